@@ -21,15 +21,15 @@ pub struct Exposition {
     /// Index of the family's series to continue from.
     series: usize,
     is_over: bool,
-    /// Pass over the families that is in progress. The second one, if any, writes renamed metrics under their old names.
-    pass: Pass,
+    /// ExpositionPass over the families that is in progress. The second one, if any, writes renamed metrics under their old names.
+    pass: ExpositionPass,
     has_second_pass: bool,
     started: Instant,
 }
 
 /// A pass over all families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pass {
+enum ExpositionPass {
     Present,
     Legacy,
 }
@@ -47,7 +47,7 @@ impl Exposition {
             family: 0,
             series: 0,
             is_over: false,
-            pass: Pass::Present,
+            pass: ExpositionPass::Present,
             has_second_pass: legacy_names::are_shown(),
             started,
         }
@@ -76,8 +76,8 @@ impl Exposition {
         }
         let mut out = String::with_capacity(PIECE_BYTES + PIECE_BYTES / 4);
         while let Some(core) = self.families.get(self.family) {
-            let is_left_out =
-                self.pass == Pass::Legacy && legacy_names::old_name(core.family.name).is_none();
+            let is_left_out = self.pass == ExpositionPass::Legacy
+                && legacy_names::old_name(core.family.name).is_none();
             if is_left_out {
                 self.family += 1;
                 continue;
@@ -113,17 +113,17 @@ impl Iterator for Exposition {
         loop {
             let piece = self.next_piece();
             match (piece, self.pass) {
-                (Some(piece), Pass::Present) => return Some(piece),
-                (Some(piece), Pass::Legacy) => {
+                (Some(piece), ExpositionPass::Present) => return Some(piece),
+                (Some(piece), ExpositionPass::Legacy) => {
                     let piece = legacy_names::translate(&piece);
                     // The last piece may have no renamed metric.
                     if !piece.is_empty() {
                         return Some(piece);
                     }
                 }
-                (None, Pass::Present) if self.has_second_pass => {
+                (None, ExpositionPass::Present) if self.has_second_pass => {
                     (self.family, self.series, self.is_over) = (0, 0, false);
-                    self.pass = Pass::Legacy;
+                    self.pass = ExpositionPass::Legacy;
                 }
                 (None, _) => return None,
             }
