@@ -31,8 +31,8 @@ use canal_model::program::Resource;
 use crate::ir::Ir;
 use crate::scope::{self, BackendScope, TierPlacement};
 
-/// Returns a placement with all services of the tenant on one backend, whose only replica is `replica`: the scope of a program that is
-/// judged without a planner.
+/// Returns a placement with all services of the tenant on one backend, whose only replica is
+/// `replica`: the scope of a program that is evaluated without a planner.
 pub fn placement_on(ir: &Ir, replica: &ReplicaName, backend: &BackendName) -> TierPlacement {
     let services = ir
         .services
