@@ -71,7 +71,7 @@ fn open_infra(
     ControllerCa::open_sealed(&config.infra_dir, now_seconds(), sealer)
 }
 
-/// What is opened before the rooms are built.
+/// Store, CA and HTTP client, which are opened before the rooms are built.
 pub(crate) struct OpenedFiles {
     pub(crate) infra: Arc<ControllerCa>,
     pub(crate) store: Arc<Store>,
