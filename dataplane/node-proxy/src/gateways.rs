@@ -65,7 +65,7 @@ pub struct GatewayEndpoint {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GatewayEndpointKind {
     Replica {
-        /// Whether the replica accepts no new work.
+        /// True if the replica accepts no new work.
         draining: bool,
     },
     Address {
@@ -119,7 +119,7 @@ pub struct GatewayCandidate {
     pub address: SocketAddr,
     /// Streams that this worker has open to the address.
     pub streams: usize,
-    /// Whether the address failed recently.
+    /// True if the address failed recently.
     pub avoided: bool,
 }
 

@@ -77,7 +77,7 @@ pub struct NodeTenantView {
 #[derive(Debug, PartialEq, Eq)]
 pub struct TenantAuthorization {
     pub trust_domain: TrustDomain,
-    /// Whether a security resource of the tenant is refused or missing. Its pods' connections are then refused in both directions.
+    /// True if a security resource of the tenant is refused or missing. Its pods' connections are then refused in both directions.
     pub closed: bool,
     /// Trust domains of other tenants for which the tenant has bundles.
     pub federated: BTreeSet<TrustDomain>,
