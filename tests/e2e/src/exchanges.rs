@@ -48,21 +48,21 @@ impl RaceClient {
     }
 }
 
-/// What became of POSTs that were sent at about the time when the application closes.
+/// Outcomes of POSTs that were sent at about the time when the application closes the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RaceCounts {
     pub failed: u64,
-    /// Those of `failed` whose first byte arrived after the close.
+    /// Failed POSTs whose first byte arrived after the close.
     pub failed_after_close: u64,
     /// POSTs that the application read twice.
     pub twice: u64,
-    /// POSTs that were answered and not read.
+    /// POSTs that got a response although the application did not read them.
     pub lost: u64,
     /// POSTs that met a close.
     pub closes: u64,
 }
 
-/// Uploads that got no answer from an application that refuses them unread.
+/// Uploads that got no response from an application that refuses them without reading them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UploadFailures {
     pub meshed: u64,

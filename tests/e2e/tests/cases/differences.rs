@@ -137,7 +137,7 @@ struct Problem {
     /// How the names of the cases of a program begin.
     program: String,
     what: String,
-    /// What both sides observed.
+    /// Observations of both sides.
     detail: String,
 }
 

@@ -123,14 +123,14 @@ fn padding(n: usize) -> String {
 struct FillStep {
     name: &'static str,
     object: ObjectText,
-    /// The first change has so many; what they take says how many more fit.
+    /// Number of objects in the first change. Their size shows how many more fit.
     first: usize,
     /// The share's name in metrics and the part in percent; `None` if there are no more objects.
     share: Option<(&'static str, u64)>,
 }
 
-/// What fills the shares, in this order: patterns take a third of the route tables, patterns of headers another, and rules the rest. Padding
-/// takes the bytes that all others left.
+/// Steps that fill the shares, in this order. Path patterns take a third of the route tables,
+/// header patterns another third, and rules the rest. Padding takes the bytes that all others left.
 const STEPS: [FillStep; 7] = [
     FillStep {
         name: "pods",
