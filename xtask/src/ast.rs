@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 thread_local! {
-    /// What this thread has parsed, by text.
+    /// Syntax trees that this thread has parsed, by the source text.
     static PARSED: RefCell<HashMap<String, Rc<syn::Result<syn::File>>>> = RefCell::default();
 }
 

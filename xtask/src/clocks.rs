@@ -14,7 +14,7 @@ const ASSERTIONS: [(&str, usize); 6] = [
     ("debug_assert_eq", 2),
     ("debug_assert_ne", 2),
 ];
-/// Where time may be judged.
+/// Folder of the only code that may assert on time.
 const JUDGES: &str = "testing/timing/";
 pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {
     for (path, text) in tree

@@ -87,7 +87,7 @@ pub(crate) struct Durations {
 }
 
 impl Durations {
-    /// Those of the runs before; none if there was none.
+    /// Reads the durations of earlier runs. Returns none if there was no run.
     pub(crate) fn read(root: &Path) -> Self {
         let text = std::fs::read_to_string(root.join(FILE)).unwrap_or_default();
         let all: Value = serde_json::from_str(&text).unwrap_or_default();

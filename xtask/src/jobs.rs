@@ -1,15 +1,17 @@
-//! What runs as one process: a test program, one module of a suite, a command of cargo's, or a rule of the house. It says how much of the machine
-//! each needs and which tests it runs, and runs nothing.
+//! Jobs: each runs as one process. A job is a test program, one module of a suite, a cargo command,
+//! or a check of `xtask`. This module decides how much of the machine a job needs and which tests
+//! it runs. It runs nothing.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// The suite of whole meshes in worlds.
 pub(crate) const E2E_SUITE: &str = "e2e";
-/// Parts that a program needs which uses half a core or less, because it waits for certificates to end or for loads of a few requests a
-/// second, or one core, because it only computes.
+/// Parts of the machine for a program that uses half a core or less, because it waits for
+/// certificates to expire or for loads of a few requests per second. Also for a program that uses
+/// one core, because it only computes.
 pub(crate) const WAITS: usize = 1;
-/// For every other one, also for those of which nothing is known.
+/// Parts that every other program needs, also one that ran never before.
 pub(crate) const WORKS: usize = 2;
 /// Parts of a machine: two for each core and one more, and not fewer than these. With six on two cores, the worlds' programs stood still for
 /// longer than the attempt timeouts of the mesh.
@@ -37,7 +39,8 @@ const PURE: [&str; 8] = [
     "canal-wire",
 ];
 
-/// Programs that make network namespaces or worlds, or start the programs of the mesh in them: of a package all of them, or the named one.
+/// Programs that create network namespaces or worlds, or start the programs of the mesh in them. An
+/// entry names a whole package, or one program of a package.
 const WORLDS: [&str; 16] = [
     "canal admin",
     "canal cli",
@@ -56,10 +59,11 @@ const WORLDS: [&str; 16] = [
     "canal-redirector-agent replica",
     "canal-world",
 ];
-/// Packages of which every module, but not the library, does.
+/// Packages whose integration-test modules all create namespaces or worlds; their library tests do
+/// not.
 const WORLD_MODULES: [&str; 2] = ["canal-node-proxy", "canal-e2e"];
 
-/// What a job prints, which says how it is judged.
+/// Kind of output that a job prints. It decides how the verdict is read from the output.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum JobOutput {
     /// libtest's counts.
@@ -84,10 +88,12 @@ pub(crate) struct Job {
     pub(crate) folder: PathBuf,
     /// The tests of a test program that run; all of them must end.
     pub(crate) tests: Vec<String>,
-    /// The program has other tests too, so those that run are named to it.
+    /// True if the program has other tests too, so that the names of those that run are its
+    /// arguments.
     pub(crate) is_part: bool,
     pub(crate) output: JobOutput,
-    /// Only one job of cargo's runs at a time, because the second would wait for the first.
+    /// True if the job runs cargo. Only one such job runs at a time, because the second would wait
+    /// for the lock of the first.
     pub(crate) is_cargo: bool,
 }
 
@@ -100,7 +106,7 @@ impl Job {
         }
     }
 
-    /// It only computes: a compiler, or a pure program. One of each kind runs at a time.
+    /// True for a compiler or a pure program, which only compute. One of each kind runs at a time.
     pub(crate) fn computes(&self) -> bool {
         self.is_cargo || self.is_pure()
     }
@@ -113,7 +119,7 @@ impl Job {
         self.name.split(' ').next().unwrap_or_default()
     }
 
-    /// Returns whether it makes namespaces or worlds.
+    /// Returns whether the job creates namespaces or worlds.
     pub(crate) fn needs_worlds(&self) -> bool {
         let is_module = self.name != self.package();
         let is_named = |name: &str| name == self.name || name == self.package();
@@ -122,8 +128,8 @@ impl Job {
             || is_module && WORLD_MODULES.contains(&self.package())
     }
 
-    /// Returns whether a second run may say something else than the first one. Checks and pure programs are deterministic, so that a second try
-    /// would hide a defect.
+    /// Returns whether a second run may give another result than the first one. Checks and pure
+    /// programs are deterministic, so a second try would hide a defect.
     pub(crate) fn may_retry(&self) -> bool {
         self.output == JobOutput::Tests && !self.is_cargo && !self.is_pure()
     }

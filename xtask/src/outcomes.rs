@@ -1,5 +1,6 @@
-//! What a test program printed: counts, failed tests with their panics, tests that did not end, and tests that reported a time. It reads libtest's
-//! output and decides nothing about a test.
+//! Parser of a test program's output: counts, failed tests with their panics, tests that did not
+//! end, and tests that reported a time. It reads libtest's output and decides no verdict. Start at
+//! [`read`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,22 +9,22 @@ use crate::count::{Count, read_line};
 /// Limits on the repeated part of one panic: lines, and characters per line.
 const LINES_MAX: usize = 10;
 const CHARS_MAX: usize = 400;
-/// How a line begins that reports a time, a rate or a loss (`canal_timing::LINE`).
+/// Prefix of a line that reports a time, a rate or a loss (`canal_timing::LINE`).
 pub(crate) const TIMED: &str = "TIMED\t";
 
-/// A test that failed and what its thread said.
+/// A test that failed, with the panic message of its thread.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct FailedTest {
     pub(crate) test: String,
     pub(crate) message: Vec<String>,
 }
 
-/// What a program's output says.
+/// Results that a program's output contains.
 #[derive(Debug, Default)]
 pub(crate) struct Outcomes {
     pub(crate) count: Count,
     pub(crate) failed: Vec<FailedTest>,
-    /// Tests that began and did not end; if tests run side by side, those that did not end.
+    /// Tests that did not end. If tests run one by one, only the one that had begun.
     pub(crate) unfinished: Vec<String>,
     /// Lines of figures, after [`TIMED`], by the test that printed them.
     pub(crate) timed: Vec<(String, String)>,

@@ -1,5 +1,5 @@
-//! The test programs of the workspace: reads what cargo says of them, lists their tests, and makes a job of each program, and of each module of a
-//! `suite`. It runs no test.
+//! The test programs of the workspace. Reads cargo's messages about them, lists their tests, and
+//! makes a job of each program and of each module of a `suite`. It runs no test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -37,7 +37,8 @@ pub(crate) struct TestProgram {
     path: PathBuf,
 }
 
-/// What a line of cargo's says (<https://doc.rust-lang.org/cargo/reference/external-tools.html#json-messages>).
+/// Content of one line of cargo's output
+/// (<https://doc.rust-lang.org/cargo/reference/external-tools.html#json-messages>).
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum CargoMessage {
     Built(TestProgram),
@@ -46,9 +47,9 @@ pub(crate) enum CargoMessage {
         text: String,
         is_error: bool,
     },
-    /// About nothing that is asked here.
+    /// A message of a kind that is not used here.
     Other,
-    /// Not JSON: cargo's own words.
+    /// Text that is not JSON.
     Words,
 }
 
@@ -61,7 +62,8 @@ pub(crate) fn read_message(line: &str) -> CargoMessage {
         return CargoMessage::Words;
     };
     let found = &message["message"];
-    // The compiler's last words, "3 warnings emitted", have no place. An error may have none either: the linker's.
+    // The compiler's summary, "3 warnings emitted", has no position. An error of the linker has
+    // none either.
     let has_place = found["spans"]
         .as_array()
         .is_some_and(|spans| !spans.is_empty());
@@ -178,8 +180,8 @@ fn decide_jobs(program: &TestProgram, package: &str, listed: &[String], is_e2e: 
     }
     let job = |(name, tests): (String, Vec<&str>)| {
         let mut command: Vec<OsString> = vec![program.path.clone().into()];
-        // The tests of a module of `e2e` share a world, so they run one by one. Of others, what passing tests print is shown too, or nobody would
-        // see a `SKIPPED:`.
+        // The tests of a module of `e2e` share a world, so they run one by one. Other programs also
+        // show the output of passing tests, because a `SKIPPED:` line would be hidden otherwise.
         let how: &[&str] = match name.as_str() {
             _ if is_e2e => &["--test-threads=1", "--nocapture"],
             waiting if WAITING.contains(&waiting) => &["--show-output", WAITING_THREADS],

@@ -1,5 +1,5 @@
-//! What the suites counted, how long each program took, and what failed: on the terminal, as a table and as JSON. It decides nothing about a
-//! test.
+//! Report of a run: the counts of the suites, the time of each program, and the failures. It is
+//! written to the terminal, as a table and as JSON. It decides no verdict.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -216,7 +216,8 @@ impl Report {
         lines
     }
 
-    /// The whole report. No key but those of the run is `passed`, `failed` or `skipped`, so that a reader who looks for one finds it.
+    /// The whole report. Only the run's own keys are named `passed`, `failed` and `skipped`, so
+    /// that a search for one of them finds the right one.
     pub(crate) fn json(&self, logs: &str) -> Value {
         let tenths = |time: Duration| (time.as_secs_f64() * 10.0).round() / 10.0;
         let stages: Vec<Value> = self

@@ -17,10 +17,11 @@ use crate::spare::{self, SpareParts};
 use crate::tiers::TimedTests;
 use crate::verdict::{JobResult, judge};
 
-/// Lines of a failed check that are shown at once. Those of tests are shown at the end of the run.
+/// Maximum number of lines of a failed check that are shown immediately. Output of failed tests is
+/// shown at the end of the run.
 const SHOWN_MAX: usize = 60;
 
-/// What all jobs of a run have.
+/// Settings that all jobs of a run share.
 pub(crate) struct RunContext<'a> {
     pub(crate) logs: &'a Path,
     pub(crate) clock: RunClock,
@@ -31,7 +32,7 @@ pub(crate) struct RunContext<'a> {
     pub(crate) cores: usize,
 }
 
-/// What a running job takes.
+/// Resources that a running job uses.
 #[derive(Debug, Clone)]
 struct RunningJob {
     name: String,
@@ -210,7 +211,7 @@ fn begin(
             &environment,
             limit,
         );
-        // Nobody receives only after the run has failed already.
+        // The receiver is gone only after the run has failed.
         let _ = events.send((job, ended));
     });
 }

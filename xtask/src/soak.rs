@@ -19,7 +19,8 @@ const MINUTES_MAX: u64 = 60;
 const LINES_MAX: usize = 60;
 /// Variable set for every part: tests that `make test` shortens run in full.
 const WHOLE: &str = "CANAL_SOAK";
-/// Variable set for every part: assertions on time, rates and losses are judged (`testing/timing`).
+/// Environment variable that is set for every part: it enables assertions on time, rates and losses
+/// (`testing/timing`).
 const TIMED: &str = "CANAL_TIMING";
 /// Build of a part that runs in worlds: the programs that the worlds start are included.
 const PROGRAMS: &[&str] = &[

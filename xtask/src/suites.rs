@@ -61,7 +61,7 @@ const TESTS: [&str; 9] = [
     "--message-format=json",
     "--color=never",
 ];
-/// The lints of what that leaves out.
+/// Arguments of the lints of the targets that the build of the tests leaves out.
 const BENCHES: [&str; 6] = [
     "check",
     "--package=canal-bench-micro",
@@ -70,7 +70,7 @@ const BENCHES: [&str; 6] = [
     "--locked",
     "--message-format=json",
 ];
-/// The lints, when nothing else is asked for.
+/// Arguments of the lints if no tests are built.
 const LINT: [&str; 5] = [
     "check",
     "--workspace",
@@ -78,7 +78,7 @@ const LINT: [&str; 5] = [
     "--locked",
     "--message-format=json",
 ];
-/// The programs that are delivered.
+/// Arguments of the check of the shipped programs, with their features alone.
 const PLAIN: [&str; 8] = [
     "check",
     "--package=canal",
@@ -89,13 +89,14 @@ const PLAIN: [&str; 8] = [
     "--package=canal-node",
     "--locked",
 ];
-/// Installs what tests need that the build does not.
+/// Command that installs the packages that only tests need.
 const INSTALL: [&str; 2] = ["setup/install", "test"];
-/// The flag that asks for that, and the one that leaves out programs with namespaces or worlds.
+/// Flag that runs [`INSTALL`] first, and flag that leaves out programs with namespaces or worlds.
 const WITH_INSTALL: &str = "--install";
 const WITHOUT_WORLDS: &str = "--no-worlds";
 
-/// Where the whole output of each program stays until the next run, the tables of the last run, and the unstable tests of all runs.
+/// Folder of the whole output of each program, kept until the next run; files of the last run's
+/// tables; and file of the unstable tests of all runs.
 const LOGS: &str = "target/test-logs";
 const TABLE: &str = "target/test-times.md";
 const REPORT: &str = "target/test-report.json";
@@ -103,7 +104,7 @@ const UNSTABLE: &str = "target/unstable.jsonl";
 /// The name of this run in the environment of its jobs, which is in the names of their worlds.
 pub(crate) const RUN_ID: &str = "CANAL_RUN_ID";
 
-/// What is asked for.
+/// Suites and options of the command line.
 struct SuiteSelection<'a> {
     suites: Vec<&'a str>,
     installs: bool,
@@ -142,7 +143,7 @@ impl<'a> SuiteSelection<'a> {
         self.suites.is_empty() || self.suites.contains(&suite)
     }
 
-    /// Tests run, so they are built.
+    /// Returns true if tests run, so that they must be built.
     fn builds(&self) -> bool {
         self.has("unit") || self.has(E2E_SUITE)
     }
@@ -156,7 +157,7 @@ impl<'a> SuiteSelection<'a> {
 struct SuiteRun<'a> {
     wanted: SuiteSelection<'a>,
     tree: SourceTree,
-    /// This program; the build replaces its file by an equal one.
+    /// Path of this program. The build replaces the file by an equal one.
     own: PathBuf,
     logs: PathBuf,
     timed: TimedTests,
@@ -412,7 +413,7 @@ impl SuiteRun<'_> {
         }
     }
 
-    /// What cargo checks by itself, beside the tests.
+    /// Returns the jobs of cargo's own checks, besides the tests.
     fn checks(&self) -> Vec<Job> {
         let root = &self.tree.root;
         let linted = |job: Job, output| Job {

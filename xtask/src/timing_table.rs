@@ -9,7 +9,7 @@ pub(crate) const FILE: &str = "docs/timing.md";
 const COLUMNS: &str =
     "| job | test | figure | kind | bound | tries | result | verdict | commit | day | machine |";
 
-/// What a run says of itself in each of its rows.
+/// Columns that are the same in all rows of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct TimingRun {
     pub(crate) commit: String,

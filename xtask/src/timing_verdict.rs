@@ -1,17 +1,18 @@
-//! The verdict on the tries of a timed test: of each of its figures, by the figure's kind. It runs nothing.
+//! The verdict on the tries of a timed test, for each of its figures by the figure's kind. It runs
+//! nothing.
 
 use std::collections::BTreeMap;
 
-/// How much longer than its bound a single time may be, if the median is within.
+/// Factor by which a single time may exceed its bound, if the median is within the bound.
 const OUTLIER_FACTOR: f64 = 3.0;
-/// Of five tries, one may say no.
+/// Number of tries per failed one: of five tries, one may fail.
 const TRIES_PER_NO: usize = 5;
-/// More void tries of a test than these, and the machine says nothing about it.
+/// Maximum number of void tries of a test. With more, the test is undecided on this machine.
 pub(crate) const VOID_MAX: usize = 5;
 /// The figure of every test: whether it passed.
 const PASSES: &str = "the test passes";
 
-/// The kind of bound that a figure is judged by.
+/// The kind of bound that a figure is compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FigureKind {
     Holds,

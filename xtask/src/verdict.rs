@@ -13,7 +13,8 @@ use crate::tiers::TimedTests;
 const TEXT_LINES_MAX: usize = 30;
 /// Names of tests that one failure lists.
 const NAMES_MAX: usize = 5;
-/// So many failed jobs in the first pass are the change and not the weather: there is no second pass.
+/// With this many failed jobs in the first pass, there is no second pass: the change is the cause,
+/// not a busy machine.
 pub(crate) const FIRST_FAILURES_MAX: usize = 5;
 /// More unstable jobs than these fail the run.
 pub(crate) const UNSTABLE_MAX: usize = 2;
@@ -33,19 +34,21 @@ pub(crate) struct JobResult {
     pub(crate) job: Job,
     pub(crate) count: Count,
     pub(crate) failures: Vec<Failure>,
-    /// Why tests were skipped, in their own words.
+    /// Reasons that skipped tests printed.
     pub(crate) skips: Vec<String>,
     pub(crate) took: Duration,
     pub(crate) counted: Duration,
-    /// Its tests ended by themselves, so that those that failed can run without the others.
+    /// True if the job's tests ended by themselves, so that the failed ones can run again without
+    /// the others.
     pub(crate) is_complete: bool,
-    /// A failure that a second run would repeat.
+    /// True if a second run would fail in the same way.
     pub(crate) is_final: bool,
     pub(crate) first_pass_failures: usize,
 }
 
 impl Failure {
-    /// What went wrong, in one line: where it panicked and the first line of what it said.
+    /// Returns the failure in one line: the position of the panic, and the first line of its
+    /// message.
     pub(crate) fn line(&self) -> String {
         let lines = self.message.iter().take(2).map(|line| {
             let place = line
