@@ -1,10 +1,12 @@
 //! Lowers the IR to the programs of data planes. [`tenant`] makes all resources of a tenant once, and the controller keeps them encoded.
 //! [`gateway`], [`node`], [`edge`] and [`key_server`] return what one subscriber is sent of them. The targets do not depend on each other.
 //!
-//! A program is `(IR, scope) → resources`. `scope` decides which resource a subscriber receives, here and in the controller's streams, so
-//! that goldens and `tests/differential` judge what ships; a test of the controller compares the two
-//! (`control/southbound/src/subscriber_stream/tests/lowering.rs`). A program has only resources that the compiler makes. The
-//! controller adds its own: addresses and bucket tables of the planner, replicas, trust bundles, entitlements of gateways, and manifests.
+//! A program is `(IR, scope) → resources`. `scope` decides which resource a subscriber receives,
+//! here and in the controller's streams, so that goldens and `tests/differential` test the shipped
+//! decision; a test of the controller compares the two
+//! (`control/southbound/src/subscriber_stream/tests/lowering.rs`). A program has only resources
+//! that the compiler makes. The controller adds its own: addresses and bucket tables of the
+//! planner, replicas, trust bundles, entitlements of gateways, and manifests.
 //!
 //! `target` is the interface by which a target refuses rules that it cannot run.
 
