@@ -478,7 +478,7 @@ impl NodeTenantView {
         found
     }
 
-    /// Returns the entrances for tunnels to the service, or to a pod's address (`None`).
+    /// Returns the gateway endpoints for tunnels to the service, or to a pod's address (`None`).
     pub fn entrances(&self, service: Option<&ServiceKey>) -> &[Arc<GatewayEndpoint>] {
         let own = match service {
             Some(key) => self.addresses.get(key),
