@@ -1,5 +1,6 @@
-//! Exchanges with an application that closes an idle connection, or responds before it has read the request: through the mesh, without a
-//! mesh and through other proxies, in one world. It counts what clients get and judges nothing.
+//! Exchanges with an application that closes an idle connection, or responds before it has read the
+//! request: through the mesh, without a mesh and through other proxies, in one world. It counts the
+//! clients' outcomes and asserts nothing.
 
 use std::io::{BufRead, BufReader};
 use std::process::Child;

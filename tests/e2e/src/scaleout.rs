@@ -1,5 +1,6 @@
-//! A tier that grows under the load of clients behind node proxies: their tunnels move with the heads of their buckets, so that new
-//! replicas get their share. It counts requests and losses and judges nothing; nothing here retries.
+//! A tier that grows under the load of clients behind node proxies: their tunnels move with the
+//! heads of their buckets, so that new replicas get their share. It counts requests and losses and
+//! asserts nothing; nothing here retries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

@@ -1,5 +1,6 @@
-//! Alpha's operator fills every share of its configuration at once: bytes of objects, compiled bytes, resources and route tables. It says
-//! how to fill them and what is in them; `full_shares.rs` says what others notice.
+//! Alpha's operator fills every share of its configuration at once: bytes of objects, compiled
+//! bytes, resources and route tables. This module fills the shares and describes their contents;
+//! `full_shares.rs` checks the effects on other tenants.
 
 use std::time::Duration;
 

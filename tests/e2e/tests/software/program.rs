@@ -160,7 +160,8 @@ impl SoftwareProgram {
         unobserved
     }
 
-    /// Returns the roads of a tenant's clients. Without the mesh nothing translates a Service's address.
+    /// Returns the paths of a tenant's clients. Without the mesh nothing translates a Service's
+    /// address.
     fn roads_of(&self, part: ClientPart, is_meshed: bool) -> impl Iterator<Item = &String> {
         let roads = self
             .roads
