@@ -13,8 +13,9 @@ pub(crate) const E2E_SUITE: &str = "e2e";
 pub(crate) const WAITS: usize = 1;
 /// Parts that every other program needs, also one that ran never before.
 pub(crate) const WORKS: usize = 2;
-/// Parts of a machine: two for each core and one more, and not fewer than these. With six on two cores, the worlds' programs stood still for
-/// longer than the attempt timeouts of the mesh.
+/// Minimum number of parts of a machine, which otherwise has two for each core and one more. With
+/// six on two cores, the worlds' programs stood still for longer than the attempt timeouts of the
+/// mesh.
 const PARTS_MIN: usize = 5;
 const PARTS_PER_CORE: usize = 2;
 
@@ -69,9 +70,9 @@ pub(crate) enum JobOutput {
     /// libtest's counts.
     #[default]
     Tests,
-    /// Nothing that is read: the job is one check.
+    /// Text that is not parsed: the job is one check.
     Text,
-    /// Messages of cargo's, which name findings of the lints.
+    /// Cargo's JSON messages, which contain the findings of the lints.
     Artifacts,
 }
 
@@ -83,7 +84,7 @@ pub(crate) struct Job {
     pub(crate) name: String,
     /// The program and its arguments, without the names of tests.
     pub(crate) command: Vec<OsString>,
-    /// Variables of its environment, beside those of this process.
+    /// Environment variables that are set in addition to those of this process.
     pub(crate) environment: Vec<(&'static str, OsString)>,
     pub(crate) folder: PathBuf,
     /// The tests of a test program that run; all of them must end.
@@ -134,7 +135,7 @@ impl Job {
         self.output == JobOutput::Tests && !self.is_cargo && !self.is_pure()
     }
 
-    /// The same program with these of its tests alone.
+    /// Returns the same job with only these of its tests.
     pub(crate) fn only(&self, tests: Vec<String>) -> Self {
         Self {
             is_part: self.is_part || tests.len() != self.tests.len(),
@@ -143,7 +144,7 @@ impl Job {
         }
     }
 
-    /// The words of its command.
+    /// Returns the command line.
     pub(crate) fn words(&self) -> Vec<OsString> {
         let mut words = self.command.clone();
         if self.is_part {
@@ -159,7 +160,7 @@ pub(crate) fn capacity(cores: usize) -> usize {
     (PARTS_PER_CORE * cores + 1).max(PARTS_MIN)
 }
 
-/// Returns a job that runs a command of cargo's.
+/// Returns a job that runs a cargo command.
 pub(crate) fn cargo_job(root: &Path, suite: &'static str, name: &str, arguments: &[&str]) -> Job {
     Job {
         suite,

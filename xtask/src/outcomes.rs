@@ -67,7 +67,7 @@ pub(crate) fn read(lines: &[String], tests: &[String]) -> Outcomes {
 #[derive(Default)]
 struct OutcomeReader {
     count: Count,
-    /// Panics: the thread's name and the lines that it printed.
+    /// Panics: the thread's name and the lines of its message.
     panics: Vec<(String, Vec<String>)>,
     is_panicking: bool,
     lists_failed: bool,
@@ -101,7 +101,8 @@ impl OutcomeReader {
         }
     }
 
-    /// Reads which test begins and ends: `test NAME ... ok`, or the result on a later line if tests run one by one.
+    /// Reads the begin and the result of a test: `test NAME ... ok`, or the result on a later line
+    /// if tests run one by one.
     fn read_state(&mut self, line: &str) {
         let is_result = |word: &str| matches!(word, "ok" | "FAILED") || word.starts_with("ignored");
         if let Some((name, rest)) = line
@@ -149,7 +150,7 @@ impl OutcomeReader {
             self.panics.push((name.to_owned(), Vec::new()));
             self.is_panicking = true;
         } else if line.starts_with("Error: ") && !self.speaks.is_empty() {
-            // What a test returned.
+            // The error that a test returned, which is no panic.
             self.panics.push((self.speaks.clone(), Vec::new()));
             self.is_panicking = true;
         }

@@ -12,20 +12,22 @@ use serde_json::Value;
 use crate::jobs::{E2E_SUITE, Job};
 use crate::tree::SourceTree;
 
-/// The package whose programs are the suite `e2e`.
+/// Package with the programs of the suite `e2e`.
 const E2E: &str = "tests/e2e";
-/// The integration tests of a package with several files: each module is a process of its own, so that none sees another's memory, files, worlds
-/// and limits. That of [`E2E`] has another name, so that it can be built alone.
+/// Names of integration-test programs that consist of modules. Each module runs as a process of its
+/// own, so that modules share no memory, files, worlds and limits. The program of [`E2E`] has
+/// another name, so that it can be built alone.
 const SUITES: [&str; 2] = ["suite", "meshes"];
-/// Programs whose tests mostly wait, and how many of their tests run at once: more than the machine has processors.
+/// Programs whose tests mostly wait, so that more of them run at once than the machine has
+/// processors.
 const WAITING: [&str; 3] = [
     "canal-gateway-engine loopback",
     "canal-identity",
     "canal-hbone",
 ];
 const WAITING_THREADS: &str = "--test-threads=6";
-/// Lints while cargo compiles: the compiler that also has clippy's lints, so that nothing is compiled a second time for them. It warns; what it
-/// found is read from cargo's messages.
+/// Environment variable that makes cargo compile with clippy's compiler driver, so that lints need
+/// no second compilation. The findings are warnings in cargo's messages.
 pub(crate) const LINTED: (&str, &str) = ("RUSTC_WORKSPACE_WRAPPER", "clippy-driver");
 
 /// A test program that cargo built.
@@ -88,7 +90,8 @@ pub(crate) fn read_message(line: &str) -> CargoMessage {
     }
 }
 
-/// The test program that a message names. A bench that is built beside tests is none.
+/// Returns the test program that a message names; `None` for a benchmark that is built with the
+/// tests.
 fn program(message: &Value) -> Option<TestProgram> {
     let path = message["executable"]
         .as_str()
@@ -111,7 +114,8 @@ fn program(message: &Value) -> Option<TestProgram> {
     })
 }
 
-/// The jobs of all programs: one for each, or for each module of a suite that has tests. Cargo names a program twice if two of its units need it.
+/// Returns the jobs of all programs: one for each program, or for each module of a suite that has
+/// tests. Cargo reports a program twice if two of its units need it.
 pub(crate) fn jobs(root: &Path, programs: &[TestProgram]) -> anyhow::Result<Vec<Job>> {
     let mut jobs: BTreeMap<String, Job> = BTreeMap::new();
     for program in programs {
@@ -201,7 +205,7 @@ fn decide_jobs(program: &TestProgram, package: &str, listed: &[String], is_e2e: 
     processes.into_iter().map(job).collect()
 }
 
-/// The names of the workspace's packages.
+/// Returns the names of the workspace's packages.
 pub(crate) fn packages(tree: &SourceTree) -> anyhow::Result<BTreeSet<String>> {
     let folders = tree
         .with_suffix("/Cargo.toml")
@@ -209,7 +213,7 @@ pub(crate) fn packages(tree: &SourceTree) -> anyhow::Result<BTreeSet<String>> {
     folders.map(|folder| package_name(&folder)).collect()
 }
 
-/// The packages whose documentation has code, which cargo runs as tests.
+/// Returns the packages whose documentation contains code, which cargo runs as tests.
 pub(crate) fn documented(tree: &SourceTree) -> BTreeSet<String> {
     let has_code = |text: &str| {
         text.lines()

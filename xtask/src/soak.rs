@@ -1,5 +1,6 @@
-//! The long runs: `cargo xtask soak [PART…]` runs named parts in full that `make test` runs shortened or not at all. Each part prints its
-//! seed and writes a report, which is committed. It decides nothing about a test.
+//! The long runs: `cargo xtask soak [PART…]` runs named parts in full that `make test` runs
+//! shortened or not at all. Each part prints its seed and writes a report, which is committed. It
+//! decides no verdict on a single test.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
@@ -49,7 +50,7 @@ struct SoakPart {
     counts_tests: bool,
 }
 
-/// Release builds take the whole numbers of cases, the profile of tests the shortened ones.
+/// The parts. Release builds run the full numbers of cases, the test profile the shortened ones.
 const PARTS: [SoakPart; 9] = [
     SoakPart {
         name: "compare",

@@ -1,5 +1,7 @@
-//! Runs the suites in stages: the build beside the rules of the house and the installation of what tests need, all programs side by side, and what
-//! failed once more. Then it reports. It decides nothing about a test, and does not know how programs share the machine.
+//! Runs the suites in stages. First the build, the checks of `xtask tidy` and the installation of
+//! packages run in parallel. Then all programs run side by side, and failed ones run once more. At
+//! the end it reports. It decides no verdict; [`crate::schedule`] shares the machine among the
+//! programs.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -49,7 +51,8 @@ const SUITES: [(&str, &str); 6] = [
     ),
 ];
 
-/// All programs and tests. The micro-benchmarks are no tests and have dependencies of their own.
+/// Arguments of the build of all programs and tests. The micro-benchmarks are no tests and have
+/// dependencies of their own.
 const TESTS: [&str; 9] = [
     "build",
     "--workspace",
@@ -101,7 +104,7 @@ const LOGS: &str = "target/test-logs";
 const TABLE: &str = "target/test-times.md";
 const REPORT: &str = "target/test-report.json";
 const UNSTABLE: &str = "target/unstable.jsonl";
-/// The name of this run in the environment of its jobs, which is in the names of their worlds.
+/// Environment variable with the name of this run, which the jobs use in the names of their worlds.
 pub(crate) const RUN_ID: &str = "CANAL_RUN_ID";
 
 /// Suites and options of the command line.
@@ -166,7 +169,7 @@ struct SuiteRun<'a> {
     run_id: String,
 }
 
-/// Runs the named suites, or all when none is named. True when the run is good.
+/// Runs the named suites, or all if none is named. Returns true if the run passed.
 pub(crate) fn run(words: &[&str]) -> anyhow::Result<bool> {
     let wanted = SuiteSelection::of(words)?;
     let tree = SourceTree::read()?;
@@ -194,7 +197,7 @@ pub(crate) fn run(words: &[&str]) -> anyhow::Result<bool> {
         report,
         run_id,
     };
-    // Whatever goes wrong, the run closes with its report.
+    // A run that fails in any stage still prints its report.
     if let Err(e) = run.stages() {
         run.report
             .fail("run", "run", Duration::ZERO, vec![format!("{e:#}")]);
@@ -204,7 +207,7 @@ pub(crate) fn run(words: &[&str]) -> anyhow::Result<bool> {
     run.close()
 }
 
-/// The name under which the duration of such a run is known.
+/// Returns the key of such a run in the table of durations.
 fn run_key(words: &[&str]) -> String {
     let suites: Vec<&str> = words
         .iter()
@@ -245,7 +248,7 @@ impl SuiteRun<'_> {
         self.pass("tests", jobs)
     }
 
-    /// Begins to check the rules of the house, which one core does beside the build.
+    /// Starts the checks of `xtask tidy`, which use one core while the build runs.
     fn begin_tidy(&self) -> Option<JoinHandle<JobResult>> {
         let command = vec![self.own.clone().into(), "tidy".into()];
         let folder = self.tree.root.clone();
@@ -277,7 +280,8 @@ impl SuiteRun<'_> {
         Ok(())
     }
 
-    /// Begins to install what tests need, and then checks the supply with what was installed.
+    /// Starts to install the packages that tests need, and then checks the dependencies with the
+    /// installed cargo-deny.
     fn prepare(&self) -> JoinHandle<anyhow::Result<(Duration, Vec<SupplyResult>)>> {
         let (root, log) = (self.tree.root.clone(), self.logs.join("installation.log"));
         let (installs, checks) = (self.wanted.installs, self.wanted.has("supply"));
@@ -341,12 +345,13 @@ impl SuiteRun<'_> {
         Ok(())
     }
 
-    /// Builds all programs and tests. None if that failed; then the report says why. Findings of the lints fail the run and do not end it.
+    /// Builds all programs and tests. Returns `None` if that failed, with the reason in the report.
+    /// Findings of the lints fail the run but do not end it.
     fn build(&mut self) -> anyhow::Result<Option<Vec<TestProgram>>> {
         if !self.wanted.builds() {
             return Ok(Some(Vec::new()));
         }
-        // Of an earlier build.
+        // Discards the timings of an earlier build.
         drop(timings::take(&self.tree.root));
         let (started, clock) = (Instant::now(), self.report.clock);
         println!(
@@ -400,7 +405,8 @@ impl SuiteRun<'_> {
         Ok(Some(build.programs))
     }
 
-    /// Counts the tests of both tiers. A row of the table that names none is a test which no tier would run.
+    /// Counts the tests of both tiers, and reports each row of the table that names no test: no
+    /// tier would run that test.
     fn check_tiers(&mut self, all: &[Job]) {
         println!("== {}", self.timed.count(all).line());
         let unknown = self.timed.unknown(all);
@@ -448,7 +454,7 @@ impl SuiteRun<'_> {
         jobs
     }
 
-    /// Runs jobs side by side, and those that failed once more.
+    /// Runs jobs side by side, and then the failed ones once more.
     fn pass(&mut self, stage: &'static str, jobs: Vec<Job>) -> anyhow::Result<()> {
         if jobs.is_empty() {
             return Ok(());
@@ -505,7 +511,7 @@ impl SuiteRun<'_> {
         Ok(())
     }
 
-    /// Writes all reports and prints the end.
+    /// Writes all reports and prints the last lines.
     fn close(self) -> anyhow::Result<bool> {
         let root: &Path = &self.tree.root;
         self.durations.write(root)?;
