@@ -569,7 +569,8 @@ fn a_change_of_policy_ends_open_connections() {
         "alpha",
         &(policy("live", "echo-live", "", others) + &policy("ws", "ws", "", others)),
     );
-    // Each hop counts the connections that it closes, so the counters alone do not say that all are closed.
+    // Each hop counts the connections that it closes, so the counters alone do not show that all
+    // are closed.
     until(deadline(SOON), "those who still may are left", || {
         open_at("alpha/default/echo-live-0", 7000) <= SESSIONS
     });
