@@ -5,7 +5,7 @@ CARGO := cargo
 BIN := target/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test test-timing software soak build check sbom tidy bench-micro bench-peers bench-instructions bench-neighbours bench-transparency clean-worlds
+.PHONY: help demo up test test-timing test-compat software soak build check sbom tidy bench-micro bench-peers bench-instructions bench-neighbours bench-transparency clean-worlds
 
 help: ## this list
 	@printf 'Canal: a sidecar-free, multi-tenant service mesh.\n\n'
@@ -25,6 +25,10 @@ test: ## the gate: install what is missing, build, run every test; closes with `
 test-timing: ## judge times, rates and losses: each timed test alone, 5 tries, release build; `make test-timing JOB='canal-e2e tier'` for a part; writes docs/timing.md
 	@setup/install software
 	@$(CARGO) xtask timing $(if $(JOB),'$(JOB)')
+
+test-compat: ## count the documents of Istio's and Gateway API's corpora that Canal loads; `make test-compat ARGS='--left --kinds'` names the rest
+	@setup/install test
+	@$(CARGO) run --quiet --locked --package canal-corpora -- $(ARGS)
 
 software: ## foreign software, unmodified, with and without the mesh (at most 20 minutes); writes docs/soak/software.md
 	@setup/install software
