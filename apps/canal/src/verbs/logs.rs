@@ -18,7 +18,7 @@ use crate::{observe, signals};
 /// Interval between two reads of a followed log.
 const POLL: Duration = Duration::from_millis(200);
 
-/// Shows a host's log
+/// Shows the log of a host's processes
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   canal logs gw-1 --follow
