@@ -41,7 +41,8 @@ pub(crate) fn apply_update(
 
 #[cfg(test)]
 mod tests {
-    //! Tests of what is in force while one tenant's tables are being built. The order of events decides, not the clock.
+    //! Tests of the configuration in force while one tenant's tables are being built. The order of
+    //! events decides, not the clock.
 
     use std::sync::Arc;
     use std::time::{Duration, Instant};
