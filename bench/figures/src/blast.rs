@@ -1,5 +1,7 @@
-//! The blast radius of simultaneous backend failures. Random failures have the same mean however services share backends. Shuffle sharding
-//! is about failures with a cause: a service that kills what it runs on. So both are shown. No clock; samples are seeded.
+//! The blast radius of simultaneous backend failures. Random failures have the same mean however
+//! services share backends. Shuffle sharding helps against failures with a cause: a service that
+//! kills the backends on which it runs. Both kinds are therefore shown. It reads no clock, and
+//! samples are seeded.
 
 use std::fmt::Write;
 

@@ -16,7 +16,8 @@ pub(crate) struct Flags {
     /// Seconds of load for each cell and round
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// Each cell is the median of so many, each in a world of its own, the modes in turns
+    /// Number of runs of which each cell is the median, each in a world of its own; the modes take
+    /// turns
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
     /// Share of a core that the node proxy has in figures 12, 25, 27 and 28, so that it, not the load, is what runs out

@@ -16,7 +16,7 @@ use crate::scene::{AsymmetricMode, CertificateAlgorithm};
 
 #[derive(clap::Args)]
 pub(crate) struct ShareFlags {
-    /// Each figure is the median over so many worlds of each mode, in turns
+    /// Number of worlds of each mode, in turn; each figure is their median
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
     /// New clients, each with an identity of its own, for each world and time that the application takes

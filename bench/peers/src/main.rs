@@ -222,7 +222,8 @@ fn report(flags: &Flags, place: &PeerFolders, rows: &[ResultRow]) -> anyhow::Res
         ("bench-peers", peers),
         ("bench-before", table::compare(rows, flags.seconds)),
     ];
-    // With two builds only, the comparison alone is meaningful, and without another build there is none.
+    // The comparison of two builds needs an earlier build. The other tables need a proxy other than
+    // Canal.
     let is_wanted = |mark: &str| {
         if mark == "bench-before" {
             flags.before.is_some()

@@ -1,4 +1,5 @@
-//! The namespaces of a bench: private network, processes and mounts, which disappear with it however it ends. It knows no proxy.
+//! The namespaces of a bench: private network, processes and mounts, which disappear with it
+//! however it ends. It starts no proxy.
 
 use anyhow::Context;
 

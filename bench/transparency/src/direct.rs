@@ -37,8 +37,8 @@ pub(crate) struct DirectSize {
 const CPU_MAX: f64 = 0.85;
 const BULK_MIN: f64 = 1.0 / 3.0;
 
-/// Ports on which HAProxy listens in the client's pod: for the pair that parses HTTP (HTTP/2 between the two), and for the one that does
-/// not.
+/// Ports on which HAProxy listens in the client's pod: for the pair that parses HTTP (with HTTP/2
+/// between its proxies), and for the pair that forwards bytes.
 const HTTP_PORT: u16 = 8091;
 const TCP_PORT: u16 = 8092;
 /// Ports on which it listens in the server's pod, for each pair.
