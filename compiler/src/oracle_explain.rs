@@ -844,8 +844,8 @@ impl<'a> WorkloadPath<'a> {
     }
 }
 
-/// Returns whether the gateway removes a header of clients before policies look at it: proxies alone set it, or it is the name of such a one
-/// with `_`, which many servers read as `-`.
+/// Returns whether the gateway removes a header of clients before policies look at it: only proxies
+/// set it, or its name is that of such a header with `_`, which many servers read as `-`.
 fn is_set_by_gateway(name: &str) -> bool {
     let plain = name.replace('_', "-");
     let is_proxys = plain.starts_with("x-envoy-")
