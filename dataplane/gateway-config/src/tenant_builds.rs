@@ -301,8 +301,8 @@ impl TenantBuilds {
         Some(snapshot)
     }
 
-    /// Gives up what waits of a tenant because [`TenantBuilds::finish`] panicked. It closes the tenant, because changes that the gateway
-    /// acknowledged may not be in force.
+    /// Discards a tenant's waiting changes because [`TenantBuilds::finish`] panicked. It closes the
+    /// tenant, because changes that the gateway acknowledged may not be in force.
     pub fn fail(&mut self, tenant: &TenantName) -> Arc<Snapshot> {
         self.turns.end(tenant);
         self.waiting.remove(tenant);
@@ -414,8 +414,9 @@ impl TenantBuilds {
     }
 }
 
-/// Splits a change into what is applied at once and the parts of the tenants. The provider's resources are applied at once, and so are
-/// Gateways: their addresses may have been another tenant's, and lead nowhere without the tenant.
+/// Splits a change into the part that is applied at once and the parts of the tenants. The
+/// provider's resources are applied at once. So are Gateways: their addresses may have been another
+/// tenant's, and an address leads nowhere without its tenant.
 fn split(
     upserts: &[Arc<Resource>],
     removals: &[(ResourceKind, String)],

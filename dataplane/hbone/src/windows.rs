@@ -29,8 +29,9 @@ fn decide_first(pressure: BufferPressure) -> u32 {
     }
 }
 
-/// Decides the next stream window of a connection that was used enough for a larger one: `now` is the present one, `max` the largest, and
-/// `has_stalled` says that a stream of it is not read. All streams of a connection have one window, so the stalled one would hold more too.
+/// Decides the next stream window of a connection that was used enough for a larger one: `now` is
+/// the present one, `max` the largest, and `has_stalled` is true if one of its streams is not read.
+/// All streams of a connection have the same window size, so the stalled one would buffer more too.
 fn decide_next(now: u32, max: u32, pressure: BufferPressure, has_stalled: bool) -> u32 {
     if pressure == BufferPressure::None && !has_stalled {
         now.saturating_mul(2).min(max)

@@ -364,7 +364,8 @@ mod tests {
         assert_eq!(revoked.len(), 7);
         assert!(revoked.iter().all(|n| *n < 8), "{revoked:?}");
         assert!(ninth.iter().all(|p| !p.is_revoked()));
-        // All have as many now, and no tenant gives way to one that has as much.
+        // All tenants have the same number now, and no tenant gives way to one with the same
+        // number.
         assert_eq!(
             quotas.take(&tenant("t1"), &gateway(), true).unwrap_err(),
             KeyRefusal::RequesterBusy

@@ -207,7 +207,7 @@ async fn the_agent_registers_follows_orders_and_reports_owned_sessions_when_need
     );
     assert!(fixture.agent.ready().is_err());
     sessions(&fixture.found, &[(7, 40000), (8, 40001)]);
-    // The replica is a head, so it does not report what it owns.
+    // The replica is a head, so it does not report its owned sessions.
     fixture.apply(
         vec![
             table_of("alpha/default/web", 7, "az1", 4, &[2, 1]),
