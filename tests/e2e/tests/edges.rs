@@ -21,7 +21,8 @@ const EDGES: [&str; 2] = ["edge-1", "edge-3"];
 /// Replicas of az1, and the number of cores on which each receives.
 const REPLICAS: [&str; 2] = ["gw-1", "gw-2"];
 const CORES: u16 = 2;
-/// The other edge takes over within this time; TCP retransmits what was in transit through the dead one.
+/// The other edge takes over within this time; TCP retransmits the segments that were in transit
+/// through the dead one.
 const GAP_MAX: Duration = Duration::from_secs(1);
 /// A client of the timing tier waits this long for a response.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(3);

@@ -630,8 +630,8 @@ fn new_sessions(to: SocketAddr, lasts: Duration) -> Vec<(Instant, bool)> {
     mesh().world.inside(PROXYLESS, run).unwrap()
 }
 
-/// A replica whose workers stand still while the rest of its process responds gets no new session after two seconds, and gets some again
-/// within five seconds of the end of that.
+/// A replica whose workers are stopped while the rest of its process responds gets no new session
+/// after two seconds. It gets new sessions within five seconds after its workers continue.
 #[test]
 fn a_grey_failure_gets_no_new_session() {
     const GREY: Duration = Duration::from_secs(6);
@@ -910,8 +910,9 @@ fn is_twin(placed: &Value, name: &str, replicas: &BTreeSet<String>) -> bool {
         .all(|replica| replicas.contains(replica))
 }
 
-/// Sends the request that crashes each replica it reaches, until at least one has died. Returns the replicas in the service's tables
-/// meanwhile: placement may change while replicas are away, so the tables of all plans count.
+/// Sends the request that crashes each replica it reaches, until at least one has died. Returns the
+/// replicas that were in the service's tables during that time. Placement may change while replicas
+/// are away, so the tables of all plans count.
 fn kill_by_request(victim: &WatchedService, before: &[(String, u32)]) -> BTreeSet<String> {
     let mesh = mesh();
     let death = format!("http://web-{}.default.svc.cluster.local:80/death", victim.n);

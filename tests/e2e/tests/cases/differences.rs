@@ -217,7 +217,8 @@ impl Differences {
         all
     }
 
-    /// Differences that are listed and did not occur. A case that was not run here, for want of its software, is none.
+    /// Listed differences that did not occur. Cases that did not run because their software is
+    /// missing are left out.
     fn gone(&self, found: &CaseDifferences) -> Vec<Problem> {
         let mut gone = Vec::new();
         for (one, walked) in self

@@ -21,7 +21,7 @@ const OTHERS_WITHIN: Duration = Duration::from_secs(1);
 const GATEWAY_WITHIN: Duration = Duration::from_secs(2);
 /// Memory is given back within this time after a tenant was deleted.
 const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(60);
-/// Memory that a process may keep beside 1.5 times what it had before.
+/// Memory that a process may keep in addition to 1.5 times its earlier memory.
 const KEPT_MIB: u64 = 32;
 /// A change is in force on a machine that does nothing else.
 const SOON: Duration = Duration::from_secs(30);
@@ -217,7 +217,7 @@ fn one_tenant_at_every_share_delays_no_other_and_leaves_nothing_when_deleted() {
 fn a_restarted_gateway_serves_others_before_one_tenants_full_shares() {
     let setup = setup();
     let world = &setup.mesh.world;
-    // All of beta's sessions come to the one that is killed.
+    // All of beta's sessions are at the replica that is killed.
     ["gw-2", "gw-3"]
         .iter()
         .for_each(|name| world.stop(name).unwrap_or_else(|e| panic!("{name}: {e}")));
