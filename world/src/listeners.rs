@@ -1,6 +1,6 @@
-//! Asks the kernel whether a process listens on a TCP port (`sock_diag(7)`). It looks at listening sockets only: `/proc/net/tcp` walks every
-//! bucket of the machine's table of connections too, which takes milliseconds, and many hosts of a world ask at once. Start at
-//! [`has_listener`].
+//! Queries the kernel whether a process listens on a TCP port (`sock_diag(7)`). It lists listening
+//! sockets only. `/proc/net/tcp` also walks every bucket of the machine's table of connections,
+//! which takes milliseconds, and many hosts of a world query at once. Start at [`has_listener`].
 
 use std::io::{self, ErrorKind, Read};
 use std::time::Duration;
@@ -28,8 +28,8 @@ const PIECE_MAX: usize = 64 << 10;
 /// Time for one piece, for which the kernel needs less than a millisecond.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Returns whether a process listens on the TCP port in the calling thread's namespace. An answer that fails or is late is no listener: the
-/// caller asks again.
+/// Returns whether a process listens on the TCP port in the calling thread's namespace. A failed or
+/// late answer counts as no listener, because the caller repeats the query.
 pub(crate) fn has_listener(port: u16) -> bool {
     FAMILIES
         .iter()
