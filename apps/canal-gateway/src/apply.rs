@@ -139,6 +139,7 @@ mod tests {
         apply(&all, all.clone(), 1);
         let first = started.elapsed();
         let seen = trust.view(&"beta".parse().unwrap());
+        // The first update introduces the bundle, the second one revokes a certificate.
         for revoked in [vec![], vec![ca.revocations(&[7])]] {
             let before = seen.current().generation();
             let bundle = ca.bundle("beta", "beta.example", false, revoked);

@@ -183,6 +183,7 @@ fn begin(
         ProgramSource::Controller(controller) => {
             Some(certificates(config, controller, &registry, whole)?)
         }
+        // Without a controller nothing issues certificates, so the gateway serves plaintext only.
         ProgramSource::Snapshot(_) => None,
     };
     let trust = TrustStore::new(&registry);
