@@ -387,6 +387,8 @@ fn print(
         .filter(|part| part.is_taken())
         .map(|part| seen[0].us(part))
         .sum();
+    // The lower bound: no key server can save more than `taken`, and each handshake needs its
+    // exchanges.
     let (free, floor) = (
         none - taken,
         none - taken + REQUESTS_PER_HANDSHAKE * exchange.median,
