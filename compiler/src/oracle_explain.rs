@@ -697,6 +697,7 @@ impl<'a> WorkloadPath<'a> {
             Attribute::SourceServiceAccount,
             of(|id| format!("{}/{}", id.namespace, id.service_account)),
         );
+        // Without an address of the client, clauses on it stay undecided.
         match self.address() {
             Some(address) => drop(facts.seen.insert(
                 Attribute::SourceAddress,
@@ -744,6 +745,7 @@ impl<'a> WorkloadPath<'a> {
             headers.entry(name.to_lowercase()).or_default().push(value);
         }
         for (name, values) in headers {
+            // The gateway removes such headers of clients before policies are evaluated.
             if is_set_by_gateway(&name) {
                 continue;
             }
@@ -780,6 +782,7 @@ impl<'a> WorkloadPath<'a> {
                         .into(),
                 );
             }
+            // No policy matches on paths, so the gateway forwards an ambiguous path as it is.
             None => drop(facts.seen.insert(
                 Attribute::Path,
                 vec![OracleValue::Text(request.target.clone())],
