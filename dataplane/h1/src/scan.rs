@@ -88,6 +88,7 @@ pub(crate) fn scan_request(
     let mut parsed = httparse::Request::new(&mut []);
     let outcome =
         parsed.parse_with_uninit_headers(window, &mut slots[..limits.headers_max.min(HEADERS_CAP)]);
+    // The head is incomplete or malformed: the exact parser decides which.
     let Ok(Status::Complete(len)) = outcome else {
         return refuse(diagnose::of_request(window, limits), window, bytes_max);
     };
