@@ -1,6 +1,7 @@
-//! Cost of the cloud tier, measured in a world on real traffic: CPU of edge and redirector per packet and per request beside the gateway's
-//! own, latency beside a load balancer hop, sessions at the underlay with and without aggregation, CPU with and without disaggregation. It
-//! prints figures and does not assess them.
+//! Cost of the cloud tier, measured in a world on real traffic: CPU of edge and redirector per
+//! packet and per request beside the gateway's own; latency beside a load balancer hop. Sessions at
+//! the underlay with and without aggregation; CPU with and without disaggregation. It prints
+//! figures and does not assess them.
 
 #![forbid(unsafe_code)]
 

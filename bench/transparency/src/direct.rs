@@ -1,6 +1,7 @@
-//! Cost of the direct path: CPU of both nodes' proxies per request on persistent connections, compared with a pair of HAProxy that uses
-//! mTLS, and bulk throughput compared with no mesh, all in one world and in turns. HAProxy runs in the namespaces of the pods, as the node
-//! proxy does, and in the cgroups of their nodes.
+//! Cost of the direct path: CPU of both nodes' proxies per request on persistent connections,
+//! compared with a pair of HAProxy that uses mTLS; and bulk throughput compared with no mesh. All
+//! run in one world and in turns. HAProxy runs in the namespaces of the pods, as the node proxy
+//! does, and in the cgroups of their nodes.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
