@@ -332,7 +332,8 @@ impl Membership {
     /// of the edges returned.
     ///
     /// # Errors
-    /// The address or the AZ's number conflicts with another member, the tunnel end is not that of the AZ, or the AZ has too many edges.
+    /// The address or the AZ's number conflicts with another member; the tunnel end is not that of
+    /// the AZ; or the AZ has too many edges.
     pub(crate) fn check_edge(
         &self,
         name: &EdgeName,
