@@ -1,6 +1,6 @@
-//! Configuration of the gateway: the immutable view with which one request is served (tenants,
-//! services, workloads, endpoint sets, routes, policies with their token rules), and the mutations
-//! of a request that its rules can require.
+//! Configuration of the gateway: the immutable view with which one request is served, and the
+//! mutations of a request that its rules can require. The view has tenants, services, workloads,
+//! endpoint sets, routes, and policies with their token rules.
 //!
 //! A snapshot only offers lookups. [`SnapshotBuilder`] creates the next one from the last one and a change; [`TenantBuilds`] decides which
 //! change is next, so that no tenant waits for another's tables; [`SnapshotPublisher`] passes snapshots to the workers. Nothing here opens a connection or reads a clock. Start with [`Snapshot`].

@@ -119,8 +119,9 @@ impl WindowGrowth {
         self.apply(|window| connection.set_initial_window_size(window).is_ok());
     }
 
-    /// Announces a larger window to the peer. This fails while the peer has not acknowledged the last one, and is repeated at the next poll,
-    /// because after the last growth no later one would make up for it.
+    /// Announces a larger window to the peer. This fails while the peer has not acknowledged the
+    /// previous one. It is repeated at the next poll, because no later growth would replace the
+    /// last one.
     #[inline]
     fn apply(&mut self, announce: impl FnOnce(u32) -> bool) {
         if let Some(window) = self.poll() {
