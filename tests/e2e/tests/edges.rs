@@ -105,8 +105,9 @@ fn loads() -> Vec<(String, Child)> {
     [MESHED, PROXYLESS].into_iter().flat_map(of).collect()
 }
 
-/// Ends the loads. The gate checks that no patient client lost a request, the timing tier that an impatient one lost none and that no gap
-/// was longer than [`GAP_MAX`].
+/// Ends the loads. The gate checks that no client with a long timeout lost a request. The timing
+/// tier checks that clients with a short timeout lost none, and that no gap was longer than
+/// [`GAP_MAX`].
 fn unharmed(what: &str, loads: Vec<(String, Child)>) {
     if is_timed() {
         std::thread::sleep(LOADED_FOR);

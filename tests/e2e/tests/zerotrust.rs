@@ -1,5 +1,6 @@
-//! Policies on real traffic: authorization at layers 4 and 7, for requests, connections and plaintext; decisions by tokens and an external
-//! authorizer; what a change ends. `canal explain` must report what happened.
+//! Policies on real traffic: authorization at layers 4 and 7, for requests, connections and
+//! plaintext; decisions by tokens and an external authorizer; what a change ends. `canal explain`
+//! must report the same results.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::OnceLock;
@@ -587,7 +588,7 @@ fn a_change_of_policy_ends_open_connections() {
         ended["broken"].as_u64() >= Some(SESSIONS as u64),
         "all of them ended: {ended}"
     );
-    // Its own exit code, not that of a client that ran until its limit.
+    // The client's own exit code shows that it ended by itself, not at its time limit.
     assert_eq!(socket.code, Some(1), "{socket:?}");
 }
 

@@ -158,8 +158,8 @@ fn until_nothing_is_used(setup: &ExhaustionWorld, tenant: &str) {
     }
 }
 
-/// A tenant at every share of its configuration does not delay the orders of another, and when it is deleted its shares and the memory are
-/// free again.
+/// A tenant at every share of its configuration does not delay the orders of another. When it is
+/// deleted, its shares and the memory are free again.
 #[test]
 fn one_tenant_at_every_share_delays_no_other_and_leaves_nothing_when_deleted() {
     let setup = setup();
@@ -255,7 +255,7 @@ fn a_restarted_gateway_serves_others_before_one_tenants_full_shares() {
     world.wait_ready(deadline(SOON)).expect("all are ready");
 }
 
-/// A tenant with a few of all that shares count is deleted, and then has nothing of any of them.
+/// A tenant that uses some of every shared limit is deleted, and then uses nothing of any of them.
 #[test]
 fn a_deleted_tenant_has_nothing_of_the_shares_of_configuration() {
     let setup = setup();
