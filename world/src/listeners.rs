@@ -19,7 +19,7 @@ const DONE: u16 = 3;
 /// `IPPROTO_TCP`, and the bit of the state `TCP_LISTEN` (`net/tcp_states.h`).
 const TCP: u8 = 6;
 const LISTENING: u32 = 1 << 10;
-/// Bytes of `nlmsghdr` and `inet_diag_req_v2`, and the place of the local port in `inet_diag_msg`.
+/// Bytes of `nlmsghdr` and `inet_diag_req_v2`, and the offset of the local port in `inet_diag_msg`.
 const HEAD: usize = 16;
 const REQUEST: usize = 56;
 const PORT: usize = 4;
