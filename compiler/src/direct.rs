@@ -401,6 +401,7 @@ pub fn refusals(
                 ControlFlow::Continue(())
             }
         });
+        // This target refuses nothing, so it serves the port, and later ones do not matter.
         if all.len() == before {
             break;
         }

@@ -210,6 +210,7 @@ impl HopDecision {
 
 /// Explains a request to a tenant's service.
 pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
+    // A request to a pod's own address is not routed.
     let route = if journey.direct {
         Route::Service {
             service: journey.request.service.clone(),
@@ -634,6 +635,7 @@ impl<'a> WorkloadPath<'a> {
     /// Returns the decision of the workload's node on a path without a gateway.
     fn node_direct(&self) -> HopExplanation {
         let facts = self.l4_facts();
+        // The trust domain is checked before any policy.
         if let Err(why) = self.is_trusted() {
             return self.step(
                 EnforcementPoint::Node,
