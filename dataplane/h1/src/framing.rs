@@ -86,6 +86,7 @@ pub(crate) fn decide_facts(
     faults: HarmlessFaults,
 ) -> Result<FramingFields, MessageRefusal> {
     let mut facts = FramingFields::default();
+    // Most heads have none of these fields, which this one test shows.
     if fields.table.present & STEERING == 0 {
         return Ok(facts);
     }
@@ -112,6 +113,8 @@ pub(crate) fn decide_facts(
             FieldName::Upgrade => {
                 if !elements(value).all(is_protocol) || trim(value).is_empty() {
                     if faults == HarmlessFaults::Tolerated {
+                        // The field is ignored instead, because Upgrade is never forwarded as it
+                        // is.
                         continue;
                     }
                     return Err(MessageRefusal::BadUpgrade);

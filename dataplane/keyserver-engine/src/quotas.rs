@@ -166,6 +166,8 @@ impl Quotas {
         }
         let holder = ShareHolder::Tenant(tenant.clone());
         let key = (
+            // A node belongs to one tenant. A gateway has one account for all tenants that it
+            // serves.
             matches!(requester, KeyRequester::Node(_)).then(|| tenant.clone()),
             requester.clone(),
         );
@@ -193,6 +195,7 @@ impl Quotas {
         };
         let permit = match taken {
             Ok(permit) => permit,
+            // A gateway's quota is divided among tenants, so this one's part is used up.
             Err(ShareRefusal::Share | ShareRefusal::Threshold) if self.is_divided(requester) => {
                 return Err(KeyRefusal::TenantBusy);
             }
