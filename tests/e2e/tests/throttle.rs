@@ -295,8 +295,8 @@ fn new_sessions_are_cut_to_the_rate_before_a_process_sees_them() {
                 took,
             } = sessions(to, spared);
             lost += SESSIONS - let_in;
-            // For a limit of the whole tenant, each replica uses its share of the tenant's service of which it has the most, which may be
-            // another one.
+            // For a limit of the whole tenant, a replica's part is its largest share of any of the
+            // tenant's services, which may be another one.
             let most = if scope.is_some() {
                 most(replicas, RATE, took)
             } else {
@@ -390,8 +390,8 @@ fn packets_of_many_flows_get_the_whole_limit() {
             });
             let (lost, passed) = (refused(counter) - before, kept() - passed_before);
             let replicas = heads.len() as u64;
-            // For a limit of the whole tenant, each replica uses its share of the tenant's service of which it has the most, which may be
-            // another one.
+            // For a limit of the whole tenant, a replica's part is its largest share of any of the
+            // tenant's services, which may be another one.
             let most = if scope.is_some() {
                 most(replicas, rate, took)
             } else {
