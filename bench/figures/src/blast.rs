@@ -11,10 +11,10 @@ use crate::tier::{PlannedTier, SeededRng, TierSize, overlap};
 pub(crate) struct BlastArgs {
     #[command(flatten)]
     size: TierSize,
-    /// Failures at once, up to this.
+    /// Maximum number of simultaneous failures.
     #[arg(long, default_value_t = 8)]
     failures: usize,
-    /// Random sets of failed backends for the worst case.
+    /// Number of random sets of failed backends for the worst case.
     #[arg(long, default_value_t = 2_000)]
     samples: u32,
 }
@@ -60,7 +60,8 @@ fn plain(tier: &PlannedTier, size: &TierSize) -> Vec<Vec<usize>> {
     let zones = size.azs as usize;
     let mut free: Vec<Vec<usize>> = (0..zones).map(|az| of_az(az).collect()).collect();
     let mut groups = Vec::new();
-    // Services take homes in turn, until some AZ has too few backends left for one more group.
+    // Services are assigned to home groups in turn. Groups end when an AZ has too few backends
+    // left.
     for turn in 0.. {
         let (home, away) = (turn % zones, (turn + 1) % zones);
         let (need_home, need_away) = if zones == 1 {
@@ -102,7 +103,7 @@ fn chance_all(backends: usize, failed: usize, all: usize) -> f64 {
     }
 }
 
-/// Returns the probability that none of them is.
+/// Returns the probability that none of `all` given backends is among `failed` random ones.
 fn chance_none(backends: usize, failed: usize, all: usize) -> f64 {
     if all + failed > backends {
         0.0

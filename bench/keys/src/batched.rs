@@ -31,12 +31,12 @@ pub(crate) struct BatchedFlags {
     /// Number of runs of which each cell is the median; the columns take turns
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// One algorithm alone; without it: both
+    /// Only this algorithm; both by default
     #[arg(long, value_enum)]
     algorithm: Option<CertificateAlgorithm>,
 }
 
-/// Numbers around eight, below and above.
+/// Numbers of concurrent sessions, below and above eight.
 const CONCURRENCY: [usize; 8] = [1, 2, 4, 7, 8, 16, 32, 64];
 /// AWS-LC's setting that hides AVX-512 IFMA alone: bit 21 of EBX of CPUID's leaf 7.
 const WITHOUT_IFMA: &str = ":~0x200000";

@@ -26,8 +26,9 @@ use crate::load::{LoadPace, ProxyLoad};
 use crate::peers::{PeerFolders, PeerProxy};
 use crate::table::ResultRow;
 
-/// Compares gateways by CPU time per request (user + system, from /proc), the figure that survives a noisy machine. Each case has two loads: as
-/// fast as answered, and at half of what the slowest of its proxies can do, which is found out first.
+/// Compares gateways by CPU time per request (user + system, from /proc), which depends least on a
+/// noisy machine. Each case has two loads: at the maximum rate, and at half of the maximum of its
+/// slowest proxy, which is measured first.
 #[derive(Parser)]
 #[command(after_help = "Examples:
   canal-bench-peers --seconds 2 --markdown docs/performance.md

@@ -34,7 +34,7 @@ pub(crate) struct DirectSize {
     bulk_bytes: u64,
 }
 
-/// The most CPU beside a pair of HAProxy, and the least bulk rate beside no mesh.
+/// Maximum CPU relative to a pair of HAProxy, and minimum bulk rate relative to no mesh.
 const CPU_MAX: f64 = 0.85;
 const BULK_MIN: f64 = 1.0 / 3.0;
 
@@ -51,7 +51,7 @@ struct BenchPath {
     name: &'static str,
     client: &'static str,
     url: String,
-    /// Nodes whose processes carry it.
+    /// Nodes whose processes forward it.
     nodes: [&'static str; 2],
 }
 
@@ -141,7 +141,7 @@ impl ProxyPair {
         Ok(pair)
     }
 
-    /// Ends both; errors do not matter, because they die with their world anyway.
+    /// Ends both; errors do not matter, because the world's end kills them in any case.
     fn stop(&mut self) {
         for child in &mut self.0 {
             let _ = child.kill();
