@@ -30,7 +30,7 @@ pub enum BlobMode {
     Get,
     /// PUT it and compare the server's digest
     Put,
-    /// POST it to /echo and compare what comes back while it is sent
+    /// POST it to /echo and compare the echoed bytes while it is sent
     Echo,
 }
 

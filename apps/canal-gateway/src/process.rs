@@ -134,8 +134,8 @@ fn fit_to_files(limits: &mut GatewayLimits) {
     }
 }
 
-/// Waits for the end. A replica of the tier first announces the drain to the controller and serves on for the grace time, because new
-/// sessions still arrive until the buckets have moved.
+/// Waits for the end. A replica of the tier first announces the drain to the controller and keeps
+/// serving for the grace time. Until the buckets have moved, new sessions still arrive.
 async fn drained(
     config: &GatewayProcessConfig,
     process_state: &GatewayDump,
@@ -183,6 +183,7 @@ fn begin(
         ProgramSource::Controller(controller) => {
             Some(certificates(config, controller, &registry, whole)?)
         }
+        // Without a controller nothing issues certificates, so the gateway serves plaintext only.
         ProgramSource::Snapshot(_) => None,
     };
     let trust = TrustStore::new(&registry);

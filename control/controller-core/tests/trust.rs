@@ -536,6 +536,7 @@ async fn a_root_is_replaced_once_all_know_the_new_one_and_goes_once_nothing_of_i
         both.roots[0], first.roots[0],
         "the old one signs, and stands first"
     );
+    // Time for several checks of the rotation: each must find that n2 has acknowledged nothing.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     let waits = ca.status().await;
     assert_eq!(
@@ -590,6 +591,7 @@ async fn a_root_is_replaced_once_all_know_the_new_one_and_goes_once_nothing_of_i
     }
     verify(&new, &both).unwrap();
     assert!(verify(&new, &first).is_err());
+    // Time for several checks: the old root stays while a certificate of it is in use at n2.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     let waits = ca.status().await;
     assert!(
@@ -598,6 +600,7 @@ async fn a_root_is_replaced_once_all_know_the_new_one_and_goes_once_nothing_of_i
             && waits.waiting[0].contains("node alpha/n2"),
         "{waits:?}"
     );
+    // The new certificate of n2 replaces the last one of the old root.
     fixture.certificate("n2", Some(B), None).await.unwrap();
     let done = ca.phase("steady").await;
     assert_eq!(done.roots.len(), 1);

@@ -933,6 +933,7 @@ fn prepare(database: &Database) -> Result<(), redb::Error> {
                 random()? % u64::from(SERVICE_ID_SPACE),
             )?;
         }
+        // Files of the first layout have no id of the store.
         if counters.get(COUNTER_STORE_LOW)?.is_none() {
             counters.insert(COUNTER_STORE_HIGH, random()?)?;
             counters.insert(COUNTER_STORE_LOW, random()?)?;

@@ -250,7 +250,7 @@ fn logs_dumps_and_metrics_are_of_the_own_tenant() {
             all_own && !lines.contains(&format!("\"tenant\":\"{other}\"")),
             "{operator}: {lines}"
         );
-        // As with logs: one that is listed may have left.
+        // As with logs, a gateway that was listed may have left.
         let dump_of = |name: &String| {
             Some(setup.canal(operator, &format!("config dump {name}")))
                 .filter(|output| output.code == Some(0))

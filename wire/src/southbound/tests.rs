@@ -327,7 +327,7 @@ fn a_gateway_address_is_small() {
     assert!(bytes <= 100, "{bytes}");
 }
 
-/// Each case is one broken message: what is sent, and a part of the text that the NACK must contain.
+/// Each case is one broken message, and a part of the text that the NACK must contain.
 #[test]
 fn broken_resources_are_refused_with_where_and_why() {
     let route = |f: fn(&mut wire::Route)| {

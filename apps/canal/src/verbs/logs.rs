@@ -88,6 +88,7 @@ pub(crate) async fn run(args: LogsArgs) -> VerbResult {
     copy(log, args.follow)
         .await
         .map_err(|problem| match problem.kind() {
+            // The reader of the output has ended, for example `head`.
             std::io::ErrorKind::BrokenPipe => VerbError::already_printed(ExitStatus::Done),
             _ => VerbError::failed(path.display().to_string(), problem, ""),
         })
