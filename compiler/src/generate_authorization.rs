@@ -394,53 +394,55 @@ fn peer() -> impl Strategy<Value = (&'static str, Option<u64>, PeerAuthenticatio
         })
 }
 
+/// The values that the generated facts take, by attribute.
+const FACT_VALUES: [(Attribute, &[&str]); 10] = [
+    (
+        Attribute::SourcePrincipal,
+        &[
+            "alpha.example/ns/shop/sa/web",
+            "alpha.example/ns/shop/sa/api",
+            "beta.example/ns/b/sa/c",
+            "alpha.example/ns/other/sa/web",
+        ],
+    ),
+    (Attribute::SourceNamespace, &["shop", "other", "b"]),
+    (
+        Attribute::SourceServiceAccount,
+        &["shop/web", "shop/api", "b/c"],
+    ),
+    (
+        Attribute::RequestPrincipal,
+        &["https://i/u", "https://i/w", "https://j/v"],
+    ),
+    (Attribute::RequestAudience, &["x", "xy", "y"]),
+    (Attribute::RequestPresenter, &["x", "1"]),
+    (
+        Attribute::Host,
+        &[
+            "web",
+            "Web:80",
+            "web.example.com",
+            "WEB.EXAMPLE.COM.:81",
+            "web.",
+            "a.example.com",
+            "[FD00::1]:80",
+            "[fd00::1]",
+            "web:81",
+            "",
+        ],
+    ),
+    (Attribute::Method, &["GET", "POST", "PUT", "get"]),
+    (
+        Attribute::Path,
+        &[
+            "/a", "/a/b", "/a/", "/a/b/c", "/x.html", "/", "/b/b", "/c/b/", "/bb", "*",
+        ],
+    ),
+    (Attribute::ServerName, &["web", "web.example.com", "other"]),
+];
+
 /// Generates facts of a hop: each attribute is unknown, absent, or has values.
 pub fn facts() -> impl Strategy<Value = OracleFacts> {
-    const SENT: [(Attribute, &[&str]); 10] = [
-        (
-            Attribute::SourcePrincipal,
-            &[
-                "alpha.example/ns/shop/sa/web",
-                "alpha.example/ns/shop/sa/api",
-                "beta.example/ns/b/sa/c",
-                "alpha.example/ns/other/sa/web",
-            ],
-        ),
-        (Attribute::SourceNamespace, &["shop", "other", "b"]),
-        (
-            Attribute::SourceServiceAccount,
-            &["shop/web", "shop/api", "b/c"],
-        ),
-        (
-            Attribute::RequestPrincipal,
-            &["https://i/u", "https://i/w", "https://j/v"],
-        ),
-        (Attribute::RequestAudience, &["x", "xy", "y"]),
-        (Attribute::RequestPresenter, &["x", "1"]),
-        (
-            Attribute::Host,
-            &[
-                "web",
-                "Web:80",
-                "web.example.com",
-                "WEB.EXAMPLE.COM.:81",
-                "web.",
-                "a.example.com",
-                "[FD00::1]:80",
-                "[fd00::1]",
-                "web:81",
-                "",
-            ],
-        ),
-        (Attribute::Method, &["GET", "POST", "PUT", "get"]),
-        (
-            Attribute::Path,
-            &[
-                "/a", "/a/b", "/a/", "/a/b/c", "/x.html", "/", "/b/b", "/c/b/", "/bb", "*",
-            ],
-        ),
-        (Attribute::ServerName, &["web", "web.example.com", "other"]),
-    ];
     let claim = |names: &[&str]| {
         Attribute::RequestClaim(names.iter().map(|name| (*name).to_owned()).collect())
     };
@@ -451,7 +453,7 @@ pub fn facts() -> impl Strategy<Value = OracleFacts> {
         claim(&["g"]),
         claim(&["a", "b"]),
     ];
-    let all: Vec<(Attribute, &'static [&'static str])> = SENT
+    let all: Vec<(Attribute, &'static [&'static str])> = FACT_VALUES
         .into_iter()
         .chain(others.into_iter().map(|a| (a, texts)))
         .collect();

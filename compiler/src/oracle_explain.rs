@@ -21,9 +21,15 @@ use crate::lower::{RefusalReason, TargetName, last_target};
 use crate::oracle::{self, OracleRequest, RoutingVerdict as Route};
 use crate::oracle_authorization::{
     OracleDecision, OracleDestination, OracleFacts, OracleShadowMatch, OracleTruth, OracleValue,
-    decide, hits, is_for, peer_mode, policy_path, rule_holds,
+    decide, hits, is_for, peer_mode, policy_path,
 };
 use crate::text_security;
+
+mod policy_trace;
+mod token_facts;
+
+use policy_trace::explain_policies;
+use token_facts::{claimed, texts};
 
 /// Maximum number of refusals in an explanation.
 pub const REFUSALS_MAX: usize = 8;
@@ -861,75 +867,6 @@ fn is_set_by_gateway(name: &str) -> bool {
             && ["x-forwarded-for", "x-forwarded-proto", "x-request-id"].contains(&plain.as_str()))
 }
 
-/// Returns the facts from a valid token.
-fn claimed(
-    rule: &JwtRule,
-    claims: &Json,
-    audiences: Vec<String>,
-    policies: &[&Authorization],
-) -> BTreeMap<Attribute, Vec<OracleValue>> {
-    let values = |texts: Vec<String>| {
-        texts
-            .into_iter()
-            .map(OracleValue::Text)
-            .collect::<Vec<OracleValue>>()
-    };
-    // A principal has an issuer and a subject.
-    let subject = claims
-        .get("sub")
-        .and_then(Json::as_str)
-        .filter(|subject| !subject.is_empty() && !rule.issuer.is_empty());
-    let principal = subject.map(|subject| format!("{}/{subject}", rule.issuer));
-    let mut seen = BTreeMap::from([
-        (
-            Attribute::RequestPrincipal,
-            values(principal.into_iter().collect()),
-        ),
-        (Attribute::RequestAudience, values(audiences)),
-        (
-            Attribute::RequestPresenter,
-            values(texts(claims.get("azp"))),
-        ),
-    ]);
-    let clauses = policies
-        .iter()
-        .flat_map(|policy| &policy.rules)
-        .flat_map(|rule| rule.from.iter().chain(&rule.to).chain([&rule.when]));
-    for attribute in clauses.flatten().map(|clause| &clause.attribute) {
-        if let Attribute::RequestClaim(path) = attribute {
-            let claim = path
-                .iter()
-                .try_fold(claims, |claims, name| claims.get(name));
-            let mut found = texts(claim);
-            // These claims are lists in one text, separated by spaces.
-            if matches!(path.as_slice(), [name] if name == "scope" || name == "permission") {
-                found = found
-                    .iter()
-                    .flat_map(|text| text.split(' '))
-                    .filter(|text| !text.is_empty())
-                    .map(str::to_owned)
-                    .collect();
-            }
-            seen.insert(attribute.clone(), values(found));
-        }
-    }
-    seen
-}
-
-/// Returns the texts of a claim: of the claim itself, or of the items of its list.
-fn texts(claim: Option<&Json>) -> Vec<String> {
-    let one = |value: &Json| match value {
-        Json::String(text) => Some(text.clone()),
-        Json::Bool(_) | Json::Number(_) => Some(value.to_string()),
-        _ => None,
-    };
-    match claim {
-        Some(Json::Array(items)) => items.iter().filter_map(one).collect(),
-        Some(value) => one(value).into_iter().collect(),
-        None => Vec::new(),
-    }
-}
-
 /// Returns whether an enforced policy depends on the path, or sends it to an authorizer.
 fn reads_path(policy: &Authorization) -> bool {
     let lists = policy
@@ -965,76 +902,5 @@ fn shown(verdict: OracleDecision, refused: &str) -> HopDecision {
             "{refused}: {policy} depends on {}",
             text_security::attribute(&attribute)
         )),
-    }
-}
-
-fn explain_policies(policy: &Authorization, facts: &OracleFacts) -> PolicyTrace {
-    let dry = if policy.dry_run { ", dry run" } else { "" };
-    let what = format!(
-        "{} for {}{dry}",
-        text_security::action(&policy.action),
-        text_security::target(&policy.target)
-    );
-    let named = facts.is_foreign && policy.action == AuthorizationAction::Allow;
-    let rules = policy.rules.iter().map(|rule| {
-        let truth = rule_holds(rule, facts, named);
-        let why = match &truth {
-            OracleTruth::Yes => String::new(),
-            OracleTruth::Maybe(attribute) => {
-                format!("{} is not known", text_security::attribute(attribute))
-            }
-            OracleTruth::No if named && rule_holds(rule, facts, false) == OracleTruth::Yes => {
-                "it does not name the foreign caller".into()
-            }
-            OracleTruth::No => failing(rule, facts),
-        };
-        (truth, why)
-    });
-    let rules = match &policy.broken {
-        Some(why) => vec![(OracleTruth::Yes, format!("broken: {why}"))],
-        None => rules.collect(),
-    };
-    PolicyTrace {
-        policy: policy.key.clone(),
-        what,
-        rules,
-    }
-}
-
-/// Describes, for each alternative, the first condition that does not hold.
-fn failing(rule: &canal_model::authorization::PolicyRule, facts: &OracleFacts) -> String {
-    use crate::oracle_authorization::{all_hold, clause_holds};
-    let fails = |all: &canal_model::authorization::AllOf| {
-        all.iter()
-            .find(|clause| clause_holds(clause, facts) == OracleTruth::No)
-            .map(|clause| {
-                let own = match facts.seen.get(&clause.attribute).map(Vec::as_slice) {
-                    None | Some([]) => "there is none".to_owned(),
-                    Some(values) => format!(
-                        "it is {}",
-                        values.iter().map(value).collect::<Vec<_>>().join(", ")
-                    ),
-                };
-                format!("not so: {} ({own})", text_security::clause(clause))
-            })
-    };
-    for alternatives in [&rule.from, &rule.to] {
-        let fail: Vec<String> = alternatives.iter().filter_map(fails).collect();
-        if !alternatives.is_empty() && fail.len() == alternatives.len() {
-            return fail.join("; ");
-        }
-    }
-    if all_hold(&rule.when, facts) == OracleTruth::No {
-        fails(&rule.when).unwrap_or_default()
-    } else {
-        String::new()
-    }
-}
-
-fn value(value: &OracleValue) -> String {
-    match value {
-        OracleValue::Text(text) => format!("{text:?}"),
-        OracleValue::Address(address) => address.to_string(),
-        OracleValue::Port(port) => port.to_string(),
     }
 }

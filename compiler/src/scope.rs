@@ -332,8 +332,8 @@ mod tests {
         ]
     }
 
-    #[test]
-    fn each_subscriber_gets_the_policies_of_its_scope() {
+    /// Returns subscribers, and the security resources that each may see of the tenants `alpha` and `beta`.
+    fn subscriber_cases() -> Vec<(&'static str, Principal, String)> {
         let az = || "az1".parse().unwrap();
         let node = |tenant: &str| Principal::Node {
             name: "n1".parse().unwrap(),
@@ -347,7 +347,7 @@ mod tests {
         };
         let gateway = "Bundle alpha, KeyServer alpha, Authorizer alpha, Authorization alpha, Authentication alpha, \
                        PeerAuthentication alpha, Termination alpha";
-        let cases = [
+        vec![
             (
                 "a node",
                 node("alpha"),
@@ -413,7 +413,12 @@ mod tests {
                 },
                 String::new(),
             ),
-        ];
+        ]
+    }
+
+    #[test]
+    fn each_subscriber_gets_the_policies_of_its_scope() {
+        let cases = subscriber_cases();
         let placement = tier_placement();
         for (what, principal, want) in cases {
             let mut seen = Vec::new();

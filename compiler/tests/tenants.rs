@@ -189,9 +189,8 @@ fn tenants_on_the_tier_may_have_the_same_addresses() {
     );
 }
 
-#[test]
-fn principals_see_their_share() {
-    let yaml = "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: alpha}\nspec: {vni: 1, trustDomain: a.example, podCidrs: [10.1.0.0/16], gatewayCidrs: [10.101.0.0/20], keys: {location: KeyServer}}\n---\n\
+/// A tenant with resources of every kind that has a scope.
+const SHARED_TENANT: &str = "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: alpha}\nspec: {vni: 1, trustDomain: a.example, podCidrs: [10.1.0.0/16], gatewayCidrs: [10.101.0.0/20], keys: {location: KeyServer}}\n---\n\
         apiVersion: canal.mesh/v1\nkind: Gateway\nmetadata: {name: gw-0}\nspec: {az: az1, addresses: [10.1.0.1]}\n---\n\
         apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1, selector: {app: web}, ports: [{name: http, port: 80}]}\n---\n\
         apiVersion: v1\nkind: Pod\nmetadata: {name: web-0, labels: {app: web}}\nspec: {nodeName: n1}\nstatus: {podIP: 10.1.0.2}\n---\n\
@@ -204,20 +203,24 @@ fn principals_see_their_share() {
         apiVersion: security.istio.io/v1\nkind: RequestAuthentication\nmetadata: {name: jwt}\n---\n\
         apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: strict}\nspec: {mtls: {mode: STRICT}}\n---\n\
         apiVersion: canal.mesh/v1\nkind: Termination\nmetadata: {name: web}\nspec: {targetRef: {kind: Service, name: web}, port: 80, certificate: {mesh: {}}}\n";
-    let output = output("alpha", yaml);
-    let kinds = |principal: &Principal| -> Vec<ResourceKind> {
-        if !scope::admits(&output.claims, principal, &scope::TierPlacement::default()) {
-            return Vec::new();
-        }
-        output
-            .resources
-            .iter()
-            .filter(|resource| {
-                scope::visible(resource, principal, &scope::TierPlacement::default())
-            })
-            .map(Resource::kind)
-            .collect()
-    };
+
+/// Returns the kinds of the resources that a principal receives.
+fn kinds_for(output: &CompileOutput, principal: &Principal) -> Vec<ResourceKind> {
+    if !scope::admits(&output.claims, principal, &scope::TierPlacement::default()) {
+        return Vec::new();
+    }
+    output
+        .resources
+        .iter()
+        .filter(|resource| scope::visible(resource, principal, &scope::TierPlacement::default()))
+        .map(Resource::kind)
+        .collect()
+}
+
+#[test]
+fn principals_see_their_share() {
+    let output = output("alpha", SHARED_TENANT);
+    let kinds = |principal: &Principal| kinds_for(&output, principal);
     let az = || "az1".parse().unwrap();
     let node = |name: &str, tenant: &str| Principal::Node {
         name: name.parse().unwrap(),

@@ -191,14 +191,7 @@ impl Inner {
                 return;
             }
             (FakeBehavior::Refusing(name), true) => {
-                return say(
-                    &KeyResponse::Refused {
-                        name,
-                        text: "the test says so",
-                    },
-                    id,
-                    out,
-                );
+                return refuse(name, "the test says so", id, out);
             }
             _ => {}
         }
@@ -233,18 +226,14 @@ impl Inner {
                 scheme,
                 input,
                 ..
-            } => match self.find(&key) {
-                Some(held) if shown.is_some_and(|shown| shown != spki_of(&held.chain()[0])) => {
-                    say(
-                        &KeyResponse::Refused {
-                            name: KeyRefusal::OtherKey,
-                            text: "the test gave it another",
-                        },
-                        id,
-                        out,
-                    );
+            } => {
+                let Some(held) = self.find(&key) else {
+                    return unknown(id, out);
+                };
+                if shown.is_some_and(|shown| shown != spki_of(&held.chain()[0])) {
+                    return refuse(KeyRefusal::OtherKey, "the test gave it another", id, out);
                 }
-                Some(held) => match held.certified().key.choose_scheme(&[scheme.into()]) {
+                match held.certified().key.choose_scheme(&[scheme.into()]) {
                     Some(signer) => say(
                         &KeyResponse::Signature {
                             bytes: &signer.sign(input).expect("it signs"),
@@ -252,17 +241,9 @@ impl Inner {
                         id,
                         out,
                     ),
-                    None => say(
-                        &KeyResponse::Refused {
-                            name: KeyRefusal::Scheme,
-                            text: "",
-                        },
-                        id,
-                        out,
-                    ),
-                },
-                None => unknown(id, out),
-            },
+                    None => refuse(KeyRefusal::Scheme, "", id, out),
+                }
+            }
         }
     }
 
@@ -286,14 +267,16 @@ fn spki_of(leaf: &[u8]) -> SpkiHash {
 }
 
 fn unknown(id: u64, out: &mut Vec<u8>) {
-    say(
-        &KeyResponse::Refused {
-            name: KeyRefusal::NotEntitled,
-            text: "the test gave it no such key",
-        },
+    refuse(
+        KeyRefusal::NotEntitled,
+        "the test gave it no such key",
         id,
         out,
     );
+}
+
+fn refuse(name: KeyRefusal, text: &str, id: u64, out: &mut Vec<u8>) {
+    say(&KeyResponse::Refused { name, text }, id, out);
 }
 
 fn say(response: &KeyResponse<'_>, id: u64, out: &mut Vec<u8>) {

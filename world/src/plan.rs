@@ -749,6 +749,53 @@ impl fmt::Display for WorldPlan {
                 router.providers()
             )?;
         }
+        self.write_hosts(out)?;
+        for relay in self.relays() {
+            let Impairment {
+                delay,
+                jitter,
+                loss_ppm,
+            } = relay.impairment;
+            let router = &self.routers[relay.az].name;
+            writeln!(
+                out,
+                "relay {} {router} delay {delay:?} jitter {jitter:?} loss {loss_ppm}ppm {}",
+                relay.name, relay.netns
+            )?;
+        }
+        for edge in &self.edges {
+            let (four, six) = (edge.replicas4(), edge.replicas6());
+            writeln!(
+                out,
+                "edge {} {} {} via {} {} to {four} {six}",
+                edge.hosts.join("+"),
+                edge.underlay,
+                edge.mac,
+                edge.hop4,
+                edge.hop6
+            )?;
+        }
+        self.write_tenants(out)?;
+        for pod in &self.pods {
+            let mtu = pod.mtu.map(|mtu| format!(" mtu {mtu}")).unwrap_or_default();
+            writeln!(
+                out,
+                "pod {} {}/{} {} {} {}{mtu}",
+                pod.uid,
+                pod.node_name,
+                pod.node_device(),
+                pod.ip4,
+                pod.ip6,
+                pod.netns
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl WorldPlan {
+    /// Writes a line per host.
+    fn write_hosts(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         for host in &self.hosts {
             let router = &self.routers[host.az];
             let rate = host
@@ -776,31 +823,11 @@ impl fmt::Display for WorldPlan {
             )?;
             writeln!(out, "{rate}{mtu}{backend}")?;
         }
-        for relay in self.relays() {
-            let Impairment {
-                delay,
-                jitter,
-                loss_ppm,
-            } = relay.impairment;
-            let router = &self.routers[relay.az].name;
-            writeln!(
-                out,
-                "relay {} {router} delay {delay:?} jitter {jitter:?} loss {loss_ppm}ppm {}",
-                relay.name, relay.netns
-            )?;
-        }
-        for edge in &self.edges {
-            let (four, six) = (edge.replicas4(), edge.replicas6());
-            writeln!(
-                out,
-                "edge {} {} {} via {} {} to {four} {six}",
-                edge.hosts.join("+"),
-                edge.underlay,
-                edge.mac,
-                edge.hop4,
-                edge.hop6
-            )?;
-        }
+        Ok(())
+    }
+
+    /// Writes a line per tenant, and one for each of its tunnel ends and ranges of gateway addresses.
+    fn write_tenants(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         for tenant in &self.tenants {
             writeln!(
                 out,
@@ -827,19 +854,6 @@ impl fmt::Display for WorldPlan {
                     edge.hosts.join("+")
                 )?;
             }
-        }
-        for pod in &self.pods {
-            let mtu = pod.mtu.map(|mtu| format!(" mtu {mtu}")).unwrap_or_default();
-            writeln!(
-                out,
-                "pod {} {}/{} {} {} {}{mtu}",
-                pod.uid,
-                pod.node_name,
-                pod.node_device(),
-                pod.ip4,
-                pod.ip6,
-                pod.netns
-            )?;
         }
         Ok(())
     }

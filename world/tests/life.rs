@@ -283,23 +283,12 @@ fn exec_is_inside_in_every_respect() {
     );
 }
 
-#[test]
-fn pods_come_and_go_in_a_living_world() {
-    let world = world("pods", SMOKE);
-    let yaml = "name: late\nnamespace: shop\nnodes: [a-n1, a-n2]\nreplicas: 2\ncommand: [canal-world-peer, listen, \"8080\"]\nreadiness: {tcp: {port: 8080}}\nlabels: {app: late}\n";
-    let pod = PodTemplate::parse(yaml).expect("a pod");
-    let names = world.add_pod("alpha", &pod).expect("added");
-    assert_eq!(names, ["alpha/shop/late-0", "alpha/shop/late-1"]);
-    world.wait_ready(deadline(SOON)).expect("ready");
-    let there = world.host("late-1").expect("a pod").environment;
-    let to = format!("{}:8080", there.ip4.expect("an address"));
-    assert_eq!(dial(&world, "late-0", &to), Ok("you are 10.1.1.4".into()));
-    let again = world.add_pod("alpha", &pod).expect_err("twice").to_string();
-    assert!(again.contains("is there already"), "{again}");
+/// Checks that pods that are added at once get addresses of their own.
+fn add_at_once(world: &World, pod: &PodTemplate) {
     std::thread::scope(|scope| {
         for name in ["one", "two", "three", "four"] {
             let (world, pod) = (
-                &world,
+                world,
                 PodTemplate {
                     name: name.into(),
                     replicas: 1,
@@ -326,6 +315,22 @@ fn pods_come_and_go_in_a_living_world() {
     for name in ["one", "two", "three", "four"] {
         world.remove_pod(&format!("{name}-0")).expect("removed");
     }
+}
+
+#[test]
+fn pods_come_and_go_in_a_living_world() {
+    let world = world("pods", SMOKE);
+    let yaml = "name: late\nnamespace: shop\nnodes: [a-n1, a-n2]\nreplicas: 2\ncommand: [canal-world-peer, listen, \"8080\"]\nreadiness: {tcp: {port: 8080}}\nlabels: {app: late}\n";
+    let pod = PodTemplate::parse(yaml).expect("a pod");
+    let names = world.add_pod("alpha", &pod).expect("added");
+    assert_eq!(names, ["alpha/shop/late-0", "alpha/shop/late-1"]);
+    world.wait_ready(deadline(SOON)).expect("ready");
+    let there = world.host("late-1").expect("a pod").environment;
+    let to = format!("{}:8080", there.ip4.expect("an address"));
+    assert_eq!(dial(&world, "late-0", &to), Ok("you are 10.1.1.4".into()));
+    let again = world.add_pod("alpha", &pod).expect_err("twice").to_string();
+    assert!(again.contains("is there already"), "{again}");
+    add_at_once(&world, &pod);
     let many = PodTemplate {
         name: "many".into(),
         nodes: vec!["a-n1".into()],

@@ -134,11 +134,8 @@ fn an_uncaptured_vip_is_refused_at_once_and_never_leaves_the_node() {
     );
 }
 
-#[test]
-fn a_tenants_node_cannot_reach_another_tenants_gateway_address() {
-    let world = world("spoof", SMOKE);
-    // Root on a tenant's node can write any route, so the gateway must not rely on the node.
-    let device = "vx102";
+/// Writes routes of a node of beta that lead to the addresses of alpha's gateway.
+fn route_to_alpha(world: &World, device: &str) {
     for lines in [
         [
             "neigh",
@@ -163,14 +160,14 @@ fn a_tenants_node_cannot_reach_another_tenants_gateway_address() {
             "permanent",
         ],
     ] {
-        client_output(&world, "b-n1", &[&["ip"], lines.as_slice()].concat()).expect("a neighbour");
+        client_output(world, "b-n1", &[&["ip"], lines.as_slice()].concat()).expect("a neighbour");
     }
     for lines in [
         ["10.1.255.1/32", "10.2.1.1"],
         ["fd00:101::ff:1/128", "fd00:102::1:1"],
     ] {
         client_output(
-            &world,
+            world,
             "b-n1",
             &[
                 "ip", "route", "add", lines[0], "dev", device, "src", lines[1],
@@ -178,6 +175,14 @@ fn a_tenants_node_cannot_reach_another_tenants_gateway_address() {
         )
         .expect("a route");
     }
+}
+
+#[test]
+fn a_tenants_node_cannot_reach_another_tenants_gateway_address() {
+    let world = world("spoof", SMOKE);
+    // Root on a tenant's node can write any route, so the gateway must not rely on the node.
+    let device = "vx102";
+    route_to_alpha(&world, device);
     for (count, to) in [(1, "10.1.255.1:8080"), (2, "[fd00:101::ff:1]:8080")] {
         dial_in_vain(&world, "b-n1", to, "it must not answer");
         assert!(

@@ -94,16 +94,8 @@ impl Drop for HostListener {
     }
 }
 
-#[test]
-fn overlapping_tenants_live_side_by_side_and_their_routes_lead_to_edges() {
-    let world = world("tier");
-    for tenant in ["alpha", "beta"] {
-        assert_eq!(
-            dial(&world, &format!("{tenant}/client-0"), "10.1.2.2:8080"),
-            Ok("you are 10.1.1.3".into()),
-            "{tenant}"
-        );
-    }
+/// Checks that hosts of the tier have no devices or addresses but their own, because their own programs build the overlay.
+fn check_hosts_of_the_tier(world: &World) {
     for host in ["edge-1", "gw-1a"] {
         let devices: Vec<String> = world
             .traffic(host)
@@ -123,7 +115,7 @@ fn overlapping_tenants_live_side_by_side_and_their_routes_lead_to_edges() {
         ] {
             assert_eq!(
                 client_output(
-                    &world,
+                    world,
                     host,
                     &["cat", &format!("/proc/sys/net/ipv4/{setting}")]
                 ),
@@ -140,61 +132,92 @@ fn overlapping_tenants_live_side_by_side_and_their_routes_lead_to_edges() {
                 .is_empty()
         );
     }
+}
+
+/// Dials through the overlay: name, host, destination, and the address that the destination sees.
+const DIALS: [(&str, &str, &str, &str); 8] = [
+    (
+        "a pod to a gateway address",
+        "alpha/client-0",
+        "10.1.200.1:8080",
+        "10.1.1.3",
+    ),
+    (
+        "the same, IPv6",
+        "alpha/client-0",
+        "[fd00:1:0:c:2000::1]:8080",
+        "fd00:1::1:3",
+    ),
+    (
+        "a node to a gateway address",
+        "a-n1",
+        "10.1.200.1:8080",
+        "10.1.1.1",
+    ),
+    (
+        "the same, IPv6",
+        "a-n1",
+        "[fd00:1:0:c:2000::1]:8080",
+        "fd00:1::1:1",
+    ),
+    (
+        "a replica to a pod",
+        "edge-1",
+        "10.1.1.2:8080",
+        "250.1.0.77",
+    ),
+    (
+        "the same, IPv6",
+        "edge-1",
+        "[fd00:1::1:2]:8080",
+        "fdca:a1:0:250::fa01:4d",
+    ),
+    (
+        "a replica to a node",
+        "edge-1",
+        "10.1.1.1:8080",
+        "250.1.0.77",
+    ),
+    (
+        "the same, IPv6",
+        "edge-1",
+        "[fd00:1::1:1]:8080",
+        "fdca:a1:0:250::fa01:4d",
+    ),
+];
+
+/// Checks that faults on the path to an edge take effect although its programs would process packets before nft there.
+fn follow_faults(world: &World) {
+    world.cut_one_way("a-n1", "edge-1").expect("cut");
+    dial_in_vain(world, "alpha/client-0", "10.1.200.1:8080", "cut");
+    world.heal("a-n1", "edge-1").expect("healed");
+    dial(world, "alpha/client-0", "10.1.200.1:8080").expect("healed");
+    world.lose("a-n1", "edge-1", 100).expect("lost");
+    dial_in_vain(world, "alpha/client-0", "10.1.200.1:8080", "lost");
+    world.heal_all().expect("healed");
+    world.link_down("edge-1").expect("down");
+    dial_in_vain(world, "alpha/client-0", "10.1.200.1:8080", "down");
+    world.link_up("edge-1").expect("up");
+    dial(world, "alpha/client-0", "10.1.200.1:8080").expect("up");
+}
+
+#[test]
+fn overlapping_tenants_live_side_by_side_and_their_routes_lead_to_edges() {
+    let world = world("tier");
+    for tenant in ["alpha", "beta"] {
+        assert_eq!(
+            dial(&world, &format!("{tenant}/client-0"), "10.1.2.2:8080"),
+            Ok("you are 10.1.1.3".into()),
+            "{tenant}"
+        );
+    }
+    check_hosts_of_the_tier(&world);
     stand_in(&world);
     let _listeners = [
         HostListener::on(&world, "edge-1"),
         HostListener::on(&world, "a-n1"),
     ];
-    for (name, from, to, seen) in [
-        (
-            "a pod to a gateway address",
-            "alpha/client-0",
-            "10.1.200.1:8080",
-            "10.1.1.3",
-        ),
-        (
-            "the same, IPv6",
-            "alpha/client-0",
-            "[fd00:1:0:c:2000::1]:8080",
-            "fd00:1::1:3",
-        ),
-        (
-            "a node to a gateway address",
-            "a-n1",
-            "10.1.200.1:8080",
-            "10.1.1.1",
-        ),
-        (
-            "the same, IPv6",
-            "a-n1",
-            "[fd00:1:0:c:2000::1]:8080",
-            "fd00:1::1:1",
-        ),
-        (
-            "a replica to a pod",
-            "edge-1",
-            "10.1.1.2:8080",
-            "250.1.0.77",
-        ),
-        (
-            "the same, IPv6",
-            "edge-1",
-            "[fd00:1::1:2]:8080",
-            "fdca:a1:0:250::fa01:4d",
-        ),
-        (
-            "a replica to a node",
-            "edge-1",
-            "10.1.1.1:8080",
-            "250.1.0.77",
-        ),
-        (
-            "the same, IPv6",
-            "edge-1",
-            "[fd00:1::1:1]:8080",
-            "fdca:a1:0:250::fa01:4d",
-        ),
-    ] {
+    for (name, from, to, seen) in DIALS {
         assert_eq!(
             dial(&world, from, to),
             Ok(format!("you are {seen}")),
@@ -225,32 +248,21 @@ fn overlapping_tenants_live_side_by_side_and_their_routes_lead_to_edges() {
     dial_in_vain(&world, "a-n1", "250.1.0.2:8080", "an edge's own port");
     assert!(world.refused("router-az1").expect("counters").provider > 0);
 
-    // Faults on the path to an edge take effect although its programs would process packets before nft there.
-    world.cut_one_way("a-n1", "edge-1").expect("cut");
-    dial_in_vain(&world, "alpha/client-0", "10.1.200.1:8080", "cut");
-    world.heal("a-n1", "edge-1").expect("healed");
-    dial(&world, "alpha/client-0", "10.1.200.1:8080").expect("healed");
-    world.lose("a-n1", "edge-1", 100).expect("lost");
-    dial_in_vain(&world, "alpha/client-0", "10.1.200.1:8080", "lost");
-    world.heal_all().expect("healed");
-    world.link_down("edge-1").expect("down");
-    dial_in_vain(&world, "alpha/client-0", "10.1.200.1:8080", "down");
-    world.link_up("edge-1").expect("up");
-    dial(&world, "alpha/client-0", "10.1.200.1:8080").expect("up");
+    follow_faults(&world);
 }
 
-#[test]
-fn routers_refuse_forbidden_tunnels_of_a_tenants_node() {
-    let world = world("switch");
-    let ip = |host: &str| {
-        world
-            .host(host)
-            .expect("a host")
-            .ip4()
-            .expect("an address")
-            .to_string()
-    };
-    let inner = ["spoof", "from=10.1.1.2:4711", "to=10.1.200.1:80"];
+fn ip(world: &World, host: &str) -> String {
+    world
+        .host(host)
+        .expect("a host")
+        .ip4()
+        .expect("an address")
+        .to_string()
+}
+
+/// Returns packets of a node of beta: name, arguments of the peer program, and the router's counts.
+fn tunnel_cases(world: &World) -> Vec<(&'static str, String, RefusedPackets)> {
+    let ip = |host: &str| ip(world, host);
     let vni = RefusedPackets {
         vni: 1,
         ..RefusedPackets::default()
@@ -259,7 +271,7 @@ fn routers_refuse_forbidden_tunnels_of_a_tenants_node() {
         peer: 1,
         ..RefusedPackets::default()
     };
-    let cases = [
+    vec![
         (
             "another tenant's VNI",
             format!("vni=101 via={}", ip("edge-1")),
@@ -324,8 +336,45 @@ fn routers_refuse_forbidden_tunnels_of_a_tenants_node() {
             format!("vni=102 via={}", ip("b-n2")),
             RefusedPackets::default(),
         ),
-    ];
-    for (name, order, expected) in cases {
+    ]
+}
+
+/// Checks that a pod cannot tunnel out of its node, and that it uses no source address but its own.
+fn refuse_tunnels_of_a_pod(world: &World) {
+    let before = (
+        scene::silence(world, "b-n1"),
+        world.refused("b-n1").expect("counters").other,
+    );
+    for order in [
+        format!(
+            "from=10.1.1.3:1 to=10.1.200.1:80 vni=102 via={}",
+            ip(world, "edge-1")
+        ),
+        "from=10.1.2.3:1 to=10.1.200.1:80".to_owned(),
+        "from=250.1.0.3:1 to=10.1.200.1:80".to_owned(),
+        "from=240.0.0.1:1 to=10.1.200.1:80".to_owned(),
+    ] {
+        let words: Vec<&str> = ["canal-world-peer", "spoof"]
+            .into_iter()
+            .chain(order.split(' '))
+            .collect();
+        client_output(world, "beta/client-0", &words)
+            .unwrap_or_else(|error| panic!("{order}: {error}"));
+    }
+    assert_eq!(
+        (
+            scene::sent(world, "b-n1"),
+            world.refused("b-n1").expect("counters").other
+        ),
+        (before.0, before.1 + 1)
+    );
+}
+
+#[test]
+fn routers_refuse_forbidden_tunnels_of_a_tenants_node() {
+    let world = world("switch");
+    let inner = ["spoof", "from=10.1.1.2:4711", "to=10.1.200.1:80"];
+    for (name, order, expected) in tunnel_cases(&world) {
         let before = world.refused("router-az1").expect("counters");
         let words: Vec<&str> = ["canal-world-peer"]
             .into_iter()
@@ -349,34 +398,7 @@ fn routers_refuse_forbidden_tunnels_of_a_tenants_node() {
             .collect();
         assert_eq!(more, counts(&expected), "{name}");
     }
-    // A pod cannot tunnel out of its node at all, and it can use no source address but its own.
-    let before = (
-        scene::silence(&world, "b-n1"),
-        world.refused("b-n1").expect("counters").other,
-    );
-    for order in [
-        format!(
-            "from=10.1.1.3:1 to=10.1.200.1:80 vni=102 via={}",
-            ip("edge-1")
-        ),
-        "from=10.1.2.3:1 to=10.1.200.1:80".to_owned(),
-        "from=250.1.0.3:1 to=10.1.200.1:80".to_owned(),
-        "from=240.0.0.1:1 to=10.1.200.1:80".to_owned(),
-    ] {
-        let words: Vec<&str> = ["canal-world-peer", "spoof"]
-            .into_iter()
-            .chain(order.split(' '))
-            .collect();
-        client_output(&world, "beta/client-0", &words)
-            .unwrap_or_else(|error| panic!("{order}: {error}"));
-    }
-    assert_eq!(
-        (
-            scene::sent(&world, "b-n1"),
-            world.refused("b-n1").expect("counters").other
-        ),
-        (before.0, before.1 + 1)
-    );
+    refuse_tunnels_of_a_pod(&world);
     let wrong = client_output(
         &world,
         "b-n1",
@@ -443,6 +465,40 @@ fn holdings(world: &World) -> Vec<String> {
     held
 }
 
+/// Checks that gateways with a wrong name, AZ or backend are refused, and that only gateways are removed.
+fn refuse_wrong_gateways(world: &World) {
+    for (name, az, backend, answer) in [
+        ("gw-1a", "az1", "b1", "the name \"gw-1a\" is already taken"),
+        (
+            "edge-1",
+            "az1",
+            "b1",
+            "the name \"edge-1\" is already taken",
+        ),
+        (
+            "gw-9",
+            "az9",
+            "b1",
+            "there is no AZ \"az9\" with an edge; use one of: az1, az2",
+        ),
+        ("GW", "az1", "b1", "name: \"GW\" is not a name"),
+        ("gw-9", "az1", "b_1", "backend: \"b_1\" is not a name"),
+    ] {
+        let refused = world
+            .add_gateway(name, az, backend)
+            .expect_err(answer)
+            .to_string();
+        assert!(refused.contains(answer), "{refused}");
+    }
+    for name in ["edge-1", "a-n1"] {
+        let refused = world.remove_gateway(name).expect_err(name).to_string();
+        assert!(
+            refused.contains("is no gateway of a tier world"),
+            "{refused}"
+        );
+    }
+}
+
 #[test]
 fn gateways_come_and_go_without_a_trace() {
     let world = world("fleet");
@@ -486,36 +542,7 @@ fn gateways_come_and_go_without_a_trace() {
     addresses.dedup();
     assert_eq!(addresses.len(), 50, "no address was given again");
 
-    for (name, az, backend, answer) in [
-        ("gw-1a", "az1", "b1", "the name \"gw-1a\" is already taken"),
-        (
-            "edge-1",
-            "az1",
-            "b1",
-            "the name \"edge-1\" is already taken",
-        ),
-        (
-            "gw-9",
-            "az9",
-            "b1",
-            "there is no AZ \"az9\" with an edge; use one of: az1, az2",
-        ),
-        ("GW", "az1", "b1", "name: \"GW\" is not a name"),
-        ("gw-9", "az1", "b_1", "backend: \"b_1\" is not a name"),
-    ] {
-        let refused = world
-            .add_gateway(name, az, backend)
-            .expect_err(answer)
-            .to_string();
-        assert!(refused.contains(answer), "{refused}");
-    }
-    for name in ["edge-1", "a-n1"] {
-        let refused = world.remove_gateway(name).expect_err(name).to_string();
-        assert!(
-            refused.contains("is no gateway of a tier world"),
-            "{refused}"
-        );
-    }
+    refuse_wrong_gateways(&world);
     // Gateways of the file can be removed too, and several at once.
     std::thread::scope(|scope| {
         for name in ["gw-1a", "gw-1b", "gw-4a"] {

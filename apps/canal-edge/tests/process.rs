@@ -62,15 +62,8 @@ fn a_packet_crosses_and_its_answer_returns(m: &EdgeMachine) {
     }
 }
 
-#[test]
-fn maps_follow_the_controller_and_replicas_are_followed_by_probes() {
-    let m = EdgeMachine::new();
-    let (one, two) = (
-        ReplicaPage::open(&m.ns, [250, 1, 0, 11]),
-        ReplicaPage::open(&m.ns, [250, 1, 0, 12]),
-    );
-    let edge = m.edge();
-    edge.ready();
+/// Checks that the dump and the kernel show what the controller sent.
+fn maps_have_the_controllers_resources(m: &EdgeMachine) {
     let dump = m.dump();
     assert_eq!(
         (
@@ -80,7 +73,7 @@ fn maps_follow_the_controller_and_replicas_are_followed_by_probes() {
         (Some(1450), Some(true)),
         "{dump}"
     );
-    let loaded = maps(&m);
+    let loaded = maps(m);
     assert_eq!(
         loaded
             .addresses()
@@ -105,7 +98,71 @@ fn maps_follow_the_controller_and_replicas_are_followed_by_probes() {
             .map(|t| (t.vni, t.version, t.chain[127])),
         Some((101, 3, [1, 2, 0, 0, 0, 0, 0, 0]))
     );
-    drop(loaded);
+}
+
+/// Checks that a replica that fails gets no more packets and is reported, and that it comes back.
+fn follow_a_death_and_a_recovery(m: &EdgeMachine, two: ReplicaPage) -> ReplicaPage {
+    // When a replica fails, no more packets go to it, and the controller is notified within a second.
+    let died = Instant::now();
+    two.close(&m.ns);
+    m.until("down in the kernel", || up(m, 2) == Some(2));
+    let took = m.until("down at the controller", || {
+        m.seen().unwrap().1 == [("g1".to_string(), true), ("g2".to_string(), false)]
+    });
+    judge_time(
+        "time until the controller hears of a dead replica",
+        died.elapsed(),
+        Duration::from_secs(2),
+    );
+    judge_time(
+        "time from a found death to its report",
+        took,
+        Duration::from_millis(500),
+    );
+    assert!(
+        m.fetch("GET", 15020, "/metrics")
+            .1
+            .contains("canal_edge_replica_changes_total{to=\"down\"} ")
+    );
+    let two = ReplicaPage::open(&m.ns, [250, 1, 0, 12]);
+    m.until("back", || up(m, 2) == Some(1));
+    let took = m.until("back at the controller", || {
+        m.seen().unwrap().1.iter().all(|(_, up)| *up)
+    });
+    judge_time(
+        "time from a found recovery to its report",
+        took,
+        Duration::from_millis(500),
+    );
+    two
+}
+
+/// Checks that a draining replica, which keeps its sessions, still receives packets.
+fn keep_a_draining_replica(m: &EdgeMachine, one: &ReplicaPage) {
+    one.draining
+        .store(true, std::sync::atomic::Ordering::Relaxed);
+    m.until("heard", || {
+        m.fetch("GET", 15020, "/metrics")
+            .1
+            .contains("canal_edge_probes_total{result=\"draining\"}")
+    });
+    std::thread::sleep(Duration::from_millis(800));
+    m.until(
+        "still up, or again after a moment in which it did not run",
+        || up(m, 1) == Some(1),
+    );
+}
+
+#[test]
+fn maps_follow_the_controller_and_replicas_are_followed_by_probes() {
+    let m = EdgeMachine::new();
+    let (one, two) = (
+        ReplicaPage::open(&m.ns, [250, 1, 0, 11]),
+        ReplicaPage::open(&m.ns, [250, 1, 0, 12]),
+    );
+    let edge = m.edge();
+    edge.ready();
+    maps_have_the_controllers_resources(&m);
 
     // Reports are sent twice a second with the token, and their responses contain the hosts.
     let script = m
@@ -146,52 +203,9 @@ fn maps_follow_the_controller_and_replicas_are_followed_by_probes() {
     let before = reported();
     m.until("the order has arrived", || reported() >= before + 2);
 
-    // When a replica fails, no more packets go to it, and the controller is notified within a second.
-    let died = Instant::now();
-    two.close(&m.ns);
-    m.until("down in the kernel", || up(&m, 2) == Some(2));
-    let took = m.until("down at the controller", || {
-        m.seen().unwrap().1 == [("g1".to_string(), true), ("g2".to_string(), false)]
-    });
-    judge_time(
-        "time until the controller hears of a dead replica",
-        died.elapsed(),
-        Duration::from_secs(2),
-    );
-    judge_time(
-        "time from a found death to its report",
-        took,
-        Duration::from_millis(500),
-    );
-    assert!(
-        m.fetch("GET", 15020, "/metrics")
-            .1
-            .contains("canal_edge_replica_changes_total{to=\"down\"} ")
-    );
-    let two = ReplicaPage::open(&m.ns, [250, 1, 0, 12]);
-    m.until("back", || up(&m, 2) == Some(1));
-    let took = m.until("back at the controller", || {
-        m.seen().unwrap().1.iter().all(|(_, up)| *up)
-    });
-    judge_time(
-        "time from a found recovery to its report",
-        took,
-        Duration::from_millis(500),
-    );
+    let two = follow_a_death_and_a_recovery(&m, two);
 
-    // A draining replica keeps its sessions, so it still receives packets.
-    one.draining
-        .store(true, std::sync::atomic::Ordering::Relaxed);
-    m.until("heard", || {
-        m.fetch("GET", 15020, "/metrics")
-            .1
-            .contains("canal_edge_probes_total{result=\"draining\"}")
-    });
-    std::thread::sleep(Duration::from_millis(800));
-    m.until(
-        "still up, or again after a moment in which it did not run",
-        || up(&m, 1) == Some(1),
-    );
+    keep_a_draining_replica(&m, &one);
 
     // Removed resources disappear from the maps.
     m.controller

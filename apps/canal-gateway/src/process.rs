@@ -165,19 +165,8 @@ fn begin(
     whole: &DrainWatcher,
     traffic: DrainWatcher,
 ) -> anyhow::Result<GatewayDump> {
-    let registry = Registry::new();
-    let build = MetricFamily::new("istio_build", "What runs here.", &["component", "tag"]);
-    registry
-        .gauges(build)
-        .shared(&["canal-gateway", env!("CARGO_PKG_VERSION")])
-        .set(1);
-    let log = match &config.access_log {
-        Some(sink) => Some(
-            AccessLog::start(sink.clone(), &registry)
-                .context("starting the access log (--access-log)")?,
-        ),
-        None => None,
-    };
+    let registry = registry();
+    let log = access_log(config, &registry)?;
     let logs = log.as_ref().map(AccessLog::tails);
     let certificates = match &config.feed {
         ProgramSource::Controller(controller) => {
@@ -261,6 +250,30 @@ fn begin(
         was_ready: AtomicBool::new(false),
         logs,
     })
+}
+
+/// Makes the registry of metrics, with the one that names the program.
+fn registry() -> Registry {
+    let registry = Registry::new();
+    let build = MetricFamily::new("istio_build", "What runs here.", &["component", "tag"]);
+    registry
+        .gauges(build)
+        .shared(&["canal-gateway", env!("CARGO_PKG_VERSION")])
+        .set(1);
+    registry
+}
+
+/// Starts the access log, if the operator configured one.
+fn access_log(
+    config: &GatewayProcessConfig,
+    registry: &Registry,
+) -> anyhow::Result<Option<AccessLog>> {
+    let log = config
+        .access_log
+        .as_ref()
+        .map(|sink| AccessLog::start(sink.clone(), registry));
+    log.transpose()
+        .context("starting the access log (--access-log)")
 }
 
 /// Serves operators' requests that arrive through the controller.

@@ -298,6 +298,59 @@ fn private_keys(pid: u32) -> usize {
     count
 }
 
+/// Checks who reads the admin pages, and that they show no private key.
+async fn admin_pages_show_no_secret(process: &KeyServerProcess, folder: &Path) {
+    assert_eq!(fetch(process.admin, "/config_dump").await.unwrap().0, 403);
+    let socket = tokio::net::UnixStream::connect(folder.join("data/admin.sock"))
+        .await
+        .unwrap();
+    let (_, dump) = exchange(socket, "/config_dump").await.unwrap();
+    assert!(
+        dump.contains("avx512_ifma") && dump.contains(WEB) && !dump.contains("PRIVATE"),
+        "{dump}"
+    );
+    let (_, metrics) = fetch(process.admin, "/metrics").await.unwrap();
+    assert!(
+        metrics.contains(
+            "canal_key_operations_total{kind=\"sign\",algorithm=\"ecdsa\",tenant=\"alpha\"} 1"
+        ),
+        "{metrics}"
+    );
+}
+
+/// Checks that a signal ends the process only after the handshake that is in flight.
+async fn end_after_the_work_in_flight(
+    process: &mut KeyServerProcess,
+    channel: &Channel,
+    alpha: &TestCa,
+) {
+    let peers = Peers::new(
+        alpha,
+        &alpha.issue_with(&identity(PEER), |_| {}),
+        "alpha.example",
+        &[WEB],
+    );
+    let mut call = channel.begin(WEB, HandshakeRole::Client, &[PEER], 0);
+    let ServerReply::Send(hello) = call.next().await else {
+        panic!("no ClientHello")
+    };
+    process.signal(Signal::TERM);
+    let mut refused = ServerReply::Pong;
+    while !matches!(refused, ServerReply::Refused(KeyRefusal::Draining, _)) {
+        refused = signature(channel).await;
+    }
+    let mut server = peers.server();
+    hear(&mut server, &hello);
+    channel.send_request(
+        call.id,
+        &KeyRequest::More {
+            bytes: &flight(&mut server),
+        },
+    );
+    assert!(matches!(call.next().await, ServerReply::Done { .. }));
+    assert_eq!(process.ended().await.code(), Some(0));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_server_lives_and_ends() {
     let folder = tempfile::tempdir().unwrap();
@@ -332,53 +385,13 @@ async fn a_key_server_lives_and_ends() {
         signature(&foreign).await,
         ServerReply::Refused(KeyRefusal::NotEntitled, _)
     ));
-    assert_eq!(fetch(process.admin, "/config_dump").await.unwrap().0, 403);
-    let socket = tokio::net::UnixStream::connect(folder.path().join("data/admin.sock"))
-        .await
-        .unwrap();
-    let (_, dump) = exchange(socket, "/config_dump").await.unwrap();
-    assert!(
-        dump.contains("avx512_ifma") && dump.contains(WEB) && !dump.contains("PRIVATE"),
-        "{dump}"
-    );
-    let (_, metrics) = fetch(process.admin, "/metrics").await.unwrap();
-    assert!(
-        metrics.contains(
-            "canal_key_operations_total{kind=\"sign\",algorithm=\"ecdsa\",tenant=\"alpha\"} 1"
-        ),
-        "{metrics}"
-    );
+    admin_pages_show_no_secret(&process, folder.path()).await;
 
     no_key_is_in(&folder.path().join("data"));
     // Between operations the memory contains no PKCS#8 of P-256, which is the form in which keys are sealed and opened.
     assert_eq!(private_keys(process.child.id()), 0);
 
-    // Work in flight ends first, then the process.
-    let peers = Peers::new(
-        &alpha,
-        &alpha.issue_with(&identity(PEER), |_| {}),
-        "alpha.example",
-        &[WEB],
-    );
-    let mut call = channel.begin(WEB, HandshakeRole::Client, &[PEER], 0);
-    let ServerReply::Send(hello) = call.next().await else {
-        panic!("no ClientHello")
-    };
-    process.signal(Signal::TERM);
-    let mut refused = ServerReply::Pong;
-    while !matches!(refused, ServerReply::Refused(KeyRefusal::Draining, _)) {
-        refused = signature(&channel).await;
-    }
-    let mut server = peers.server();
-    hear(&mut server, &hello);
-    channel.send_request(
-        call.id,
-        &KeyRequest::More {
-            bytes: &flight(&mut server),
-        },
-    );
-    assert!(matches!(call.next().await, ServerReply::Done { .. }));
-    assert_eq!(process.ended().await.code(), Some(0));
+    end_after_the_work_in_flight(&mut process, &channel, &alpha).await;
 
     // After a restart the process reads the entitlements from its own disk, and has only new keys.
     let before = requested.lock().unwrap().clone();

@@ -105,32 +105,7 @@ impl KeyBenchWorld {
         network: Network,
     ) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
-        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let text = std::fs::read_to_string(here.join("world.yaml"))?
-            .replace(
-                "PLACE",
-                if mode == AsymmetricMode::Remote {
-                    "KeyServer"
-                } else {
-                    "Local"
-                },
-            )
-            .replace(
-                "ALGORITHM",
-                if algorithm == CertificateAlgorithm::Rsa {
-                    "Rsa2048"
-                } else {
-                    "EcdsaP256"
-                },
-            );
-        let file = folder.path().join("world.yaml");
-        std::fs::write(&file, text)?;
-        std::fs::copy(
-            here.join("services.yaml"),
-            folder.path().join("services.yaml"),
-        )?;
-        let mut topology = Topology::load(&file)
-            .map_err(|problems| anyhow::anyhow!("world.yaml: {problems:?}"))?;
+        let mut topology = topology_of(algorithm, mode, folder.path())?;
         let nodes = topology
             .tenants
             .iter_mut()
@@ -164,27 +139,7 @@ impl KeyBenchWorld {
         )?;
         world.wait_ready(UP_WITHIN)?;
         let node = pid(&world, NODE)?;
-        // The load, the application, the controller and the node proxy share a core; the key server has the other.
-        for host in world
-            .hosts()?
-            .iter()
-            .filter(|host| host.environment.name != KEYS)
-        {
-            if let Some(pid) = host.pulse.pid {
-                limits::pin(pid, 0)?;
-            }
-        }
-        limits::pin(pid(&world, KEYS)?, 1)?;
-        if network == Network::Apart {
-            // The world's routers, and the network behind them, are on that core too.
-            for host in world
-                .hosts()?
-                .iter()
-                .filter(|host| host.environment.kind == "router" || host.environment.name == KEYS)
-            {
-                limits::receive_on(&host.environment.netns, 1)?;
-            }
-        }
+        pin_hosts(&world, network)?;
         let cap = CpuCap::of(node, &world.host(NODE)?.environment.cgroup)?;
         let identity = identity(&world)?;
         let scene = Self {
@@ -302,6 +257,62 @@ impl KeyBenchWorld {
     pub(crate) fn why(&self) -> Option<String> {
         self.why.borrow().clone()
     }
+}
+
+/// Writes the world's files of a case into `folder`, and loads its topology.
+fn topology_of(
+    algorithm: CertificateAlgorithm,
+    mode: AsymmetricMode,
+    folder: &Path,
+) -> anyhow::Result<Topology> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(here.join("world.yaml"))?
+        .replace(
+            "PLACE",
+            if mode == AsymmetricMode::Remote {
+                "KeyServer"
+            } else {
+                "Local"
+            },
+        )
+        .replace(
+            "ALGORITHM",
+            if algorithm == CertificateAlgorithm::Rsa {
+                "Rsa2048"
+            } else {
+                "EcdsaP256"
+            },
+        );
+    let file = folder.join("world.yaml");
+    std::fs::write(&file, text)?;
+    std::fs::copy(here.join("services.yaml"), folder.join("services.yaml"))?;
+    Topology::load(&file).map_err(|problems| anyhow::anyhow!("world.yaml: {problems:?}"))
+}
+
+/// Pins the processes of the world to the two cores, and the packets of the network that is apart.
+fn pin_hosts(world: &World, network: Network) -> anyhow::Result<()> {
+    // The load, the application, the controller and the node proxy share a core; the key server has the other.
+    for host in world
+        .hosts()?
+        .iter()
+        .filter(|host| host.environment.name != KEYS)
+    {
+        if let Some(pid) = host.pulse.pid {
+            limits::pin(pid, 0)?;
+        }
+    }
+    limits::pin(pid(world, KEYS)?, 1)?;
+    if network == Network::Apart {
+        // The world's routers, and the network behind them, are on that core too.
+        for host in world
+            .hosts()?
+            .iter()
+            .filter(|host| host.environment.kind == "router" || host.environment.name == KEYS)
+        {
+            limits::receive_on(&host.environment.netns, 1)?;
+        }
+    }
+    Ok(())
 }
 
 fn pid(world: &World, host: &str) -> anyhow::Result<u32> {

@@ -1,7 +1,7 @@
 //! Sessions that the servers under the replicas must track, counted by session tables: with aggregation (edge → replica and back in tunnels
 //! with few source ports), and without, where each flow has a source port as RFC 7348 recommends. All client sessions are open at once.
 
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -102,27 +102,7 @@ fn measure(
     edge: Option<&str>,
     gateway: &[&str],
 ) -> anyhow::Result<SessionCounts> {
-    let scene = TierBenchWorld::up("sessions.yaml", |topology, _| {
-        topology
-            .edges
-            .iter_mut()
-            .filter_map(|e| e.process.as_mut())
-            .for_each(|p| p.args.extend(edge.map(String::from)));
-        let limits = [
-            "--max-tenant-connections",
-            "1000000",
-            "--max-requests",
-            "1000000",
-            "--max-tenant-requests",
-            "1000000",
-        ];
-        let args = || limits.iter().chain(gateway).map(ToString::to_string);
-        topology
-            .gateways
-            .iter_mut()
-            .filter_map(|g| g.process.as_mut())
-            .for_each(|p| p.args.extend(args()));
-    })?;
+    let scene = sessions_world(edge, gateway)?;
     let names: Vec<String> = scene
         .world
         .hosts()?
@@ -171,40 +151,84 @@ fn measure(
         ..SessionCounts::default()
     };
     for child in running {
-        let out = child.wait_with_output()?;
-        let report: Value = serde_json::from_slice(&out.stdout)
-            .with_context(|| String::from_utf8_lossy(&out.stdout).into_owned())?;
-        seen.opened += number(&report, "opened")?;
-        seen.held += number(&report, "held")?;
-        seen.broken += number(&report, "broken")?;
-        seen.unopened += number(&report, "unopened")?;
-        if report["ok"] != true {
-            eprintln!("{report}");
-        }
+        seen.add_client(child)?;
     }
     (seen.spent_us, seen.took) = (machine_us()? - before, started.elapsed());
     for (table, gateway) in tables.iter().zip(&gateways) {
+        seen.add_gateway(&scene, gateway, table)?;
+    }
+    Ok(seen)
+}
+
+/// Brings up the world of the measurement, with these arguments of the edges and of the gateways.
+fn sessions_world(edge: Option<&str>, gateway: &[&str]) -> anyhow::Result<TierBenchWorld> {
+    TierBenchWorld::up("sessions.yaml", |topology, _| {
+        topology
+            .edges
+            .iter_mut()
+            .filter_map(|e| e.process.as_mut())
+            .for_each(|p| p.args.extend(edge.map(String::from)));
+        let limits = [
+            "--max-tenant-connections",
+            "1000000",
+            "--max-requests",
+            "1000000",
+            "--max-tenant-requests",
+            "1000000",
+        ];
+        let args = || limits.iter().chain(gateway).map(ToString::to_string);
+        topology
+            .gateways
+            .iter_mut()
+            .filter_map(|g| g.process.as_mut())
+            .for_each(|p| p.args.extend(args()));
+    })
+}
+
+impl SessionCounts {
+    /// Waits for a client's end, and adds what it reports.
+    fn add_client(&mut self, child: Child) -> anyhow::Result<()> {
+        let out = child.wait_with_output()?;
+        let report: Value = serde_json::from_slice(&out.stdout)
+            .with_context(|| String::from_utf8_lossy(&out.stdout).into_owned())?;
+        self.opened += number(&report, "opened")?;
+        self.held += number(&report, "held")?;
+        self.broken += number(&report, "broken")?;
+        self.unopened += number(&report, "unopened")?;
+        if report["ok"] != true {
+            eprintln!("{report}");
+        }
+        Ok(())
+    }
+
+    /// Adds what a gateway's table and its metrics say.
+    fn add_gateway(
+        &mut self,
+        scene: &TierBenchWorld,
+        gateway: &str,
+        table: &SessionTable,
+    ) -> anyhow::Result<()> {
         let (outer, inner) = table.sessions()?;
-        (seen.outer, seen.inner, seen.most) = (
-            seen.outer + outer,
-            seen.inner + inner,
-            seen.most.max((outer, inner)),
+        (self.outer, self.inner, self.most) = (
+            self.outer + outer,
+            self.inner + inner,
+            self.most.max((outer, inner)),
         );
         let metrics = scene.run(gateway, &["curl", "-sS", "http://127.0.0.1:15020/metrics"])?;
-        seen.scans.ok += sum(
+        self.scans.ok += sum(
             &metrics,
             "canal_redirector_session_scans_total{result=\"ok\"}",
         );
         let results = ["late", "failed"]
             .map(|result| format!("canal_redirector_session_scans_total{{result=\"{result}\"}}"));
-        seen.scans.not += results
+        self.scans.not += results
             .iter()
             .map(|series| sum(&metrics, series))
             .sum::<f64>();
-        seen.scans.us += sum(&metrics, "canal_redirector_session_scan_seconds_total") * 1e6;
-        seen.resident += scene.resident(gateway)?;
+        self.scans.us += sum(&metrics, "canal_redirector_session_scan_seconds_total") * 1e6;
+        self.resident += scene.resident(gateway)?;
+        Ok(())
     }
-    Ok(seen)
 }
 
 /// Returns the client's part of all sessions.
@@ -223,7 +247,7 @@ fn hold(
     targets: &[String],
     (count, rate): (u32, f64),
     opening: Duration,
-) -> anyhow::Result<std::process::Child> {
+) -> anyhow::Result<Child> {
     let samples = programs()?
         .join("canal-samples")
         .to_string_lossy()

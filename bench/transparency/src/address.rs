@@ -44,11 +44,6 @@ const GROWTH_MAX: f64 = 1.2;
 
 pub(crate) fn run(size: &ConnectionsSize, record: &FigureFile) -> anyhow::Result<Vec<Bar>> {
     let scene = TierBenchWorld::up("connections.yaml", |_, _| {})?;
-    let clients = |tenant: &str| -> Vec<String> {
-        (0..16)
-            .map(|n| format!("{tenant}/default/client-{n}"))
-            .collect()
-    };
     let address = |tenant: &str| -> anyhow::Result<String> {
         let server = scene
             .world
@@ -58,23 +53,7 @@ pub(crate) fn run(size: &ConnectionsSize, record: &FigureFile) -> anyhow::Result
         Ok(format!("{server}:8080"))
     };
     let (mesh, plain) = (address("mesh")?, address("plain")?);
-    // This excludes the effects of first connections: a table that does not exist yet, a tunnel's handshake.
-    for tenant in ["mesh", "plain"] {
-        load(
-            &scene,
-            &clients(tenant),
-            &[
-                "connections",
-                &address(tenant)?,
-                "-c",
-                "1",
-                "-d",
-                "1",
-                "--rate",
-                "20",
-            ],
-        )?;
-    }
+    warm_up(&scene, [("mesh", &mesh), ("plain", &plain)])?;
     let (seconds, at_once) = (size.seconds.to_string(), size.at_once.to_string());
     let rate = (f64::from(size.rate) / 16.0).to_string();
     println!(
@@ -106,18 +85,7 @@ pub(crate) fn run(size: &ConnectionsSize, record: &FigureFile) -> anyhow::Result
         last.node_per() / first.node_per(),
         last.machine_per() / first.machine_per()
     );
-    let mut highest = Vec::new();
-    for (name, tenant, address, pods) in [
-        ("16 clients, mesh", "mesh", &mesh, 16),
-        ("16 clients, no mesh", "plain", &plain, 16),
-        ("one client, mesh", "mesh", &mesh, 1),
-        ("one client, no mesh", "plain", &plain, 1),
-    ] {
-        let fastest = ["connections", address, "-c", &at_once, "-d", &seconds];
-        let part = load(&scene, &clients(tenant)[..pods], &fastest)?;
-        part.print(name);
-        highest.push(json!({ "load": name, "per_second": part.per_second, "failed": part.failed }));
-    }
+    let highest = highest_rates(&scene, (&mesh, &plain), &at_once, &seconds)?;
     let failed: f64 = parts.iter().map(|part| part.failed).sum();
     let rates: Vec<Value> = parts
         .iter()
@@ -165,6 +133,47 @@ impl LoadPart {
             self.machine_per()
         );
     }
+}
+
+fn clients(tenant: &str) -> Vec<String> {
+    (0..16)
+        .map(|n| format!("{tenant}/default/client-{n}"))
+        .collect()
+}
+
+/// Opens a few connections to the server of each tenant, so that all that the first ones need is there.
+fn warm_up(scene: &TierBenchWorld, tenants: [(&str, &String); 2]) -> anyhow::Result<()> {
+    // This excludes the effects of first connections: a table that does not exist yet, a tunnel's handshake.
+    for (tenant, address) in tenants {
+        load(
+            scene,
+            &clients(tenant),
+            &["connections", address, "-c", "1", "-d", "1", "--rate", "20"],
+        )?;
+    }
+    Ok(())
+}
+
+/// Measures and prints the rates of new connections that clients reach, with the mesh and without it.
+fn highest_rates(
+    scene: &TierBenchWorld,
+    (mesh, plain): (&str, &str),
+    at_once: &str,
+    seconds: &str,
+) -> anyhow::Result<Vec<Value>> {
+    let mut highest = Vec::new();
+    for (name, tenant, address, pods) in [
+        ("16 clients, mesh", "mesh", mesh, 16),
+        ("16 clients, no mesh", "plain", plain, 16),
+        ("one client, mesh", "mesh", mesh, 1),
+        ("one client, no mesh", "plain", plain, 1),
+    ] {
+        let fastest = ["connections", address, "-c", at_once, "-d", seconds];
+        let part = load(scene, &clients(tenant)[..pods], &fastest)?;
+        part.print(name);
+        highest.push(json!({ "load": name, "per_second": part.per_second, "failed": part.failed }));
+    }
+    Ok(highest)
 }
 
 /// Runs the same load in all clients at once.

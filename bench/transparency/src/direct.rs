@@ -210,40 +210,13 @@ fn compare(
     size: &DirectSize,
     record: &FigureFile,
 ) -> anyhow::Result<Vec<Bar>> {
-    let (connections, seconds, rate) = (
-        size.connections.to_string(),
-        size.seconds.to_string(),
-        size.rate.to_string(),
-    );
+    let (connections, rate) = (size.connections, size.rate);
     for bench_path in paths {
         scene
             .until_served(bench_path.client, &format!("{}/health", bench_path.url))
             .with_context(|| bench_path.name)?;
     }
-    let mut fast: Vec<Vec<PathFigures>> = vec![Vec::new(); paths.len()];
-    let mut stated = fast.clone();
-    let mut bulk: Vec<Vec<f64>> = vec![Vec::new(); paths.len()];
-    for round in 1..=size.rounds {
-        for (at, bench_path) in paths.iter().enumerate() {
-            eprintln!("round {round}/{}: {}", size.rounds, bench_path.name);
-            let small = format!("{}/blob?size=100", bench_path.url);
-            let load = ["load", &small, "-c", &connections, "-d", &seconds];
-            fast[at].push(measure(scene, bench_path, &load)?);
-            stated[at].push(measure(
-                scene,
-                bench_path,
-                &[&load[..], &["-r", &rate]].concat(),
-            )?);
-            let large = format!("{}/blob?size={}", bench_path.url, size.bulk_bytes);
-            let answers = measure(
-                scene,
-                bench_path,
-                &["load", &large, "-c", "4", "-d", &seconds],
-            )?
-            .per_second;
-            bulk[at].push(answers * size.bulk_bytes as f64 * 8.0 / 1e9);
-        }
-    }
+    let RoundFigures { fast, stated, bulk } = measure_rounds(scene, paths, size)?;
     table(
         &format!("{connections} connections, as fast as answered"),
         paths,
@@ -254,21 +227,7 @@ fn compare(
         paths,
         &stated,
     );
-    println!(
-        "| bulk, 4 connections | Gbit/s, median (lowest to highest) | of no mesh |\n|---|---|---|"
-    );
-    let open = RoundSpread::of(bulk[4].iter().copied());
-    for (bench_path, rates) in paths.iter().zip(&bulk) {
-        let rate = RoundSpread::of(rates.iter().copied());
-        println!(
-            "| {} | {:.2} ({:.2} to {:.2}) | {:.2} |",
-            bench_path.name,
-            rate.median,
-            rate.low,
-            rate.high,
-            rate.median / open.median
-        );
-    }
+    print_bulk(paths, &bulk);
     let shown = |all: &[Vec<PathFigures>]| -> Value {
         let each = paths.iter().zip(all).map(|(bench_path, runs)| {
             let cpu = RoundSpread::of(runs.iter().map(|run| run.nodes_us));
@@ -301,6 +260,71 @@ fn compare(
             Bound::AtLeast(BULK_MIN),
         ),
     ])
+}
+
+/// The figures of all rounds, by path.
+struct RoundFigures {
+    fast: Vec<Vec<PathFigures>>,
+    stated: Vec<Vec<PathFigures>>,
+    /// Gbit/s of large responses.
+    bulk: Vec<Vec<f64>>,
+}
+
+/// Measures every path once per round, so that a slow moment of the machine meets all of them.
+fn measure_rounds(
+    scene: &TierBenchWorld,
+    paths: &[BenchPath; 5],
+    size: &DirectSize,
+) -> anyhow::Result<RoundFigures> {
+    let (connections, seconds, rate) = (
+        size.connections.to_string(),
+        size.seconds.to_string(),
+        size.rate.to_string(),
+    );
+    let mut fast: Vec<Vec<PathFigures>> = vec![Vec::new(); paths.len()];
+    let mut stated = fast.clone();
+    let mut bulk: Vec<Vec<f64>> = vec![Vec::new(); paths.len()];
+    for round in 1..=size.rounds {
+        for (at, bench_path) in paths.iter().enumerate() {
+            eprintln!("round {round}/{}: {}", size.rounds, bench_path.name);
+            let small = format!("{}/blob?size=100", bench_path.url);
+            let load = ["load", &small, "-c", &connections, "-d", &seconds];
+            fast[at].push(measure(scene, bench_path, &load)?);
+            stated[at].push(measure(
+                scene,
+                bench_path,
+                &[&load[..], &["-r", &rate]].concat(),
+            )?);
+            let large = format!("{}/blob?size={}", bench_path.url, size.bulk_bytes);
+            let answers = measure(
+                scene,
+                bench_path,
+                &["load", &large, "-c", "4", "-d", &seconds],
+            )?
+            .per_second;
+            bulk[at].push(answers * size.bulk_bytes as f64 * 8.0 / 1e9);
+        }
+    }
+    Ok(RoundFigures { fast, stated, bulk })
+}
+
+/// Prints the rates of large responses, and their relation to those without a mesh.
+fn print_bulk(paths: &[BenchPath; 5], bulk: &[Vec<f64>]) {
+    println!(
+        "| bulk, 4 connections | Gbit/s, median (lowest to highest) | of no mesh |\n|---|---|---|"
+    );
+    let open = RoundSpread::of(bulk[4].iter().copied());
+    for (bench_path, rates) in paths.iter().zip(bulk) {
+        let rate = RoundSpread::of(rates.iter().copied());
+        println!(
+            "| {} | {:.2} ({:.2} to {:.2}) | {:.2} |",
+            bench_path.name,
+            rate.median,
+            rate.low,
+            rate.high,
+            rate.median / open.median
+        );
+    }
 }
 
 /// Prints the results. Ratios are to the first path, of medians; in a round both sides had the same load one after the other.

@@ -20,53 +20,9 @@ pub(crate) fn resolve(
     said: &[Sourced<'_, canal::Tenant>],
     report: &mut DiagnosticCollector,
 ) -> Option<Tenant> {
-    let mut own = None;
-    for tenant in said {
-        if tenant.object.metadata.name.as_str() == name.as_str() {
-            own = Some(tenant);
-        } else {
-            report.error(
-                tenant.document,
-                "metadata.name",
-                format!("this is the configuration of tenant {name}"),
-                format!("write {name}"),
-            );
-        }
-    }
-    let Some(tenant) = own else {
-        let fix = format!(
-            "write an object with apiVersion: canal.mesh/v1, kind: Tenant and metadata.name: {name}"
-        );
-        report.general(
-            format!("tenant {name} has no Tenant object, so nothing of it is served"),
-            fix,
-        );
-        return None;
-    };
+    let tenant = own_object(name, said, report)?;
     let spec = &tenant.object.spec;
-    // A tenant with the provider's own name, trust domain or VNI would not be isolated from Canal's components.
-    if name.as_str() == SYSTEM_NAMESPACE {
-        let problem = format!(
-            "{SYSTEM_NAMESPACE} is the provider's own name; nothing of the tenant is served"
-        );
-        report.error(
-            tenant.document,
-            "metadata.name",
-            problem,
-            "choose another name",
-        );
-        return None;
-    }
-    if spec.trust_domain.as_str() == COMPONENTS {
-        let problem = format!(
-            "{COMPONENTS} is the trust domain of Canal's own parts; nothing of the tenant is served"
-        );
-        report.error(
-            tenant.document,
-            "spec.trustDomain",
-            problem,
-            "choose another trust domain",
-        );
+    if !has_own_names(name, tenant, report) {
         return None;
     }
     let pod_cidrs = ranges(tenant, "podCidrs", &spec.pod_cidrs, report);
@@ -114,6 +70,71 @@ pub(crate) fn resolve(
         shares: spec.shares.clone(),
         resolvers: resolvers(tenant, report),
     })
+}
+
+/// Returns the Tenant object of this name. It reports those of other tenants, and the absence of the own one.
+fn own_object<'s, 'o>(
+    name: &TenantName,
+    said: &'s [Sourced<'o, canal::Tenant>],
+    report: &mut DiagnosticCollector,
+) -> Option<&'s Sourced<'o, canal::Tenant>> {
+    let mut own = None;
+    for tenant in said {
+        if tenant.object.metadata.name.as_str() == name.as_str() {
+            own = Some(tenant);
+        } else {
+            report.error(
+                tenant.document,
+                "metadata.name",
+                format!("this is the configuration of tenant {name}"),
+                format!("write {name}"),
+            );
+        }
+    }
+    if own.is_none() {
+        let fix = format!(
+            "write an object with apiVersion: canal.mesh/v1, kind: Tenant and metadata.name: {name}"
+        );
+        report.general(
+            format!("tenant {name} has no Tenant object, so nothing of it is served"),
+            fix,
+        );
+    }
+    own
+}
+
+/// Returns whether neither the name of the tenant nor its trust domain is the provider's, and reports the one that is.
+fn has_own_names(
+    name: &TenantName,
+    tenant: &Sourced<'_, canal::Tenant>,
+    report: &mut DiagnosticCollector,
+) -> bool {
+    // A tenant with the provider's own name, trust domain or VNI would not be isolated from Canal's components.
+    if name.as_str() == SYSTEM_NAMESPACE {
+        let problem = format!(
+            "{SYSTEM_NAMESPACE} is the provider's own name; nothing of the tenant is served"
+        );
+        report.error(
+            tenant.document,
+            "metadata.name",
+            problem,
+            "choose another name",
+        );
+        return false;
+    }
+    if tenant.object.spec.trust_domain.as_str() == COMPONENTS {
+        let problem = format!(
+            "{COMPONENTS} is the trust domain of Canal's own parts; nothing of the tenant is served"
+        );
+        report.error(
+            tenant.document,
+            "spec.trustDomain",
+            problem,
+            "choose another trust domain",
+        );
+        return false;
+    }
+    true
 }
 
 /// Resolves the location of the keys. If the field cannot be parsed, keys are only allowed in key servers, so that they are never

@@ -100,6 +100,73 @@ pub fn is_overdue(sight: &RotationState, timeouts: &RotationTimeouts) -> bool {
 mod tests {
     use super::*;
 
+    /// States of a rotation: phase, time since which nothing blocks it, the present time, and the step that must follow.
+    const STEPS: [(&str, RotationPhase, Option<u64>, u64, RotationStep); 9] = [
+        (
+            "nothing goes on",
+            RotationPhase::Steady,
+            Some(0),
+            1000,
+            RotationStep::Stay,
+        ),
+        (
+            "somebody does not know the new root",
+            RotationPhase::Announced,
+            None,
+            1000,
+            RotationStep::Stay,
+        ),
+        (
+            "all know it since now",
+            RotationPhase::Announced,
+            Some(1000),
+            1000,
+            RotationStep::Stay,
+        ),
+        (
+            "almost settled",
+            RotationPhase::Announced,
+            Some(996),
+            1000,
+            RotationStep::Stay,
+        ),
+        (
+            "settled",
+            RotationPhase::Announced,
+            Some(995),
+            1000,
+            RotationStep::Switch,
+        ),
+        (
+            "a leaf of the old root is in use",
+            RotationPhase::Switched,
+            None,
+            1000,
+            RotationStep::Stay,
+        ),
+        (
+            "the last one went a moment ago",
+            RotationPhase::Switched,
+            Some(941),
+            1000,
+            RotationStep::Stay,
+        ),
+        (
+            "the grace is over",
+            RotationPhase::Switched,
+            Some(940),
+            1000,
+            RotationStep::Retire,
+        ),
+        (
+            "a clock that went back waits",
+            RotationPhase::Switched,
+            Some(2000),
+            1000,
+            RotationStep::Stay,
+        ),
+    ];
+
     #[test]
     fn steps() {
         let timeouts = RotationTimeouts {
@@ -107,71 +174,7 @@ mod tests {
             grace: 60,
             overdue: 600,
         };
-        for (what, phase, clear_since, now, want) in [
-            (
-                "nothing goes on",
-                RotationPhase::Steady,
-                Some(0),
-                1000,
-                RotationStep::Stay,
-            ),
-            (
-                "somebody does not know the new root",
-                RotationPhase::Announced,
-                None,
-                1000,
-                RotationStep::Stay,
-            ),
-            (
-                "all know it since now",
-                RotationPhase::Announced,
-                Some(1000),
-                1000,
-                RotationStep::Stay,
-            ),
-            (
-                "almost settled",
-                RotationPhase::Announced,
-                Some(996),
-                1000,
-                RotationStep::Stay,
-            ),
-            (
-                "settled",
-                RotationPhase::Announced,
-                Some(995),
-                1000,
-                RotationStep::Switch,
-            ),
-            (
-                "a leaf of the old root is in use",
-                RotationPhase::Switched,
-                None,
-                1000,
-                RotationStep::Stay,
-            ),
-            (
-                "the last one went a moment ago",
-                RotationPhase::Switched,
-                Some(941),
-                1000,
-                RotationStep::Stay,
-            ),
-            (
-                "the grace is over",
-                RotationPhase::Switched,
-                Some(940),
-                1000,
-                RotationStep::Retire,
-            ),
-            (
-                "a clock that went back waits",
-                RotationPhase::Switched,
-                Some(2000),
-                1000,
-                RotationStep::Stay,
-            ),
-        ] {
+        for (what, phase, clear_since, now, want) in STEPS {
             assert_eq!(
                 decide_step(
                     &RotationState {

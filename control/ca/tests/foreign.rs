@@ -156,27 +156,23 @@ fn verify(issued: &IssuedLeaf, roots: &[String], crls: &[String]) -> Result<(), 
         .map_err(|e| e.to_string())
 }
 
-#[test]
-fn files_and_their_faults() {
-    let root = ForeignAuthority::root("root");
-    let other = ForeignAuthority::root("other");
+/// A case's name, the files of an authority, and the number of links or the reason of the refusal.
+type FilesCase = (&'static str, AuthorityFiles, Result<usize, &'static str>);
+
+/// Returns the files with one change.
+fn changed(mut files: AuthorityFiles, change: &dyn Fn(&mut AuthorityFiles)) -> AuthorityFiles {
+    change(&mut files);
+    files
+}
+
+/// Returns files of authorities that can be used.
+fn good_files(root: &ForeignAuthority, plain: &ForeignAuthority) -> Vec<FilesCase> {
     let upper = root.below("upper", |p| {
         p.is_ca = IsCa::Ca(BasicConstraints::Constrained(1))
     });
     let lower = upper.below("lower", |p| {
         p.is_ca = IsCa::Ca(BasicConstraints::Constrained(0))
     });
-    let plain = root.below("plain", |_| {});
-    let leaf = root.below("leaf", |p| p.is_ca = IsCa::ExplicitNoCa);
-    let no_usage = root.below("no usage", |p| {
-        p.key_usages = vec![KeyUsagePurpose::DigitalSignature]
-    });
-    let short = root.below("short", |p| {
-        p.is_ca = IsCa::Ca(BasicConstraints::Constrained(0))
-    });
-    let below_short = short.below("below", |_| {});
-    let ended = root.below("ended", |p| p.not_after = date_time_ymd(2021, 1, 1));
-    let early = root.below("early", |p| p.not_before = date_time_ymd(2035, 1, 1));
     let constrained = root.below("constrained", |p| {
         let permitted_subtrees = vec![
             GeneralSubtree::Rfc822Name("x".into()),
@@ -187,97 +183,137 @@ fn files_and_their_faults() {
             excluded_subtrees: vec![],
         });
     });
-    let mail_only = root.below("mail", |p| {
-        p.extended_key_usages = vec![ExtendedKeyUsagePurpose::EmailProtection]
-    });
     let rsa = KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048).unwrap();
-    let rsa = ForeignAuthority::with("rsa", rsa, |_| {}, Some(&root));
+    let rsa = ForeignAuthority::with("rsa", rsa, |_| {}, Some(root));
     let p384 = ForeignAuthority::with(
         "p384",
         KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap(),
         |_| {},
-        Some(&root),
+        Some(root),
     );
-    let with = |files: AuthorityFiles, change: &dyn Fn(&mut AuthorityFiles)| {
-        let mut files = files;
-        change(&mut files);
-        files
-    };
-    let good = || plain.files(&[], &root);
-    let cases: Vec<(&str, AuthorityFiles, Result<usize, &str>)> = vec![
-        ("an intermediate", good(), Ok(2)),
-        ("two of them", lower.files(&[&upper], &root), Ok(3)),
+    vec![
+        ("an intermediate", plain.files(&[], root), Ok(2)),
+        ("two of them", lower.files(&[&upper], root), Ok(3)),
         (
             "with the root at the end",
-            lower.files(&[&upper, &root], &root),
+            lower.files(&[&upper, root], root),
             Ok(3),
         ),
-        ("a root itself", root.files(&[], &root), Ok(1)),
-        ("an RSA intermediate", rsa.files(&[], &root), Ok(2)),
-        ("a P-384 intermediate", p384.files(&[], &root), Ok(2)),
+        ("a root itself", root.files(&[], root), Ok(1)),
+        ("an RSA intermediate", rsa.files(&[], root), Ok(2)),
+        ("a P-384 intermediate", p384.files(&[], root), Ok(2)),
         (
             "a list of its own",
-            with(good(), &|f| f.crl = Some(plain.crl(&[7]))),
+            changed(plain.files(&[], root), &|f| f.crl = Some(plain.crl(&[7]))),
             Ok(2),
         ),
         (
+            "constrained to other names",
+            constrained.files(&[], root),
+            Ok(2),
+        ),
+    ]
+}
+
+/// Returns files of which one is missing, damaged or another authority's.
+fn broken_files(
+    root: &ForeignAuthority,
+    plain: &ForeignAuthority,
+    other: &ForeignAuthority,
+) -> Vec<FilesCase> {
+    let good = || plain.files(&[], root);
+    vec![
+        (
             "no certificate",
-            with(good(), &|f| f.chain.clear()),
+            changed(good(), &|f| f.chain.clear()),
             Err("certificates"),
         ),
         (
             "a torn certificate",
-            with(good(), &|f| f.chain.truncate(200)),
+            changed(good(), &|f| f.chain.truncate(200)),
             Err("certificates"),
         ),
         (
             "no root",
-            with(good(), &|f| f.root.clear()),
+            changed(good(), &|f| f.root.clear()),
             Err("certificates"),
         ),
         (
             "too many",
-            with(good(), &|f| f.root = f.root.repeat(9)),
+            changed(good(), &|f| f.root = f.root.repeat(9)),
             Err("certificates"),
         ),
-        ("no key", with(good(), &|f| f.key.clear()), Err("key")),
+        ("no key", changed(good(), &|f| f.key.clear()), Err("key")),
         (
             "another's key",
-            with(good(), &|f| f.key = other.issuer.key().serialize_pem()),
+            changed(good(), &|f| f.key = other.issuer.key().serialize_pem()),
             Err("key_match"),
         ),
-        ("a leaf", leaf.files(&[], &root), Err("not_authority")),
-        (
-            "may not sign certificates",
-            no_usage.files(&[], &root),
-            Err("not_authority"),
-        ),
-        (
-            "above it none is allowed",
-            below_short.files(&[&short], &root),
-            Err("path_length"),
-        ),
-        ("ended", ended.files(&[], &root), Err("validity")),
-        ("not yet", early.files(&[], &root), Err("validity")),
-        ("another root", plain.files(&[], &other), Err("chain")),
-        ("a gap in the chain", lower.files(&[], &root), Err("chain")),
-        (
-            "constrained to other names",
-            constrained.files(&[], &root),
-            Ok(2),
-        ),
-        ("for mail only", mail_only.files(&[], &root), Err("trial")),
+        ("another root", plain.files(&[], other), Err("chain")),
         (
             "a list of nobody here",
-            with(good(), &|f| f.crl = Some(other.crl(&[7]))),
+            changed(good(), &|f| f.crl = Some(other.crl(&[7]))),
             Err("crl"),
         ),
         (
             "no list",
-            with(good(), &|f| f.crl = Some("x".into())),
+            changed(good(), &|f| f.crl = Some("x".into())),
             Err("crl"),
         ),
-    ];
+    ]
+}
+
+/// Returns files of certificates that are no authority, or not for this use or time.
+fn wrong_authorities(root: &ForeignAuthority) -> Vec<FilesCase> {
+    let lower = root
+        .below("upper", |p| {
+            p.is_ca = IsCa::Ca(BasicConstraints::Constrained(1))
+        })
+        .below("lower", |p| {
+            p.is_ca = IsCa::Ca(BasicConstraints::Constrained(0))
+        });
+    let leaf = root.below("leaf", |p| p.is_ca = IsCa::ExplicitNoCa);
+    let no_usage = root.below("no usage", |p| {
+        p.key_usages = vec![KeyUsagePurpose::DigitalSignature]
+    });
+    let short = root.below("short", |p| {
+        p.is_ca = IsCa::Ca(BasicConstraints::Constrained(0))
+    });
+    let below_short = short.below("below", |_| {});
+    let ended = root.below("ended", |p| p.not_after = date_time_ymd(2021, 1, 1));
+    let early = root.below("early", |p| p.not_before = date_time_ymd(2035, 1, 1));
+    let mail_only = root.below("mail", |p| {
+        p.extended_key_usages = vec![ExtendedKeyUsagePurpose::EmailProtection]
+    });
+    vec![
+        ("a leaf", leaf.files(&[], root), Err("not_authority")),
+        (
+            "may not sign certificates",
+            no_usage.files(&[], root),
+            Err("not_authority"),
+        ),
+        (
+            "above it none is allowed",
+            below_short.files(&[&short], root),
+            Err("path_length"),
+        ),
+        ("ended", ended.files(&[], root), Err("validity")),
+        ("not yet", early.files(&[], root), Err("validity")),
+        ("a gap in the chain", lower.files(&[], root), Err("chain")),
+        ("for mail only", mail_only.files(&[], root), Err("trial")),
+    ]
+}
+
+#[test]
+fn files_and_their_faults() {
+    let root = ForeignAuthority::root("root");
+    let other = ForeignAuthority::root("other");
+    let plain = root.below("plain", |_| {});
+    let good = || plain.files(&[], &root);
+    let cases = good_files(&root, &plain)
+        .into_iter()
+        .chain(broken_files(&root, &plain, &other))
+        .chain(wrong_authorities(&root));
     for (what, files, want) in cases {
         match (TenantAuthority::from_files(&domain(), &files, NOW), want) {
             (Ok((authority, _)), Ok(links)) => {
@@ -296,7 +332,7 @@ fn files_and_their_faults() {
         !format!("{:?}", good()).contains("PRIVATE"),
         "the key is never printed"
     );
-    let two = with(good(), &|f| f.root = other.pem.clone() + &root.pem);
+    let two = changed(good(), &|f| f.root = other.pem.clone() + &root.pem);
     let (authority, _) = TenantAuthority::from_files(&domain(), &two, NOW).unwrap();
     let published: Vec<_> = authority.roots().iter().map(|r| der(r)).collect();
     assert_eq!(
@@ -459,154 +495,218 @@ fn answer(
     p.signed_by(key, &ca.issuer).unwrap().pem()
 }
 
+/// The authorities, keys and name of the cases.
+struct AnswerFixture {
+    root: ForeignAuthority,
+    other: ForeignAuthority,
+    /// An intermediate of `root`.
+    below: ForeignAuthority,
+    key: KeyPair,
+    /// The key of another request.
+    foreign: KeyPair,
+    id: SanType,
+}
+
+/// A case's name, the PEM of the answer, the DNS names that were requested, and the number of links or the reason of the refusal.
+type AnswerCase = (
+    &'static str,
+    String,
+    Vec<String>,
+    Result<usize, &'static str>,
+);
+
+fn uri(s: &str) -> SanType {
+    SanType::URI(s.try_into().unwrap())
+}
+
+fn dns(s: &str) -> SanType {
+    SanType::DnsName(s.try_into().unwrap())
+}
+
+fn names() -> Vec<String> {
+    vec!["a.b".to_string()]
+}
+
+impl AnswerFixture {
+    fn new() -> Self {
+        let root = ForeignAuthority::root("root");
+        Self {
+            below: root.below("below", |_| {}),
+            root,
+            other: ForeignAuthority::root("other"),
+            key: KeyPair::generate().unwrap(),
+            foreign: KeyPair::generate().unwrap(),
+            id: uri("spiffe://alpha.example/ns/bookinfo/sa/reviews"),
+        }
+    }
+
+    /// Returns answers with the requested names, and answers with others or without any.
+    fn cases_of_names(&self) -> Vec<AnswerCase> {
+        let Self {
+            root,
+            below,
+            key,
+            id,
+            ..
+        } = self;
+        let mine = std::slice::from_ref(id);
+        vec![
+            ("as asked", answer(root, key, mine, |_| {}), vec![], Ok(1)),
+            (
+                "with a DNS name that was asked for",
+                answer(root, key, &[id.clone(), dns("a.b")], |_| {}),
+                names(),
+                Ok(1),
+            ),
+            (
+                "by an intermediate that it sends along",
+                answer(below, key, mine, |_| {}) + &below.pem,
+                vec![],
+                Ok(2),
+            ),
+            (
+                "with its root",
+                answer(root, key, mine, |_| {}) + &root.pem,
+                vec![],
+                Ok(1),
+            ),
+            ("nothing", String::new(), vec![], Err("external_answer")),
+            (
+                "no certificate",
+                "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".into(),
+                vec![],
+                Err("external_answer"),
+            ),
+            (
+                "no name",
+                answer(root, key, &[], |_| {}),
+                vec![],
+                Err("external_identity"),
+            ),
+            (
+                "another name",
+                answer(
+                    root,
+                    key,
+                    &[uri("spiffe://alpha.example/ns/x/sa/y")],
+                    |_| {},
+                ),
+                vec![],
+                Err("external_identity"),
+            ),
+            (
+                "one more name",
+                answer(
+                    root,
+                    key,
+                    &[id.clone(), uri("spiffe://beta/ns/x/sa/y")],
+                    |_| {},
+                ),
+                vec![],
+                Err("external_identity"),
+            ),
+            (
+                "a DNS name that nobody asked for",
+                answer(root, key, &[id.clone(), dns("a.b")], |_| {}),
+                vec![],
+                Err("external_identity"),
+            ),
+            (
+                "the DNS name is missing",
+                answer(root, key, mine, |_| {}),
+                names(),
+                Err("external_identity"),
+            ),
+        ]
+    }
+
+    /// Returns answers whose key, usage, issuer or lifetime is wrong.
+    fn cases_of_certificates(&self) -> Vec<AnswerCase> {
+        let Self {
+            root,
+            other,
+            key,
+            foreign,
+            id,
+            ..
+        } = self;
+        let mine = std::slice::from_ref(id);
+        vec![
+            (
+                "another key",
+                answer(root, foreign, mine, |_| {}),
+                vec![],
+                Err("external_key"),
+            ),
+            (
+                "an authority",
+                answer(root, key, mine, |p| {
+                    p.is_ca = IsCa::Ca(BasicConstraints::Unconstrained)
+                }),
+                vec![],
+                Err("external_usage"),
+            ),
+            (
+                "may sign",
+                answer(root, key, mine, |p| {
+                    p.key_usages.push(KeyUsagePurpose::KeyCertSign)
+                }),
+                vec![],
+                Err("external_usage"),
+            ),
+            (
+                "for servers only",
+                answer(root, key, mine, |p| p.extended_key_usages.truncate(1)),
+                vec![],
+                Err("external_usage"),
+            ),
+            (
+                "another root",
+                answer(other, key, mine, |_| {}),
+                vec![],
+                Err("external_chain"),
+            ),
+            (
+                "another root, which it sends along",
+                answer(other, key, mine, |_| {}) + &other.pem,
+                vec![],
+                Err("external_chain"),
+            ),
+            (
+                "ended",
+                answer(root, key, mine, |p| {
+                    p.not_after = date_time_ymd(2027, 1, 15)
+                }),
+                vec![],
+                Err("external_chain"),
+            ),
+            (
+                "lives long",
+                answer(root, key, mine, |p| {
+                    p.not_after = date_time_ymd(2027, 2, 16)
+                }),
+                vec![],
+                Err("external_lifetime"),
+            ),
+        ]
+    }
+}
+
 #[test]
 fn answers_of_another_authority() {
-    let (root, other) = (
-        ForeignAuthority::root("root"),
-        ForeignAuthority::root("other"),
-    );
-    let below = root.below("below", |_| {});
-    let (key, foreign) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
-    let uri = |s: &str| SanType::URI(s.try_into().unwrap());
-    let dns = |s: &str| SanType::DnsName(s.try_into().unwrap());
-    let id = uri("spiffe://alpha.example/ns/bookinfo/sa/reviews");
-    let mine = std::slice::from_ref(&id);
-    let (csr, names) = (csr(&key), vec!["a.b".to_string()]);
-    type Fate = Result<usize, &'static str>;
-    let cases: Vec<(&str, String, &[String], Fate)> = vec![
-        ("as asked", answer(&root, &key, mine, |_| {}), &[], Ok(1)),
-        (
-            "with a DNS name that was asked for",
-            answer(&root, &key, &[id.clone(), dns("a.b")], |_| {}),
-            &names,
-            Ok(1),
-        ),
-        (
-            "by an intermediate that it sends along",
-            answer(&below, &key, mine, |_| {}) + &below.pem,
-            &[],
-            Ok(2),
-        ),
-        (
-            "with its root",
-            answer(&root, &key, mine, |_| {}) + &root.pem,
-            &[],
-            Ok(1),
-        ),
-        ("nothing", String::new(), &[], Err("external_answer")),
-        (
-            "no certificate",
-            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".into(),
-            &[],
-            Err("external_answer"),
-        ),
-        (
-            "no name",
-            answer(&root, &key, &[], |_| {}),
-            &[],
-            Err("external_identity"),
-        ),
-        (
-            "another name",
-            answer(
-                &root,
-                &key,
-                &[uri("spiffe://alpha.example/ns/x/sa/y")],
-                |_| {},
-            ),
-            &[],
-            Err("external_identity"),
-        ),
-        (
-            "one more name",
-            answer(
-                &root,
-                &key,
-                &[id.clone(), uri("spiffe://beta/ns/x/sa/y")],
-                |_| {},
-            ),
-            &[],
-            Err("external_identity"),
-        ),
-        (
-            "a DNS name that nobody asked for",
-            answer(&root, &key, &[id.clone(), dns("a.b")], |_| {}),
-            &[],
-            Err("external_identity"),
-        ),
-        (
-            "the DNS name is missing",
-            answer(&root, &key, mine, |_| {}),
-            &names,
-            Err("external_identity"),
-        ),
-        (
-            "another key",
-            answer(&root, &foreign, mine, |_| {}),
-            &[],
-            Err("external_key"),
-        ),
-        (
-            "an authority",
-            answer(&root, &key, mine, |p| {
-                p.is_ca = IsCa::Ca(BasicConstraints::Unconstrained)
-            }),
-            &[],
-            Err("external_usage"),
-        ),
-        (
-            "may sign",
-            answer(&root, &key, mine, |p| {
-                p.key_usages.push(KeyUsagePurpose::KeyCertSign)
-            }),
-            &[],
-            Err("external_usage"),
-        ),
-        (
-            "for servers only",
-            answer(&root, &key, mine, |p| p.extended_key_usages.truncate(1)),
-            &[],
-            Err("external_usage"),
-        ),
-        (
-            "another root",
-            answer(&other, &key, mine, |_| {}),
-            &[],
-            Err("external_chain"),
-        ),
-        (
-            "another root, which it sends along",
-            answer(&other, &key, mine, |_| {}) + &other.pem,
-            &[],
-            Err("external_chain"),
-        ),
-        (
-            "ended",
-            answer(&root, &key, mine, |p| {
-                p.not_after = date_time_ymd(2027, 1, 15)
-            }),
-            &[],
-            Err("external_chain"),
-        ),
-        (
-            "lives long",
-            answer(&root, &key, mine, |p| {
-                p.not_after = date_time_ymd(2027, 2, 16)
-            }),
-            &[],
-            Err("external_lifetime"),
-        ),
-    ];
+    let fixture = AnswerFixture::new();
+    let csr = csr(&fixture.key);
+    let cases = [fixture.cases_of_names(), fixture.cases_of_certificates()].concat();
     for (what, pem, names, want) in cases {
         let request = CertificateRequest {
             csr: &csr,
             identity: &identity(),
-            names,
+            names: &names,
             rsa: false,
             lifetime_seconds: 3600,
         };
         match (
-            check_answer(&pem, &request, std::slice::from_ref(&root.pem), NOW),
+            check_answer(&pem, &request, std::slice::from_ref(&fixture.root.pem), NOW),
             want,
         ) {
             (Ok(issued), Ok(links)) => assert_eq!(issued.chain.len(), links, "{what}"),

@@ -188,12 +188,12 @@ fn chains_hold_within_their_time_and_domain_only() {
     }
 }
 
-#[test]
-fn requests_and_their_fate() {
-    let authority = authority();
+/// A case's name, a request for a certificate, and the reason of its refusal if it is refused.
+type RequestCase = (&'static str, String, Option<&'static str>);
+
+fn cases_of_names(plain: &str) -> Vec<RequestCase> {
     let request = identity().to_string();
     let rsa = |bits| KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, bits).unwrap();
-    let plain = csr(&p256(), |_| {});
     let unreadable_name = |p: &mut CertificateParams| {
         p.custom_extensions = vec![CustomExtension::from_oid_content(
             &[2, 5, 29, 17],
@@ -205,8 +205,8 @@ fn requests_and_their_fate() {
         e.set_criticality(true);
         p.custom_extensions = vec![e];
     };
-    let cases: Vec<(&str, String, Option<&str>)> = vec![
-        ("no name", plain.clone(), None),
+    vec![
+        ("no name", plain.into(), None),
         (
             "the name asked for",
             csr(&p256(), |p| p.subject_alt_names = vec![uri(&request)]),
@@ -252,9 +252,14 @@ fn requests_and_their_fate() {
             csr(&p256(), unreadable_name),
             Some("form"),
         ),
+    ]
+}
+
+fn cases_of_keys_and_forms(authority: &TenantAuthority, plain: &str) -> Vec<RequestCase> {
+    vec![
         (
             "a changed bit in the signature",
-            tampered(&plain),
+            tampered(plain),
             Some("signature"),
         ),
         (
@@ -294,7 +299,18 @@ fn requests_and_their_fate() {
             format!("{plain}{}", " ".repeat(CSR_BYTES_MAX)),
             Some("too_large"),
         ),
-    ];
+    ]
+}
+
+#[test]
+fn requests_and_their_fate() {
+    let authority = authority();
+    let plain = csr(&p256(), |_| {});
+    let cases = [
+        cases_of_names(&plain),
+        cases_of_keys_and_forms(&authority, &plain),
+    ]
+    .concat();
     for (what, csr, refusal) in cases {
         match (issue(&authority, &csr, &identity(), 3600, NOW), refusal) {
             (Ok(issued), None) => verify(&issued, authority.certificate(), NOW)

@@ -1,10 +1,11 @@
 //! Tests of the operators' API: an apply is carried out completely or not at all, and a refusal states its reasons. Tenants do not affect
 //! each other.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::fixture::{
-    ControllerFixture, errors, gateway, patience, route, service, tenant, tenant_object,
+    ControllerFixture, Operator, errors, gateway, patience, route, service, tenant, tenant_object,
 };
 use canal_controller_core::{ControllerLimits, FILES_MAX};
 use canal_model::program::ResourceKind;
@@ -61,33 +62,12 @@ async fn an_apply_is_refused_whole_with_all_its_errors() {
     );
 }
 
-#[tokio::test]
-async fn objects_live_and_die_by_the_api() {
-    let fixture = ControllerFixture::two_tenants().await;
-    let mut ann = fixture.admin("ann").await;
-    let (first, second) = (service(1, "c", 3), service(1, "c", 4));
-    let done = ann
-        .apply(
-            "alpha",
-            &[&format!("{first}---\n{}", route("r", "c", &[("a", 1)]))],
-        )
-        .await
-        .unwrap();
-    assert_eq!(
-        whats(&done.changes),
-        ["Created Service shop/c", "Created HTTPRoute shop/r"]
-    );
-    let again = ann.apply("alpha", &[&first]).await.unwrap();
-    assert_eq!(
-        (whats(&again.changes), again.generation),
-        (vec!["Unchanged Service shop/c".into()], done.generation),
-        "no change, no generation"
-    );
-
-    let dry = ann.dry_run("alpha", &[&second]).await.unwrap();
+/// Checks that a dry run and a diff report a change of a service and another new one, and apply neither.
+async fn dry_run_and_diff_change_nothing(ann: &mut Operator, second: &str, generation: u64) {
+    let dry = ann.dry_run("alpha", &[second]).await.unwrap();
     assert!(dry.accepted && whats(&dry.changes) == ["Changed Service shop/c"]);
     let diff = ann
-        .diff("alpha", &[&second, &service(1, "d", 5)])
+        .diff("alpha", &[second, &service(1, "d", 5)])
         .await
         .unwrap();
     let texts: Vec<(ChangeKind, Vec<&str>)> = diff
@@ -117,9 +97,63 @@ async fn objects_live_and_die_by_the_api() {
     );
     assert_eq!(
         ann.status().await.generation,
-        done.generation,
+        generation,
         "neither changed anything"
     );
+}
+
+/// Checks the delete of a service that a route names, of one that is missing, and of an unknown kind.
+async fn delete_with_warnings(ann: &mut Operator) {
+    // The route still names the service: the delete is accepted, and the operator is warned of what it breaks.
+    let gone = ann
+        .delete("alpha", &[("service", "shop", "c")], false)
+        .await
+        .unwrap();
+    assert!(gone.accepted && !gone.diagnostics.is_empty(), "{gone:?}");
+    let missing = ann
+        .delete(
+            "alpha",
+            &[("service", "shop", "c"), ("moon", "", "x")],
+            false,
+        )
+        .await
+        .unwrap();
+    assert!(
+        !missing.accepted && errors(&missing.diagnostics).len() == 2,
+        "{missing:?}"
+    );
+    assert!(
+        ann.delete("alpha", &[("service", "shop", "c")], true)
+            .await
+            .unwrap()
+            .accepted
+    );
+}
+
+#[tokio::test]
+async fn objects_live_and_die_by_the_api() {
+    let fixture = ControllerFixture::two_tenants().await;
+    let mut ann = fixture.admin("ann").await;
+    let (first, second) = (service(1, "c", 3), service(1, "c", 4));
+    let done = ann
+        .apply(
+            "alpha",
+            &[&format!("{first}---\n{}", route("r", "c", &[("a", 1)]))],
+        )
+        .await
+        .unwrap();
+    assert_eq!(
+        whats(&done.changes),
+        ["Created Service shop/c", "Created HTTPRoute shop/r"]
+    );
+    let again = ann.apply("alpha", &[&first]).await.unwrap();
+    assert_eq!(
+        (whats(&again.changes), again.generation),
+        (vec!["Unchanged Service shop/c".into()], done.generation),
+        "no change, no generation"
+    );
+
+    dry_run_and_diff_change_nothing(&mut ann, &second, done.generation).await;
 
     let changed = ann.apply("alpha", &[&second]).await.unwrap();
     assert!(changed.generation > done.generation);
@@ -148,30 +182,7 @@ async fn objects_live_and_die_by_the_api() {
         ]
     );
 
-    // The route still names the service: the delete is accepted, and the operator is warned of what it breaks.
-    let gone = ann
-        .delete("alpha", &[("service", "shop", "c")], false)
-        .await
-        .unwrap();
-    assert!(gone.accepted && !gone.diagnostics.is_empty(), "{gone:?}");
-    let missing = ann
-        .delete(
-            "alpha",
-            &[("service", "shop", "c"), ("moon", "", "x")],
-            false,
-        )
-        .await
-        .unwrap();
-    assert!(
-        !missing.accepted && errors(&missing.diagnostics).len() == 2,
-        "{missing:?}"
-    );
-    assert!(
-        ann.delete("alpha", &[("service", "shop", "c")], true)
-            .await
-            .unwrap()
-            .accepted
-    );
+    delete_with_warnings(&mut ann).await;
 }
 
 #[tokio::test]
@@ -220,6 +231,55 @@ async fn an_old_error_in_another_object_does_not_block_an_apply() {
         shown[0].diagnostics[0].problem.contains("nowhere"),
         "{:?}",
         shown[0]
+    );
+}
+
+/// Checks that a tenant's operator changes no object of the provider.
+async fn refuse_provider_objects(ann: &mut Operator) {
+    for yaml in [tenant_object("alpha", 9), gateway(1, "g7")] {
+        let refused = ann.apply("alpha", &[&yaml]).await.unwrap();
+        assert!(
+            !refused.accepted && errors(&refused.diagnostics)[0].contains("provider"),
+            "{refused:?}"
+        );
+    }
+    let refused = ann
+        .delete(
+            "alpha",
+            &[("tenant", "", "alpha"), ("gateway", "", "g1")],
+            false,
+        )
+        .await
+        .unwrap();
+    assert_eq!((refused.accepted, refused.changes.len()), (false, 0));
+}
+
+/// Checks that the status has the tenants and subscribers that an operator may see, and no others.
+async fn check_visible_status(ann: &mut Operator, bob: &mut Operator, root: &mut Operator) {
+    let seen = |s: &canal_wire::api::StatusResponse| {
+        let tenants: Vec<String> = s.tenants.iter().map(|t| t.tenant.clone()).collect();
+        (
+            tenants,
+            s.subscribers
+                .iter()
+                .map(|s| s.name.clone())
+                .collect::<Vec<_>>(),
+        )
+    };
+    assert_eq!(
+        seen(&ann.status().await),
+        (vec!["alpha".into()], vec!["n1".into()])
+    );
+    assert_eq!(
+        seen(&bob.status().await),
+        (vec!["beta".into()], vec!["m1".into()])
+    );
+    assert_eq!(
+        seen(&root.status().await),
+        (
+            vec!["alpha".into(), "beta".into()],
+            vec!["m1".into(), "n1".into()]
+        )
     );
 }
 
@@ -283,48 +343,9 @@ async fn operators_stay_within_their_tenant() {
         Code::Unauthenticated
     );
 
-    for yaml in [tenant_object("alpha", 9), gateway(1, "g7")] {
-        let refused = ann.apply("alpha", &[&yaml]).await.unwrap();
-        assert!(
-            !refused.accepted && errors(&refused.diagnostics)[0].contains("provider"),
-            "{refused:?}"
-        );
-    }
-    let refused = ann
-        .delete(
-            "alpha",
-            &[("tenant", "", "alpha"), ("gateway", "", "g1")],
-            false,
-        )
-        .await
-        .unwrap();
-    assert_eq!((refused.accepted, refused.changes.len()), (false, 0));
+    refuse_provider_objects(&mut ann).await;
 
-    let seen = |s: &canal_wire::api::StatusResponse| {
-        let tenants: Vec<String> = s.tenants.iter().map(|t| t.tenant.clone()).collect();
-        (
-            tenants,
-            s.subscribers
-                .iter()
-                .map(|s| s.name.clone())
-                .collect::<Vec<_>>(),
-        )
-    };
-    assert_eq!(
-        seen(&ann.status().await),
-        (vec!["alpha".into()], vec!["n1".into()])
-    );
-    assert_eq!(
-        seen(&bob.status().await),
-        (vec!["beta".into()], vec!["m1".into()])
-    );
-    assert_eq!(
-        seen(&root.status().await),
-        (
-            vec!["alpha".into(), "beta".into()],
-            vec!["m1".into(), "n1".into()]
-        )
-    );
+    check_visible_status(&mut ann, &mut bob, &mut root).await;
     assert_eq!(
         ann.get("", "svc").await.unwrap().len(),
         2,
@@ -557,6 +578,55 @@ async fn limits_refuse_by_name() {
     );
 }
 
+/// Checks which pages each address serves, and metrics of the state.
+async fn check_pages_and_metrics(
+    fixture: &ControllerFixture,
+    admin: SocketAddr,
+    metrics: SocketAddr,
+) {
+    for (address, path, status) in [
+        (admin, "/healthz/ready", "200"),
+        (metrics, "/healthz/ready", "200"),
+        (metrics, "/config_dump", "404"),
+        (admin, "/nothing", "404"),
+    ] {
+        let answer = fixture.http(address, path).await;
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status}")),
+            "{path}: {answer}"
+        );
+    }
+    for (line, want) in [
+        ("canal_controller_subscribers{kind=\"node\"}", 1.0),
+        ("canal_controller_subscribers_converged", 1.0),
+        (
+            "canal_controller_resources{tenant=\"alpha\",kind=\"Service\"}",
+            2.0,
+        ),
+        (
+            "canal_controller_source_stale_seconds{tenant=\"alpha\"}",
+            0.0,
+        ),
+    ] {
+        assert!(
+            (fixture.metric(line).await - want).abs() < f64::EPSILON,
+            "{line}"
+        );
+    }
+    assert!(
+        fixture
+            .metric("canal_controller_response_bytes_total{type=\"Service\"}")
+            .await
+            > 0.0
+    );
+    assert!(
+        fixture
+            .metric("canal_controller_compile_seconds_count")
+            .await
+            >= 2.0
+    );
+}
+
 #[tokio::test]
 async fn the_admin_pages_show_the_state_and_no_secret() {
     let fixture = ControllerFixture::two_tenants().await;
@@ -616,45 +686,5 @@ async fn the_admin_pages_show_the_state_and_no_secret() {
     );
     assert!(!one.contains("alpha/shop") && one.contains("beta/shop"));
     assert!(!dump.contains("PRIVATE") && !dump.contains("tokenSha256"));
-    for (address, path, status) in [
-        (admin, "/healthz/ready", "200"),
-        (metrics, "/healthz/ready", "200"),
-        (metrics, "/config_dump", "404"),
-        (admin, "/nothing", "404"),
-    ] {
-        let answer = fixture.http(address, path).await;
-        assert!(
-            answer.starts_with(&format!("HTTP/1.1 {status}")),
-            "{path}: {answer}"
-        );
-    }
-    for (line, want) in [
-        ("canal_controller_subscribers{kind=\"node\"}", 1.0),
-        ("canal_controller_subscribers_converged", 1.0),
-        (
-            "canal_controller_resources{tenant=\"alpha\",kind=\"Service\"}",
-            2.0,
-        ),
-        (
-            "canal_controller_source_stale_seconds{tenant=\"alpha\"}",
-            0.0,
-        ),
-    ] {
-        assert!(
-            (fixture.metric(line).await - want).abs() < f64::EPSILON,
-            "{line}"
-        );
-    }
-    assert!(
-        fixture
-            .metric("canal_controller_response_bytes_total{type=\"Service\"}")
-            .await
-            > 0.0
-    );
-    assert!(
-        fixture
-            .metric("canal_controller_compile_seconds_count")
-            .await
-            >= 2.0
-    );
+    check_pages_and_metrics(&fixture, admin, metrics).await;
 }

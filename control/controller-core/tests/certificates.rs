@@ -34,105 +34,113 @@ fn verify(chain: &[String], bundle: &str) -> Result<(), String> {
         .map_err(|e| e.to_string())
 }
 
+/// A case's name, a data plane's token, the identity that it requests, and the result.
+type IssuanceCase = (
+    &'static str,
+    &'static str,
+    Option<&'static str>,
+    IssuanceOutcome,
+);
+
+const ISSUANCE_CASES: [IssuanceCase; 17] = [
+    ("the node that runs it", "n1", Some(A), Ok(())),
+    ("the other node, its own pod", "n2", Some(B), Ok(())),
+    (
+        "a gateway, the tenant it serves",
+        "g1",
+        Some(GATEWAY),
+        Ok(()),
+    ),
+    (
+        "the same name in the tenant that node belongs to",
+        "m1",
+        Some("spiffe://beta.example/ns/shop/sa/a"),
+        Ok(()),
+    ),
+    (
+        "a node that does not run it",
+        "n2",
+        Some(A),
+        Err((Code::PermissionDenied, "not_on_node")),
+    ),
+    (
+        "an account that no pod has",
+        "n1",
+        Some("spiffe://alpha.example/ns/shop/sa/zz"),
+        Err((Code::PermissionDenied, "not_on_node")),
+    ),
+    (
+        "the account in another namespace",
+        "n1",
+        Some("spiffe://alpha.example/ns/other/sa/a"),
+        Err((Code::PermissionDenied, "not_on_node")),
+    ),
+    (
+        "another tenant's domain",
+        "n1",
+        Some("spiffe://beta.example/ns/shop/sa/a"),
+        Err((Code::PermissionDenied, "trust_domain")),
+    ),
+    (
+        "another tenant's node",
+        "m1",
+        Some(A),
+        Err((Code::PermissionDenied, "trust_domain")),
+    ),
+    (
+        "the gateways' identity for a node",
+        "n1",
+        Some(GATEWAY),
+        Err((Code::PermissionDenied, "reserved")),
+    ),
+    (
+        "a gateway, a tenant it does not serve",
+        "g1",
+        Some("spiffe://beta.example/ns/canal-system/sa/gateway"),
+        Err((Code::PermissionDenied, "trust_domain")),
+    ),
+    (
+        "a gateway, a workload's identity",
+        "g1",
+        Some(A),
+        Err((Code::PermissionDenied, "not_gateway")),
+    ),
+    (
+        "an operator",
+        "root",
+        Some(A),
+        Err((Code::PermissionDenied, "operator")),
+    ),
+    (
+        "nobody",
+        "nobody",
+        Some(A),
+        Err((Code::Unauthenticated, "")),
+    ),
+    (
+        "no identity named",
+        "n1",
+        None,
+        Err((Code::InvalidArgument, "no_identity")),
+    ),
+    (
+        "an empty identity",
+        "n1",
+        Some(""),
+        Err((Code::InvalidArgument, "no_identity")),
+    ),
+    (
+        "not an identity",
+        "n1",
+        Some("https://alpha.example"),
+        Err((Code::InvalidArgument, "identity_form")),
+    ),
+];
+
 #[tokio::test]
 async fn identities_are_issued_only_to_their_node() {
     let fixture = ControllerFixture::two_tenants().await;
-    let foreign_gateway = GATEWAY.replace("alpha", "beta");
-    let cases: [(&str, &str, Option<&str>, IssuanceOutcome); 17] = [
-        ("the node that runs it", "n1", Some(A), Ok(())),
-        ("the other node, its own pod", "n2", Some(B), Ok(())),
-        (
-            "a gateway, the tenant it serves",
-            "g1",
-            Some(GATEWAY),
-            Ok(()),
-        ),
-        (
-            "the same name in the tenant that node belongs to",
-            "m1",
-            Some("spiffe://beta.example/ns/shop/sa/a"),
-            Ok(()),
-        ),
-        (
-            "a node that does not run it",
-            "n2",
-            Some(A),
-            Err((Code::PermissionDenied, "not_on_node")),
-        ),
-        (
-            "an account that no pod has",
-            "n1",
-            Some("spiffe://alpha.example/ns/shop/sa/zz"),
-            Err((Code::PermissionDenied, "not_on_node")),
-        ),
-        (
-            "the account in another namespace",
-            "n1",
-            Some("spiffe://alpha.example/ns/other/sa/a"),
-            Err((Code::PermissionDenied, "not_on_node")),
-        ),
-        (
-            "another tenant's domain",
-            "n1",
-            Some("spiffe://beta.example/ns/shop/sa/a"),
-            Err((Code::PermissionDenied, "trust_domain")),
-        ),
-        (
-            "another tenant's node",
-            "m1",
-            Some(A),
-            Err((Code::PermissionDenied, "trust_domain")),
-        ),
-        (
-            "the gateways' identity for a node",
-            "n1",
-            Some(GATEWAY),
-            Err((Code::PermissionDenied, "reserved")),
-        ),
-        (
-            "a gateway, a tenant it does not serve",
-            "g1",
-            Some(&foreign_gateway),
-            Err((Code::PermissionDenied, "trust_domain")),
-        ),
-        (
-            "a gateway, a workload's identity",
-            "g1",
-            Some(A),
-            Err((Code::PermissionDenied, "not_gateway")),
-        ),
-        (
-            "an operator",
-            "root",
-            Some(A),
-            Err((Code::PermissionDenied, "operator")),
-        ),
-        (
-            "nobody",
-            "nobody",
-            Some(A),
-            Err((Code::Unauthenticated, "")),
-        ),
-        (
-            "no identity named",
-            "n1",
-            None,
-            Err((Code::InvalidArgument, "no_identity")),
-        ),
-        (
-            "an empty identity",
-            "n1",
-            Some(""),
-            Err((Code::InvalidArgument, "no_identity")),
-        ),
-        (
-            "not an identity",
-            "n1",
-            Some("https://alpha.example"),
-            Err((Code::InvalidArgument, "identity_form")),
-        ),
-    ];
-    for (what, token, identity, want) in cases {
+    for (what, token, identity, want) in ISSUANCE_CASES {
         let before = |reason: &str| {
             format!("canal_controller_certificates_refused_total{{reason=\"{reason}\"}}")
         };

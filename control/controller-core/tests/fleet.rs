@@ -3,260 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::fixture;
-use crate::fixture::{ControllerFixture, ManualSubscriber, patience, pod, service, with_token};
-use canal_controller_core::{ControllerLimits, SilenceTimeouts};
-use canal_model::program::{BucketTable, GatewayAddress, Resource, ResourceKind};
+use crate::fixture::{ControllerFixture, ManualSubscriber, Operator, patience, with_token};
+use canal_model::program::{BucketTable, Resource, ResourceKind};
 use canal_timing::{judge_time, slack};
 use canal_wire::fleet::fleet_client::FleetClient;
 use canal_wire::fleet::{
-    EdgeReportRequest, EdgeReportResponse, FoundSession, FoundSessions, ReplicaProbe,
-    ReplicaReportRequest, ReplicaReportResponse, ServiceOwnership, SessionPath, SessionQuery,
+    EdgeReportRequest, FoundSession, FoundSessions, ReplicaProbe, ReplicaReportRequest,
+    ServiceOwnership, SessionPath, SessionQuery,
 };
+use tonic::Code;
 use tonic::transport::Channel;
-use tonic::{Code, Status};
 
-const PRINCIPALS: [(&str, &str); 11] = [
-    ("r1", "kind: gateway, name: r1, az: az1, backend: b1"),
-    ("r2", "kind: gateway, name: r2, az: az1, backend: b1"),
-    ("r3", "kind: gateway, name: r3, az: az1, backend: b2"),
-    ("r4", "kind: gateway, name: r4, az: az2, backend: b3"),
-    ("e1", "kind: edge, name: e1, az: az1"),
-    ("e1b", "kind: edge, name: e1b, az: az1"),
-    ("e2", "kind: edge, name: e2, az: az2"),
-    ("n1", "kind: node, name: n1, tenant: alpha, az: az1"),
-    ("m1", "kind: node, name: m1, tenant: beta, az: az1"),
-    ("root", "kind: operator, name: root"),
-    ("ann", "kind: operator, name: ann, tenant: alpha"),
-];
+mod data_planes;
+mod tier;
 
-fn tier_tenant(name: &str, vni: u8) -> String {
-    let object = format!(
-        "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {{name: {name}}}\nspec: {{vni: {vni}, trustDomain: {name}.example, \
-         podCidrs: [10.1.0.0/17], gatewayCidrs: [10.1.192.0/18]}}\n"
-    );
-    [
-        object,
-        service(1, "a", 1),
-        pod(1, "a-0", "a", "n1", 1, true),
-    ]
-    .join("---\n")
-}
-
-fn times() -> SilenceTimeouts {
-    let ms = |quiet| slack() * Duration::from_millis(quiet);
-    SilenceTimeouts {
-        edge_silent: ms(600),
-        replica_silent: ms(800),
-        gone: ms(1200),
-        grace: ms(1500),
-        lag: ms(1500),
-    }
-}
-
-/// Timeouts that no component reaches even on a busy machine, for tests without silent components.
-fn patient_times() -> SilenceTimeouts {
-    let never = 2 * patience();
-    SilenceTimeouts {
-        edge_silent: never,
-        replica_silent: never,
-        gone: never,
-        lag: never,
-        ..times()
-    }
-}
-
-/// Starts a controller with tenants alpha and beta on the tier, at the same addresses.
-async fn tier() -> ControllerFixture {
-    tier_with(times()).await
-}
-
-async fn tier_with(fleet: SilenceTimeouts) -> ControllerFixture {
-    let limits = ControllerLimits {
-        fleet,
-        ..ControllerLimits::default()
-    };
-    let fixture = ControllerFixture::with(limits, |config| {
-        for (name, vni) in [("alpha", 1), ("beta", 2)] {
-            std::fs::create_dir(config.join(name)).unwrap();
-            std::fs::write(config.join(name).join("all.yaml"), tier_tenant(name, vni)).unwrap();
-        }
-    });
-    let fixture = fixture.await;
-    fixture::write_principals(&fixture.config.principals, &PRINCIPALS);
-    let until = Instant::now() + patience();
-    while fixture.metric("canal_controller_generation").await < 1.0 || !knows(&fixture, "e1").await
-    {
-        assert!(Instant::now() < until, "the principals were not read again");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    fixture
-}
-
-async fn knows(fixture: &ControllerFixture, token: &'static str) -> bool {
-    ManualSubscriber::try_open(fixture.channel().await, token, BTreeMap::new())
-        .await
-        .is_ok()
-}
-
-/// A fake replica: it subscribes and reports as a data plane does.
-struct FakeReplica {
-    token: &'static str,
-    client: FleetClient<Channel>,
-    south: ManualSubscriber,
-    state: ReplicaReportRequest,
-}
-
-impl FakeReplica {
-    async fn launch(
-        fixture: &ControllerFixture,
-        token: &'static str,
-        backend: &str,
-        az: &str,
-        underlay: &str,
-    ) -> Self {
-        let client = FleetClient::new(fixture.channel().await);
-        let state = ReplicaReportRequest {
-            backend: backend.into(),
-            az: az.into(),
-            underlay: underlay.into(),
-            ..ReplicaReportRequest::default()
-        };
-        Self {
-            token,
-            client,
-            south: fixture.subscribe(token).await,
-            state,
-        }
-    }
-
-    async fn report(&mut self) -> Result<ReplicaReportResponse, Status> {
-        self.state.generation = self.south.content;
-        let answer = self
-            .client
-            .replica_report(with_token(self.state.clone(), self.token))
-            .await
-            .map(tonic::Response::into_inner);
-        // The controller decides the replica's buckets only after this response.
-        self.state.scanned_after = answer
-            .as_ref()
-            .ok()
-            .and_then(|answer| answer.mark)
-            .or(self.state.scanned_after);
-        answer
-    }
-
-    /// Reconnects after a restart of the controller, with the resources that it holds.
-    async fn reconnect(&mut self, fixture: &ControllerFixture) {
-        let (held, content) = (self.south.held.clone(), self.south.content);
-        self.client = FleetClient::new(fixture.channel().await);
-        self.south = ManualSubscriber::open(fixture.channel().await, self.token, held).await;
-        self.south.content = content;
-    }
-
-    /// Receives and acknowledges responses, and reports.
-    async fn turn(&mut self) -> ReplicaReportResponse {
-        self.south.drain(Duration::from_millis(10)).await;
-        self.report().await.unwrap()
-    }
-}
-
-/// A fake edge: it subscribes and reports as a data plane does.
-struct FakeEdge {
-    token: &'static str,
-    client: FleetClient<Channel>,
-    south: ManualSubscriber,
-    state: EdgeReportRequest,
-}
-
-impl FakeEdge {
-    async fn launch(
-        fixture: &ControllerFixture,
-        token: &'static str,
-        az: &str,
-        underlay: &str,
-    ) -> Self {
-        let client = FleetClient::new(fixture.channel().await);
-        let state = EdgeReportRequest {
-            az: az.into(),
-            underlay: underlay.into(),
-            ..EdgeReportRequest::default()
-        };
-        Self {
-            token,
-            client,
-            south: fixture.subscribe(token).await,
-            state,
-        }
-    }
-
-    fn sees(&mut self, seen: &[(&str, bool)]) {
-        self.state.seen = seen
-            .iter()
-            .map(|(replica, up)| ReplicaProbe {
-                replica: replica.to_string(),
-                up: *up,
-            })
-            .collect();
-    }
-
-    async fn report(&mut self) -> Result<EdgeReportResponse, Status> {
-        self.state.generation = self.south.generation;
-        self.client
-            .edge_report(with_token(self.state.clone(), self.token))
-            .await
-            .map(tonic::Response::into_inner)
-    }
-
-    async fn turn(&mut self) -> EdgeReportResponse {
-        self.south.drain(Duration::from_millis(10)).await;
-        self.report().await.unwrap()
-    }
-}
-
-fn tables(south: &ManualSubscriber) -> BTreeMap<String, BucketTable> {
-    let of = |(key, (_, resource)): (&(ResourceKind, String), &(String, Resource))| match resource {
-        Resource::Table(t) => Some((key.1.clone(), t.clone())),
-        _ => None,
-    };
-    south.held.iter().filter_map(of).collect()
-}
-
-fn addresses(south: &ManualSubscriber) -> BTreeMap<String, GatewayAddress> {
-    let of = |(key, (_, resource)): (&(ResourceKind, String), &(String, Resource))| match resource {
-        Resource::Address(a) => Some((key.1.clone(), a.clone())),
-        _ => None,
-    };
-    south.held.iter().filter_map(of).collect()
-}
-
-fn heads(table: &BucketTable) -> BTreeSet<u16> {
-    table
-        .chains
-        .iter()
-        .filter_map(|c| c.first())
-        .map(|n| n.get())
-        .collect()
-}
-
-/// Lets all replicas and edges take responses and report until `done` holds.
-async fn sail(
-    ships: &mut [&mut FakeReplica],
-    rims: &mut [&mut FakeEdge],
-    what: &str,
-    done: impl Fn(&[&mut FakeReplica], &[&mut FakeEdge]) -> bool,
-) {
-    let until = Instant::now() + patience();
-    while !done(ships, rims) {
-        assert!(Instant::now() < until, "{what} did not come to be");
-        for ship in ships.iter_mut() {
-            ship.turn().await;
-        }
-        for rim in rims.iter_mut() {
-            rim.turn().await;
-        }
-    }
-}
+use data_planes::{FakeEdge, FakeReplica, addresses, heads, owns_all, sail, tables, wait_quiet};
+use tier::{patient_times, tier, tier_tenant, tier_with, times};
 
 #[tokio::test]
 async fn a_registered_replica_and_its_edge_get_tables() {
@@ -323,6 +85,43 @@ async fn a_registered_replica_and_its_edge_get_tables() {
             || n.starts_with("Workload")
             || n.starts_with("Route"))
     );
+}
+
+/// Checks that the number of a replica that leaves is free once no table contains it, and that the next new replica gets it.
+async fn reuse_the_number_of_r1(
+    fixture: &ControllerFixture,
+    mut r1: FakeReplica,
+    r3: &mut FakeReplica,
+    e1: &mut FakeEdge,
+    root: &mut Operator,
+) {
+    r1.state.terminating = true;
+    r1.report().await.unwrap();
+    e1.sees(&[("r1", false), ("r3", true)]);
+    let only = |s: &ManualSubscriber| {
+        tables(s)
+            .values()
+            .all(|t| t.chains.iter().flatten().all(|n| n.get() == 2))
+    };
+    sail(&mut [r3], &mut [e1], "tables without r1", |_, rims| {
+        only(&rims[0].south)
+    })
+    .await;
+    let until = Instant::now() + patience();
+    while root
+        .fleet()
+        .await
+        .unwrap()
+        .replicas
+        .iter()
+        .any(|r| r.name == "r1")
+    {
+        assert!(Instant::now() < until, "r1 is not forgotten");
+        r3.turn().await;
+        e1.turn().await;
+    }
+    let mut r2 = FakeReplica::launch(fixture, "r2", "b1", "az1", "250.1.0.4").await;
+    assert_eq!(r2.turn().await.number, 1);
 }
 
 #[tokio::test]
@@ -406,94 +205,27 @@ async fn numbers_and_tables_survive_restarts_and_come_back_only_after_forgetting
     )
     .await;
 
-    // r1 leaves; its number is free once no table contains it, and the next new replica gets it.
-    r1.state.terminating = true;
-    r1.report().await.unwrap();
-    e1.sees(&[("r1", false), ("r3", true)]);
-    let only = |s: &ManualSubscriber| {
-        tables(s)
-            .values()
-            .all(|t| t.chains.iter().flatten().all(|n| n.get() == 2))
-    };
-    sail(
-        &mut [&mut r3],
-        &mut [&mut e1],
-        "tables without r1",
-        |_, rims| only(&rims[0].south),
-    )
-    .await;
-    let until = Instant::now() + patience();
-    while root
-        .fleet()
-        .await
-        .unwrap()
-        .replicas
-        .iter()
-        .any(|r| r.name == "r1")
-    {
-        assert!(Instant::now() < until, "r1 is not forgotten");
-        r3.turn().await;
-        e1.turn().await;
-    }
-    let mut r2 = FakeReplica::launch(&fixture, "r2", "b1", "az1", "250.1.0.4").await;
-    assert_eq!(r2.turn().await.number, 1);
+    reuse_the_number_of_r1(&fixture, r1, &mut r3, &mut e1, &mut root).await;
 }
 
-/// Lets all replicas and edges report until nothing is in motion.
-async fn wait_quiet(
-    ships: &mut [&mut FakeReplica],
-    rims: &mut [&mut FakeEdge],
-    root: &mut fixture::Operator,
-) {
-    let until = Instant::now() + patience();
-    let mut quiet = 0;
-    while quiet < 3 {
-        assert!(
-            Instant::now() < until,
-            "it does not come to rest: {:?}",
-            root.fleet().await
-        );
-        for ship in ships.iter_mut() {
-            ship.turn().await;
-        }
-        for rim in rims.iter_mut() {
-            rim.turn().await;
-        }
-        let fleet = root.fleet().await.unwrap();
-        assert_eq!(
-            fleet.findings, [""; 0],
-            "the linter agrees with the planner"
-        );
-        quiet = if fleet.tables_waiting == 0 && fleet.services.iter().all(|s| !s.migrating) {
-            quiet + 1
-        } else {
-            0
-        };
-    }
-}
-
-#[tokio::test]
-async fn unknown_and_misnamed_replicas_are_refused_by_name() {
-    let fixture = tier().await;
-    let mut r1 = FakeReplica::launch(&fixture, "r1", "b1", "az1", "250.1.0.3").await;
-    r1.turn().await;
-    let replica = |backend: &str, az: &str, underlay: &str| ReplicaReportRequest {
+fn replica(backend: &str, az: &str, underlay: &str) -> ReplicaReportRequest {
+    ReplicaReportRequest {
         backend: backend.into(),
         az: az.into(),
         underlay: underlay.into(),
         ..ReplicaReportRequest::default()
-    };
-    // One entry more than the limit.
-    let many = ReplicaReportRequest {
-        owned: (0..=canal_controller_core::OWNED_MAX)
-            .map(|i| ServiceOwnership {
-                service: i as u32 + 1,
-                ..ServiceOwnership::default()
-            })
-            .collect(),
-        ..replica("b1", "az1", "250.1.0.3")
-    };
-    let cases = [
+    }
+}
+
+/// A token, a report that it may not send, and the code and the reason of the refusal.
+type MisnamedReplica = (&'static str, ReplicaReportRequest, Code, &'static str);
+
+fn misnamed_replicas() -> Vec<MisnamedReplica> {
+    [replicas_of_others(), replicas_with_wrong_addresses()].concat()
+}
+
+fn replicas_of_others() -> Vec<MisnamedReplica> {
+    vec![
         (
             "nobody",
             replica("b1", "az1", "250.1.0.9"),
@@ -530,6 +262,21 @@ async fn unknown_and_misnamed_replicas_are_refused_by_name() {
             Code::PermissionDenied,
             "az",
         ),
+    ]
+}
+
+fn replicas_with_wrong_addresses() -> Vec<MisnamedReplica> {
+    // One entry more than the limit.
+    let many = ReplicaReportRequest {
+        owned: (0..=canal_controller_core::OWNED_MAX)
+            .map(|i| ServiceOwnership {
+                service: i as u32 + 1,
+                ..ServiceOwnership::default()
+            })
+            .collect(),
+        ..replica("b1", "az1", "250.1.0.3")
+    };
+    vec![
         (
             "r2",
             replica("b1", "az1", "10.1.0.9"),
@@ -585,16 +332,11 @@ async fn unknown_and_misnamed_replicas_are_refused_by_name() {
             "form",
         ),
         ("r1", many, Code::InvalidArgument, "entries"),
-    ];
-    let mut client = FleetClient::new(fixture.channel().await);
-    let reasons: BTreeSet<&str> = cases.iter().map(|c| c.3).collect();
-    for (token, state, code, reason) in cases {
-        let refused = client
-            .replica_report(with_token(state.clone(), token))
-            .await
-            .expect_err(reason);
-        assert_eq!(refused.code(), code, "{token} {reason}: {refused}");
-    }
+    ]
+}
+
+/// Checks that edges are refused that report for another edge, or more than an edge may.
+async fn refuse_misnamed_edges(fixture: &ControllerFixture, client: &mut FleetClient<Channel>) {
     let edge = |az: &str, underlay: &str, n: usize| EdgeReportRequest {
         az: az.into(),
         underlay: underlay.into(),
@@ -628,6 +370,24 @@ async fn unknown_and_misnamed_replicas_are_refused_by_name() {
         let line = format!("canal_controller_fleet_reports_refused_total{{reason=\"{reason}\"}}");
         assert!(fixture.metric(&line).await >= 1.0, "{line}");
     }
+}
+
+#[tokio::test]
+async fn unknown_and_misnamed_replicas_are_refused_by_name() {
+    let fixture = tier().await;
+    let mut r1 = FakeReplica::launch(&fixture, "r1", "b1", "az1", "250.1.0.3").await;
+    r1.turn().await;
+    let cases = misnamed_replicas();
+    let mut client = FleetClient::new(fixture.channel().await);
+    let reasons: BTreeSet<&str> = cases.iter().map(|c| c.3).collect();
+    for (token, state, code, reason) in cases {
+        let refused = client
+            .replica_report(with_token(state.clone(), token))
+            .await
+            .expect_err(reason);
+        assert_eq!(refused.code(), code, "{token} {reason}: {refused}");
+    }
+    refuse_misnamed_edges(&fixture, &mut client).await;
     for reason in reasons.into_iter().filter(|r| *r != "unknown_token") {
         let line = format!("canal_controller_fleet_reports_refused_total{{reason=\"{reason}\"}}");
         assert!(fixture.metric(&line).await >= 1.0, "{line}");
@@ -730,19 +490,44 @@ async fn a_replica_gets_sessions_only_once_it_knows_the_tenant() {
     wait_quiet(&mut [&mut r1, &mut r2], &mut [&mut e1], &mut root).await;
 }
 
-/// Reports a session in every bucket of every service of which the replica has a table.
-fn owns_all(ship: &mut FakeReplica) {
-    let own = tables(&ship.south);
-    ship.state.owned = own
-        .values()
-        .map(|t| ServiceOwnership {
-            service: t.id.get(),
-            table_version: t.version,
-            buckets: vec![0xff; 16],
-            sessions: 128,
-        })
-        .collect();
-    ship.state.sessions = 128 * own.len() as u64;
+/// Checks what the fleet shows of the draining r1, which owns sessions in this many buckets at least.
+async fn check_a_draining_owner(
+    fixture: &ControllerFixture,
+    r1: &mut FakeReplica,
+    root: &mut Operator,
+    owned: usize,
+) {
+    assert_eq!(r1.turn().await.next_ms, 200, "tables are in motion");
+    let row = root.fleet().await.unwrap().replicas.remove(0);
+    assert_eq!(
+        (row.state.as_str(), row.drain_requested, row.heads, row.up),
+        ("draining", true, 0, true)
+    );
+    assert!(row.owners as usize >= owned && row.sessions > 0, "{row:?}");
+    assert!(
+        fixture
+            .metric("canal_controller_fleet_owners_retained_total")
+            .await
+            >= owned as f64
+    );
+}
+
+/// Checks that only the provider's operator drains a replica, and only one that there is.
+async fn refuse_wrong_drains(fixture: &ControllerFixture, root: &mut Operator) {
+    assert!(
+        fixture
+            .admin("ann")
+            .await
+            .drain("r1")
+            .await
+            .is_err_and(|s| s.code() == Code::PermissionDenied),
+        "the tier is the provider's"
+    );
+    assert!(
+        root.drain("r9")
+            .await
+            .is_err_and(|s| s.code() == Code::NotFound)
+    );
 }
 
 #[tokio::test]
@@ -774,20 +559,7 @@ async fn a_draining_replica_stays_owner_until_it_reports_no_sessions() {
     let owned = headed(&e1.south);
     assert!(owned.len() > 100, "{}", owned.len());
     let mut root = fixture.admin("root").await;
-    assert!(
-        fixture
-            .admin("ann")
-            .await
-            .drain("r1")
-            .await
-            .is_err_and(|s| s.code() == Code::PermissionDenied),
-        "the tier is the provider's"
-    );
-    assert!(
-        root.drain("r9")
-            .await
-            .is_err_and(|s| s.code() == Code::NotFound)
-    );
+    refuse_wrong_drains(&fixture, &mut root).await;
     owns_all(&mut r1);
     root.drain("r1").await.unwrap();
     // Its buckets get other heads a few at a time, and it stays in all of their chains, also for some turns after it is the head of none.
@@ -815,22 +587,7 @@ async fn a_draining_replica_stays_owner_until_it_reports_no_sessions() {
             0
         };
     }
-    assert_eq!(r1.turn().await.next_ms, 200, "tables are in motion");
-    let row = root.fleet().await.unwrap().replicas.remove(0);
-    assert_eq!(
-        (row.state.as_str(), row.drain_requested, row.heads, row.up),
-        ("draining", true, 0, true)
-    );
-    assert!(
-        row.owners as usize >= owned.len() && row.sessions > 0,
-        "{row:?}"
-    );
-    assert!(
-        fixture
-            .metric("canal_controller_fleet_owners_retained_total")
-            .await
-            >= owned.len() as f64
-    );
+    check_a_draining_owner(&fixture, &mut r1, &mut root, owned.len()).await;
     // The sessions of r1 end.
     (r1.state.owned, r1.state.sessions) = (Vec::new(), 0);
     let free = |s: &ManualSubscriber| {
@@ -857,6 +614,65 @@ async fn a_draining_replica_stays_owner_until_it_reports_no_sessions() {
     wait_quiet(&mut [&mut r1, &mut r2], &mut [&mut e1], &mut root).await;
 }
 
+fn all_open(ships: &[&mut FakeReplica], rims: &[&mut FakeEdge]) -> bool {
+    rims.iter()
+        .all(|r| addresses(&r.south).len() == 4 && addresses(&r.south).values().all(|a| a.open))
+        && !ships.is_empty()
+}
+
+/// Checks that the edge of az2, which is back, reports its replica as down and as up again.
+async fn follow_r4_down_and_up([r1, r4]: [&mut FakeReplica; 2], [e1, e2]: [&mut FakeEdge; 2]) {
+    e2.sees(&[("r4", false)]);
+    let down = |s: &ManualSubscriber| {
+        s.held
+            .iter()
+            .any(|((_, n), (_, r))| n == "r4" && matches!(r, Resource::Replica(r) if !r.up))
+    };
+    sail(
+        &mut [&mut *r1, &mut *r4],
+        &mut [&mut *e1, &mut *e2],
+        "r4 down",
+        |ships, _| down(&ships[0].south),
+    )
+    .await;
+    e2.sees(&[("r4", true)]);
+    sail(
+        &mut [&mut *r1, &mut *r4],
+        &mut [&mut *e1, &mut *e2],
+        "open addresses again",
+        all_open,
+    )
+    .await;
+}
+
+/// Checks that r4, whose process is gone without a last report, is forgotten after the timeout, since its edge sees it down.
+async fn forget_the_dead_r4(
+    root: &mut Operator,
+    r1: &mut FakeReplica,
+    e1: &mut FakeEdge,
+    e2: &mut FakeEdge,
+) {
+    e2.sees(&[("r4", false)]);
+    let until = Instant::now() + patience();
+    while root
+        .fleet()
+        .await
+        .unwrap()
+        .replicas
+        .iter()
+        .any(|r| r.name == "r4")
+    {
+        assert!(
+            Instant::now() < until,
+            "r4 is not forgotten: {:?}",
+            root.fleet().await
+        );
+        r1.turn().await;
+        e1.turn().await;
+        e2.turn().await;
+    }
+}
+
 #[tokio::test]
 async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time() {
     let fixture = tier().await;
@@ -869,11 +685,6 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
     e2.sees(&[("r4", true)]);
     let open =
         |s: &ManualSubscriber| addresses(s).len() == 2 && addresses(s).values().all(|a| a.open);
-    let all_open = |ships: &[&mut FakeReplica], rims: &[&mut FakeEdge]| {
-        rims.iter()
-            .all(|r| addresses(&r.south).len() == 4 && addresses(&r.south).values().all(|a| a.open))
-            && !ships.is_empty()
-    };
     sail(
         &mut [&mut r1, &mut r4],
         &mut [&mut e1, &mut e2],
@@ -938,51 +749,11 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
             .await
             >= 1.0
     );
-    // The edge is back, and reports its replica as down.
-    e2.sees(&[("r4", false)]);
-    let down = |s: &ManualSubscriber| {
-        s.held
-            .iter()
-            .any(|((_, n), (_, r))| n == "r4" && matches!(r, Resource::Replica(r) if !r.up))
-    };
-    sail(
-        &mut [&mut r1, &mut r4],
-        &mut [&mut e1, &mut e2],
-        "r4 down",
-        |ships, _| down(&ships[0].south),
-    )
-    .await;
-    e2.sees(&[("r4", true)]);
-    sail(
-        &mut [&mut r1, &mut r4],
-        &mut [&mut e1, &mut e2],
-        "open addresses again",
-        all_open,
-    )
-    .await;
+    follow_r4_down_and_up([&mut r1, &mut r4], [&mut e1, &mut e2]).await;
     node.settle().await;
     assert!(open(&node) || addresses(&node).values().all(|a| a.open));
-    // r4's process is gone without a last report: after the timeout, and since its edge sees it down, the replica is gone too.
-    e2.sees(&[("r4", false)]);
-    let until = Instant::now() + patience();
     let mut root = fixture.admin("root").await;
-    while root
-        .fleet()
-        .await
-        .unwrap()
-        .replicas
-        .iter()
-        .any(|r| r.name == "r4")
-    {
-        assert!(
-            Instant::now() < until,
-            "r4 is not forgotten: {:?}",
-            root.fleet().await
-        );
-        r1.turn().await;
-        e1.turn().await;
-        e2.turn().await;
-    }
+    forget_the_dead_r4(&mut root, &mut r1, &mut e1, &mut e2).await;
     assert!(
         root.forget("r1")
             .await
@@ -1087,6 +858,35 @@ async fn a_tenants_operator_sees_its_own_services_and_nothing_of_others() {
     );
 }
 
+/// Lets r1 find a session of each service, and the edges a path of the session of `mine`.
+async fn answer_queries(r1: &mut FakeReplica, edges: [&mut FakeEdge; 2], mine: u32, others: u32) {
+    let queries = r1.turn().await.queries;
+    // Both tenants have a client with this address.
+    let session = |service| FoundSession { service, port: 80 };
+    r1.state.found = queries
+        .iter()
+        .map(|q| FoundSessions {
+            query: q.id,
+            sessions: vec![session(mine), session(others)],
+        })
+        .collect();
+    for rim in edges {
+        let queries = rim.turn().await.queries;
+        let path = |q: &SessionQuery| SessionPath {
+            query: q.id,
+            chain: vec![1],
+            replica: 1,
+            tunnel_port: 40_001,
+            ..SessionPath::default()
+        };
+        rim.state.paths = queries
+            .iter()
+            .filter(|q| (q.service, q.port, q.client.as_str()) == (mine, 80, "10.1.1.9:4000"))
+            .map(path)
+            .collect();
+    }
+}
+
 /// T16, and appendix A of the paper: two edges of one AZ share one tunnel end, and one client's session is found through both.
 #[tokio::test]
 async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
@@ -1151,31 +951,7 @@ async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
         }
     });
     while !asked.is_finished() {
-        let queries = r1.turn().await.queries;
-        // Both tenants have a client with this address.
-        let session = |service| FoundSession { service, port: 80 };
-        r1.state.found = queries
-            .iter()
-            .map(|q| FoundSessions {
-                query: q.id,
-                sessions: vec![session(mine), session(others)],
-            })
-            .collect();
-        for rim in [&mut e1, &mut e1b] {
-            let queries = rim.turn().await.queries;
-            let path = |q: &SessionQuery| SessionPath {
-                query: q.id,
-                chain: vec![1],
-                replica: 1,
-                tunnel_port: 40_001,
-                ..SessionPath::default()
-            };
-            rim.state.paths = queries
-                .iter()
-                .filter(|q| (q.service, q.port, q.client.as_str()) == (mine, 80, "10.1.1.9:4000"))
-                .map(path)
-                .collect();
-        }
+        answer_queries(&mut r1, [&mut e1, &mut e1b], mine, others).await;
     }
     let found = asked.await.unwrap().unwrap();
     assert_eq!(

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::fixture::{
-    ControllerFixture, ManualSubscriber, errors, patience, service, tenant_object, with_token,
+    ControllerFixture, ManualSubscriber, Operator, errors, patience, service, tenant_object,
+    with_token,
 };
 use canal_controller_core::ControllerLimits;
 use canal_model::program::ResourceKind;
@@ -134,6 +135,44 @@ async fn changes_beyond_a_tenants_share_are_refused_by_name() {
     );
 }
 
+/// Checks that a tenant beyond its share changes nothing, that other tenants are not affected, and that the provider removes its objects.
+async fn use_a_smaller_share(fixture: &ControllerFixture, n1: &mut ManualSubscriber) {
+    let (mut ann, mut bob, mut root) = (
+        fixture.admin("ann").await,
+        fixture.admin("bob").await,
+        fixture.admin("root").await,
+    );
+    let refused = ann
+        .apply("alpha", &[&service(1, "small", 9)])
+        .await
+        .unwrap();
+    assert!(
+        errors(&refused.diagnostics)
+            .iter()
+            .any(|e| e.contains("configurationBytes is 20000")),
+        "{refused:?}"
+    );
+    assert_eq!(bob.names("beta", "service").await.len(), 1);
+    let refused = ann.delete_all("alpha").await.unwrap();
+    assert!(
+        !refused.accepted && errors(&refused.diagnostics)[0].contains("only the provider"),
+        "{refused:?}"
+    );
+    let removed = root.delete_all("alpha").await.unwrap();
+    assert_eq!(
+        (removed.accepted, removed.changes.len()),
+        (true, 4),
+        "{:?}",
+        errors(&removed.diagnostics)
+    );
+    n1.until("the end of the services", |h| {
+        !h.keys()
+            .any(|(k, n)| *k == ResourceKind::Service && n.starts_with("alpha/"))
+    })
+    .await;
+    ann.must_apply("alpha", &[&service(1, "small", 9)]).await;
+}
+
 #[tokio::test]
 async fn a_tenants_bytes_are_bounded_and_the_provider_can_remove_them() {
     const SHARE: u64 = 40_000;
@@ -205,40 +244,7 @@ async fn a_tenants_bytes_are_bounded_and_the_provider_can_remove_them() {
             .collect::<Vec<_>>(),
         "data planes keep what they hold"
     );
-    let (mut ann, mut bob, mut root) = (
-        fixture.admin("ann").await,
-        fixture.admin("bob").await,
-        fixture.admin("root").await,
-    );
-    let refused = ann
-        .apply("alpha", &[&service(1, "small", 9)])
-        .await
-        .unwrap();
-    assert!(
-        errors(&refused.diagnostics)
-            .iter()
-            .any(|e| e.contains("configurationBytes is 20000")),
-        "{refused:?}"
-    );
-    assert_eq!(bob.names("beta", "service").await.len(), 1);
-    let refused = ann.delete_all("alpha").await.unwrap();
-    assert!(
-        !refused.accepted && errors(&refused.diagnostics)[0].contains("only the provider"),
-        "{refused:?}"
-    );
-    let removed = root.delete_all("alpha").await.unwrap();
-    assert_eq!(
-        (removed.accepted, removed.changes.len()),
-        (true, 4),
-        "{:?}",
-        errors(&removed.diagnostics)
-    );
-    n1.until("the end of the services", |h| {
-        !h.keys()
-            .any(|(k, n)| *k == ResourceKind::Service && n.starts_with("alpha/"))
-    })
-    .await;
-    ann.must_apply("alpha", &[&service(1, "small", 9)]).await;
+    use_a_smaller_share(&fixture, &mut n1).await;
 }
 
 #[tokio::test]
@@ -543,6 +549,54 @@ async fn objects_beyond_the_share_are_not_read() {
     );
 }
 
+/// The component, the tenant, and the numbers that are used, refused and revoked.
+type SeenUse = (String, String, u64, u64, u64);
+
+/// Returns the use that data planes report, without the controller's own.
+fn of(shares: Vec<canal_wire::api::ShareUse>) -> Vec<SeenUse> {
+    let planes = shares.into_iter().filter(|s| s.component != "controller");
+    planes
+        .map(|s| (s.component, s.tenant, s.used, s.refused, s.revoked))
+        .collect()
+}
+
+fn seen(component: &str, tenant: &str, used: u64) -> SeenUse {
+    (component.to_string(), tenant.to_string(), used, 2, 1)
+}
+
+/// Checks that an operator sees the use and the omissions of its own tenant, and the provider those of all.
+async fn check_visible_use(ann: &mut Operator, bob: &mut Operator, root: &mut Operator) {
+    let status = ann.status().await;
+    assert_eq!(
+        of(status.shares),
+        [seen("gateway g1", "alpha", 7), seen("nodes", "alpha", 7)]
+    );
+    let found = errors(&status.diagnostics);
+    assert!(
+        found
+            .iter()
+            .any(|e| e.contains("alpha/shop/a@az1")
+                && e.contains("gateway g1 has no capacity for it")),
+        "{found:?}"
+    );
+    let status = bob.status().await;
+    assert_eq!(of(status.shares), [seen("gateway g1", "beta", 8)]);
+    assert_eq!(
+        errors(&status.diagnostics),
+        [""; 0],
+        "alpha's is not beta's business"
+    );
+    let all = of(root.status().await.shares);
+    assert_eq!(
+        all,
+        [
+            seen("gateway g1", "alpha", 7),
+            seen("gateway g1", "beta", 8),
+            seen("nodes", "alpha", 7)
+        ]
+    );
+}
+
 #[tokio::test]
 async fn status_shows_a_tenants_use_and_omissions_at_data_planes() {
     use canal_wire::fleet::fleet_client::FleetClient;
@@ -573,12 +627,6 @@ async fn status_shows_a_tenants_use_and_omissions_at_data_planes() {
         .share_report(with_token(state.clone(), "g1"))
         .await
         .unwrap();
-    let of = |shares: Vec<canal_wire::api::ShareUse>| -> Vec<(String, String, u64, u64, u64)> {
-        let planes = shares.into_iter().filter(|s| s.component != "controller");
-        planes
-            .map(|s| (s.component, s.tenant, s.used, s.refused, s.revoked))
-            .collect()
-    };
     let (mut ann, mut bob, mut root) = (
         fixture.admin("ann").await,
         fixture.admin("bob").await,
@@ -597,38 +645,7 @@ async fn status_shows_a_tenants_use_and_omissions_at_data_planes() {
         .share_report(with_token(state.clone(), "n1"))
         .await
         .unwrap();
-    let seen = |component: &str, tenant: &str, used| {
-        (component.to_string(), tenant.to_string(), used, 2, 1)
-    };
-    let status = ann.status().await;
-    assert_eq!(
-        of(status.shares),
-        [seen("gateway g1", "alpha", 7), seen("nodes", "alpha", 7)]
-    );
-    let found = errors(&status.diagnostics);
-    assert!(
-        found
-            .iter()
-            .any(|e| e.contains("alpha/shop/a@az1")
-                && e.contains("gateway g1 has no capacity for it")),
-        "{found:?}"
-    );
-    let status = bob.status().await;
-    assert_eq!(of(status.shares), [seen("gateway g1", "beta", 8)]);
-    assert_eq!(
-        errors(&status.diagnostics),
-        [""; 0],
-        "alpha's is not beta's business"
-    );
-    let all = of(root.status().await.shares);
-    assert_eq!(
-        all,
-        [
-            seen("gateway g1", "alpha", 7),
-            seen("gateway g1", "beta", 8),
-            seen("nodes", "alpha", 7)
-        ]
-    );
+    check_visible_use(&mut ann, &mut bob, &mut root).await;
     let refused = fleet
         .share_report(with_token(state, "ann"))
         .await

@@ -151,6 +151,110 @@ async fn writes_by_json_are_those_of_grpc() {
     );
 }
 
+/// Method, path, token and body of a request, and status, code and counter of its refusal.
+type RefusalCase<'a> = (
+    Method,
+    &'a str,
+    Option<&'a str>,
+    &'a str,
+    u16,
+    &'a str,
+    &'a str,
+);
+
+const REFUSAL_CASES: [RefusalCase<'static>; 10] = [
+    (
+        Method::GET,
+        "/api/v1/status",
+        None,
+        "",
+        401,
+        "unauthenticated",
+        "no_token",
+    ),
+    (
+        Method::GET,
+        "/api/v1/status",
+        Some("nobody"),
+        "",
+        401,
+        "unauthenticated",
+        "unknown_token",
+    ),
+    (
+        Method::GET,
+        "/api/v1/status",
+        Some("n1"),
+        "",
+        403,
+        "permission_denied",
+        "not_an_operator",
+    ),
+    (
+        Method::GET,
+        "/api/v1/objects?tenant=beta",
+        Some("ann"),
+        "",
+        403,
+        "permission_denied",
+        "foreign_tenant",
+    ),
+    (
+        Method::POST,
+        "/api/v1/fleet/replicas/gw-1/drain",
+        Some("ann"),
+        "",
+        403,
+        "permission_denied",
+        "not_the_provider",
+    ),
+    (
+        Method::GET,
+        "/api/v1/nowhere",
+        Some("ann"),
+        "",
+        404,
+        "not_found",
+        "json_path",
+    ),
+    (
+        Method::GET,
+        "/api/v2/status",
+        Some("ann"),
+        "",
+        404,
+        "not_found",
+        "json_path",
+    ),
+    (
+        Method::GET,
+        "/api/v1/apply",
+        Some("ann"),
+        "",
+        405,
+        "unimplemented",
+        "json_method",
+    ),
+    (
+        Method::GET,
+        "/api/v1/objects?tenat=alpha",
+        Some("ann"),
+        "",
+        400,
+        "invalid_argument",
+        "json_form",
+    ),
+    (
+        Method::POST,
+        "/api/v1/apply",
+        Some("ann"),
+        "{\"filez\": []}",
+        400,
+        "invalid_argument",
+        "json_form",
+    ),
+];
+
 #[tokio::test]
 async fn refusals_by_json_have_a_status_a_reason_and_a_counter() {
     let limits = ControllerLimits {
@@ -167,107 +271,18 @@ async fn refusals_by_json_have_a_status_a_reason_and_a_counter() {
     .await;
     let mut channel = fixture.channel().await;
     let long = json!({ "files": [{ "path": "x", "yaml": "#".repeat(8192) }] }).to_string();
-    for (method, path, token, body, status, code, counter) in [
-        (
-            Method::GET,
-            "/api/v1/status",
-            None,
-            "",
-            401,
-            "unauthenticated",
-            "no_token",
-        ),
-        (
-            Method::GET,
-            "/api/v1/status",
-            Some("nobody"),
-            "",
-            401,
-            "unauthenticated",
-            "unknown_token",
-        ),
-        (
-            Method::GET,
-            "/api/v1/status",
-            Some("n1"),
-            "",
-            403,
-            "permission_denied",
-            "not_an_operator",
-        ),
-        (
-            Method::GET,
-            "/api/v1/objects?tenant=beta",
-            Some("ann"),
-            "",
-            403,
-            "permission_denied",
-            "foreign_tenant",
-        ),
-        (
-            Method::POST,
-            "/api/v1/fleet/replicas/gw-1/drain",
-            Some("ann"),
-            "",
-            403,
-            "permission_denied",
-            "not_the_provider",
-        ),
-        (
-            Method::GET,
-            "/api/v1/nowhere",
-            Some("ann"),
-            "",
-            404,
-            "not_found",
-            "json_path",
-        ),
-        (
-            Method::GET,
-            "/api/v2/status",
-            Some("ann"),
-            "",
-            404,
-            "not_found",
-            "json_path",
-        ),
-        (
-            Method::GET,
-            "/api/v1/apply",
-            Some("ann"),
-            "",
-            405,
-            "unimplemented",
-            "json_method",
-        ),
-        (
-            Method::GET,
-            "/api/v1/objects?tenat=alpha",
-            Some("ann"),
-            "",
-            400,
-            "invalid_argument",
-            "json_form",
-        ),
-        (
-            Method::POST,
-            "/api/v1/apply",
-            Some("ann"),
-            "{\"filez\": []}",
-            400,
-            "invalid_argument",
-            "json_form",
-        ),
-        (
-            Method::POST,
-            "/api/v1/apply",
-            Some("ann"),
-            long.as_str(),
-            413,
-            "resource_exhausted",
-            "json_request_bytes",
-        ),
-    ] {
+    let too_long = (
+        Method::POST,
+        "/api/v1/apply",
+        Some("ann"),
+        long.as_str(),
+        413,
+        "resource_exhausted",
+        "json_request_bytes",
+    );
+    for (method, path, token, body, status, code, counter) in
+        REFUSAL_CASES.into_iter().chain([too_long])
+    {
         let line = format!("canal_controller_refused_total{{reason=\"{counter}\"}}");
         let before = fixture.metric(&line).await;
         let (got, view) = send(&mut channel, method, path, token, body).await;

@@ -157,6 +157,57 @@ async fn code(fixture: &ControllerFixture, token: &'static str, request: Observe
         .map_or(Code::Ok, |status| status.code())
 }
 
+fn logs(name: &str) -> ObserveRequest {
+    ObserveRequest {
+        subject: Subject::Logs.into(),
+        tail: 9,
+        ..tap("", &[name])
+    }
+}
+
+fn dump(name: &str) -> ObserveRequest {
+    ObserveRequest {
+        subject: Subject::ConfigDump.into(),
+        ..tap("", &[name])
+    }
+}
+
+/// Checks which operators observe which data planes and services.
+async fn check_who_observes_what(fixture: &ControllerFixture) {
+    for (token, request, want) in [
+        ("ann", tap("beta", &[]), Code::PermissionDenied),
+        ("ann", tap("", &["g2"]), Code::NotFound),
+        ("ann", logs("m1"), Code::NotFound),
+        ("ann", dump("m1"), Code::NotFound),
+        ("bob", dump("n1"), Code::NotFound),
+        ("root", tap("nosuch", &[]), Code::NotFound),
+        ("root", tap("", &["g9"]), Code::NotFound),
+        (
+            "ann",
+            ObserveRequest {
+                service: "shop/nosuch".into(),
+                ..tap("", &[])
+            },
+            Code::NotFound,
+        ),
+        ("g1", tap("", &[]), Code::PermissionDenied),
+        (
+            "ann",
+            ObserveRequest {
+                service: "shop/a".into(),
+                ..tap("", &[])
+            },
+            Code::Ok,
+        ),
+    ] {
+        assert_eq!(
+            code(fixture, token, request.clone()).await,
+            want,
+            "{token} {request:?}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn a_tenants_operator_sees_its_own_and_the_provider_all() {
     let fixture = ControllerFixture::two_tenants().await;
@@ -185,11 +236,6 @@ async fn a_tenants_operator_sees_its_own_and_the_provider_all() {
     assert_eq!(listening, ["g1", "g2"]);
     assert!(g2.begin().await.1.tenant.is_empty());
 
-    let logs = |name: &str| ObserveRequest {
-        subject: Subject::Logs.into(),
-        tail: 9,
-        ..tap("", &[name])
-    };
     let (mut own, _) = begun(&fixture, "ann", logs("n1")).await;
     let (id, begin) = n1.begin().await;
     assert_eq!(
@@ -211,42 +257,7 @@ async fn a_tenants_operator_sees_its_own_and_the_provider_all() {
     assert!(event.data == b"line\n" && event.ended.unwrap().reason.is_empty());
     assert!(own.message().await.unwrap().is_none(), "all have ended");
 
-    let dump = |name: &str| ObserveRequest {
-        subject: Subject::ConfigDump.into(),
-        ..tap("", &[name])
-    };
-    for (token, request, want) in [
-        ("ann", tap("beta", &[]), Code::PermissionDenied),
-        ("ann", tap("", &["g2"]), Code::NotFound),
-        ("ann", logs("m1"), Code::NotFound),
-        ("ann", dump("m1"), Code::NotFound),
-        ("bob", dump("n1"), Code::NotFound),
-        ("root", tap("nosuch", &[]), Code::NotFound),
-        ("root", tap("", &["g9"]), Code::NotFound),
-        (
-            "ann",
-            ObserveRequest {
-                service: "shop/nosuch".into(),
-                ..tap("", &[])
-            },
-            Code::NotFound,
-        ),
-        ("g1", tap("", &[]), Code::PermissionDenied),
-        (
-            "ann",
-            ObserveRequest {
-                service: "shop/a".into(),
-                ..tap("", &[])
-            },
-            Code::Ok,
-        ),
-    ] {
-        assert_eq!(
-            code(&fixture, token, request.clone()).await,
-            want,
-            "{token} {request:?}"
-        );
-    }
+    check_who_observes_what(&fixture).await;
     // An operator's token opens no data plane's stream.
     let mut client = ObservationClient::new(fixture.channel().await);
     let refused = client

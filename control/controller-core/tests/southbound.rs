@@ -56,6 +56,25 @@ async fn a_node_never_sees_another_tenant() {
     );
 }
 
+/// Checks the account, the services and the own ports of the one direct endpoint.
+fn check_direct_endpoint(n1: &ManualSubscriber) {
+    let held = n1
+        .held
+        .get(&(ResourceKind::DirectEndpoint, "alpha/shop/cache-0".into()))
+        .map(|(_, resource)| resource.clone());
+    let Some(Resource::DirectEndpoint(endpoint)) = held else {
+        panic!("{held:?}")
+    };
+    assert_eq!(
+        (
+            endpoint.service_account.as_str(),
+            endpoint.serves.len(),
+            endpoint.own_ports
+        ),
+        ("cache", 1, [80].into())
+    );
+}
+
 /// Nodes receive the ready pods behind direct ports, one message for each change. Gateways, other tenants, and nodes of a tenant whose port
 /// is no longer direct do not.
 #[tokio::test]
@@ -101,21 +120,7 @@ async fn ready_pods_of_direct_ports_are_sent_to_nodes_of_their_tenant() {
         "it is another node's"
     );
     assert!(direct(&m1).is_empty() && direct(&g1).is_empty());
-    let held = n1
-        .held
-        .get(&(ResourceKind::DirectEndpoint, "alpha/shop/cache-0".into()))
-        .map(|(_, resource)| resource.clone());
-    let Some(Resource::DirectEndpoint(endpoint)) = held else {
-        panic!("{held:?}")
-    };
-    assert_eq!(
-        (
-            endpoint.service_account.as_str(),
-            endpoint.serves.len(),
-            endpoint.own_ports
-        ),
-        ("cache", 1, [80].into())
-    );
+    check_direct_endpoint(&n1);
     root.must_apply("alpha", &[&pod(1, "cache-1", "cache", "n2", 8, true)])
         .await;
     assert_eq!(

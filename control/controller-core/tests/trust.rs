@@ -1,8 +1,6 @@
-//! Tests of the tenants' trust over the wire: bundles and federation, key servers, rotation of roots, revocation, CAs from files, and an
-//! external CA. rustls verifies chains.
+//! Tests of the tenants' trust over the wire: bundles and federation, key servers, rotation of roots, revocation. rustls verifies chains.
+//! CAs of tenants are tested in `outside_ca`.
 
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +10,7 @@ use crate::fixture::{
     write_principals,
 };
 use canal_ca::RotationTimeouts;
-use canal_controller_core::{ControllerLimits, ExternalCa};
+use canal_controller_core::ControllerLimits;
 use canal_model::program::{Resource, ResourceKind};
 use canal_model::share::{Share, ShareKind};
 use canal_model::trust::TrustBundle;
@@ -22,6 +20,11 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use tonic::Code;
+
+mod ca_cli;
+mod outside_ca;
+
+use ca_cli::CaCli;
 
 const A: &str = "spiffe://alpha.example/ns/shop/sa/a";
 const B: &str = "spiffe://alpha.example/ns/shop/sa/b";
@@ -88,84 +91,6 @@ fn verify(chain: &[String], bundle: &TrustBundle) -> Result<(), String> {
         .verify_client_cert(&der(&chain[0]), &above, UnixTime::now())
         .map(|_| ())
         .map_err(|e| e.to_string())
-}
-
-/// An operator's client for the requests of `canal ca`, and the tenant that they are about.
-struct CaCli(fixture::Operator, &'static str);
-
-impl CaCli {
-    async fn of(fixture: &ControllerFixture) -> Self {
-        Self(fixture.admin("root").await, "alpha")
-    }
-    async fn status(&mut self) -> api::TrustDomainStatus {
-        let request = api::TrustRequest {
-            tenant: self.1.into(),
-            certificates: true,
-        };
-        let answer = self
-            .0
-            .client
-            .trust(with_token(request, self.0.token))
-            .await
-            .unwrap()
-            .into_inner();
-        answer.domains.into_iter().next().unwrap()
-    }
-    async fn rotate(&mut self, force: bool) -> Result<api::TrustResponse, tonic::Status> {
-        let request = api::RotateRequest {
-            tenant: self.1.into(),
-            force,
-        };
-        self.0
-            .client
-            .rotate_root(with_token(request, self.0.token))
-            .await
-            .map(tonic::Response::into_inner)
-    }
-    async fn revoke(
-        &mut self,
-        identity: &str,
-        serial: &str,
-    ) -> Result<api::TrustResponse, tonic::Status> {
-        let request = api::RevokeRequest {
-            tenant: self.1.into(),
-            identity: identity.into(),
-            serial: serial.into(),
-        };
-        self.0
-            .client
-            .revoke(with_token(request, self.0.token))
-            .await
-            .map(tonic::Response::into_inner)
-    }
-    async fn restore(&mut self, identity: &str) -> Result<api::TrustResponse, tonic::Status> {
-        let request = api::RevokeRequest {
-            tenant: self.1.into(),
-            identity: identity.into(),
-            serial: String::new(),
-        };
-        self.0
-            .client
-            .restore(with_token(request, self.0.token))
-            .await
-            .map(tonic::Response::into_inner)
-    }
-    async fn phase(&mut self, want: &str) -> api::TrustDomainStatus {
-        let until = Instant::now() + patience();
-        loop {
-            let status = self.status().await;
-            if status.phase == want {
-                return status;
-            }
-            assert!(
-                Instant::now() < until,
-                "it stays {}: {:?}",
-                status.phase,
-                status.waiting
-            );
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    }
 }
 
 async fn refused(fixture: &ControllerFixture, reason: &str) -> f64 {
@@ -259,30 +184,17 @@ async fn a_bundle_is_sent_to_its_tenant_and_mutually_federated_ones() {
     .await;
 }
 
-#[tokio::test]
-async fn keys_in_key_servers_restrict_certificate_requests() {
-    let fixture = two_tenants("keys: {location: KeyServer}, ").await;
-    let mut ks1 = fixture.subscribe("ks1").await;
-    let entitled = |name: &str| (ResourceKind::Entitlement, name.to_string());
-    ks1.until("the gateways", |h| {
-        h.contains_key(&entitled("alpha/gateway/g1")) && h.contains_key(&entitled("alpha/node/n1"))
-    })
-    .await;
-    let mut kb = fixture.subscribe("kb").await;
-    kb.settle().await;
-    assert!(
-        kb.names().iter().all(|n| !n.contains("alpha")),
-        "{:?}",
-        kb.names()
-    );
-    assert!(
-        !kb.names().iter().any(|n| n.contains("gateway")),
-        "beta's keys are where its gateways are: {:?}",
-        kb.names()
-    );
-    let own = |who: &str| format!("spiffe://components.canal/ns/{who}");
+/// Returns the identity of one of Canal's own components.
+fn own(who: &str) -> String {
+    format!("spiffe://components.canal/ns/{who}")
+}
+
+/// A case's name, the token, the identity that is requested, and the reason of the refusal.
+type KeyCase = (&'static str, &'static str, String, Option<&'static str>);
+
+fn key_cases() -> Vec<KeyCase> {
     let beta = "spiffe://beta.example/ns/shop/sa/a";
-    let cases: Vec<(&str, &str, String, Option<&str>)> = vec![
+    vec![
         ("a node", "n1", A.into(), Some("keys_in_key_server")),
         (
             "a gateway",
@@ -353,8 +265,31 @@ async fn keys_in_key_servers_restrict_certificate_requests() {
             own("canal-system/sa/gateway.g1"),
             Some("operator"),
         ),
-    ];
-    for (what, token, identity, want) in cases {
+    ]
+}
+
+#[tokio::test]
+async fn keys_in_key_servers_restrict_certificate_requests() {
+    let fixture = two_tenants("keys: {location: KeyServer}, ").await;
+    let mut ks1 = fixture.subscribe("ks1").await;
+    let entitled = |name: &str| (ResourceKind::Entitlement, name.to_string());
+    ks1.until("the gateways", |h| {
+        h.contains_key(&entitled("alpha/gateway/g1")) && h.contains_key(&entitled("alpha/node/n1"))
+    })
+    .await;
+    let mut kb = fixture.subscribe("kb").await;
+    kb.settle().await;
+    assert!(
+        kb.names().iter().all(|n| !n.contains("alpha")),
+        "{:?}",
+        kb.names()
+    );
+    assert!(
+        !kb.names().iter().any(|n| n.contains("gateway")),
+        "beta's keys are where its gateways are: {:?}",
+        kb.names()
+    );
+    for (what, token, identity, want) in key_cases() {
         let before = refused(&fixture, want.unwrap_or("none")).await;
         let got = fixture.certificate(token, Some(&identity), None).await;
         match (got, want) {
@@ -395,32 +330,19 @@ async fn keys_in_key_servers_restrict_certificate_requests() {
     assert_eq!(root.subscriber("ks1").await.kind, "keyserver");
 }
 
-#[tokio::test]
-async fn host_names_of_a_service_go_with_the_gateways_identity() {
-    let fixture = two_tenants("").await;
-    let mut n1 = fixture.subscribe("n1").await;
-    n1.until("alpha", |h| {
-        h.contains_key(&(ResourceKind::Service, "alpha/shop/a".into()))
-    })
-    .await;
-    let chain = fixture
-        .certificate_of("g1", GATEWAY, Some("alpha/shop/a"), None)
-        .await
-        .unwrap()
-        .cert_chain;
-    let leaf = der(&chain[0]);
-    let text = String::from_utf8_lossy(&leaf);
-    for name in ["a.shop.svc.cluster.local", "a.shop.svc", GATEWAY] {
-        assert!(text.contains(name), "{name}");
-    }
-    let rsa = rcgen::KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, rcgen::RsaKeySize::_2048)
-        .unwrap();
-    let rsa = rcgen::CertificateParams::default()
-        .serialize_request(&rsa)
-        .unwrap()
-        .pem()
-        .unwrap();
-    let cases = [
+/// A case's name, the token, the identity, the service and the request, and the reason of the refusal.
+type HostNameCase = (
+    &'static str,
+    &'static str,
+    &'static str,
+    Option<&'static str>,
+    Option<String>,
+    &'static str,
+);
+
+/// Returns requests that are refused. `rsa` is a request with an RSA key.
+fn host_name_cases(rsa: &str) -> Vec<HostNameCase> {
+    vec![
         (
             "another tenant's service",
             "g1",
@@ -466,11 +388,38 @@ async fn host_names_of_a_service_go_with_the_gateways_identity() {
             "n1",
             A,
             None,
-            Some(rsa.clone()),
+            Some(rsa.into()),
             "key_algorithm",
         ),
-    ];
-    for (what, token, identity, service, csr, reason) in cases {
+    ]
+}
+
+#[tokio::test]
+async fn host_names_of_a_service_go_with_the_gateways_identity() {
+    let fixture = two_tenants("").await;
+    let mut n1 = fixture.subscribe("n1").await;
+    n1.until("alpha", |h| {
+        h.contains_key(&(ResourceKind::Service, "alpha/shop/a".into()))
+    })
+    .await;
+    let chain = fixture
+        .certificate_of("g1", GATEWAY, Some("alpha/shop/a"), None)
+        .await
+        .unwrap()
+        .cert_chain;
+    let leaf = der(&chain[0]);
+    let text = String::from_utf8_lossy(&leaf);
+    for name in ["a.shop.svc.cluster.local", "a.shop.svc", GATEWAY] {
+        assert!(text.contains(name), "{name}");
+    }
+    let rsa = rcgen::KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, rcgen::RsaKeySize::_2048)
+        .unwrap();
+    let rsa = rcgen::CertificateParams::default()
+        .serialize_request(&rsa)
+        .unwrap()
+        .pem()
+        .unwrap();
+    for (what, token, identity, service, csr, reason) in host_name_cases(&rsa) {
         let before = refused(&fixture, reason).await;
         assert!(
             fixture
@@ -500,6 +449,42 @@ async fn host_names_of_a_service_go_with_the_gateways_identity() {
         );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// Checks that the old root stays while n2 may use a certificate of it, and goes once n2 has another.
+async fn end_without_certificates_of_the_old_root(
+    fixture: &ControllerFixture,
+    ca: &mut CaCli,
+    n1: &mut ManualSubscriber,
+    both: &TrustBundle,
+) {
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    let waits = ca.status().await;
+    assert!(
+        waits.phase == "switched"
+            && waits.waiting.len() == 1
+            && waits.waiting[0].contains("node alpha/n2"),
+        "{waits:?}"
+    );
+    fixture.certificate("n2", Some(B), None).await.unwrap();
+    let done = ca.phase("steady").await;
+    assert_eq!(done.roots.len(), 1);
+    n1.until(
+        "one root",
+        |h| matches!(&h[&(ResourceKind::Bundle, "alpha/alpha.example".into())].1, Resource::Bundle(b) if b.roots.len() == 1),
+    )
+    .await;
+    assert_eq!(
+        bundle(n1, "alpha/alpha.example").unwrap().roots[0],
+        both.roots[1]
+    );
+    assert_eq!(
+        done.certificates
+            .iter()
+            .filter(|c| c.root == done.roots[0].fingerprint)
+            .count(),
+        2
+    );
 }
 
 #[tokio::test]
@@ -591,35 +576,7 @@ async fn a_root_is_replaced_once_all_know_the_new_one_and_goes_once_nothing_of_i
     }
     verify(&new, &both).unwrap();
     assert!(verify(&new, &first).is_err());
-    // Time for several checks: the old root stays while a certificate of it is in use at n2.
-    tokio::time::sleep(Duration::from_millis(2500)).await;
-    let waits = ca.status().await;
-    assert!(
-        waits.phase == "switched"
-            && waits.waiting.len() == 1
-            && waits.waiting[0].contains("node alpha/n2"),
-        "{waits:?}"
-    );
-    // The new certificate of n2 replaces the last one of the old root.
-    fixture.certificate("n2", Some(B), None).await.unwrap();
-    let done = ca.phase("steady").await;
-    assert_eq!(done.roots.len(), 1);
-    n1.until(
-        "one root",
-        |h| matches!(&h[&(ResourceKind::Bundle, "alpha/alpha.example".into())].1, Resource::Bundle(b) if b.roots.len() == 1),
-    )
-    .await;
-    assert_eq!(
-        bundle(&n1, "alpha/alpha.example").unwrap().roots[0],
-        both.roots[1]
-    );
-    assert_eq!(
-        done.certificates
-            .iter()
-            .filter(|c| c.root == done.roots[0].fingerprint)
-            .count(),
-        2
-    );
+    end_without_certificates_of_the_old_root(&fixture, &mut ca, &mut n1, &both).await;
 }
 
 #[tokio::test]
@@ -646,6 +603,47 @@ async fn force_takes_the_next_step_whoever_is_in_the_way() {
         fixture.start().await;
         let kept = CaCli::of(&fixture).await.status().await;
         assert_eq!((&kept.phase, &kept.roots), (&done.phase, &done.roots));
+    }
+}
+
+/// Checks that a restored identity gets certificates, and that orders about what is not there are refused.
+async fn restore_and_refuse_the_wrong(
+    fixture: &ControllerFixture,
+    n1: &mut ManualSubscriber,
+    ca: &mut CaCli,
+    again: &TrustBundle,
+) {
+    ca.restore(A).await.unwrap();
+    let unblocked = |h: &fixture::ReceivedResources| matches!(&h[&(ResourceKind::Bundle, "alpha/alpha.example".into())].1, Resource::Bundle(b) if b.blocked.is_empty());
+    n1.until("nobody is blocked", unblocked).await;
+    verify(
+        &fixture
+            .certificate("n1", Some(A), None)
+            .await
+            .unwrap()
+            .cert_chain,
+        again,
+    )
+    .unwrap();
+    for (what, got, code) in [
+        ("not blocked", ca.restore(A).await, Code::NotFound),
+        (
+            "no such serial",
+            ca.revoke("", "00ff").await,
+            Code::NotFound,
+        ),
+        (
+            "another domain's",
+            ca.revoke("spiffe://beta.example/ns/shop/sa/a", "").await,
+            Code::FailedPrecondition,
+        ),
+        (
+            "nothing named",
+            ca.revoke("", "").await,
+            Code::InvalidArgument,
+        ),
+    ] {
+        assert_eq!(got.unwrap_err().code(), code, "{what}");
     }
 }
 
@@ -735,38 +733,7 @@ async fn a_revoked_identity_is_on_the_list_and_gets_nothing_until_it_is_restored
         (3, vec![A.to_string()])
     );
     assert_eq!(again.blocked, [A.parse().unwrap()]);
-    ca.restore(A).await.unwrap();
-    let unblocked = |h: &fixture::ReceivedResources| matches!(&h[&(ResourceKind::Bundle, "alpha/alpha.example".into())].1, Resource::Bundle(b) if b.blocked.is_empty());
-    n1.until("nobody is blocked", unblocked).await;
-    verify(
-        &fixture
-            .certificate("n1", Some(A), None)
-            .await
-            .unwrap()
-            .cert_chain,
-        &again,
-    )
-    .unwrap();
-    for (what, got, code) in [
-        ("not blocked", ca.restore(A).await, Code::NotFound),
-        (
-            "no such serial",
-            ca.revoke("", "00ff").await,
-            Code::NotFound,
-        ),
-        (
-            "another domain's",
-            ca.revoke("spiffe://beta.example/ns/shop/sa/a", "").await,
-            Code::FailedPrecondition,
-        ),
-        (
-            "nothing named",
-            ca.revoke("", "").await,
-            Code::InvalidArgument,
-        ),
-    ] {
-        assert_eq!(got.unwrap_err().code(), code, "{what}");
-    }
+    restore_and_refuse_the_wrong(&fixture, &mut n1, &mut ca, &again).await;
 }
 
 /// Data planes that present certificates of Canal's components to each other learn which are revoked. Only the provider may revoke them.
@@ -903,416 +870,6 @@ async fn operators_cannot_change_another_tenants_ca() {
         node.rotate(true).await.unwrap_err().code(),
         Code::PermissionDenied
     );
-}
-
-/// Creates a CA with rcgen, and writes it as a trust domain's folder.
-fn authority(
-    folder: &Path,
-    name: &str,
-    root: Option<(&rcgen::Issuer<'static, rcgen::KeyPair>, &str)>,
-) -> (rcgen::Issuer<'static, rcgen::KeyPair>, String) {
-    let key = rcgen::KeyPair::generate().unwrap();
-    let mut params = rcgen::CertificateParams::default();
-    params
-        .distinguished_name
-        .push(rcgen::DnType::CommonName, name);
-    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    params.key_usages = vec![
-        rcgen::KeyUsagePurpose::KeyCertSign,
-        rcgen::KeyUsagePurpose::CrlSign,
-    ];
-    let pem = match root {
-        Some((issuer, _)) => params.signed_by(&key, issuer).unwrap().pem(),
-        None => params.self_signed(&key).unwrap().pem(),
-    };
-    std::fs::create_dir_all(folder).unwrap();
-    std::fs::write(folder.join("key.pem"), key.serialize_pem()).unwrap();
-    std::fs::write(
-        folder.join("root-cert.pem"),
-        root.map_or(pem.as_str(), |(_, root)| root),
-    )
-    .unwrap();
-    std::fs::write(folder.join("cert-chain.pem"), &pem).unwrap();
-    (rcgen::Issuer::from_ca_cert_pem(&pem, key).unwrap(), pem)
-}
-
-#[tokio::test]
-async fn an_intermediate_from_files_signs_is_replaced_while_it_runs_and_a_broken_one_changes_nothing()
- {
-    let outside = tempfile::tempdir().unwrap();
-    let folder = outside.path().join("alpha.example");
-    let (root, root_pem) = authority(&outside.path().join("root"), "root", None);
-    let (_, first) = authority(&folder, "first", Some((&root, &root_pem)));
-    let fixture = ControllerFixture::tuned(ControllerLimits::default(), |config| {
-        config.trust.ca_dir = Some(outside.path().into())
-    })
-    .await;
-    fixture.write("alpha/mesh.yaml", &tenant("alpha", 1));
-    let mut n1 = fixture.subscribe("n1").await;
-    n1.until("the bundle", |h| {
-        h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))
-    })
-    .await;
-    let published = bundle(&n1, "alpha/alpha.example").unwrap();
-    let chain = fixture
-        .certificate("n1", Some(A), None)
-        .await
-        .unwrap()
-        .cert_chain;
-    assert_eq!(
-        (chain.len(), &published.roots),
-        (3, &vec![root_pem.replace("\r\n", "\n")])
-    );
-    assert_eq!(
-        der(&chain[1]),
-        der(&first),
-        "the leaf's chain carries the intermediate"
-    );
-    verify(&chain, &published).unwrap();
-    let mut ca = CaCli::of(&fixture).await;
-    assert_eq!(
-        (
-            ca.status().await.source.as_str(),
-            ca.status().await.error.as_str()
-        ),
-        ("files", "")
-    );
-    assert_eq!(
-        ca.rotate(false).await.unwrap_err().code(),
-        Code::FailedPrecondition
-    );
-    ca.revoke(A, "").await.unwrap();
-    n1.until(
-        "the list",
-        |h| matches!(&h[&(ResourceKind::Bundle, "alpha/alpha.example".into())].1, Resource::Bundle(b) if b.revoked.len() == 1),
-    )
-    .await;
-    assert!(verify(&chain, &bundle(&n1, "alpha/alpha.example").unwrap()).is_err());
-    ca.restore(A).await.unwrap();
-
-    let good = std::fs::read_to_string(folder.join("key.pem")).unwrap();
-    // A broken key changes nothing: the last good CA signs on.
-    std::fs::write(folder.join("key.pem"), "broken").unwrap();
-    let until = Instant::now() + patience();
-    while ca.status().await.error.is_empty() {
-        assert!(Instant::now() < until, "the broken key is reported");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    assert!(
-        fixture
-            .metric(
-                "canal_controller_ca_files_refused_total{domain=\"alpha.example\",reason=\"key\"}"
-            )
-            .await
-            >= 1.0
-    );
-    assert!(
-        (fixture
-            .metric("canal_controller_ca_fault{tenant=\"alpha\",domain=\"alpha.example\"}")
-            .await
-            - 1.0)
-            .abs()
-            < f64::EPSILON
-    );
-    let kept = fixture
-        .certificate("n1", Some(A), None)
-        .await
-        .unwrap()
-        .cert_chain;
-    assert_eq!(kept[1], chain[1], "what was last good signs on");
-    std::fs::write(folder.join("key.pem"), good).unwrap();
-    let (_, second) = authority(&folder, "second", Some((&root, &root_pem)));
-    let until = Instant::now() + patience();
-    while der(&fixture
-        .certificate("n1", Some(A), None)
-        .await
-        .unwrap()
-        .cert_chain[1])
-        != der(&second)
-    {
-        assert!(Instant::now() < until, "the new intermediate signs");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    assert_eq!(ca.status().await.error, "");
-}
-
-#[tokio::test]
-async fn revocations_in_files_are_published_from_the_start() {
-    let outside = tempfile::tempdir().unwrap();
-    let folder = outside.path().join("alpha.example");
-    let (issuer, _) = authority(&folder, "alone", None);
-    let moment = |year| rcgen::date_time_ymd(year, 1, 1);
-    let revoked = rcgen::RevokedCertParams {
-        serial_number: 77u64.into(),
-        revocation_time: moment(2021),
-        reason_code: None,
-        invalidity_date: None,
-    };
-    let list = rcgen::CertificateRevocationListParams {
-        this_update: moment(2021),
-        next_update: moment(2100),
-        crl_number: 1u64.into(),
-        issuing_distribution_point: None,
-        revoked_certs: vec![revoked],
-        key_identifier_method: rcgen::KeyIdMethod::Sha256,
-    };
-    std::fs::write(
-        folder.join("crl.pem"),
-        list.signed_by(&issuer).unwrap().pem().unwrap(),
-    )
-    .unwrap();
-    let fixture = ControllerFixture::tuned(ControllerLimits::default(), |config| {
-        config.trust.ca_dir = Some(outside.path().into())
-    })
-    .await;
-    fixture.write("alpha/mesh.yaml", &tenant("alpha", 1));
-    let mut n1 = fixture.subscribe("n1").await;
-    let key = (ResourceKind::Bundle, "alpha/alpha.example".to_string());
-    let listed =
-        |resource: &Resource| matches!(resource, Resource::Bundle(b) if b.revoked.len() == 1);
-    n1.until("the list of the files", |h| {
-        h.get(&key).is_some_and(|held| listed(&held.1))
-    })
-    .await;
-}
-
-/// A child process that is killed when the test ends.
-struct ChildProcess(Child);
-
-impl Drop for ChildProcess {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Returns the path of a CFSSL that can issue URI names: 1.4 or newer, from `setup/install test`. Without it, the test prints that it is
-/// skipped, and gets `None`.
-fn cfssl() -> Option<std::path::PathBuf> {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/bin/cfssl");
-    let found = own.is_file().then_some(own);
-    if found.is_none() {
-        eprintln!("SKIPPED: no .tools/bin/cfssl; run setup/install test");
-    }
-    found
-}
-
-type Above<'a> = (&'a rcgen::Issuer<'static, rcgen::KeyPair>, &'a str);
-
-/// Starts `cfssl serve` in `dir` with a new root, or an intermediate of `above`. Returns the process and the URL on which it listens.
-fn serve(
-    binary: &Path,
-    dir: &Path,
-    profile: &str,
-    above: Option<Above<'_>>,
-) -> (ChildProcess, String) {
-    authority(dir, "another ca", above);
-    let config = format!(
-        "{{\"signing\":{{\"default\":{profile}}},\"auth_keys\":{{\"k\":{{\"type\":\"standard\",\"key\":\"0123456789abcdef0123456789abcdef\"}}}}}}"
-    );
-    std::fs::write(dir.join("config.json"), config).unwrap();
-    let free = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
-    let port = free.port().to_string();
-    let args = [
-        "serve",
-        "-address",
-        "127.0.0.1",
-        "-port",
-        &port,
-        "-ca",
-        "cert-chain.pem",
-        "-ca-key",
-        "key.pem",
-        "-config",
-        "config.json",
-    ];
-    let log = std::fs::File::create(dir.join("log")).unwrap();
-    let child = Command::new(binary)
-        .args(args)
-        .current_dir(dir)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(log)
-        .spawn()
-        .unwrap();
-    let process = ChildProcess(child);
-    let until = Instant::now() + patience();
-    while std::net::TcpStream::connect(free).is_err() {
-        assert!(
-            Instant::now() < until,
-            "{}",
-            std::fs::read_to_string(dir.join("log")).unwrap()
-        );
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    (process, format!("http://{free}"))
-}
-
-#[tokio::test]
-async fn another_cas_intermediate_goes_along() {
-    let Some(binary) = cfssl() else { return };
-    let outside = tempfile::tempdir().unwrap();
-    let dir = |name: &str| outside.path().join(name);
-    let (root, root_pem) = authority(&dir("root"), "root", None);
-    let (_process, url) = serve(&binary, &dir("ca"), PROFILE, Some((&root, &root_pem)));
-    let folder = dir("domains/alpha.example");
-    std::fs::create_dir_all(&folder).unwrap();
-    for name in ["root-cert.pem", "cert-chain.pem"] {
-        std::fs::copy(dir("ca").join(name), folder.join(name)).unwrap();
-    }
-    std::fs::write(folder.join("auth-key"), "0123456789abcdef0123456789abcdef").unwrap();
-    let fixture = ControllerFixture::tuned(ControllerLimits::default(), |config| {
-        config.trust.ca_dir = Some(dir("domains"));
-        config.trust.external = vec![format!("alpha.example={url}").parse().unwrap()];
-    })
-    .await;
-    fixture.write("alpha/mesh.yaml", &tenant("alpha", 1));
-    let mut n1 = fixture.subscribe("n1").await;
-    n1.until("the bundle", |h| {
-        h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))
-    })
-    .await;
-    let chain = fixture
-        .certificate("n1", Some(A), None)
-        .await
-        .unwrap()
-        .cert_chain;
-    assert_eq!(chain.len(), 3, "leaf, intermediate, roots");
-    verify(&chain, &bundle(&n1, "alpha/alpha.example").unwrap()).unwrap();
-}
-
-const PROFILE: &str =
-    r#"{"expiry":"12h","usages":["digital signature","server auth","client auth"],"auth_key":"k"}"#;
-
-#[tokio::test]
-async fn an_external_ca_signs_and_its_answers_are_verified() {
-    let Some(binary) = cfssl() else { return };
-    let outside = tempfile::tempdir().unwrap();
-    let dir = |name: &str| outside.path().join(name);
-    let (process, url) = serve(&binary, &dir("ca"), PROFILE, None);
-    let folder = dir("domains/alpha.example");
-    std::fs::create_dir_all(&folder).unwrap();
-    std::fs::copy(dir("ca/root-cert.pem"), folder.join("root-cert.pem")).unwrap();
-    std::fs::write(
-        folder.join("auth-key"),
-        "0123456789abcdef0123456789abcdef\n",
-    )
-    .unwrap();
-    let fixture = ControllerFixture::tuned(ControllerLimits::default(), |config| {
-        config.trust.ca_dir = Some(dir("domains"));
-        config.trust.external = vec![
-            format!("alpha.example={url}")
-                .parse::<ExternalCa>()
-                .unwrap(),
-        ];
-    })
-    .await;
-    fixture.write("alpha/mesh.yaml", &tenant("alpha", 1));
-    let mut n1 = fixture.subscribe("n1").await;
-    n1.until("the bundle", |h| {
-        h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))
-    })
-    .await;
-    let published = bundle(&n1, "alpha/alpha.example").unwrap();
-    let chain = fixture
-        .certificate("n1", Some(A), None)
-        .await
-        .unwrap()
-        .cert_chain;
-    verify(&chain, &published).unwrap();
-    assert!(String::from_utf8_lossy(&der(&chain[0])).contains(A));
-    let named = fixture
-        .certificate_of("g1", GATEWAY, Some("alpha/shop/a"), None)
-        .await
-        .unwrap()
-        .cert_chain;
-    assert!(String::from_utf8_lossy(&der(&named[0])).contains("a.shop.svc.cluster.local"));
-    let mut ca = CaCli::of(&fixture).await;
-    let status = ca.status().await;
-    assert_eq!(status.bundle, published.roots);
-    assert_eq!(
-        (status.source.as_str(), status.issued, status.error.as_str()),
-        ("external", 2, "")
-    );
-    // Certificates that the CA must not have signed are not passed on, and its refusals are reported.
-    let fault = async |what: &str, reason: &str| {
-        let before = refused(&fixture, reason).await;
-        let got = fixture.certificate("n1", Some(A), None).await.unwrap_err();
-        assert_eq!(got.code(), Code::Unavailable, "{what}: {got}");
-        assert!(
-            (refused(&fixture, reason).await - before - 1.0).abs() < f64::EPSILON,
-            "{what}: {got}"
-        );
-    };
-    std::fs::write(folder.join("auth-key"), "00").unwrap();
-    fault("another key", "external_refused").await;
-    std::fs::write(folder.join("auth-key"), "zz").unwrap();
-    fault("no key", "external_settings").await;
-    std::fs::write(
-        folder.join("auth-key"),
-        "0123456789abcdef0123456789abcdef\n",
-    )
-    .unwrap();
-    ca.revoke(A, "").await.unwrap();
-    assert!(
-        fixture.certificate("n1", Some(A), None).await.is_err(),
-        "a blocked identity is not requested"
-    );
-    ca.restore(A).await.unwrap();
-    drop(process);
-    fault("it is gone", "external_unreachable").await;
-    assert!(
-        fixture
-            .metric("canal_controller_external_ca_requests_total{outcome=\"signed\"}")
-            .await
-            >= 2.0
-    );
-}
-
-#[tokio::test]
-async fn requests_that_an_external_ca_may_not_sign_have_a_reason() {
-    let Some(binary) = cfssl() else { return };
-    for (what, profile, reason) in [
-        (
-            "for servers only",
-            PROFILE.replace(",\"client auth\"", ""),
-            "external_usage",
-        ),
-        (
-            "lives a year",
-            PROFILE.replace("12h", "8760h"),
-            "external_lifetime",
-        ),
-        ("another root", PROFILE.to_string(), "external_chain"),
-    ] {
-        let outside = tempfile::tempdir().unwrap();
-        let dir = |name: &str| outside.path().join(name);
-        let (_process, url) = serve(&binary, &dir("ca"), &profile, None);
-        let folder = dir("domains/alpha.example");
-        std::fs::create_dir_all(&folder).unwrap();
-        std::fs::copy(dir("ca/root-cert.pem"), folder.join("root-cert.pem")).unwrap();
-        if reason == "external_chain" {
-            authority(&dir("other"), "other", None);
-            std::fs::copy(dir("other/root-cert.pem"), folder.join("root-cert.pem")).unwrap();
-        }
-        std::fs::write(folder.join("auth-key"), "0123456789abcdef0123456789abcdef").unwrap();
-        let fixture = ControllerFixture::tuned(ControllerLimits::default(), |config| {
-            config.trust.ca_dir = Some(dir("domains"));
-            config.trust.external = vec![format!("alpha.example={url}").parse().unwrap()];
-        })
-        .await;
-        fixture.write("alpha/mesh.yaml", &tenant("alpha", 1));
-        let mut n1 = fixture.subscribe("n1").await;
-        n1.until("the bundle", |h| {
-            h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))
-        })
-        .await;
-        let got = fixture.certificate("n1", Some(A), None).await.unwrap_err();
-        assert!(refused(&fixture, reason).await >= 1.0, "{what}: {got}");
-    }
 }
 
 #[tokio::test]

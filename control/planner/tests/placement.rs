@@ -630,6 +630,44 @@ fn migrating_services_stay_and_the_next_wave_waits() {
     assert_eq!(tier.step(), if concerned { 0 } else { 3 });
 }
 
+/// Moves one backend in AZ a of `count` services to the fullest backend, or to the emptiest, that they do not have.
+fn crowd(plan: &mut Plan, loads: &BTreeMap<BackendName, u64>, is_full: bool, count: usize) {
+    let mut at_a: Vec<&BackendName> = loads
+        .keys()
+        .filter(|name| name.as_str().starts_with('a'))
+        .collect();
+    at_a.sort_by_key(|name| loads[*name]);
+    if is_full {
+        at_a.reverse();
+    }
+    let mut left = count;
+    for service in plan.services.values_mut() {
+        let names = service
+            .placement
+            .as_mut()
+            .unwrap()
+            .backends
+            .get_mut(&az("a"))
+            .unwrap();
+        let worst = if is_full { at_a.last() } else { at_a.first() };
+        if left > 0
+            && names.len() == 2
+            && !names.contains(at_a[0])
+            && (!is_full || names.contains(*worst.unwrap()))
+        {
+            let first = if is_full {
+                (*worst.unwrap()).clone()
+            } else {
+                names.first().unwrap().clone()
+            };
+            names.remove(&first);
+            names.insert(at_a[0].clone());
+            left -= 1;
+        }
+    }
+    assert_eq!(left, 0);
+}
+
 #[test]
 fn the_linter_sees_what_balance_may_not() {
     let mut tier = Prompt::new(&names(&["a", "b"], 8), 100);
@@ -639,44 +677,6 @@ fn the_linter_sees_what_balance_may_not() {
         parent: tier.plan.number,
         ..tier.plan.clone()
     };
-    // Moves one backend in AZ a of `count` services to the fullest backend, or to the emptiest, that they do not have.
-    let crowd =
-        |plan: &mut Plan, loads: &BTreeMap<BackendName, u64>, is_full: bool, count: usize| {
-            let mut at_a: Vec<&BackendName> = loads
-                .keys()
-                .filter(|name| name.as_str().starts_with('a'))
-                .collect();
-            at_a.sort_by_key(|name| loads[*name]);
-            if is_full {
-                at_a.reverse();
-            }
-            let mut left = count;
-            for service in plan.services.values_mut() {
-                let names = service
-                    .placement
-                    .as_mut()
-                    .unwrap()
-                    .backends
-                    .get_mut(&az("a"))
-                    .unwrap();
-                let worst = if is_full { at_a.last() } else { at_a.first() };
-                if left > 0
-                    && names.len() == 2
-                    && !names.contains(at_a[0])
-                    && (!is_full || names.contains(*worst.unwrap()))
-                {
-                    let first = if is_full {
-                        (*worst.unwrap()).clone()
-                    } else {
-                        names.first().unwrap().clone()
-                    };
-                    names.remove(&first);
-                    names.insert(at_a[0].clone());
-                    left -= 1;
-                }
-            }
-            assert_eq!(left, 0);
-        };
     let kinds = |findings: Vec<canal_planlint::Finding>| {
         let mut kinds: Vec<String> = findings
             .iter()

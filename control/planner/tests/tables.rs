@@ -226,93 +226,120 @@ fn a_chain_full_of_owners_is_held_and_moves_when_one_is_free() {
     assert_eq!(tier.newest().members(number(1)), 0);
 }
 
-/// Breaks a valid plan in one aspect at a time; the linter must report the finding with the given name.
-#[test]
-fn the_linter_sees_each_broken_rule() {
-    type Break = fn(&mut Plan);
-    fn change(plan: &mut Plan, how: impl FnOnce(&mut PlannedTable)) {
-        let tables = &mut plan.services.get_mut(&id(1)).unwrap().tables;
-        how(Arc::make_mut(tables.get_mut(&az("a")).unwrap()));
-    }
-    fn backends(plan: &mut Plan, az_name: &str, names: &[&str]) {
-        let placement = plan
-            .services
+type Break = fn(&mut Plan);
+
+fn change(plan: &mut Plan, how: impl FnOnce(&mut PlannedTable)) {
+    let tables = &mut plan.services.get_mut(&id(1)).unwrap().tables;
+    how(Arc::make_mut(tables.get_mut(&az("a")).unwrap()));
+}
+
+fn backends(plan: &mut Plan, az_name: &str, names: &[&str]) {
+    let placement = plan
+        .services
+        .get_mut(&id(1))
+        .unwrap()
+        .placement
+        .as_mut()
+        .unwrap();
+    placement.backends.insert(
+        AzName::new(az_name).unwrap(),
+        names.iter().map(|name| name.parse().unwrap()).collect(),
+    );
+}
+
+/// The name of a finding, and the change of a valid plan that causes it.
+const BROKEN_PLANS: &[(&str, Break)] = &[
+    ("Missing", |plan| _ = plan.services.remove(&id(1))),
+    ("Unplaced", |plan| {
+        plan.services.get_mut(&id(1)).unwrap().placement = None
+    }),
+    ("UnknownBackend", |plan| backends(plan, "b", &["b9"])),
+    ("FewAtHome", |plan| backends(plan, "a", &["a1"])),
+    ("FewAway", |plan| backends(plan, "b", &[])),
+    ("Shared", |plan| {
+        let placement = plan.services[&id(2)].placement.clone();
+        plan.services.get_mut(&id(1)).unwrap().placement = placement;
+    }),
+    ("Home", |plan| {
+        plan.services
             .get_mut(&id(1))
             .unwrap()
             .placement
             .as_mut()
-            .unwrap();
-        placement.backends.insert(
-            AzName::new(az_name).unwrap(),
-            names.iter().map(|name| name.parse().unwrap()).collect(),
-        );
-    }
+            .unwrap()
+            .home = az("b")
+    }),
+    ("Number", |plan| {
+        plan.services.get_mut(&id(1)).unwrap().number = 0
+    }),
+    ("NoTable", |plan| {
+        _ = plan
+            .services
+            .get_mut(&id(1))
+            .unwrap()
+            .tables
+            .remove(&az("a"))
+    }),
+    ("Shape", |plan| change(plan, |table| _ = table.chains.pop())),
+    ("Empty", |plan| {
+        change(plan, |table| table.chains[3].clear())
+    }),
+    ("Twice", |plan| {
+        change(plan, |table| {
+            let head = table.chains[3][0];
+            table.chains[3].push(head);
+        })
+    }),
+    ("Head", |plan| {
+        change(plan, |table| table.chains[3][0].replica = number(40))
+    }),
+    ("Stranger", |plan| {
+        change(plan, |table| table.chains[3][1].replica = number(41))
+    }),
+    ("Uneven", |plan| {
+        change(plan, |table| {
+            (0..9).for_each(|bucket| table.chains[bucket] = table.chains[0].clone())
+        })
+    }),
+    ("Standby", |plan| {
+        change(plan, |table| table.chains[3].truncate(1))
+    }),
+    ("Version", |plan| {
+        change(plan, |table| table.version += 1000)
+    }),
+];
 
-    let cases: &[(&str, Break)] = &[
-        ("Missing", |plan| _ = plan.services.remove(&id(1))),
-        ("Unplaced", |plan| {
-            plan.services.get_mut(&id(1)).unwrap().placement = None
-        }),
-        ("UnknownBackend", |plan| backends(plan, "b", &["b9"])),
-        ("FewAtHome", |plan| backends(plan, "a", &["a1"])),
-        ("FewAway", |plan| backends(plan, "b", &[])),
-        ("Shared", |plan| {
-            let placement = plan.services[&id(2)].placement.clone();
-            plan.services.get_mut(&id(1)).unwrap().placement = placement;
-        }),
-        ("Home", |plan| {
-            plan.services
-                .get_mut(&id(1))
-                .unwrap()
-                .placement
-                .as_mut()
-                .unwrap()
-                .home = az("b")
-        }),
-        ("Number", |plan| {
-            plan.services.get_mut(&id(1)).unwrap().number = 0
-        }),
-        ("NoTable", |plan| {
-            _ = plan
-                .services
-                .get_mut(&id(1))
-                .unwrap()
-                .tables
-                .remove(&az("a"))
-        }),
-        ("Shape", |plan| change(plan, |table| _ = table.chains.pop())),
-        ("Empty", |plan| {
-            change(plan, |table| table.chains[3].clear())
-        }),
-        ("Twice", |plan| {
-            change(plan, |table| {
-                let head = table.chains[3][0];
-                table.chains[3].push(head);
-            })
-        }),
-        ("Head", |plan| {
-            change(plan, |table| table.chains[3][0].replica = number(40))
-        }),
-        ("Stranger", |plan| {
-            change(plan, |table| table.chains[3][1].replica = number(41))
-        }),
-        ("Uneven", |plan| {
-            change(plan, |table| {
-                (0..9).for_each(|bucket| table.chains[bucket] = table.chains[0].clone())
-            })
-        }),
-        ("Standby", |plan| {
-            change(plan, |table| table.chains[3].truncate(1))
-        }),
-        ("Version", |plan| {
-            change(plan, |table| table.version += 1000)
-        }),
-    ];
+/// The name of a finding, and the change between two plans that causes it.
+const BROKEN_STEPS: &[(&str, Break)] = &[
+    ("OwnerDropped", |plan| {
+        change(plan, |table| _ = table.chains[3].remove(0))
+    }),
+    ("StaleVersion", |plan| {
+        change(plan, |table| table.chains[3].swap(1, 2))
+    }),
+    ("Reordered", |plan| {
+        change(plan, |table| table.chains[3].swap(1, 2))
+    }),
+    ("Moved", |plan| {
+        change(plan, |table| {
+            (0..9).for_each(|bucket| table.chains[bucket].swap(0, 1))
+        })
+    }),
+    ("Left", |plan| backends(plan, "b", &[])),
+    ("Unstable", |plan| {
+        plan.services.get_mut(&id(1)).unwrap().number = 77
+    }),
+    ("Parent", |plan| plan.number += 5),
+];
+
+/// Breaks a valid plan in one aspect at a time; the linter must report the finding with the given name.
+#[test]
+fn the_linter_sees_each_broken_rule() {
     let mut tier = SimTier::new(&[("a1", 2), ("a2", 2), ("a3", 1), ("b1", 1), ("b2", 1)], 2);
     tier.demands.services.get_mut(&id(1)).unwrap().home = Some(az("a"));
     tier.demands.services.get_mut(&id(2)).unwrap().home = Some(az("a"));
     tier.settle();
-    for (name, broken) in cases {
+    for (name, broken) in BROKEN_PLANS {
         let mut plan = tier.newest().clone();
         broken(&mut plan);
         let findings = canal_planlint::check(&tier.fleet(), &tier.demands, &plan);
@@ -323,28 +350,7 @@ fn the_linter_sees_each_broken_rule() {
             "{name}: {findings:?}"
         );
     }
-    let steps: &[(&str, Break)] = &[
-        ("OwnerDropped", |plan| {
-            change(plan, |table| _ = table.chains[3].remove(0))
-        }),
-        ("StaleVersion", |plan| {
-            change(plan, |table| table.chains[3].swap(1, 2))
-        }),
-        ("Reordered", |plan| {
-            change(plan, |table| table.chains[3].swap(1, 2))
-        }),
-        ("Moved", |plan| {
-            change(plan, |table| {
-                (0..9).for_each(|bucket| table.chains[bucket].swap(0, 1))
-            })
-        }),
-        ("Left", |plan| backends(plan, "b", &[])),
-        ("Unstable", |plan| {
-            plan.services.get_mut(&id(1)).unwrap().number = 77
-        }),
-        ("Parent", |plan| plan.number += 5),
-    ];
-    for (name, broken) in steps {
+    for (name, broken) in BROKEN_STEPS {
         let (before, fleet) = (tier.newest(), tier.fleet());
         let mut after = before.clone();
         broken(&mut after);

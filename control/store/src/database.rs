@@ -1,8 +1,8 @@
 //! The redb file: opening, transactions, and recovery after disk errors. It decides only limits; `ids` decides service ids.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -10,16 +10,18 @@ use canal_model::ids::{Generation, ReplicaNumber, ServiceId, ServiceKey, StoreId
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 
 use crate::error::StoreError;
-use crate::fleet::{AZS, EDGES, PLAN, PLANNED, REPLICAS};
 use crate::ids::{
     Allocation, Binding, IdShortage, SERVICE_ID_QUARANTINE_SECONDS, SERVICE_ID_SPACE,
     ServiceIdTable, TENANT_SERVICE_IDS_MAX, decide_allocation,
 };
 use crate::objects::{ObjectEdit, ObjectRow, StoredObject, StoredObjectKey};
 use crate::seal::StoreKey;
-use crate::trust::{AUTHORITIES, AUTHORITIES_SECOND, ISSUED, JWKS, TRUST};
 use crate::undo::{RowsBefore, UnconfirmedCommit};
 use crate::{EDITS_MAX, GENERATIONS_RESERVED, OBJECT_BYTES_MAX, OBJECTS_PER_TENANT_MAX};
+
+mod opening;
+
+use opening::{create_database, load, open_database, unusable};
 
 /// Maps `(tenant, kind, namespace, name)` to a JSON [`ObjectRow`].
 const OBJECTS: TableDefinition<(&str, &str, &str, &str), &[u8]> = TableDefinition::new("objects");
@@ -30,27 +32,14 @@ const TENANTS: TableDefinition<&str, (u64, bool)> = TableDefinition::new("tenant
 /// Maps the name of a counter to its value.
 const COUNTERS: TableDefinition<&str, u64> = TableDefinition::new("counters");
 
-const TABLES: usize = 14;
-
-const SCHEMA: u64 = 1;
-const COUNTER_LAYOUT: &str = "layout";
 /// Highest generation that may have been given out.
 const COUNTER_GENERATION: &str = "generation";
 const COUNTER_NEXT_SERVICE_ID: &str = "next-service-id";
 const COUNTER_NEXT_TENANT: &str = "next-tenant";
 /// Counts transactions. After a failed commit, it shows whether the commit reached the disk.
 const COUNTER_SEQUENCE: &str = "sequence";
-/// High and low 64 bits of the store's id.
-const COUNTER_STORE_HIGH: &str = "store-id-high";
-const COUNTER_STORE_LOW: &str = "store-id-low";
-/// Offset of the first fresh service id. Stores of earlier builds have none; theirs begin at id 1.
-const COUNTER_SERVICE_ID_OFFSET: &str = "service-id-offset";
 
 const FILE: &str = "controller.redb";
-/// Name of the file while it is created. A controller that was killed meanwhile leaves such a file; it contains no data.
-const FILE_NEW: &str = "controller.redb.new";
-/// Size of redb's cache. Its default is a gigabyte, but the controller has the data it needs in memory anyway.
-const CACHE_BYTES: usize = 16 << 20;
 
 /// Limits of the store. The defaults are the constants of this crate.
 #[derive(Debug, Clone, Copy)]
@@ -810,197 +799,6 @@ fn stored(
         yaml: row.yaml,
         created: row.created,
         generation: Generation(row.generation),
-    })
-}
-
-/// Creates the file with its tables and its id, unless it exists. It is renamed to its final name only when complete: redb reports
-/// a file that a kill left half created as damaged forever.
-fn create_database(dir: &Path, path: &Path) -> Result<(), StoreError> {
-    let is_there = || fs::metadata(path).is_ok_and(|file| file.len() > 0);
-    if is_there() {
-        return Ok(());
-    }
-    // Another controller may be creating the file at the same moment.
-    let folder = fs::File::open(dir)
-        .and_then(|folder| folder.lock().map(|()| folder))
-        .map_err(unusable(dir))?;
-    if is_there() {
-        return Ok(());
-    }
-    let new = dir.join(FILE_NEW);
-    match fs::remove_file(&new) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(unusable(&new)(e)),
-        _ => {}
-    }
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&new)
-        .map_err(unusable(&new))?;
-    prepare(&database_of(&new, file)?).map_err(|e| StoreError::from_redb(&new, e))?;
-    fs::rename(&new, path).map_err(unusable(path))?;
-    // The lock on the directory ends here, after the rename.
-    drop(folder);
-    Ok(())
-}
-
-fn open_database(path: &Path) -> Result<(Database, LoadedState), StoreError> {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(path)
-        .map_err(unusable(path))?;
-    let mode = file
-        .metadata()
-        .map_err(unusable(path))?
-        .permissions()
-        .mode();
-    if mode & 0o077 != 0 {
-        // The file contains private keys; a copy or an old umask may have made it readable for other users.
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(unusable(path))?;
-    }
-    let database = database_of(path, file)?;
-    prepare(&database).map_err(|e| StoreError::from_redb(path, e))?;
-    let found = layout(&database).map_err(|e| StoreError::from_redb(path, e))?;
-    if found != SCHEMA {
-        return Err(StoreError::Layout {
-            path: path.into(),
-            found,
-            known: SCHEMA,
-        });
-    }
-    let loaded = load(&database).map_err(|e| StoreError::from_redb(path, e))?;
-    Ok((database, loaded))
-}
-
-fn unusable(path: &Path) -> impl Fn(std::io::Error) -> StoreError {
-    |e| StoreError::Open {
-        path: path.into(),
-        why: e.to_string(),
-        fix: "check the folder's owner and mode, and that the disk is mounted and has space",
-    }
-}
-
-fn database_of(path: &Path, file: fs::File) -> Result<Database, StoreError> {
-    Database::builder()
-        .set_cache_size(CACHE_BYTES)
-        .create_file(file)
-        .map_err(|e| match StoreError::from_redb(path, e.into()) {
-            StoreError::Disk { path, why } => StoreError::Open {
-                path,
-                why,
-                fix: "check the disk's space and that the file is a canal-controller store",
-            },
-            other => other,
-        })
-}
-
-/// Creates the tables and the id of a new file, or those missing in an earlier build's file. If all exist, it writes nothing, so opening
-/// works on a full disk.
-fn prepare(database: &Database) -> Result<(), redb::Error> {
-    let is_named = |tx: &redb::ReadTransaction| {
-        Ok::<_, redb::Error>(tx.open_table(COUNTERS)?.get(COUNTER_STORE_LOW)?.is_some())
-    };
-    let read = database.begin_read()?;
-    if read.list_tables()?.count() == TABLES && is_named(&read)? {
-        return Ok(());
-    }
-    drop(read);
-    let mut tx = database.begin_write()?;
-    tx.set_quick_repair(true);
-    {
-        tx.open_table(OBJECTS)?;
-        tx.open_table(SERVICE_IDS)?;
-        tx.open_table(AUTHORITIES)?;
-        tx.open_table(AUTHORITIES_SECOND)?;
-        tx.open_table(TRUST)?;
-        tx.open_table(ISSUED)?;
-        tx.open_table(JWKS)?;
-        tx.open_table(TENANTS)?;
-        tx.open_table(REPLICAS)?;
-        tx.open_table(EDGES)?;
-        tx.open_table(AZS)?;
-        tx.open_table(PLANNED)?;
-        tx.open_table(PLAN)?;
-        let mut counters = tx.open_table(COUNTERS)?;
-        if counters.get(COUNTER_LAYOUT)?.is_none() {
-            counters.insert(COUNTER_LAYOUT, SCHEMA)?;
-            // Ids of a store that replaces a lost one must differ from those that data planes still use.
-            counters.insert(
-                COUNTER_SERVICE_ID_OFFSET,
-                random()? % u64::from(SERVICE_ID_SPACE),
-            )?;
-        }
-        // Files of the first layout have no id of the store.
-        if counters.get(COUNTER_STORE_LOW)?.is_none() {
-            counters.insert(COUNTER_STORE_HIGH, random()?)?;
-            counters.insert(COUNTER_STORE_LOW, random()?)?;
-        }
-    }
-    tx.commit()?;
-    Ok(())
-}
-
-fn random() -> Result<u64, redb::Error> {
-    let mut bytes = [0; 8];
-    let filled = aws_lc_rs::rand::fill(&mut bytes);
-    filled.map_err(|_| {
-        redb::Error::Io(std::io::Error::other(
-            "the operating system gives no random bytes",
-        ))
-    })?;
-    Ok(u64::from_ne_bytes(bytes))
-}
-
-fn layout(database: &Database) -> Result<u64, redb::Error> {
-    Ok(database
-        .begin_read()?
-        .open_table(COUNTERS)?
-        .get(COUNTER_LAYOUT)?
-        .map_or(SCHEMA, |v| v.value()))
-}
-
-fn load(database: &Database) -> Result<LoadedState, redb::Error> {
-    let tx = database.begin_read()?;
-    let damaged = |e: canal_model::ids::IdError| redb::Error::Corrupted(e.to_string());
-    let counters = tx.open_table(COUNTERS)?;
-    let counter = |name: &str| -> Result<u64, redb::Error> {
-        Ok(counters.get(name)?.map_or(0, |v| v.value()))
-    };
-    let mut counts: BTreeMap<TenantName, usize> = BTreeMap::new();
-    for entry in tx.open_table(OBJECTS)?.iter()? {
-        let tenant = TenantName::new(entry?.0.value().0).map_err(damaged)?;
-        *counts.entry(tenant).or_insert(0) += 1;
-    }
-    let number = |name: &str| -> Result<u32, redb::Error> {
-        Ok(u32::try_from(counter(name)?).unwrap_or(u32::MAX))
-    };
-    let mut ids = ServiceIdTable {
-        next: number(COUNTER_NEXT_SERVICE_ID)?,
-        offset: number(COUNTER_SERVICE_ID_OFFSET)? % SERVICE_ID_SPACE,
-        ..ServiceIdTable::default()
-    };
-    for entry in tx.open_table(SERVICE_IDS)?.iter()? {
-        let (key, value) = entry?;
-        let (id, released) = value.value();
-        let binding = Binding {
-            id: ServiceId::new(id).map_err(damaged)?,
-            released: (released > 0).then_some(released),
-        };
-        ids.bindings
-            .insert(key.value().parse().map_err(damaged)?, binding);
-    }
-    let id = StoreId::from_bits(
-        u128::from(counter(COUNTER_STORE_HIGH)?) << 64 | u128::from(counter(COUNTER_STORE_LOW)?),
-    );
-    Ok(LoadedState {
-        id,
-        counts,
-        ids,
-        sequence: counter(COUNTER_SEQUENCE)?,
-        generation: counter(COUNTER_GENERATION)?,
     })
 }
 

@@ -238,18 +238,8 @@ mod tests {
         );
     }
 
-    #[test]
-    fn allocation() {
-        const Q: u64 = SERVICE_ID_QUARANTINE_SECONDS;
-        struct IdCase {
-            what: &'static str,
-            book: ServiceIdTable,
-            wanted: &'static [&'static str],
-            now: u64,
-            /// The expected bindings; `None` if the allocation fails.
-            bound: Option<&'static [(&'static str, u32)]>,
-        }
-        let cases = [
+    fn allocation_cases() -> Vec<IdCase> {
+        vec![
             IdCase {
                 what: "fresh ids ascend from 1",
                 book: book(&[], 0),
@@ -323,7 +313,23 @@ mod tests {
                 now: 10 * Q,
                 bound: None,
             },
-        ];
+        ]
+    }
+
+    const Q: u64 = SERVICE_ID_QUARANTINE_SECONDS;
+
+    struct IdCase {
+        what: &'static str,
+        book: ServiceIdTable,
+        wanted: &'static [&'static str],
+        now: u64,
+        /// The expected bindings; `None` if the allocation fails.
+        bound: Option<&'static [(&'static str, u32)]>,
+    }
+
+    #[test]
+    fn allocation() {
+        let cases = allocation_cases();
         for c in cases {
             let wanted: Vec<ServiceKey> = c.wanted.iter().map(|n| key(n)).collect();
             let got = decide_allocation(&c.book, &wanted, c.now, 4, 4);

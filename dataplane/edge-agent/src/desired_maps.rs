@@ -252,6 +252,46 @@ impl MapInputs {
         }
         said
     }
+
+    fn tenants(&self) -> impl Iterator<Item = &Tenant> {
+        self.tenants.iter().filter_map(|r| {
+            if let Resource::Tenant(t) = &**r {
+                Some(t)
+            } else {
+                None
+            }
+        })
+    }
+
+    fn gateway_addresses(&self) -> impl Iterator<Item = &GatewayAddress> {
+        self.addresses.iter().filter_map(|r| {
+            if let Resource::Address(a) = &**r {
+                Some(a)
+            } else {
+                None
+            }
+        })
+    }
+
+    fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.iter().filter_map(|r| {
+            if let Resource::Node(n) = &**r {
+                Some(n)
+            } else {
+                None
+            }
+        })
+    }
+
+    fn replicas(&self) -> impl Iterator<Item = &Replica> {
+        self.replicas.iter().filter_map(|r| {
+            if let Resource::Replica(r) = &**r {
+                Some(r)
+            } else {
+                None
+            }
+        })
+    }
 }
 
 fn is_same(one: &[Arc<Resource>], other: &[Arc<Resource>]) -> bool {
@@ -272,15 +312,8 @@ pub fn decide_maps(
 ) -> DesiredMaps {
     let (said, old) = (MapInputs::of(input), &before.made_of);
     let mut maps = DesiredMaps::default();
-    let tenants = said.tenants.iter().filter_map(|r| {
-        if let Resource::Tenant(t) = &**r {
-            Some((&t.name, t))
-        } else {
-            None
-        }
-    });
     let by = MapContext {
-        tenants: tenants.collect(),
+        tenants: said.tenants().map(|t| (&t.name, t)).collect(),
         az,
         room,
         have,
@@ -292,16 +325,7 @@ pub fn decide_maps(
         maps.content.returns = before.content.returns.clone();
         maps.keep_left_out(before, &["canal_addresses", "canal_returns"]);
     } else {
-        by.services(
-            said.addresses.iter().filter_map(|r| {
-                if let Resource::Address(a) = &**r {
-                    Some(a)
-                } else {
-                    None
-                }
-            }),
-            &mut maps,
-        );
+        by.services(said.gateway_addresses(), &mut maps);
     }
     if same_tenants && is_same(&said.tables, &old.tables) {
         maps.content.tables = before.content.tables.clone();
@@ -315,45 +339,14 @@ pub fn decide_maps(
         maps.content.nodes = before.content.nodes.clone();
         maps.keep_left_out(before, &["canal_prefixes", "canal_nodes"]);
     } else {
-        by.nodes(
-            said.nodes.iter().filter_map(|r| {
-                if let Resource::Node(n) = &**r {
-                    Some(n)
-                } else {
-                    None
-                }
-            }),
-            &mut maps,
-        );
+        by.nodes(said.nodes(), &mut maps);
     }
-    by.replicas(
-        said.replicas.iter().filter_map(|r| {
-            if let Resource::Replica(r) = &**r {
-                Some(r)
-            } else {
-                None
-            }
-        }),
-        &mut maps,
-    );
+    by.replicas(said.replicas(), &mut maps);
     by.hosts(&input.hosts, address, &mut maps);
     maps.content.tunnels = match &input.tunnels {
         // Tunnels of an earlier agent are better than none.
         None => have.tunnels.clone(),
-        Some(tunnels) => {
-            let own: BTreeSet<Ipv4Addr> = maps
-                .members
-                .values()
-                .filter(|member| member.own)
-                .map(|member| member.address)
-                .collect();
-            let tunnels = tunnels
-                .iter()
-                .filter(|(replica, ports)| !ports.is_empty() && own.contains(replica));
-            tunnels
-                .map(|(replica, ports)| (*replica, ports.clone()))
-                .collect()
-        }
+        Some(tunnels) => maps.own_tunnels(tunnels),
     };
     maps.made_of = MapInputs {
         table_of: maps.made_of.table_of,
@@ -380,6 +373,22 @@ impl DesiredMaps {
         refused
             .into_iter()
             .map(|((kind, name), why)| (kind, name, why))
+    }
+
+    /// Returns the tunnels to the replicas of this edge's AZ.
+    fn own_tunnels(&self, tunnels: &Tunnels) -> Tunnels {
+        let own: BTreeSet<Ipv4Addr> = self
+            .members
+            .values()
+            .filter(|member| member.own)
+            .map(|member| member.address)
+            .collect();
+        let tunnels = tunnels
+            .iter()
+            .filter(|(replica, ports)| !ports.is_empty() && own.contains(replica));
+        tunnels
+            .map(|(replica, ports)| (*replica, ports.clone()))
+            .collect()
     }
 
     fn keep_left_out(&mut self, before: &DesiredMaps, of: &[&'static str]) {

@@ -65,15 +65,21 @@ mod tests {
     use super::*;
     use crate::desired_maps::{ChainTable, ReplicaEntry};
 
-    #[test]
-    fn a_path_names_the_first_replica_that_is_up_and_its_tunnel() {
-        let number = |n: u32| ReplicaNumber::new(n).unwrap();
-        let address = |n: u8| Ipv4Addr::new(250, 1, 0, n);
+    fn number(n: u32) -> ReplicaNumber {
+        ReplicaNumber::new(n).unwrap()
+    }
+
+    fn address(n: u8) -> Ipv4Addr {
+        Ipv4Addr::new(250, 1, 0, n)
+    }
+
+    /// Returns maps with a service 7, whose chains are all replica 2 and then replica 1. Only replica 2 has tunnels of its own.
+    fn content_of_two_replicas() -> EdgeMapContent {
         let mut chains = [[0; CHAIN_LENGTH_MAX]; BUCKETS];
         chains
             .iter_mut()
             .for_each(|chain| chain[..2].copy_from_slice(&[2, 1]));
-        let mut content = EdgeMapContent {
+        EdgeMapContent {
             tables: [(
                 ServiceId::new(7).unwrap(),
                 Arc::new(ChainTable {
@@ -96,7 +102,12 @@ mod tests {
                 .into(),
             tunnels: [(address(2), Arc::new(vec![41_000]))].into(),
             ..EdgeMapContent::default()
-        };
+        }
+    }
+
+    #[test]
+    fn a_path_names_the_first_replica_that_is_up_and_its_tunnel() {
+        let mut content = content_of_two_replicas();
         let mut place = EdgeDeviceConfig {
             device: String::new(),
             pin_dir: "/".into(),

@@ -30,127 +30,135 @@ fn forward_request(bytes: &[u8], plan: &ForwardOptions<'_>) -> Result<String, Me
     Ok(text(&out, bytes))
 }
 
+/// A case's name, the edits, and the fields of the request after them.
+type EditCase = (
+    &'static str,
+    &'static [HeaderEdit<'static>],
+    Result<&'static str, MessageRefusal>,
+);
+
+const EDIT_CASES: &[EditCase] = &[
+    (
+        "none",
+        &[],
+        Ok(
+            "Host: a\r\nX-A: 1\r\nx-request-id: 7\r\nX-a: 2\r\nCookie: c\r\nContent-Length: 5\r\n\r\n",
+        ),
+    ),
+    (
+        "set replaces all, in any case",
+        &[HeaderEdit::Set(b"x-a", b"3")],
+        Ok("Host: a\r\nx-request-id: 7\r\nCookie: c\r\nContent-Length: 5\r\nx-a: 3\r\n\r\n"),
+    ),
+    (
+        "set of a known name",
+        &[HeaderEdit::Set(b"Cookie", b"d")],
+        Ok(
+            "Host: a\r\nX-A: 1\r\nx-request-id: 7\r\nX-a: 2\r\nContent-Length: 5\r\nCookie: d\r\n\r\n",
+        ),
+    ),
+    (
+        "set of the host",
+        &[HeaderEdit::Set(b"host", b"b:80")],
+        Ok(
+            "X-A: 1\r\nx-request-id: 7\r\nX-a: 2\r\nCookie: c\r\nContent-Length: 5\r\nhost: b:80\r\n\r\n",
+        ),
+    ),
+    (
+        "remove",
+        &[HeaderEdit::Remove(b"X-A"), HeaderEdit::Remove(b"cookie")],
+        Ok("Host: a\r\nx-request-id: 7\r\nContent-Length: 5\r\n\r\n"),
+    ),
+    (
+        "default",
+        &[
+            HeaderEdit::Default(b"x-request-id", b"8"),
+            HeaderEdit::Default(b"x-b", b"9"),
+        ],
+        Ok(
+            "Host: a\r\nX-A: 1\r\nx-request-id: 7\r\nX-a: 2\r\nCookie: c\r\nContent-Length: 5\r\nx-b: 9\r\n\r\n",
+        ),
+    ),
+    (
+        "add",
+        &[HeaderEdit::Add(b"X-A", b"3")],
+        Ok(
+            "Host: a\r\nX-A: 1\r\nx-request-id: 7\r\nX-a: 2\r\nCookie: c\r\nContent-Length: 5\r\nX-A: 3\r\n\r\n",
+        ),
+    ),
+    (
+        "host added",
+        &[HeaderEdit::Add(b"host", b"b")],
+        Err(MessageRefusal::UnwritableField),
+    ),
+    (
+        "host set twice",
+        &[
+            HeaderEdit::Set(b"host", b"b"),
+            HeaderEdit::Set(b"Host", b"c"),
+        ],
+        Err(MessageRefusal::UnwritableField),
+    ),
+    (
+        "host not a host",
+        &[HeaderEdit::Set(b"host", b"b/c")],
+        Err(MessageRefusal::UnwritableField),
+    ),
+    (
+        "host removed",
+        &[HeaderEdit::Remove(b"host")],
+        Err(MessageRefusal::MissingHost),
+    ),
+    (
+        "length set",
+        &[HeaderEdit::Set(b"content-length", b"6")],
+        Err(MessageRefusal::UnwritableField),
+    ),
+    (
+        "coding removed",
+        &[HeaderEdit::Remove(b"transfer-encoding")],
+        Err(MessageRefusal::UnwritableField),
+    ),
+    (
+        "connection added",
+        &[HeaderEdit::Add(b"connection", b"x-a")],
+        Err(MessageRefusal::UnwritableField),
+    ),
+    (
+        "value with line end",
+        &[HeaderEdit::Add(b"x", b"a\r\nb: c")],
+        Err(MessageRefusal::UnwritableField),
+    ),
+    (
+        "value with LF",
+        &[HeaderEdit::Set(b"x", b"a\nb")],
+        Err(MessageRefusal::UnwritableField),
+    ),
+    (
+        "value with NUL",
+        &[HeaderEdit::Set(b"x", b"a\0")],
+        Err(MessageRefusal::UnwritableField),
+    ),
+    (
+        "value with space around",
+        &[HeaderEdit::Set(b"x", b" a")],
+        Err(MessageRefusal::UnwritableField),
+    ),
+    (
+        "name with colon",
+        &[HeaderEdit::Set(b"x:", b"a")],
+        Err(MessageRefusal::UnwritableField),
+    ),
+    (
+        "empty name",
+        &[HeaderEdit::Remove(b"")],
+        Err(MessageRefusal::UnwritableField),
+    ),
+];
+
 #[test]
 fn request_edits() {
-    let cases: &[(&str, &[HeaderEdit<'_>], Result<&str, MessageRefusal>)] = &[
-        (
-            "none",
-            &[],
-            Ok(
-                "Host: a\r\nX-A: 1\r\nx-request-id: 7\r\nX-a: 2\r\nCookie: c\r\nContent-Length: 5\r\n\r\n",
-            ),
-        ),
-        (
-            "set replaces all, in any case",
-            &[HeaderEdit::Set(b"x-a", b"3")],
-            Ok("Host: a\r\nx-request-id: 7\r\nCookie: c\r\nContent-Length: 5\r\nx-a: 3\r\n\r\n"),
-        ),
-        (
-            "set of a known name",
-            &[HeaderEdit::Set(b"Cookie", b"d")],
-            Ok(
-                "Host: a\r\nX-A: 1\r\nx-request-id: 7\r\nX-a: 2\r\nContent-Length: 5\r\nCookie: d\r\n\r\n",
-            ),
-        ),
-        (
-            "set of the host",
-            &[HeaderEdit::Set(b"host", b"b:80")],
-            Ok(
-                "X-A: 1\r\nx-request-id: 7\r\nX-a: 2\r\nCookie: c\r\nContent-Length: 5\r\nhost: b:80\r\n\r\n",
-            ),
-        ),
-        (
-            "remove",
-            &[HeaderEdit::Remove(b"X-A"), HeaderEdit::Remove(b"cookie")],
-            Ok("Host: a\r\nx-request-id: 7\r\nContent-Length: 5\r\n\r\n"),
-        ),
-        (
-            "default",
-            &[
-                HeaderEdit::Default(b"x-request-id", b"8"),
-                HeaderEdit::Default(b"x-b", b"9"),
-            ],
-            Ok(
-                "Host: a\r\nX-A: 1\r\nx-request-id: 7\r\nX-a: 2\r\nCookie: c\r\nContent-Length: 5\r\nx-b: 9\r\n\r\n",
-            ),
-        ),
-        (
-            "add",
-            &[HeaderEdit::Add(b"X-A", b"3")],
-            Ok(
-                "Host: a\r\nX-A: 1\r\nx-request-id: 7\r\nX-a: 2\r\nCookie: c\r\nContent-Length: 5\r\nX-A: 3\r\n\r\n",
-            ),
-        ),
-        (
-            "host added",
-            &[HeaderEdit::Add(b"host", b"b")],
-            Err(MessageRefusal::UnwritableField),
-        ),
-        (
-            "host set twice",
-            &[
-                HeaderEdit::Set(b"host", b"b"),
-                HeaderEdit::Set(b"Host", b"c"),
-            ],
-            Err(MessageRefusal::UnwritableField),
-        ),
-        (
-            "host not a host",
-            &[HeaderEdit::Set(b"host", b"b/c")],
-            Err(MessageRefusal::UnwritableField),
-        ),
-        (
-            "host removed",
-            &[HeaderEdit::Remove(b"host")],
-            Err(MessageRefusal::MissingHost),
-        ),
-        (
-            "length set",
-            &[HeaderEdit::Set(b"content-length", b"6")],
-            Err(MessageRefusal::UnwritableField),
-        ),
-        (
-            "coding removed",
-            &[HeaderEdit::Remove(b"transfer-encoding")],
-            Err(MessageRefusal::UnwritableField),
-        ),
-        (
-            "connection added",
-            &[HeaderEdit::Add(b"connection", b"x-a")],
-            Err(MessageRefusal::UnwritableField),
-        ),
-        (
-            "value with line end",
-            &[HeaderEdit::Add(b"x", b"a\r\nb: c")],
-            Err(MessageRefusal::UnwritableField),
-        ),
-        (
-            "value with LF",
-            &[HeaderEdit::Set(b"x", b"a\nb")],
-            Err(MessageRefusal::UnwritableField),
-        ),
-        (
-            "value with NUL",
-            &[HeaderEdit::Set(b"x", b"a\0")],
-            Err(MessageRefusal::UnwritableField),
-        ),
-        (
-            "value with space around",
-            &[HeaderEdit::Set(b"x", b" a")],
-            Err(MessageRefusal::UnwritableField),
-        ),
-        (
-            "name with colon",
-            &[HeaderEdit::Set(b"x:", b"a")],
-            Err(MessageRefusal::UnwritableField),
-        ),
-        (
-            "empty name",
-            &[HeaderEdit::Remove(b"")],
-            Err(MessageRefusal::UnwritableField),
-        ),
-    ];
-    for (name, edits, want) in cases {
+    for (name, edits, want) in EDIT_CASES {
         let got = forward_request(
             REQUEST,
             &ForwardOptions {
@@ -164,14 +172,20 @@ fn request_edits() {
     }
 }
 
-#[test]
-fn request_plans() {
+/// A case's name, the options, and the request that is written.
+type PlanCase = (
+    &'static str,
+    ForwardOptions<'static>,
+    Result<String, MessageRefusal>,
+);
+
+fn plan_cases() -> Vec<PlanCase> {
     let base = "Host: a\r\nX-A: 1\r\nx-request-id: 7\r\nX-a: 2\r\nCookie: c\r\n";
     let plan = |framing| ForwardOptions {
         framing,
         ..ForwardOptions::default()
     };
-    let cases: &[(&str, ForwardOptions<'_>, Result<String, MessageRefusal>)] = &[
+    vec![
         (
             "chunked instead",
             plan(Framing::Chunked),
@@ -242,9 +256,13 @@ fn request_plans() {
             },
             Err(MessageRefusal::UnwritableField),
         ),
-    ];
-    for (name, plan, want) in cases {
-        assert_eq!(forward_request(REQUEST, plan), *want, "{name}");
+    ]
+}
+
+#[test]
+fn request_plans() {
+    for (name, plan, want) in plan_cases() {
+        assert_eq!(forward_request(REQUEST, &plan), want, "{name}");
     }
     assert_eq!(
         forward_request(b"GET / HTTP/1.0\r\n\r\n", &ForwardOptions::default()),

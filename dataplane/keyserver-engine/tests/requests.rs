@@ -1,4 +1,4 @@
-//! Requests over real channels: handshakes and signatures, entitlements, and the names of refusals.
+//! Requests over real channels: signatures, entitlements, and the names of refusals. Handshakes are tested in `handshakes`.
 
 use std::time::Duration;
 
@@ -7,7 +7,6 @@ use canal_keyserver_engine::limits::{CERTIFICATE_REQUESTS_MAX, QuotaShares};
 use canal_model::trust::KeyAlgorithm;
 use canal_testing::{TestCa, identity};
 use canal_wire::keyrpc::{HandshakeRole, KeyName, KeyRefusal, KeyRequest, SpkiHash};
-use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, date_time_ymd};
 
 fn identity_key(id: &str) -> KeyName {
     KeyName::Identity(identity(id))
@@ -63,345 +62,56 @@ fn verify(leaf: &[u8], scheme: u16, input: &[u8], signature: &[u8]) {
 const ECDSA: u16 = 0x0403;
 const RSA_PSS: u16 = 0x0804;
 
-#[tokio::test(flavor = "multi_thread")]
-async fn handshakes_of_both_roles_and_both_algorithms() {
-    let fixture = KeyServerFixture::start(ServerSetup::default()).await;
-    fixture.publish(&fixture.usual());
-    for (component, own, tenant, domain) in [
-        (NODE, WEB, "alpha", "alpha.example"),
-        (RSA_NODE, SLOW, "rsa", "rsa.example"),
-    ] {
-        let channel = fixture.channel(component).await;
-        let (ca, id) = (fixture.ca(tenant), PEER.replace("alpha.example", domain));
-        let peers = Peers::new(ca, &ca.issue_with(&identity(&id), |_| {}), domain, &[own]);
-        for _ in 0..3 {
-            let mut client = peers.client();
-            let ServerReply::Done {
-                alpn,
-                suite,
-                peer,
-                secrets,
-                ..
-            } = channel.shake(own, &mut client).await
-            else {
-                panic!("not done")
-            };
-            assert!(!client.is_handshaking());
-            assert_eq!(
-                (alpn.as_slice(), suite, peer.as_str(), secrets.0.len()),
-                (&b"h2"[..], 0x1302, id.as_str(), 92)
-            );
-        }
-        if tenant == "alpha" {
-            let mut server = peers.server();
-            assert!(matches!(
-                channel.shake(own, &mut server).await,
-                ServerReply::Done { .. }
-            ));
-            assert!(!server.is_handshaking());
-        }
-    }
-    let line =
-        "canal_key_operations_total{kind=\"handshake_server\",algorithm=\"rsa\",tenant=\"rsa\"}";
-    assert_eq!(fixture.value(line), 3.0);
-    assert_eq!(fixture.value("canal_key_operations_total{kind=\"handshake_client\",algorithm=\"ecdsa\",tenant=\"alpha\"}"), 1.0);
-    until("nothing is under way", || {
-        fixture.value("canal_key_handshakes_in_flight") == 0.0
-            && fixture.value("canal_key_requests_in_flight") == 0.0
-    })
-    .await;
-    // Requests came one at a time, so none waited for a batch.
-    for algorithm in ["ecdsa", "rsa"] {
-        assert_eq!(
-            fixture.value(&format!(
-                "canal_key_operations_queued_total{{algorithm=\"{algorithm}\"}}"
-            )),
-            0.0
-        );
-        assert_eq!(
-            fixture.value(&format!(
-                "canal_key_batch_wait_seconds_sum{{algorithm=\"{algorithm}\"}}"
-            )),
-            0.0
-        );
-    }
-}
-
-/// A peer may send data as soon as it has sent Finished, so its bytes arrive while the key server ends the handshake, and right after it.
-#[tokio::test(flavor = "multi_thread")]
-async fn data_right_behind_a_handshake_does_not_break_it() {
-    let fixture = KeyServerFixture::start(ServerSetup::default()).await;
-    fixture.publish(&fixture.usual());
-    fixture.provisioned().await;
-    let channel = fixture.channel(NODE).await;
-    let ca = fixture.ca("alpha");
-    let peers = Peers::new(
-        ca,
-        &ca.issue_with(&identity(PEER), |_| {}),
-        "alpha.example",
-        &[WEB],
-    );
-    for _ in 0..1000 {
-        let mut client = peers.client();
-        let mut call = channel.begin(WEB, HandshakeRole::Server, &[], 0);
-        channel.send_request(
-            call.id,
-            &KeyRequest::More {
-                bytes: &flight(&mut client),
-            },
-        );
-        let bytes = match call.next().await {
-            ServerReply::Send(bytes) => bytes,
-            other => panic!("{other:?}, no flight"),
-        };
-        hear(&mut client, &bytes);
-        channel.send_request(
-            call.id,
-            &KeyRequest::More {
-                bytes: &flight(&mut client),
-            },
-        );
-        let end = std::time::Instant::now() + canal_timing::deadline(SOON);
-        let said = loop {
-            assert!(std::time::Instant::now() < end, "no answer");
-            channel.send_request(call.id, &KeyRequest::More { bytes: &[23, 3, 3] });
-            match call.ready() {
-                Some(said) => break said,
-                // Often, but without flooding the channel.
-                None => std::thread::sleep(std::time::Duration::from_micros(30)),
-            }
-        };
-        assert!(
-            matches!(said, ServerReply::Done { .. }),
-            "{said:?}, before its end"
-        );
-        channel.forget(&call);
-    }
-    let late = || fixture.value("canal_key_refusals_total{name=\"unknown_request\"");
-    until("what came behind the end of a handshake is refused", || {
-        late() >= 30.0
-    })
-    .await;
-}
-
-/// A requester that has sent whole records waits for a response before it sends more; one that has sent a part does not.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_fragmented_flight_is_read_record_by_record() {
-    let fixture = KeyServerFixture::start(ServerSetup::default()).await;
-    fixture.publish(&fixture.usual());
-    fixture.provisioned().await;
-    let channel = fixture.channel(NODE).await;
-    let ca = fixture.ca("alpha");
-    let peers = Peers::new(
-        ca,
-        &ca.issue_with(&identity(PEER), |_| {}),
-        "alpha.example",
-        &[WEB],
-    );
-    let mut client = peers.client();
-    let mut call = channel.begin(WEB, HandshakeRole::Server, &[], 0);
-    channel.send_request(
-        call.id,
-        &KeyRequest::More {
-            bytes: &flight(&mut client),
-        },
-    );
-    let ServerReply::Send(bytes) = call.next().await else {
-        panic!("no flight")
-    };
-    hear(&mut client, &bytes);
-    let flight = flight(&mut client);
-    // The flight starts with a change of cipher spec, a record without content.
-    let spec = 6;
-    assert_eq!(&flight[..5], &[20, 3, 3, 0, 1]);
-    channel.send_request(
-        call.id,
-        &KeyRequest::More {
-            bytes: &flight[..spec],
-        },
-    );
-    assert_eq!(
-        call.next().await,
-        ServerReply::Send(Vec::new()),
-        "more is wanted"
-    );
-    let (part, rest) = flight[spec..].split_at(100);
-    channel.send_request(call.id, &KeyRequest::More { bytes: part });
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    assert_eq!(call.ready(), None, "a part of a record is not answered");
-    channel.send_request(call.id, &KeyRequest::More { bytes: rest });
-    assert!(matches!(call.next().await, ServerReply::Done { .. }));
-}
-
-type CsrEditFn = fn(&mut CertificateParams);
-
-#[tokio::test(flavor = "multi_thread")]
-async fn peers_are_refused_by_name_with_an_alert() {
-    let fixture = KeyServerFixture::start(ServerSetup::default()).await;
-    fixture.publish(&fixture.usual());
-    let channel = fixture.channel(NODE).await;
-    let (ca, foreign) = (fixture.ca("alpha"), TestCa::new("stranger"));
-    let beta = "spiffe://beta.example/ns/shop/sa/peer";
-    let cases: [(&str, &TestCa, &str, CsrEditFn, bool, KeyRefusal); 7] = [
-        (
-            "expired",
-            ca,
-            PEER,
-            |p| p.not_after = date_time_ymd(2021, 1, 1),
-            true,
-            KeyRefusal::PeerExpired,
-        ),
-        (
-            "not valid yet",
-            ca,
-            PEER,
-            |p| p.not_before = date_time_ymd(2119, 1, 1),
-            true,
-            KeyRefusal::PeerNotYetValid,
-        ),
-        (
-            "wrong usage",
-            ca,
-            PEER,
-            |p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth],
-            true,
-            KeyRefusal::PeerPurpose,
-        ),
-        (
-            "another tenant",
-            fixture.ca("beta"),
-            beta,
-            |_| {},
-            true,
-            KeyRefusal::PeerTrustDomain,
-        ),
-        (
-            "another root",
-            &foreign,
-            PEER,
-            |_| {},
-            true,
-            KeyRefusal::PeerUnknownIssuer,
-        ),
-        (
-            "not expected",
-            ca,
-            API,
-            |_| {},
-            false,
-            KeyRefusal::PeerIdentity,
-        ),
-        (
-            "revoked",
-            ca,
-            PEER,
-            |p| p.serial_number = Some(77.into()),
-            true,
-            KeyRefusal::PeerRevoked,
-        ),
-    ];
-    let mut resources = fixture.usual();
-    resources.retain(|r| !r.name().starts_with("alpha/alpha.example"));
-    resources.push(ca.bundle("alpha", "alpha.example", false, vec![ca.revocations(&[77])]));
-    fixture.publish(&resources);
-    for (what, issuer, id, change, is_client, want) in cases {
-        let issued = issuer.issue_with(&identity(id), change);
-        let peers = Peers::new(ca, &issued, "alpha.example", &[WEB]);
-        let mut peer = if is_client {
-            peers.client()
-        } else {
-            peers.server()
-        };
-        let said = channel.shake(WEB, &mut peer).await;
-        assert!(
-            matches!(&said, ServerReply::Refused(name, text) if *name == want && !text.is_empty()),
-            "{what}: {said:?}"
-        );
-        assert!(
-            peer.process_new_packets().is_err(),
-            "{what}: the peer heard an alert"
-        );
-        let line = format!("canal_key_refusals_total{{name=\"{want}\",tenant=\"alpha\"}}");
-        assert_eq!(fixture.value(&line), 1.0, "{line}");
-    }
-    // Members of a federated tenant are accepted; what they may do is not decided here.
-    resources.push(
-        fixture
-            .ca("beta")
-            .bundle("alpha", "beta.example", true, vec![]),
-    );
-    fixture.publish(&resources);
-    let peers = Peers::new(
-        ca,
-        &fixture.ca("beta").issue_with(&identity(beta), |_| {}),
-        "alpha.example",
-        &[WEB],
-    );
-    let said = channel.shake(WEB, &mut peers.client()).await;
-    assert!(
-        matches!(&said, ServerReply::Done { peer, .. } if peer == beta),
-        "{said:?}"
-    );
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn entitlements_apply_to_open_channels_too() {
-    let fixture = KeyServerFixture::start(ServerSetup::default()).await;
-    fixture.publish(&fixture.usual());
-    fixture.provisioned().await;
-    let (node, beta, gateway) = (
-        fixture.channel(NODE).await,
-        fixture.channel(BETA_NODE).await,
-        fixture.channel(GATEWAY).await,
-    );
+/// Checks that requesters get no key that the controller does not entitle them to.
+async fn refuse_keys_of_others(node: &Channel, beta: &Channel, gateway: &Channel) {
     let input = verify_input();
     let own = "spiffe://components.canal/ns/canal-system/sa/keyserver.ks-1";
     let cases = [
         (
             "a stolen certificate of another tenant's node with the same name",
-            &beta,
+            beta,
             identity_key(WEB),
             KeyRefusal::NotEntitled,
         ),
         (
             "a pod's key by a gateway",
-            &gateway,
+            gateway,
             identity_key(WEB),
             KeyRefusal::NotEntitled,
         ),
         (
             "a gateway's key by a node",
-            &node,
+            node,
             identity_key(GATE),
             KeyRefusal::NotEntitled,
         ),
         (
             "an identity that runs nowhere",
-            &node,
+            node,
             identity_key("spiffe://alpha.example/ns/x/sa/y"),
             KeyRefusal::NotEntitled,
         ),
         (
             "a tenant without an entitlement",
-            &node,
+            node,
             identity_key("spiffe://gone.example/ns/x/sa/y"),
             KeyRefusal::UnknownTenant,
         ),
         (
             "the key server's own",
-            &node,
+            node,
             identity_key(own),
             KeyRefusal::UnknownTenant,
         ),
         (
             "a service by a node",
-            &node,
+            node,
             KeyName::Service("alpha/shop/web".parse().unwrap()),
             KeyRefusal::NotEntitled,
         ),
         (
             "a file, where there are none",
-            &gateway,
+            gateway,
             KeyName::File("alpha/shop/web".parse().unwrap()),
             KeyRefusal::UnknownKey,
         ),
@@ -424,6 +134,20 @@ async fn entitlements_apply_to_open_channels_too() {
             );
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn entitlements_apply_to_open_channels_too() {
+    let fixture = KeyServerFixture::start(ServerSetup::default()).await;
+    fixture.publish(&fixture.usual());
+    fixture.provisioned().await;
+    let (node, beta, gateway) = (
+        fixture.channel(NODE).await,
+        fixture.channel(BETA_NODE).await,
+        fixture.channel(GATEWAY).await,
+    );
+    let input = verify_input();
+    refuse_keys_of_others(&node, &beta, &gateway).await;
     assert!(matches!(
         node.start_call(&sign(identity_key(WEB), ECDSA, &input))
             .next()
@@ -588,6 +312,39 @@ async fn signatures_and_chains_are_of_the_key_that_was_named() {
     );
 }
 
+/// Checks that a service of the same name in another namespace or of another tenant is another service.
+async fn refuse_other_services(gateway: &Channel) {
+    let input = verify_input();
+    for (service, want, text) in [
+        (
+            "alpha/other/web",
+            KeyRefusal::UnknownKey,
+            "other.web.crt and other.web.key",
+        ),
+        (
+            "alpha/third/web",
+            KeyRefusal::NotAllowed,
+            "allow.yaml does not let gateway/g1 use the key of alpha/third/web",
+        ),
+        (
+            "beta/shop/web",
+            KeyRefusal::UnknownTenant,
+            "tenant alpha's key server",
+        ),
+    ] {
+        let key = KeyName::File(service.parse().unwrap());
+        for request in [sign(key.clone(), ECDSA, &input), KeyRequest::Chain { key }] {
+            match gateway.start_call(&request).next().await {
+                ServerReply::Refused(name, said) => assert!(
+                    name == want && said.contains(text),
+                    "{service}: {name}: {said}"
+                ),
+                other => panic!("{service}: {other:?}"),
+            }
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn keyless_is_refused_at_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -662,34 +419,7 @@ async fn keyless_is_refused_at_once() {
     );
     // A service of the same name in another namespace or of another tenant is another service.
     allow("allow: {shop/web: [gateway/g1], other/web: [gateway/g1]}");
-    for (service, want, text) in [
-        (
-            "alpha/other/web",
-            KeyRefusal::UnknownKey,
-            "other.web.crt and other.web.key",
-        ),
-        (
-            "alpha/third/web",
-            KeyRefusal::NotAllowed,
-            "allow.yaml does not let gateway/g1 use the key of alpha/third/web",
-        ),
-        (
-            "beta/shop/web",
-            KeyRefusal::UnknownTenant,
-            "tenant alpha's key server",
-        ),
-    ] {
-        let key = KeyName::File(service.parse().unwrap());
-        for request in [sign(key.clone(), ECDSA, &input), KeyRequest::Chain { key }] {
-            match gateway.start_call(&request).next().await {
-                ServerReply::Refused(name, said) => assert!(
-                    name == want && said.contains(text),
-                    "{service}: {name}: {said}"
-                ),
-                other => panic!("{service}: {other:?}"),
-            }
-        }
-    }
+    refuse_other_services(&gateway).await;
     assert!(matches!(
         start_call(&gateway).next().await,
         ServerReply::Signature(_)
@@ -790,6 +520,50 @@ async fn a_key_that_is_not_there_yet_is_waited_for_and_its_lack_is_named() {
     );
 }
 
+/// Checks that a peer that is still presented the first certificate gets signatures of its key.
+async fn sign_with_both_keys(channel: &Channel, chains: &std::collections::BTreeSet<Vec<u8>>) {
+    let (input, key) = (verify_input(), identity_key(WEB));
+    for leaf in chains {
+        match channel
+            .start_call(&sign_for(leaf, &key, ECDSA, &input))
+            .next()
+            .await
+        {
+            ServerReply::Signature(signature) => verify(leaf, ECDSA, &input, &signature),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Checks that the key is replaced once the tenant demands another algorithm.
+async fn renew_with_the_new_algorithm(fixture: &KeyServerFixture, channel: &Channel) {
+    let input = verify_input();
+    *fixture.authorities.change.lock().unwrap() = None;
+    let mut resources = fixture.usual();
+    resources[0] = tenant("alpha", KeyAlgorithm::Rsa2048);
+    fixture.publish(&resources);
+    until("a key of the new kind", || {
+        fixture.engine.dump()["keys"]
+            .to_string()
+            .contains("\"algorithm\":\"rsa\"")
+    })
+    .await;
+    let rsa = || async {
+        matches!(
+            channel
+                .start_call(&sign(identity_key(WEB), RSA_PSS, &input))
+                .next()
+                .await,
+            ServerReply::Signature(_)
+        )
+    };
+    let end = std::time::Instant::now() + canal_timing::deadline(SOON);
+    while !rsa().await {
+        assert!(std::time::Instant::now() < end, "no RSA key");
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn certificates_are_renewed_at_half_life_and_keys_follow_the_policy() {
     // The lifetime is long, because the steps before the renewal at half of it may take long on a
@@ -852,18 +626,7 @@ async fn certificates_are_renewed_at_half_life_and_keys_follow_the_policy() {
         took,
         LIFE.mul_f64(0.8),
     );
-    // A peer that is still presented the first certificate gets signatures of its key.
-    let (input, key) = (verify_input(), identity_key(WEB));
-    for leaf in &chains {
-        match channel
-            .start_call(&sign_for(leaf, &key, ECDSA, &input))
-            .next()
-            .await
-        {
-            ServerReply::Signature(signature) => verify(leaf, ECDSA, &input, &signature),
-            other => panic!("{other:?}"),
-        }
-    }
+    sign_with_both_keys(&channel, &chains).await;
     // A service without further requests is dropped after another half life.
     until("no service", || {
         !fixture.engine.dump()["keys"]
@@ -872,30 +635,7 @@ async fn certificates_are_renewed_at_half_life_and_keys_follow_the_policy() {
     })
     .await;
     assert_eq!(of_service(), 2);
-    *fixture.authorities.change.lock().unwrap() = None;
-    let mut resources = fixture.usual();
-    resources[0] = tenant("alpha", KeyAlgorithm::Rsa2048);
-    fixture.publish(&resources);
-    until("a key of the new kind", || {
-        fixture.engine.dump()["keys"]
-            .to_string()
-            .contains("\"algorithm\":\"rsa\"")
-    })
-    .await;
-    let rsa = || async {
-        matches!(
-            channel
-                .start_call(&sign(identity_key(WEB), RSA_PSS, &input))
-                .next()
-                .await,
-            ServerReply::Signature(_)
-        )
-    };
-    let end = std::time::Instant::now() + canal_timing::deadline(SOON);
-    while !rsa().await {
-        assert!(std::time::Instant::now() < end, "no RSA key");
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
+    renew_with_the_new_algorithm(&fixture, &channel).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

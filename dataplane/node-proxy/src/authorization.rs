@@ -345,19 +345,8 @@ impl PodPolicy {
             .unwrap_or(&self.workload)
     }
 
-    /// Decides whether a connection may enter the pod. The trust domain is checked first, regardless of policy; then the mode; then the
-    /// policies.
-    ///
-    /// If a gateway has authorized the connection, its decision counts for what this hop cannot see. Otherwise this is the last hop, so an
-    /// undecided policy refuses.
-    ///
-    /// # Errors
-    /// Returns the reason for the refusal, with the policy if one caused it.
-    pub fn decide(&self, q: &AuthorizationQuery) -> Result<(), AuthorizationRefusal> {
-        // Such a process could enter the pod's namespace as well, so refusing it would protect nothing.
-        if q.source == ConnectionSource::Node {
-            return Ok(());
-        }
+    /// Returns the trust domain of the pod's tenant, unless the tenant is unknown or closed.
+    fn own_trust_domain(&self) -> Result<&TrustDomain, AuthorizationRefusal> {
         let Some(own) = &self.inputs.trust_domain else {
             return Err(AuthorizationRefusal::new(
                 NodeRefusal::TenantUnknown,
@@ -372,6 +361,23 @@ impl PodPolicy {
                 "a security resource of the pod's tenant is refused or missing",
             ));
         }
+        Ok(own)
+    }
+
+    /// Decides whether a connection may enter the pod. The trust domain is checked first, regardless of policy; then the mode; then the
+    /// policies.
+    ///
+    /// If a gateway has authorized the connection, its decision counts for what this hop cannot see. Otherwise this is the last hop, so an
+    /// undecided policy refuses.
+    ///
+    /// # Errors
+    /// Returns the reason for the refusal, with the policy if one caused it.
+    pub fn decide(&self, q: &AuthorizationQuery) -> Result<(), AuthorizationRefusal> {
+        // Such a process could enter the pod's namespace as well, so refusing it would protect nothing.
+        if q.source == ConnectionSource::Node {
+            return Ok(());
+        }
+        let own = self.own_trust_domain()?;
         let foreign = q
             .named()
             .map(|n| &n.identity.trust_domain)
@@ -406,52 +412,8 @@ impl PodPolicy {
         } else {
             ExtAuthzProgress::default()
         };
-        match self.set(q.service.as_ref()).decide_after(&facts, progress) {
-            AuthorizationDecision::Allow => Ok(()),
-            AuthorizationDecision::Undecided { .. } if is_evaluated => Ok(()),
-            AuthorizationDecision::Undecided { policy, attribute } => {
-                let why = format_args!(
-                    "{policy} depends on {}, which only a gateway sees",
-                    name(attribute)
-                );
-                Err(AuthorizationRefusal::new(
-                    NodeRefusal::Undecided,
-                    Some(policy),
-                    why,
-                ))
-            }
-            AuthorizationDecision::CallAuthorizer {
-                policy, authorizer, ..
-            } => {
-                let why = format_args!("{policy} calls {authorizer}, which only a gateway does");
-                Err(AuthorizationRefusal::new(
-                    NodeRefusal::Undecided,
-                    Some(policy),
-                    why,
-                ))
-            }
-            AuthorizationDecision::Deny {
-                policy: Some(policy),
-                rule: Some(rule),
-            } => Err(AuthorizationRefusal::new(
-                NodeRefusal::Denied,
-                Some(policy),
-                format_args!("matched policy {policy}, rule {rule}"),
-            )),
-            AuthorizationDecision::Deny {
-                policy: Some(policy),
-                rule: None,
-            } => Err(AuthorizationRefusal::new(
-                NodeRefusal::Denied,
-                Some(policy),
-                format_args!("policy {policy} is broken"),
-            )),
-            AuthorizationDecision::Deny { policy: None, .. } => Err(AuthorizationRefusal::new(
-                NodeRefusal::Denied,
-                None,
-                "no ALLOW policy matches",
-            )),
-        }
+        let decision = self.set(q.service.as_ref()).decide_after(&facts, progress);
+        admit(decision, is_evaluated)
     }
 
     /// Passes matching audit policies and dry runs to `each`, except for connections that a gateway has authorized: it has reported them.
@@ -475,6 +437,60 @@ impl PodPolicy {
                 &mut |hit| each(hit.policy, hit.kind),
             );
         }
+    }
+}
+
+/// Admits a connection by the decision of its policies, or names the reason for the refusal. `is_evaluated` says that a gateway of the
+/// own tenant has evaluated the policies, so that what this hop cannot see does not refuse.
+fn admit(
+    decision: AuthorizationDecision<'_>,
+    is_evaluated: bool,
+) -> Result<(), AuthorizationRefusal> {
+    match decision {
+        AuthorizationDecision::Allow => Ok(()),
+        AuthorizationDecision::Undecided { .. } if is_evaluated => Ok(()),
+        AuthorizationDecision::Undecided { policy, attribute } => {
+            let why = format_args!(
+                "{policy} depends on {}, which only a gateway sees",
+                name(attribute)
+            );
+            Err(AuthorizationRefusal::new(
+                NodeRefusal::Undecided,
+                Some(policy),
+                why,
+            ))
+        }
+        AuthorizationDecision::CallAuthorizer {
+            policy, authorizer, ..
+        } => {
+            let why = format_args!("{policy} calls {authorizer}, which only a gateway does");
+            Err(AuthorizationRefusal::new(
+                NodeRefusal::Undecided,
+                Some(policy),
+                why,
+            ))
+        }
+        AuthorizationDecision::Deny {
+            policy: Some(policy),
+            rule: Some(rule),
+        } => Err(AuthorizationRefusal::new(
+            NodeRefusal::Denied,
+            Some(policy),
+            format_args!("matched policy {policy}, rule {rule}"),
+        )),
+        AuthorizationDecision::Deny {
+            policy: Some(policy),
+            rule: None,
+        } => Err(AuthorizationRefusal::new(
+            NodeRefusal::Denied,
+            Some(policy),
+            format_args!("policy {policy} is broken"),
+        )),
+        AuthorizationDecision::Deny { policy: None, .. } => Err(AuthorizationRefusal::new(
+            NodeRefusal::Denied,
+            None,
+            "no ALLOW policy matches",
+        )),
     }
 }
 

@@ -153,6 +153,172 @@ mod tests {
         s.parse().unwrap()
     }
 
+    const V4: &str = "10.0.0.2";
+    const V6: &str = "fd00::2";
+    const GATEWAY: &str = "10.9.9.9";
+
+    /// A case's name, its client, hop, target, means of delivery, whether the pod is guarded, and the source with its two marks.
+    type SourceCase<'a> = (
+        &'static str,
+        Option<&'static str>,
+        &'static str,
+        &'static str,
+        &'a Delivery,
+        bool,
+        Option<(&'static str, bool, bool)>,
+    );
+
+    /// Returns cases of clients that the pod may see as they are, where answers find their way.
+    fn cases_of_clients(all: &Delivery) -> Vec<SourceCase<'_>> {
+        vec![
+            (
+                "a client",
+                Some("10.0.0.7"),
+                GATEWAY,
+                V4,
+                all,
+                false,
+                Some(("10.0.0.7", true, false)),
+            ),
+            (
+                "guarded",
+                Some("10.0.0.7"),
+                GATEWAY,
+                V4,
+                all,
+                true,
+                Some(("10.0.0.7", true, true)),
+            ),
+            (
+                "many clients",
+                None,
+                GATEWAY,
+                V4,
+                all,
+                false,
+                Some((GATEWAY, true, false)),
+            ),
+            (
+                "the other family",
+                Some("fd00::7"),
+                GATEWAY,
+                V4,
+                all,
+                false,
+                Some((GATEWAY, true, false)),
+            ),
+            (
+                "IPv6",
+                Some("fd00::7"),
+                "fd00::9",
+                V6,
+                all,
+                false,
+                Some(("fd00::7", true, false)),
+            ),
+            (
+                "itself",
+                Some(V4),
+                GATEWAY,
+                V4,
+                all,
+                true,
+                Some((V4, false, false)),
+            ),
+            (
+                "nowhere",
+                Some("0.0.0.0"),
+                GATEWAY,
+                V4,
+                all,
+                false,
+                Some((GATEWAY, true, false)),
+            ),
+        ]
+    }
+
+    /// Returns cases in which a substitute takes the place of the client, or in which there is none.
+    fn cases_of_substitutes<'a>(
+        all: &'a Delivery,
+        routes: &'a Delivery,
+        none: &'a Delivery,
+    ) -> Vec<SourceCase<'a>> {
+        vec![
+            (
+                "loopback",
+                Some("127.0.0.1"),
+                "127.0.0.1",
+                V4,
+                all,
+                false,
+                Some(("127.0.0.6", false, false)),
+            ),
+            (
+                "::1",
+                Some("::1"),
+                "::1",
+                V6,
+                all,
+                false,
+                Some(("fd63:616e:616c::6", true, false)),
+            ),
+            (
+                "link-local",
+                Some("fe80::1"),
+                "fd00::9",
+                V6,
+                all,
+                false,
+                Some(("fd00::9", true, false)),
+            ),
+            (
+                "unmarked answers",
+                Some("10.0.0.7"),
+                GATEWAY,
+                V4,
+                routes,
+                true,
+                Some(("127.0.0.6", false, true)),
+            ),
+            (
+                "unmarked answers, IPv6",
+                Some("fd00::7"),
+                "fd00::9",
+                V6,
+                routes,
+                false,
+                Some(("fd63:616e:616c::6", true, false)),
+            ),
+            (
+                "nothing",
+                Some("10.0.0.7"),
+                GATEWAY,
+                V4,
+                none,
+                false,
+                Some(("127.0.0.6", false, false)),
+            ),
+            (
+                "nothing, IPv6",
+                Some("fd00::7"),
+                "fd00::9",
+                V6,
+                none,
+                false,
+                None,
+            ),
+            (
+                "nothing, guarded",
+                Some("10.0.0.7"),
+                GATEWAY,
+                V4,
+                none,
+                true,
+                None,
+            ),
+        ]
+    }
+
     #[test]
     fn application_sees_its_client_else_the_hop_else_a_substitute_never_its_own_pod() {
         let own = [ip("10.0.0.2"), ip("fd00::2")];
@@ -167,144 +333,12 @@ mod tests {
             ..Delivery::default()
         };
         let none = Delivery::default();
-        let (v4, v6, gateway) = ("10.0.0.2", "fd00::2", "10.9.9.9");
-        for (case, client, hop, target, delivery, is_guarded, want) in [
-            (
-                "a client",
-                Some("10.0.0.7"),
-                gateway,
-                v4,
-                &all,
-                false,
-                Some(("10.0.0.7", true, false)),
-            ),
-            (
-                "guarded",
-                Some("10.0.0.7"),
-                gateway,
-                v4,
-                &all,
-                true,
-                Some(("10.0.0.7", true, true)),
-            ),
-            (
-                "many clients",
-                None,
-                gateway,
-                v4,
-                &all,
-                false,
-                Some((gateway, true, false)),
-            ),
-            (
-                "the other family",
-                Some("fd00::7"),
-                gateway,
-                v4,
-                &all,
-                false,
-                Some((gateway, true, false)),
-            ),
-            (
-                "IPv6",
-                Some("fd00::7"),
-                "fd00::9",
-                v6,
-                &all,
-                false,
-                Some(("fd00::7", true, false)),
-            ),
-            (
-                "itself",
-                Some(v4),
-                gateway,
-                v4,
-                &all,
-                true,
-                Some((v4, false, false)),
-            ),
-            (
-                "nowhere",
-                Some("0.0.0.0"),
-                gateway,
-                v4,
-                &all,
-                false,
-                Some((gateway, true, false)),
-            ),
-            (
-                "loopback",
-                Some("127.0.0.1"),
-                "127.0.0.1",
-                v4,
-                &all,
-                false,
-                Some(("127.0.0.6", false, false)),
-            ),
-            (
-                "::1",
-                Some("::1"),
-                "::1",
-                v6,
-                &all,
-                false,
-                Some(("fd63:616e:616c::6", true, false)),
-            ),
-            (
-                "link-local",
-                Some("fe80::1"),
-                "fd00::9",
-                v6,
-                &all,
-                false,
-                Some(("fd00::9", true, false)),
-            ),
-            (
-                "unmarked answers",
-                Some("10.0.0.7"),
-                gateway,
-                v4,
-                &routes,
-                true,
-                Some(("127.0.0.6", false, true)),
-            ),
-            (
-                "unmarked answers, IPv6",
-                Some("fd00::7"),
-                "fd00::9",
-                v6,
-                &routes,
-                false,
-                Some(("fd63:616e:616c::6", true, false)),
-            ),
-            (
-                "nothing",
-                Some("10.0.0.7"),
-                gateway,
-                v4,
-                &none,
-                false,
-                Some(("127.0.0.6", false, false)),
-            ),
-            (
-                "nothing, IPv6",
-                Some("fd00::7"),
-                "fd00::9",
-                v6,
-                &none,
-                false,
-                None,
-            ),
-            (
-                "nothing, guarded",
-                Some("10.0.0.7"),
-                gateway,
-                v4,
-                &none,
-                true,
-                None,
-            ),
-        ] {
+        let cases = [
+            cases_of_clients(&all),
+            cases_of_substitutes(&all, &routes, &none),
+        ]
+        .concat();
+        for (case, client, hop, target, delivery, is_guarded, want) in cases {
             let pod = Circumstances {
                 own: &own,
                 delivery,

@@ -143,32 +143,17 @@ async fn tunnel(
     let started = Instant::now();
     let peer = incoming.peer.clone();
     let source_address = source_address(&incoming.headers, &peer, ends.peer);
+    let addresses = (source_address, ends.dialled);
     let (admission, mut held) = match permit(&local, &context, &incoming, ends, &peer) {
         Ok(permitted) => permitted,
         Err(AuthorizationRefusal { refusal, why, .. }) => {
-            incoming.refuse(refusal.status());
-            return local.records.refused(
-                Reporter::Destination,
-                refusal,
-                source_address,
-                Some(ends.dialled),
-                &context.labels.load(),
-                &why,
-            );
+            return refuse(&local, &context, incoming, refusal, addresses, &why);
         }
     };
     // After the authorization, so that refused peers occupy none of the pod's tunnels.
     let Some(_permit) = context.inbound.take() else {
-        incoming.refuse(NodeRefusal::ConnectionLimit.status());
         let reason = NodeRefusal::ConnectionLimit;
-        return local.records.refused(
-            Reporter::Destination,
-            reason,
-            source_address,
-            Some(ends.dialled),
-            &context.labels.load(),
-            "tunnels",
-        );
+        return refuse(&local, &context, incoming, reason, addresses, "tunnels");
     };
     let flow = flow(
         &incoming,
@@ -235,6 +220,26 @@ async fn tunnel(
                 .closed(&flow, &meter, Some((&RESET, &e.to_string())));
         }
     }
+}
+
+/// Refuses a tunnel before it is connected, and records the refusal with its source and its dialled address.
+fn refuse(
+    local: &WorkerLocal,
+    context: &PodContext,
+    incoming: IncomingConnect,
+    reason: NodeRefusal,
+    (source, dialled): (SocketAddr, SocketAddr),
+    why: &str,
+) {
+    incoming.refuse(reason.status());
+    local.records.refused(
+        Reporter::Destination,
+        reason,
+        source,
+        Some(dialled),
+        &context.labels.load(),
+        why,
+    );
 }
 
 /// Decides on a tunnel; an admitted one is registered at once, so that no policy change is missed.

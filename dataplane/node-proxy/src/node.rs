@@ -123,7 +123,7 @@ fn begin(
     whole: DrainWatcher,
     traffic: DrainWatcher,
 ) -> Result<NodeTasks, NodeError> {
-    let registry = Registry::new();
+    let registry = registry();
     let interfaces = Interfaces {
         bindings: config.interface_bindings.clone(),
         pin_dir: pin_dir(config),
@@ -133,11 +133,6 @@ fn begin(
         registry.clone(),
         whole.watcher(),
     ));
-    let build = MetricFamily::new("istio_build", "What runs here.", &["component", "tag"]);
-    registry
-        .gauges(build)
-        .shared(&["canal-node", env!("CARGO_PKG_VERSION")])
-        .set(1);
     let capture = CaptureBackend::start(config.capture, &pin_dir(config))?;
     let log = start(
         "starting the access log",
@@ -207,6 +202,17 @@ fn begin(
         pods,
         interfaces,
     })
+}
+
+/// Makes the registry of metrics, with the one that names the program.
+fn registry() -> Registry {
+    let registry = Registry::new();
+    let build = MetricFamily::new("istio_build", "What runs here.", &["component", "tag"]);
+    registry
+        .gauges(build)
+        .shared(&["canal-node", env!("CARGO_PKG_VERSION")])
+        .set(1);
+    registry
 }
 
 fn subscribe(

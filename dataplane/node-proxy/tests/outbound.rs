@@ -19,6 +19,53 @@ use canal_timing::judge_time;
 
 const VIP: &str = "10.96.0.1:80";
 
+/// Checks the metrics and the log of the connections to the service.
+fn check_reports(fixture: &NodeFixture) {
+    let labels = [
+        "reporter=\"source\"",
+        "source_workload=\"app\"",
+        "source_app=\"app\"",
+        "source_version=\"v1\"",
+        "source_principal=\"spiffe://alpha.example/ns/b/sa/app\"",
+        "destination_service=\"shop.b.svc.cluster.local\"",
+        "destination_service_name=\"shop\"",
+        "response_flags=\"-\"",
+        "connection_security_policy=\"mutual_tls\"",
+    ];
+    fixture.until("closed", || {
+        fixture.metric("istio_tcp_connections_closed_total", &labels) == 3.0
+    });
+    assert_eq!(
+        fixture.metric("istio_tcp_connections_opened_total", &labels),
+        3.0
+    );
+    assert_eq!(
+        fixture.metric("istio_tcp_received_bytes_total", &labels),
+        6.0,
+        "what the applications sent"
+    );
+    assert_eq!(
+        fixture.metric("istio_tcp_sent_bytes_total", &labels),
+        2.0 * 12.0 + 12.0
+    );
+    let line =
+        fixture.logged(|l| l["dst.service"] == "shop.b.svc.cluster.local" && l["dst.addr"] == VIP);
+    for (field, want) in [
+        ("direction", "outbound"),
+        ("result", "complete"),
+        ("src.pod", "app-0"),
+        ("src.identity", "spiffe://alpha.example/ns/b/sa/app"),
+        ("src.labels", "app=app,version=v1"),
+        ("dst.hbone_addr", VIP),
+    ] {
+        assert_eq!(line[field], want, "{field} in {line}");
+    }
+    assert_eq!(
+        (line["bytes_sent"].as_u64(), line["bytes_recv"].as_u64()),
+        (Some(12), Some(2))
+    );
+}
+
 fn through_the_mesh(capture: CaptureChoice) {
     let fixture = NodeFixture::new(&NodeSetup {
         capture,
@@ -78,49 +125,7 @@ fn through_the_mesh(capture: CaptureChoice) {
         assert_eq!(headers["traceparent"].len(), 55);
         assert_eq!(gateway.ended(), "end after 2");
     }
-    let labels = [
-        "reporter=\"source\"",
-        "source_workload=\"app\"",
-        "source_app=\"app\"",
-        "source_version=\"v1\"",
-        "source_principal=\"spiffe://alpha.example/ns/b/sa/app\"",
-        "destination_service=\"shop.b.svc.cluster.local\"",
-        "destination_service_name=\"shop\"",
-        "response_flags=\"-\"",
-        "connection_security_policy=\"mutual_tls\"",
-    ];
-    fixture.until("closed", || {
-        fixture.metric("istio_tcp_connections_closed_total", &labels) == 3.0
-    });
-    assert_eq!(
-        fixture.metric("istio_tcp_connections_opened_total", &labels),
-        3.0
-    );
-    assert_eq!(
-        fixture.metric("istio_tcp_received_bytes_total", &labels),
-        6.0,
-        "what the applications sent"
-    );
-    assert_eq!(
-        fixture.metric("istio_tcp_sent_bytes_total", &labels),
-        2.0 * 12.0 + 12.0
-    );
-    let line =
-        fixture.logged(|l| l["dst.service"] == "shop.b.svc.cluster.local" && l["dst.addr"] == VIP);
-    for (field, want) in [
-        ("direction", "outbound"),
-        ("result", "complete"),
-        ("src.pod", "app-0"),
-        ("src.identity", "spiffe://alpha.example/ns/b/sa/app"),
-        ("src.labels", "app=app,version=v1"),
-        ("dst.hbone_addr", VIP),
-    ] {
-        assert_eq!(line[field], want, "{field} in {line}");
-    }
-    assert_eq!(
-        (line["bytes_sent"].as_u64(), line["bytes_recv"].as_u64()),
-        (Some(12), Some(2))
-    );
+    check_reports(&fixture);
 }
 
 #[test]

@@ -149,6 +149,33 @@ fn plain(fixture: &NodeFixture, to: &str) -> Result<(), ErrorKind> {
         .and_then(|mut s| ping(&mut s))
 }
 
+/// Checks that the node refuses what only a gateway can decide, and admits what the gateway has decided.
+fn check_undecided(fixture: &NodeFixture, gateway: &PeerHello, front: &PeerHello) {
+    fixture.apply(&setup(vec![policy(
+        "get-only",
+        AuthorizationAction::Allow,
+        Attribute::Method,
+        AttributeMatch::Exact("GET".into()),
+    )]));
+    assert_eq!(
+        (
+            connect_with(fixture, front, &[]),
+            connect_with(fixture, gateway, &[])
+        ),
+        (Err(401), Ok(())),
+        "the gateway has seen the method, this node cannot"
+    );
+    fixture.logged(|l| {
+        l["result"] == "undecided" && l["error"].as_str().unwrap().contains("request.method")
+    });
+    let named = [
+        "action=\"undecided\"",
+        "policy=\"b/get-only\"",
+        "tenant=\"alpha\"",
+    ];
+    assert_eq!(fixture.metric("canal_authorization_total", &named), 1.0);
+}
+
 #[test]
 fn tunnels_are_authorized_by_the_verified_peer() {
     let fixture = NodeFixture::new(&setup(vec![only("front-only", FRONT)]));
@@ -211,29 +238,7 @@ fn tunnels_are_authorized_by_the_verified_peer() {
     };
     assert_eq!((counted("allow"), counted("deny")), (3.0, 3.0));
 
-    fixture.apply(&setup(vec![policy(
-        "get-only",
-        AuthorizationAction::Allow,
-        Attribute::Method,
-        AttributeMatch::Exact("GET".into()),
-    )]));
-    assert_eq!(
-        (
-            connect_with(&fixture, &front, &[]),
-            connect_with(&fixture, &gateway, &[])
-        ),
-        (Err(401), Ok(())),
-        "the gateway has seen the method, this node cannot"
-    );
-    fixture.logged(|l| {
-        l["result"] == "undecided" && l["error"].as_str().unwrap().contains("request.method")
-    });
-    let named = [
-        "action=\"undecided\"",
-        "policy=\"b/get-only\"",
-        "tenant=\"alpha\"",
-    ];
-    assert_eq!(fixture.metric("canal_authorization_total", &named), 1.0);
+    check_undecided(&fixture, &gateway, &front);
 
     let mut dry = policy(
         "dry",

@@ -121,6 +121,70 @@ fn destinations(outside: Option<Verdict>) -> TenantDestinations {
     }
 }
 
+/// Destinations of the pod, and the verdicts that refuse them.
+const CONNECT_CASES: [(&str, &str, Option<&str>); 20] = [
+    ("a service's port", "10.96.0.1:443", None),
+    (
+        "another port of it",
+        "10.96.0.1:81",
+        Some("refused_unknown_port"),
+    ),
+    (
+        "from an IPv6 socket",
+        "[::ffff:10.96.0.1]:81",
+        Some("refused_unknown_port"),
+    ),
+    ("a mapped service's port", "[::ffff:10.96.0.1]:80", None),
+    ("IPv6", "[fd96::1]:80", None),
+    (
+        "another port, IPv6",
+        "[fd96::1]:443",
+        Some("refused_unknown_port"),
+    ),
+    ("a service may use a reserved port", "10.96.0.2:15008", None),
+    (
+        "more ports than the table holds: the proxy decides",
+        "10.96.0.3:999",
+        None,
+    ),
+    (
+        "no such service",
+        "10.96.0.9:80",
+        Some("refused_outside_mesh"),
+    ),
+    ("outside", "192.0.2.1:443", Some("refused_outside_mesh")),
+    (
+        "outside, IPv6",
+        "[2001:db8::1]:443",
+        Some("refused_outside_mesh"),
+    ),
+    ("a pod", "10.77.0.9:8080", None),
+    ("a pod, IPv6", "[fd77::9]:8080", None),
+    (
+        "the proxy's port at a pod",
+        "10.77.0.9:15008",
+        Some("refused_reserved_port"),
+    ),
+    (
+        "the same, IPv6",
+        "[fd77::9]:15001",
+        Some("refused_reserved_port"),
+    ),
+    ("the pod itself", "10.77.0.2:8080", None),
+    (
+        "the proxy's port at the pod itself",
+        "10.77.0.2:15006",
+        Some("refused_reserved_port"),
+    ),
+    ("a gateway", "10.9.7.7:80", Some("refused_gateway_address")),
+    ("the tier's DNS", "10.9.0.1:53", None),
+    (
+        "another port of the tier",
+        "10.9.0.1:80",
+        Some("refused_gateway_address"),
+    ),
+];
+
 #[test]
 fn connect_refuses_listed_destinations_and_captures_the_rest() {
     let pod = DialingPod::new(&CaptureOptions::default());
@@ -128,68 +192,7 @@ fn connect_refuses_listed_destinations_and_captures_the_rest() {
         &TenantDestinations::default(),
         &destinations(Some(OUTSIDE_MESH)),
     );
-    for (case, to, refused) in [
-        ("a service's port", "10.96.0.1:443", None),
-        (
-            "another port of it",
-            "10.96.0.1:81",
-            Some("refused_unknown_port"),
-        ),
-        (
-            "from an IPv6 socket",
-            "[::ffff:10.96.0.1]:81",
-            Some("refused_unknown_port"),
-        ),
-        ("a mapped service's port", "[::ffff:10.96.0.1]:80", None),
-        ("IPv6", "[fd96::1]:80", None),
-        (
-            "another port, IPv6",
-            "[fd96::1]:443",
-            Some("refused_unknown_port"),
-        ),
-        ("a service may use a reserved port", "10.96.0.2:15008", None),
-        (
-            "more ports than the table holds: the proxy decides",
-            "10.96.0.3:999",
-            None,
-        ),
-        (
-            "no such service",
-            "10.96.0.9:80",
-            Some("refused_outside_mesh"),
-        ),
-        ("outside", "192.0.2.1:443", Some("refused_outside_mesh")),
-        (
-            "outside, IPv6",
-            "[2001:db8::1]:443",
-            Some("refused_outside_mesh"),
-        ),
-        ("a pod", "10.77.0.9:8080", None),
-        ("a pod, IPv6", "[fd77::9]:8080", None),
-        (
-            "the proxy's port at a pod",
-            "10.77.0.9:15008",
-            Some("refused_reserved_port"),
-        ),
-        (
-            "the same, IPv6",
-            "[fd77::9]:15001",
-            Some("refused_reserved_port"),
-        ),
-        ("the pod itself", "10.77.0.2:8080", None),
-        (
-            "the proxy's port at the pod itself",
-            "10.77.0.2:15006",
-            Some("refused_reserved_port"),
-        ),
-        ("a gateway", "10.9.7.7:80", Some("refused_gateway_address")),
-        ("the tier's DNS", "10.9.0.1:53", None),
-        (
-            "another port of the tier",
-            "10.9.0.1:80",
-            Some("refused_gateway_address"),
-        ),
-    ] {
+    for (case, to, refused) in CONNECT_CASES {
         let before = refused.map(|verdict| pod.count(verdict));
         let said = pod.dial(to);
         match refused {

@@ -230,27 +230,23 @@ fn discovery(from: &str, kind: u8, target: &str, option: u8, mac: [u8; 6]) -> Ve
     packet(MAC_A, &icmp(from, "ff02::1", kind, 0, [0; 4], &rest))
 }
 
-#[test]
-fn every_frame_with_a_foreign_address_is_refused_and_counted() {
-    let s = scene();
-    let guard = InterfaceGuard::load(Some(&s.host.path()), None).unwrap();
-    guard.apply(&[binding("to-a", MAC_A, &[A4, A6])]).unwrap();
-    let (a, b) = (s.index("to-a"), s.index("to-b"));
-    let from = |source: &str, to: &str| udp(&format!("{source}:1000"), &format!("{to}:53"), b"x");
+/// A case's name, the frame, the verdict, and the counter.
+type GuardCase = (&'static str, Vec<u8>, u32, &'static str);
+
+fn from(source: &str, to: &str) -> Vec<u8> {
+    udp(&format!("{source}:1000"), &format!("{to}:53"), b"x")
+}
+
+/// Returns frames with own and foreign addresses, MACs and protocols. The first is a right one.
+fn address_cases() -> Vec<GuardCase> {
     let (from6, to6) = (format!("[{A6}]:1000"), format!("[{HOST6}]:53"));
     let udp6 = |source: &str| udp(&format!("[{source}]:1000"), &to6, b"x");
-    let mut hidden = discovery(A6, 136, B6, 2, MAC_A);
-    // This is the same advertisement behind a destination options header that contains only padding.
-    hidden[14 + 6] = 60;
-    let length = u16::from_be_bytes([hidden[18], hidden[19]]) + 8;
-    hidden[18..20].copy_from_slice(&length.to_be_bytes());
-    hidden.splice(54..54, [58, 0, 1, 4, 0, 0, 0, 0]);
     let vlan = eth(
         MAC_A,
         0x8100,
         &[&[0, 7, 8, 0][..], &from(A4, HOST4)].concat(),
     );
-    let cases: Vec<(&str, Vec<u8>, u32, &str)> = vec![
+    vec![
         (
             "own IPv4",
             packet(MAC_A, &from(A4, HOST4)),
@@ -318,6 +314,11 @@ fn every_frame_with_a_foreign_address_is_refused_and_counted() {
             DROPPED,
             "drop_malformed",
         ),
+    ]
+}
+
+fn arp_cases() -> Vec<GuardCase> {
+    vec![
         (
             "ARP for the gateway",
             arp(1, MAC_A, A4, HOST4),
@@ -360,6 +361,11 @@ fn every_frame_with_a_foreign_address_is_refused_and_counted() {
             DROPPED,
             "drop_arp",
         ),
+    ]
+}
+
+fn solicitation_cases() -> Vec<GuardCase> {
+    vec![
         (
             "solicitation",
             discovery(A6, 135, HOST6, 1, MAC_A),
@@ -396,6 +402,18 @@ fn every_frame_with_a_foreign_address_is_refused_and_counted() {
             DROPPED,
             "drop_discovery",
         ),
+    ]
+}
+
+/// Returns advertisements, and other messages of ICMPv6.
+fn advertisement_cases() -> Vec<GuardCase> {
+    let mut hidden = discovery(A6, 136, B6, 2, MAC_A);
+    // This is the same advertisement behind a destination options header that contains only padding.
+    hidden[14 + 6] = 60;
+    let length = u16::from_be_bytes([hidden[18], hidden[19]]) + 8;
+    hidden[18..20].copy_from_slice(&length.to_be_bytes());
+    hidden.splice(54..54, [58, 0, 1, 4, 0, 0, 0, 0]);
+    vec![
         (
             "advertisement",
             discovery(A6, 136, A6, 2, MAC_A),
@@ -462,7 +480,22 @@ fn every_frame_with_a_foreign_address_is_refused_and_counted() {
             DROPPED,
             "drop_address",
         ),
-    ];
+    ]
+}
+
+#[test]
+fn every_frame_with_a_foreign_address_is_refused_and_counted() {
+    let s = scene();
+    let guard = InterfaceGuard::load(Some(&s.host.path()), None).unwrap();
+    guard.apply(&[binding("to-a", MAC_A, &[A4, A6])]).unwrap();
+    let (a, b) = (s.index("to-a"), s.index("to-b"));
+    let cases = [
+        address_cases(),
+        arp_cases(),
+        solicitation_cases(),
+        advertisement_cases(),
+    ]
+    .concat();
     for (case, frame, verdict, counter) in &cases {
         let before = count(&guard, counter);
         let ran = s

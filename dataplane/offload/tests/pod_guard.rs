@@ -150,6 +150,86 @@ pub(crate) fn exchanged(lab: &Lab, from: &str, to: &str, wait: Duration) -> &'st
     }
 }
 
+/// A case's name, the sender, the receiver, and what becomes of the datagram.
+type RouteCase = (&'static str, &'static str, &'static str, &'static str);
+
+/// Datagrams to the pod while the route leads to port 99.
+const ROUTE_CASES: [RouteCase; 8] = [
+    (
+        "the tier to the port",
+        "10.77.0.9:0",
+        "10.77.0.2:99",
+        "answered",
+    ),
+    (
+        "a port that no route names",
+        "10.77.0.9:0",
+        "10.77.0.2:98",
+        "silence",
+    ),
+    ("not of the tier", "10.77.0.8:0", "10.77.0.2:99", "silence"),
+    (
+        "not of the tier, but from the port",
+        "10.77.0.8:99",
+        "10.77.0.2:98",
+        "silence",
+    ),
+    (
+        "the tier's port is not what is named",
+        "10.77.0.9:99",
+        "10.77.0.2:98",
+        "silence",
+    ),
+    (
+        "IPv6, the tier's range to the port",
+        "[fd77::9]:0",
+        "[fd77::2]:99",
+        "answered",
+    ),
+    (
+        "IPv6, a port that no route names",
+        "[fd77::9]:0",
+        "[fd77::2]:98",
+        "silence",
+    ),
+    (
+        "IPv6, not of the tier",
+        "[fd77::10]:0",
+        "[fd77::2]:99",
+        "silence",
+    ),
+];
+
+/// Datagrams of the pod while the route leads to port 99.
+const SEND_CASES: [RouteCase; 6] = [
+    (
+        "from the port to the tier",
+        "10.77.0.2:99",
+        "10.77.0.9:7",
+        "sent",
+    ),
+    ("from another port", "10.77.0.2:98", "10.77.0.9:7", EPERM),
+    ("to the same port", "10.77.0.2:98", "10.77.0.9:99", EPERM),
+    (
+        "from the port to others",
+        "10.77.0.2:99",
+        "10.77.0.8:7",
+        EPERM,
+    ),
+    (
+        "IPv6, from the port to the tier",
+        "[fd77::2]:99",
+        "[fd77::9]:7",
+        "sent",
+    ),
+    (
+        "IPv6, from the port to others",
+        "[fd77::2]:99",
+        "[fd77::10]:7",
+        EPERM,
+    ),
+];
+
 /// Checks which datagrams pass with and without the route, which `set` changes.
 pub(crate) fn check_udp_route(lab: &Lab, mut set: impl FnMut(&UdpFromTier)) {
     let check = |cases: &[(&str, &str, &str, &str)]| {
@@ -171,82 +251,11 @@ pub(crate) fn check_udp_route(lab: &Lab, mut set: impl FnMut(&UdpFromTier)) {
         ("before", "[fd77::9]:0", "[fd77::2]:99", "silence"),
     ]);
     set(&udp_route());
-    check(&[
-        (
-            "the tier to the port",
-            "10.77.0.9:0",
-            "10.77.0.2:99",
-            "answered",
-        ),
-        (
-            "a port that no route names",
-            "10.77.0.9:0",
-            "10.77.0.2:98",
-            "silence",
-        ),
-        ("not of the tier", "10.77.0.8:0", "10.77.0.2:99", "silence"),
-        (
-            "not of the tier, but from the port",
-            "10.77.0.8:99",
-            "10.77.0.2:98",
-            "silence",
-        ),
-        (
-            "the tier's port is not what is named",
-            "10.77.0.9:99",
-            "10.77.0.2:98",
-            "silence",
-        ),
-        (
-            "IPv6, the tier's range to the port",
-            "[fd77::9]:0",
-            "[fd77::2]:99",
-            "answered",
-        ),
-        (
-            "IPv6, a port that no route names",
-            "[fd77::9]:0",
-            "[fd77::2]:98",
-            "silence",
-        ),
-        (
-            "IPv6, not of the tier",
-            "[fd77::10]:0",
-            "[fd77::2]:99",
-            "silence",
-        ),
-    ]);
+    check(&ROUTE_CASES);
     let sends = |from_port: &str, to: &str| {
         CaseProcess::start(&lab.pod, Some(&lab.cgroup), "datagram", &[from_port, to]).line()
     };
-    for (case, from, to, want) in [
-        (
-            "from the port to the tier",
-            "10.77.0.2:99",
-            "10.77.0.9:7",
-            "sent",
-        ),
-        ("from another port", "10.77.0.2:98", "10.77.0.9:7", EPERM),
-        ("to the same port", "10.77.0.2:98", "10.77.0.9:99", EPERM),
-        (
-            "from the port to others",
-            "10.77.0.2:99",
-            "10.77.0.8:7",
-            EPERM,
-        ),
-        (
-            "IPv6, from the port to the tier",
-            "[fd77::2]:99",
-            "[fd77::9]:7",
-            "sent",
-        ),
-        (
-            "IPv6, from the port to others",
-            "[fd77::2]:99",
-            "[fd77::10]:7",
-            EPERM,
-        ),
-    ] {
+    for (case, from, to, want) in SEND_CASES {
         assert_eq!(sends(from, to), want, "{case}");
     }
     set(&UdpFromTier {

@@ -21,7 +21,12 @@ use canal_offload::redirector::{
 use canal_offload::socket_steering::{ServiceListener, SocketSteering};
 use socket2::{Domain, Protocol, Socket, Type};
 
+mod direct_frames;
 mod limits;
+mod segments;
+
+use direct_frames::direct_frames;
+use segments::{check_segments, segments, segments_without, spreading};
 
 const EDGE: &str = "250.1.0.1";
 const SELF: &str = "250.1.0.2";
@@ -234,318 +239,6 @@ fn service4(id: u32) -> String {
 
 fn service6(id: u32) -> String {
     format!("fdca:a1:0:240::{id:x}")
-}
-
-/// Expected destination of a segment.
-enum To {
-    Here,
-    Replica(u8, u8),
-}
-use To::{Here, Replica as Next};
-
-/// Case, service, hop, TCP flags, expected destination, counter.
-type SegmentCase = (&'static str, u32, u8, u8, To, &'static str);
-
-/// Returns the cases for a gateway that listens.
-fn segments() -> Vec<SegmentCase> {
-    vec![
-        ("SYN at the head", 1, 0, SYN, Here, "new"),
-        ("SYN with ECN", 1, 0, SYN | 0xc0, Here, "new"),
-        (
-            "SYN behind the head",
-            2,
-            0,
-            SYN,
-            Next(2, 1),
-            "forwarded_new",
-        ),
-        ("SYN that was sent here", 2, 1, SYN, Here, "new"),
-        ("SYN that a replica sent here", 2, 2, SYN, Here, "new"),
-        (
-            "SYN of another's bucket",
-            3,
-            0,
-            SYN,
-            Next(2, 1),
-            "forwarded_new",
-        ),
-        (
-            "SYN of another's bucket, but sent here",
-            3,
-            2,
-            SYN,
-            Here,
-            "new",
-        ),
-        (
-            "SYN, those before are down or unknown",
-            5,
-            0,
-            SYN,
-            Here,
-            "new",
-        ),
-        ("SYN, nobody is up", 7, 0, SYN, Here, "new"),
-        (
-            "SYN and ACK begin nothing",
-            2,
-            0,
-            SYN | ACK,
-            Next(2, 1),
-            "forwarded",
-        ),
-        ("from the head on", 1, 0, ACK, Next(2, 1), "forwarded"),
-        (
-            "behind the own place, whatever the hop",
-            1,
-            2,
-            ACK,
-            Next(2, 3),
-            "forwarded",
-        ),
-        ("FIN", 1, 2, FIN | ACK, Next(2, 3), "forwarded"),
-        ("RST", 1, 2, RST, Next(2, 3), "forwarded"),
-        ("no flags", 1, 2, 0, Next(2, 3), "forwarded"),
-        ("the end of the chain", 8, 1, ACK, Here, "unowned"),
-        (
-            "sent here by a table that is not ours",
-            3,
-            2,
-            ACK,
-            Next(2, 3),
-            "forwarded",
-        ),
-        ("the last hop but one", 3, 7, ACK, Next(2, 8), "forwarded"),
-        ("the last hop", 3, 8, ACK, Here, "unowned"),
-        (
-            "back to the head, if the edge chose another",
-            2,
-            0,
-            ACK,
-            Next(2, 1),
-            "forwarded",
-        ),
-        ("not to oneself", 2, 1, ACK, Next(3, 2), "forwarded"),
-        ("alone", 4, 0, ACK, Here, "unowned"),
-        (
-            "over one that is down, and over oneself",
-            6,
-            1,
-            ACK,
-            Next(3, 2),
-            "forwarded",
-        ),
-        ("nobody else is up", 7, 0, ACK, Here, "unowned"),
-        (
-            "the longest chain, its begin",
-            8,
-            0,
-            ACK,
-            Next(2, 1),
-            "forwarded",
-        ),
-        ("the longest chain, its end", 8, 7, ACK, Here, "unowned"),
-        ("a hop behind all chains", 8, 255, ACK, Here, "unowned"),
-    ]
-}
-
-/// Returns the cases for a gateway that has closed its socket.
-fn segments_without() -> Vec<SegmentCase> {
-    vec![
-        ("SYN at the head", 1, 0, SYN, Next(2, 1), "not_listening"),
-        (
-            "SYN that was sent here",
-            2,
-            1,
-            SYN,
-            Next(3, 2),
-            "not_listening",
-        ),
-        (
-            "SYN behind the head",
-            2,
-            0,
-            SYN,
-            Next(2, 1),
-            "forwarded_new",
-        ),
-        ("SYN at the end", 8, 3, SYN, Here, "unowned"),
-        ("SYN, alone", 4, 0, SYN, Here, "unowned"),
-        ("SYN, nobody is up", 7, 0, SYN, Here, "unowned"),
-        ("other", 1, 0, ACK, Next(2, 1), "forwarded"),
-    ]
-}
-
-fn check_segments(s: &RedirectorFixture, segments: &[SegmentCase]) {
-    for (case, service, hop, flags, to, counter) in segments {
-        for (from, at) in [
-            ("10.1.1.2:4711", format!("{}:80", service4(*service))),
-            ("[fd01::2]:4711", format!("[{}]:80", service6(*service))),
-        ] {
-            let frame = from_edge(*hop, &tcp(from, &at, *flags, b"some bytes"));
-            let case = format!("{case}, to {at}");
-            match to {
-                Here => s.keeps(&case, &frame, counter),
-                Next(n, h) => s.sends(
-                    &case,
-                    &frame,
-                    (*n, *h),
-                    &format!("tcp {from} > {at}"),
-                    counter,
-                ),
-            }
-        }
-    }
-}
-
-/// Case, service, sender (1 is the edge), hop, stamp; expected replica, hop and stamp; counter. Replica 0 means that the packet stays here,
-/// dropped or delivered.
-type SpreadCase = (&'static str, u32, u8, u8, u32, (u8, u8, u32), &'static str);
-
-/// Returns cases of segments while tables spread, or while replicas and edge disagree about which replicas are up.
-fn spreading() -> Vec<SpreadCase> {
-    const NONE: (u8, u8, u32) = (0, 0, 0);
-    let (mixed, skipped, last) = (STAMP_MIXED, STAMP_SKIPPED, STAMP_LAST);
-    vec![
-        (
-            "by another version",
-            1,
-            1,
-            0,
-            2,
-            (2, 1, mixed | 1),
-            "forwarded",
-        ),
-        (
-            "a mix stays one",
-            1,
-            1,
-            1,
-            mixed | 1,
-            (2, 2, mixed | 1),
-            "forwarded",
-        ),
-        (
-            "by the high bits of a version",
-            1,
-            1,
-            0,
-            STAMP_VERSION,
-            (2, 1, mixed | 1),
-            "forwarded",
-        ),
-        ("no stamp", 1, 1, 0, 0, (2, 1, mixed | 1), "forwarded"),
-        (
-            "the end of the chain by another version: from the front",
-            8,
-            1,
-            1,
-            2,
-            (2, 2, last | mixed | 1),
-            "forwarded",
-        ),
-        (
-            "the end of the chain for the second time",
-            8,
-            1,
-            7,
-            last | mixed | 1,
-            NONE,
-            "ownership_unsettled",
-        ),
-        (
-            "the end of the chain after a mix, alone",
-            4,
-            1,
-            3,
-            mixed | 1,
-            NONE,
-            "ownership_unsettled",
-        ),
-        (
-            "sent by a member, to one that is none: behind that member",
-            3,
-            2,
-            1,
-            2,
-            (3, 2, mixed | 1),
-            "forwarded",
-        ),
-        (
-            "sent by the last member, to one that is none",
-            3,
-            3,
-            2,
-            2,
-            (2, 3, last | mixed | 1),
-            "forwarded",
-        ),
-        ("not back to the sender", 2, 3, 1, 1, NONE, "unowned"),
-        ("to a suspect", 9, 1, 0, 1, (8, 1, 1), "forwarded"),
-        (
-            "over one that is down",
-            10,
-            1,
-            0,
-            1,
-            (2, 1, skipped | 1),
-            "forwarded",
-        ),
-        (
-            "whom the edge passed over, and who is up here",
-            2,
-            1,
-            1,
-            skipped | 1,
-            (3, 2, skipped | 1),
-            "forwarded",
-        ),
-        (
-            "whom the edge passed over, asked at the end",
-            8,
-            1,
-            7,
-            skipped | 1,
-            (2, 8, last | skipped | 1),
-            "forwarded",
-        ),
-        (
-            "whom the edge passed over, but who sent it",
-            11,
-            2,
-            1,
-            skipped | 1,
-            NONE,
-            "unowned",
-        ),
-        (
-            "once more along the chain, its end",
-            8,
-            1,
-            7,
-            last | skipped | 1,
-            NONE,
-            "unowned",
-        ),
-        (
-            "once more along the chain, and on",
-            1,
-            1,
-            4,
-            last | skipped | 1,
-            (2, 5, last | skipped | 1),
-            "forwarded",
-        ),
-        (
-            "passed over, and really down",
-            7,
-            1,
-            1,
-            skipped | 1,
-            NONE,
-            "unowned",
-        ),
-    ]
 }
 
 #[test]
@@ -895,6 +588,34 @@ fn dialled(s: &RedirectorFixture, from: &str, to: &str) -> (SocketAddr, TcpStrea
     (client.local_addr().unwrap(), client)
 }
 
+/// Checks that packets of a tenant are refused if no connection was dialed to their source.
+fn refuse_what_was_not_dialled(s: &RedirectorFixture) {
+    let to_admin = tcp("10.1.1.2:4711", &format!("{SELF}:15021"), ACK, b"");
+    s.drops(
+        "a listener",
+        &OuterHeaders::new(EDGE, SELF, TENANT).frame(&to_admin),
+        "drop_crossed",
+    );
+    let datagram = unreachable(
+        "10.77.0.2",
+        SELF,
+        &udp(&format!("{SELF}:1"), "10.77.0.2:9000", b""),
+        28,
+    );
+    s.drops(
+        "an error about a datagram",
+        &OuterHeaders::new(EDGE, SELF, TENANT).frame(&datagram),
+        "drop_protocol",
+    );
+    for to in ["250.1.0.3:5000", "240.0.0.1:80", "127.0.0.1:5000"] {
+        s.drops(
+            to,
+            &OuterHeaders::new(EDGE, SELF, TENANT).frame(&tcp("10.77.0.2:9000", to, ACK, b"")),
+            "drop_crossed",
+        );
+    }
+}
+
 #[test]
 fn responses_are_accepted_only_from_the_dialed_tenant() {
     let s = scene();
@@ -970,30 +691,7 @@ fn responses_are_accepted_only_from_the_dialed_tenant() {
             "drop_protocol",
         );
     }
-    let to_admin = tcp("10.1.1.2:4711", &format!("{SELF}:15021"), ACK, b"");
-    s.drops(
-        "a listener",
-        &OuterHeaders::new(EDGE, SELF, TENANT).frame(&to_admin),
-        "drop_crossed",
-    );
-    let datagram = unreachable(
-        "10.77.0.2",
-        SELF,
-        &udp(&format!("{SELF}:1"), "10.77.0.2:9000", b""),
-        28,
-    );
-    s.drops(
-        "an error about a datagram",
-        &OuterHeaders::new(EDGE, SELF, TENANT).frame(&datagram),
-        "drop_protocol",
-    );
-    for to in ["250.1.0.3:5000", "240.0.0.1:80", "127.0.0.1:5000"] {
-        s.drops(
-            to,
-            &OuterHeaders::new(EDGE, SELF, TENANT).frame(&tcp("10.77.0.2:9000", to, ACK, b"")),
-            "drop_crossed",
-        );
-    }
+    refuse_what_was_not_dialled(&s);
 }
 
 #[test]
@@ -1161,135 +859,7 @@ fn senders_of_fragmented_packets_get_icmp_errors() {
 #[test]
 fn nothing_goes_round_the_tunnel() {
     let s = scene();
-    let ether =
-        |kind: [u8; 2], p: &[u8]| [&frames::HOST[..], &frames::ROUTER[..], &kind, p].concat();
-    let v4 = |p: &[u8]| ether([8, 0], p);
-    let v6 = |p: &[u8]| ether([0x86, 0xdd], p);
-    let a = |text: &str| text.parse::<IpAddr>().unwrap();
-    let (from, here) = (a("fe80::1"), a("fe80::2"));
-    // UDP headers with VXLAN's port as the destination, and with another one.
-    let (vxlan, other) = (
-        [0xd9, 3, 0x12, 0xb5, 0, 8, 0, 0],
-        [0xd9, 3, 0x12, 0xb6, 0, 8, 0, 0],
-    );
-    let behind =
-        |first: u8, header: &[u8], p: &[u8]| v6(&ip(from, here, first, &[header, p].concat()));
-    let options = [17, 0, 1, 4, 0, 0, 0, 0];
-    let many: Vec<u8> = (0..5)
-        .flat_map(|i| [if i == 4 { 17 } else { 60 }, 0, 1, 4, 0, 0, 0, 0])
-        .chain(vxlan)
-        .collect();
-    for (case, frame, verdict, counter) in [
-        (
-            "TCP to the host",
-            v4(&tcp("172.20.0.1:1", "250.1.0.2:15021", SYN, b"")),
-            PASSED,
-            "passed",
-        ),
-        (
-            "UDP to the host",
-            v4(&udp("172.20.0.1:1", "250.1.0.2:53", b"hi")),
-            PASSED,
-            "passed",
-        ),
-        ("ARP", ether([8, 6], &[0; 28]), PASSED, "passed"),
-        (
-            "a service without a tunnel",
-            v4(&tcp("172.20.0.1:1", "240.0.0.1:80", SYN, b"")),
-            DROPPED,
-            "drop_unknown_source",
-        ),
-        (
-            "a service by UDP without a tunnel",
-            v4(&udp("172.20.0.1:1", "240.0.0.1:53", b"")),
-            DROPPED,
-            "drop_unknown_source",
-        ),
-        (
-            "a service v6",
-            v6(&tcp("[fd01::1]:1", "[fdca:a1:0:240::1]:80", SYN, b"")),
-            DROPPED,
-            "drop_unknown_source",
-        ),
-        (
-            "the replica's inner address",
-            v6(&tcp("[fd01::1]:1", "[fdca:a1:0:250::fa01:2]:80", SYN, b"")),
-            DROPPED,
-            "drop_unknown_source",
-        ),
-        (
-            "IPv6",
-            v6(&tcp("[fe80::1]:1", "[fe80::2]:80", SYN, b"")),
-            PASSED,
-            "passed",
-        ),
-        (
-            "VXLAN over IPv6",
-            v6(&ip(from, here, 17, &vxlan)),
-            DROPPED,
-            "drop_unknown_source",
-        ),
-        (
-            "other UDP over IPv6",
-            v6(&ip(from, here, 17, &other)),
-            PASSED,
-            "passed",
-        ),
-        (
-            "VXLAN behind hop-by-hop options",
-            behind(0, &options, &vxlan),
-            DROPPED,
-            "drop_unknown_source",
-        ),
-        (
-            "VXLAN behind destination options",
-            behind(60, &options, &vxlan),
-            DROPPED,
-            "drop_unknown_source",
-        ),
-        (
-            "VXLAN behind a routing header",
-            behind(43, &options, &vxlan),
-            DROPPED,
-            "drop_unknown_source",
-        ),
-        (
-            "other UDP behind options",
-            behind(0, &options, &other),
-            PASSED,
-            "passed",
-        ),
-        (
-            "a fragment of UDP over IPv6",
-            behind(44, &[17, 0, 0, 1, 0, 0, 0, 7], &vxlan),
-            DROPPED,
-            "drop_fragment",
-        ),
-        (
-            "a fragment of TCP over IPv6",
-            behind(44, &[6, 0, 0, 1, 0, 0, 0, 7], &[0; 24]),
-            PASSED,
-            "passed",
-        ),
-        (
-            "multicast listeners",
-            behind(0, &[58, 0, 5, 2, 0, 0, 1, 0], &[143, 0, 0, 0, 0, 0, 0, 0]),
-            PASSED,
-            "passed",
-        ),
-        (
-            "more extensions than anybody sends",
-            behind(60, &many, &[]),
-            DROPPED,
-            "drop_malformed",
-        ),
-        (
-            "UDP cut short over IPv6",
-            v6(&ip(from, here, 17, &[0xd9, 3])),
-            DROPPED,
-            "drop_malformed",
-        ),
-    ] {
+    for (case, frame, verdict, counter) in direct_frames() {
         let ran = s.run(&frame);
         assert_eq!(
             (ran.verdict, &ran.moved[..]),

@@ -693,10 +693,8 @@ fn dial_for(
     })
 }
 
-#[test]
-fn the_gateway_dials_tenants_by_mark_and_receives_only_from_them() {
-    let t = TestTier::new(1, &[1]);
-    let r = &t.members[0];
+/// Adds routes and neighbours to the edge, so that the two tenants' answers return in their own tunnels.
+fn lead_tenants_back(t: &TestTier) {
     for dev in ["vxone", "vxtwo"] {
         t.edge.ip(&format!(
             "route add 250.1.0.2/32 dev {dev} table {}",
@@ -722,6 +720,31 @@ fn the_gateway_dials_tenants_by_mark_and_receives_only_from_them() {
         t.edge
             .ip(&format!("-6 rule add from {net6} lookup {table}"));
     }
+}
+
+/// Checks that no client of a tenant can dial a replica, even if the replica has a listener.
+fn refuse_dials_of_clients(t: &TestTier, r: &ReplicaMember) {
+    let _admin = r.netns.listen("0.0.0.0:15021");
+    t.edge.ip("rule del from 10.1.2.2 lookup 113");
+    t.edge.ip("rule add from 10.1.2.2 lookup 112");
+    let crossed = t.count(1, "drop_crossed");
+    let dialled = t.edge.within(|| {
+        let s = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        s.bind(&"10.1.2.2:0".parse::<SocketAddr>().unwrap().into())
+            .unwrap();
+        s.connect_timeout(
+            &"250.1.0.2:15021".parse::<SocketAddr>().unwrap().into(),
+            Duration::from_millis(500),
+        )
+    });
+    assert!(dialled.is_err() && t.count(1, "drop_crossed") > crossed);
+}
+
+#[test]
+fn the_gateway_dials_tenants_by_mark_and_receives_only_from_them() {
+    let t = TestTier::new(1, &[1]);
+    let r = &t.members[0];
+    lead_tenants_back(&t);
     serve(t.edge.listen("[::]:8080"), 9);
     let own4: IpAddr = "250.1.0.2".parse().unwrap();
     let own6: IpAddr = "fdca:a1:0:250::fa01:2".parse().unwrap();
@@ -790,23 +813,28 @@ fn the_gateway_dials_tenants_by_mark_and_receives_only_from_them() {
     .unwrap_err();
     assert_eq!(e.kind(), std::io::ErrorKind::TimedOut);
     assert!(t.count(1, "drop_crossed") > 0);
-    // No client of a tenant can dial a replica, even if the replica has a listener.
-    let _admin = r.netns.listen("0.0.0.0:15021");
-    t.edge.ip("rule del from 10.1.2.2 lookup 113");
-    t.edge.ip("rule add from 10.1.2.2 lookup 112");
-    let crossed = t.count(1, "drop_crossed");
-    let dialled = t.edge.within(|| {
-        let s = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        s.bind(&"10.1.2.2:0".parse::<SocketAddr>().unwrap().into())
-            .unwrap();
-        s.connect_timeout(
-            &"250.1.0.2:15021".parse::<SocketAddr>().unwrap().into(),
-            Duration::from_millis(500),
-        )
-    });
-    assert!(dialled.is_err() && t.count(1, "drop_crossed") > crossed);
+    refuse_dials_of_clients(&t, r);
     let tunnel: HashMap<_, _> = r.redirector.tunnel_counts().unwrap().into_iter().collect();
     assert!(tunnel["dialled"] > 0, "{tunnel:?}");
+}
+
+/// Checks that the server for names answers datagrams from the address that was asked.
+fn ask_by_datagram(t: &TestTier) {
+    for to in ["240.0.0.7:53", "[fdca:a1:0:240::7]:53"] {
+        let s = t.edge.within(|| {
+            UdpSocket::bind(if to.starts_with('[') {
+                "[::]:0"
+            } else {
+                "0.0.0.0:0"
+            })
+            .unwrap()
+        });
+        s.set_read_timeout(Some(wait())).unwrap();
+        s.send_to(b"question", to).unwrap();
+        let mut b = [0; 64];
+        let (n, from) = s.recv_from(&mut b).unwrap_or_else(|e| panic!("{to}: {e}"));
+        assert_eq!((&b[..n], from), (&b"question"[..], to.parse().unwrap()));
+    }
 }
 
 #[test]
@@ -837,21 +865,7 @@ fn the_three_listeners_leave_the_map_when_they_close() {
     ] {
         assert_eq!(exchange(&mut t.dial(to).unwrap()), who, "{to}");
     }
-    for to in ["240.0.0.7:53", "[fdca:a1:0:240::7]:53"] {
-        let s = t.edge.within(|| {
-            UdpSocket::bind(if to.starts_with('[') {
-                "[::]:0"
-            } else {
-                "0.0.0.0:0"
-            })
-            .unwrap()
-        });
-        s.set_read_timeout(Some(wait())).unwrap();
-        s.send_to(b"question", to).unwrap();
-        let mut b = [0; 64];
-        let (n, from) = s.recv_from(&mut b).unwrap_or_else(|e| panic!("{to}: {e}"));
-        assert_eq!((&b[..n], from), (&b"question"[..], to.parse().unwrap()));
-    }
+    ask_by_datagram(&t);
     assert!(
         [
             ServiceListener::Hbone,

@@ -33,15 +33,21 @@ fn tunnel(from: &str, to: &str, port: u16, vni: u32, packet: &[u8]) -> Vec<u8> {
 const EDGE: &str = "250.1.0.1";
 const REPLICA: &str = "250.1.0.2";
 
-#[test]
-fn sessions_are_counted_once() {
-    let netns = LabNetns::new();
-    let s = SessionTable::attach(Some(&netns.path()), "pod0").unwrap();
-    let syn = tcp("10.1.1.2:4711", "240.0.0.1:80", SYN, b"");
-    let answer = tcp("240.0.0.1:80", "10.1.1.2:4711", ACK, b"");
-    let fragment = frames::with_ip4(udp("10.1.1.2:1", "10.1.1.3:2", b"12345678"), 0x0004, &[]);
-    // Case, frame, numbers of new sessions outside and inside, and 1 if it is counted as a packet without a session.
-    for (case, frame, new, other) in [
+/// A case's name, the frame, the numbers of new sessions outside and inside, and 1 if it is counted as a packet without a session.
+type SessionCase = (&'static str, Vec<u8>, (u64, u64), u64);
+
+fn syn() -> Vec<u8> {
+    tcp("10.1.1.2:4711", "240.0.0.1:80", SYN, b"")
+}
+
+fn answer() -> Vec<u8> {
+    tcp("240.0.0.1:80", "10.1.1.2:4711", ACK, b"")
+}
+
+/// Returns packets of one session and of its neighbours, in tunnels.
+fn tunnel_cases() -> Vec<SessionCase> {
+    let (syn, answer) = (syn(), answer());
+    vec![
         (
             "a tunnel's first",
             tunnel(EDGE, REPLICA, 40_000, 7, &syn),
@@ -84,6 +90,13 @@ fn sessions_are_counted_once() {
             (0, 1),
             0,
         ),
+    ]
+}
+
+/// Returns packets of other protocols, in tunnels.
+fn protocol_cases() -> Vec<SessionCase> {
+    let answer = answer();
+    vec![
         (
             "UDP beside TCP",
             tunnel(
@@ -144,6 +157,14 @@ fn sessions_are_counted_once() {
             (0, 0),
             0,
         ),
+    ]
+}
+
+/// Returns packets without a tunnel, and packets without a session.
+fn plain_cases() -> Vec<SessionCase> {
+    let (syn, answer) = (syn(), answer());
+    let fragment = frames::with_ip4(udp("10.1.1.2:1", "10.1.1.3:2", b"12345678"), 0x0004, &[]);
+    vec![
         ("without a tunnel", plain(&syn), (1, 0), 0),
         ("its answer", plain(&answer), (0, 0), 0),
         (
@@ -170,7 +191,14 @@ fn sessions_are_counted_once() {
             (0, 0),
             1,
         ),
-    ] {
+    ]
+}
+
+#[test]
+fn sessions_are_counted_once() {
+    let netns = LabNetns::new();
+    let s = SessionTable::attach(Some(&netns.path()), "pod0").unwrap();
+    for (case, frame, new, other) in [tunnel_cases(), protocol_cases(), plain_cases()].concat() {
         let (before, had) = (s.sessions().unwrap(), counts(&s));
         s.test_run(&frame).unwrap();
         let (after, has) = (s.sessions().unwrap(), counts(&s));
@@ -206,7 +234,8 @@ fn sessions_are_counted_once() {
         (all, (0, 0)),
         "all are idle"
     );
-    s.test_run(&tunnel(EDGE, REPLICA, 40_000, 7, &syn)).unwrap();
+    s.test_run(&tunnel(EDGE, REPLICA, 40_000, 7, &syn()))
+        .unwrap();
     assert_eq!(s.sessions().unwrap(), (1, 1), "and are counted again");
 }
 

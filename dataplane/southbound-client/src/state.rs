@@ -320,21 +320,7 @@ pub(super) fn examine(
     subscribed: &[ResourceKind],
     response: &DeltaDiscoveryResponse,
 ) -> Result<(ValidatedChange, Vec<RefusedResource>), NackReason> {
-    let kind = wire::kind_of(&response.type_url)?;
-    if !subscribed.contains(&kind) {
-        return Err(NackReason::NotSubscribed(response.type_url.clone()));
-    }
-    let generation = response.system_version_info.parse().map(Generation);
-    let generation = generation.map_err(|_| {
-        NackReason::Generation(response.system_version_info.chars().take(80).collect())
-    })?;
-    // Accepting an older generation would roll back security resources.
-    if generation < state.generation {
-        return Err(NackReason::Stale {
-            offered: generation.0,
-            held: state.generation.0,
-        });
-    }
+    let (kind, generation) = examine_header(state, subscribed, response)?;
     let mut named: HashMap<&str, usize> =
         HashMap::with_capacity(response.resources.len() + response.removed_resources.len());
     let names = response
@@ -372,31 +358,14 @@ pub(super) fn examine(
             }
         }
     }
-    let mut removals = Vec::with_capacity(response.removed_resources.len());
-    for name in response
+    let removals: Vec<_> = response
         .removed_resources
         .iter()
         .filter(|name| named[name.as_str()] == 1)
-    {
-        if held.is_some_and(|m| m.contains_key(name.as_str())) {
-            removals.push((kind, name.clone()));
-        }
-    }
-    let mut twice: Vec<&str> = named
-        .iter()
-        .filter(|(_, count)| **count > 1)
-        .map(|(name, _)| *name)
+        .filter(|name| held.is_some_and(|m| m.contains_key(name.as_str())))
+        .map(|name| (kind, name.clone()))
         .collect();
-    twice.sort_unstable();
-    for name in twice {
-        let refusal = envelope(name, "is named twice in one response");
-        refused.push(RefusedResource {
-            kind,
-            name: name.into(),
-            label: refusal.reason(),
-            why: refusal.to_string(),
-        });
-    }
+    refuse_repeated(kind, &named, &mut refused);
     let tenants = named
         .keys()
         .filter_map(|name| kind.owner_of(name))
@@ -417,6 +386,53 @@ pub(super) fn examine(
         },
         refused,
     ))
+}
+
+/// Validates what a response says of itself, and returns its kind and its generation.
+fn examine_header(
+    state: &ResourceState,
+    subscribed: &[ResourceKind],
+    response: &DeltaDiscoveryResponse,
+) -> Result<(ResourceKind, Generation), NackReason> {
+    let kind = wire::kind_of(&response.type_url)?;
+    if !subscribed.contains(&kind) {
+        return Err(NackReason::NotSubscribed(response.type_url.clone()));
+    }
+    let generation = response.system_version_info.parse().map(Generation);
+    let generation = generation.map_err(|_| {
+        NackReason::Generation(response.system_version_info.chars().take(80).collect())
+    })?;
+    // Accepting an older generation would roll back security resources.
+    if generation < state.generation {
+        return Err(NackReason::Stale {
+            offered: generation.0,
+            held: state.generation.0,
+        });
+    }
+    Ok((kind, generation))
+}
+
+/// Refuses the names that one response has more than once, in their order.
+fn refuse_repeated(
+    kind: ResourceKind,
+    named: &HashMap<&str, usize>,
+    refused: &mut Vec<RefusedResource>,
+) {
+    let mut twice: Vec<&str> = named
+        .iter()
+        .filter(|(_, count)| **count > 1)
+        .map(|(name, _)| *name)
+        .collect();
+    twice.sort_unstable();
+    for name in twice {
+        let refusal = envelope(name, "is named twice in one response");
+        refused.push(RefusedResource {
+            kind,
+            name: name.into(),
+            label: refusal.reason(),
+            why: refusal.to_string(),
+        });
+    }
 }
 
 fn envelope(name: &str, why: &'static str) -> NackReason {

@@ -120,14 +120,21 @@ fn refusals() -> u64 {
     all
 }
 
-/// Returns the attacks: name, host, and arguments of the peer program.
-fn attacks() -> Vec<(&'static str, &'static str, Vec<String>)> {
+/// An attack: its name, its host, and the arguments of the peer program.
+type PeerAttack = (&'static str, &'static str, Vec<String>);
+
+fn words(text: String) -> Vec<String> {
+    text.split(' ').map(str::to_string).collect()
+}
+
+/// Returns the arguments of a packet in a tunnel of this VNI.
+fn tenant(vni: u32, via: &str, from: &str, to: &str) -> Vec<String> {
+    words(format!("from={from} to={to} vni={vni} via={via}"))
+}
+
+fn attacks_of_a_node() -> Vec<PeerAttack> {
     let (edge, replica, node) = (address("edge-1"), address("gw-1"), address("alpha-n1"));
     let pod = address("beta/default/client-0");
-    let words = |text: String| text.split(' ').map(str::to_string).collect::<Vec<_>>();
-    let tenant = |vni: u32, via: &str, from: &str, to: &str| {
-        words(format!("from={from} to={to} vni={vni} via={via}"))
-    };
     vec![
         (
             "another tenant's VNI, from a node to the edge",
@@ -184,6 +191,13 @@ fn attacks() -> Vec<(&'static str, &'static str, Vec<String>)> {
             "beta-n1",
             tenant(102, &edge, &format!("{pod}:999"), "10.102.3.200:80"),
         ),
+    ]
+}
+
+fn attacks_of_a_pod() -> Vec<PeerAttack> {
+    let (edge, replica, node) = (address("edge-1"), address("gw-1"), address("alpha-n1"));
+    let pod = address("beta/default/client-0");
+    vec![
         (
             "a service's inner address, from a pod",
             "beta/default/client-0",
@@ -215,6 +229,11 @@ fn attacks() -> Vec<(&'static str, &'static str, Vec<String>)> {
             words(format!("from={pod}:999 to={node}:15021")),
         ),
     ]
+}
+
+/// Returns the attacks.
+fn attacks() -> Vec<PeerAttack> {
+    [attacks_of_a_node(), attacks_of_a_pod()].concat()
 }
 
 /// Starts the victim's requests, to a pod in the other AZ, and waits until they are served. In the gate each connection sends when it was

@@ -565,11 +565,12 @@ fn federation_needs_both_and_a_policy() {
         .ok();
 }
 
-/// Chains that a node and a gateway refuse, by name; the same leaf without the defect is accepted.
-#[test]
-fn bad_chains_are_refused_by_name() {
-    let good = Leaf::of("spiffe://beta.example/ns/default/sa/client");
-    let ours = &files().intermediate;
+/// Returns credentials that a node and a gateway refuse, with the reasons. `ours` is the intermediate that signs.
+fn bad_chains(
+    ours: &TestAuthority,
+    good: &Leaf,
+    revoked: &Leaf,
+) -> Vec<(&'static str, PemCredential)> {
     let stranger = TestAuthority::root("nobody's root");
     let (one, two) = (
         "spiffe://beta.example/ns/default/sa/client",
@@ -578,13 +579,7 @@ fn bad_chains_are_refused_by_name() {
     let long = (0..10).fold(files().root.intermediate("deep 0"), |above, n| {
         above.intermediate(&format!("deep {}", n + 1))
     });
-    let revoked = Leaf {
-        serial: 77,
-        ..good.clone()
-    };
-    mesh();
-    files().write(ours, Some(&ours.revoke(&[77], 1)));
-    let cases: Vec<(&str, PemCredential)> = vec![
+    vec![
         (
             "expired",
             ours.issue(&Leaf {
@@ -616,7 +611,7 @@ fn bad_chains_are_refused_by_name() {
             "wrong_trust_domain",
             ours.issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/client")),
         ),
-        ("unknown_issuer", stranger.issue(&good)),
+        ("unknown_issuer", stranger.issue(good)),
         (
             "ambiguous",
             ours.issue(&Leaf {
@@ -645,9 +640,23 @@ fn bad_chains_are_refused_by_name() {
                 ..good.clone()
             }),
         ),
-        ("chain_too_long", long.issue(&good)),
-        ("revoked", ours.issue(&revoked)),
-    ];
+        ("chain_too_long", long.issue(good)),
+        ("revoked", ours.issue(revoked)),
+    ]
+}
+
+/// Chains that a node and a gateway refuse, by name; the same leaf without the defect is accepted.
+#[test]
+fn bad_chains_are_refused_by_name() {
+    let good = Leaf::of("spiffe://beta.example/ns/default/sa/client");
+    let ours = &files().intermediate;
+    let revoked = Leaf {
+        serial: 77,
+        ..good.clone()
+    };
+    mesh();
+    files().write(ours, Some(&ours.revoke(&[77], 1)));
+    let cases = bad_chains(ours, &good, &revoked);
     let pod = mesh().address("beta/default/web-0");
     let authority = format!("{pod}:8080");
     let listeners = [

@@ -223,6 +223,70 @@ fn missing_and_foreign_objects_are_refused_with_a_fix() {
     }
 }
 
+/// Returns the logs of the gateways that an operator sees.
+fn logs(setup: &ObserveWorld, operator: &str) -> String {
+    let of = |name: &String| match setup.canal(operator, &format!("logs {name}")) {
+        // The gateway has left meanwhile, or the tenant has left the gateway.
+        output if output.code == Some(5) => String::new(),
+        output => output.ok(),
+    };
+    setup.gateways(operator).iter().map(of).collect()
+}
+
+/// Checks that the logs, a dump and the metrics that an operator gets are of its own tenant alone.
+fn check_views(setup: &ObserveWorld, operator: &str, own: &str, other: &str) {
+    let lines = logs(setup, operator);
+    let all_own = lines
+        .lines()
+        .all(|line| line.contains(&format!("\"tenant\":\"{own}\"")));
+    assert!(
+        all_own && !lines.contains(&format!("\"tenant\":\"{other}\"")),
+        "{operator}: {lines}"
+    );
+    // As with logs: one that is listed may have left.
+    let dump_of = |name: &String| {
+        Some(setup.canal(operator, &format!("config dump {name}")))
+            .filter(|output| output.code == Some(0))
+    };
+    let dump = setup
+        .gateways(operator)
+        .iter()
+        .find_map(dump_of)
+        .expect("a gateway of its own")
+        .json();
+    let tenants: Vec<_> = dump["engine"]["tenants"]
+        .as_array()
+        .expect("tenants")
+        .iter()
+        .map(|t| t["tenant"].clone())
+        .collect();
+    assert!(
+        tenants == [own] && dump["certificates"].is_null() && dump["southbound"].is_null(),
+        "{operator}: {dump}"
+    );
+    assert!(
+        !dump.to_string().contains(&format!("{other}.example")),
+        "{operator}: {dump}"
+    );
+    let metrics = setup.canal(operator, "metrics").ok();
+    let series: Vec<_> = metrics
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .collect();
+    assert!(
+        series
+            .iter()
+            .any(|line| line.starts_with("istio_requests_total{instance=\"gw-")),
+        "{operator}: {metrics}"
+    );
+    assert!(
+        series
+            .iter()
+            .all(|line| line.contains(&format!("tenant=\"{own}\""))),
+        "{operator}: {metrics}"
+    );
+}
+
 #[test]
 fn logs_dumps_and_metrics_are_of_the_own_tenant() {
     let setup = setup();
@@ -230,68 +294,11 @@ fn logs_dumps_and_metrics_are_of_the_own_tenant() {
         setup.ask(ALPHA, "/blob?size=10&log-a");
         setup.ask(BETA, "/blob?size=10&log-b");
     }
-    let logs = |operator: &str| -> String {
-        let of = |name: &String| match setup.canal(operator, &format!("logs {name}")) {
-            // The gateway has left meanwhile, or the tenant has left the gateway.
-            output if output.code == Some(5) => String::new(),
-            output => output.ok(),
-        };
-        setup.gateways(operator).iter().map(of).collect()
-    };
     until(deadline(SOON), "the lines are written", || {
-        logs("ann").contains("&log-a") && logs("bob").contains("&log-b")
+        logs(setup, "ann").contains("&log-a") && logs(setup, "bob").contains("&log-b")
     });
     for (operator, own, other) in [("ann", "alpha", "beta"), ("bob", "beta", "alpha")] {
-        let lines = logs(operator);
-        let all_own = lines
-            .lines()
-            .all(|line| line.contains(&format!("\"tenant\":\"{own}\"")));
-        assert!(
-            all_own && !lines.contains(&format!("\"tenant\":\"{other}\"")),
-            "{operator}: {lines}"
-        );
-        // As with logs, a gateway that was listed may have left.
-        let dump_of = |name: &String| {
-            Some(setup.canal(operator, &format!("config dump {name}")))
-                .filter(|output| output.code == Some(0))
-        };
-        let dump = setup
-            .gateways(operator)
-            .iter()
-            .find_map(dump_of)
-            .expect("a gateway of its own")
-            .json();
-        let tenants: Vec<_> = dump["engine"]["tenants"]
-            .as_array()
-            .expect("tenants")
-            .iter()
-            .map(|t| t["tenant"].clone())
-            .collect();
-        assert!(
-            tenants == [own] && dump["certificates"].is_null() && dump["southbound"].is_null(),
-            "{operator}: {dump}"
-        );
-        assert!(
-            !dump.to_string().contains(&format!("{other}.example")),
-            "{operator}: {dump}"
-        );
-        let metrics = setup.canal(operator, "metrics").ok();
-        let series: Vec<_> = metrics
-            .lines()
-            .filter(|line| !line.starts_with('#'))
-            .collect();
-        assert!(
-            series
-                .iter()
-                .any(|line| line.starts_with("istio_requests_total{instance=\"gw-")),
-            "{operator}: {metrics}"
-        );
-        assert!(
-            series
-                .iter()
-                .all(|line| line.contains(&format!("tenant=\"{own}\""))),
-            "{operator}: {metrics}"
-        );
+        check_views(setup, operator, own, other);
     }
     assert!(
         setup

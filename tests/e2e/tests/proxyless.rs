@@ -436,12 +436,8 @@ impl GuardOfInterfaces {
     }
 }
 
-/// Two containers of one tenant on one host: each sends from its own address. A container that uses the other's address is refused at its
-/// interface and counted, and the other is served all the while.
-#[test]
-fn a_containers_interface_determines_its_address() {
-    const FRAMES: u64 = 50;
-    let mesh = &setup().mesh;
+/// Adds a second container to alpha's host, like the first one, and returns its name.
+fn add_other_container(mesh: &Mesh) -> String {
     let topology =
         canal_world::Topology::load(canal_e2e::root().join("tests/e2e/worlds/trust.yaml")).unwrap();
     let mut pod = topology.tenants[0]
@@ -451,27 +447,86 @@ fn a_containers_interface_determines_its_address() {
         .expect("a bare pod")
         .clone();
     pod.name = "other".into();
-    let other = mesh.world.add_pod("alpha", &pod).unwrap().remove(0);
-    let container = |pod: &str| {
-        let environment = mesh.world.host(pod).unwrap().environment;
-        let (ip4, ip6) = (
-            environment.ip4.expect("an address"),
-            environment.ip6.expect("an address"),
-        );
-        let link = mesh.run(pod, &["ip", "-o", "link", "show", "eth0"]).ok();
-        let mac = link
-            .split_once("link/ether ")
-            .and_then(|(_, mac)| mac.split(' ').next())
-            .unwrap_or_else(|| panic!("{link}"))
-            .to_owned();
-        // The name of the host's side contains the container's number on it, the last part of its address.
-        let interface = format!("p{}", ip4.octets()[3]);
-        (
-            interface.clone(),
-            serde_json::json!({"interface": interface, "tenant": "alpha", "vni": 101, "mac": mac, "addresses": [ip4, ip6]}),
+    mesh.world.add_pod("alpha", &pod).unwrap().remove(0)
+}
+
+/// Returns a container's interface on the host, and its entry in the guard's configuration.
+fn container(mesh: &Mesh, pod: &str) -> (String, serde_json::Value) {
+    let environment = mesh.world.host(pod).unwrap().environment;
+    let (ip4, ip6) = (
+        environment.ip4.expect("an address"),
+        environment.ip6.expect("an address"),
+    );
+    let link = mesh.run(pod, &["ip", "-o", "link", "show", "eth0"]).ok();
+    let mac = link
+        .split_once("link/ether ")
+        .and_then(|(_, mac)| mac.split(' ').next())
+        .unwrap_or_else(|| panic!("{link}"))
+        .to_owned();
+    // The name of the host's side contains the container's number on it, the last part of its address.
+    let interface = format!("p{}", ip4.octets()[3]);
+    (
+        interface.clone(),
+        serde_json::json!({"interface": interface, "tenant": "alpha", "vni": 101, "mac": mac, "addresses": [ip4, ip6]}),
+    )
+}
+
+/// Returns the metrics of the interface guard.
+fn guard_metrics(mesh: &Mesh) -> String {
+    let output = mesh
+        .run(
+            GuardOfInterfaces::HOST,
+            &["curl", "-sS", "http://127.0.0.1:15020/metrics"],
         )
+        .stdout;
+    output
+        .lines()
+        .filter(|line| line.starts_with("canal_interface_guard"))
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+/// Sends frames by the addresses of the first container from the other one, as many for each family.
+fn send_with_foreign_addresses(mesh: &Mesh, other: &str, frames: u64) {
+    let peer = canal_e2e::bin("canal-world-peer").display().to_string();
+    let victim = mesh.world.host(BARE).unwrap().environment;
+    let gateway = |name: &str, is_v6: bool| {
+        mesh.resolve(BARE, name)
+            .into_iter()
+            .find(|ip| ip.is_ipv6() == is_v6)
+            .expect("an address")
     };
-    let ((own, first), (theirs, second)) = (container(BARE), container(&other));
+    for (address, is_v6) in [
+        (victim.ip4.map(std::net::IpAddr::from), false),
+        (victim.ip6.map(std::net::IpAddr::from), true),
+    ] {
+        let to = gateway("web.default.svc.cluster.local", is_v6);
+        let (from, to) = (
+            std::net::SocketAddr::from((address.expect("an address"), 999)),
+            std::net::SocketAddr::from((to, 80)),
+        );
+        mesh.run(
+            other,
+            &[
+                &peer,
+                "spoof",
+                &format!("from={from}"),
+                &format!("to={to}"),
+                &format!("count={frames}"),
+            ],
+        )
+        .ok();
+    }
+}
+
+/// Two containers of one tenant on one host: each sends from its own address. A container that uses the other's address is refused at its
+/// interface and counted, and the other is served all the while.
+#[test]
+fn a_containers_interface_determines_its_address() {
+    const FRAMES: u64 = 50;
+    let mesh = &setup().mesh;
+    let other = add_other_container(mesh);
+    let ((own, first), (theirs, second)) = (container(mesh, BARE), container(mesh, &other));
     let url = "http://web.default.svc.cluster.local/headers";
     for pod in [BARE, &other] {
         until(
@@ -481,21 +536,8 @@ fn a_containers_interface_determines_its_address() {
         );
     }
     let guard = GuardOfInterfaces::start(mesh, &serde_json::json!({"containers": [first, second]}));
-    let guards = || {
-        let output = mesh
-            .run(
-                GuardOfInterfaces::HOST,
-                &["curl", "-sS", "http://127.0.0.1:15020/metrics"],
-            )
-            .stdout;
-        output
-            .lines()
-            .filter(|line| line.starts_with("canal_interface_guard"))
-            .collect::<Vec<_>>()
-            .join("\n")
-    };
     let guarded = || {
-        guards().lines().any(|line| {
+        guard_metrics(mesh).lines().any(|line| {
             line.contains("_interfaces{") && line.contains("guarded") && line.ends_with(" 2")
         })
     };
@@ -532,35 +574,7 @@ fn a_containers_interface_determines_its_address() {
             "120000",
         ],
     );
-    let peer = canal_e2e::bin("canal-world-peer").display().to_string();
-    let victim = mesh.world.host(BARE).unwrap().environment;
-    let gateway = |name: &str, is_v6: bool| {
-        mesh.resolve(BARE, name)
-            .into_iter()
-            .find(|ip| ip.is_ipv6() == is_v6)
-            .expect("an address")
-    };
-    for (address, is_v6) in [
-        (victim.ip4.map(std::net::IpAddr::from), false),
-        (victim.ip6.map(std::net::IpAddr::from), true),
-    ] {
-        let to = gateway("web.default.svc.cluster.local", is_v6);
-        let (from, to) = (
-            std::net::SocketAddr::from((address.expect("an address"), 999)),
-            std::net::SocketAddr::from((to, 80)),
-        );
-        mesh.run(
-            &other,
-            &[
-                &peer,
-                "spoof",
-                &format!("from={from}"),
-                &format!("to={to}"),
-                &format!("count={FRAMES}"),
-            ],
-        )
-        .ok();
-    }
+    send_with_foreign_addresses(mesh, &other, FRAMES);
     let took = until(
         deadline(SOON),
         "each frame is counted at the interface it came by",

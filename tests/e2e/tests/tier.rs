@@ -14,6 +14,10 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+mod placement;
+
+use placement::{WatchedService, find_victim, gateways, is_twin, members, restarts, services};
+
 /// A pod behind a node proxy, and one whose node runs no part of the mesh.
 const MESHED: &str = "alpha/default/client-0";
 const PROXYLESS: &str = "beta/default/client-0";
@@ -783,140 +787,8 @@ fn while_az1_is_dead<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Returns every replica.
-fn gateways() -> impl Iterator<Item = String> {
-    let of = |first: &str| {
-        [
-            Some(first.to_owned()),
-            is_timed().then(|| format!("{first}b")),
-        ]
-    };
-    FIRST.into_iter().flat_map(of).flatten()
-}
-
-/// Returns the number of starts of each replica after the first.
-fn restarts() -> Vec<(String, u32)> {
-    let starts = |name: String| {
-        let starts = mesh().world.host(&name).unwrap().pulse.restarts;
-        (name, starts)
-    };
-    gateways().map(starts).collect()
-}
-
-/// Returns the replicas of the backends in the clients' AZ on which a service is placed.
-fn shard(placed: &Value, service: &str) -> Vec<String> {
-    let services = placed["services"].as_array().unwrap();
-    let of = services
-        .iter()
-        .find(|s| s["service"] == service)
-        .unwrap_or_else(|| panic!("{service}: {placed}"));
-    // Backend names contain the AZ: `az1/b1`.
-    let backends: Vec<&str> = of["backends"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter_map(Value::as_str)
-        .collect();
-    let name = |r: &Value| {
-        format!(
-            "{}/{}",
-            r["az"].as_str().unwrap_or_default(),
-            r["backend"].as_str().unwrap_or_default()
-        )
-    };
-    let is_there = |r: &&Value| backends.contains(&name(r).as_str()) && r["az"] == "az1";
-    let replicas = placed["replicas"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter(is_there);
-    replicas
-        .map(|r| r["name"].as_str().unwrap().to_owned())
-        .collect()
-}
-
-/// Returns the replicas in a service's tables. Those of an earlier placement stay while they may own sessions, and packets reach them when
-/// all before them are dead.
-fn members(service: &str) -> BTreeSet<String> {
-    let output = mesh()
-        .canal(&["gateway", "status", service, "-o", "json"])
-        .json();
-    let tables = output["tables"].as_array().into_iter().flatten();
-    let members = tables.flat_map(|table| table["members"].as_array().into_iter().flatten());
-    members
-        .map(|member| member["replica"].as_str().unwrap().to_owned())
-        .collect()
-}
-
-/// A service, its client, and the number in its name.
-struct WatchedService {
-    name: String,
-    client: &'static str,
-    n: u32,
-}
-
-/// Returns all HTTP services.
-fn services() -> Vec<WatchedService> {
-    let of = |(client, tenant)| {
-        (0..4).map(move |n| WatchedService {
-            name: format!("{tenant}/default/web-{n}"),
-            client,
-            n,
-        })
-    };
-    [(MESHED, "alpha"), (PROXYLESS, "beta")]
-        .into_iter()
-        .flat_map(of)
-        .collect()
-}
-
-/// Returns the service whose failure is most distinct: others share no replica with it, and all others keep one in the clients' AZ if
-/// possible. `None` if every other service shares a replica with each.
-fn find_victim<'a>(
-    placed: &Value,
-    services: &'a [WatchedService],
-    tables: &[BTreeSet<String>],
-) -> Option<&'a WatchedService> {
-    let rank = |service: &WatchedService, own: &BTreeSet<String>| {
-        let others = || {
-            services
-                .iter()
-                .zip(tables)
-                .filter(|(other, _)| other.name != service.name)
-        };
-        let apart = others()
-            .filter(|(_, members)| members.is_disjoint(own))
-            .count();
-        let is_apart_nearby = |other: &WatchedService| {
-            shard(placed, &other.name)
-                .iter()
-                .all(|replica| !own.contains(replica))
-        };
-        let apart_nearby = others().filter(|(other, _)| is_apart_nearby(other)).count();
-        let twins = others()
-            .filter(|(other, _)| is_twin(placed, &other.name, own))
-            .count();
-        (apart > 0).then_some((apart_nearby > 0, std::cmp::Reverse(twins), apart))
-    };
-    let ranked = services
-        .iter()
-        .zip(tables)
-        .filter_map(|(service, own)| Some((rank(service, own)?, service)));
-    ranked
-        .max_by_key(|(rank, _)| *rank)
-        .map(|(_, service)| service)
-}
-
-/// Returns whether all replicas of a service in the clients' AZ are among these.
-fn is_twin(placed: &Value, name: &str, replicas: &BTreeSet<String>) -> bool {
-    shard(placed, name)
-        .iter()
-        .all(|replica| replicas.contains(replica))
-}
-
-/// Sends the request that crashes each replica it reaches, until at least one has died. Returns the
-/// replicas that were in the service's tables during that time. Placement may change while replicas
-/// are away, so the tables of all plans count.
+/// Sends the request that crashes each replica it reaches, until at least one has died. Returns the replicas in the service's tables
+/// meanwhile: placement may change while replicas are away, so the tables of all plans count.
 fn kill_by_request(victim: &WatchedService, before: &[(String, u32)]) -> BTreeSet<String> {
     let mesh = mesh();
     let death = format!("http://web-{}.default.svc.cluster.local:80/death", victim.n);
@@ -947,6 +819,101 @@ fn kill_by_request(victim: &WatchedService, before: &[(String, u32)]) -> BTreeSe
     own
 }
 
+/// Returns the replicas that have died since `before`, and the number of deaths.
+fn deaths_since(before: &[(String, u32)]) -> (BTreeSet<String>, u64) {
+    let died: BTreeSet<String> = before
+        .iter()
+        .zip(restarts())
+        .filter(|(old, new)| new.1 > old.1)
+        .map(|(old, _)| old.0.clone())
+        .collect();
+    let deaths: u64 = before
+        .iter()
+        .zip(restarts())
+        .map(|(old, new)| u64::from(new.1.saturating_sub(old.1)))
+        .sum();
+    (died, deaths)
+}
+
+/// The result of a query of death: the plans before and after it, the replicas that died, and how often.
+struct QueryOfDeath<'a> {
+    victim: &'a str,
+    placed: Value,
+    after: Value,
+    died: BTreeSet<String>,
+    deaths: u64,
+}
+
+impl QueryOfDeath<'_> {
+    /// Judges the losses of another service, whose tables named the replicas `table`. Returns whether it shares no replica that died.
+    fn judge(&self, name: &str, table: &BTreeSet<String>, report: &Value) -> bool {
+        let Self {
+            victim,
+            placed,
+            after,
+            died,
+            deaths,
+        } = self;
+        let is_beside = !died.is_disjoint(table) || !died.is_disjoint(&members(name));
+        // A process that dies loses its requests in flight, including those of services that share it; all others lose nothing. A service
+        // without another replica in this AZ has none here while they are away.
+        let is_twin = [placed, after]
+            .into_iter()
+            .any(|plan| is_twin(plan, name, died));
+        let (losses_max, gap_max) = match (is_twin, is_beside) {
+            (true, _) => (TWIN_LOSSES_MAX, TWIN_GAP_MAX),
+            (_, true) => ((*deaths).min(BESIDE_LOSSES_MAX), GAP_MAX),
+            (_, false) => (0, GAP_MAX),
+        };
+        let failed = number(report, "failed");
+        println!(
+            "query of death for {victim}: {name}: {failed} of {} failed (at most {losses_max}), {}",
+            report["requests"],
+            gap(report).as_millis()
+        );
+        assert!(
+            is_timed() || is_beside || failed == 0,
+            "{name} shares no replica that died: {report}\n{placed}"
+        );
+        judge_losses(
+            &format!("requests lost beside a query of death, {name}"),
+            failed,
+            losses_max,
+        );
+        judge_time(
+            &format!("time without a response beside a query of death, {name}"),
+            gap(report),
+            gap_max,
+        );
+        timed!(
+            number(report, "requests") > 290,
+            "the load is sent at its rate beside a query of death, {name}"
+        );
+        !is_beside
+    }
+}
+
+/// Starts a load on every service but the victim, and returns it with the replicas that the service's tables name.
+fn loads_beside<'a>(
+    victim: &WatchedService,
+    all: &'a [WatchedService],
+    tables: Vec<BTreeSet<String>>,
+) -> Vec<(&'a String, BTreeSet<String>, std::process::Child)> {
+    let others = all
+        .iter()
+        .zip(tables)
+        .filter(|(service, _)| service.name != victim.name);
+    others
+        .map(|(s, table)| {
+            (
+                &s.name,
+                table,
+                patient_load(s.client, s.n, &["-r", "25", "-c", "4"]),
+            )
+        })
+        .collect()
+}
+
 /// A request that crashes every replica it reaches ends only replicas in its own service's tables. Services that share those replicas lose
 /// the requests in flight there; all others lose nothing.
 #[test]
@@ -967,19 +934,7 @@ fn a_query_of_death_takes_down_one_service_only() {
     );
     let victim = victim.expect("it was found");
     let before = restarts();
-    let others = all
-        .iter()
-        .zip(tables)
-        .filter(|(service, _)| service.name != victim.name);
-    let others: Vec<_> = others
-        .map(|(s, table)| {
-            (
-                &s.name,
-                table,
-                patient_load(s.client, s.n, &["-r", "25", "-c", "4"]),
-            )
-        })
-        .collect();
+    let others = loads_beside(victim, &all, tables);
     let begun = Instant::now();
     if is_timed() {
         std::thread::sleep(Duration::from_secs(2));
@@ -1007,57 +962,20 @@ fn a_query_of_death_takes_down_one_service_only() {
     }
     let after = mesh.canal(&["gateway", "status", "-o", "json"]).json();
     own.extend(members(victim));
-    let died: BTreeSet<String> = before
-        .iter()
-        .zip(restarts())
-        .filter(|(old, new)| new.1 > old.1)
-        .map(|(old, _)| old.0.clone())
-        .collect();
+    let (died, deaths) = deaths_since(&before);
     println!("query of death for {victim}: {died:?} died, its tables name {own:?}");
-    let deaths: u64 = before
-        .iter()
-        .zip(restarts())
-        .map(|(old, new)| u64::from(new.1.saturating_sub(old.1)))
-        .sum();
+    let query = QueryOfDeath {
+        victim,
+        placed,
+        after,
+        died,
+        deaths,
+    };
     let mut elsewhere = 0;
     for (name, table, report) in reports {
-        let is_beside = !died.is_disjoint(&table) || !died.is_disjoint(&members(name));
-        elsewhere += u32::from(!is_beside);
-        // A process that dies loses its requests in flight, including those of services that share it; all others lose nothing. A service
-        // without another replica in this AZ has none here while they are away.
-        let is_twin = [&placed, &after]
-            .into_iter()
-            .any(|plan| is_twin(plan, name, &died));
-        let (losses_max, gap_max) = match (is_twin, is_beside) {
-            (true, _) => (TWIN_LOSSES_MAX, TWIN_GAP_MAX),
-            (_, true) => (deaths.min(BESIDE_LOSSES_MAX), GAP_MAX),
-            (_, false) => (0, GAP_MAX),
-        };
-        let failed = number(&report, "failed");
-        println!(
-            "query of death for {victim}: {name}: {failed} of {} failed (at most {losses_max}), {}",
-            report["requests"],
-            gap(&report).as_millis()
-        );
-        assert!(
-            is_timed() || is_beside || failed == 0,
-            "{name} shares no replica that died: {report}\n{placed}"
-        );
-        judge_losses(
-            &format!("requests lost beside a query of death, {name}"),
-            failed,
-            losses_max,
-        );
-        judge_time(
-            &format!("time without a response beside a query of death, {name}"),
-            gap(&report),
-            gap_max,
-        );
-        timed!(
-            number(&report, "requests") > 290,
-            "the load is sent at its rate beside a query of death, {name}"
-        );
+        elsewhere += u32::from(query.judge(name, &table, &report));
     }
+    let QueryOfDeath { placed, died, .. } = query;
     println!(
         "query of death for {victim}: {deaths} deaths; {elsewhere} services share no replica that died"
     );

@@ -311,32 +311,19 @@ fn with_token(token: &str, path: &str) -> u16 {
     )
 }
 
-/// Keys by URL, replaced while in use; keys from a file; claims in policies.
-#[test]
-fn tokens_are_checked_by_keys_from_url_and_file() {
-    let file = mesh().world.config_dir("alpha").join("jwks.json");
-    std::fs::write(&file, issuer("GET", "/jwks", "")).expect("the tenant's own key set");
-    let rules = "  jwtRules:\n  - {issuer: \"https://issuer.example\", audiences: [shop], jwksUri: \"http://issuer:8090/jwks\"}\n  \
-                 - {issuer: \"https://file.example\", jwksUri: \"file:jwks.json\", outputPayloadToHeader: x-payload}\n";
-    let checks = "---\napiVersion: security.istio.io/v1\nkind: RequestAuthentication\nmetadata: {name: jwt, namespace: default}\n\
-                  spec:\n  selector: {matchLabels: {app: web-jwt}}\n";
-    let needs = "  action: ALLOW\n  rules:\n  - from: [{source: {requestPrincipals: [\"*\"]}}]\n    \
-                 when: [{key: \"request.auth.claims[group]\", values: [staff]}]\n";
-    mesh().apply(
-        "alpha",
-        &(checks.to_owned() + rules + &policy("jwt", "web-jwt", "", needs)),
-    );
-    let token = |query: &str, claims: &str| issuer("POST", &format!("/token?{query}"), claims);
-    let staff = r#"{"sub": "me", "aud": "shop", "group": ["guests", "staff"]}"#;
-    until(
-        deadline(SOON),
-        "the controller has fetched the keys",
-        || with_token(&token("kid=first", staff), "/headers") == 200,
-    );
-    let filed = r#"{"iss": "https://file.example", "sub": "me", "group": "staff"}"#;
-    let cases = [
-        ("an EC key", token("kid=curve", staff), 200),
-        ("keys of a file", token("kid=first", filed), 200),
+const STAFF: &str = r#"{"sub": "me", "aud": "shop", "group": ["guests", "staff"]}"#;
+const FILED: &str = r#"{"iss": "https://file.example", "sub": "me", "group": "staff"}"#;
+
+/// Returns a token of the test's issuer with these claims.
+fn token(query: &str, claims: &str) -> String {
+    issuer("POST", &format!("/token?{query}"), claims)
+}
+
+/// Returns a case's name, its token, and the status of the response.
+fn token_cases() -> Vec<(&'static str, String, u16)> {
+    vec![
+        ("an EC key", token("kid=curve", STAFF), 200),
+        ("keys of a file", token("kid=first", FILED), 200),
         (
             "no claim",
             token("kid=first", r#"{"sub": "me", "aud": "shop"}"#),
@@ -374,9 +361,31 @@ fn tokens_are_checked_by_keys_from_url_and_file() {
             ),
             401,
         ),
-        ("one bit", token("kid=first&forge=bits", staff), 401),
-    ];
-    for (what, token, expected) in cases {
+        ("one bit", token("kid=first&forge=bits", STAFF), 401),
+    ]
+}
+
+/// Keys by URL, replaced while in use; keys from a file; claims in policies.
+#[test]
+fn tokens_are_checked_by_keys_from_url_and_file() {
+    let file = mesh().world.config_dir("alpha").join("jwks.json");
+    std::fs::write(&file, issuer("GET", "/jwks", "")).expect("the tenant's own key set");
+    let rules = "  jwtRules:\n  - {issuer: \"https://issuer.example\", audiences: [shop], jwksUri: \"http://issuer:8090/jwks\"}\n  \
+                 - {issuer: \"https://file.example\", jwksUri: \"file:jwks.json\", outputPayloadToHeader: x-payload}\n";
+    let checks = "---\napiVersion: security.istio.io/v1\nkind: RequestAuthentication\nmetadata: {name: jwt, namespace: default}\n\
+                  spec:\n  selector: {matchLabels: {app: web-jwt}}\n";
+    let needs = "  action: ALLOW\n  rules:\n  - from: [{source: {requestPrincipals: [\"*\"]}}]\n    \
+                 when: [{key: \"request.auth.claims[group]\", values: [staff]}]\n";
+    mesh().apply(
+        "alpha",
+        &(checks.to_owned() + rules + &policy("jwt", "web-jwt", "", needs)),
+    );
+    until(
+        deadline(SOON),
+        "the controller has fetched the keys",
+        || with_token(&token("kid=first", STAFF), "/headers") == 200,
+    );
+    for (what, token, expected) in token_cases() {
         assert_eq!(with_token(&token, "/headers"), expected, "{what}");
     }
     assert_eq!(
@@ -388,7 +397,7 @@ fn tokens_are_checked_by_keys_from_url_and_file() {
         "curl",
         "-sS",
         "-H",
-        &format!("authorization: Bearer {}", token("kid=first", filed)),
+        &format!("authorization: Bearer {}", token("kid=first", FILED)),
         &url(14, "/headers"),
     ];
     assert!(
@@ -396,10 +405,10 @@ fn tokens_are_checked_by_keys_from_url_and_file() {
         "the payload goes on where the tenant wants it"
     );
     // A key is replaced: tokens of the old key are refused, those of the new one are accepted, nothing is restarted.
-    let old = token("kid=first", staff);
+    let old = token("kid=first", STAFF);
     issuer("POST", "/keys?kid=second&alg=RS256", "");
     until(deadline(SOON), "the new key is known", || {
-        with_token(&token("kid=second", staff), "/headers") == 200
+        with_token(&token("kid=second", STAFF), "/headers") == 200
     });
     assert_eq!(with_token(&old, "/headers"), 200, "the old one still is");
     issuer("DELETE", "/keys?kid=first", "");

@@ -191,20 +191,30 @@ fn an_incomplete_frame_is_awaited() {
     assert_eq!(split(&frame).unwrap().unwrap().1, frame.len());
 }
 
-#[test]
-fn malformed_frames_have_a_reason() {
-    let frame = |length: u32, rest: &[u8]| [&length.to_be_bytes()[..], rest].concat();
-    let whole = |kind: u8, body: &[u8]| {
-        frame(
-            9 + body.len() as u32,
-            &[&[0; 8][..], &[kind], body].concat(),
-        )
-    };
-    let name = |s: &str| [&(s.len() as u16).to_be_bytes()[..], s.as_bytes()].concat();
-    let id = name("spiffe://a.example/ns/b/sa/c");
-    let begin_frame = |body: &[&[u8]]| whole(BEGIN, &body.concat());
-    let long_protocol = [&[1, 0][..], &[0; 256]].concat();
-    let cases: Vec<(&str, Vec<u8>, FrameError)> = vec![
+/// A case's name, the bytes of a frame, and the reason why it is malformed.
+type FrameCase = (&'static str, Vec<u8>, FrameError);
+
+fn frame(length: u32, rest: &[u8]) -> Vec<u8> {
+    [&length.to_be_bytes()[..], rest].concat()
+}
+
+fn whole(kind: u8, body: &[u8]) -> Vec<u8> {
+    frame(
+        9 + body.len() as u32,
+        &[&[0; 8][..], &[kind], body].concat(),
+    )
+}
+
+fn name(s: &str) -> Vec<u8> {
+    [&(s.len() as u16).to_be_bytes()[..], s.as_bytes()].concat()
+}
+
+fn encoded_identity() -> Vec<u8> {
+    name("spiffe://a.example/ns/b/sa/c")
+}
+
+fn malformed_lengths_and_kinds() -> Vec<FrameCase> {
+    vec![
         ("too long", frame(65_546, &[]), FrameError::Long(65_546)),
         (
             "absurdly long",
@@ -227,6 +237,14 @@ fn malformed_frames_have_a_reason() {
             whole(PONG, b""),
             FrameError::Kind(PONG, "request"),
         ),
+    ]
+}
+
+fn malformed_begins() -> Vec<FrameCase> {
+    let id = encoded_identity();
+    let begin_frame = |body: &[&[u8]]| whole(BEGIN, &body.concat());
+    let long_protocol = [&[1, 0][..], &[0; 256]].concat();
+    vec![
         (
             "nothing in it",
             begin_frame(&[]),
@@ -287,6 +305,12 @@ fn malformed_frames_have_a_reason() {
             begin_frame(&[&id, &[0], &[0, 0], &[0, 0], &[0, 0, 0]]),
             FrameError::Truncated("deadline"),
         ),
+    ]
+}
+
+fn malformed_pings_chains_and_signs() -> Vec<FrameCase> {
+    let id = encoded_identity();
+    vec![
         (
             "a ping with a body",
             whole(PING, b"xy"),
@@ -342,22 +366,16 @@ fn malformed_frames_have_a_reason() {
             whole(SIGN, &[&id[..], &[0, 0]].concat()),
             FrameError::Truncated("scheme"),
         ),
-    ];
-    for (what, bytes, want) in cases {
-        let got = split(&bytes).and_then(|f| f.expect("a whole frame or an error").0.request());
-        assert_eq!(got, Err(want), "{what}");
-        assert_eq!(
-            want.ends_channel(),
-            matches!(want, FrameError::Long(_) | FrameError::Short(_))
-        );
-        assert!(!want.to_string().is_empty());
-    }
+    ]
+}
+
+fn malformed_responses() -> Vec<FrameCase> {
     let done = |above: &[u8]| {
         let mut out = Vec::new();
         responses()[1].encode(1, &mut out).unwrap();
         whole(DONE, &[&out[HEADER..], above].concat())
     };
-    let answers: Vec<(&str, Vec<u8>, FrameError)> = vec![
+    vec![
         (
             "a request",
             whole(PING, b""),
@@ -408,8 +426,26 @@ fn malformed_frames_have_a_reason() {
             whole(DONE, &[0, 0, 0, 0, 0, 0, 0, 0, 0x13, 1, 0, 0, 0, 93]),
             FrameError::Oversized("client traffic", 93, 92),
         ),
+    ]
+}
+
+#[test]
+fn malformed_frames_have_a_reason() {
+    let cases = [
+        malformed_lengths_and_kinds(),
+        malformed_begins(),
+        malformed_pings_chains_and_signs(),
     ];
-    for (what, bytes, want) in answers {
+    for (what, bytes, want) in cases.into_iter().flatten() {
+        let got = split(&bytes).and_then(|f| f.expect("a whole frame or an error").0.request());
+        assert_eq!(got, Err(want), "{what}");
+        assert_eq!(
+            want.ends_channel(),
+            matches!(want, FrameError::Long(_) | FrameError::Short(_))
+        );
+        assert!(!want.to_string().is_empty());
+    }
+    for (what, bytes, want) in malformed_responses() {
         assert_eq!(
             split(&bytes).and_then(|f| f.expect("a whole frame").0.response()),
             Err(want),

@@ -327,38 +327,45 @@ fn a_gateway_address_is_small() {
     assert!(bytes <= 100, "{bytes}");
 }
 
-/// Each case is one broken message, and a part of the text that the NACK must contain.
-#[test]
-fn broken_resources_are_refused_with_where_and_why() {
-    let route = |f: fn(&mut wire::Route)| {
-        let Some(Resource::Route(r)) = samples()
-            .into_iter()
-            .find(|r| r.kind() == ResourceKind::Route)
-        else {
-            unreachable!()
-        };
-        let mut m = wire::Route::from(&r);
-        f(&mut m);
-        (ResourceKind::Route, r.key.to_string(), m.encode_to_vec())
+/// Returns the kind, the name and the bytes of a Route that `f` breaks.
+fn broken_route(f: fn(&mut wire::Route)) -> (ResourceKind, String, Vec<u8>) {
+    let Some(Resource::Route(r)) = samples()
+        .into_iter()
+        .find(|r| r.kind() == ResourceKind::Route)
+    else {
+        unreachable!()
     };
-    let workload = |ports: Vec<u32>| {
-        let Some(Resource::Workload(w)) = samples()
-            .into_iter()
-            .find(|r| r.kind() == ResourceKind::Workload)
-        else {
-            unreachable!()
-        };
-        (
-            ResourceKind::Workload,
-            w.uid(),
-            wire::Workload {
-                udp_ports: ports,
-                ..wire::Workload::from(&w)
-            }
-            .encode_to_vec(),
-        )
+    let mut m = wire::Route::from(&r);
+    f(&mut m);
+    (ResourceKind::Route, r.key.to_string(), m.encode_to_vec())
+}
+
+/// Returns the kind, the name and the bytes of a Workload with these UDP ports.
+fn workload_with_udp_ports(ports: Vec<u32>) -> (ResourceKind, String, Vec<u8>) {
+    let Some(Resource::Workload(w)) = samples()
+        .into_iter()
+        .find(|r| r.kind() == ResourceKind::Workload)
+    else {
+        unreachable!()
     };
-    let cases = [
+    (
+        ResourceKind::Workload,
+        w.uid(),
+        wire::Workload {
+            udp_ports: ports,
+            ..wire::Workload::from(&w)
+        }
+        .encode_to_vec(),
+    )
+}
+
+/// A case's name, a broken message, and a part of the text that the NACK must contain.
+type BrokenCase = (&'static str, (ResourceKind, String, Vec<u8>), &'static str);
+
+fn broken_resources() -> Vec<BrokenCase> {
+    let route = broken_route;
+    let workload = workload_with_udp_ports;
+    vec![
         (
             "too many UDP ports",
             workload((1..=65).collect()),
@@ -433,8 +440,13 @@ fn broken_resources_are_refused_with_where_and_why() {
             (ResourceKind::Tenant, "a".into(), vec![]),
             "field name",
         ),
-    ];
-    for (case, (kind, name, bytes), text) in cases {
+    ]
+}
+
+/// Each case is one broken message: what is sent, and a part of the text that the NACK must contain.
+#[test]
+fn broken_resources_are_refused_with_where_and_why() {
+    for (case, (kind, name, bytes), text) in broken_resources() {
         let e = decode(kind, &name, &bytes).unwrap_err().to_string();
         assert!(e.contains(text), "{case}: {e}");
     }

@@ -8,7 +8,7 @@ use canal_model::authorization::{
     AUTHORIZER_BODY_BYTES_MAX, AUTHORIZER_TIMEOUT_MAX, Authorizer, PolicyKey, VALUES_MAX,
 };
 use canal_model::ids::{ServiceKey, TenantName};
-use canal_model::policy::canal::ExternalAuthorizer;
+use canal_model::policy::canal::{ExternalAuthorizer, ExternalAuthorizerSpec};
 use canal_model::program::{AppProtocol, Service};
 
 use super::values::header;
@@ -50,8 +50,32 @@ fn read(
         name: spec.service.name.clone(),
     };
     let port = spec.service.port.get();
+    check_service(&service, port, services, &mut reading);
+    let timeout = timeout(spec, &mut reading);
+    let body_bytes = body_bytes(spec, &mut reading);
+    let headers = shown_headers(spec, &mut reading);
+    let key = key(tenant, metadata);
+    let is_good = reading.broken.is_none();
+    is_good.then_some(Authorizer {
+        key,
+        service,
+        port,
+        timeout,
+        fail_open: spec.fail_open,
+        headers,
+        body_bytes,
+    })
+}
+
+/// Breaks the authorizer if its Service or the port does not exist, or if the port does not speak gRPC.
+fn check_service(
+    service: &ServiceKey,
+    port: u16,
+    services: &BTreeMap<ServiceKey, Service>,
+    reading: &mut PolicyResolver<'_, ExternalAuthorizer>,
+) {
     match services
-        .get(&service)
+        .get(service)
         .map(|service| service.ports.iter().find(|p| p.port == port))
     {
         None => {
@@ -80,6 +104,12 @@ fn read(
         // A port without a declared protocol may speak HTTP/2.
         Some(Some(_)) => {}
     }
+}
+
+fn timeout(
+    spec: &ExternalAuthorizerSpec,
+    reading: &mut PolicyResolver<'_, ExternalAuthorizer>,
+) -> Duration {
     let timeout = spec.timeout.map_or(TIMEOUT_DEFAULT, |timeout| timeout.0);
     if timeout.is_zero() || timeout > AUTHORIZER_TIMEOUT_MAX {
         let problem = format!(
@@ -88,6 +118,14 @@ fn read(
         );
         reading.breaks("spec.timeout", problem, "write a time such as 500ms");
     }
+    timeout
+}
+
+/// Returns how many bytes of a request's body the authorizer sees.
+fn body_bytes(
+    spec: &ExternalAuthorizerSpec,
+    reading: &mut PolicyResolver<'_, ExternalAuthorizer>,
+) -> u32 {
     let body_bytes = spec.include_request_body.map_or(0, |body| body.max_bytes);
     if body_bytes > AUTHORIZER_BODY_BYTES_MAX {
         let problem = format!("{body_bytes} bytes are more than {AUTHORIZER_BODY_BYTES_MAX}");
@@ -97,6 +135,14 @@ fn read(
             "write a smaller number",
         );
     }
+    body_bytes
+}
+
+/// Returns the headers of a request that the authorizer sees; none means all.
+fn shown_headers(
+    spec: &ExternalAuthorizerSpec,
+    reading: &mut PolicyResolver<'_, ExternalAuthorizer>,
+) -> Vec<String> {
     if spec.include_request_headers.len() > VALUES_MAX {
         let problem = format!(
             "there are {} headers, more than {VALUES_MAX}",
@@ -122,15 +168,5 @@ fn read(
             }
         }
     }
-    let key = key(tenant, metadata);
-    let is_good = reading.broken.is_none();
-    is_good.then_some(Authorizer {
-        key,
-        service,
-        port,
-        timeout,
-        fail_open: spec.fail_open,
-        headers,
-        body_bytes,
-    })
+    headers
 }

@@ -78,8 +78,10 @@ fn targets_choose_their_destinations() {
     ));
 }
 
-#[test]
-fn the_narrowest_and_of_those_the_oldest_peer_authentication_decides() {
+/// A case's name, the PeerAuthentications, a port, and the mode that applies at it.
+type ModeCase = (&'static str, Vec<PeerAuthentication>, u16, PeerMode);
+
+fn mode_cases() -> Vec<ModeCase> {
     use PeerMode::{Disable, Permissive, Strict};
     let one =
         |name: &str, at: &str, created: u64, mode: Option<PeerMode>, ports: &[(u16, PeerMode)]| {
@@ -95,7 +97,7 @@ fn the_narrowest_and_of_those_the_oldest_peer_authentication_decides() {
     let namespace = |mode| one("n", "ns:shop", 2, mode, &[]);
     let workload =
         |mode, ports: &[(u16, PeerMode)]| one("w", "labels:shop:app=web", 3, mode, ports);
-    let cases: &[(&str, Vec<PeerAuthentication>, u16, PeerMode)] = &[
+    vec![
         ("nothing said", vec![], 80, Permissive),
         ("the tenant's", vec![tenant()], 80, Strict),
         (
@@ -167,12 +169,16 @@ fn the_narrowest_and_of_those_the_oldest_peer_authentication_decides() {
             80,
             Permissive,
         ),
-    ];
+    ]
+}
+
+#[test]
+fn the_narrowest_and_of_those_the_oldest_peer_authentication_decides() {
     let (shop, own) = ("shop".parse().unwrap(), labels("app=web"));
-    for (name, all, port, want) in cases {
+    for (name, all, port, want) in mode_cases() {
         assert_eq!(
-            peer_mode(all, &PolicyDestination::workload(&shop, &own), *port),
-            *want,
+            peer_mode(&all, &PolicyDestination::workload(&shop, &own), port),
+            want,
             "{name}"
         );
     }

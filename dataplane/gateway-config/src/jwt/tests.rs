@@ -253,28 +253,20 @@ fn every_algorithm_is_checked_with_keys_of_its_kind_only() {
     }
 }
 
-#[test]
-fn claims_and_times_are_checked() {
-    let signer = p256();
-    let jwk = signer.jwk(serde_json::json!({"kid": "k1"}));
-    let wanted = tokens(
-        vec![JwtRule {
-            audiences: vec!["web".into()],
-            ..rule(Some(&[jwk]))
-        }],
-        false,
-    );
-    // A valid set of claims, of which each case changes one.
-    let whole = |extra: serde_json::Value| {
-        let mut claims =
-            serde_json::json!({"iss": "iss", "sub": "s", "aud": ["x", "web/"], "exp": NOW + 10});
-        claims
-            .as_object_mut()
-            .unwrap()
-            .extend(extra.as_object().unwrap().clone());
-        claims
-    };
-    let cases = [
+/// Returns a valid set of claims, of which `extra` changes some.
+fn claims_with(extra: serde_json::Value) -> serde_json::Value {
+    let mut claims =
+        serde_json::json!({"iss": "iss", "sub": "s", "aud": ["x", "web/"], "exp": NOW + 10});
+    claims
+        .as_object_mut()
+        .unwrap()
+        .extend(extra.as_object().unwrap().clone());
+    claims
+}
+
+/// Returns changes of the claims, and the reasons why the token is refused then.
+fn claim_cases() -> Vec<(&'static str, serde_json::Value, Option<TokenError>)> {
+    vec![
         ("valid", serde_json::json!({}), None),
         ("one audience", serde_json::json!({"aud": "web"}), None),
         (
@@ -327,21 +319,14 @@ fn claims_and_times_are_checked() {
             serde_json::json!({"iat": NOW + 61}),
             Some(TokenError::NotYet),
         ),
-    ];
-    for (name, extra, want) in cases {
-        let token = token_with(
-            serde_json::json!({"alg": "ES256", "kid": "k1"}),
-            whole(extra),
-            |m| signer.sign("ES256", m),
-        );
-        assert_eq!(check(&wanted, &bearer(&token)).0.err(), want, "{name}");
-    }
-    let signed = |header: serde_json::Value| {
-        token_with(header, whole(serde_json::json!({})), |m| {
-            signer.sign("ES256", m)
-        })
-    };
-    for (name, token, want) in [
+    ]
+}
+
+/// Returns tokens with other headers, or that are no tokens, and the reasons why they are refused. `signed` makes a token with a header.
+fn header_cases(
+    signed: impl Fn(serde_json::Value) -> String,
+) -> Vec<(&'static str, String, Option<TokenError>)> {
+    vec![
         (
             "another kid",
             signed(serde_json::json!({"alg": "ES256", "kid": "k2"})),
@@ -369,7 +354,34 @@ fn claims_and_times_are_checked() {
             "a".repeat(jws::TOKEN_BYTES_MAX + 1),
             Some(TokenError::TooLong),
         ),
-    ] {
+    ]
+}
+
+#[test]
+fn claims_and_times_are_checked() {
+    let signer = p256();
+    let jwk = signer.jwk(serde_json::json!({"kid": "k1"}));
+    let wanted = tokens(
+        vec![JwtRule {
+            audiences: vec!["web".into()],
+            ..rule(Some(&[jwk]))
+        }],
+        false,
+    );
+    for (name, extra, want) in claim_cases() {
+        let token = token_with(
+            serde_json::json!({"alg": "ES256", "kid": "k1"}),
+            claims_with(extra),
+            |m| signer.sign("ES256", m),
+        );
+        assert_eq!(check(&wanted, &bearer(&token)).0.err(), want, "{name}");
+    }
+    let signed = |header: serde_json::Value| {
+        token_with(header, claims_with(serde_json::json!({})), |m| {
+            signer.sign("ES256", m)
+        })
+    };
+    for (name, token, want) in header_cases(signed) {
         assert_eq!(check(&wanted, &bearer(&token)).0.err(), want, "{name}");
     }
     assert!(
@@ -447,6 +459,34 @@ fn key_sets_retain_only_usable_keys() {
     );
 }
 
+/// Returns a rule that finds tokens in a header, a parameter and a cookie, and that sends claims on.
+fn rule_of_all_places(keys: &[serde_json::Value]) -> JwtRule {
+    JwtRule {
+        headers: vec![("x-jwt".into(), "".into())],
+        parameters: vec!["jwt".into()],
+        cookies: vec!["session".into()],
+        payload_header: Some("x-payload".into()),
+        claim_headers: vec![
+            ("x-groups".into(), vec!["groups".into()]),
+            ("x-level".into(), vec!["realm".into(), "level".into()]),
+            ("x-none".into(), vec!["nothing".into()]),
+        ],
+        ..rule(Some(keys))
+    }
+}
+
+/// Returns a request whose client also sends its own values of headers that only the gateway may set.
+fn from(headers: &[(&'static str, String)], query: Option<String>) -> Asking {
+    let spoofed = [
+        ("x-groups", "root".to_string()),
+        ("x-payload", "spoofed".to_string()),
+    ];
+    Asking {
+        headers: headers.iter().cloned().chain(spoofed).collect(),
+        query,
+    }
+}
+
 #[test]
 fn tokens_are_found_removed_and_forwarded() {
     let signer = p256();
@@ -457,30 +497,8 @@ fn tokens_are_found_removed_and_forwarded() {
     let token = token_with(serde_json::json!({"alg": "ES256"}), claims, |m| {
         signer.sign("ES256", m)
     });
-    let rule = JwtRule {
-        headers: vec![("x-jwt".into(), "".into())],
-        parameters: vec!["jwt".into()],
-        cookies: vec!["session".into()],
-        payload_header: Some("x-payload".into()),
-        claim_headers: vec![
-            ("x-groups".into(), vec!["groups".into()]),
-            ("x-level".into(), vec!["realm".into(), "level".into()]),
-            ("x-none".into(), vec!["nothing".into()]),
-        ],
-        ..rule(Some(&keys))
-    };
+    let rule = rule_of_all_places(&keys);
     let payload = token.split('.').nth(1).unwrap().to_string();
-    let from = |headers: &[(&'static str, String)], query: Option<String>| {
-        // The client sends its own values of headers that only the gateway may set.
-        let spoofed = [
-            ("x-groups", "root".to_string()),
-            ("x-payload", "spoofed".to_string()),
-        ];
-        Asking {
-            headers: headers.iter().cloned().chain(spoofed).collect(),
-            query,
-        }
-    };
     let set = tokens(vec![rule.clone()], false);
     let cookie = format!("a=1; session={token}; b=2");
     for (name, request, changed) in [

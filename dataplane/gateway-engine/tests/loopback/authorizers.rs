@@ -145,6 +145,39 @@ fn asking(fail_open: bool) -> Resource {
     })
 }
 
+/// Checks what the authorizer was shown of the last request.
+fn check_shown_request(seen: &AuthorizerCalls) {
+    let http = seen
+        .last
+        .lock()
+        .unwrap()
+        .clone()
+        .unwrap()
+        .attributes
+        .unwrap()
+        .request
+        .unwrap()
+        .http
+        .unwrap();
+    assert_eq!(
+        (
+            http.method.as_str(),
+            http.path.as_str(),
+            http.host.as_str(),
+            http.protocol.as_str()
+        ),
+        ("GET", "/x?q=1", "web:80", "HTTP/1.1")
+    );
+    assert_eq!(
+        (
+            http.headers["x-secret"].as_str(),
+            http.id.as_str(),
+            http.size
+        ),
+        ("s", "id-1", -1)
+    );
+}
+
 #[tokio::test]
 async fn authorizers_allow_deny_or_do_not_respond() {
     let (origin, (authz, seen)) = (OriginServer::echo().await, authorizer().await);
@@ -179,35 +212,7 @@ async fn authorizers_allow_deny_or_do_not_respond() {
             && !text.contains("x-secret"),
         "{text}"
     );
-    let http = seen
-        .last
-        .lock()
-        .unwrap()
-        .clone()
-        .unwrap()
-        .attributes
-        .unwrap()
-        .request
-        .unwrap()
-        .http
-        .unwrap();
-    assert_eq!(
-        (
-            http.method.as_str(),
-            http.path.as_str(),
-            http.host.as_str(),
-            http.protocol.as_str()
-        ),
-        ("GET", "/x?q=1", "web:80", "HTTP/1.1")
-    );
-    assert_eq!(
-        (
-            http.headers["x-secret"].as_str(),
-            http.id.as_str(),
-            http.size
-        ),
-        ("s", "id-1", -1)
-    );
+    check_shown_request(&seen);
     let no = get("/no").await;
     assert_eq!(
         (no.status, no.field("location"), no.text().as_str()),
@@ -264,6 +269,23 @@ async fn authorizers_allow_deny_or_do_not_respond() {
     assert_eq!(seen.checks.load(SeqCst), checks + 2);
 }
 
+async fn get_over_http2(fixture: &GatewayFixture, path: &str) -> String {
+    let client = http2::connect(fixture).await;
+    let request = http::Request::get(format!("http://web{path}"))
+        .body(())
+        .unwrap();
+    let (response, _) = client
+        .ready()
+        .await
+        .unwrap()
+        .send_request(request, true)
+        .unwrap();
+    let (body, _) = http2::read_all(response.await.unwrap().into_body())
+        .await
+        .unwrap();
+    String::from_utf8(body).unwrap()
+}
+
 /// An authorizer gets the path that the endpoint gets, in its only normalized form.
 #[tokio::test]
 async fn authorizers_are_shown_the_path_that_is_forwarded() {
@@ -295,20 +317,7 @@ async fn authorizers_are_shown_the_path_that_is_forwarded() {
     ] {
         for over_http2 in [false, true] {
             let text = if over_http2 {
-                let client = http2::connect(&fixture).await;
-                let request = http::Request::get(format!("http://web{sent}"))
-                    .body(())
-                    .unwrap();
-                let (response, _) = client
-                    .ready()
-                    .await
-                    .unwrap()
-                    .send_request(request, true)
-                    .unwrap();
-                let (body, _) = http2::read_all(response.await.unwrap().into_body())
-                    .await
-                    .unwrap();
-                String::from_utf8(body).unwrap()
+                get_over_http2(&fixture, sent).await
             } else {
                 HttpClient::get(fixture.web, sent).await.text()
             };
@@ -545,6 +554,23 @@ async fn until_small_body_gets(fixture: &GatewayFixture, want: u16) {
     }
 }
 
+/// Returns the body that the authorizer was shown last, and whether it was only a part.
+fn shown_body(seen: &AuthorizerCalls) -> (String, String) {
+    let http = seen
+        .last
+        .lock()
+        .unwrap()
+        .take()
+        .unwrap()
+        .attributes
+        .unwrap()
+        .request
+        .unwrap()
+        .http
+        .unwrap();
+    (http.body, http.headers["x-envoy-auth-partial-body"].clone())
+}
+
 #[tokio::test]
 async fn authorizers_are_shown_bodies_that_arrive_whole_all_the_same() {
     let (authz, seen) = authorizer().await;
@@ -576,21 +602,7 @@ async fn authorizers_are_shown_bodies_that_arrive_whole_all_the_same() {
                 ..judge
             }),
         ]);
-        let shown = || {
-            let http = seen
-                .last
-                .lock()
-                .unwrap()
-                .take()
-                .unwrap()
-                .attributes
-                .unwrap()
-                .request
-                .unwrap()
-                .http
-                .unwrap();
-            (http.body, http.headers["x-envoy-auth-partial-body"].clone())
-        };
+        let shown = || shown_body(&seen);
         let length = "POST /x HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\nhello";
         let chunked = "POST /x HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nhello \r\n9\r\nworld, so\r\n0\r\n\r\n";
         let expects =

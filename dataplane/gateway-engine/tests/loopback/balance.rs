@@ -15,18 +15,8 @@ use crate::fixture::{
 };
 use crate::origin::{OriginServer, Peer};
 
-#[tokio::test]
-async fn rules_route_to_their_backends() {
-    let (v1, v2, other) = (
-        OriginServer::named("v1").await,
-        OriginServer::named("v2").await,
-        OriginServer::named("other").await,
-    );
-    let fixture = GatewayFixture::new(EngineSetup::default(), &[v1.address, v2.address]);
-    fixture.apply(vec![
-        service(TENANT, "other", "10.96.0.2", &[(80, AppProtocol::Http1)]),
-        Resource::Workload(pod(TENANT, "o-0", other.address, "other")),
-    ]);
+/// Returns rules of `web`: by a header, to another service, to nothing, and to none of its endpoints.
+fn rules_of_web() -> Vec<Resource> {
     let header = HttpMatch {
         headers: vec![ValueMatch {
             name: "end-user".into(),
@@ -35,7 +25,7 @@ async fn rules_route_to_their_backends() {
         ..prefix("/")
     };
     let split = |backends: Vec<Backend>| RouteAction::Split(backends);
-    fixture.apply(vec![
+    vec![
         route(
             "web",
             "a",
@@ -81,7 +71,22 @@ async fn rules_route_to_their_backends() {
             prefix("/v"),
             split(vec![to("web", &[("version", "web-0")], 1)]),
         ),
+    ]
+}
+
+#[tokio::test]
+async fn rules_route_to_their_backends() {
+    let (v1, v2, other) = (
+        OriginServer::named("v1").await,
+        OriginServer::named("v2").await,
+        OriginServer::named("other").await,
+    );
+    let fixture = GatewayFixture::new(EngineSetup::default(), &[v1.address, v2.address]);
+    fixture.apply(vec![
+        service(TENANT, "other", "10.96.0.2", &[(80, AppProtocol::Http1)]),
+        Resource::Workload(pod(TENANT, "o-0", other.address, "other")),
     ]);
+    fixture.apply(rules_of_web());
     let get = async |path: &str, more: &str| {
         let answer = HttpClient::once(
             fixture.web,

@@ -132,83 +132,86 @@ async fn heads_may_come_byte_by_byte() {
     );
 }
 
+/// A case's name, the request line, the origin's response, and what the client gets: status, body, and whether the connection stays open.
+type FramingCase = (
+    &'static str,
+    &'static str,
+    &'static str,
+    u16,
+    &'static str,
+    bool,
+);
+
+const FRAMING_CASES: &[FramingCase] = &[
+    (
+        "content-length",
+        "GET / HTTP/1.1",
+        "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi",
+        200,
+        "hi",
+        true,
+    ),
+    (
+        "empty",
+        "GET / HTTP/1.1",
+        "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+        200,
+        "",
+        true,
+    ),
+    (
+        "chunked",
+        "GET / HTTP/1.1",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
+        200,
+        "hi",
+        true,
+    ),
+    (
+        "no content",
+        "DELETE / HTTP/1.1",
+        "HTTP/1.1 204 No Content\r\n\r\n",
+        204,
+        "",
+        true,
+    ),
+    (
+        "not modified",
+        "GET / HTTP/1.1",
+        "HTTP/1.1 304 Not Modified\r\ncontent-length: 9\r\netag: \"x\"\r\n\r\n",
+        304,
+        "",
+        true,
+    ),
+    (
+        "head",
+        "HEAD / HTTP/1.1",
+        "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n",
+        200,
+        "",
+        true,
+    ),
+    (
+        "odd reason",
+        "GET / HTTP/1.1",
+        "HTTP/1.1 299 Half \"way\"\r\ncontent-length: 0\r\n\r\n",
+        299,
+        "",
+        true,
+    ),
+    (
+        "1.0 answer with length",
+        "GET / HTTP/1.1",
+        "HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nhi",
+        200,
+        "hi",
+        true,
+    ),
+];
+
 #[tokio::test]
 async fn framing_of_responses_is_preserved_or_translated() {
-    type Case = (
-        &'static str,
-        &'static str,
-        &'static str,
-        u16,
-        &'static str,
-        bool,
-    );
-    let cases: &[Case] = &[
-        (
-            "content-length",
-            "GET / HTTP/1.1",
-            "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi",
-            200,
-            "hi",
-            true,
-        ),
-        (
-            "empty",
-            "GET / HTTP/1.1",
-            "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
-            200,
-            "",
-            true,
-        ),
-        (
-            "chunked",
-            "GET / HTTP/1.1",
-            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
-            200,
-            "hi",
-            true,
-        ),
-        (
-            "no content",
-            "DELETE / HTTP/1.1",
-            "HTTP/1.1 204 No Content\r\n\r\n",
-            204,
-            "",
-            true,
-        ),
-        (
-            "not modified",
-            "GET / HTTP/1.1",
-            "HTTP/1.1 304 Not Modified\r\ncontent-length: 9\r\netag: \"x\"\r\n\r\n",
-            304,
-            "",
-            true,
-        ),
-        (
-            "head",
-            "HEAD / HTTP/1.1",
-            "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n",
-            200,
-            "",
-            true,
-        ),
-        (
-            "odd reason",
-            "GET / HTTP/1.1",
-            "HTTP/1.1 299 Half \"way\"\r\ncontent-length: 0\r\n\r\n",
-            299,
-            "",
-            true,
-        ),
-        (
-            "1.0 answer with length",
-            "GET / HTTP/1.1",
-            "HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nhi",
-            200,
-            "hi",
-            true,
-        ),
-    ];
-    for (name, line, answer, status, body, kept) in cases {
+    for (name, line, answer, status, body, kept) in FRAMING_CASES {
         let origin = OriginServer::fixed(answer).await;
         let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
         let mut client = HttpClient::connect(fixture.web).await;

@@ -248,6 +248,39 @@ async fn hop_headers_of_clients_reach_no_application() {
     }
 }
 
+/// Returns a rule that finds tokens in the user agent and in the parameter `jwt`.
+fn rule_of_odd_places() -> JwtRule {
+    JwtRule {
+        issuer: "iss".into(),
+        audiences: vec![],
+        keys: None,
+        headers: vec![("user-agent".into(), String::new())],
+        parameters: vec!["jwt".into()],
+        cookies: vec![],
+        forward: false,
+        payload_header: None,
+        claim_headers: vec![],
+    }
+}
+
+/// Checks that a new log file is readable by the owner and its group only, as the process's umask leaves it.
+fn check_new_log(dir: &std::path::Path, fixture: &GatewayFixture) {
+    use std::os::unix::fs::PermissionsExt;
+    let new = dir.join("new.log");
+    drop(
+        canal_telemetry::access_log::AccessLog::start(
+            canal_telemetry::access_log::LogSink::File(new.clone()),
+            &fixture.registry,
+        )
+        .unwrap(),
+    );
+    assert_eq!(
+        std::fs::metadata(&new).unwrap().permissions().mode() & 0o037,
+        0,
+        "as the process's umask leaves it, at most 0640"
+    );
+}
+
 #[tokio::test]
 async fn tokens_are_in_neither_log_nor_tap() {
     use std::os::unix::fs::PermissionsExt;
@@ -264,21 +297,10 @@ async fn tokens_are_in_neither_log_nor_tap() {
         },
         &[origin.address],
     );
-    let rule = JwtRule {
-        issuer: "iss".into(),
-        audiences: vec![],
-        keys: None,
-        headers: vec![("user-agent".into(), String::new())],
-        parameters: vec!["jwt".into()],
-        cookies: vec![],
-        forward: false,
-        payload_header: None,
-        claim_headers: vec![],
-    };
     fixture.apply(vec![Resource::Authentication(Authentication {
         key: crate::policies::named("jwt"),
         target: PolicyTarget::Service(crate::fixture::key(TENANT, "other")),
-        rules: vec![rule],
+        rules: vec![rule_of_odd_places()],
         broken: None,
     })]);
     let mut tapped = fixture.engine.tap().listen(Filter::default()).unwrap();
@@ -338,19 +360,7 @@ async fn tokens_are_in_neither_log_nor_tap() {
         std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
         0o640
     );
-    let new = dir.path().join("new.log");
-    drop(
-        canal_telemetry::access_log::AccessLog::start(
-            canal_telemetry::access_log::LogSink::File(new.clone()),
-            &fixture.registry,
-        )
-        .unwrap(),
-    );
-    assert_eq!(
-        std::fs::metadata(&new).unwrap().permissions().mode() & 0o037,
-        0,
-        "as the process's umask leaves it, at most 0640"
-    );
+    check_new_log(dir.path(), &fixture);
 }
 
 #[test]

@@ -1,12 +1,8 @@
-//! Authorization policies and tokens on real connections: the response over every protocol, and the effect of policy changes on open
+//! Authorization policies on real connections: the response over every protocol, and the effect of policy changes on open
 //! connections.
 
 use std::time::Duration;
 
-use aws_lc_rs::rand::SystemRandom;
-use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair};
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use canal_model::authorization::*;
 use canal_model::program::*;
@@ -19,6 +15,8 @@ use crate::fixture::{
 use crate::hbone::{LoopbackMesh, local};
 use crate::http2;
 use crate::origin::{OriginServer, Peer};
+
+mod tokens;
 
 pub(crate) fn named(name: &str) -> PolicyKey {
     PolicyKey {
@@ -444,6 +442,48 @@ async fn endpoints_and_services_have_policies_of_their_own() {
     assert_eq!(HttpClient::get(fixture.web, "/x").await.status, 403);
 }
 
+/// Returns policies of a TCP service, and whether each admits the client.
+fn identity_cases() -> Vec<(Resource, bool)> {
+    let from = |principal: &str| {
+        policy(
+            "who",
+            AuthorizationAction::Allow,
+            vec![rule(vec![clause(Attribute::SourcePrincipal, &[principal])])],
+        )
+    };
+    vec![
+        (from("alpha.example/ns/default/sa/client"), true),
+        (from("alpha.example/ns/default/sa/other"), false),
+        (
+            policy(
+                "who",
+                AuthorizationAction::Allow,
+                vec![rule(vec![clause(Attribute::SourceNamespace, &["default"])])],
+            ),
+            true,
+        ),
+        (
+            policy(
+                "who",
+                AuthorizationAction::Deny,
+                vec![rule(vec![clause(
+                    Attribute::SourceServiceAccount,
+                    &["default/client"],
+                )])],
+            ),
+            false,
+        ),
+        (
+            policy("who", AuthorizationAction::Deny, vec![path(&["/admin"])]),
+            false,
+        ),
+        (
+            policy("who", AuthorizationAction::Audit, vec![path(&["/admin"])]),
+            true,
+        ),
+    ]
+}
+
 #[test]
 fn identities_decide_and_http_attributes_are_undecided_on_tcp() {
     local(|| async {
@@ -458,13 +498,6 @@ fn identities_decide_and_http_attributes_are_undecided_on_tcp() {
             ..EngineSetup::default()
         });
         let node = mesh.pod(10, "web-0", &origin).await;
-        let from = |principal: &str| {
-            policy(
-                "who",
-                AuthorizationAction::Allow,
-                vec![rule(vec![clause(Attribute::SourcePrincipal, &[principal])])],
-            )
-        };
         // A tunnel works if the endpoint echoes a line.
         let works = async || {
             let Ok(opened) = mesh.open("10.96.0.1:80").await else {
@@ -477,37 +510,7 @@ fn identities_decide_and_http_attributes_are_undecided_on_tcp() {
             client.send(b"hi\r\n").await;
             client.line().await == "hi"
         };
-        for (rules, want) in [
-            (from("alpha.example/ns/default/sa/client"), true),
-            (from("alpha.example/ns/default/sa/other"), false),
-            (
-                policy(
-                    "who",
-                    AuthorizationAction::Allow,
-                    vec![rule(vec![clause(Attribute::SourceNamespace, &["default"])])],
-                ),
-                true,
-            ),
-            (
-                policy(
-                    "who",
-                    AuthorizationAction::Deny,
-                    vec![rule(vec![clause(
-                        Attribute::SourceServiceAccount,
-                        &["default/client"],
-                    )])],
-                ),
-                false,
-            ),
-            (
-                policy("who", AuthorizationAction::Deny, vec![path(&["/admin"])]),
-                false,
-            ),
-            (
-                policy("who", AuthorizationAction::Audit, vec![path(&["/admin"])]),
-                true,
-            ),
-        ] {
+        for (rules, want) in identity_cases() {
             mesh.fixture.apply(vec![rules.clone()]);
             assert_eq!(works().await, want, "{rules:?}");
         }
@@ -631,40 +634,45 @@ pub(crate) async fn patient() -> OriginServer {
     .await
 }
 
+/// Requests whose responses do not end.
+const STREAMS: [&str; 3] = [
+    "GET /watch HTTP/1.1\r\nHost: web\r\n\r\n",
+    "POST /watch HTTP/1.1\r\nHost: web\r\nContent-Length: 100\r\n\r\nx",
+    "GET /watch HTTP/1.1\r\nHost: web\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+];
+
+/// Sends a request and returns its client once the first bytes of the response have come.
+async fn open_stream(fixture: &GatewayFixture, request: &str) -> HttpClient {
+    let mut client = HttpClient::connect(fixture.web).await;
+    client.send(request.as_bytes()).await;
+    let whole = |seen: &[u8]| {
+        seen.ends_with(b"hi\r\n")
+            || (seen.starts_with(b"HTTP/1.1 101") && seen.ends_with(b"\r\n\r\n"))
+    };
+    while !whole(&client.buffer) {
+        let more = tokio::time::timeout(
+            canal_timing::deadline(Duration::from_secs(10)),
+            client.more(),
+        )
+        .await;
+        assert_eq!(
+            more,
+            Ok(true),
+            "{request} {:?}",
+            String::from_utf8_lossy(&client.buffer)
+        );
+    }
+    client
+}
+
 #[tokio::test]
 async fn open_requests_are_reauthorized_when_policies_change() {
     let origin = patient().await;
     let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
-    let open = async |request: &str| {
-        let mut client = HttpClient::connect(fixture.web).await;
-        client.send(request.as_bytes()).await;
-        let whole = |seen: &[u8]| {
-            seen.ends_with(b"hi\r\n")
-                || (seen.starts_with(b"HTTP/1.1 101") && seen.ends_with(b"\r\n\r\n"))
-        };
-        while !whole(&client.buffer) {
-            let more = tokio::time::timeout(
-                canal_timing::deadline(Duration::from_secs(10)),
-                client.more(),
-            )
-            .await;
-            assert_eq!(
-                more,
-                Ok(true),
-                "{request} {:?}",
-                String::from_utf8_lossy(&client.buffer)
-            );
-        }
-        client
-    };
-    let streams = [
-        "GET /watch HTTP/1.1\r\nHost: web\r\n\r\n",
-        "POST /watch HTTP/1.1\r\nHost: web\r\nContent-Length: 100\r\n\r\nx",
-        "GET /watch HTTP/1.1\r\nHost: web\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
-    ];
+    let open = async |request: &str| open_stream(&fixture, request).await;
     // At first there are no policies; then one policy denies a path.
     let mut first = Vec::new();
-    for request in streams {
+    for request in STREAMS {
         first.push(open(request).await);
     }
     let mut stays = open("GET /stay HTTP/1.1\r\nHost: web\r\n\r\n").await;
@@ -862,190 +870,4 @@ async fn audits_and_dry_runs_are_counted_and_logged() {
         lines[2]["response_code_details"],
         "rbac_access_denied_matched_policy[ns[default]-policy[no]-rule[0]]"
     );
-}
-
-/// An issuer with one key.
-struct TokenIssuer(EcdsaKeyPair);
-
-impl TokenIssuer {
-    fn new() -> Self {
-        Self(EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap())
-    }
-
-    fn jwk(&self) -> serde_json::Value {
-        let (b64, public) = (
-            |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes),
-            self.0.public_key().as_ref(),
-        );
-        serde_json::json!({"kty": "EC", "crv": "P-256", "kid": "k", "x": b64(&public[1..33]), "y": b64(&public[33..])})
-    }
-
-    fn token(&self, claims: &serde_json::Value) -> String {
-        let b64 = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
-        let message = format!(
-            "{}.{}",
-            b64(br#"{"alg":"ES256","kid":"k"}"#),
-            b64(claims.to_string().as_bytes())
-        );
-        let signed = self
-            .0
-            .sign(&SystemRandom::new(), message.as_bytes())
-            .unwrap();
-        format!("{message}.{}", b64(signed.as_ref()))
-    }
-}
-
-/// Requires tokens of issuer `iss`, signed with one of `keys`.
-fn authentication(keys: &[&serde_json::Value]) -> Resource {
-    Resource::Authentication(Authentication {
-        key: named("jwt"),
-        target: PolicyTarget::Service(key(TENANT, "web")),
-        rules: vec![JwtRule {
-            issuer: "iss".into(),
-            audiences: vec![],
-            keys: Some(serde_json::json!({"keys": keys}).to_string()),
-            headers: vec![],
-            parameters: vec![],
-            cookies: vec![],
-            forward: false,
-            payload_header: None,
-            claim_headers: vec![("x-user".into(), vec!["sub".into()])],
-        }],
-        broken: None,
-    })
-}
-
-#[tokio::test]
-async fn tokens_without_a_subject_have_no_principal() {
-    let (issuer, origin) = (TokenIssuer::new(), OriginServer::echo().await);
-    let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
-    let principal = clause(Attribute::RequestPrincipal, &["*"]);
-    fixture.apply(vec![
-        authentication(&[&issuer.jwk()]),
-        policy(
-            "users",
-            AuthorizationAction::Allow,
-            vec![rule(vec![principal])],
-        ),
-    ]);
-    for (claims, status) in [
-        (serde_json::json!({"iss": "iss", "sub": "ann"}), 200),
-        (serde_json::json!({"iss": "iss"}), 403),
-        (serde_json::json!({"iss": "iss", "sub": ""}), 403),
-        (serde_json::json!({"iss": "iss", "sub": 7}), 403),
-    ] {
-        let request = format!(
-            "GET / HTTP/1.1\r\nHost: web\r\nAuthorization: Bearer {}\r\n\r\n",
-            issuer.token(&claims)
-        );
-        assert_eq!(
-            HttpClient::once(fixture.web, &request).await.status,
-            status,
-            "{claims}"
-        );
-    }
-}
-
-#[tokio::test]
-async fn valid_tokens_are_admitted_and_invalid_ones_refused() {
-    let issuer = TokenIssuer::new();
-    let (jwk, token) = (issuer.jwk(), |claims: serde_json::Value| {
-        issuer.token(&claims)
-    });
-    let origin = OriginServer::echo().await;
-    let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
-    let claim = clause(Attribute::RequestClaim(vec!["role".into()]), &["admin"]);
-    fixture.apply(vec![
-        authentication(&[&jwk]),
-        policy(
-            "admins",
-            AuthorizationAction::Allow,
-            vec![rule(vec![claim])],
-        ),
-    ]);
-    let get = async |token: &str| {
-        let request = format!(
-            "GET /?a=1 HTTP/1.1\r\nHost: web\r\nX-User: root\r\nX_User: root\r\nAuthorization: Bearer {token}\r\n\r\n"
-        );
-        HttpClient::once(fixture.web, &request).await
-    };
-    let admin = token(serde_json::json!({"iss": "iss", "sub": "ann", "role": "admin"}));
-    for _ in 0..2 {
-        let answer = get(&admin).await;
-        assert_eq!(answer.status, 200);
-        let head = answer.text().to_ascii_lowercase();
-        assert!(
-            head.contains("x-user: ann\r\n")
-                && !head.contains("root")
-                && !head.contains("authorization"),
-            "{head}"
-        );
-    }
-    assert_eq!(
-        get(&token(
-            serde_json::json!({"iss": "iss", "sub": "bob", "role": "guest"})
-        ))
-        .await
-        .status,
-        403
-    );
-    assert_eq!(
-        HttpClient::get(fixture.web, "/").await.status,
-        403,
-        "no token is no fault, but it opens nothing"
-    );
-    assert_eq!(
-        HttpClient::get(fixture.web, &format!("/?access_token={admin}&b"))
-            .await
-            .status,
-        200
-    );
-    let other = token(serde_json::json!({"iss": "iss", "sub": "root", "role": "admin"}));
-    let glued = format!(
-        "{}.{}",
-        other.rsplit_once('.').unwrap().0,
-        admin.rsplit_once('.').unwrap().1
-    );
-    for (bad, why) in [
-        (
-            token(serde_json::json!({"iss": "iss", "sub": "ann", "role": "admin", "exp": 1})),
-            "token_expired",
-        ),
-        (
-            token(serde_json::json!({"iss": "other", "sub": "ann", "role": "admin"})),
-            "token_issuer",
-        ),
-        (
-            format!("{}.e30.x", admin.split('.').next().unwrap()),
-            "token_malformed",
-        ),
-        (glued, "token_signature"),
-    ] {
-        let answer = get(&bad).await;
-        assert_eq!(
-            (answer.status, answer.field("www-authenticate")),
-            (401, Some("Bearer error=\"invalid_token\"")),
-            "{why}"
-        );
-        assert_eq!(
-            fixture.metric(
-                "canal_gateway_tokens_total",
-                &[&format!("result=\"{why}\"")]
-            ),
-            1.0,
-            "{why}"
-        );
-    }
-    // The key is withdrawn, so tokens that were verified with it are no longer valid.
-    let other = serde_json::json!({"kty": "EC", "crv": "P-256", "kid": "other", "x": jwk["x"], "y": jwk["y"]});
-    fixture.apply(vec![authentication(&[&other])]);
-    assert_eq!(get(&admin).await.status, 401);
-    let broken = Authentication {
-        key: named("jwt"),
-        target: PolicyTarget::Tenant,
-        rules: vec![],
-        broken: Some("it is".into()),
-    };
-    fixture.apply(vec![Resource::Authentication(broken)]);
-    assert_eq!(HttpClient::get(fixture.web, "/").await.status, 401);
 }

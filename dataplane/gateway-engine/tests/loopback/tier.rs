@@ -545,6 +545,38 @@ fn marks_distinguish_tunnels_to_overlapping_nodes() {
     });
 }
 
+/// Checks that a client that is drained because its buckets move, and because the replica drains, loses no request. Streams of a tunnel are
+/// drained together with its connection.
+async fn drain_for_both_reasons(replica: &ReplicaFixture, web: ServiceId) {
+    let request = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";
+    let tunnel = replica
+        .open(TENANT, TENANT, WEB[0], "10.96.0.1:80")
+        .await
+        .unwrap()
+        .stream;
+    let mut tunnel = HttpClient {
+        stream: tunnel,
+        buffer: Vec::new(),
+    };
+    tunnel.send(request).await;
+    assert_eq!(
+        tunnel.answer().await.unwrap().field("connection"),
+        None,
+        "it came after the move"
+    );
+    replica.fixture.engine.set_soft_drain(true);
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    replica.fixture.engine.rebalance(web, u128::MAX, 0);
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    tunnel.send(request).await;
+    let answer = tunnel.answer().await.unwrap();
+    assert_eq!(
+        (answer.status, answer.field("connection")),
+        (200, Some("close")),
+        "the tunnel goes on until its end"
+    );
+}
+
 /// When another replica becomes the head of some buckets, only connections of those buckets are drained, and no request is lost.
 #[test]
 fn only_connections_of_moved_buckets_are_asked_to_leave() {
@@ -625,31 +657,6 @@ fn only_connections_of_moved_buckets_are_asked_to_leave() {
         // A draining replica loses its buckets at the same moment. A client that is drained for both reasons loses no request either.
         // Streams of a tunnel are drained together with its connection.
         drop((held, tunnel));
-        let tunnel = replica
-            .open(TENANT, TENANT, WEB[0], "10.96.0.1:80")
-            .await
-            .unwrap()
-            .stream;
-        let mut tunnel = HttpClient {
-            stream: tunnel,
-            buffer: Vec::new(),
-        };
-        tunnel.send(request).await;
-        assert_eq!(
-            tunnel.answer().await.unwrap().field("connection"),
-            None,
-            "it came after the move"
-        );
-        replica.fixture.engine.set_soft_drain(true);
-        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
-        replica.fixture.engine.rebalance(web, u128::MAX, 0);
-        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-        tunnel.send(request).await;
-        let answer = tunnel.answer().await.unwrap();
-        assert_eq!(
-            (answer.status, answer.field("connection")),
-            (200, Some("close")),
-            "the tunnel goes on until its end"
-        );
+        drain_for_both_reasons(&replica, web).await;
     });
 }

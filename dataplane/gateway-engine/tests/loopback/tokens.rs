@@ -122,32 +122,42 @@ async fn request_with_a_token_for_thousands_of_keys_costs_sixteen_verifications(
     );
 }
 
+/// Requests a stream with a token, and returns its client once the first bytes of the response have come.
+async fn open_watch(fixture: &GatewayFixture, token: String, more: &str) -> HttpClient {
+    let mut client = HttpClient::connect(fixture.web).await;
+    client
+        .send(
+            format!(
+                "GET /watch HTTP/1.1\r\nHost: web\r\nAuthorization: Bearer {token}\r\n{more}\r\n"
+            )
+            .as_bytes(),
+        )
+        .await;
+    let whole = |seen: &[u8]| {
+        seen.ends_with(b"hi\r\n")
+            || (seen.starts_with(b"HTTP/1.1 101") && seen.ends_with(b"\r\n\r\n"))
+    };
+    while !whole(&client.buffer) {
+        assert_eq!(
+            tokio::time::timeout(
+                canal_timing::deadline(Duration::from_secs(10)),
+                client.more()
+            )
+            .await,
+            Ok(true),
+            "{more}"
+        );
+    }
+    client
+}
+
 /// When rules are added while requests are open, the signatures of these requests are verified in the background, and the result decides.
 #[tokio::test]
 async fn open_requests_have_their_tokens_verified_when_rules_come() {
     let origin = patient().await;
     let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
     let (own, other) = (TokenSigner::new(), TokenSigner::new());
-    let open = async |token: String, more: &str| {
-        let mut client = HttpClient::connect(fixture.web).await;
-        client.send(format!("GET /watch HTTP/1.1\r\nHost: web\r\nAuthorization: Bearer {token}\r\n{more}\r\n").as_bytes()).await;
-        let whole = |seen: &[u8]| {
-            seen.ends_with(b"hi\r\n")
-                || (seen.starts_with(b"HTTP/1.1 101") && seen.ends_with(b"\r\n\r\n"))
-        };
-        while !whole(&client.buffer) {
-            assert_eq!(
-                tokio::time::timeout(
-                    canal_timing::deadline(Duration::from_secs(10)),
-                    client.more()
-                )
-                .await,
-                Ok(true),
-                "{more}"
-            );
-        }
-        client
-    };
+    let open = async |token: String, more: &str| open_watch(&fixture, token, more).await;
     const UPGRADE: &str = "Connection: upgrade\r\nUpgrade: websocket\r\n";
     let mut held = [
         open(own.token(1), "").await,

@@ -55,9 +55,9 @@ fn one(m: &[u8]) -> Vec<u8> {
     record(HANDSHAKE, m)
 }
 
-#[test]
-fn records_before_and_around_the_hello() {
-    check(&[
+/// Returns cases with other records than the one of the hello.
+fn records_around_the_hello() -> Vec<HostileCase> {
+    vec![
         wired("as it should be", one, up()),
         wired("one byte per record", |m| records(HANDSHAKE, m, 1), up()),
         wired(
@@ -128,6 +128,12 @@ fn records_before_and_around_the_hello() {
             |m| [record(ALERT, &[1, 90]).repeat(10_000), one(m)].concat(),
             dropped(Protocol),
         ),
+    ]
+}
+
+/// Returns cases with a change of cipher or an empty record around the hello.
+fn changes_of_cipher() -> Vec<HostileCase> {
+    vec![
         wired(
             "a change of cipher before",
             |m| [&CCS[..], &one(m)].concat(),
@@ -173,6 +179,12 @@ fn records_before_and_around_the_hello() {
             |m| [record(24, &[1, 0x40, 0]), one(m)].concat(),
             refused(Protocol, DECODE),
         ),
+    ]
+}
+
+/// Returns cases with long records, and with records or messages within the hello.
+fn records_within_the_hello() -> Vec<HostileCase> {
+    vec![
         padded("a record of 2^14+257 bytes", 257, up()),
         padded(
             "a record of 2^14+2049 bytes",
@@ -214,7 +226,14 @@ fn records_before_and_around_the_hello() {
             |m| one(&[m, &[11]].concat()),
             refused(Protocol, UNEXPECTED),
         ),
-    ]);
+    ]
+}
+
+#[test]
+fn records_before_and_around_the_hello() {
+    check(&records_around_the_hello());
+    check(&changes_of_cipher());
+    check(&records_within_the_hello());
 }
 
 #[test]
@@ -297,10 +316,10 @@ fn messages_other_than_a_client_hello() {
     ]);
 }
 
-#[test]
-fn versions_suites_and_sizes() {
+/// Returns cases with other versions.
+fn versions() -> Vec<HostileCase> {
     let old = vec![0xc02b, 0xc02f, 0x009c];
-    check(&[
+    vec![
         hello(
             "TLS 1.2 only",
             |h| h.set(VERSIONS, &[2, 3, 3]),
@@ -355,6 +374,12 @@ fn versions_suites_and_sizes() {
             |h| h.set(VERSIONS, &[6, 0x7a, 0x7a, 3, 5, 3, 4]),
             up(),
         ),
+    ]
+}
+
+/// Returns cases with other cipher suites, compression methods and session ids.
+fn suites_and_sessions() -> Vec<HostileCase> {
+    vec![
         hello(
             "ChaCha20 only",
             |h| h.change(|h| h.suites = vec![0x1303]),
@@ -411,6 +436,12 @@ fn versions_suites_and_sizes() {
             |h| h.change(|h| h.session = vec![1; 33]),
             refused(Protocol, DECODE),
         ),
+    ]
+}
+
+/// Returns cases with other numbers and sizes of extensions, and of the hello itself.
+fn sizes() -> Vec<HostileCase> {
+    vec![
         hello(
             "no extensions",
             |h| h.change(|h| h.extensions.clear()),
@@ -474,7 +505,14 @@ fn versions_suites_and_sizes() {
             Opening::raw(records(HANDSHAKE, &vec![1; 64 << 10], 1 << 14)).closed(),
             dropped(Protocol),
         ),
-    ]);
+    ]
+}
+
+#[test]
+fn versions_suites_and_sizes() {
+    check(&versions());
+    check(&suites_and_sessions());
+    check(&sizes());
 }
 
 /// Returns a case with a ClientHello of several full records.
@@ -508,22 +546,10 @@ const LOW_ORDER: [[u8; 32]; 5] = {
     points
 };
 
-#[test]
-fn groups_and_shares() {
+/// Returns cases with other groups, and without shares of them.
+fn groups() -> Vec<HostileCase> {
     let mine = |group| FIXTURE.keys.share(group);
-    let x = |key: &[u8]| {
-        let key = share(X25519, key);
-        |h: CraftedHello| h.keys(&[X25519], &[key])
-    };
-    let low = |i: usize| x(&LOW_ORDER[i]);
-    let p = |key: Vec<u8>| move |h: CraftedHello| h.keys(&[P256], &[share(P256, &key)]);
-    let both = |key: Vec<u8>| move |h: CraftedHello| h.keys(&[HYBRID], &[share(HYBRID, &key)]);
-    let hybrid = FIXTURE.keys.public(HYBRID);
-    let mut large = hybrid.clone();
-    large[..1152].fill(0xff);
-    let zero = [&hybrid[..1184], &[0; 32]].concat();
-    let bad = || refused(Protocol, ILLEGAL);
-    check(&[
+    vec![
         hello("hybrid", |h| h.keys(&[HYBRID], &[mine(HYBRID)]), up()),
         hello("P-256", |h| h.keys(&[P256], &[mine(P256)]), up()),
         hello(
@@ -561,6 +587,25 @@ fn groups_and_shares() {
             |h| h.keys(&[0x0100], &[share(0x0100, &[2; 256])]),
             refused(NothingShared, FAILURE),
         ),
+    ]
+}
+
+/// Returns cases with shares that are no keys of their group.
+fn shares() -> Vec<HostileCase> {
+    let mine = |group| FIXTURE.keys.share(group);
+    let x = |key: &[u8]| {
+        let key = share(X25519, key);
+        |h: CraftedHello| h.keys(&[X25519], &[key])
+    };
+    let low = |i: usize| x(&LOW_ORDER[i]);
+    let p = |key: Vec<u8>| move |h: CraftedHello| h.keys(&[P256], &[share(P256, &key)]);
+    let both = |key: Vec<u8>| move |h: CraftedHello| h.keys(&[HYBRID], &[share(HYBRID, &key)]);
+    let hybrid = FIXTURE.keys.public(HYBRID);
+    let mut large = hybrid.clone();
+    large[..1152].fill(0xff);
+    let zero = [&hybrid[..1184], &[0; 32]].concat();
+    let bad = || refused(Protocol, ILLEGAL);
+    vec![
         hello("a share of 31 bytes", x(&[9; 31]), bad()),
         hello("a share of 33 bytes", x(&[9; 33]), bad()),
         hello("a share of 60 KiB is too much", x(&[9; 16_000]), bad()),
@@ -612,7 +657,13 @@ fn groups_and_shares() {
             |h| h.set(KEY_SHARE, &[0, 40, 0, 29, 0, 32, 1]),
             refused(Protocol, DECODE),
         ),
-    ]);
+    ]
+}
+
+#[test]
+fn groups_and_shares() {
+    check(&groups());
+    check(&shares());
 }
 
 #[test]
@@ -694,8 +745,8 @@ fn psk(binder: usize) -> Vec<u8> {
     [vec16(&identity), vec16(&vec8(&vec![1; binder]))].concat()
 }
 
-#[test]
-fn extensions_that_lie() {
+/// Returns cases with pre-shared keys and early data.
+fn keys_and_early_data() -> Vec<HostileCase> {
     let resumed = |h: CraftedHello| h.with(PSK_MODES, &[1, 1]).with(PSK, &psk(32));
     let early = |h: CraftedHello| {
         h.with(EARLY_DATA, &[])
@@ -705,7 +756,7 @@ fn extensions_that_lie() {
     let skipped =
         |data: Vec<u8>| Opening::wired(&early(FIXTURE.hello()), |m| [one(m), data].concat());
     let junk = record(DATA, &[9; 1000]);
-    check(&[
+    vec![
         hello("a key nobody gave", resumed, up()),
         hello(
             "a key without modes",
@@ -766,6 +817,12 @@ fn extensions_that_lie() {
             |m| [one(m), junk.clone()].concat(),
             refused(Protocol, BAD_MAC),
         ),
+    ]
+}
+
+/// Returns cases with other protocols and signature schemes.
+fn protocols_and_signatures() -> Vec<HostileCase> {
+    vec![
         hello("no protocols", |h| h.without(ALPN), up()),
         hello(
             "a foreign protocol",
@@ -817,6 +874,12 @@ fn extensions_that_lie() {
             |h| h.set(SIGNATURES, &vec16(&list16(&[0x7a7a]))),
             refused(NothingShared, FAILURE),
         ),
+    ]
+}
+
+/// Returns cases with server names, and with extensions that the server does not need.
+fn names_and_other_extensions() -> Vec<HostileCase> {
+    vec![
         hello(
             "a name",
             |h| {
@@ -899,7 +962,14 @@ fn extensions_that_lie() {
             |h| h.with(GROUPS + 1, &[200, 0]),
             refused(Protocol, DECODE),
         ),
-    ]);
+    ]
+}
+
+#[test]
+fn extensions_that_lie() {
+    check(&keys_and_early_data());
+    check(&protocols_and_signatures());
+    check(&names_and_other_extensions());
 }
 
 #[test]

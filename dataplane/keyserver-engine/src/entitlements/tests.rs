@@ -97,112 +97,139 @@ fn a_caller_is_read_from_its_certificate() {
     }
 }
 
-#[test]
-fn a_key_is_for_those_that_the_controller_names() {
-    let rights = rights();
-    let on = |requester, tenant: Option<&str>| ChannelPeer {
+/// A case's name, the requester, the key that it requests, and the tenant of the key.
+type KeyCase = (
+    &'static str,
+    ChannelPeer,
+    KeyName,
+    Result<&'static str, KeyRefusal>,
+);
+
+fn on(requester: KeyRequester, tenant: Option<&str>) -> ChannelPeer {
+    ChannelPeer {
         requester,
         tenant: tenant.map(|t| t.parse().unwrap()),
-    };
-    let (n1, g1) = (on(node("n1"), Some("alpha")), on(gateway("g1"), None));
+    }
+}
+
+fn n1() -> ChannelPeer {
+    on(node("n1"), Some("alpha"))
+}
+
+fn g1() -> ChannelPeer {
+    on(gateway("g1"), None)
+}
+
+fn cases_of_identities() -> Vec<KeyCase> {
     let key = |text: &str| KeyName::Identity(identity(text));
-    let service = |text: &str| KeyName::Service(text.parse().unwrap());
-    let cases = [
-        ("its own pod's", &n1, key(WEB), Ok("alpha")),
+    vec![
+        ("its own pod's", n1(), key(WEB), Ok("alpha")),
         (
             "a pod's of another node",
-            &on(node("n2"), Some("alpha")),
+            on(node("n2"), Some("alpha")),
             key(WEB),
             Err(KeyRefusal::NotEntitled),
         ),
         (
             "a node of another tenant with the same name",
-            &on(node("n1"), Some("beta")),
+            on(node("n1"), Some("beta")),
             key(WEB),
             Err(KeyRefusal::NotEntitled),
         ),
         (
             "an identity entitled under the wrong tenant",
-            &on(node("n9"), Some("beta")),
+            on(node("n9"), Some("beta")),
             key(WEB),
             Err(KeyRefusal::NotEntitled),
         ),
         (
             "the gateway's, by a node",
-            &n1,
+            n1(),
             key(GATE),
             Err(KeyRefusal::NotEntitled),
         ),
-        ("the gateway's, by a gateway", &g1, key(GATE), Ok("alpha")),
+        ("the gateway's, by a gateway", g1(), key(GATE), Ok("alpha")),
         (
             "the gateway's, by a gateway that does not serve",
-            &on(gateway("g2"), None),
+            on(gateway("g2"), None),
             key(GATE),
             Err(KeyRefusal::NotEntitled),
         ),
         (
             "a pod's, by a gateway",
-            &g1,
+            g1(),
             key(WEB),
             Err(KeyRefusal::NotEntitled),
         ),
         (
             "an identity that nobody runs",
-            &n1,
+            n1(),
             key("spiffe://alpha.example/ns/shop/sa/none"),
             Err(KeyRefusal::NotEntitled),
         ),
         (
             "keys that are kept elsewhere",
-            &n1,
+            n1(),
             key("spiffe://local.example/ns/x/sa/y"),
             Err(KeyRefusal::UnknownTenant),
         ),
         (
             "a tenant that is gone",
-            &n1,
+            n1(),
             key("spiffe://gone.example/ns/x/sa/y"),
             Err(KeyRefusal::UnknownTenant),
         ),
         (
             "the key server's own",
-            &n1,
+            n1(),
             key("spiffe://components.canal/ns/canal-system/sa/keyserver.k"),
             Err(KeyRefusal::UnknownTenant),
         ),
+    ]
+}
+
+fn cases_of_services_and_files() -> Vec<KeyCase> {
+    let service = |text: &str| KeyName::Service(text.parse().unwrap());
+    vec![
         (
             "a service, by a gateway",
-            &g1,
+            g1(),
             service("alpha/shop/web"),
             Ok("alpha"),
         ),
         (
             "a service, by a node",
-            &n1,
+            n1(),
             service("alpha/shop/web"),
             Err(KeyRefusal::NotEntitled),
         ),
         (
             "a service of a tenant not served",
-            &g1,
+            g1(),
             service("beta/shop/web"),
             Err(KeyRefusal::NotEntitled),
         ),
         (
             "a service of a tenant with keys elsewhere",
-            &g1,
+            g1(),
             service("local/shop/web"),
             Err(KeyRefusal::UnknownTenant),
         ),
         (
             "a file",
-            &g1,
+            g1(),
             KeyName::File("alpha/shop/web".parse().unwrap()),
             Err(KeyRefusal::UnknownKey),
         ),
-    ];
-    for (what, caller, key, want) in cases {
-        let got = rights.decide(caller, &key).map(|c| c.tenant.to_string());
+    ]
+}
+
+#[test]
+fn a_key_is_for_those_that_the_controller_names() {
+    let rights = rights();
+    for (what, caller, key, want) in [cases_of_identities(), cases_of_services_and_files()].concat()
+    {
+        let got = rights.decide(&caller, &key).map(|c| c.tenant.to_string());
         assert_eq!(got, want.map(str::to_string), "{what}");
     }
 }

@@ -279,10 +279,11 @@ fn the_secrets_are_those_of_the_connection() {
 
 type LeafEditFn = fn(&mut CertificateParams);
 
-#[test]
-fn peers_are_refused_by_name_and_get_an_alert() {
-    let (ca, other) = (TestCa::new("alpha"), TestCa::new("other"));
-    let certified = certified(&ca, KeyAlgorithm::EcdsaP256);
+/// A case's name, the role of the peer, its certificate, and why it is refused.
+type PeerCase = (&'static str, HandshakeRole, TestCertificate, KeyRefusal);
+
+/// Returns peers whose own certificate is wrong.
+fn peers_with_wrong_leaves(ca: &TestCa) -> Vec<PeerCase> {
     let foreign = "spiffe://beta.example/ns/shop/sa/peer";
     let mallory = "spiffe://alpha.example/ns/shop/sa/mallory";
     let issued = |id: &str, change: LeafEditFn| ca.issue_with(&identity(id), change);
@@ -294,23 +295,9 @@ fn peers_are_refused_by_name_and_get_an_alert() {
         p.subject_alt_names
             .push(SanType::URI(WEB.try_into().unwrap()))
     };
-    let large: LeafEditFn = |p| {
-        let name = |n: usize| {
-            SanType::DnsName(
-                format!("{n}.{}.example", "x".repeat(60))
-                    .try_into()
-                    .unwrap(),
-            )
-        };
-        p.subject_alt_names.extend((0..500).map(name));
-    };
-    let long = |mut i: TestCertificate| {
-        i.chain = format!("{}{}", i.chain, ca.root_pem().repeat(9));
-        i
-    };
     let (client, server) = (HandshakeRole::Client, HandshakeRole::Server);
     let fine: LeafEditFn = |_| {};
-    let cases = [
+    vec![
         (
             "expired client",
             client,
@@ -371,6 +358,30 @@ fn peers_are_refused_by_name_and_get_an_alert() {
             issued(PEER, two),
             KeyRefusal::PeerAmbiguous,
         ),
+    ]
+}
+
+/// Returns peers whose certificate has another root, or whose chain is too long or too large.
+fn peers_with_wrong_chains(ca: &TestCa) -> Vec<PeerCase> {
+    let other = TestCa::new("other");
+    let issued = |change: LeafEditFn| ca.issue_with(&identity(PEER), change);
+    let large: LeafEditFn = |p| {
+        let name = |n: usize| {
+            SanType::DnsName(
+                format!("{n}.{}.example", "x".repeat(60))
+                    .try_into()
+                    .unwrap(),
+            )
+        };
+        p.subject_alt_names.extend((0..500).map(name));
+    };
+    let long = |mut i: TestCertificate| {
+        i.chain = format!("{}{}", i.chain, ca.root_pem().repeat(9));
+        i
+    };
+    let (client, server) = (HandshakeRole::Client, HandshakeRole::Server);
+    let fine: LeafEditFn = |_| {};
+    vec![
         (
             "client of another root",
             client,
@@ -386,16 +397,25 @@ fn peers_are_refused_by_name_and_get_an_alert() {
         (
             "client with a long chain",
             client,
-            long(issued(PEER, fine)),
+            long(issued(fine)),
             KeyRefusal::PeerChain,
         ),
         (
             "server with a large chain",
             server,
-            issued(PEER, large),
+            issued(large),
             KeyRefusal::PeerChain,
         ),
-    ];
+    ]
+}
+
+#[test]
+fn peers_are_refused_by_name_and_get_an_alert() {
+    let ca = TestCa::new("alpha");
+    let certified = certified(&ca, KeyAlgorithm::EcdsaP256);
+    let cases = peers_with_wrong_leaves(&ca)
+        .into_iter()
+        .chain(peers_with_wrong_chains(&ca));
     for (what, role, issued, want) in cases {
         let own = if role == HandshakeRole::Client {
             HandshakeRole::Server

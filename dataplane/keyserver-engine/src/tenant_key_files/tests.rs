@@ -68,6 +68,84 @@ impl KeyFilesFixture {
     }
 }
 
+/// An allow list, a service's key, its requester, and whether the list lets the requester use the key.
+type AllowCase = (
+    &'static str,
+    &'static str,
+    &'static str,
+    Result<(), KeyRefusal>,
+);
+
+const ALLOW_CASES: [AllowCase; 11] = [
+    (
+        "allow: {a/shop: [gateway/g1]}",
+        "alpha/a/shop",
+        "gateway/g1",
+        Ok(()),
+    ),
+    (
+        "allow: {a/shop: [gateway/g1]}",
+        "alpha/a/shop",
+        "gateway/g2",
+        Err(KeyRefusal::NotAllowed),
+    ),
+    (
+        "allow: {a/shop: [gateway/g1]}",
+        "alpha/a/shop.example",
+        "gateway/g1",
+        Err(KeyRefusal::NotAllowed),
+    ),
+    (
+        "allow: {a/shop.example: ['gateway/*']}",
+        "alpha/a/shop.example",
+        "gateway/g2",
+        Ok(()),
+    ),
+    (
+        "allow: {a/shop.example: ['gateway/*']}",
+        "alpha/a/shop.example",
+        "node/g2",
+        Err(KeyRefusal::NotAllowed),
+    ),
+    (
+        "allow: {a/none: [gateway/g1]}",
+        "alpha/a/none",
+        "gateway/g1",
+        Err(KeyRefusal::UnknownKey),
+    ),
+    (
+        "allow: {}",
+        "alpha/a/shop",
+        "gateway/g1",
+        Err(KeyRefusal::NotAllowed),
+    ),
+    (
+        "allow: [broken",
+        "alpha/a/shop",
+        "gateway/g1",
+        Err(KeyRefusal::NotAllowed),
+    ),
+    (
+        "allowed: {a/shop: [gateway/g1]}",
+        "alpha/a/shop",
+        "gateway/g1",
+        Err(KeyRefusal::NotAllowed),
+    ),
+    // One key of the list is not a service, so its meaning is unknown.
+    (
+        "allow: {a/shop: [gateway/g1], shop: [gateway/g1]}",
+        "alpha/a/shop",
+        "gateway/g1",
+        Err(KeyRefusal::NotAllowed),
+    ),
+    (
+        "allow: {b/a/shop: [gateway/g1]}",
+        "alpha/a/shop",
+        "gateway/g1",
+        Err(KeyRefusal::NotAllowed),
+    ),
+];
+
 #[test]
 fn the_allow_list_takes_effect_at_once() {
     let fixture = KeyFilesFixture::new();
@@ -77,76 +155,7 @@ fn the_allow_list_takes_effect_at_once() {
         fixture.find("alpha/a/shop", "gateway/g1").unwrap_err(),
         KeyRefusal::NotAllowed
     );
-    let cases: [(&str, &str, &str, Result<(), KeyRefusal>); 11] = [
-        (
-            "allow: {a/shop: [gateway/g1]}",
-            "alpha/a/shop",
-            "gateway/g1",
-            Ok(()),
-        ),
-        (
-            "allow: {a/shop: [gateway/g1]}",
-            "alpha/a/shop",
-            "gateway/g2",
-            Err(KeyRefusal::NotAllowed),
-        ),
-        (
-            "allow: {a/shop: [gateway/g1]}",
-            "alpha/a/shop.example",
-            "gateway/g1",
-            Err(KeyRefusal::NotAllowed),
-        ),
-        (
-            "allow: {a/shop.example: ['gateway/*']}",
-            "alpha/a/shop.example",
-            "gateway/g2",
-            Ok(()),
-        ),
-        (
-            "allow: {a/shop.example: ['gateway/*']}",
-            "alpha/a/shop.example",
-            "node/g2",
-            Err(KeyRefusal::NotAllowed),
-        ),
-        (
-            "allow: {a/none: [gateway/g1]}",
-            "alpha/a/none",
-            "gateway/g1",
-            Err(KeyRefusal::UnknownKey),
-        ),
-        (
-            "allow: {}",
-            "alpha/a/shop",
-            "gateway/g1",
-            Err(KeyRefusal::NotAllowed),
-        ),
-        (
-            "allow: [broken",
-            "alpha/a/shop",
-            "gateway/g1",
-            Err(KeyRefusal::NotAllowed),
-        ),
-        (
-            "allowed: {a/shop: [gateway/g1]}",
-            "alpha/a/shop",
-            "gateway/g1",
-            Err(KeyRefusal::NotAllowed),
-        ),
-        // One key of the list is not a service, so its meaning is unknown.
-        (
-            "allow: {a/shop: [gateway/g1], shop: [gateway/g1]}",
-            "alpha/a/shop",
-            "gateway/g1",
-            Err(KeyRefusal::NotAllowed),
-        ),
-        (
-            "allow: {b/a/shop: [gateway/g1]}",
-            "alpha/a/shop",
-            "gateway/g1",
-            Err(KeyRefusal::NotAllowed),
-        ),
-    ];
-    for (list, key, by, want) in cases {
+    for (list, key, by, want) in ALLOW_CASES {
         fixture.write(ALLOW, list);
         // Without a pause, and without another scan of the directory.
         assert_eq!(

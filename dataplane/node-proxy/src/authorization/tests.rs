@@ -178,27 +178,30 @@ fn answers(of: [&str; 7]) -> ExpectedDecisions<'static> {
     })
 }
 
-#[test]
-fn the_source_of_an_identity_bounds_a_nodes_decision() {
-    let path = || clause(Attribute::Path, AttributeMatch::Exact("/x".into()));
-    let port = |p| clause(Attribute::DestinationPort, AttributeMatch::Port(p));
+/// A case's name, the policy of the pod, and the decision for each source of [`answers`].
+type SourceCase = (&'static str, PodPolicy, [&'static str; 7]);
+
+fn path() -> Clause {
+    clause(Attribute::Path, AttributeMatch::Exact("/x".into()))
+}
+
+fn port(port: u16) -> Clause {
+    clause(Attribute::DestinationPort, AttributeMatch::Port(port))
+}
+
+/// Returns the policy of a pod with one AuthorizationPolicy.
+fn one(action: AuthorizationAction, when: Vec<Clause>) -> PodPolicy {
+    of(vec![policy("p", action, when)], vec![])
+}
+
+fn identity_and_network_cases() -> Vec<SourceCase> {
     let network = |n: &str| {
         clause(
             Attribute::SourceAddress,
             AttributeMatch::Network(n.parse().unwrap()),
         )
     };
-    let one = |action, when| of(vec![policy("p", action, when)], vec![]);
-    let broken = Authorization {
-        broken: Some("no such field".into()),
-        ..policy("p", AuthorizationAction::Allow, vec![])
-    };
-    let dry = Authorization {
-        dry_run: true,
-        ..policy("p", AuthorizationAction::Deny, vec![])
-    };
-    let custom = AuthorizationAction::Custom(key("authorizer"));
-    let cases = [
+    vec![
         (
             "nobody said anything",
             of(vec![], vec![]),
@@ -247,6 +250,20 @@ fn the_source_of_an_identity_bounds_a_nodes_decision() {
             one(AuthorizationAction::Deny, vec![network("10.7.0.0/16")]),
             ["yes", "yes", "yes", "no", "no", "no", "no"],
         ),
+    ]
+}
+
+fn path_and_mode_cases() -> Vec<SourceCase> {
+    let broken = Authorization {
+        broken: Some("no such field".into()),
+        ..policy("p", AuthorizationAction::Allow, vec![])
+    };
+    let dry = Authorization {
+        dry_run: true,
+        ..policy("p", AuthorizationAction::Deny, vec![])
+    };
+    let custom = AuthorizationAction::Custom(key("authorizer"));
+    vec![
         (
             "a path is denied",
             one(AuthorizationAction::Deny, vec![path()]),
@@ -306,7 +323,14 @@ fn the_source_of_an_identity_bounds_a_nodes_decision() {
             ),
             ["yes", "yes", "yes", "yes", "no", "no", "no"],
         ),
-    ];
+    ]
+}
+
+#[test]
+fn the_source_of_an_identity_bounds_a_nodes_decision() {
+    let cases = identity_and_network_cases()
+        .into_iter()
+        .chain(path_and_mode_cases());
     for (case, policy, want) in cases {
         check(case, &policy, answers(want));
     }

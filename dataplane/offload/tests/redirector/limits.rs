@@ -19,30 +19,96 @@ fn within_a_second<T>(mut f: impl FnMut() -> T) -> T {
     }
 }
 
+fn service(id: u32) -> ThrottleKey {
+    ThrottleKey {
+        scope: THROTTLE_SERVICE,
+        id,
+    }
+}
+
+fn sessions(burst: u64) -> ThrottleLimits {
+    ThrottleLimits {
+        sessions: Some(ThrottleLimit { rate: 1, burst }),
+        ..ThrottleLimits::default()
+    }
+}
+
+fn packets(burst: u64) -> ThrottleLimits {
+    ThrottleLimits {
+        packets: Some(ThrottleLimit { rate: 1, burst }),
+        ..ThrottleLimits::default()
+    }
+}
+
+/// Checks that a limit gets new tokens at its rate, and never more than its burst.
+fn check_refill(s: &RedirectorFixture, syn: &[u8]) {
+    let r = &s.redirector;
+    r.set_throttle(
+        &service(1),
+        &ThrottleLimits {
+            sessions: Some(ThrottleLimit {
+                rate: 200,
+                burst: 1,
+            }),
+            ..ThrottleLimits::default()
+        },
+    )
+    .unwrap();
+    s.run(syn);
+    std::thread::sleep(Duration::from_millis(60));
+    assert_eq!(s.run(syn).moved, ["new"], "refilled");
+    assert_eq!(
+        r.throttles().unwrap()[&service(1)].sessions.tokens / 1_000_000_000,
+        0,
+        "never more than the burst"
+    );
+}
+
+/// Checks the limits of a service and of its tenant together, with frames of which each limit refuses one.
+fn check_both_limits(s: &RedirectorFixture, tenant: ThrottleKey, frames: [&Vec<u8>; 5]) {
+    let r = &s.redirector;
+    let both = [(service(1), sessions(1)), (tenant, sessions(2))];
+    let set_both = || {
+        both.iter()
+            .for_each(|(key, limits)| r.set_throttle(key, limits).unwrap())
+    };
+    let moved = within_a_second(|| {
+        both.iter()
+            .for_each(|(key, _)| r.remove_throttle(key).unwrap());
+        set_both();
+        let before = r.throttles().unwrap();
+        set_both();
+        assert_eq!(r.throttles().unwrap(), before, "they keep what they have");
+        frames.map(|frame| s.run(frame).moved[0])
+    });
+    // Packets are not limited here. Another service has its own limit, and a packet that a service's limit refuses costs its tenant
+    // nothing.
+    assert_eq!(
+        moved,
+        [
+            "new",
+            "throttled_service_sessions",
+            "unowned",
+            "forwarded_new",
+            "throttled_tenant_sessions"
+        ]
+    );
+    both.iter()
+        .for_each(|(key, _)| r.remove_throttle(key).unwrap());
+    assert!(r.throttles().unwrap().is_empty());
+}
+
 #[test]
 fn early_limits_are_exact() {
     let s = scene();
     let r = &s.redirector;
-    let service = |id| ThrottleKey {
-        scope: THROTTLE_SERVICE,
-        id,
-    };
     let tenant = ThrottleKey {
         scope: THROTTLE_TENANT,
         id: TENANT,
     };
-    let limit = |burst| Some(ThrottleLimit { rate: 1, burst });
     let syn = from_edge(0, &tcp("10.1.1.2:4711", "240.0.0.1:80", SYN, b""));
     let data = from_edge(8, &tcp("10.1.1.2:4711", "240.0.0.1:80", ACK, b""));
     let forwarded = from_edge(0, &tcp("10.1.1.2:4711", "240.0.0.2:80", SYN, b""));
-    let sessions = |b| ThrottleLimits {
-        sessions: limit(b),
-        ..ThrottleLimits::default()
-    };
-    let packets = |b| ThrottleLimits {
-        packets: limit(b),
-        ..ThrottleLimits::default()
-    };
     for (case, key, limits, frame, pass, counter) in [
         (
             "a service's sessions",
@@ -110,54 +176,8 @@ fn early_limits_are_exact() {
         r.remove_throttle(&key).unwrap();
         assert_ne!(s.run(frame).verdict, DROPPED, "{case}: lifted");
     }
-    let both = [(service(1), sessions(1)), (tenant, sessions(2))];
-    let set_both = || {
-        both.iter()
-            .for_each(|(key, limits)| r.set_throttle(key, limits).unwrap())
-    };
-    let moved = within_a_second(|| {
-        both.iter()
-            .for_each(|(key, _)| r.remove_throttle(key).unwrap());
-        set_both();
-        let before = r.throttles().unwrap();
-        set_both();
-        assert_eq!(r.throttles().unwrap(), before, "they keep what they have");
-        [&syn, &syn, &data, &forwarded, &forwarded].map(|frame| s.run(frame).moved[0])
-    });
-    // Packets are not limited here. Another service has its own limit, and a packet that a service's limit refuses costs its tenant
-    // nothing.
-    assert_eq!(
-        moved,
-        [
-            "new",
-            "throttled_service_sessions",
-            "unowned",
-            "forwarded_new",
-            "throttled_tenant_sessions"
-        ]
-    );
-    both.iter()
-        .for_each(|(key, _)| r.remove_throttle(key).unwrap());
-    assert!(r.throttles().unwrap().is_empty());
-    r.set_throttle(
-        &service(1),
-        &ThrottleLimits {
-            sessions: Some(ThrottleLimit {
-                rate: 200,
-                burst: 1,
-            }),
-            ..ThrottleLimits::default()
-        },
-    )
-    .unwrap();
-    s.run(&syn);
-    std::thread::sleep(Duration::from_millis(60));
-    assert_eq!(s.run(&syn).moved, ["new"], "refilled");
-    assert_eq!(
-        r.throttles().unwrap()[&service(1)].sessions.tokens / 1_000_000_000,
-        0,
-        "never more than the burst"
-    );
+    check_both_limits(&s, tenant, [&syn, &syn, &data, &forwarded, &forwarded]);
+    check_refill(&s, &syn);
 }
 
 /// A packet from another replica was charged there. A packet from an edge is charged here, regardless of its hop.

@@ -574,39 +574,47 @@ type ScanCase = (
     ScanDecision,
 );
 
-#[test]
-fn session_scans_follow_changes_with_a_minimum_interval() {
-    let ms = Duration::from_millis;
-    let owned = |port: u16| {
-        OwnedSessions::from([(
-            ServiceId::new(7).unwrap(),
-            ServiceSessions {
-                buckets: bucket(7, port),
-                sessions: 1,
-            },
-        )])
-    };
-    let more = |n| {
-        owned(1)
-            .into_iter()
-            .map(|(id, of)| (id, ServiceSessions { sessions: n, ..of }))
-            .collect::<OwnedSessions>()
-    };
-    let wants = |generation| ScanPurpose {
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// Returns owned sessions of one service: one session, in the bucket of this port.
+fn owned(port: u16) -> OwnedSessions {
+    OwnedSessions::from([(
+        ServiceId::new(7).unwrap(),
+        ServiceSessions {
+            buckets: bucket(7, port),
+            sessions: 1,
+        },
+    )])
+}
+
+fn wants(generation: u64) -> ScanPurpose {
+    ScanPurpose {
         needed: true,
         generation,
         versions: [(7, 3)].into(),
         ..ScanPurpose::default()
-    };
-    let seen = |owned, before| SessionScan {
+    }
+}
+
+fn seen(owned: OwnedSessions, before: OwnedSessions) -> SessionScan {
+    SessionScan {
         owned,
         before,
         generation: 5,
         versions: [(7, 3)].into(),
         ..SessionScan::default()
-    };
-    let quiet = || seen(owned(1), owned(1));
-    let cases: Vec<ScanCase> = vec![
+    }
+}
+
+/// Returns a scan that found the same sessions as the one before it.
+fn quiet() -> SessionScan {
+    seen(owned(1), owned(1))
+}
+
+fn cases_of_purposes() -> Vec<ScanCase> {
+    vec![
         (
             "nobody asks",
             ScanPurpose {
@@ -666,6 +674,17 @@ fn session_scans_follow_changes_with_a_minimum_interval() {
             Some((ms(150), ms(2))),
             ScanDecision::Look,
         ),
+    ]
+}
+
+fn cases_of_sessions_and_intervals() -> Vec<ScanCase> {
+    let more = |n| {
+        owned(1)
+            .into_iter()
+            .map(|(id, of)| (id, ServiceSessions { sessions: n, ..of }))
+            .collect::<OwnedSessions>()
+    };
+    vec![
         (
             "a bucket more",
             wants(5),
@@ -694,7 +713,14 @@ fn session_scans_follow_changes_with_a_minimum_interval() {
             Some((ms(5000), ms(100))),
             ScanDecision::Look,
         ),
-    ];
+    ]
+}
+
+#[test]
+fn session_scans_follow_changes_with_a_minimum_interval() {
+    let cases = cases_of_purposes()
+        .into_iter()
+        .chain(cases_of_sessions_and_intervals());
     let now = Instant::now() + Duration::from_secs(60);
     for (name, purpose, looked, last, want) in cases {
         let looked = SessionScan {

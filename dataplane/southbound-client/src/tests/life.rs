@@ -138,6 +138,32 @@ async fn a_reconnect_names_known_versions_and_changes_apply_once() {
     assert_eq!(subscriber.status().generation, 6);
 }
 
+/// Checks that a refusal of the whole and a panic lead to the one tenant that causes them.
+async fn trace_a_panic_to_its_tenant(stream: &mut FakeStream, subscriber: &Subscriber) {
+    let nack = stream
+        .ask(response(
+            8,
+            ResourceKind::Tenant,
+            &[tenant("panic", 3), tenant("gamma", 3), tenant("zeta", 5)],
+            &[],
+        ))
+        .await;
+    assert!(
+        nack.error_detail
+            .as_ref()
+            .unwrap()
+            .message
+            .contains("tripped by"),
+        "a panic is a refusal"
+    );
+    assert_eq!(refused(&nack), ["panic"]);
+    assert_eq!(
+        subscriber.state().count(ResourceKind::Tenant),
+        4,
+        "alpha, beta, gamma and zeta"
+    );
+}
+
 #[tokio::test]
 async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
     let rig = SubscriptionFixture::new();
@@ -185,29 +211,7 @@ async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
         "a removal is one more call"
     );
 
-    // A refusal of the whole and a panic are traced to the tenant that causes them.
-    let nack = stream
-        .ask(response(
-            8,
-            ResourceKind::Tenant,
-            &[tenant("panic", 3), tenant("gamma", 3), tenant("zeta", 5)],
-            &[],
-        ))
-        .await;
-    assert!(
-        nack.error_detail
-            .as_ref()
-            .unwrap()
-            .message
-            .contains("tripped by"),
-        "a panic is a refusal"
-    );
-    assert_eq!(refused(&nack), ["panic"]);
-    assert_eq!(
-        subscriber.state().count(ResourceKind::Tenant),
-        4,
-        "alpha, beta, gamma and zeta"
-    );
+    trace_a_panic_to_its_tenant(&mut stream, &subscriber).await;
 
     let nack = stream
         .ask(response(4, ResourceKind::Tenant, &[], &["alpha", "beta"]))

@@ -42,8 +42,15 @@ fn names(state: &ResourceState) -> Vec<String> {
     all
 }
 
-#[test]
-fn bad_response_is_refused_whole_and_bad_resource_by_name() {
+/// A case's name, a response, the reason of its refusal, and a part of the reason's text.
+type ResponseCase = (
+    &'static str,
+    DeltaDiscoveryResponse,
+    &'static str,
+    &'static str,
+);
+
+fn response_cases() -> Vec<ResponseCase> {
     let edit = |change: fn(&mut DeltaDiscoveryResponse)| {
         let mut r = response(
             6,
@@ -54,7 +61,7 @@ fn bad_response_is_refused_whole_and_bad_resource_by_name() {
         change(&mut r);
         r
     };
-    let cases = [
+    vec![
         (
             "older generation",
             edit(|r| r.system_version_info = "4".into()),
@@ -130,7 +137,12 @@ fn bad_response_is_refused_whole_and_bad_resource_by_name() {
             "bad_envelope",
             "another type",
         ),
-    ];
+    ]
+}
+
+#[test]
+fn bad_response_is_refused_whole_and_bad_resource_by_name() {
+    let cases = response_cases();
     let state = held();
     for (at, (name, response, reason, text)) in cases.into_iter().enumerate() {
         let examined = examine(

@@ -61,6 +61,29 @@ async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subs
     (controller, stream, subscriber)
 }
 
+/// Checks that later changes work as usual, and that a restart boots from the new store's state.
+async fn restart_from_the_new_store(
+    rig: &SubscriptionFixture,
+    controller: FakeController,
+    mut stream: FakeStream,
+    subscriber: Subscriber,
+) {
+    stream
+        .ask(response(3, ResourceKind::Tenant, &[], &["gamma"]))
+        .await;
+    subscriber.stop().await;
+    drop(stream);
+    let mut controller = controller.restart().await;
+    let subscriber = rig.start(&controller);
+    assert_eq!(subscriber.state().store(), Some(StoreId::from_bits(NEW)));
+    let mut stream = controller.stream().await;
+    assert_eq!(held(&mut stream, 2).await, 2);
+    stream
+        .ask(of(NEW, response(3, ResourceKind::Tenant, &[], &[])))
+        .await;
+    assert_eq!(subscriber.status().store, text(NEW));
+}
+
 #[tokio::test]
 async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
     let rig = SubscriptionFixture::new();
@@ -143,21 +166,7 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
     assert_eq!(rig.metric("canal_southbound_other_store"), 0);
     assert_eq!(rig.metric("canal_southbound_stores_replaced_total"), 1);
 
-    // Later changes work as usual, and a restart boots from the new store's state.
-    stream
-        .ask(response(3, ResourceKind::Tenant, &[], &["gamma"]))
-        .await;
-    subscriber.stop().await;
-    drop(stream);
-    let mut controller = controller.restart().await;
-    let subscriber = rig.start(&controller);
-    assert_eq!(subscriber.state().store(), Some(StoreId::from_bits(NEW)));
-    let mut stream = controller.stream().await;
-    assert_eq!(held(&mut stream, 2).await, 2);
-    stream
-        .ask(of(NEW, response(3, ResourceKind::Tenant, &[], &[])))
-        .await;
-    assert_eq!(subscriber.status().store, text(NEW));
+    restart_from_the_new_store(&rig, controller, stream, subscriber).await;
 }
 
 #[tokio::test]

@@ -16,6 +16,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
 use super::codec::{self, PLAINTEXT_MAX};
 use super::*;
+use Says::{Raw, Sealed};
 
 #[derive(Debug, Default)]
 struct Log(Mutex<Vec<(String, Vec<u8>)>>);
@@ -338,18 +339,28 @@ pub(super) async fn heard_by(
 /// Name of a peer's behavior, the bytes it sends, and the expected result: data, or an error by name.
 pub(super) type RecordCase = (&'static str, Vec<Says>, Result<&'static str, &'static str>);
 
-pub(super) fn cases() -> Vec<RecordCase> {
-    use Says::{Raw, Sealed};
-    let data = |text: &str| Sealed(text.into(), 23, 0);
-    let close = || Sealed(vec![1, 0], 21, 0);
-    let record = |kind: u8, length: u16, fill: u8| {
-        let mut r = vec![kind, 3, 3];
-        r.extend(length.to_be_bytes());
-        r.extend(vec![fill; length.into()]);
-        Raw(r)
-    };
-    let update = |asked: u8| vec![24, 0, 0, 1, asked];
-    let ticket = |n: usize| [&[4, 0, (n >> 8) as u8, n as u8][..], &vec![0; n]].concat();
+fn data(text: &str) -> Says {
+    Sealed(text.into(), 23, 0)
+}
+
+fn close() -> Says {
+    Sealed(vec![1, 0], 21, 0)
+}
+
+/// Returns a record as it is on the wire, which nobody sealed.
+fn bare_record(kind: u8, length: u16, fill: u8) -> Says {
+    let mut r = vec![kind, 3, 3];
+    r.extend(length.to_be_bytes());
+    r.extend(vec![fill; length.into()]);
+    Raw(r)
+}
+
+fn ticket(n: usize) -> Vec<u8> {
+    [&[4, 0, (n >> 8) as u8, n as u8][..], &vec![0; n]].concat()
+}
+
+fn data_and_length_cases() -> Vec<RecordCase> {
+    let record = bare_record;
     vec![
         (
             "data and an end",
@@ -418,6 +429,12 @@ pub(super) fn cases() -> Vec<RecordCase> {
             vec![Sealed(vec![7; 16384], 23, 0), close()],
             Ok(""),
         ),
+    ]
+}
+
+fn content_type_cases() -> Vec<RecordCase> {
+    let record = bare_record;
+    vec![
         (
             "plain alert",
             vec![record(21, 2, 0)],
@@ -478,6 +495,12 @@ pub(super) fn cases() -> Vec<RecordCase> {
             vec![Sealed(vec![13, 0, 0, 0], 22, 0)],
             Err("unexpected_message"),
         ),
+    ]
+}
+
+fn handshake_message_cases() -> Vec<RecordCase> {
+    let update = |asked: u8| vec![24, 0, 0, 1, asked];
+    vec![
         (
             "key update to nothing",
             vec![Sealed(update(2), 22, 0)],
@@ -519,6 +542,15 @@ pub(super) fn cases() -> Vec<RecordCase> {
             Err("idle_records"),
         ),
     ]
+}
+
+pub(super) fn cases() -> Vec<RecordCase> {
+    let cases = [
+        data_and_length_cases(),
+        content_type_cases(),
+        handshake_message_cases(),
+    ];
+    cases.into_iter().flatten().collect()
 }
 
 pub(super) fn check(name: &str, got: Result<Vec<u8>, String>, want: Result<&str, &str>) {

@@ -92,27 +92,32 @@ const POLICY_KINDS: &[ResourceKind] = &[
     ResourceKind::Termination,
 ];
 
-fn subscriptions() -> Vec<Attack> {
-    let alphas = |kinds: &'static [ResourceKind]| {
-        move |s: &AttackWorld| {
-            receives_own(
-                s,
-                &Caller::as_itself(&s.mesh.world, "alpha-n1"),
-                "node~alpha-n1",
-                kinds,
-            )
-        }
-    };
-    let gateways = |kinds: &'static [ResourceKind]| {
-        move |s: &AttackWorld| {
-            receives_own(
-                s,
-                &Caller::as_itself(&s.mesh.world, "gw-1"),
-                "gateway~gw-1",
-                kinds,
-            )
-        }
-    };
+/// Returns the subscription of alpha's node itself.
+fn alphas(kinds: &'static [ResourceKind]) -> impl Fn(&AttackWorld) -> AttackOutcome {
+    move |s: &AttackWorld| {
+        receives_own(
+            s,
+            &Caller::as_itself(&s.mesh.world, "alpha-n1"),
+            "node~alpha-n1",
+            kinds,
+        )
+    }
+}
+
+/// Returns the subscription of a gateway itself.
+fn gateways(kinds: &'static [ResourceKind]) -> impl Fn(&AttackWorld) -> AttackOutcome {
+    move |s: &AttackWorld| {
+        receives_own(
+            s,
+            &Caller::as_itself(&s.mesh.world, "gw-1"),
+            "gateway~gw-1",
+            kinds,
+        )
+    }
+}
+
+/// Returns subscriptions of beta's node to what is not beta's.
+fn subscriptions_to_alpha() -> Vec<Attack> {
     let beta =
         |node: &'static str, kinds: &'static [ResourceKind], names: &'static [&'static str]| {
             move |s: &AttackWorld| {
@@ -159,6 +164,12 @@ fn subscriptions() -> Vec<Attack> {
             beta("node~beta-n1", POLICY_KINDS, &[]),
             alphas(&[ResourceKind::Authorization]),
         ),
+    ]
+}
+
+/// Returns subscriptions of a tenant's key server, and with tokens of others.
+fn subscriptions_of_others() -> Vec<Attack> {
+    vec![
         Attack::new(
             "entitlements, as a tenant's key server",
             |s| {
@@ -213,6 +224,12 @@ fn subscriptions() -> Vec<Attack> {
     ]
 }
 
+fn subscriptions() -> Vec<Attack> {
+    let mut all = subscriptions_to_alpha();
+    all.extend(subscriptions_of_others());
+    all
+}
+
 fn issued(
     setup: &AttackWorld,
     host: &str,
@@ -224,13 +241,18 @@ fn issued(
     AttackOutcome::of(answer.is_ok(), answer.map(|chain| chain.len()))
 }
 
-fn certificates() -> Vec<Attack> {
-    let own = |s: &AttackWorld| issued(s, "beta-n1", BETA_CLIENT, &request(&[BETA_CLIENT]), None);
+/// Asks for a certificate of the own pod, which the node may have.
+fn own_certificate(s: &AttackWorld) -> AttackOutcome {
+    issued(s, "beta-n1", BETA_CLIENT, &request(&[BETA_CLIENT]), None)
+}
+
+/// Returns requests for certificates of identities that the requester does not have.
+fn foreign_certificates() -> Vec<Attack> {
     let asks = |name, host: &'static str, identity: &'static str, reason: &'static str| {
         Attack::new(
             name,
             move |s: &AttackWorld| issued(s, host, identity, &request(&[identity]), None),
-            own,
+            own_certificate,
         )
         .counted("controller", CERTIFICATES, &[reason])
     };
@@ -289,10 +311,16 @@ fn certificates() -> Vec<Attack> {
             ALPHA_CLIENT,
             "reason=\"keys_in_key_server\"",
         ),
+    ]
+}
+
+/// Returns requests for certificates whose content or token is not the requester's.
+fn forged_requests() -> Vec<Attack> {
+    vec![
         Attack::new(
             "a request with alpha's identity inside",
             |s| issued(s, "beta-n1", BETA_CLIENT, &request(&[ALPHA_CLIENT]), None),
-            own,
+            own_certificate,
         )
         .counted("controller", CERTIFICATES, &["reason=\"name\""]),
         Attack::new(
@@ -306,7 +334,7 @@ fn certificates() -> Vec<Attack> {
                     None,
                 )
             },
-            own,
+            own_certificate,
         )
         .counted("controller", CERTIFICATES, &["reason=\"name\""]),
         Attack::new(
@@ -320,7 +348,7 @@ fn certificates() -> Vec<Attack> {
                     Some("alpha/default/web"),
                 )
             },
-            own,
+            own_certificate,
         )
         .counted("controller", CERTIFICATES, &[]),
         Attack::new(
@@ -330,10 +358,16 @@ fn certificates() -> Vec<Attack> {
                 let answer = caller.certificate(BETA_CLIENT, &request(&[BETA_CLIENT]), None);
                 AttackOutcome::of(answer.is_ok(), answer)
             },
-            own,
+            own_certificate,
         )
         .counted("controller", CERTIFICATES, &["reason=\"operator\""]),
     ]
+}
+
+fn certificates() -> Vec<Attack> {
+    let mut all = foreign_certificates();
+    all.extend(forged_requests());
+    all
 }
 
 /// Returns the channel certificate of a node, obtained with its token.

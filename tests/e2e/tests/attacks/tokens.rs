@@ -37,8 +37,12 @@ fn good(setup: &AttackWorld) -> AttackOutcome {
     with(setup, &token(setup, "kid=first", GOOD))
 }
 
-pub(crate) fn attacks() -> Vec<Attack> {
-    let refused = |attack: Attack| attack.counted("gateway", "canal_gateway_tokens_total", &[]);
+fn refused(attack: Attack) -> Attack {
+    attack.counted("gateway", "canal_gateway_tokens_total", &[])
+}
+
+/// Returns attacks with a token of the issuer that is forged or not for this service.
+fn wrong_tokens() -> Vec<Attack> {
     let forged = |name, query: &'static str, claims: &'static str| {
         refused(Attack::new(
             name,
@@ -46,7 +50,7 @@ pub(crate) fn attacks() -> Vec<Attack> {
             good,
         ))
     };
-    let mut all = vec![
+    vec![
         forged("JWT: alg none", "kid=first&forge=none", GOOD),
         forged(
             "JWT: HMAC with the public key",
@@ -83,6 +87,12 @@ pub(crate) fn attacks() -> Vec<Attack> {
             "kid=first",
             r#"{"aud": "shop", "sub": "me", "nbf": 4000000000}"#,
         ),
+    ]
+}
+
+pub(crate) fn attacks() -> Vec<Attack> {
+    let mut all = wrong_tokens();
+    all.extend([
         refused(Attack::new(
             "JWT: another's claims under one's signature",
             |s| {
@@ -129,7 +139,7 @@ pub(crate) fn attacks() -> Vec<Attack> {
             },
             good,
         ),
-    ];
+    ]);
     all.extend(fetches());
     all
 }

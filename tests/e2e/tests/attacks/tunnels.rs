@@ -108,9 +108,12 @@ pub(crate) fn attacks() -> Vec<Attack> {
         .collect()
 }
 
-fn identities() -> Vec<Attack> {
-    let refused =
-        |attack: Attack, kind, reason| attack.counted(kind, TLS, &["side=\"server\"", reason]);
+fn refused(attack: Attack, kind: &'static str, reason: &'static str) -> Attack {
+    attack.counted(kind, TLS, &["side=\"server\"", reason])
+}
+
+/// Returns tunnels with certificates of another trust domain.
+fn certificates_of_others() -> Vec<Attack> {
     let wrong = "reason=\"wrong_trust_domain\"";
     vec![
         refused(
@@ -175,6 +178,12 @@ fn identities() -> Vec<Attack> {
             "node",
             wrong,
         ),
+    ]
+}
+
+/// Returns tunnels with a certificate of the wrong CA, and without any.
+fn certificates_of_nobody() -> Vec<Attack> {
+    vec![
         refused(
             Attack::new(
                 "alpha's identity, signed by beta's authority, at alpha's node",
@@ -214,6 +223,12 @@ fn identities() -> Vec<Attack> {
             "reason=\"no_certificate\"",
         ),
     ]
+}
+
+fn identities() -> Vec<Attack> {
+    let mut all = certificates_of_others();
+    all.extend(certificates_of_nobody());
+    all
 }
 
 fn destinations() -> Vec<Attack> {
@@ -302,13 +317,18 @@ fn destinations() -> Vec<Attack> {
     ]
 }
 
-/// Headers in which gateways and nodes exchange sources.
-fn words() -> Vec<Attack> {
-    let denied =
-        |attack: Attack| attack.counted("node", "canal_node_refused_total", &["reason=\"denied\""]);
-    let web = "alpha/default/web-l7-0";
-    let intruder = ("alpha", "intruder");
-    let client = move |s: &AttackWorld| to_node(s, CLIENT, ("alpha", "client"), web, &[]);
+fn denied(attack: Attack) -> Attack {
+    attack.counted("node", "canal_node_refused_total", &["reason=\"denied\""])
+}
+
+/// A pod with layer-7 policies.
+const L7_POD: &str = "alpha/default/web-l7-0";
+/// The tenant and the account of the attacking pod.
+const ACCOUNT_OF_INTRUDER: (&str, &str) = ("alpha", "intruder");
+
+/// Returns tunnels that name another source in a header.
+fn claimed_sources() -> Vec<Attack> {
+    let client = move |s: &AttackWorld| to_node(s, CLIENT, ("alpha", "client"), L7_POD, &[]);
     vec![
         denied(Attack::new(
             "canal-source of another, from no gateway",
@@ -316,8 +336,8 @@ fn words() -> Vec<Attack> {
                 to_node(
                     s,
                     INTRUDER,
-                    intruder,
-                    web,
+                    ACCOUNT_OF_INTRUDER,
+                    L7_POD,
                     &[(
                         "canal-source",
                         "spiffe://alpha.example/ns/default/sa/client",
@@ -332,8 +352,8 @@ fn words() -> Vec<Attack> {
                 to_node(
                     s,
                     INTRUDER,
-                    intruder,
-                    web,
+                    ACCOUNT_OF_INTRUDER,
+                    L7_POD,
                     &[(
                         "canal-source",
                         "spiffe://alpha.example/ns/canal-system/sa/gateway",
@@ -348,8 +368,8 @@ fn words() -> Vec<Attack> {
                 to_node(
                     s,
                     INTRUDER,
-                    intruder,
-                    web,
+                    ACCOUNT_OF_INTRUDER,
+                    L7_POD,
                     &[(
                         "baggage",
                         "k8s.namespace.name=default,k8s.pod.name=client-0,service.name=client",
@@ -365,8 +385,8 @@ fn words() -> Vec<Attack> {
                 to_node(
                     s,
                     INTRUDER,
-                    intruder,
-                    web,
+                    ACCOUNT_OF_INTRUDER,
+                    L7_POD,
                     &[("x-forwarded-client-cert", value)],
                 )
             },
@@ -394,6 +414,12 @@ fn words() -> Vec<Attack> {
                 )
             },
         )),
+    ]
+}
+
+/// Returns connections that bypass the gateway, or mTLS altogether.
+fn bypasses() -> Vec<Attack> {
+    vec![
         Attack::new(
             "past the gateway, where only it can judge",
             |s| {
@@ -441,6 +467,13 @@ fn words() -> Vec<Attack> {
             &["reason=\"strict_plaintext\""],
         ),
     ]
+}
+
+/// Headers in which gateways and nodes exchange sources.
+fn words() -> Vec<Attack> {
+    let mut all = claimed_sources();
+    all.extend(bypasses());
+    all
 }
 
 fn ports() -> Vec<Attack> {

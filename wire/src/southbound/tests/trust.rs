@@ -6,6 +6,8 @@ use canal_model::authorization::{self as a, Attribute as A, AttributeMatch as M}
 use canal_model::trust as t;
 
 use super::*;
+use wire::attribute::Kind as K;
+use wire::r#match::Match as W;
 
 pub(super) fn policy(name: &str) -> a::PolicyKey {
     a::PolicyKey {
@@ -298,17 +300,34 @@ fn ruled(attribute: wire::attribute::Kind, path: &[&str], m: wire::r#match::Matc
     }
 }
 
-#[test]
-fn broken_policies_are_refused() {
-    use wire::attribute::Kind as K;
-    use wire::r#match::Match as W;
-    let good = wire::Authorization::from(&authorization(
+fn good_authorization() -> wire::Authorization {
+    wire::Authorization::from(&authorization(
         a::AuthorizationAction::Allow,
         a::PolicyTarget::Tenant,
-    ));
-    let one = |rule: wire::Rule| with(&good, |m| m.rules = vec![rule]);
-    let exact = || W::Exact("a".into());
-    let first = |rule: &mut wire::Rule, f: fn(&mut wire::Clause)| f(&mut rule.from[0].clauses[0]);
+    ))
+}
+
+/// Returns a policy with this rule alone.
+fn one(rule: wire::Rule) -> wire::Authorization {
+    with(&good_authorization(), |m| m.rules = vec![rule])
+}
+
+fn exact() -> W {
+    W::Exact("a".into())
+}
+
+fn many(n: usize) -> wire::Rule {
+    with(&ruled(K::Host, &[], exact()), |r| {
+        let any = &mut r.from[0].clauses[0].any;
+        *any = vec![any[0].clone(); n];
+    })
+}
+
+/// A case's name, a broken policy, and a part of the text that the NACK must contain.
+type PolicyCase = (&'static str, wire::Authorization, &'static str);
+
+fn broken_actions_and_targets() -> Vec<PolicyCase> {
+    let good = good_authorization();
     let other = Some(wire::PolicyKey {
         tenant: "beta".into(),
         namespace: "shop".into(),
@@ -328,12 +347,7 @@ fn broken_policies_are_refused() {
         namespace: "shop".into(),
         labels: Default::default(),
     };
-    let many = |n: usize| with(&ruled(K::Host, &[], exact()), |r| first_many(r, n));
-    fn first_many(rule: &mut wire::Rule, n: usize) {
-        let any = &mut rule.from[0].clauses[0].any;
-        *any = vec![any[0].clone(); n];
-    }
-    let cases = vec![
+    vec![
         (
             "no action",
             with(&good, |m| m.action = None),
@@ -365,6 +379,12 @@ fn broken_policies_are_refused() {
             }),
             "labels: is empty",
         ),
+    ]
+}
+
+fn broken_clauses() -> Vec<PolicyCase> {
+    let first = |rule: &mut wire::Rule, f: fn(&mut wire::Clause)| f(&mut rule.from[0].clauses[0]);
+    vec![
         (
             "attribute unknown",
             one(with(&ruled(K::Host, &[], exact()), |r| {
@@ -391,6 +411,11 @@ fn broken_policies_are_refused() {
             })),
             "without matches",
         ),
+    ]
+}
+
+fn broken_matches() -> Vec<PolicyCase> {
+    vec![
         (
             "network for a text",
             one(ruled(K::Host, &[], W::Network("10.0.0.0/8".into()))),
@@ -454,6 +479,12 @@ fn broken_policies_are_refused() {
             one(ruled(K::Host, &["a"], exact())),
             "neither a claim nor a header",
         ),
+    ]
+}
+
+fn policies_beyond_their_limits() -> Vec<PolicyCase> {
+    let good = good_authorization();
+    vec![
         (
             "too many rules",
             with(&good, |m| {
@@ -505,7 +536,18 @@ fn broken_policies_are_refused() {
             }),
             "more than 1024",
         ),
-    ];
+    ]
+}
+
+#[test]
+fn broken_policies_are_refused() {
+    let cases = [
+        broken_actions_and_targets(),
+        broken_clauses(),
+        broken_matches(),
+        policies_beyond_their_limits(),
+    ]
+    .concat();
     check(ResourceKind::Authorization, "alpha/shop/p", cases);
     let most = one(many(a::VALUES_MAX)).encode_to_vec();
     assert!(
@@ -514,9 +556,8 @@ fn broken_policies_are_refused() {
     );
 }
 
-#[test]
-fn broken_authentications_are_refused() {
-    let all = samples();
+/// Checks that broken RequestAuthentications are refused.
+fn check_broken_authentications(all: &[Resource]) {
     let Some(Resource::Authentication(jwt)) = all
         .iter()
         .find(|r| r.kind() == ResourceKind::Authentication)
@@ -565,6 +606,10 @@ fn broken_authentications_are_refused() {
         ),
     ];
     check(ResourceKind::Authentication, "alpha/shop/jwt", cases);
+}
+
+/// Checks that broken PeerAuthentications are refused.
+fn check_broken_peer_authentications(all: &[Resource]) {
     let Some(Resource::PeerAuthentication(peer)) = all
         .iter()
         .find(|r| r.kind() == ResourceKind::PeerAuthentication)
@@ -586,6 +631,10 @@ fn broken_authentications_are_refused() {
         ),
     ];
     check(ResourceKind::PeerAuthentication, "alpha/shop/peer", cases);
+}
+
+/// Checks that broken authorizers are refused.
+fn check_broken_authorizers(all: &[Resource]) {
     let Some(Resource::Authorizer(authorizer)) =
         all.iter().find(|r| r.kind() == ResourceKind::Authorizer)
     else {
@@ -620,8 +669,15 @@ fn broken_authentications_are_refused() {
 }
 
 #[test]
-fn broken_trust_is_refused() {
-    let all = trust();
+fn broken_authentications_are_refused() {
+    let all = samples();
+    check_broken_authentications(&all);
+    check_broken_peer_authentications(&all);
+    check_broken_authorizers(&all);
+}
+
+/// Checks that broken trust bundles are refused.
+fn check_broken_bundles(all: &[Resource]) {
     let Resource::Bundle(bundle) = &all[0] else {
         unreachable!()
     };
@@ -675,6 +731,10 @@ fn broken_trust_is_refused() {
         ),
     ];
     check(ResourceKind::Bundle, "alpha/beta.example", cases);
+}
+
+/// Checks that broken key servers are refused.
+fn check_broken_key_servers(all: &[Resource]) {
     let Resource::KeyServer(server) = &all[1] else {
         unreachable!()
     };
@@ -694,6 +754,10 @@ fn broken_trust_is_refused() {
         ),
     ];
     check(ResourceKind::KeyServer, "alpha/own", cases);
+}
+
+/// Checks that broken terminations are refused.
+fn check_broken_terminations(all: &[Resource]) {
     let Resource::Termination(termination) = &all[2] else {
         unreachable!()
     };
@@ -708,6 +772,10 @@ fn broken_trust_is_refused() {
         ("port", with(&good, |m| m.port = 0), "0 is not a port"),
     ];
     check(ResourceKind::Termination, "alpha/shop/web:443", cases);
+}
+
+/// Checks that broken entitlements are refused.
+fn check_broken_entitlements(all: &[Resource]) {
     let Resource::Entitlement(entitlement) = &all[5] else {
         unreachable!()
     };
@@ -747,4 +815,13 @@ fn broken_trust_is_refused() {
         ),
     ];
     check(ResourceKind::Entitlement, "alpha/node/n1", cases);
+}
+
+#[test]
+fn broken_trust_is_refused() {
+    let all = trust();
+    check_broken_bundles(&all);
+    check_broken_key_servers(&all);
+    check_broken_terminations(&all);
+    check_broken_entitlements(&all);
 }
