@@ -3,19 +3,21 @@ SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:/usr/local/go/bin:$(PATH)
 CARGO := cargo
 BIN := target/release
+# Packages that only judge the mesh: neither the demo nor a user runs them.
+JUDGES := canal-corpora canal-differential canal-e2e canal-histories canal-testing canal-timing crashing-gateway xtask
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test test-timing software soak build check sbom tidy bench-micro bench-peers bench-instructions bench-neighbours bench-transparency clean-worlds
+.PHONY: help demo up test test-timing test-compat software soak programs build check sbom tidy bench-micro bench-peers bench-instructions bench-neighbours bench-transparency clean-worlds
 
 help: ## this list
 	@printf 'Canal: a sidecar-free, multi-tenant service mesh.\n\n'
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 	@printf '\nAll need root (network namespaces, cgroups, eBPF). `%s/canal --help` explains the mesh'"'"'s own command.\n' '$(BIN)'
 
-demo: build ## bring up three tenants and the cloud tier on one machine, drive real traffic, show what held, clean up (under 4 minutes after the build)
+demo: programs ## bring up three tenants and the cloud tier on one machine, drive real traffic, show what held, clean up (under 4 minutes after the build)
 	@$(BIN)/canal demo
 
-up: build ## the demo's world, kept up for exploring until ctrl-c
+up: programs ## the demo's world, kept up for exploring until ctrl-c
 	@$(BIN)/canal up demo || [ $$? -eq 130 ] # 130: left by ctrl-c
 
 test: ## the gate: install what is missing, build, run every test; closes with `N passed, N failed, N skipped`
@@ -26,6 +28,10 @@ test-timing: ## judge times, rates and losses: each timed test alone, 5 tries, r
 	@setup/install software
 	@$(CARGO) xtask timing $(if $(JOB),'$(JOB)')
 
+test-compat: ## count the documents of Istio's and Gateway API's corpora that Canal loads; `make test-compat ARGS='--left --kinds'` names the rest
+	@setup/install test
+	@$(CARGO) run --quiet --locked --package canal-corpora -- $(ARGS)
+
 software: ## foreign software, unmodified, with and without the mesh (at most 20 minutes); writes docs/soak/software.md
 	@setup/install software
 	@$(CARGO) xtask soak software
@@ -34,7 +40,11 @@ soak: ## the long runs whole, or those that PART names: `make soak PART=compare`
 	@setup/install software
 	@$(CARGO) xtask soak $(PART)
 
-build: ## install what is missing and build all programs (release)
+programs: ## install what is missing and build the mesh's own programs and the samples (release)
+	@setup/install build
+	@$(CARGO) build --release --workspace --exclude 'canal-bench-*' $(addprefix --exclude ,$(JUDGES)) --locked
+
+build: ## the same, and all benches
 	@setup/install build
 	@$(CARGO) build --release --workspace --locked
 

@@ -71,7 +71,7 @@ pub struct CompileOutput {
     pub federations: BTreeSet<(TenantName, TrustDomain)>,
     /// URIs of the key sets that are needed: `https://`, `http://`, or `file:` and a path relative to the tenant's source folder.
     pub jwks: BTreeSet<String>,
-    /// What the resources take. The bytes are a lower bound, because the compiler encodes nothing.
+    /// Size of the resources. The bytes are a lower bound, because the compiler encodes nothing.
     pub size: CompiledSize,
     /// True if the resources exceed what they may take. Compiling stopped there, and `resources` is empty.
     pub is_stopped: bool,

@@ -35,7 +35,7 @@ pub const DIRECT_EVALUATIONS_PER_TENANT_MAX: usize = 250_000;
 pub const NODES_PER_TENANT_MAX: usize = 8192;
 /// Maximum number of pod ranges of one node (Kubernetes has two, one of each family).
 pub const RANGES_PER_NODE_MAX: usize = 8;
-/// Maximum number of throttles of one tenant; a replica has room for 32,768 in total.
+/// Maximum number of throttles of one tenant; a replica's map holds 32,768 in total.
 pub const THROTTLES_PER_TENANT_MAX: usize = 4096;
 /// Maximum number of Services that one policy may target.
 pub const TARGETS_PER_POLICY_MAX: usize = 16;

@@ -95,7 +95,8 @@ pub struct PolicyTrace {
 pub struct Explanation {
     /// The route that the request takes, as text.
     pub route: String,
-    /// Whether the client's node uses a gateway, and why; `None` if the description fixes it, or if there is no such port.
+    /// Path from the client's node, with or without a gateway, and the reason. `None` if the
+    /// description fixes it, or if there is no such port.
     pub path: Option<PortPath>,
     /// Reasons why targets that are nearer than that of the path cannot run the port's rules; at most [`REFUSALS_MAX`].
     pub refusals: Vec<(TargetName, RefusalReason)>,

@@ -15,7 +15,7 @@ pub(crate) fn cost(pattern: &str) -> Result<usize, String> {
     Ok(measure(pattern)?.bytes)
 }
 
-/// What a valid pattern needs.
+/// Cost and requirements of a valid pattern.
 struct PatternCost {
     bytes: usize,
     /// The pattern is valid with Unicode only.

@@ -6,7 +6,7 @@ use canal_model::program::{EndpointPort, RouteRule, Workload};
 
 use crate::route_weight::RouteWeights;
 
-/// What the resources of one tenant take, or may take.
+/// Size of one tenant's resources, or the limit on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CompiledSize {
     /// Bytes of the resources as data planes receive them.
@@ -33,7 +33,7 @@ impl CompiledSize {
     }
 }
 
-/// What the resources may take, and what those that exist so far take at least.
+/// Limit on the size of the resources, and a lower bound of the size of those that exist so far.
 pub(crate) struct ResourceBudget {
     budget: CompiledSize,
     used: CompiledSize,

@@ -30,7 +30,7 @@ fn tenant(services: usize) -> String {
     yaml
 }
 
-/// Returns the shortest time for parsing and for compiling: of three tries where time is judged.
+/// Returns the shortest time for parsing and for compiling, of three tries in the timing tier.
 fn time(services: usize) -> (Duration, Duration) {
     let yaml = tenant(services);
     let name = TenantName::new("alpha").unwrap();

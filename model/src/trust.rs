@@ -122,7 +122,7 @@ pub enum TerminationCertificate {
     KeyServer(ObjectName),
 }
 
-/// Whether clients present certificates of the tenant's trust domain.
+/// Requirement on clients to present certificates of the tenant's trust domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub enum ClientCertificates {
     #[default]

@@ -265,19 +265,19 @@ pub async fn on_signals(
     on_signals_after(signals, trigger, notice, limit, grace).await
 }
 
-/// Notice before a drain, for peers that must know of it before it begins.
+/// Announcement of a drain to peers that must know of it before it begins.
 #[derive(Debug)]
 pub struct PreDrain<O, G> {
     /// Begins the drain when it resolves, like a signal.
     pub order: O,
-    /// Gives the notice. It is called once.
+    /// Announces the drain. It is called once.
     pub give: G,
-    /// Time between the notice and the drain. A second signal cuts it short.
+    /// Time between the announcement and the drain. A second signal ends it early.
     pub wait: Duration,
 }
 
-/// Does what [`on_signals`] does, but gives notice and keeps serving for a while before it drains. A drain that another caller begins with
-/// the trigger has no notice.
+/// Does the same as [`on_signals`], but announces the drain and keeps serving for a while before it
+/// drains. A drain that another caller starts with the trigger is not announced.
 pub async fn on_signals_after<O, G>(
     mut signals: TerminationSignals,
     mut trigger: DrainTrigger,
@@ -302,7 +302,7 @@ where
             () = tokio::time::sleep(notice.wait) => {}
             () = signals.recv() => {}
         }
-        // A drain may have begun during the notice; a second call of `drain` would force it.
+        // A drain may have begun since the announcement; a second call of `drain` would force it.
         if *phase.borrow() == DrainPhase::Running {
             trigger.drain(limit);
         }

@@ -1,6 +1,7 @@
-//! What every daemon of Canal needs, on the control side and on the data side: metrics, the admin server, logging, the drain, limits and
-//! their shares by tenant, backoff, files, the text of times. The crate decides no policy, and handles neither traffic nor resources.
-//! Start at [`metrics`], [`drain`] and [`share`].
+//! Shared basis of all daemons, in the control plane and the data plane: metrics, the admin server,
+//! logging, the drain, limits and their shares by tenant, backoff, files, and timestamps as text.
+//! The crate decides no policy, and handles neither traffic nor resources. Start at [`metrics`],
+//! [`drain`] and [`share`].
 
 #![forbid(unsafe_code)]
 

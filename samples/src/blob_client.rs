@@ -20,7 +20,7 @@ use crate::answer::{self, SampleBody};
 use crate::load::connection::{Dialed, Protocol, dial};
 use canal_byte_pattern::{Checker, PatternBody};
 
-/// Interval at which a held body looks for the file that holds it.
+/// Interval at which a paused body checks for the file that pauses it.
 const HOLD_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Direction and check of the transfer.
@@ -39,9 +39,9 @@ pub enum BlobMode {
 pub enum BlobFraming {
     /// Content-Length
     Length,
-    /// Without a length: chunked in HTTP/1.1
+    /// No length: chunked in HTTP/1.1
     Chunked,
-    /// Without a length, and trailers at the end
+    /// No length, and trailers at the end
     Trailers,
 }
 
@@ -50,7 +50,7 @@ pub enum BlobFraming {
 pub struct BlobClientArgs {
     /// URL of the server, e.g. http://10.96.0.30:8080
     pub url: String,
-    /// What to do with the body
+    /// Operation on the body
     #[arg(long, value_enum, default_value = "get")]
     pub mode: BlobMode,
     /// Number of bytes of the blob
@@ -97,7 +97,7 @@ impl Body for HeldBody {
             .filter(|_| held.body.position() >= held.half)
         {
             match &mut held.pause {
-                // Without the file the body cannot be held, and the test that waits for it fails.
+                // Without the file the body cannot be paused, and the test that waits for it fails.
                 None => drop(std::fs::write(file, "")),
                 Some(pause) => ready!(pause.as_mut().poll(cx)),
             }

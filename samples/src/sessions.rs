@@ -221,7 +221,8 @@ async fn converse(
     // With Nagle's algorithm the times would measure it instead of the path.
     let _ = stream.set_nodelay(true);
     for turn in 0u64.. {
-        // Only an exchange that begins after the stop shows that the session is held: the connection may have broken in the pause.
+        // Only an exchange that begins after the stop shows that the session is open: the
+        // connection may have broken in the pause.
         let is_last = end.is_stopped();
         let mut message = [0; MESSAGE_BYTES];
         message[..8].copy_from_slice(&(number as u64).to_be_bytes());

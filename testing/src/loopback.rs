@@ -16,7 +16,8 @@ const PORT_FIRST: u16 = 20_000;
 pub fn own_address() -> SocketAddr {
     static NEXT: AtomicU16 = AtomicU16::new(PORT_FIRST);
     let [_, high, middle, low] = std::process::id().to_be_bytes();
-    // The kernel gives ids of at most 22 bits. 127.0.0.0/16 stays free for those who write 127.0.0.1.
+    // The kernel gives ids of at most 22 bits. 127.0.0.0/16 stays free for programs that use
+    // 127.0.0.1.
     let address = Ipv4Addr::new(127, 1 + (high & 0x3f), middle, low);
     let port = NEXT.fetch_add(1, Ordering::Relaxed);
     assert!(port >= PORT_FIRST, "a process has no more addresses");

@@ -57,7 +57,7 @@ impl ProcessNetns {
         command
     }
 
-    /// Runs `ip` with these words in the namespace.
+    /// Runs `ip` with these arguments in the namespace.
     pub fn ip(&self, args: &str) {
         let ran = self
             .command("ip")

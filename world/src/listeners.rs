@@ -72,14 +72,14 @@ fn request(family: u8) -> Vec<u8> {
     message
 }
 
-/// What a piece of an answer says.
+/// Content of one piece of the kernel's answer.
 #[derive(Debug, PartialEq, Eq)]
 enum PieceContent {
     /// A socket listens on the port.
     Listener,
-    /// Sockets on other ports, and more may come.
+    /// Only sockets on other ports; more pieces may come.
     Others,
-    /// No more will come: the end, an error, or bytes that are no message.
+    /// The last piece: the end of the dump, an error, or bytes that are no message.
     End,
 }
 

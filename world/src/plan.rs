@@ -97,7 +97,7 @@ pub struct WorldPlan {
     pub world: String,
     /// Rates, MTU and impairments of the links.
     pub links: Links,
-    /// Whether routers check the packets of tenants' nodes.
+    /// Check that routers apply to the packets of tenants' nodes.
     pub vswitch: Vswitch,
     /// Underlay routers, one per AZ in order.
     pub routers: Vec<RouterPlan>,

@@ -55,7 +55,7 @@ pub enum ProcessPhase {
     Ended {
         /// Exit status, or the error of the start.
         how: String,
-        /// Whether the exit status is 0.
+        /// True if the exit status is 0.
         well: bool,
     },
     /// The process was stopped on request.
@@ -231,8 +231,8 @@ impl ProcessSupervisor {
         });
     }
 
-    /// Clears the process ID and the readiness of the last process. A start is confirmed only afterwards: who waits for readiness next must not
-    /// see that of the last process.
+    /// Clears the process ID and the readiness of the last process. A start is confirmed only
+    /// afterwards, because the next waiter for readiness must not see that of the last process.
     fn clear_process(&self) {
         self.statuses.update(&self.environment.name, |pulse| {
             pulse.pid = None;

@@ -21,7 +21,8 @@ pub struct Topology {
     pub name: String,
     /// Path of the YAML file.
     pub file: PathBuf,
-    /// Whether routers check the packets that tenants' nodes send into the cloud tier, like a cloud's virtual switch.
+    /// Check that routers apply to the packets that tenants' nodes send into the cloud tier, like a
+    /// cloud's virtual switch.
     pub vswitch: Vswitch,
     /// Availability zones, in the order of their addresses.
     pub azs: Vec<Az>,

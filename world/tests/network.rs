@@ -17,7 +17,7 @@ enum DialOutcome<'c> {
     Refused,
     /// The caller's own namespace has no route to the address.
     NoRoute,
-    /// The node has no route to the address. TCP may notice that late.
+    /// The node has no route to the address. TCP may detect that late.
     Lost,
 }
 

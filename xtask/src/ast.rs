@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 thread_local! {
-    /// What this thread has parsed, by text.
+    /// Syntax trees that this thread has parsed, by the source text.
     static PARSED: RefCell<HashMap<String, Rc<syn::Result<syn::File>>>> = RefCell::default();
 }
 
-/// Returns the syntax tree of the text, or why it is none.
+/// Returns the syntax tree of the text, or the syntax error.
 pub(crate) fn parse(text: &str) -> Rc<syn::Result<syn::File>> {
     if let Some(known) = PARSED.with_borrow(|parsed| parsed.get(text).cloned()) {
         return known;

@@ -1,11 +1,13 @@
-//! Rule on time in assertions: no assertion judges `elapsed()` but those of `testing/timing`, because the gate's verdict does not depend on the speed
-//! of the machine (docs/testing.md). It does not follow variables.
+//! Rule on time in assertions: only the assertions of `testing/timing` may depend on `elapsed()`,
+//! because the gate's verdict must not depend on the speed of the machine (docs/testing.md). It
+//! does not follow variables.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 use crate::tree::SourceTree;
 
-/// The assertions, and how many of their arguments they judge; the others are their message.
+/// The assertion macros, and the number of their arguments that the assertion depends on; further
+/// arguments are its message.
 const ASSERTIONS: [(&str, usize); 6] = [
     ("assert", 1),
     ("assert_eq", 2),
@@ -14,7 +16,7 @@ const ASSERTIONS: [(&str, usize); 6] = [
     ("debug_assert_eq", 2),
     ("debug_assert_ne", 2),
 ];
-/// Where time may be judged.
+/// Folder of the only code that may assert on time.
 const JUDGES: &str = "testing/timing/";
 pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {
     for (path, text) in tree
@@ -22,7 +24,7 @@ pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {
         .filter(|(path, _)| !path.starts_with(JUDGES))
     {
         let mut lines = Vec::new();
-        // Most files are not parsed again. `source` reports one that is no Rust.
+        // The search avoids parsing most files. `source` reports a file that is not valid Rust.
         if text.contains("elapsed")
             && let Ok(tokens) = text.parse::<TokenStream>()
         {
@@ -35,7 +37,7 @@ pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {
     }
 }
 
-/// Collects the lines of assertions that judge elapsed time, also those inside other macros.
+/// Collects the lines of assertions that depend on elapsed time, also those inside other macros.
 fn timed_assertions(tokens: TokenStream, lines: &mut Vec<usize>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     for (n, token) in tokens.iter().enumerate() {
@@ -51,7 +53,8 @@ fn timed_assertions(tokens: TokenStream, lines: &mut Vec<usize>) {
     }
 }
 
-/// How many arguments the assertion judges whose name stands before a group; none if no assertion does.
+/// Returns the number of arguments that the assertion before a group depends on; `None` if there is
+/// no assertion before it.
 fn judged_arguments(before: &[TokenTree]) -> Option<usize> {
     let [.., TokenTree::Ident(name), TokenTree::Punct(mark)] = before else {
         return None;

@@ -5,10 +5,10 @@ use std::process::Command;
 
 use anyhow::Context;
 
-/// The commit after which the rules hold.
+/// The commit after which the rules apply.
 const FIRST: &str = "6dc33429c8fcce60b39d78ce36ea26a6d7fbcfeb";
 const SUBJECT_COLUMNS_MAX: usize = 72;
-/// Verbs whose imperative has the ending of another form.
+/// Verbs whose imperative ends like a participle or a third person.
 const IMPERATIVES: [&str; 17] = [
     "access", "address", "bring", "bypass", "cross", "discuss", "embed", "express", "feed",
     "focus", "need", "pass", "press", "process", "shed", "string", "suppress",

@@ -1,5 +1,5 @@
-//! The build of all programs and tests: one command of cargo's, with the lints in the same compilation. It tells progress, collects programs and
-//! findings, and runs no test.
+//! The build of all programs and tests: one cargo command, with the lints in the same compilation.
+//! It prints progress, collects programs and findings, and runs no test.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -11,11 +11,11 @@ use anyhow::Context;
 use crate::programs::{self, CargoMessage, TestProgram};
 use crate::report::RunClock;
 
-/// Minutes after which a build is ended: a cold one takes some ten.
+/// Time limit of a build; a cold build takes about ten minutes.
 const LIMIT: &str = "60m";
 /// Interval between two lines of progress.
 const PROGRESS: Duration = Duration::from_secs(30);
-/// Errors of the compiler that are shown, and lines of cargo's own words if there is none.
+/// Maximum number of compiler errors that are shown, or of cargo's own lines if there is no error.
 const ERRORS_MAX: usize = 3;
 const WORDS_MAX: usize = 20;
 
@@ -26,7 +26,7 @@ pub(crate) struct ProgramBuild {
     /// Warnings of the compiler and of clippy.
     pub(crate) findings: Vec<String>,
     errors: Vec<String>,
-    /// Cargo's own words, which say what went wrong outside the compiler.
+    /// Cargo's own lines, which describe failures outside the compiler.
     words: Vec<String>,
     is_well: bool,
 }
@@ -49,7 +49,8 @@ impl ProgramBuild {
         line.contains(r#""reason":"compiler-artifact""#)
     }
 
-    /// Why the build failed, if it did: the errors of the compiler, or cargo's last words.
+    /// Returns the reason for a failed build: the compiler's errors, or cargo's last lines. `None`
+    /// if the build succeeded.
     pub(crate) fn failure(&self) -> Option<Vec<String>> {
         if self.is_well {
             return None;
@@ -74,7 +75,8 @@ impl ProgramBuild {
     }
 }
 
-/// Runs cargo with the arguments. All that it prints but its messages is in the file `log`, and so are the findings.
+/// Runs cargo with the arguments. Writes its output except its JSON messages, and the findings, to
+/// the file `log`.
 pub(crate) fn run(
     root: &Path,
     arguments: &[&str],

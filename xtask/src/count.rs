@@ -1,4 +1,4 @@
-//! Counts tests from libtest's output. It decides nothing about a test.
+//! Counts tests from libtest's output. It decides no verdict.
 
 /// Numbers of tests by outcome.
 #[derive(Default, Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,6 @@
-//! No import cycles between the modules of a crate: a module is a file of `src` with the folder of its name. What tests import does
-//! not count, nor what is reached by names that the crate's root hands on.
+//! Rule on modules: those of a crate have no import cycles. A module is a file of `src` with the
+//! folder of its name. Imports of tests do not count, nor imports through names that the crate's
+//! root re-exports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +8,8 @@ use syn::visit::Visit;
 
 use crate::tree::SourceTree;
 
-/// Modules of a crate that import each other still. The list may only shrink: an entry that is not needed is found too.
+/// Modules of a crate that still import each other. The list may only shrink: an entry that is not
+/// needed is reported too.
 const EXCUSED: [(&str, &[&str]); 11] = [
     (
         "apps/canal",
@@ -92,7 +94,7 @@ fn check_all(krate: &str, all: &Imports, found: &mut Vec<String>) {
     }
 }
 
-/// Returns modules of which each imports the next, and the last one the first.
+/// Returns a cycle: each module imports the next, and the last one imports the first.
 fn find_cycle(mut all: Imports) -> Option<Vec<String>> {
     // A module that imports no other is in no cycle; remove such modules until none is left.
     while let Some(end) = all

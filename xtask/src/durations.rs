@@ -1,4 +1,5 @@
-//! How long each job took the last time, which says in which order jobs begin and when one is ended. It measures nothing.
+//! The duration of each job in the last run. It decides the order in which jobs begin and the time
+//! limit of each. It measures nothing.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,19 +7,20 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// Where the seconds of each job stay from run to run.
+/// File with the seconds of each job, kept from run to run.
 const FILE: &str = "target/test-durations.json";
-/// A job has ten times as long as the last time, within these.
+/// The time limit of a job is this multiple of its last duration, within the bounds below.
 const LIMIT_FACTOR: u32 = 10;
 const LIMIT_MIN: Duration = Duration::from_secs(600);
 const LIMIT_MAX: Duration = Duration::from_secs(900);
-/// Seconds of a job of which nothing is known.
+/// Expected seconds of a job that never ran.
 const UNKNOWN: u64 = 5;
 
-/// The build, beside the jobs.
+/// Key of the build in the table of durations.
 pub(crate) const BUILD: &str = "build";
 
-/// Seconds on two cores, for a machine on which nothing ran yet. What takes less than ten is not listed.
+/// Seconds on two cores, for a machine on which no run has ended yet. Jobs below ten seconds are
+/// not listed.
 const FIRST: [(&str, u64); 58] = [
     ("run", 1_200),
     (BUILD, 420),
@@ -87,7 +89,7 @@ pub(crate) struct Durations {
 }
 
 impl Durations {
-    /// Those of the runs before; none if there was none.
+    /// Reads the durations of earlier runs. Returns none if there was no run.
     pub(crate) fn read(root: &Path) -> Self {
         let text = std::fs::read_to_string(root.join(FILE)).unwrap_or_default();
         let all: Value = serde_json::from_str(&text).unwrap_or_default();

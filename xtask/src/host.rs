@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::Context;
 
-/// Reports of runs, which a run itself changes.
+/// Reports that a run itself changes, so that a change of them is no change of the tree.
 const REPORTS: [&str; 2] = ["docs/soak/", "docs/timing.md"];
 
 fn output(program: &str, arguments: &[&str], folder: &Path) -> anyhow::Result<String> {
@@ -78,7 +78,8 @@ pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Returns a short name of this run, which names of its worlds carry: two runs on one machine leave each other's worlds alone.
+/// Returns a short name of this run, which is part of the names of its worlds, so that two runs on
+/// one machine do not remove each other's worlds.
 pub(crate) fn run_id() -> String {
     base36(std::process::id())
 }

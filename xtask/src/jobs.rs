@@ -1,18 +1,21 @@
-//! What runs as one process: a test program, one module of a suite, a command of cargo's, or a rule of the house. It says how much of the machine
-//! each needs and which tests it runs, and runs nothing.
+//! Jobs: each runs as one process. A job is a test program, one module of a suite, a cargo command,
+//! or a check of `xtask`. This module decides how much of the machine a job needs and which tests
+//! it runs. It runs nothing.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// The suite of whole meshes in worlds.
 pub(crate) const E2E_SUITE: &str = "e2e";
-/// Parts that a program needs which uses half a core or less, because it waits for certificates to end or for loads of a few requests a
-/// second, or one core, because it only computes.
+/// Parts of the machine for a program that uses half a core or less, because it waits for
+/// certificates to expire or for loads of a few requests per second. Also for a program that uses
+/// one core, because it only computes.
 pub(crate) const WAITS: usize = 1;
-/// For every other one, also for those of which nothing is known.
+/// Parts that every other program needs, also one that ran never before.
 pub(crate) const WORKS: usize = 2;
-/// Parts of a machine: two for each core and one more, and not fewer than these. With six on two cores, the worlds' programs stood still for
-/// longer than the attempt timeouts of the mesh.
+/// Minimum number of parts of a machine, which otherwise has two for each core and one more. With
+/// six on two cores, the worlds' programs stood still for longer than the attempt timeouts of the
+/// mesh.
 const PARTS_MIN: usize = 5;
 const PARTS_PER_CORE: usize = 2;
 
@@ -37,7 +40,8 @@ const PURE: [&str; 8] = [
     "canal-wire",
 ];
 
-/// Programs that make network namespaces or worlds, or start the programs of the mesh in them: of a package all of them, or the named one.
+/// Programs that create network namespaces or worlds, or start the programs of the mesh in them. An
+/// entry names a whole package, or one program of a package.
 const WORLDS: [&str; 16] = [
     "canal admin",
     "canal cli",
@@ -56,18 +60,19 @@ const WORLDS: [&str; 16] = [
     "canal-redirector-agent replica",
     "canal-world",
 ];
-/// Packages of which every module, but not the library, does.
+/// Packages whose integration-test modules all create namespaces or worlds; their library tests do
+/// not.
 const WORLD_MODULES: [&str; 2] = ["canal-node-proxy", "canal-e2e"];
 
-/// What a job prints, which says how it is judged.
+/// Kind of output that a job prints. It decides how the verdict is read from the output.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum JobOutput {
     /// libtest's counts.
     #[default]
     Tests,
-    /// Nothing that is read: the job is one check.
+    /// Text that is not parsed: the job is one check.
     Text,
-    /// Messages of cargo's, which name findings of the lints.
+    /// Cargo's JSON messages, which contain the findings of the lints.
     Artifacts,
 }
 
@@ -79,15 +84,17 @@ pub(crate) struct Job {
     pub(crate) name: String,
     /// The program and its arguments, without the names of tests.
     pub(crate) command: Vec<OsString>,
-    /// Variables of its environment, beside those of this process.
+    /// Environment variables that are set in addition to those of this process.
     pub(crate) environment: Vec<(&'static str, OsString)>,
     pub(crate) folder: PathBuf,
     /// The tests of a test program that run; all of them must end.
     pub(crate) tests: Vec<String>,
-    /// The program has other tests too, so those that run are named to it.
+    /// True if the program has other tests too, so that the names of those that run are its
+    /// arguments.
     pub(crate) is_part: bool,
     pub(crate) output: JobOutput,
-    /// Only one job of cargo's runs at a time, because the second would wait for the first.
+    /// True if the job runs cargo. Only one such job runs at a time, because the second would wait
+    /// for the lock of the first.
     pub(crate) is_cargo: bool,
 }
 
@@ -100,7 +107,7 @@ impl Job {
         }
     }
 
-    /// It only computes: a compiler, or a pure program. One of each kind runs at a time.
+    /// True for a compiler or a pure program, which only compute. One of each kind runs at a time.
     pub(crate) fn computes(&self) -> bool {
         self.is_cargo || self.is_pure()
     }
@@ -113,7 +120,7 @@ impl Job {
         self.name.split(' ').next().unwrap_or_default()
     }
 
-    /// Returns whether it makes namespaces or worlds.
+    /// Returns whether the job creates namespaces or worlds.
     pub(crate) fn needs_worlds(&self) -> bool {
         let is_module = self.name != self.package();
         let is_named = |name: &str| name == self.name || name == self.package();
@@ -122,13 +129,13 @@ impl Job {
             || is_module && WORLD_MODULES.contains(&self.package())
     }
 
-    /// Returns whether a second run may say something else than the first one. Checks and pure programs are deterministic, so that a second try
-    /// would hide a defect.
+    /// Returns whether a second run may give another result than the first one. Checks and pure
+    /// programs are deterministic, so a second try would hide a defect.
     pub(crate) fn may_retry(&self) -> bool {
         self.output == JobOutput::Tests && !self.is_cargo && !self.is_pure()
     }
 
-    /// The same program with these of its tests alone.
+    /// Returns the same job with only these of its tests.
     pub(crate) fn only(&self, tests: Vec<String>) -> Self {
         Self {
             is_part: self.is_part || tests.len() != self.tests.len(),
@@ -137,7 +144,7 @@ impl Job {
         }
     }
 
-    /// The words of its command.
+    /// Returns the command line.
     pub(crate) fn words(&self) -> Vec<OsString> {
         let mut words = self.command.clone();
         if self.is_part {
@@ -153,7 +160,7 @@ pub(crate) fn capacity(cores: usize) -> usize {
     (PARTS_PER_CORE * cores + 1).max(PARTS_MIN)
 }
 
-/// Returns a job that runs a command of cargo's.
+/// Returns a job that runs a cargo command.
 pub(crate) fn cargo_job(root: &Path, suite: &'static str, name: &str, arguments: &[&str]) -> Job {
     Job {
         suite,

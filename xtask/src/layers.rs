@@ -7,8 +7,8 @@ use anyhow::Context;
 
 use crate::tree::SourceTree;
 
-/// The layers in order; a crate may name crates of earlier layers and of its own. `control` and `dataplane` are apart. No product names
-/// `testing`, which is for dev-dependencies.
+/// The layers in order. A crate may depend on crates of earlier layers and of its own. `control`
+/// and `dataplane` may not depend on each other. Only dev-dependencies may name `testing`.
 const ORDER: [(&str, &[&str]); 14] = [
     ("model", &["model"]),
     ("yaml", &["yaml"]),
@@ -223,7 +223,7 @@ fn data_apps(crates: &BTreeMap<String, Crate>, found: &mut Vec<String>) {
     }
 }
 
-/// The crate and all crates of the workspace that it names, or that those name.
+/// Returns the crate and all crates of the workspace that it depends on, directly or indirectly.
 fn reachable<'a>(crates: &'a BTreeMap<String, Crate>, from: &str) -> BTreeMap<&'a str, &'a Crate> {
     let mut reached = BTreeMap::new();
     let mut todo = vec![from];

@@ -60,7 +60,8 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
-        // A word after the command asks as well: `timing --help` must not begin a run of an hour.
+        // Help is also printed for `--help` after the command: `timing --help` must not start a run
+        // of an hour.
         words
             if words.is_empty()
                 || words[0] == "help"

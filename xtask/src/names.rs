@@ -11,9 +11,10 @@ use crate::tree::SourceTree;
 const MIRRORS: &str = "model/src/policy/";
 /// Names that may be defined more than once: private parts of a type, and the command line of a binary.
 const SHARED_NAMES: [&str; 2] = ["Inner", "Flags"];
-/// Maximum number of type names, private ones included, that may be defined more than once, of a thousand.
+/// Maximum number of repeated type names per thousand, private ones included.
 const REPEATED_PER_MILLE_MAX: usize = 20;
-/// Words that no file, folder or type may have as its name: participles and everyday objects that say nothing about a thing.
+/// Words that no file, folder or type may have as its name: participles and everyday objects, which
+/// do not describe a concept.
 const EMPTY_NAMES: [&str; 46] = [
     "kit", "held", "kept", "told", "said", "worn", "shaken", "fallen", "taken", "seen", "known",
     "found", "heard", "judged", "listed", "made", "asked", "ended", "opened", "shown", "door",

@@ -1,5 +1,6 @@
-//! What a test program printed: counts, failed tests with their panics, tests that did not end, and tests that reported a time. It reads libtest's
-//! output and decides nothing about a test.
+//! Parser of a test program's output: counts, failed tests with their panics, tests that did not
+//! end, and tests that reported a time. It reads libtest's output and decides no verdict. Start at
+//! [`read`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,22 +9,22 @@ use crate::count::{Count, read_line};
 /// Limits on the repeated part of one panic: lines, and characters per line.
 const LINES_MAX: usize = 10;
 const CHARS_MAX: usize = 400;
-/// How a line begins that reports a time, a rate or a loss (`canal_timing::LINE`).
+/// Prefix of a line that reports a time, a rate or a loss (`canal_timing::LINE`).
 pub(crate) const TIMED: &str = "TIMED\t";
 
-/// A test that failed and what its thread said.
+/// A test that failed, with the panic message of its thread.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct FailedTest {
     pub(crate) test: String,
     pub(crate) message: Vec<String>,
 }
 
-/// What a program's output says.
+/// Results that a program's output contains.
 #[derive(Debug, Default)]
 pub(crate) struct Outcomes {
     pub(crate) count: Count,
     pub(crate) failed: Vec<FailedTest>,
-    /// Tests that began and did not end; if tests run side by side, those that did not end.
+    /// Tests that did not end. If tests run one by one, only the one that had begun.
     pub(crate) unfinished: Vec<String>,
     /// Lines of figures, after [`TIMED`], by the test that printed them.
     pub(crate) timed: Vec<(String, String)>,
@@ -66,7 +67,7 @@ pub(crate) fn read(lines: &[String], tests: &[String]) -> Outcomes {
 #[derive(Default)]
 struct OutcomeReader {
     count: Count,
-    /// Panics: the thread's name and the lines that it printed.
+    /// Panics: the thread's name and the lines of its message.
     panics: Vec<(String, Vec<String>)>,
     is_panicking: bool,
     lists_failed: bool,
@@ -100,7 +101,8 @@ impl OutcomeReader {
         }
     }
 
-    /// Reads which test begins and ends: `test NAME ... ok`, or the result on a later line if tests run one by one.
+    /// Reads the begin and the result of a test: `test NAME ... ok`, or the result on a later line
+    /// if tests run one by one.
     fn read_state(&mut self, line: &str) {
         let is_result = |word: &str| matches!(word, "ok" | "FAILED") || word.starts_with("ignored");
         if let Some((name, rest)) = line
@@ -148,7 +150,7 @@ impl OutcomeReader {
             self.panics.push((name.to_owned(), Vec::new()));
             self.is_panicking = true;
         } else if line.starts_with("Error: ") && !self.speaks.is_empty() {
-            // What a test returned.
+            // The error that a test returned, which is no panic.
             self.panics.push((self.speaks.clone(), Vec::new()));
             self.is_panicking = true;
         }

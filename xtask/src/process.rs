@@ -1,4 +1,5 @@
-//! Runs one process in a session of its own, with its output in a file, until it ends or its time is over. It judges nothing.
+//! Runs one process in a session of its own, with its output in a file, until it ends or reaches
+//! its time limit. It decides no verdict. Start at [`run`].
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -9,18 +10,18 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Lines of a test that waits for what is the whole machine's, and has it. The time between them does not count against the limit. The library
-/// of worlds prints them, past libtest's capture.
+/// Lines of a test that waits for a machine-wide lock, and that has got it. The time between them
+/// does not count against the limit. `world` prints them, past libtest's capture.
 const WAITS_FOR_LOCK: &str = "WAITS FOR LOCK";
 const HAS_LOCK: &str = "HAS LOCK";
-/// The longest wait for such a lock, because its holder may hang too.
+/// Maximum wait for such a lock, because its holder may hang.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(3_600);
-/// Interval between two looks at a process.
+/// Interval at which a process is polled.
 const POLL: Duration = Duration::from_millis(50);
-/// How long the helpers of an ended process have to clean up and end.
+/// Time in which the child processes of an ended process must clean up and end.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// How long a process may run, and then its helpers.
+/// Time limits of a process and of its child processes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TimeLimit {
     pub(crate) hard: Duration,
@@ -30,20 +31,20 @@ pub(crate) struct TimeLimit {
 /// The way in which a process ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ProcessEnd {
-    /// By itself; true if well.
+    /// The process ended by itself; true if it succeeded.
     Exited(bool),
-    /// By the limit.
+    /// The process was killed at its time limit.
     Killed(Duration),
     NotStarted(String),
 }
 
-/// A process that ended, and what it printed.
+/// A process that ended, and its output.
 #[derive(Debug)]
 pub(crate) struct EndedProcess {
     pub(crate) end: ProcessEnd,
     pub(crate) lines: Vec<String>,
     pub(crate) took: Duration,
-    /// The part of the time in which it did not wait for a lock.
+    /// Time without the waits for locks.
     pub(crate) counted: Duration,
 }
 
@@ -53,7 +54,7 @@ impl TimeLimit {
     }
 }
 
-/// The time of a process that counts: all but waits for locks.
+/// The time of a process that counts against its limit: all of it except waits for locks.
 #[derive(Debug, Default)]
 struct LimitClock {
     counted: Duration,
@@ -71,7 +72,7 @@ impl LimitClock {
     }
 
     fn read_line(&mut self, line: &str) {
-        // A line of libtest's may stand before it.
+        // A line of libtest may precede the marker on the same line.
         if line.ends_with(WAITS_FOR_LOCK) {
             self.waiting += 1;
         } else if line.ends_with(HAS_LOCK) {
@@ -84,8 +85,8 @@ impl LimitClock {
     }
 }
 
-/// Runs the words to their end, or to the limit. All that the process and its children print is in the file `log`. A child that holds the output
-/// open does not keep it from ending.
+/// Runs a command line until it ends or reaches the limit. The file `log` receives the output of
+/// the process and its children. A child that keeps the output open does not delay the end.
 pub(crate) fn run(
     words: &[OsString],
     folder: &Path,
@@ -111,7 +112,7 @@ pub(crate) fn run(
     }
 }
 
-/// Begins a session with the process, which ends with this thread.
+/// Starts the process in a session of its own. The kernel terminates it if this thread ends.
 fn start(
     words: &[OsString],
     folder: &Path,
@@ -164,7 +165,7 @@ fn wait(
     }
 }
 
-/// Kills the process, and after the grace all others of its session.
+/// Kills the process, and after the grace time all other processes of its session.
 fn end_session(child: &mut Child, grace: Duration) -> std::io::Result<()> {
     child.kill()?;
     child.wait()?;
@@ -173,13 +174,13 @@ fn end_session(child: &mut Child, grace: Duration) -> std::io::Result<()> {
         std::thread::sleep(POLL);
     }
     for member in members(child.id()) {
-        // One that has just ended is what is wanted.
+        // A process that has just ended needs no signal.
         let _ = kill_process(member, Signal::KILL);
     }
     Ok(())
 }
 
-/// The living processes of a session.
+/// Returns the running processes of a session.
 fn members(session: u32) -> Vec<Pid> {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -190,7 +191,8 @@ fn members(session: u32) -> Vec<Pid> {
     pids.filter(is_member).filter_map(Pid::from_raw).collect()
 }
 
-/// Reads `/proc/PID/stat`: after the name in brackets come state, parent, group and session.
+/// Reads `/proc/PID/stat`: the fields after the name in brackets are state, parent, group and
+/// session.
 fn is_of_session(stat: &str, session: u32) -> bool {
     let Some((_, fields)) = stat.rsplit_once(") ") else {
         return false;

@@ -1,5 +1,5 @@
-//! The test programs of the workspace: reads what cargo says of them, lists their tests, and makes a job of each program, and of each module of a
-//! `suite`. It runs no test.
+//! The test programs of the workspace. Reads cargo's messages about them, lists their tests, and
+//! makes a job of each program and of each module of a `suite`. It runs no test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -12,20 +12,22 @@ use serde_json::Value;
 use crate::jobs::{E2E_SUITE, Job};
 use crate::tree::SourceTree;
 
-/// The package whose programs are the suite `e2e`.
+/// Package with the programs of the suite `e2e`.
 const E2E: &str = "tests/e2e";
-/// The integration tests of a package with several files: each module is a process of its own, so that none sees another's memory, files, worlds
-/// and limits. That of [`E2E`] has another name, so that it can be built alone.
+/// Names of integration-test programs that consist of modules. Each module runs as a process of its
+/// own, so that modules share no memory, files, worlds and limits. The program of [`E2E`] has
+/// another name, so that it can be built alone.
 const SUITES: [&str; 2] = ["suite", "meshes"];
-/// Programs whose tests mostly wait, and how many of their tests run at once: more than the machine has processors.
+/// Programs whose tests mostly wait, so that more of them run at once than the machine has
+/// processors.
 const WAITING: [&str; 3] = [
     "canal-gateway-engine loopback",
     "canal-identity",
     "canal-hbone",
 ];
 const WAITING_THREADS: &str = "--test-threads=6";
-/// Lints while cargo compiles: the compiler that also has clippy's lints, so that nothing is compiled a second time for them. It warns; what it
-/// found is read from cargo's messages.
+/// Environment variable that makes cargo compile with clippy's compiler driver, so that lints need
+/// no second compilation. The findings are warnings in cargo's messages.
 pub(crate) const LINTED: (&str, &str) = ("RUSTC_WORKSPACE_WRAPPER", "clippy-driver");
 
 /// A test program that cargo built.
@@ -37,7 +39,8 @@ pub(crate) struct TestProgram {
     path: PathBuf,
 }
 
-/// What a line of cargo's says (<https://doc.rust-lang.org/cargo/reference/external-tools.html#json-messages>).
+/// Content of one line of cargo's output
+/// (<https://doc.rust-lang.org/cargo/reference/external-tools.html#json-messages>).
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum CargoMessage {
     Built(TestProgram),
@@ -46,9 +49,9 @@ pub(crate) enum CargoMessage {
         text: String,
         is_error: bool,
     },
-    /// About nothing that is asked here.
+    /// A message of a kind that is not used here.
     Other,
-    /// Not JSON: cargo's own words.
+    /// Text that is not JSON.
     Words,
 }
 
@@ -61,7 +64,8 @@ pub(crate) fn read_message(line: &str) -> CargoMessage {
         return CargoMessage::Words;
     };
     let found = &message["message"];
-    // The compiler's last words, "3 warnings emitted", have no place. An error may have none either: the linker's.
+    // The compiler's summary, "3 warnings emitted", has no position. An error of the linker has
+    // none either.
     let has_place = found["spans"]
         .as_array()
         .is_some_and(|spans| !spans.is_empty());
@@ -86,7 +90,8 @@ pub(crate) fn read_message(line: &str) -> CargoMessage {
     }
 }
 
-/// The test program that a message names. A bench that is built beside tests is none.
+/// Returns the test program that a message names; `None` for a benchmark that is built with the
+/// tests.
 fn program(message: &Value) -> Option<TestProgram> {
     let path = message["executable"]
         .as_str()
@@ -109,7 +114,8 @@ fn program(message: &Value) -> Option<TestProgram> {
     })
 }
 
-/// The jobs of all programs: one for each, or for each module of a suite that has tests. Cargo names a program twice if two of its units need it.
+/// Returns the jobs of all programs: one for each program, or for each module of a suite that has
+/// tests. Cargo reports a program twice if two of its units need it.
 pub(crate) fn jobs(root: &Path, programs: &[TestProgram]) -> anyhow::Result<Vec<Job>> {
     let mut jobs: BTreeMap<String, Job> = BTreeMap::new();
     for program in programs {
@@ -178,8 +184,8 @@ fn decide_jobs(program: &TestProgram, package: &str, listed: &[String], is_e2e: 
     }
     let job = |(name, tests): (String, Vec<&str>)| {
         let mut command: Vec<OsString> = vec![program.path.clone().into()];
-        // The tests of a module of `e2e` share a world, so they run one by one. Of others, what passing tests print is shown too, or nobody would
-        // see a `SKIPPED:`.
+        // The tests of a module of `e2e` share a world, so they run one by one. Other programs also
+        // show the output of passing tests, because a `SKIPPED:` line would be hidden otherwise.
         let how: &[&str] = match name.as_str() {
             _ if is_e2e => &["--test-threads=1", "--nocapture"],
             waiting if WAITING.contains(&waiting) => &["--show-output", WAITING_THREADS],
@@ -199,7 +205,7 @@ fn decide_jobs(program: &TestProgram, package: &str, listed: &[String], is_e2e: 
     processes.into_iter().map(job).collect()
 }
 
-/// The names of the workspace's packages.
+/// Returns the names of the workspace's packages.
 pub(crate) fn packages(tree: &SourceTree) -> anyhow::Result<BTreeSet<String>> {
     let folders = tree
         .with_suffix("/Cargo.toml")
@@ -207,7 +213,7 @@ pub(crate) fn packages(tree: &SourceTree) -> anyhow::Result<BTreeSet<String>> {
     folders.map(|folder| package_name(&folder)).collect()
 }
 
-/// The packages whose documentation has code, which cargo runs as tests.
+/// Returns the packages whose documentation contains code, which cargo runs as tests.
 pub(crate) fn documented(tree: &SourceTree) -> BTreeSet<String> {
     let has_code = |text: &str| {
         text.lines()

@@ -5,9 +5,10 @@ use crate::tree::SourceTree;
 
 /// Folder of the recipes.
 const FOLDER: &str = "docs/how-to/";
-/// Most steps of a recipe. A change that needs more steps needs a better seam.
+/// Maximum number of steps of a recipe. A change that needs more steps needs a better module
+/// boundary.
 const STEPS_MAX: usize = 8;
-/// Most characters of a step, which is one line.
+/// Maximum number of characters of a step, which is one line.
 const STEP_CHARS_MAX: usize = 160;
 
 pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {

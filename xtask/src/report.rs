@@ -1,5 +1,5 @@
-//! What the suites counted, how long each program took, and what failed: on the terminal, as a table and as JSON. It decides nothing about a
-//! test.
+//! Report of a run: the counts of the suites, the time of each program, and the failures. It is
+//! written to the terminal, as a table and as JSON. It decides no verdict.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -22,7 +22,7 @@ struct ReportRow {
     first_pass_failures: usize,
 }
 
-/// When the run began, and how long it should take.
+/// Start of the run, and its expected duration.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunClock {
     started: Instant,
@@ -41,14 +41,14 @@ impl RunClock {
         self.started.elapsed()
     }
 
-    /// Elapsed and expected time, as lines of progress begin.
+    /// Returns the elapsed and the expected time, with which each line of progress begins.
     pub(crate) fn stamp(&self) -> String {
         let text = |time: Duration| format!("{}:{:02}", time.as_secs() / 60, time.as_secs() % 60);
         format!("[{} / {}]", text(self.elapsed()), text(self.expected))
     }
 }
 
-/// The rows of a run, one for each program, and what failed.
+/// The rows of a run, one for each program, and the failures.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) clock: RunClock,
@@ -110,7 +110,7 @@ impl Report {
         self.failures.extend(failures);
     }
 
-    /// Adds what failed outside a test program.
+    /// Adds a failure outside a test program.
     pub(crate) fn fail(
         &mut self,
         suite: &'static str,
@@ -142,7 +142,7 @@ impl Report {
         total
     }
 
-    /// The number of jobs that failed and passed at their second try.
+    /// Returns the number of jobs that failed in the first pass and passed in the second.
     fn unstable_jobs(&self) -> usize {
         self.unstable
             .iter()
@@ -151,7 +151,7 @@ impl Report {
             .len()
     }
 
-    /// Returns whether the run is good.
+    /// Returns whether the run passed.
     pub(crate) fn is_well(&self) -> bool {
         self.total().failed == 0 && self.unstable_jobs() <= UNSTABLE_MAX
     }
@@ -181,7 +181,8 @@ impl Report {
         );
     }
 
-    /// The last lines: what failed and why, what is unstable, and the counts alone on the last one.
+    /// Returns the last lines of the output: failures with reasons, unstable jobs, and the counts
+    /// on the last line.
     pub(crate) fn closing(&self, logs: &str) -> Vec<String> {
         let mut lines = Vec::new();
         for failure in &self.failures {
@@ -216,7 +217,8 @@ impl Report {
         lines
     }
 
-    /// The whole report. No key but those of the run is `passed`, `failed` or `skipped`, so that a reader who looks for one finds it.
+    /// Returns the whole report as JSON. Only the run's own keys are named `passed`, `failed` and
+    /// `skipped`, so that a search for one of them finds the right one.
     pub(crate) fn json(&self, logs: &str) -> Value {
         let tenths = |time: Duration| (time.as_secs_f64() * 10.0).round() / 10.0;
         let stages: Vec<Value> = self
@@ -248,7 +250,7 @@ impl Report {
         })
     }
 
-    /// A line of JSON for each unstable test, which stay from run to run.
+    /// Returns a line of JSON for each unstable test. These lines are kept from run to run.
     pub(crate) fn unstable_lines(&self, load: f64) -> String {
         let line = |failure: &Failure| {
             json!({
@@ -262,7 +264,7 @@ impl Report {
             .collect()
     }
 
-    /// The table as Markdown, for docs/testing.md.
+    /// Returns the table as Markdown.
     pub(crate) fn markdown(&self) -> String {
         let mut text =
             "| suite and program | seconds | passed | failed | skipped |\n|---|---|---|---|---|\n"
@@ -293,7 +295,8 @@ impl Report {
         text
     }
 
-    /// A row for each suite with the sums of its programs, and its programs under it, indented.
+    /// Returns a row for each suite with the sums of its programs, followed by a row for each
+    /// program, indented.
     fn table(&self) -> Vec<(ReportRow, &'static str)> {
         let mut suites: Vec<&'static str> = Vec::new();
         self.rows

@@ -1,4 +1,5 @@
-//! Runs jobs side by side within the machine's capacity, longest first, and tells what ended. It decides nothing about a test.
+//! Runs jobs side by side within the machine's capacity, longest first, and prints each job that
+//! ended. It decides no verdict.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -17,10 +18,11 @@ use crate::spare::{self, SpareParts};
 use crate::tiers::TimedTests;
 use crate::verdict::{JobResult, judge};
 
-/// Lines of a failed check that are shown at once. Those of tests are shown at the end of the run.
+/// Maximum number of lines of a failed check that are shown immediately. Output of failed tests is
+/// shown at the end of the run.
 const SHOWN_MAX: usize = 60;
 
-/// What all jobs of a run have.
+/// Settings that all jobs of a run share.
 pub(crate) struct RunContext<'a> {
     pub(crate) logs: &'a Path,
     pub(crate) clock: RunClock,
@@ -31,7 +33,7 @@ pub(crate) struct RunContext<'a> {
     pub(crate) cores: usize,
 }
 
-/// What a running job takes.
+/// Resources that a running job uses.
 #[derive(Debug, Clone)]
 struct RunningJob {
     name: String,
@@ -51,7 +53,7 @@ impl RunningJob {
     }
 }
 
-/// Runs all jobs, longest first as far as there is room, and records how long each took.
+/// Runs all jobs, longest first as far as capacity is free, and records the duration of each.
 pub(crate) fn run(
     mut jobs: Vec<Job>,
     context: &RunContext<'_>,
@@ -97,7 +99,7 @@ pub(crate) fn run(
     }
 }
 
-/// Runs a check, which is no test, beside what the caller does.
+/// Runs a check, which is no test, while the caller continues.
 pub(crate) fn run_check(
     job: Job,
     logs: &Path,
@@ -140,7 +142,9 @@ pub(crate) fn run_alone(job: Job, context: &RunContext<'_>, hard: Duration) -> J
     result
 }
 
-/// Sorts by the order in which jobs begin: what takes more than the others finds no room later, and what takes long must not be the last.
+/// Sorts jobs by the order in which they begin. Jobs with many parts come first, because the
+/// capacity for them is never free later. Long jobs come before short ones, so that none of them is
+/// the last.
 fn sort(jobs: &mut [Job], durations: &Durations) {
     jobs.sort_by_cached_key(|job| {
         (
@@ -150,7 +154,7 @@ fn sort(jobs: &mut [Job], durations: &Durations) {
     });
 }
 
-/// Returns how long the jobs take side by side, as far as their last durations say.
+/// Estimates from the last durations how long the jobs take side by side.
 pub(crate) fn expected(jobs: &[Job], durations: &Durations, capacity: usize) -> Duration {
     let seconds = |job: &Job| durations.expected(&job.name).as_secs_f64();
     let all: f64 = jobs
@@ -161,8 +165,9 @@ pub(crate) fn expected(jobs: &[Job], durations: &Durations, capacity: usize) -> 
     Duration::from_secs_f64((all / capacity as f64).max(longest))
 }
 
-/// The job that begins next: the first for which there is room. Jobs that only compute run one at a time beside others, and one for each core when
-/// no other waits. Spare parts are for jobs that need no more than others do, and not beside one that does.
+/// Returns the job that begins next: the first that fits into the free capacity. Jobs that only
+/// compute run one at a time beside others, and one per core when no other job waits. Spare parts
+/// are not used by a job with more parts than [`WORKS`], nor while one runs.
 fn decide_next(
     waiting: &VecDeque<Job>,
     running: &[RunningJob],
@@ -210,7 +215,7 @@ fn begin(
             &environment,
             limit,
         );
-        // Nobody receives only after the run has failed already.
+        // The receiver is gone only after the run has failed.
         let _ = events.send((job, ended));
     });
 }
@@ -404,7 +409,7 @@ mod tests {
         });
     }
 
-    /// A planted program: a script that speaks as libtest does.
+    /// Returns a fake test program: a script that prints the same output as libtest.
     fn planted(suite: &'static str, name: &str, script: &str) -> Job {
         let command = ["sh", "-c", script].map(OsString::from).to_vec();
         Job {

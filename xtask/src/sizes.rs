@@ -3,7 +3,8 @@
 
 use crate::tree::SourceTree;
 
-/// Most lines of code in the `src` of a crate. A crate beyond it has more than one subject.
+/// Maximum number of lines of code in the `src` of a crate. A larger crate has more than one
+/// subject.
 const CRATE_LINES_MAX: usize = 12_500;
 
 pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {

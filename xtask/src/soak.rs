@@ -1,5 +1,6 @@
-//! The long runs: `cargo xtask soak [PART…]` runs named parts in full that `make test` runs shortened or not at all. Each part prints its
-//! seed and writes a report, which is committed. It decides nothing about a test.
+//! The long runs: `cargo xtask soak [PART…]` runs named parts in full that `make test` runs
+//! shortened or not at all. Each part prints its seed and writes a report, which is committed. It
+//! decides no verdict on a single test.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
@@ -19,7 +20,8 @@ const MINUTES_MAX: u64 = 60;
 const LINES_MAX: usize = 60;
 /// Variable set for every part: tests that `make test` shortens run in full.
 const WHOLE: &str = "CANAL_SOAK";
-/// Variable set for every part: assertions on time, rates and losses are judged (`testing/timing`).
+/// Environment variable that is set for every part: it enables assertions on time, rates and losses
+/// (`testing/timing`).
 const TIMED: &str = "CANAL_TIMING";
 /// Build of a part that runs in worlds: the programs that the worlds start are included.
 const PROGRAMS: &[&str] = &[
@@ -48,7 +50,7 @@ struct SoakPart {
     counts_tests: bool,
 }
 
-/// Release builds take the whole numbers of cases, the profile of tests the shortened ones.
+/// The parts. Release builds run the full numbers of cases, the test profile the shortened ones.
 const PARTS: [SoakPart; 9] = [
     SoakPart {
         name: "compare",

@@ -9,14 +9,14 @@ use crate::tree::SourceTree;
 
 const FILE_LINES_MAX: usize = 1_000;
 const FUNCTION_LINES_MAX: usize = 90;
-/// Where `unsafe` may stand, by path prefix. Everything else forbids it.
+/// Path prefixes under which `unsafe` is allowed. All other crates forbid it.
 const UNSAFE_PATHS: [&str; 4] = [
     "dataplane/abi/",
     "dataplane/offload/",
     "dataplane/net/src/sys",
     "world/src/sys",
 ];
-/// Words that say nothing about a thing.
+/// Words that do not describe a concept.
 const EMPTY_WORDS: [&str; 6] = ["util", "utils", "manager", "common", "helper", "misc"];
 /// Files (`path`) and functions (`path function`) that are still beyond their limit, one a line. The list only shrinks: a line that is not needed
 /// fails the check.
@@ -119,7 +119,7 @@ fn crate_root(path: &str, text: &str, found: &mut Vec<String>) {
     else {
         return;
     };
-    // A crate that holds an unsafe room cannot say `forbid`.
+    // A crate with a module that may contain unsafe code cannot declare `forbid`.
     let has_room = UNSAFE_PATHS.iter().any(|room| {
         room.strip_prefix(krate)
             .is_some_and(|rest| rest.starts_with('/'))

@@ -1,11 +1,12 @@
-//! Measures whether the processors have nothing to do, and lets more jobs run then. How much a job needs is only estimated beforehand, so without
-//! this the machine would be half idle while programs run that mostly wait. It begins no job.
+//! Measures the idle time of the processors, and adds capacity for more jobs while they are idle.
+//! The needs of a job are only an estimate, so without this the machine would be half idle while
+//! programs run that mostly wait. It starts no job.
 
 use std::time::{Duration, Instant};
 
 /// Interval between two measurements of idle time.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(2);
-/// Share of idle time from which one job more fits, and below which none does.
+/// Minimum share of idle time for which one more job fits.
 const IDLE_MIN: f64 = 0.22;
 /// Parts that are added after each interval with enough idle time.
 const STEP: usize = 2;
@@ -27,7 +28,7 @@ struct ProcessorTime {
 }
 
 impl SpareParts {
-    /// Begins without any; there are never more than `max`.
+    /// Starts without spare parts; there are never more than `max`.
     pub(crate) fn new(max: usize) -> Self {
         Self {
             max,
@@ -48,8 +49,9 @@ impl SpareParts {
     }
 }
 
-/// Returns the parts after an interval with this share of idle time. They grow one job at a time, because a job that has just begun does not show yet,
-/// and go at once, because they are no reason to begin another job on a machine that is busy.
+/// Returns the parts after an interval with this share of idle time. They grow by one job at a
+/// time, because a job that has just begun does not affect the measurement yet. They drop to zero
+/// at once, because a busy machine must not start another job.
 fn decide_parts(before: usize, max: usize, idle: f64) -> usize {
     if idle < IDLE_MIN {
         0

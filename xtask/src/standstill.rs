@@ -1,4 +1,5 @@
-//! Watches the machine while a timed test runs: the longest stall of a core, and the time that the host took away. It knows no test.
+//! Watches the machine while a timed test runs: the longest stall of a core, and the time that the
+//! host took away. It runs no test.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -10,14 +11,16 @@ use rustix::thread::CpuSet;
 
 /// Interval between two reads of the clock.
 const TICK: Duration = Duration::from_millis(10);
-/// The lowest real-time priority. It runs before every process of a test, in whatever session or cgroup that process is. A nice value does not: it
-/// orders the tasks of one session or cgroup only (sched(7), autogroups), so a test that uses both cores looked like a core that stood still.
+/// The lowest real-time priority. The kernel prefers it to every process of a test, in any session
+/// or cgroup. A nice value is not enough: it orders only the tasks of one session or cgroup
+/// (sched(7), autogroups), so a test that uses both cores looked like a stalled core.
 const REAL_TIME: &str = "1";
-/// A try during which a core stood still so long, or the host took away more than this share, says nothing.
+/// Longest stall of a core, and largest share of stolen time, with which a try counts. Beyond them
+/// the try is void.
 const STALL_MAX: Duration = Duration::from_millis(100);
 const STEAL_PERCENT_MAX: f64 = 2.0;
 
-/// How quiet the machine was.
+/// Disturbance of the machine during a try.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Quiet {
     pub(crate) stall: Duration,
@@ -25,7 +28,7 @@ pub(crate) struct Quiet {
 }
 
 impl Quiet {
-    /// Returns whether a try says nothing about the tested program.
+    /// Returns whether the machine was too disturbed for the try to count.
     pub(crate) fn is_void(self) -> bool {
         self.stall >= STALL_MAX || self.steal_percent > STEAL_PERCENT_MAX
     }
@@ -96,12 +99,13 @@ fn take_real_time_priority() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ticks that the host took away, and all ticks.
+/// Returns the ticks that the host took away, and all ticks.
 fn processor_time() -> (u64, u64) {
     read_processor_time(&std::fs::read_to_string("/proc/stat").unwrap_or_default())
 }
 
-/// Reads the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal. What follows is part of user and nice.
+/// Reads the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal. The
+/// fields after it are included in user and nice.
 fn read_processor_time(stat: &str) -> (u64, u64) {
     let first = stat.lines().next().unwrap_or_default();
     let ticks: Vec<u64> = first

@@ -1,5 +1,7 @@
-//! Runs the suites in stages: the build beside the rules of the house and the installation of what tests need, all programs side by side, and what
-//! failed once more. Then it reports. It decides nothing about a test, and does not know how programs share the machine.
+//! Runs the suites in stages. First the build, the checks of `xtask tidy` and the installation of
+//! packages run in parallel. Then all programs run side by side, and failed ones run once more. At
+//! the end it reports. It decides no verdict; [`crate::schedule`] shares the machine among the
+//! programs.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -49,7 +51,8 @@ const SUITES: [(&str, &str); 6] = [
     ),
 ];
 
-/// All programs and tests. The micro-benchmarks are no tests and have dependencies of their own.
+/// Arguments of the build of all programs and tests. The micro-benchmarks are no tests and have
+/// dependencies of their own.
 const TESTS: [&str; 9] = [
     "build",
     "--workspace",
@@ -61,7 +64,7 @@ const TESTS: [&str; 9] = [
     "--message-format=json",
     "--color=never",
 ];
-/// The lints of what that leaves out.
+/// Arguments of the lints of the targets that the build of the tests leaves out.
 const BENCHES: [&str; 6] = [
     "check",
     "--package=canal-bench-micro",
@@ -70,7 +73,7 @@ const BENCHES: [&str; 6] = [
     "--locked",
     "--message-format=json",
 ];
-/// The lints, when nothing else is asked for.
+/// Arguments of the lints if no tests are built.
 const LINT: [&str; 5] = [
     "check",
     "--workspace",
@@ -78,7 +81,7 @@ const LINT: [&str; 5] = [
     "--locked",
     "--message-format=json",
 ];
-/// The programs that are delivered.
+/// Arguments of the check of the shipped programs, with their features alone.
 const PLAIN: [&str; 8] = [
     "check",
     "--package=canal",
@@ -89,21 +92,22 @@ const PLAIN: [&str; 8] = [
     "--package=canal-node",
     "--locked",
 ];
-/// Installs what tests need that the build does not.
+/// Command that installs the packages that only tests need.
 const INSTALL: [&str; 2] = ["setup/install", "test"];
-/// The flag that asks for that, and the one that leaves out programs with namespaces or worlds.
+/// Flag that runs [`INSTALL`] first, and flag that leaves out programs with namespaces or worlds.
 const WITH_INSTALL: &str = "--install";
 const WITHOUT_WORLDS: &str = "--no-worlds";
 
-/// Where the whole output of each program stays until the next run, the tables of the last run, and the unstable tests of all runs.
+/// Folder of the whole output of each program, kept until the next run; files of the last run's
+/// tables; and file of the unstable tests of all runs.
 const LOGS: &str = "target/test-logs";
 const TABLE: &str = "target/test-times.md";
 const REPORT: &str = "target/test-report.json";
 const UNSTABLE: &str = "target/unstable.jsonl";
-/// The name of this run in the environment of its jobs, which is in the names of their worlds.
+/// Environment variable with the name of this run, which the jobs use in the names of their worlds.
 pub(crate) const RUN_ID: &str = "CANAL_RUN_ID";
 
-/// What is asked for.
+/// Suites and options of the command line.
 struct SuiteSelection<'a> {
     suites: Vec<&'a str>,
     installs: bool,
@@ -142,7 +146,7 @@ impl<'a> SuiteSelection<'a> {
         self.suites.is_empty() || self.suites.contains(&suite)
     }
 
-    /// Tests run, so they are built.
+    /// Returns true if tests run, so that they must be built.
     fn builds(&self) -> bool {
         self.has("unit") || self.has(E2E_SUITE)
     }
@@ -156,7 +160,7 @@ impl<'a> SuiteSelection<'a> {
 struct SuiteRun<'a> {
     wanted: SuiteSelection<'a>,
     tree: SourceTree,
-    /// This program; the build replaces its file by an equal one.
+    /// Path of this program. The build replaces the file by an equal one.
     own: PathBuf,
     logs: PathBuf,
     timed: TimedTests,
@@ -165,7 +169,7 @@ struct SuiteRun<'a> {
     run_id: String,
 }
 
-/// Runs the named suites, or all when none is named. True when the run is good.
+/// Runs the named suites, or all if none is named. Returns true if the run passed.
 pub(crate) fn run(words: &[&str]) -> anyhow::Result<bool> {
     let wanted = SuiteSelection::of(words)?;
     let tree = SourceTree::read()?;
@@ -193,7 +197,7 @@ pub(crate) fn run(words: &[&str]) -> anyhow::Result<bool> {
         report,
         run_id,
     };
-    // Whatever goes wrong, the run closes with its report.
+    // A run that fails in any stage still prints its report.
     if let Err(e) = run.stages() {
         run.report
             .fail("run", "run", Duration::ZERO, vec![format!("{e:#}")]);
@@ -203,7 +207,7 @@ pub(crate) fn run(words: &[&str]) -> anyhow::Result<bool> {
     run.close()
 }
 
-/// The name under which the duration of such a run is known.
+/// Returns the key of such a run in the table of durations.
 fn run_key(words: &[&str]) -> String {
     let suites: Vec<&str> = words
         .iter()
@@ -244,7 +248,7 @@ impl SuiteRun<'_> {
         self.pass("tests", jobs)
     }
 
-    /// Begins to check the rules of the house, which one core does beside the build.
+    /// Starts the checks of `xtask tidy`, which use one core while the build runs.
     fn begin_tidy(&self) -> Option<JoinHandle<JobResult>> {
         let command = vec![self.own.clone().into(), "tidy".into()];
         let folder = self.tree.root.clone();
@@ -276,7 +280,8 @@ impl SuiteRun<'_> {
         Ok(())
     }
 
-    /// Begins to install what tests need, and then checks the supply with what was installed.
+    /// Starts to install the packages that tests need, and then checks the dependencies with the
+    /// installed cargo-deny.
     fn prepare(&self) -> JoinHandle<anyhow::Result<(Duration, Vec<SupplyResult>)>> {
         let (root, log) = (self.tree.root.clone(), self.logs.join("installation.log"));
         let (installs, checks) = (self.wanted.installs, self.wanted.has("supply"));
@@ -340,12 +345,13 @@ impl SuiteRun<'_> {
         Ok(())
     }
 
-    /// Builds all programs and tests. None if that failed; then the report says why. Findings of the lints fail the run and do not end it.
+    /// Builds all programs and tests. Returns `None` if that failed, with the reason in the report.
+    /// Findings of the lints fail the run but do not end it.
     fn build(&mut self) -> anyhow::Result<Option<Vec<TestProgram>>> {
         if !self.wanted.builds() {
             return Ok(Some(Vec::new()));
         }
-        // Of an earlier build.
+        // Discards the timings of an earlier build.
         drop(timings::take(&self.tree.root));
         let (started, clock) = (Instant::now(), self.report.clock);
         println!(
@@ -399,7 +405,8 @@ impl SuiteRun<'_> {
         Ok(Some(build.programs))
     }
 
-    /// Counts the tests of both tiers. A row of the table that names none is a test which no tier would run.
+    /// Counts the tests of both tiers, and reports each row of the table that names no test: no
+    /// tier would run that test.
     fn check_tiers(&mut self, all: &[Job]) {
         println!("== {}", self.timed.count(all).line());
         let unknown = self.timed.unknown(all);
@@ -412,7 +419,7 @@ impl SuiteRun<'_> {
         }
     }
 
-    /// What cargo checks by itself, beside the tests.
+    /// Returns the jobs of cargo's own checks, besides the tests.
     fn checks(&self) -> Vec<Job> {
         let root = &self.tree.root;
         let linted = |job: Job, output| Job {
@@ -447,7 +454,7 @@ impl SuiteRun<'_> {
         jobs
     }
 
-    /// Runs jobs side by side, and those that failed once more.
+    /// Runs jobs side by side, and then the failed ones once more.
     fn pass(&mut self, stage: &'static str, jobs: Vec<Job>) -> anyhow::Result<()> {
         if jobs.is_empty() {
             return Ok(());
@@ -504,7 +511,7 @@ impl SuiteRun<'_> {
         Ok(())
     }
 
-    /// Writes all reports and prints the end.
+    /// Writes all reports and prints the last lines.
     fn close(self) -> anyhow::Result<bool> {
         let root: &Path = &self.tree.root;
         self.durations.write(root)?;

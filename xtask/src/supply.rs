@@ -22,7 +22,7 @@ enum DenyOutcome {
     Skipped,
 }
 
-/// A check, how long it took, what it counted, and what it printed if it did not pass.
+/// A check with its duration and its count, and with its output if it did not pass.
 #[derive(Debug)]
 pub(crate) struct SupplyResult {
     pub(crate) name: &'static str,

@@ -8,15 +8,15 @@ use anyhow::{Context, ensure};
 use crate::jobs::Job;
 
 const TABLE: &str = "testing/timed-tests.tsv";
-/// Stands for all tests of a job.
+/// Wildcard for all tests of a job.
 const ALL: &str = "*";
 
-/// Where a timed test runs.
+/// Tiers in which a timed test runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Tier {
-    /// In `make test-timing` only.
+    /// Only `make test-timing` runs the test.
     Timing,
-    /// In the gate too, which does not judge its times.
+    /// The gate runs the test too, without its assertions on time.
     Both,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct TimedTests {
     rows: BTreeMap<(String, String), Tier>,
 }
 
-/// How many tests each tier runs.
+/// Number of tests that each tier runs.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TierCounts {
     listed: usize,
@@ -99,7 +99,7 @@ impl TimedTests {
         self.tier(job, test).is_some()
     }
 
-    /// The part of a job that the gate runs; none if all of its tests are the timing tier's.
+    /// Returns the part of a job that the gate runs; `None` if only the timing tier runs its tests.
     pub(crate) fn gate(&self, job: &Job) -> Option<Job> {
         let kept: Vec<String> = job
             .tests
@@ -114,7 +114,7 @@ impl TimedTests {
         }
     }
 
-    /// The tests of a job that the timing tier runs.
+    /// Returns the tests of a job that the timing tier runs.
     pub(crate) fn timing(&self, job: &Job) -> Vec<String> {
         job.tests
             .iter()
@@ -123,7 +123,7 @@ impl TimedTests {
             .collect()
     }
 
-    /// Counts the tests of the jobs, which have all of theirs.
+    /// Counts the tests of the jobs. The jobs must contain all of their tests.
     pub(crate) fn count(&self, jobs: &[Job]) -> TierCounts {
         let mut counts = TierCounts::default();
         for (job, test) in jobs
@@ -139,7 +139,8 @@ impl TimedTests {
         counts
     }
 
-    /// Rows that name a job or a test that no program lists: a timed test was renamed, and no tier would run it.
+    /// Returns the rows that name a job or a test which no program lists. Such a test was renamed,
+    /// and no tier would run it.
     pub(crate) fn unknown(&self, jobs: &[Job]) -> Vec<String> {
         let listed: BTreeMap<&str, BTreeSet<&str>> = jobs
             .iter()

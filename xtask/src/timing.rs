@@ -32,18 +32,19 @@ const BUILD: [&str; 9] = [
     "--message-format=json",
     "--color=never",
 ];
-/// How long a cold build takes on two cores.
+/// Duration of a cold build on two cores.
 const BUILD_EXPECTED: Duration = Duration::from_secs(1_600);
 const LOGS: &str = "target/timing-logs";
-/// The environment variable that selects the tier, and its value with which figures are reported and not judged (`canal_timing`).
+/// The environment variable that selects the tier, and its value with which figures are reported
+/// and not asserted (`canal_timing`).
 const TIER: (&str, &str) = ("CANAL_TIMING", "report");
 const TRIES: usize = 5;
-/// The longest time of one try.
+/// Time limit of one try.
 const TRY_MAX: Duration = Duration::from_secs(900);
 /// Exit status if the machine was too busy for a verdict.
 const NO_VERDICT: u8 = 3;
 
-/// A test and the program that has it.
+/// A test, and the job that runs its program.
 #[derive(Debug, Clone)]
 struct TimedTest {
     job: Job,
@@ -106,7 +107,7 @@ pub(crate) fn run(words: &[&str]) -> anyhow::Result<ExitCode> {
                 .into_iter()
                 .map(|figure| (format!("{} {}", timed.job.name, timed.test), figure)),
         );
-        // What was measured stays if the run is ended.
+        // The table is written after each test, so that an interrupted run keeps its figures.
         timing_table::write(&tree.root, &rows, &is_listed)?;
     }
     Ok(close(&verdicts))
@@ -130,7 +131,8 @@ fn read_words<'a>(words: &[&'a str]) -> anyhow::Result<(Vec<&'a str>, usize)> {
     Ok((wanted, tries))
 }
 
-/// The timed tests of the jobs that are wanted: by the job's name, by its package, or by its module.
+/// Returns the timed tests of the selected jobs. A job is selected by its name, its package or its
+/// module.
 fn choose(jobs: &[Job], table: &TimedTests, wanted: &[&str]) -> anyhow::Result<Vec<TimedTest>> {
     let is_named =
         |job: &Job, word: &str| job.name == word || job.name.split(' ').any(|part| part == word);
@@ -156,7 +158,7 @@ fn choose(jobs: &[Job], table: &TimedTests, wanted: &[&str]) -> anyhow::Result<V
         .collect())
 }
 
-/// Runs one test until it has so many tries that count, or too many that do not.
+/// Runs one test until it has enough valid tries, or too many void ones.
 fn run_test(timed: &TimedTest, wanted: usize, logs: &Path) -> anyhow::Result<Vec<JudgedFigure>> {
     let (mut tries, mut voids) = (Vec::new(), 0);
     while tries.len() < wanted && voids <= VOID_MAX {
@@ -168,7 +170,7 @@ fn run_test(timed: &TimedTest, wanted: usize, logs: &Path) -> anyhow::Result<Vec
     Ok(judge(&tries, voids))
 }
 
-/// Counts a try, or that it is void.
+/// Adds a valid try, or counts a void one.
 fn take(one: Try, quiet: Quiet, tries: &mut Vec<Try>, voids: &mut usize) {
     if quiet.is_void() {
         *voids += 1;
@@ -186,7 +188,7 @@ fn take(one: Try, quiet: Quiet, tries: &mut Vec<Try>, voids: &mut usize) {
 fn run_try(timed: &TimedTest, n: usize, logs: &Path) -> anyhow::Result<Try> {
     let job = &timed.job;
     let mut words = job.command.clone();
-    // The job's own words say how its tests run beside each other.
+    // The job's own flags set the number of test threads, which a single test does not need.
     words.retain(|word| !word.to_string_lossy().starts_with("--"));
     words.extend(["--exact", &timed.test, "--nocapture", "--test-threads=1"].map(Into::into));
     let log: PathBuf = logs.join(format!(
@@ -228,7 +230,7 @@ fn describe(figure: &JudgedFigure) -> String {
     )
 }
 
-/// Prints what failed and the counts, and gives the exit status.
+/// Prints the failures and the counts, and returns the exit status.
 fn close(verdicts: &[(String, JudgedFigure)]) -> ExitCode {
     let of = |wanted: Verdict| {
         verdicts
@@ -306,7 +308,7 @@ mod tests {
         );
     }
 
-    /// Runs a planted test several times. The machine of the gate may be busy, so no try is void here.
+    /// Runs a fake test several times. The gate's machine may be busy, so no try is void here.
     fn verdicts(name: &str, script: &str) -> Vec<Verdict> {
         let logs =
             std::env::temp_dir().join(format!("canal-xtask-timing-{}-{name}", std::process::id()));

@@ -1,4 +1,5 @@
-//! `docs/timing.md`: a row for each figure of each timed test. A run replaces the rows of its own tests. It judges nothing.
+//! `docs/timing.md`: a row for each figure of each timed test. A run replaces the rows of its own
+//! tests. It decides no verdict.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,7 +10,7 @@ pub(crate) const FILE: &str = "docs/timing.md";
 const COLUMNS: &str =
     "| job | test | figure | kind | bound | tries | result | verdict | commit | day | machine |";
 
-/// What a run says of itself in each of its rows.
+/// Columns that are the same in all rows of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct TimingRun {
     pub(crate) commit: String,
@@ -48,7 +49,7 @@ impl TimingRow {
             &run.day,
             &run.machine,
         ];
-        // A bar would end a cell.
+        // A `|` in a value would end the cell.
         let line = format!(
             "| {} |",
             cells.map(|cell| cell.replace('|', "/")).join(" | ")
@@ -71,7 +72,8 @@ impl TimingRow {
     }
 }
 
-/// Writes the rows in place of those of the same tests, and of tests that are listed no more.
+/// Writes the rows. They replace the rows of the same tests; rows of tests that are not listed any
+/// more are removed.
 pub(crate) fn write(
     root: &Path,
     new: &[TimingRow],

@@ -1,17 +1,18 @@
-//! The verdict on the tries of a timed test: of each of its figures, by the figure's kind. It runs nothing.
+//! The verdict on the tries of a timed test, for each of its figures by the figure's kind. It runs
+//! nothing.
 
 use std::collections::BTreeMap;
 
-/// How much longer than its bound a single time may be, if the median is within.
+/// Factor by which a single time may exceed its bound, if the median is within the bound.
 const OUTLIER_FACTOR: f64 = 3.0;
-/// Of five tries, one may say no.
+/// Number of tries per failed one: of five tries, one may fail.
 const TRIES_PER_NO: usize = 5;
-/// More void tries of a test than these, and the machine says nothing about it.
+/// Maximum number of void tries of a test. With more, the test is undecided on this machine.
 pub(crate) const VOID_MAX: usize = 5;
-/// The figure of every test: whether it passed.
+/// Name of the figure that every test has: it passed, or it did not.
 const PASSES: &str = "the test passes";
 
-/// The kind of bound that a figure is judged by.
+/// The kind of bound that a figure is compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FigureKind {
     Holds,
@@ -94,8 +95,9 @@ fn read_figure(line: &str) -> Option<(String, Figure)> {
     ))
 }
 
-/// Makes a try of a process that ran one test. A figure that was reported several times is the longest of times, the sum of losses, and yes if it
-/// held each time. A failed assertion that is none on time is a no.
+/// Reads a try from a process that ran one test. Of a figure that was reported several times, it
+/// takes the longest time, the sum of losses, and "yes" only if it held each time. A failed
+/// assertion that does not concern time makes the try fail.
 pub(crate) fn read_try<'a>(
     lines: impl Iterator<Item = &'a str>,
     is_passed: bool,
@@ -141,7 +143,7 @@ fn join(old: Figure, new: Figure) -> Figure {
     }
 }
 
-/// The part of its bound that a time takes.
+/// Returns a time as a fraction of its bound.
 fn ratio(figure: Figure) -> f64 {
     if figure.value <= 0.0 {
         0.0
@@ -150,7 +152,7 @@ fn ratio(figure: Figure) -> f64 {
     }
 }
 
-/// Judges the valid tries of a test.
+/// Decides the verdict on the valid tries of a test.
 pub(crate) fn judge(tries: &[Try], voids: usize) -> Vec<JudgedFigure> {
     let mut figures: BTreeMap<&String, Vec<Figure>> = BTreeMap::new();
     tries
@@ -190,7 +192,7 @@ fn judge_figure(name: &str, all: &[Figure], tries: usize) -> JudgedFigure {
         FigureKind::Seconds => {
             let mut sorted = all.to_vec();
             sorted.sort_by(|a, b| ratio(*a).total_cmp(&ratio(*b)));
-            // Of an even number, the longer one of the two in the middle.
+            // With an even number of tries, the median is the longer of the two in the middle.
             let (median, longest) = (sorted[sorted.len() / 2], sorted[sorted.len() - 1]);
             let is_held = ratio(median) <= 1.0 && ratio(longest) <= OUTLIER_FACTOR;
             (
@@ -229,7 +231,7 @@ fn judge_figure(name: &str, all: &[Figure], tries: usize) -> JudgedFigure {
     }
 }
 
-/// A number with at most three decimals.
+/// Formats a number with at most three decimals.
 fn number(value: f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

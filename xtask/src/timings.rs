@@ -1,4 +1,5 @@
-//! How long each unit took to compile, from the page that cargo writes with `--timings`. It measures nothing itself.
+//! The compile time of each unit, from the page that cargo writes with `--timings`. It measures
+//! nothing itself.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,7 +10,7 @@ use serde_json::Value;
 use crate::count::Count;
 use crate::report::{COMPILED, Report};
 
-/// The page of the last build, and what stands in it before its units.
+/// The page of the last build, and the text before the units in it.
 const PAGE: &str = "target/cargo-timings/cargo-timing.html";
 const UNITS: &str = "const UNIT_DATA = ";
 /// A crate of the workspace that compiled faster has no row of its own.
@@ -19,18 +20,19 @@ const ROW_MIN: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct CompiledUnit {
     package: String,
-    /// The kind and name of what was made of the package; empty for its library.
+    /// Kind and name of the target; empty for the package's library.
     target: String,
     took: Duration,
 }
 
-/// The units of the build since the last call; none if it failed, or if nothing had to be compiled.
+/// Returns the units of the build since the last call; none if the build failed or had nothing to
+/// compile.
 pub(crate) fn take(root: &Path) -> Vec<CompiledUnit> {
     let page = root.join(PAGE);
     let Ok(text) = std::fs::read_to_string(&page) else {
         return Vec::new();
     };
-    // A page that stays is read again, and its units are reported twice.
+    // If the page cannot be removed, it is read again and its units are reported twice.
     let _ = std::fs::remove_file(&page);
     units(&text).unwrap_or_else(|| {
         println!("== {PAGE} has no units that can be read: this cargo writes it otherwise");

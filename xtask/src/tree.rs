@@ -25,7 +25,8 @@ impl SourceTree {
             .context("git ls-files: is git installed?")?;
         let mut files = BTreeMap::new();
         for path in String::from_utf8(list.stdout)?.lines() {
-            // Files that are deleted but still in the index, and files that are not text, have no rules.
+            // No rule applies to files that are deleted but still in the index, or that are not
+            // text.
             if let Ok(text) = std::fs::read_to_string(root.join(path)) {
                 files.insert(path.to_string(), text);
             }

@@ -1,4 +1,5 @@
-//! The verdict on a job: from how its process ended and what that printed to counts and failures, in one pass or two. It runs nothing.
+//! The verdict on a job: derives counts and failures from the exit and the output of its process,
+//! in one pass or two. It runs nothing.
 
 use std::time::Duration;
 
@@ -13,12 +14,13 @@ use crate::tiers::TimedTests;
 const TEXT_LINES_MAX: usize = 30;
 /// Names of tests that one failure lists.
 const NAMES_MAX: usize = 5;
-/// So many failed jobs in the first pass are the change and not the weather: there is no second pass.
+/// With this many failed jobs in the first pass, there is no second pass: the change is the cause,
+/// not a busy machine.
 pub(crate) const FIRST_FAILURES_MAX: usize = 5;
-/// More unstable jobs than these fail the run.
+/// Maximum number of unstable jobs; with more, the run fails.
 pub(crate) const UNSTABLE_MAX: usize = 2;
 
-/// A failure: in which job and test, and why.
+/// A failure with its job, its test and its reason.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) job: String,
@@ -33,19 +35,21 @@ pub(crate) struct JobResult {
     pub(crate) job: Job,
     pub(crate) count: Count,
     pub(crate) failures: Vec<Failure>,
-    /// Why tests were skipped, in their own words.
+    /// Reasons that skipped tests printed.
     pub(crate) skips: Vec<String>,
     pub(crate) took: Duration,
     pub(crate) counted: Duration,
-    /// Its tests ended by themselves, so that those that failed can run without the others.
+    /// True if the job's tests ended by themselves, so that the failed ones can run again without
+    /// the others.
     pub(crate) is_complete: bool,
-    /// A failure that a second run would repeat.
+    /// True if a second run would fail in the same way.
     pub(crate) is_final: bool,
     pub(crate) first_pass_failures: usize,
 }
 
 impl Failure {
-    /// What went wrong, in one line: where it panicked and the first line of what it said.
+    /// Returns the failure in one line: the position of the panic, and the first line of its
+    /// message.
     pub(crate) fn line(&self) -> String {
         let lines = self.message.iter().take(2).map(|line| {
             let place = line
@@ -71,7 +75,8 @@ impl JobResult {
         self.is_failed() && !self.is_final && self.job.may_retry()
     }
 
-    /// The job of the second pass: of a suite of worlds the whole module, because its tests share a world; of others the failed tests.
+    /// Returns the job for the second pass. In a suite with worlds it is the whole module, because
+    /// its tests share a world. In others it is the failed tests.
     pub(crate) fn retry(&self) -> Job {
         let failed: Vec<String> = self
             .failures
@@ -89,7 +94,7 @@ impl JobResult {
     }
 }
 
-/// Judges a job that ended.
+/// Decides the verdict on a job that ended.
 pub(crate) fn judge(job: Job, ended: &EndedProcess, timed: &TimedTests) -> JobResult {
     let (took, counted) = (ended.took, ended.counted);
     let skips = ended
@@ -116,7 +121,7 @@ pub(crate) fn judge(job: Job, ended: &EndedProcess, timed: &TimedTests) -> JobRe
     }
 }
 
-/// Why a process did not end well, if it says no more.
+/// Returns the reason for a failed process by its exit alone; `None` if it succeeded.
 fn why(end: &ProcessEnd) -> Option<String> {
     match end {
         ProcessEnd::Exited(true) => None,
@@ -141,7 +146,7 @@ fn judge_check(job: &Job, ended: &EndedProcess) -> (Count, Vec<Failure>, bool, b
     }
     let is_well = ended.end == ProcessEnd::Exited(true) && findings == 0;
     let mut message: Vec<String> = why(&ended.end).into_iter().collect();
-    // What a check says is in its lines; how it ended matters only if it says nothing.
+    // The lines of a check give the reason. Its exit matters only if there are none.
     if !lines.is_empty() && ended.end == ProcessEnd::Exited(false) {
         message.clear();
     }
@@ -187,7 +192,7 @@ fn judge_tests(
     let is_complete =
         matches!(ended.end, ProcessEnd::Exited(_)) && count.reported >= job.tests.len() as u64;
     match why(&ended.end) {
-        // A failed test is why it ended so.
+        // A failed test explains the exit status.
         Some(_) if is_complete && !failures.is_empty() => {}
         Some(why) => failures.push(failure(&names(&unfinished), vec![why])),
         None if !is_complete => {
@@ -211,7 +216,7 @@ fn judge_tests(
     (count, failures, is_complete, !unlisted.is_empty())
 }
 
-/// The names of tests in one word of a report.
+/// Returns the names of tests for one cell of a report.
 fn names(tests: &[String]) -> String {
     let mut text = tests
         .iter()
@@ -225,7 +230,8 @@ fn names(tests: &[String]) -> String {
     text
 }
 
-/// The jobs that run once more: those that failed and may say something else, if few failed.
+/// Returns the jobs that run once more: those that failed and may pass in a second run, if few
+/// failed.
 pub(crate) fn decide_second_pass(results: &[JobResult]) -> Vec<usize> {
     if results.iter().filter(|result| result.is_failed()).count() >= FIRST_FAILURES_MAX {
         return Vec::new();
@@ -235,7 +241,8 @@ pub(crate) fn decide_second_pass(results: &[JobResult]) -> Vec<usize> {
         .collect()
 }
 
-/// Joins the two runs of a job: the verdict of the second one, and what failed in the first one only.
+/// Joins the two runs of a job. The result has the verdict of the second run; failures of the first
+/// run alone are returned beside it.
 pub(crate) fn join(first: JobResult, second: JobResult) -> (JobResult, Vec<Failure>) {
     let is_whole = second.job.tests.len() == first.job.tests.len();
     let mut count = second.count;
@@ -254,7 +261,7 @@ pub(crate) fn join(first: JobResult, second: JobResult) -> (JobResult, Vec<Failu
         .into_iter()
         .filter(|failure| !second.is_failed() || !fails_again(failure))
         .collect();
-    // A job that failed again is a failed one, and not unstable too.
+    // A job that failed again counts as failed, not as unstable.
     let unstable = if second.is_failed() {
         Vec::new()
     } else {

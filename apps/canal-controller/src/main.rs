@@ -89,7 +89,7 @@ struct Flags {
     /// this flag.
     #[arg(long)]
     legacy_metric_names: bool,
-    /// What to log, e.g. info or canal_controller_core=debug,info.
+    /// Log filter, e.g. info or canal_controller_core=debug,info.
     #[arg(long, value_name = "FILTER", default_value = "info")]
     log: String,
 }

@@ -75,7 +75,7 @@ pub struct GatewayFlags {
     /// Add the names that metrics had in earlier versions to /metrics; docs/operations/renamed.md lists them. The next release does not have
     /// this flag.
     #[arg(long)]
-    legacy_metric_names: bool,
+    pub(crate) legacy_metric_names: bool,
     /// /healthz/ready.
     #[arg(long, default_value = "0.0.0.0:15021")]
     readiness_addr: SocketAddr,

@@ -1,4 +1,5 @@
-//! The shipped program cannot be ended by a request. `tests/crashing-gateway` checks its own program for the same words.
+//! The shipped program cannot be ended by a request. Its executable does not contain the name of
+//! the crash flag; `tests/crashing-gateway` checks that the executable with the flag does.
 
 use std::process::Command;
 

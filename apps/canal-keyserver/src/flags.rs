@@ -47,7 +47,8 @@ pub(crate) struct Flags {
     /// Be this tenant's own key server, not the provider's.
     #[arg(long, help_heading = "Keyless")]
     tenant: Option<TenantName>,
-    /// The tenant's own keys: NAME.crt (PEM chain, leaf first), NAME.key, and allow.yaml, which lists who may get signatures with them.
+    /// The tenant's own keys: NAME.crt (PEM chain, leaf first), NAME.key, and allow.yaml, which
+    /// lists the requesters that may get signatures with them.
     #[arg(long, requires = "tenant", help_heading = "Keyless")]
     tls_dir: Option<PathBuf>,
     /// Threads for ECDSA, and the same number for RSA; 0 is one per core.

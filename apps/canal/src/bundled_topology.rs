@@ -165,7 +165,8 @@ pub(crate) fn refused(problems: &[TopologyProblem]) -> VerbError {
     VerbError::new(ExitStatus::Failed, "", lines.join("\n"), "")
 }
 
-/// Returns `wish`, with this process's id appended if a world of that name is already up.
+/// Returns the requested name, with this process's id appended if a world of that name is already
+/// up.
 pub(crate) fn free_name(base: &str) -> VerbResult<String> {
     let names = running_world::names()?;
     Ok(if names.iter().any(|name| name == base) {

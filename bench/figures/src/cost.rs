@@ -40,7 +40,8 @@ pub(crate) struct Flags {
     /// Sessions at the underlay of a replica with tunnels
     #[arg(long)]
     tunnel_sessions: Option<f64>,
-    /// Sessions of a replica to endpoints, for each client session: they need room at the underlay, too
+    /// Sessions of a replica to endpoints, for each client session: they count against the
+    /// underlay's limit too
     #[arg(long)]
     upstream: Option<f64>,
     /// How full the session table may be. Default: §3.2's 90 %

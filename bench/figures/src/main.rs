@@ -25,9 +25,9 @@ enum Figure {
     Shards(tier::TierSize),
     /// The blast radius of 1 to 8 failures at once: shuffle sharding beside plain sharding.
     Blast(blast::BlastArgs),
-    /// What planning a large tier costs.
+    /// The cost of planning a large tier.
     Scale(scale::ScaleArgs),
-    /// Table 5: what redirectors and tunnels save, from measured costs.
+    /// Table 5: the cost that redirectors and tunnels save, from measured costs.
     Cost(cost::Flags),
 }
 

@@ -18,7 +18,7 @@ pub(crate) struct ScaleArgs {
     services: u32,
     #[arg(long, default_value_t = 40)]
     backends: u32,
-    /// Of each backend.
+    /// Replicas of each backend.
     #[arg(long, default_value_t = 2)]
     replicas: u32,
 }

@@ -36,10 +36,10 @@ pub(crate) struct LanesFlags {
     chain: PathBuf,
     #[arg(long, value_name = "FILE")]
     key: PathBuf,
-    /// Who issues clients' certificates, PEM
+    /// Root certificate that clients' certificates chain to, PEM
     #[arg(long, value_name = "FILE")]
     root: PathBuf,
-    /// Operations wait until there are eight, or 1 ms
+    /// Delay operations until there are eight, for 1 ms at most
     #[arg(long)]
     batched: bool,
 }

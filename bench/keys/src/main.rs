@@ -35,13 +35,16 @@ enum Experiment {
     Figures(figures::Flags),
     /// One case, for a closer look
     One(one::Flags),
-    /// Where the node proxy's time for a session goes, and what no key server could go below
+    /// The node proxy's CPU time for a session by activity, and the lower bound for any key server
     Profile(profile::ProfileFlags),
-    /// Figure 24: the part of a request's time that the key server and the road over the gateway are
+    /// Figure 24: the fraction of a request's time that the key server and the path through the
+    /// gateway take
     Share(share::ShareFlags),
-    /// Figure 25's slowdown below eight sessions at once: a local key whose operations are gathered by eight, or 1 ms
+    /// Figure 25's slowdown below eight concurrent sessions: a local key whose operations run in
+    /// batches of eight, or after 1 ms
     Batched(batched::BatchedFlags),
-    /// What one bare exchange with another core costs who asks: the kernel's part of a key server
+    /// The CPU time that an exchange with another core costs its sender: the kernel's part of a key
+    /// server's cost
     Exchange(exchange::Flags),
     /// The load alone; run by `figures` inside the world
     Load(load::Flags),

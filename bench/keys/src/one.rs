@@ -13,7 +13,7 @@ pub(crate) struct Flags {
     concurrency: usize,
     #[arg(long, default_value_t = 4.0)]
     seconds: f64,
-    /// Of a core, for the node proxy; without it: a whole one
+    /// Share of a core for the node proxy; a whole core by default
     #[arg(long)]
     share: Option<f64>,
     #[arg(long, value_enum, default_value_t = Network::Apart)]

@@ -18,13 +18,13 @@ pub(crate) struct ProfileFlags {
     algorithm: CertificateAlgorithm,
     #[arg(long, default_value_t = 1)]
     concurrency: usize,
-    /// Of load, for each mode and round
+    /// Seconds of load for each mode and round
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
-    /// Each mode is watched in so many worlds, in turns
+    /// Number of worlds in which each mode is measured, in turn
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Of a core, for the node proxy
+    /// Share of a core for the node proxy
     #[arg(long, default_value_t = 0.15)]
     share: f64,
     #[arg(long, value_enum, default_value_t = Network::Apart)]

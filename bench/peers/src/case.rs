@@ -16,11 +16,11 @@ pub(crate) enum ProxyCase {
     H2c,
     /// mTLS and HTTP/2 in, 10,000 services configured, all requests to one: a CONNECT for each, or a stream where there is no HBONE.
     OneService,
-    /// As [`ProxyCase::OneService`], with the service drawn at random for each request.
+    /// Like [`ProxyCase::OneService`], with the service drawn at random for each request.
     ManyServices,
     /// mTLS and HTTP/2 in and out: HBONE tunnels that are reused, or streams.
     Mtls,
-    /// As [`ProxyCase::Http1`], with a token that is checked, policies and an access log.
+    /// Like [`ProxyCase::Http1`], with a token that is validated, policies and an access log.
     Policies,
 }
 

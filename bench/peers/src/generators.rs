@@ -6,7 +6,7 @@ use anyhow::Context;
 
 use crate::process::LOAD_CORE;
 
-/// What a load generator counted and measured.
+/// Counts and times that a load generator measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GeneratorReport {
     pub ok: u64,

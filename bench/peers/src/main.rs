@@ -37,7 +37,8 @@ struct Flags {
     /// Seconds of each load in a run.
     #[arg(long, default_value_t = 1)]
     seconds: u32,
-    /// Rounds, in each of which every proxy has each load of each case once; the median is printed. Drift hits all proxies alike.
+    /// Number of rounds. In each, every proxy gets each load of each case once, so that drift
+    /// affects all proxies equally. The median is printed.
     #[arg(long, default_value_t = 5)]
     runs: usize,
     /// Only these proxies (canal, canal-before, canal-100k, canal-100k-controller, haproxy, nginx, envoy).

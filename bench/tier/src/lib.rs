@@ -1,4 +1,5 @@
-//! What benches in worlds share: a world with clients in its pods, the spread of rounds, and the file of figures. It measures nothing.
+//! Shared parts of benches in worlds: a world with clients in its pods, the spread of rounds, and
+//! the file of figures. It measures nothing. Start at [`scene`].
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,9 @@
-//! The bars of an experiment: what was measured beside what it must be, and whether that holds. It measures nothing.
+//! The bars of an experiment: each measured figure beside its bound, and whether it holds. It
+//! measures nothing.
 
 use std::fmt::Write as _;
 
-/// What a figure must be.
+/// Bound that a figure must meet.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Bound {
     AtMost(f64),
@@ -27,7 +28,8 @@ impl Bar {
         }
     }
 
-    /// A figure that is no number misses every bound.
+    /// Returns whether the figure meets its bound. A figure that is not a number misses every
+    /// bound.
     fn holds(&self) -> bool {
         match self.bound {
             Bound::AtMost(most) => self.figure <= most,

@@ -1,5 +1,6 @@
-//! What applications notice of the mesh, measured in worlds on real traffic, each figure beside its bar. Exit status 0: all bars hold, 1: one
-//! is missed, 2: it could not be measured.
+//! The differences that applications observe between the mesh and a plain network, measured in
+//! worlds on real traffic. It prints each figure beside its bar. Exit status 0: all bars hold; 1: a
+//! bar is missed; 2: a figure could not be measured.
 
 #![forbid(unsafe_code)]
 

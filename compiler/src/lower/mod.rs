@@ -1,10 +1,12 @@
 //! Lowers the IR to the programs of data planes. [`tenant`] makes all resources of a tenant once, and the controller keeps them encoded.
 //! [`gateway`], [`node`], [`edge`] and [`key_server`] return what one subscriber is sent of them. The targets do not depend on each other.
 //!
-//! A program is `(IR, scope) → resources`. `scope` decides which resource a subscriber receives, here and in the controller's streams, so
-//! that goldens and `tests/differential` judge what ships; a test of the controller compares the two
-//! (`control/southbound/src/subscriber_stream/tests/lowering.rs`). A program has only resources that the compiler makes. The
-//! controller adds its own: addresses and bucket tables of the planner, replicas, trust bundles, entitlements of gateways, and manifests.
+//! A program is `(IR, scope) → resources`. `scope` decides which resource a subscriber receives,
+//! here and in the controller's streams, so that goldens and `tests/differential` test the shipped
+//! decision; a test of the controller compares the two
+//! (`control/southbound/src/subscriber_stream/tests/lowering.rs`). A program has only resources
+//! that the compiler makes. The controller adds its own: addresses and bucket tables of the
+//! planner, replicas, trust bundles, entitlements of gateways, and manifests.
 //!
 //! `target` is the interface by which a target refuses rules that it cannot run.
 
@@ -31,8 +33,8 @@ use canal_model::program::Resource;
 use crate::ir::Ir;
 use crate::scope::{self, BackendScope, TierPlacement};
 
-/// Returns a placement with all services of the tenant on one backend, whose only replica is `replica`: the scope of a program that is
-/// judged without a planner.
+/// Returns a placement with all services of the tenant on one backend, whose only replica is
+/// `replica`: the scope of a program that is evaluated without a planner.
 pub fn placement_on(ir: &Ir, replica: &ReplicaName, backend: &BackendName) -> TierPlacement {
     let services = ir
         .services

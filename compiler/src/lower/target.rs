@@ -71,7 +71,7 @@ pub enum PortRule<'a> {
     Endpoint(&'a Workload),
 }
 
-/// What a target can hold, beyond which it refuses ports.
+/// Limits of a target. It refuses a port that exceeds them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlacementLimits {
     /// Maximum number of workloads behind one port.

@@ -1,4 +1,5 @@
-//! Lowers the IR to all resources of the tenant, whoever receives them. It does not decide who does.
+//! Lowers the IR to all resources of the tenant, for all subscribers. [`crate::scope`] decides
+//! which subscriber receives which resource.
 
 use canal_model::program::{Resource, RouteRule};
 

@@ -1,5 +1,6 @@
-//! Who may use the controller, and how much of it: principals and their tokens, the admission of connections, and the limits that tenants
-//! share. It does not decide what an authenticated client may do; each service does. Start at [`Authenticator`] and [`TenantLimits`].
+//! Access to the controller: principals and their tokens, the admission of connections, and the
+//! limits that tenants share. It does not authorize the requests of an authenticated client; each
+//! service does. Start at [`Authenticator`] and [`TenantLimits`].
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! What the controller is started with: its configuration, its limits, and the reasons why it does not start. Nothing is opened here.
+//! The controller's configuration and limits, and the errors that prevent its start. It opens no
+//! file or socket. Start at [`ControllerConfig`].
 
 use std::io;
 use std::net::SocketAddr;

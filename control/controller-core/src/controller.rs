@@ -210,7 +210,8 @@ impl Controller {
 
 type Task = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Returns the background tasks that need only the rooms' handles, and the queue of commands to the writer.
+/// Returns the background tasks that need only [`RoomHandles`], and the queue of commands to the
+/// writer.
 fn own_work(rooms: &RoomHandles, commands: mpsc::Sender<WriterCommand>) -> Vec<Task> {
     let maintenance = MaintenanceContext {
         trust: rooms.trust.clone(),

@@ -1,9 +1,13 @@
-//! The controller library: wires the rooms of `control` together and runs them in one process. It opens the listeners, starts the catalog
-//! writer, and gives each room the handles that it needs. It does not know how traffic flows.
+//! The controller library: wires the crates of `control` together and runs them in one process. It
+//! opens the listeners, starts the catalog writer, and passes each crate the handles that it needs.
+//! It does not route traffic.
 //!
-//! Start at [`Controller::start`]. `writer` shows how a change takes effect. The rooms: `canal-catalog` is the state in force,
-//! `canal-policy-sources` where it comes from, `canal-southbound` how data planes get it, `canal-access` who may use the controller,
-//! `canal-trust` the certificate authorities, `canal-fleet` the cloud tier, `canal-operators-api` what operators see and order.
+//! Start at [`Controller::start`]. `writer` shows how a change takes effect. Its parts (rooms in
+//! the names of this crate) are crates of their own. `canal-catalog` is the state in force, and
+//! `canal-policy-sources` reads the objects that it is compiled from. `canal-southbound`
+//! distributes it to data planes. `canal-access` authenticates clients, `canal-trust` is the
+//! certificate authorities, `canal-fleet` the cloud tier, and `canal-operators-api` the operators'
+//! API.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,6 @@
-//! Opens what the rooms of the controller stand on, and builds the rooms. Only the wiring knows all of them; each gets the handles that it
-//! needs. No task is started here. Start at [`RoomHandles::build`].
+//! Opens the store and the CA, and builds the parts of the controller (rooms) on them. Only this
+//! crate knows all parts; each gets the handles that it needs. No task is started here. Start at
+//! [`RoomHandles::build`].
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use crate::config::{ControllerConfig, ControllerError};
 /// Default file of TLS roots for https, where Debian and most other distributions install it.
 const TLS_ROOTS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// The handles of all rooms. Only the wiring knows all of them; each room gets those that it needs.
+/// The handles of all parts of the controller. Each part gets only those that it needs.
 #[derive(Clone)]
 pub(crate) struct RoomHandles {
     pub(crate) catalog: watch::Receiver<Arc<Catalog>>,
@@ -71,7 +72,7 @@ fn open_infra(
     ControllerCa::open_sealed(&config.infra_dir, now_seconds(), sealer)
 }
 
-/// What is opened before the rooms are built.
+/// Store, CA and HTTP client, which are opened before the parts that use them are built.
 pub(crate) struct OpenedFiles {
     pub(crate) infra: Arc<ControllerCa>,
     pub(crate) store: Arc<Store>,
@@ -113,7 +114,7 @@ impl OpenedFiles {
 }
 
 impl RoomHandles {
-    /// Builds the rooms. `catalog` and `principals` change while the controller runs.
+    /// Builds the parts of the controller. `catalog` and `principals` change while it runs.
     ///
     /// # Errors
     /// The store cannot be read, or the CA could not issue.

@@ -964,7 +964,8 @@ mod tests {
                 .push(Objection::new(reason, finding));
             fixture.writer.commit(prepared).unwrap();
         }
-        // This one is found when the writer takes the shares: nobody else's bytes were known when it was prepared.
+        // The writer finds this excess when it takes the shares. The bytes of other tenants were
+        // unknown when the state was prepared.
         let mut prepared = fixture.prepare("delta");
         prepared.validated.as_mut().unwrap().size.bytes = u64::MAX;
         fixture.writer.commit(prepared).unwrap();

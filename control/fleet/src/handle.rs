@@ -1,5 +1,5 @@
-//! The handle by which the rooms of the controller reach the fleet: its members, the plan in force, and operators' orders. It decides nothing
-//! about placement. Start at [`FleetHandle`].
+//! The handle by which the other parts of the controller access the fleet: its members, the plan in
+//! force, and operators' orders. It decides nothing about placement. Start at [`FleetHandle`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,7 +12,8 @@ use tokio::time::Instant;
 use crate::membership::{Membership, SilenceTimeouts};
 use crate::session_query::SessionQueries;
 
-/// The state of the fleet, which all services of the controller share. Locks are held for a moment, never across a wait.
+/// The state of the fleet, which all services of the controller share. No lock is held across an
+/// await point.
 pub struct FleetHandle {
     roster: Mutex<Membership>,
     /// Plan in force, with its unmet constraints.

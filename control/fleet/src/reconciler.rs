@@ -27,7 +27,7 @@ const STORE_RETRY_DELAY: Duration = Duration::from_millis(500);
 /// The pause after a pass lasts this many times as long as the pass.
 const PLANNING_REST_FACTOR: u32 = 3;
 
-/// What the reconciler needs of the controller.
+/// Handles of the controller that the reconciler uses.
 #[derive(Clone)]
 pub struct ReconcilerContext {
     pub fleet: Arc<FleetHandle>,

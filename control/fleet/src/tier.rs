@@ -1,4 +1,5 @@
-//! What the fleet hands to the catalog writer: the state of the cloud tier that data planes are to have. It decides nothing.
+//! The desired state of the cloud tier, which the fleet passes to the catalog writer for data
+//! planes. It decides nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ pub struct TierState {
     pub placement: Arc<TierPlacement>,
 }
 
-/// A state to publish, and where the result goes.
+/// A state to publish, and the channel for the result.
 pub struct TierUpdate {
     /// State that replaces the published one.
     pub tier: TierState,

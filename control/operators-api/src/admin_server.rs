@@ -48,7 +48,7 @@ pub enum AdminEndpoint {
     Metrics,
 }
 
-/// What the pages show of the controller.
+/// Handles of the controller whose state the pages show.
 pub struct PagesContext {
     pub catalog: watch::Receiver<Arc<Catalog>>,
     pub subscribers: Arc<Subscribers>,

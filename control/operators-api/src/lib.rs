@@ -1,5 +1,6 @@
-//! What operators see and order: the API that `canal` calls, observations of data planes, and the read-only admin pages. It checks which
-//! operator may see what, and converts; the other rooms decide and carry out. Start at [`AdminService`].
+//! The operators' side of the controller: the API that `canal` calls, observations of data planes,
+//! and the read-only admin pages. It checks which operator may read and change which objects, and
+//! converts. The other crates decide and execute. Start at [`AdminService`].
 
 #![forbid(unsafe_code)]
 

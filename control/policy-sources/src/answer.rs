@@ -15,7 +15,7 @@ const COMPARED_LINES_MAX: usize = 10_000;
 /// Bytes of a change, or of a diagnostic, besides its texts.
 const ENTRY_BYTES: usize = 32;
 
-/// The changes that an answer lists, and the number of those for which it has no room.
+/// The changes that a response lists, and the number of those that do not fit.
 #[derive(Debug, Default)]
 pub(crate) struct ChangeList {
     listed: Vec<api::Change>,
@@ -56,7 +56,8 @@ impl ChangeList {
         });
     }
 
-    /// Adds a change. Once one had no room, all that follow are counted only, so that the list has no gaps.
+    /// Adds a change. After the first change that does not fit, further changes are only counted,
+    /// so that the list has no gaps.
     pub(crate) fn push(&mut self, change: api::Change) {
         let is_change = change.what() != ChangeKind::Unchanged;
         let bytes = ENTRY_BYTES

@@ -43,7 +43,7 @@ pub struct ApplyOutcome {
     pub accepted: bool,
     pub generation: Generation,
     pub changes: Vec<api::Change>,
-    /// Number of changes after these for which an answer has no room.
+    /// Number of further changes that do not fit into the response.
     pub changes_left_out: u64,
     pub diagnostics: Vec<Diagnostic>,
 }

@@ -60,7 +60,7 @@ pub(crate) struct ApplyPlan {
     pub(crate) excess_bytes: Option<u64>,
 }
 
-/// What the operator may do.
+/// Permissions of the operator who writes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WritePermission {
     /// Allows objects that decide about isolation.

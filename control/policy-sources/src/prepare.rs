@@ -94,13 +94,13 @@ impl SourceChange {
 /// Why the newest state of a tenant is not in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WithheldReason {
-    /// It conflicts with claims of another tenant that are in force.
+    /// The state conflicts with claims of another tenant that are in force.
     Clash,
-    /// Its objects have more bytes than the tenant's share.
+    /// The objects have more bytes than the tenant's share.
     ConfigurationBytes,
-    /// Its compiled resources have more bytes than the tenant's share.
+    /// The compiled resources have more bytes than the tenant's share.
     CompiledBytes,
-    /// Its compiled resources are more than the tenant's share.
+    /// The number of compiled resources exceeds the tenant's share.
     CompiledResources,
     /// The route tables that gateways build of its resources have more bytes than the tenant's share.
     RouteTableBytes,
@@ -151,7 +151,7 @@ impl Objection {
 #[derive(Debug)]
 pub struct ValidatedTenant {
     pub compiled: CompiledTenant,
-    /// What the state takes of the tenant's shares.
+    /// Bytes and resources that the state takes of the tenant's shares.
     pub size: CompiledSize,
     /// Reasons why the state may not go live, independent of other tenants.
     pub objections: Vec<Objection>,

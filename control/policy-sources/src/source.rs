@@ -1,12 +1,14 @@
-//! The interface between a source of policy and the controller. A source says what objects a tenant has; what they mean together is the
-//! compiler's to decide, and which of two equal objects is in force follows from the order of [`PolicyOrigin`].
+//! The interface between a source of policy and the controller. A source provides a tenant's
+//! objects. The compiler decides what they mean together. The order of [`PolicyOrigin`] decides
+//! which of two objects with the same key is in force.
 //!
 //! Two sources implement [`PolicySource`]: [`ReadContent`], for a source that the controller reads (files now), and
 //! [`crate::applied::AppliedObjects`], for one that operators write to (the API). A new source that is read, for example Kubernetes, is a
 //! variant of [`PolicyOrigin`] and a task in a crate of its own:
 //!
 //! 1. it makes a [`ReadContent`] of each tenant's objects and passes it on in a [`SourceUpdate`] (`PendingChanges::apply_update`);
-//! 2. it follows the catalog, and writes what `TenantCatalog::status_of` says of each of its objects back to where it came from.
+//! 2. it watches the catalog, and writes the status of each of its objects
+//!    (`TenantCatalog::status_of`) back to the source.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
@@ -18,7 +20,7 @@ use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::ids::TenantName;
 use canal_model::policy::{Document, ObjectKey};
 
-/// What one source says about one tenant.
+/// The objects and diagnostics that one source has of one tenant.
 pub trait PolicySource: Debug {
     /// Returns which source it is, and with that its precedence.
     fn origin(&self) -> PolicyOrigin;
@@ -29,19 +31,21 @@ pub trait PolicySource: Debug {
     /// Returns the object with this key, if the source has it.
     fn find(&self, key: &ObjectKey) -> Option<&Arc<Document>>;
 
-    /// Returns what is wrong with the source, besides what the compiler finds in its objects.
+    /// Returns the diagnostics about the source itself. Those about its objects are the compiler's.
     fn diagnostics(&self) -> Vec<Diagnostic>;
 
-    /// False if something in the source could not be read, so that the tenant may have more objects than these.
+    /// Returns false if a part of the source could not be read, so that the tenant may have more
+    /// objects than these.
     fn is_read(&self) -> bool;
 
-    /// True if the source says nothing about the tenant, neither objects nor diagnostics.
+    /// Returns true if the source has neither objects nor diagnostics of the tenant.
     fn is_empty(&self) -> bool {
         self.documents().next().is_none() && self.diagnostics().is_empty()
     }
 }
 
-/// What a source that the controller reads said about a tenant when it was last readable.
+/// A tenant's objects and diagnostics from a source that the controller reads, as of the last time
+/// that it was readable.
 #[derive(Debug)]
 pub struct ReadContent {
     origin: PolicyOrigin,
@@ -110,10 +114,11 @@ impl PolicySource for ReadContent {
 /// The state of one tenant in a source that is read.
 #[derive(Debug, Clone)]
 pub enum SourceState {
-    /// What the source says about the tenant.
+    /// The objects and diagnostics that the source has of the tenant.
     Read(Arc<ReadContent>),
-    /// The source has no place for the tenant any more, for example no folder. If it was empty before, the tenant is meant to go. If it had
-    /// objects, these stay in force, and `finding` says so.
+    /// The source does not contain the tenant any more, for example because its folder is missing.
+    /// If it had no objects before, the tenant is removed. If it had objects, they stay in force,
+    /// and `finding` reports that.
     Gone {
         origin: PolicyOrigin,
         finding: Diagnostic,

@@ -27,7 +27,7 @@ use crate::subscribers::{OpenStream, Subscribers};
 /// batch must be ordered as a whole. A subscriber that wants only some kinds waits this long once per stream.
 const OPENING: Duration = Duration::from_millis(20);
 
-/// What the service needs of the controller.
+/// Handles of the controller that the service uses.
 pub struct DiscoveryContext {
     pub catalog: watch::Receiver<Arc<Catalog>>,
     pub clients: Authenticator,

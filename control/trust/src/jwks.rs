@@ -308,7 +308,7 @@ pub struct KeySetUpdate {
     pub fault: Option<String>,
 }
 
-/// What the fetcher needs of the controller.
+/// Handles of the controller that the fetcher uses.
 #[derive(Clone)]
 pub struct JwksContext {
     /// Names the key sets that tenants use.

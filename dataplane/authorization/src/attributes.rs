@@ -14,7 +14,7 @@ pub enum AttributeValue<'a> {
     Port(u16),
 }
 
-/// Whether a hop can observe an attribute.
+/// Result of reading an attribute: the hop can observe it, or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttributeVisibility {
     /// The hop has given all values of the attribute. If it gave none, the attribute is absent.

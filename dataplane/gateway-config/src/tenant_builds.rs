@@ -90,9 +90,9 @@ struct TenantBuild {
 /// One tenant whose newest changes are not in force yet.
 struct WaitingTenant {
     build: TenantBuild,
-    /// What followed in the same batch. It is published together with the build.
+    /// Later changes in the same batch. They are published together with the build.
     rest: LaterChanges,
-    /// What followed in later batches.
+    /// Changes in later batches.
     later: LaterChanges,
     later_generation: Generation,
 }
@@ -320,8 +320,9 @@ impl TenantBuilds {
         self.builder.route_faults()
     }
 
-    /// Lets a tenant's change wait, and returns the part of it that does not wait. Services that came with the change are withheld, because
-    /// without their routes they would be reachable in a way that nobody meant.
+    /// Lets a tenant's change wait, and returns the part of it that does not wait. Services that
+    /// came with the change are withheld, because without their routes they would be reachable in
+    /// an unintended way.
     fn wait(
         &mut self,
         tenant: TenantName,

@@ -102,7 +102,7 @@ impl BuildTurns {
                 .insert(tenant.clone(), turn.end() - turn.left);
         }
         if self.turns.is_empty() {
-            // Nobody waits, so nobody is behind or ahead.
+            // No tenant waits, so none is behind or ahead of the others.
             self.last_ends.clear();
         }
         let position = self.position;

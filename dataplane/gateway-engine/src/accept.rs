@@ -27,7 +27,7 @@ use crate::worker::{EngineShared, Worker};
 const IDLE_SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause after an accept fails because files or memory are exhausted. A late accept is better than a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Time that connections get to notice a forced drain before the worker ends.
+/// Time in which connections react to a forced drain before the worker ends.
 const FINAL_DRAIN_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Determines which protocol and which services a listener accepts.

@@ -25,7 +25,7 @@ pub(crate) struct Http1Downstream {
 /// A client's HTTP/2 stream, with the state of its request and response.
 pub(crate) struct Http2Downstream {
     pub(crate) body: RecvStream,
-    /// What the streams of the client's connection hold for their readers.
+    /// Account of the bytes that streams of the client's connection buffer for their readers.
     pub(crate) account: Rc<FlowAccount>,
     pub(crate) respond: SendResponse<Bytes>,
     /// Set once the response's head was sent and a body follows.

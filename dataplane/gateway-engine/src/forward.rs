@@ -87,7 +87,7 @@ pub(crate) trait HttpDownstream {
     type Head<'h>: FullRequest
     where
         Self: 'h;
-    /// What happens to the client's connection afterwards.
+    /// Instruction for the client's connection after the request.
     type End;
 
     /// Returns the head and the authority in it.

@@ -19,7 +19,7 @@ pub(crate) const ATTEMPTS_MAX: usize = 3;
 pub(crate) trait ClientTraffic {
     /// Result of a successful attempt.
     type Done;
-    /// What happens to the client's connection afterwards.
+    /// Instruction for the client's connection after the request.
     type End;
 
     fn worker(&self) -> &Worker;
@@ -115,14 +115,14 @@ pub(crate) struct ReplayConditions {
     pub(crate) is_repeatable: bool,
 }
 
-/// What the next attempt does.
+/// Way in which the next attempt differs from the failed one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Retry {
-    /// It prefers endpoints that were not tried.
+    /// The next attempt prefers endpoints that were not tried.
     Elsewhere,
-    /// It uses no idle connection.
+    /// The next attempt uses no idle connection.
     NewConnection,
-    /// It sends the same bytes to the same endpoint on a new connection.
+    /// The next attempt sends the same bytes to the same endpoint on a new connection.
     Resume,
 }
 

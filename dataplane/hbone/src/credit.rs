@@ -1,6 +1,7 @@
-//! Credit to send that a peer gives to the streams of a connection. A peer that couples its windows (ztunnel, Envoy) gives none to new streams
-//! while a stream of theirs is not read. Such a connection is passed by when a stream is placed. This module reads nothing and decides no
-//! window of this side. Start with [`SendCredit`].
+//! Credit to send that a peer gives to the streams of a connection. A peer that couples its windows
+//! (ztunnel, Envoy) gives none to new streams while a stream of theirs is not read. The pool then
+//! prefers another connection for a new stream. This module reads nothing and decides no window of
+//! this side. Start with [`SendCredit`].
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -21,7 +22,7 @@ const COUNT_INTERVAL: Duration = Duration::from_millis(250);
 /// Connections without credit that one peer may have until new streams are placed on them all the same.
 pub const WITHHELD_CONNECTIONS_MAX: usize = 4;
 
-/// Whether the peer of one connection gives its new streams credit to send.
+/// State of one connection's peer: it gives new streams credit to send, or not.
 #[derive(Debug, Default)]
 pub struct SendCredit {
     /// Number and beginning of each wait, the oldest first.

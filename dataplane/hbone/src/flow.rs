@@ -1,8 +1,11 @@
-//! Bytes that a connection's streams hold because their readers accept none: who pays for them, and what ends when nobody can. It reads
-//! nothing from HTTP/2 and decides no window; [`crate::windows`] does that. Start with [`StalledBytes`].
+//! Bytes that a connection's streams buffer because their readers accept none. It charges them to a
+//! tenant's budget, and selects the stream that is reset when the budget is used up. It reads
+//! nothing from HTTP/2 and decides no window; [`crate::windows`] does that. Start with
+//! [`StalledBytes`].
 //!
-//! The window of a connection limits nothing, because a stream that is not read would then stop all others. So the windows of streams limit
-//! what one stream may hold, and a budget limits what all streams of a tenant hold together.
+//! The window of a connection is unlimited, because otherwise a stream that is not read would stop
+//! all others. The windows of streams therefore limit the bytes of one stream, and a budget limits
+//! the bytes of all streams of a tenant together.
 
 use std::cell::Cell;
 use std::fmt;
@@ -20,10 +23,10 @@ use crate::credit::SendCredit;
 /// Bytes that one permit of a stalled stream covers.
 const PERMIT_BYTES: usize = 64 << 10;
 
-/// Budget of bytes that are held for readers, and the holder that pays.
+/// Budget of buffered bytes, and the holder whose share they use.
 #[derive(Debug, Clone)]
 pub struct BufferBudget {
-    /// Limit of held bytes, which tenants share.
+    /// Limit on buffered bytes, which tenants share.
     pub limit: TenantLimit,
     pub holder: ShareHolder,
 }
@@ -50,8 +53,8 @@ impl BufferPressure {
     }
 }
 
-/// What the streams of one connection have in common: the budget that pays for what they hold, how many of them are not read, and whether
-/// the peer lets them send.
+/// State that all streams of one connection share: the budget for the bytes that they buffer, the
+/// number of streams that are not read, and the peer's credit to send.
 #[derive(Debug, Default)]
 pub struct FlowAccount {
     budget: Option<BufferBudget>,
@@ -163,8 +166,9 @@ impl StalledBytes {
         std::mem::take(&mut self.bytes).freeze()
     }
 
-    /// Charges what is held. Ready when the stream must end: its holder's share is used up, or the budget is, and this stream is the one that
-    /// gives way, which is the holder's stream that has stalled for the longest time.
+    /// Charges the buffered bytes. Ready when the stream must be reset: its holder's share or the
+    /// whole budget is used up, and this is the holder's stream that has stalled for the longest
+    /// time.
     pub fn poll_revoked(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(budget) = &self.account.budget else {
             return Poll::Pending;

@@ -40,7 +40,7 @@ pub struct ServerConfig {
     pub streams_max: u32,
     /// PING interval and PING timeout.
     pub ping: (Duration, Duration),
-    /// Budget of the bytes that are held for readers; with `None` only windows limit them.
+    /// Budget of the bytes that are buffered for readers; with `None` only windows limit them.
     pub buffer_budget: Option<BufferBudget>,
 }
 

@@ -196,7 +196,7 @@ impl RemoteKey {
             }
             let failed = NOW.take().and_then(|n| n.failed);
             // If the receiver is gone, the connection ends here.
-            let _ = tell.send((step, failed));
+            let _ = sender.send((step, failed));
         };
         if let Err(busy) = self.inner.requester.threads().run(Box::new(job)) {
             self.inner.requester.counts().busy();

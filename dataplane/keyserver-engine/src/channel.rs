@@ -144,7 +144,7 @@ pub(crate) struct RequesterChannel {
     outbox: Mutex<FrameQueue>,
     /// Notified when there is something to write, or the outbox is full.
     pub(crate) wake: Notify,
-    /// Whether new requests are refused.
+    /// True if new requests are refused.
     closing: AtomicBool,
 }
 

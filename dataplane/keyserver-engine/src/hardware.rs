@@ -8,7 +8,7 @@ pub struct Feature {
     /// Value of the label `feature`.
     pub name: &'static str,
     pub present: bool,
-    /// Whether the feature is present and AWS-LC uses it.
+    /// True if the feature is present and AWS-LC uses it.
     pub used: bool,
 }
 

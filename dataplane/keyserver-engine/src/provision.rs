@@ -120,7 +120,7 @@ struct Inner {
     held: RwLock<HashMap<KeyName, KeySlot>>,
     state: Mutex<ProvisionState>,
     wake: Notify,
-    /// Whether all names must be checked, and not only those queued.
+    /// True if all names must be checked, and not only those queued.
     scan: AtomicBool,
     permits: Arc<Semaphore>,
     making: Semaphore,

@@ -59,7 +59,7 @@ impl QuotaCounts {
 #[derive(Debug, Clone)]
 pub(crate) struct Quotas {
     shares: QuotaShares,
-    /// Whether a gateway's quota is divided among the tenants that it serves. A node's quota is its own tenant's.
+    /// True if a gateway's quota is divided among the tenants that it serves. A node's quota is its own tenant's.
     divides_gateways: bool,
     counts: Arc<Mutex<QuotaCounts>>,
 }

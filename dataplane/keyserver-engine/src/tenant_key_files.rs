@@ -228,7 +228,7 @@ impl TenantKeyFiles {
             match (certificate, key) {
                 (Ok(_), Ok(_)) if found.len() >= FILES_MAX => over += 1,
                 (Ok(certificate), Ok(key)) => {
-                    drop(found.insert(name, (stamp(&certificate), stamp(&key))))
+                    found.insert(name, (stamp(&certificate), stamp(&key)));
                 }
                 _ => {}
             }

@@ -31,8 +31,9 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Keepalive of connections: idle time before the first probe, interval of the probes, and number of unanswered probes (ztunnel's values).
 pub const KEEPALIVE: (Duration, Duration, u32) =
     (Duration::from_secs(180), Duration::from_secs(180), 9);
-/// Keepalive of connections whose peer is a socket of this kernel. A peer that has closed with bytes unread, or whose FIN waits behind bytes
-/// that nobody reads, is found by a probe alone. No network in between can lose the answers.
+/// Keepalive of connections whose peer is a socket of this kernel. Only a probe detects a peer that
+/// has closed with bytes unread, or whose FIN waits behind unread bytes. No network in between can
+/// lose the answers.
 pub const LOCAL_KEEPALIVE: (Duration, Duration, u32) =
     (Duration::from_secs(30), Duration::from_secs(10), 3);
 

@@ -157,7 +157,7 @@ impl AuthorizationRefusal {
 struct PolicyInputs {
     /// Trust domain of the tenant; `None`: the tenant is unknown.
     trust_domain: Option<TrustDomain>,
-    /// Whether a security resource of the tenant is refused or missing, so that the policies are incomplete.
+    /// True if a security resource of the tenant is refused or missing, so that the policies are incomplete.
     closed: bool,
     /// Trust domains of other tenants whose members may connect.
     federated: BTreeSet<TrustDomain>,

@@ -45,7 +45,7 @@ pub struct NodeConfig {
     pub metrics: SocketAddr,
     pub readiness: SocketAddr,
     pub access_log: LogSink,
-    /// Whether this node's own processes may reach pods' declared probe ports in plaintext regardless of policy, as a kubelet's probes
+    /// True if this node's own processes may reach pods' declared probe ports in plaintext regardless of policy, as a kubelet's probes
     /// must.
     pub trusts_node: bool,
     /// File that lists the containers of this host with an interface of their own and no node proxy; `None`: no interface is guarded.

@@ -123,13 +123,13 @@ pub struct FlowRecord {
     pub source: Arc<EndpointLabels>,
     pub destination: Arc<EndpointLabels>,
     pub service: Option<Arc<Service>>,
-    /// Whether this node's leg towards the other node or gateway is mutual TLS.
+    /// True if this node's leg towards the other node or gateway is mutual TLS.
     pub mutual_tls: bool,
     pub source_address: SocketAddr,
     pub destination_address: SocketAddr,
     /// The `:authority` of the tunnel; empty if there is none.
     pub authority: String,
-    /// Whether the tunnel leads to the pod's node without a gateway.
+    /// True if the tunnel leads to the pod's node without a gateway.
     pub is_direct: bool,
     pub started: Instant,
 }

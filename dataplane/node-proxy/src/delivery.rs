@@ -38,7 +38,7 @@ pub(crate) struct Circumstances<'a> {
     /// Addresses of the pod itself.
     pub(crate) own: &'a [IpAddr],
     pub(crate) delivery: &'a Delivery,
-    /// Whether plaintext into the pod is redirected to the proxy, unless it comes through loopback.
+    /// True if plaintext into the pod is redirected to the proxy, unless it comes through loopback.
     pub(crate) is_guarded: bool,
 }
 

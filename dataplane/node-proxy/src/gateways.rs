@@ -48,24 +48,25 @@ impl Default for AttemptTimeouts {
     }
 }
 
-/// An entrance for tunnels: a gateway replica, or a service's gateway address in one AZ, behind which is the whole tier of that AZ.
+/// A gateway endpoint for tunnels: a gateway replica, or a service's gateway address in one AZ.
+/// Behind a gateway address is the whole tier of that AZ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayEndpoint {
     /// Name in metrics: the replica's, or that of the AZ, because there may be thousands of services.
     pub label: String,
     pub az: AzName,
-    /// Addresses of the entrance; a gateway address has at most one of each family.
+    /// Addresses of the endpoint; a service's gateway has at most one of each IP family.
     pub addresses: Vec<IpAddr>,
     pub kind: GatewayEndpointKind,
     /// The service that owns the gateway address.
     pub service: Option<ServiceId>,
 }
 
-/// Kind of an entrance, and its state.
+/// Kind of a gateway endpoint, and its state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GatewayEndpointKind {
     Replica {
-        /// Whether the replica accepts no new work.
+        /// True if the replica accepts no new work.
         draining: bool,
     },
     Address {
@@ -75,7 +76,7 @@ pub enum GatewayEndpointKind {
 }
 
 impl GatewayEndpoint {
-    /// Creates the entrance of a gateway replica that the tenant reaches at an address of its own.
+    /// Creates the endpoint of a gateway replica that the tenant reaches at an address of its own.
     pub fn replica(g: &Gateway) -> Self {
         let kind = GatewayEndpointKind::Replica {
             draining: g.draining,
@@ -89,7 +90,7 @@ impl GatewayEndpoint {
         }
     }
 
-    /// Creates the entrance of a service's gateway address.
+    /// Creates the endpoint of a service's gateway address.
     pub fn address(a: &GatewayAddress) -> Self {
         let kind = GatewayEndpointKind::Address { open: a.open };
         Self {
@@ -112,14 +113,14 @@ pub fn steering(candidate: &GatewayCandidate, pod: &LocalPod) -> Option<Steering
     })
 }
 
-/// One address of one entrance, with what its order depends on.
+/// One address of one gateway endpoint, with the state that decides its order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayCandidate {
     pub entrance: Arc<GatewayEndpoint>,
     pub address: SocketAddr,
     /// Streams that this worker has open to the address.
     pub streams: usize,
-    /// Whether the address failed recently.
+    /// True if the address failed recently.
     pub avoided: bool,
 }
 
@@ -245,7 +246,7 @@ impl GatewayHealthTable {
         }
     }
 
-    /// Returns one address of each entrance that `pod` can reach, with its recorded health.
+    /// Returns one address of each gateway endpoint that `pod` can reach, with its recorded health.
     pub fn candidates(
         &self,
         entrances: &[Arc<GatewayEndpoint>],
@@ -290,7 +291,7 @@ impl GatewayHealthTable {
         let m = memory
             .entry(address)
             .or_insert_with(|| GatewayHealth::new(self.timeouts));
-        // One failure hits all connections that waited for the address, so it counts once.
+        // All connections that waited for the address fail at once, so they count as one failure.
         if m.avoid_until.is_none_or(|until| now >= until) {
             m.avoid_until = Some(now + m.backoff.next_wait());
         }

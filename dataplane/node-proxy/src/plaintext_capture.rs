@@ -67,7 +67,7 @@ pub struct PlaintextCapture {
     guarded: SharedGauge,
     failures: SharedCounter,
     closed: CounterFamily,
-    /// Whether the node's own processes may reach pods' probe ports regardless of policy.
+    /// True if the node's own processes may reach pods' probe ports regardless of policy.
     trusts_node: bool,
 }
 

@@ -36,7 +36,7 @@ pub(crate) enum HookState {
 #[derive(Debug)]
 pub struct PlaintextState {
     state: Mutex<HookState>,
-    /// Whether workers must listen for plaintext.
+    /// True while workers must listen for plaintext.
     wanted: watch::Sender<bool>,
     listeners: AtomicU64,
     opened: Notify,

@@ -54,7 +54,7 @@ pub struct LocalPod {
     pub cgroup: PathBuf,
     pub ips: Vec<IpAddr>,
     pub labels: Labels,
-    /// Whether the application requests certificates of its own through the Workload API.
+    /// True if the application requests certificates of its own through the Workload API.
     pub workload_api: bool,
     /// Ports that the pod's containers declare for probes. The node's own processes may connect to them in plaintext, regardless of policy.
     pub probe_ports: BTreeSet<u16>,

@@ -153,7 +153,7 @@ pub struct PodRegistry {
     pub contexts: ArcSwap<Vec<Arc<PodContext>>>,
     /// Uid or file name, and the reason.
     pub refused: ArcSwap<Vec<(String, String)>>,
-    /// Whether the directory was read once, which readiness requires.
+    /// True if the directory was read once, which readiness requires.
     pub scanned: std::sync::atomic::AtomicBool,
 }
 

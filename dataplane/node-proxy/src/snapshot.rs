@@ -77,7 +77,7 @@ pub struct NodeTenantView {
 #[derive(Debug, PartialEq, Eq)]
 pub struct TenantAuthorization {
     pub trust_domain: TrustDomain,
-    /// Whether a security resource of the tenant is refused or missing. Its pods' connections are then refused in both directions.
+    /// True if a security resource of the tenant is refused or missing. Its pods' connections are then refused in both directions.
     pub closed: bool,
     /// Trust domains of other tenants for which the tenant has bundles.
     pub federated: BTreeSet<TrustDomain>,
@@ -478,7 +478,7 @@ impl NodeTenantView {
         found
     }
 
-    /// Returns the entrances for tunnels to the service, or to a pod's address (`None`).
+    /// Returns the gateway endpoints for tunnels to the service, or to a pod's address (`None`).
     pub fn entrances(&self, service: Option<&ServiceKey>) -> &[Arc<GatewayEndpoint>] {
         let own = match service {
             Some(key) => self.addresses.get(key),

@@ -37,7 +37,7 @@ pub struct NodeShared {
     pub view: ArcSwap<NodeSnapshot>,
     /// Trust bundles of the tenants.
     pub trust: TrustStore,
-    /// Whether the node's own processes (a kubelet's probes) may reach pods' declared probe ports in plaintext regardless of policy.
+    /// True if the node's own processes (a kubelet's probes) may reach pods' declared probe ports in plaintext regardless of policy.
     pub allow_node_probes: bool,
     pub attempt_timeouts: AttemptTimeouts,
     pub registry: Registry,

@@ -109,7 +109,8 @@ impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Entries<K, V> {
         Ok(found.and_then(|v| from_bytes(&v)))
     }
 
-    /// Returns all elements; of an array those that are not zero. It is only for maps that no one else writes meanwhile.
+    /// Returns all elements; of an array those that are not zero. It is only for maps that no other
+    /// writer changes meanwhile.
     ///
     /// # Errors
     /// Returns [`OffloadError::Map`] if the map cannot be read.

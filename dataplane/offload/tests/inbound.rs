@@ -1,5 +1,5 @@
-//! Tests `bpf/inbound.bpf.c`, its fallback and the reset of older connections against real sockets: which connections are captured, left
-//! alone, or refused.
+//! Tests `bpf/inbound.bpf.c`, its fallback and the reset of older connections against real sockets:
+//! which connections are captured, passed, or refused.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

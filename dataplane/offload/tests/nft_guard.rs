@@ -207,7 +207,7 @@ fn tcp_and_link_protocols_pass_and_nothing_else_enters() {
         server.read_exact(&mut [0; TEXT.len()]).unwrap();
         lab::close(listener);
     }
-    // The pod's kernel refuses a port at which nobody listens.
+    // The pod's kernel refuses a port without a listener.
     for closed in ["10.77.0.2:82", "[fd77::2]:82"] {
         let at: SocketAddr = closed.parse().unwrap();
         let dialled = lab.node.within(|| {

@@ -106,9 +106,9 @@ struct AgentState {
     leaving: bool,
     /// Start of the drain, by order or by this process.
     drains_since: Option<Instant>,
-    /// Whether a state came from the controller, and not only from disk.
+    /// True if a state came from the controller, and not only from disk.
     live: bool,
-    /// Whether the replica may own sessions that the controller must know.
+    /// True if the replica may own sessions that the controller must know.
     maps_pending: bool,
     /// Receive distribution, with the edge for which it was computed.
     receive: Option<(Ipv4Addr, Receive)>,

@@ -83,7 +83,8 @@ pub(super) async fn follow(
         }
     };
     let first = holder.with_wanted_state(|state| first_requests(config, state));
-    // The channel fits every first request, because nobody takes them before the call, and an answer to every response in flight.
+    // The channel has capacity for every first request, because none is taken before the call, and
+    // for an answer to every response in flight.
     let (requests, outbound) = mpsc::channel(first.len() + 64);
     for request in first {
         if requests.send(request).await.is_err() {

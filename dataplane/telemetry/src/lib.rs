@@ -1,5 +1,6 @@
-//! What a data plane tells about its traffic: access logs ([`access_log`]), and the answers to operators who observe it through the
-//! controller ([`observe`]). The crate decides neither what is logged nor who may observe what.
+//! Telemetry of a data plane: access logs ([`access_log`]), and the responses to operators that
+//! observe it through the controller ([`observe`]). The crate decides neither what is logged nor
+//! which operator may observe it.
 
 #![forbid(unsafe_code)]
 

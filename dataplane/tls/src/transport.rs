@@ -1,4 +1,5 @@
-//! What carries a TLS connection, and the hint by which a record layer asks for another connection. No bytes are read or written here.
+//! The transport of a TLS connection, and the hint by which a record layer requests a new
+//! connection. No bytes are read or written here. Start at [`Transport`].
 
 use std::sync::Arc;
 

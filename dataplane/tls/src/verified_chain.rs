@@ -1,4 +1,5 @@
-//! What is retained of a peer's chain after its verification. The module verifies nothing.
+//! The parts of a peer's certificate chain that are retained after its verification. The module
+//! verifies nothing.
 
 use std::sync::Arc;
 use std::time::SystemTime;

@@ -61,7 +61,8 @@ pub struct TenantSpec {
     /// Limits of the whole tenant. They apply where its own Throttles are not lower.
     #[serde(default)]
     pub default_throttle: DefaultThrottle,
-    /// Whether nodes may carry connections between the tenant's workloads without a gateway.
+    /// The mode of the direct path, on which nodes forward connections between the tenant's
+    /// workloads without a gateway.
     #[serde(default)]
     pub direct_path: DirectPathMode,
 }

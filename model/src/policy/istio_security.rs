@@ -227,7 +227,7 @@ pub struct PeerAuthenticationSpec {
     pub port_level_mtls: BTreeMap<String, MutualTls>,
 }
 
-/// Whether peers must authenticate with mTLS.
+/// The `mtls` section of a PeerAuthentication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct MutualTls {

@@ -185,7 +185,7 @@ impl TryFrom<String> for ClusterIp {
     }
 }
 
-/// Whether a client's connections stay on one endpoint. Only `None` is supported.
+/// Session affinity: binds a client's connections to one endpoint. Only `None` is supported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub enum SessionAffinity {
     #[default]

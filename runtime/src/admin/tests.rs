@@ -277,7 +277,7 @@ async fn a_stream_ends_when_the_client_leaves() {
     let (sender, mut receiver) = tokio::sync::mpsc::channel(1);
     let routes = AdminRoutes::new().route(Method::GET, "/tap", move |_| {
         let (lines, body) = tokio::sync::mpsc::channel(4);
-        let tell = tell.clone();
+        let sender = sender.clone();
         tokio::spawn(async move {
             while lines
                 .send(Bytes::from_static(b"{\"line\":1}\n"))
@@ -286,7 +286,7 @@ async fn a_stream_ends_when_the_client_leaves() {
             {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            tell.send(()).await.unwrap();
+            sender.send(()).await.unwrap();
         });
         ready(stream(
             "application/x-ndjson",

@@ -37,12 +37,12 @@ struct LedgerPermit {
 /// Revocable permits of a holder, in the order in which they would be revoked.
 type Revocable<'a> = Box<dyn Iterator<Item = &'a u64> + 'a>;
 
-/// What a holder asks for.
+/// A holder's request for a permit.
 #[derive(Debug, Clone, Copy)]
 struct LedgerRequest<'a> {
     holder: &'a ShareHolder,
     amount: u64,
-    /// Amount of the holder's own permits that are revoked for it.
+    /// Amount of the holder's own permits that are revoked for this request.
     gone: u64,
     is_revocable: bool,
 }

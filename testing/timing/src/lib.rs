@@ -1,8 +1,10 @@
-//! Time in tests: the deadlines and fixture times of the gate and of the timing tier, and assertions on time, which only the timing tier
-//! judges. It measures nothing and knows no test.
+//! Time in tests: the deadlines and fixture times of the gate and of the timing tier, and
+//! assertions on time, which only fail in the timing tier. It measures nothing and contains no
+//! test. Start at [`judge_time`].
 //!
-//! `make test`, the gate, judges answers, counts and bytes: a test in it must give the same verdict on a slow machine. `make test-timing`
-//! sets [`VARIABLE`] and judges bounds on time, rates and losses as well (docs/testing.md).
+//! `make test`, the gate, checks responses, counts and bytes: a test in it must give the same
+//! verdict on a slow machine. `make test-timing` sets [`VARIABLE`] and also checks bounds on time,
+//! rates and losses (docs/testing.md).
 
 #![forbid(unsafe_code)]
 
@@ -102,9 +104,10 @@ fn report(kind: &str, name: &str, figure: impl Debug, bound: impl Display, holds
     );
 }
 
-/// Asserts that a condition holds which depends on the speed of the machine: a rate, a ratio, a percentile, or an order of two times. The
-/// timing tier judges it, the gate only prints it. The first argument after the condition is the name of the figure, with `format!`'s
-/// arguments; what varies from run to run does not belong in it.
+/// Asserts that a condition holds which depends on the speed of the machine: a rate, a ratio, a
+/// percentile, or an order of two times. The timing tier checks it, the gate only prints it. The
+/// first argument after the condition is the name of the figure, with `format!`'s arguments; what
+/// varies from run to run does not belong in it.
 #[macro_export]
 macro_rules! timed {
     ($holds:expr, $($name:tt)+) => {

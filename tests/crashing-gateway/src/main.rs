@@ -1,8 +1,10 @@
-//! A gateway for tests of queries of death: the shipped gateway's process, and `--crash-on-path`, which ends it at a request with that path. It
-//! is not delivered, and the shipped program has no such flag.
+//! A gateway for tests of queries of death: the shipped gateway plus `--crash-on-path`, which
+//! aborts the process at a request with that path. It is not shipped, and the shipped program has
+//! no such flag.
 //!
-//! The request path of the gateway contains nothing of it: a thread of this program reads the gateway's tap, as an operator would, and
-//! ends the process at the first request that the tap shows. Start at [`crash_at`].
+//! The gateway's own request path is unchanged: a thread of this program reads the gateway's tap,
+//! as an operator would, and aborts the process at the first request that the tap shows. Start at
+//! [`crash_at`].
 
 #![forbid(unsafe_code)]
 

@@ -4,16 +4,16 @@ use std::process::Output;
 
 use serde_json::Value;
 
-/// What a client printed, and how it ended.
+/// Output and exit status of a client.
 #[derive(Debug)]
 pub struct ClientOutcome {
     /// Command line of the client, for messages.
     pub command: String,
     /// Exit code; `None` if a signal ended the client.
     pub code: Option<i32>,
-    /// What the client wrote to standard output.
+    /// Standard output of the client.
     pub stdout: String,
-    /// What the client wrote to standard error.
+    /// Standard error of the client.
     pub stderr: String,
 }
 

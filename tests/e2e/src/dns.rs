@@ -13,7 +13,7 @@ use hickory_proto::rr::{Name, RecordType};
 const TIMEOUT: Duration = Duration::from_secs(1);
 const PORT: u16 = 53;
 
-/// The parts of a DNS server's response that tests judge.
+/// The parts of a DNS server's response that tests check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DnsAnswer {
     /// Response code, RFC 1035 4.1.1.

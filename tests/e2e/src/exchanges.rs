@@ -1,5 +1,6 @@
-//! Exchanges with an application that closes an idle connection, or responds before it has read the request: through the mesh, without a
-//! mesh and through other proxies, in one world. It counts what clients get and judges nothing.
+//! Exchanges with an application that closes an idle connection, or responds before it has read the
+//! request: through the mesh, without a mesh and through other proxies, in one world. It counts the
+//! clients' outcomes and asserts nothing.
 
 use std::io::{BufRead, BufReader};
 use std::process::Child;
@@ -48,21 +49,21 @@ impl RaceClient {
     }
 }
 
-/// What became of POSTs that were sent at about the time when the application closes.
+/// Outcomes of POSTs that were sent at about the time when the application closes the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RaceCounts {
     pub failed: u64,
-    /// Those of `failed` whose first byte arrived after the close.
+    /// Failed POSTs whose first byte arrived after the close.
     pub failed_after_close: u64,
     /// POSTs that the application read twice.
     pub twice: u64,
-    /// POSTs that were answered and not read.
+    /// POSTs that got a response although the application did not read them.
     pub lost: u64,
     /// POSTs that met a close.
     pub closes: u64,
 }
 
-/// Uploads that got no answer from an application that refuses them unread.
+/// Uploads that got no response from an application that refuses them without reading them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UploadFailures {
     pub meshed: u64,

@@ -19,7 +19,7 @@ const OPENING_MAX: usize = 64;
 /// Timeout for opening one connection.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// State in which each connection is held once TCP is open.
+/// State in which each connection stays once TCP is open.
 #[derive(Clone)]
 pub enum Hold<'f> {
     /// Sends nothing.

@@ -28,7 +28,8 @@ impl ClientReports {
             .sum()
     }
 
-    /// Judges that the clients lost nothing. In the gate, where they are patient, this is an assertion; the timing tier counts the losses.
+    /// Checks that the clients lost no request. In the gate, where their timeouts are long, this is
+    /// an assertion; the timing tier counts the losses.
     ///
     /// # Panics
     /// Panics in the gate if anything was lost, with the reports of the runs that lost it.

@@ -191,7 +191,8 @@ fn owner(scalar: &[u8], publics: &Publics) -> Option<String> {
     })
 }
 
-/// Returns how many different bytes there are. Every eighth byte of all memory is asked, in an unoptimised build.
+/// Returns how many different bytes there are. Every eighth byte of all memory is tested, in an
+/// unoptimised build.
 fn different(bytes: &[u8]) -> u32 {
     let mut seen = [0u128; 2];
     for byte in bytes {

@@ -1,5 +1,6 @@
-//! A tier that grows under the load of clients behind node proxies: their tunnels move with the heads of their buckets, so that new
-//! replicas get their share. It counts requests and losses and judges nothing; nothing here retries.
+//! A tier that grows under the load of clients behind node proxies: their tunnels move with the
+//! heads of their buckets, so that new replicas get their share. It counts requests and losses and
+//! asserts nothing; nothing here retries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -36,11 +37,11 @@ pub const REACHED_MIN: usize = 4;
 const BUCKETS: usize = 128;
 /// A change of the fleet is visible within this time.
 const SETTLED_WITHIN: Duration = Duration::from_secs(30);
-/// All connections of moved buckets have been asked to leave within this time.
+/// All connections of moved buckets have received a GOAWAY or `Connection: close` within this time.
 const RELIEVED_WITHIN: Duration = Duration::from_secs(10);
 /// Interval at which a client uses each of its connections; an HTTP/1.1 connection leaves with the next response.
 const CONNECTION_USED_WITHIN: Duration = Duration::from_secs(7);
-/// Time for which requests are counted from then on.
+/// Time for which requests are counted after the connections have moved.
 const COUNTED_FOR: Duration = Duration::from_secs(12);
 
 fn client(n: u16) -> String {
@@ -139,7 +140,7 @@ fn all() -> impl Iterator<Item = &'static str> {
     FIRST.into_iter().chain(MORE.map(|(name, _)| name))
 }
 
-/// What a replica that was added got.
+/// Load of a replica that was added.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReplicaShare {
     pub replica: String,
@@ -148,11 +149,11 @@ pub struct ReplicaShare {
     pub of_heads: f64,
 }
 
-/// What one client alone reached.
+/// Replicas that one client alone reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoneClient {
     pub load: &'static str,
-    /// Replicas of six that answered it.
+    /// Replicas of six that answered the client.
     pub replicas: usize,
     pub failed: u64,
 }

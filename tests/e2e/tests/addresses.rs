@@ -168,7 +168,7 @@ fn forged_sources_are_not_believed() {
     assert_eq!(output.peer.ip(), address(CLIENT, true));
 }
 
-/// Without mTLS, into a pod whose policies apply to plaintext.
+/// A client without mTLS connects to a pod whose policies apply to plaintext.
 #[test]
 fn plaintext_client_is_seen_by_guarded_application() {
     let guarded = SocketAddr::new(address("alpha/default/guarded-0", true), 8080);

@@ -30,7 +30,7 @@ const LOADED_FOR: Duration = Duration::from_secs(8);
 const SETTLED_WITHIN: Duration = Duration::from_secs(30);
 /// Simultaneous sessions of one pod: about a thousand at each replica.
 const SESSIONS: u64 = 2000;
-/// The same in the gate, which judges only that each core has some.
+/// The same in the gate, which checks only that each core has some.
 const GATE_SESSIONS: u64 = 300;
 /// Packets of a load that show that an edge carries it.
 const CARRIED_MIN: u64 = 50;

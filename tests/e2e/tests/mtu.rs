@@ -242,8 +242,9 @@ fn set_mtu(mesh: &Mesh, hosts: &[&str], mtu: u32) {
     });
 }
 
-/// Without settings, the tier needs 50 bytes more of the underlay than `--tier-mtu`, and not one more. Links may become narrower at any
-/// time, the tier's own and those of pods, downstream and upstream: the sender learns it, apparently from the address that it dialed.
+/// With default settings, the tier needs exactly 50 bytes more of the underlay than `--tier-mtu`.
+/// Links may become narrower at any time, the tier's own and those of pods, downstream and
+/// upstream: the sender learns it, apparently from the address that it dialed.
 #[test]
 fn transfers_go_on_when_links_narrow() {
     let mesh = mesh("e2e-mtu", [&[], &[]], [&[], &[]]);

@@ -1,5 +1,6 @@
-//! What sockets show to applications in the mesh: names, source ports, refusals. Unmodified programs (Python's own sockets, curl, vsftpd)
-//! observe the same as without the mesh. IPv4 and IPv6, services and pods.
+//! The mesh as applications observe it through sockets: names, source ports, refusals. Unmodified
+//! programs (Python's own sockets, curl, vsftpd) observe the same as without the mesh. It covers
+//! IPv4 and IPv6, services and pods.
 
 use std::sync::OnceLock;
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! Clients that do not read: other clients of the same pod, other ports, other pods and other tenants are served meanwhile, and what the
-//! clients held is given back when they close. On the road through a gateway and on the direct one.
+//! Clients that do not read. Meanwhile other clients of the same pod, other ports, other pods and
+//! other tenants are served, and the memory that the clients occupied is freed when they close. The
+//! tests cover the path through a gateway and the direct path.
 
 use std::io::{BufRead, BufReader};
 use std::process::Child;
@@ -21,7 +22,7 @@ const SERVICE: &str = "---\napiVersion: v1\nkind: Service\nmetadata: {name: rela
                        \"false\"}}\nspec:\n  clusterIP: 10.101.0.51\n  clusterIPs: [10.101.0.51]\n  selector: {app: tcp}\n  ports: [{name: \
                        tcp-echo, port: 7000, targetPort: 7000}, {name: tcp-source, port: 7003, targetPort: 7003}]\n";
 
-/// A road, and clients that stall on it.
+/// A path, and clients that stall on it.
 struct StallCase {
     road: &'static str,
     mode: &'static str,

@@ -44,9 +44,9 @@ const VANISHED_LOSSES_MAX: u64 = 4;
 /// A client of a killed process gets responses again within this time. A SYN that meets its listener while the kernel closes that may be
 /// dropped silently, and is retransmitted after a second.
 const KILLED_GAP_MAX: Duration = Duration::from_millis(1500);
-/// New connections of a client whose replicas fail are answered again within this time.
+/// New connections of a client whose replicas fail get responses again within this time.
 const GAP_MAX: Duration = Duration::from_secs(1);
-/// New connections of a client whose whole AZ fails are answered again within this time.
+/// New connections of a client whose whole AZ fails get responses again within this time.
 const AZ_GAP_MAX: Duration = Duration::from_secs(2);
 /// A replica whose workers run again gets new sessions within this time.
 const BACK_WITHIN: Duration = Duration::from_secs(5);
@@ -60,7 +60,7 @@ const WHOLE_WITHIN: Duration = Duration::from_secs(1);
 const BESIDE_LOSSES_MAX: u64 = 6;
 /// Maximum number for a service whose replicas in the clients' AZ are all killed: the requests while all of them are away.
 const TWIN_LOSSES_MAX: u64 = 100;
-/// Its clients are answered again within this time.
+/// Clients of that service get responses again within this time.
 const TWIN_GAP_MAX: Duration = Duration::from_secs(5);
 /// Duration of the loads beside a query of death.
 const QUERIED_FOR: Duration = Duration::from_secs(12);

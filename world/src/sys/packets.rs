@@ -108,9 +108,8 @@ impl PacketSocket {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
-        let socket = Self {
-            fd: unsafe { OwnedFd::from_raw_fd(fd) },
-        };
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let socket = Self { fd };
         // Segments, and frames with checksums that the sender left to its device, pass unchanged.
         socket.set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
         socket.set(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;

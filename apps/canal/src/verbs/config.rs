@@ -51,7 +51,8 @@ struct DumpArgs {
         value_name = "FORMAT"
     )]
     format: Format,
-    /// Of a gateway: only this tenant's part; of a node: its tenant, if nodes of several tenants have the name
+    /// With a gateway: only this tenant's part; with a node: its tenant, if nodes of several
+    /// tenants have the name
     #[arg(short, long, env = "CANAL_TENANT")]
     tenant: Option<String>,
     #[command(flatten)]

@@ -43,7 +43,7 @@ pub(crate) struct LogsArgs {
     /// In a world: only the access log, through the controller
     #[arg(long)]
     access: bool,
-    /// Of a gateway's access log: only lines of this tenant
+    /// Only this tenant's lines of a gateway's access log
     #[arg(short, long, env = "CANAL_TENANT")]
     tenant: Option<String>,
     #[command(flatten)]

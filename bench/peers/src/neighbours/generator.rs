@@ -99,7 +99,7 @@ pub(crate) struct LoadSpec<'a> {
     pub(crate) seed: u64,
 }
 
-/// What one load measured of its requests.
+/// Times and counts that one load measured of its requests.
 #[derive(Default)]
 pub(crate) struct LoadOutcome {
     /// Durations of the quiet tenants' requests in milliseconds, sorted.

@@ -39,13 +39,13 @@ struct Flags {
     /// A tenant's share: requests a second of each quiet tenant.
     #[arg(long, default_value_t = 10.0)]
     share: f64,
-    /// The noisy tenant asks for so many shares.
+    /// Load of the noisy tenant, in shares.
     #[arg(long, default_value_t = 10.0)]
     noise: f64,
     /// Only these proxies (canal, haproxy, envoy).
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// What the noisy phase's p99 may be, in quiet ones.
+    /// Maximum p99 of the noisy phase, as a multiple of the quiet phase's p99.
     #[arg(long, default_value_t = 1.2)]
     bar: f64,
     /// The random numbers' seed.

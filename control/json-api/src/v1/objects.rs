@@ -118,7 +118,8 @@ pub struct WriteResultView {
     /// Generation of the configuration after the request.
     pub generation: u64,
     pub changes: Vec<ChangeView>,
-    /// Number of changes after these for which the answer has no room. They are made like the others.
+    /// Number of further changes that do not fit into the response. They are applied like the
+    /// others.
     pub changes_left_out: u64,
     pub diagnostics: Vec<DiagnosticView>,
 }
@@ -162,7 +163,7 @@ impl From<&api::DeleteResponse> for WriteResultView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DiffView {
     pub changes: Vec<ChangeView>,
-    /// Number of changes after these for which the answer has no room.
+    /// Number of further changes that do not fit into the response.
     pub changes_left_out: u64,
     pub diagnostics: Vec<DiagnosticView>,
 }

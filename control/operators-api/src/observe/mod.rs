@@ -38,7 +38,7 @@ const ORDERS_MAX: usize = 1024;
 /// Bytes of credit that are given back at once: a part of the window, so that few orders are enough for many answers.
 const CREDIT_BYTES: u64 = OBSERVE_WINDOW_BYTES / 4;
 
-/// What observations need of the controller.
+/// Handles of the controller that observations use.
 pub struct ObservationContext {
     pub catalog: watch::Receiver<Arc<Catalog>>,
     pub clients: Authenticator,

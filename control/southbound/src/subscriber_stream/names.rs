@@ -114,7 +114,7 @@ struct PricedName {
     price: usize,
 }
 
-/// What a request brings, before any of it is stored.
+/// The names and versions in a request with their prices, before any of them is stored.
 #[derive(Default)]
 struct PricedRequest {
     subscribed: Vec<PricedName>,
@@ -364,7 +364,7 @@ impl SubscriberStream {
     /// Returns removals for the names outside the scope, and forgets them.
     pub(super) fn remove_out_of_scope(&mut self) -> Vec<Item> {
         let listed = std::mem::take(&mut self.out_of_scope);
-        // A name that was asked for is answered already.
+        // A name that was requested explicitly has been answered already.
         let is_due = |key: &ResourceId| {
             let subscription = &self.kinds[key.0 as usize];
             subscription.covers(&key.1) && !subscription.asked.contains(&key.1)

@@ -23,7 +23,7 @@ const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of runs after which expired certificates are removed from the issuance log.
 const PRUNE_EVERY_N_RUNS: u64 = 600;
 
-/// What the maintenance needs of the controller.
+/// Handles of the controller that the maintenance uses.
 pub struct MaintenanceContext {
     pub trust: Arc<TrustAuthorities>,
     pub catalog: watch::Receiver<Arc<Catalog>>,

@@ -1,4 +1,5 @@
-//! Tests of the order in which tenants' changes are in force. A build is held between two of its steps; nothing measures time.
+//! Tests of the order in which tenants' changes are in force. The test pauses a build between two
+//! of its steps; nothing measures time.
 
 use canal_model::authorization::*;
 use canal_model::ids::{ServiceId, ServiceKey};

@@ -27,7 +27,8 @@ pub(crate) struct Http2Upstream {
     /// Number of requests on the connection.
     streams: Cell<usize>,
     used: Cell<Instant>,
-    /// What the streams hold for their readers, once the connection is open.
+    /// Account of the bytes that the streams buffer for their readers. It is set once the
+    /// connection is open.
     account: OnceCell<Rc<FlowAccount>>,
     /// The endpoint's address to which the connection leads.
     address: SocketAddr,

@@ -483,7 +483,8 @@ async fn bytes_after_a_response_without_content_reach_no_later_request() {
     }
 }
 
-/// What follows an interim response is the endpoint's response to the same request, and nothing of it reaches the next one.
+/// The bytes after an interim response are the endpoint's response to the same request. None of
+/// them reaches the next request.
 #[tokio::test]
 async fn a_body_after_an_interim_response_is_not_taken_for_the_response_to_the_next_request() {
     let origin = OriginServer::each(|mut peer: Peer| async move {

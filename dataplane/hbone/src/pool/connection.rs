@@ -53,7 +53,7 @@ pub(crate) struct PooledConnection {
     pub(crate) proof: CredentialId,
     /// Verified identity of the peer.
     pub(crate) peer: Identity,
-    /// What the streams hold for their readers.
+    /// Account of the bytes that the streams buffer for their readers.
     pub(super) account: Rc<FlowAccount>,
     /// `None` once no new stream may start. Dropping the last sender closes the connection when its streams have ended.
     sender: RefCell<Option<SendRequest<Bytes>>>,

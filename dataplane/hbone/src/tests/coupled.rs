@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use super::fixture::{BOB, HboneFixture, ms, run, until};
 use crate::{ConnectAuthority, HboneStream, PoolConfig, SpreadConfig, WITHHELD_CONNECTIONS_MAX};
 
-/// What the peer does with a tunnel, by the port that is asked for.
+/// Ports of the peer; each selects what it does with a tunnel. This one echoes.
 const ECHO: u16 = 1;
 const READS_LATER: u16 = 2;
 /// Window of each stream of the peer, and of each of its connections.

@@ -102,7 +102,8 @@ fn a_limit_for_dead_peers_ends_no_attempt_at_a_peer_that_answers_pings() {
         for is_established in [false, true] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let rig = HboneFixture::towards(listener.local_addr().unwrap(), PoolConfig::default());
-            // A listener that nobody accepts from still completes TCP's handshake.
+            // The kernel completes TCP's handshake on a listener although the process accepts
+            // nothing.
             let mut listener = Some(listener);
             if is_established {
                 tokio::task::spawn_local(stopping_peer(&rig, listener.take().unwrap(), false));

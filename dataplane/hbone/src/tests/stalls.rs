@@ -17,7 +17,7 @@ use super::fixture::{HboneFixture, echo, ms, run, until};
 use crate::flow::tests::budget;
 use crate::{ConnectAuthority, HboneStream, IncomingConnect, PoolConfig, ServerConfig};
 
-/// What the server does with a tunnel, by the port that is asked for.
+/// Ports of the server; each selects what it does with a tunnel. This one echoes.
 const ECHO: u16 = 1;
 const WRITES: u16 = 2;
 const WRITES_PIECES: u16 = 3;

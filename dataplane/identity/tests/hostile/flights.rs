@@ -30,7 +30,7 @@ const fn flight(name: &'static str, script: AttackScript, expect: Expect) -> Fli
 const UNKNOWN: Expect = refused(WrongTrustDomain, UNKNOWN_CERTIFICATE);
 const CUT: Expect = Expect::Up(Err(Io), None);
 
-/// Sends an honest flight that authenticates with `badge`.
+/// Sends a correct flight that authenticates with the certificate `badge`.
 fn shows(s: &mut MessageFlight, badge: &TestCredential) {
     s.certificate(&badge.chain);
     s.proof(badge);

@@ -101,7 +101,8 @@ fn records_around_the_hello() -> Vec<HostileCase> {
             dropped(Alert),
         ),
         wired("a close only", |_| record(ALERT, &[1, 0]), dropped(Timeout)),
-        // The alert is not encrypted, so anyone on the path may have sent it. Only the following bytes count.
+        // The alert is not encrypted, so an attacker on the path may have sent it. Only the
+        // following bytes count.
         wired(
             "a close first",
             |m| [record(ALERT, &[1, 0]), one(m)].concat(),

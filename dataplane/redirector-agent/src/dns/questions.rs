@@ -1,5 +1,5 @@
-//! Questions over UDP that wait for their answers: at most so many of a tenant, and the tenants take turns. Pure: nothing is received or
-//! answered here. Start at [`QuestionQueue::push`].
+//! Queue of DNS questions over UDP. It limits the questions of each tenant and serves the tenants
+//! round robin. Pure: it receives and answers nothing. Start at [`QuestionQueue::push`].
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -20,13 +20,14 @@ pub(super) struct WaitingQuestion {
     pub(super) bytes: Vec<u8>,
 }
 
-/// What became of a question.
+/// Result of adding a question to the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum QuestionFate {
     Queued,
-    /// The tenant has as many questions as it may, so the question is dropped.
+    /// The tenant has the maximum number of questions, so the new question is dropped.
     Refused,
-    /// The question is queued, and the oldest one of this tenant, which had the most, was dropped for it.
+    /// The question is queued. The oldest question of this tenant, which had the most, was dropped
+    /// for it.
     Displaced(ServiceId),
 }
 

@@ -18,7 +18,7 @@ pub(crate) struct Memory {
     pub(crate) throttles: BTreeMap<ThrottleScope, ThrottleRates>,
     pub(crate) own: Option<(u16, Option<Ipv4Addr>)>,
     pub(crate) log: Vec<String>,
-    /// Whether tables are refused, as if their map were full.
+    /// True if tables are refused, as if their map were full.
     pub(crate) full: bool,
 }
 

@@ -34,7 +34,7 @@ const SERVED_WITHIN: Duration = Duration::from_secs(5);
 /// Both tenants are served within this time.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 
-/// What a probe reached, and what it printed.
+/// Result of a probe, and its output.
 pub(crate) struct AttackOutcome {
     /// True if the probe got what it tried to get.
     pub(crate) reached: bool,

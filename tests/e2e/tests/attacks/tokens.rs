@@ -1,5 +1,5 @@
-//! Attacks on JSON Web Tokens (RFC 8725): forged algorithms, wrong claims, headers that claim a token; and attacks on the controller by
-//! URLs that it is asked to fetch.
+//! Attacks on JSON Web Tokens (RFC 8725): forged algorithms, wrong claims, headers that claim a
+//! token; and attacks on the controller by URLs of key sets that it fetches.
 
 use std::time::Duration;
 

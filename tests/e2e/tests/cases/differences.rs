@@ -1,11 +1,12 @@
-//! Lists of differences: one per line with id, case, roads and what the meshed ends observe. They are compared with the results of runs and
-//! with docs/compatibility.md. This module runs no case itself.
+//! Lists of differences: one per line with id, case, paths, and the observations of the meshed
+//! ends. They are compared with the results of runs and with docs/compatibility.md. This module
+//! runs no case itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_e2e::root;
 
-/// Observation of one case on one road by one tenant.
+/// Observation of one case on one path by one tenant.
 #[derive(Debug, Clone)]
 pub(crate) struct CaseObservation {
     pub(crate) case: String,
@@ -14,10 +15,10 @@ pub(crate) struct CaseObservation {
     pub(crate) text: String,
 }
 
-/// The cases that differ, and the meshed roads of each case.
+/// The cases that differ, and the meshed paths of each case.
 #[derive(Default)]
 pub(crate) struct CaseDifferences {
-    /// Case -> road -> (unmeshed, meshed).
+    /// Observations by case and path: (unmeshed, meshed).
     differing: BTreeMap<String, BTreeMap<String, (String, String)>>,
     walked: BTreeMap<String, BTreeSet<String>>,
 }
@@ -55,15 +56,15 @@ impl CaseDifferences {
     }
 }
 
-/// Placeholder for an observation that varies from run to run, on at least one road.
+/// Placeholder for an observation that varies from run to run, on at least one path.
 const ANY: &str = "*";
 /// Placeholder for an observation that may differ with the machine or its load.
 const MAY: &str = "~";
-/// Placeholder for all roads.
+/// Placeholder for all paths.
 const ALL: &str = "all";
 /// Placeholder for an id: the difference has no reason yet.
 const UNKNOWN: &str = "?";
-/// Prefix of the names of roads to ports without a declared protocol.
+/// Prefix of the names of paths to ports without a declared protocol.
 const UNDECLARED: &str = "undeclared-";
 /// Number of runs if the differences are not the listed ones; more than half of them must show a problem.
 const ROUNDS: usize = 5;
@@ -137,7 +138,7 @@ struct Problem {
     /// How the names of the cases of a program begin.
     program: String,
     what: String,
-    /// What both sides observed.
+    /// Observations of both sides.
     detail: String,
 }
 

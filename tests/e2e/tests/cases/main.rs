@@ -11,10 +11,11 @@ use canal_e2e::Mesh;
 
 use differences::CaseObservation;
 
-/// Minimum number of cases that must run on every road.
+/// Minimum number of cases that must run on every path.
 const TCP_CASES_MIN: usize = 39;
 const HTTP_CASES_MIN: usize = 98;
-/// Number of roads: pod and Service, IPv4 and IPv6, declared and undeclared, in the mesh; both families outside it.
+/// Number of paths: pod and Service, IPv4 and IPv6, declared and undeclared, in the mesh; both
+/// families outside it.
 const ROADS: usize = 10;
 
 #[test]

@@ -1,5 +1,5 @@
-//! Runs the case programs in the pods of both tenants over every road: pod and Service address, IPv4 and IPv6, port with a declared
-//! protocol and without. It compares nothing.
+//! Runs the case programs in the pods of both tenants over every path (road): pod and Service
+//! address, IPv4 and IPv6, port with a declared protocol and without. It compares nothing.
 
 use std::io::{BufRead, BufReader};
 use std::process::Child;
@@ -21,7 +21,7 @@ const TCP_BASES: [u16; 2] = [7100, 7200];
 const HTTP_PORTS: [u16; 2] = [8080, 8082];
 /// Maximum time of a single wait of a case in the timing tier, in seconds.
 const PATIENCE_S: u32 = 4;
-/// First source port that cases bind; each road has ten.
+/// First source port that cases bind; each path has ten.
 const FIXED_PORTS: u16 = 20_000;
 
 /// A path from the client to the server.
@@ -36,7 +36,7 @@ struct ClientPath {
 }
 
 impl ClientPath {
-    /// Returns the road's name in the list of differences.
+    /// Returns the path's name in the list of differences.
     fn name(&self) -> String {
         let declared = if self.is_declared {
             "declared"
@@ -60,7 +60,7 @@ impl ClientPath {
         all[self.family]
     }
 
-    /// Returns the client program's arguments; `n` distinguishes the roads of one pod.
+    /// Returns the client program's arguments; `n` distinguishes the paths of one pod.
     fn arguments(&self, n: u16) -> Value {
         let declared = usize::from(!self.is_declared);
         if self.kind == "http" {
@@ -72,12 +72,14 @@ impl ClientPath {
     }
 }
 
-/// Returns the maximum time of a single wait of a case, in seconds. Some cases end only with it, so the gate does not wait for minutes.
+/// Returns the maximum time of a single wait of a case, in seconds. Some cases end only when it
+/// expires, so it is short in the gate.
 fn patience_s() -> u32 {
     PATIENCE_S * slack()
 }
 
-/// Returns how observations name addresses: for its client, a dialed Service is the server.
+/// Returns the names of addresses in observations. A client's Service address counts as the
+/// server's.
 fn names(target: &str) -> Value {
     let known = CLIENT
         .map(|ip| (ip, "client"))
@@ -148,7 +150,8 @@ pub(crate) fn stop(mut server: Child) {
     let _ = server.wait();
 }
 
-/// Returns the roads of each client, which it runs one after another while other clients run theirs.
+/// Returns the paths of each client, which it runs one after another while other clients run
+/// theirs.
 fn tours() -> Vec<Vec<ClientPath>> {
     let mut tours = Vec::new();
     for kind in ["tcp", "http"] {
@@ -171,7 +174,7 @@ fn tours() -> Vec<Vec<ClientPath>> {
     tours
 }
 
-/// Runs every case over every road.
+/// Runs every case over every path.
 pub(crate) fn observe_all(mesh: &Mesh) -> Vec<CaseObservation> {
     let walk = |tour: Vec<ClientPath>, first: u16| -> Vec<CaseObservation> {
         tour.iter()

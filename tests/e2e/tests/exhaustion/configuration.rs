@@ -1,5 +1,6 @@
-//! Alpha's operator fills every share of its configuration at once: bytes of objects, compiled bytes, resources and route tables. It says
-//! how to fill them and what is in them; `full_shares.rs` says what others notice.
+//! Alpha's operator fills every share of its configuration at once: bytes of objects, compiled
+//! bytes, resources and route tables. This module fills the shares and describes their contents;
+//! `full_shares.rs` checks the effects on other tenants.
 
 use std::time::Duration;
 
@@ -123,14 +124,14 @@ fn padding(n: usize) -> String {
 struct FillStep {
     name: &'static str,
     object: ObjectText,
-    /// The first change has so many; what they take says how many more fit.
+    /// Number of objects in the first change. Their size shows how many more fit.
     first: usize,
     /// The share's name in metrics and the part in percent; `None` if there are no more objects.
     share: Option<(&'static str, u64)>,
 }
 
-/// What fills the shares, in this order: patterns take a third of the route tables, patterns of headers another, and rules the rest. Padding
-/// takes the bytes that all others left.
+/// Steps that fill the shares, in this order. Path patterns take a third of the route tables,
+/// header patterns another third, and rules the rest. Padding takes the bytes that all others left.
 const STEPS: [FillStep; 7] = [
     FillStep {
         name: "pods",

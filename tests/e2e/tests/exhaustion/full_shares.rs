@@ -1,5 +1,5 @@
-//! What others notice of a tenant whose configuration is at every share, and what remains of a tenant that was deleted. How the shares are
-//! filled is in `configuration.rs`.
+//! Effects on other tenants of a tenant whose configuration is at every share, and the remains of a
+//! deleted tenant. `configuration.rs` fills the shares.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};

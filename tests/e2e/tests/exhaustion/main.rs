@@ -75,8 +75,8 @@ fn groups() -> [(&'static str, Vec<ExhaustionCase>); 5] {
     ]
 }
 
-/// Runs one case while beta is watched, and judges the harm to beta and whether there was an attack. The error states a process that
-/// exceeds its memory.
+/// Runs one case while beta's clients are measured. Checks the harm to beta, and that the attack
+/// took place. Returns an error that names a process which exceeds its memory.
 fn run_case(setup: &ExhaustionWorld, case: &ExhaustionCase) -> Result<(), String> {
     let lasts = lasts();
     let (tries, seen) = std::thread::scope(|scope| {
@@ -95,7 +95,7 @@ fn run_case(setup: &ExhaustionWorld, case: &ExhaustionCase) -> Result<(), String
     setup.memory_complaint().map_or(Ok(()), Err)
 }
 
-/// Judges the harm to beta.
+/// Checks the harm to beta.
 fn judge_harm(seen: &VictimWatch, attack: &str) {
     let complaint = seen.complaint();
     if let Some(complaint) = &complaint {

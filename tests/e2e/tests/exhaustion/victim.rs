@@ -23,7 +23,7 @@ const CALL_MAX: Duration = Duration::from_secs(4);
 /// Interval between two calls of the controller.
 const CALL_INTERVAL: Duration = Duration::from_millis(700);
 
-/// What the victim, tenant beta, observed meanwhile.
+/// Observations of the victim, tenant beta, during the attack.
 #[derive(Debug, Clone)]
 pub(super) struct VictimWatch {
     requests: u64,

@@ -2,7 +2,8 @@
 //! client in a pod on another node, over pod and Service addresses of both families. The output of a script's `check` is an observation,
 //! compared like those of the cases (`differences.tsv`). Software that this machine lacks is skipped and reported. The gate runs Redis only.
 //!
-//! The scripts are `tests/e2e/programs/software/*.sh`; their first lines state their requirements, their port, and their roads if not all.
+//! The scripts are `tests/e2e/programs/software/*.sh`; their first lines state their requirements,
+//! their port, and their paths if not all.
 
 mod program;
 

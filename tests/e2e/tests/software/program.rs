@@ -1,5 +1,5 @@
-//! One script of third-party software: its server in the server pods of both tenants, its client on each road. It does not check the
-//! results.
+//! One script of third-party software. Its server runs in the server pods of both tenants, its
+//! client on each path. It does not check the results.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -39,12 +39,12 @@ pub(crate) struct SoftwareProgram {
     pub(crate) has_crowd: bool,
 }
 
-/// What clients do with a running server.
+/// Kind of client load on a running server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClientPart {
-    /// One client after the other, on every road.
+    /// One client after the other, on every path.
     Check,
-    /// Thousands of connections at once, on one road of each kind.
+    /// Thousands of connections at once, on one path of each kind.
     Crowd,
 }
 
@@ -160,7 +160,8 @@ impl SoftwareProgram {
         unobserved
     }
 
-    /// Returns the roads of a tenant's clients. Without the mesh nothing translates a Service's address.
+    /// Returns the paths of a tenant's clients. Without the mesh nothing translates a Service's
+    /// address.
     fn roads_of(&self, part: ClientPart, is_meshed: bool) -> impl Iterator<Item = &String> {
         let roads = self
             .roads

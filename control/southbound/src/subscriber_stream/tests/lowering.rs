@@ -1,5 +1,6 @@
-//! Compares what streams send with the programs that `canal_compiler::lower` returns, over all golden policies. Goldens and
-//! `tests/differential` judge those programs, so this is the proof that they judge what ships.
+//! Compares what streams send with the programs that `canal_compiler::lower` returns, over all
+//! golden policies. Goldens and `tests/differential` test those programs. This test shows that data
+//! planes receive the same programs.
 
 use std::fs;
 use std::path::{Path, PathBuf};

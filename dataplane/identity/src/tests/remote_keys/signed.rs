@@ -426,7 +426,8 @@ async fn when_all_threads_sign_the_next_is_refused_at_once() {
     // The threads may take their jobs with a delay.
     assert!((10..=20 + THREADS).contains(&busy), "{busy}");
     assert_eq!(rig.metric("canal_keys_handshakes_busy_total"), busy as u64);
-    // Afterwards all threads are free again. A key server that was slow for too long is left alone for a while.
+    // Afterwards all threads are free again. The circuit breaker of a key server that was slow for
+    // too long stays open for a while.
     rig.near.set_behavior(FakeBehavior::Well);
     let started = Instant::now();
     while let Err(error) = meet(&terminator, config.clone()).await.1 {

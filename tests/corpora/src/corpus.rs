@@ -1,0 +1,113 @@
+//! The corpora: modules of Go with folders of YAML, each of one version. Go's own cache stores them,
+//! so that a second run fetches nothing. This module does not read what the documents say.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail};
+
+/// A folder of a published module.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Corpus {
+    pub(crate) name: &'static str,
+    pub(crate) module: &'static str,
+    pub(crate) version: &'static str,
+    folder: &'static str,
+}
+
+/// The corpora that Canal is measured by.
+pub(crate) const CORPORA: [Corpus; 3] = [
+    Corpus {
+        name: "istio-samples",
+        module: "istio.io/istio",
+        version: "v0.0.0-20260827124520-eed52ebb66ad",
+        folder: "samples",
+    },
+    Corpus {
+        name: "gateway-api-examples",
+        module: "sigs.k8s.io/gateway-api",
+        version: "v1.7.0",
+        folder: "examples",
+    },
+    Corpus {
+        name: "gateway-api-conformance",
+        module: "sigs.k8s.io/gateway-api/conformance",
+        version: "v1.7.0",
+        folder: "tests",
+    },
+];
+
+/// Placeholders of the conformance suite, and what the suite puts there for an implementation.
+const PLACEHOLDERS: [(&str, &str); 1] = [("{GATEWAY_CLASS_NAME}", "canal")];
+
+/// A file of a corpus.
+#[derive(Debug)]
+pub(crate) struct CorpusFile {
+    /// Path below the corpus's folder.
+    pub(crate) path: String,
+    pub(crate) text: String,
+}
+
+impl Corpus {
+    /// Fetches the corpus, unless Go's cache has it, and reads its YAML files in the order of their
+    /// paths.
+    pub(crate) fn read(&self) -> anyhow::Result<Vec<CorpusFile>> {
+        let root = self.fetch()?.join(self.folder);
+        let mut paths = Vec::new();
+        yaml_paths(&root, &mut paths)?;
+        paths.sort();
+        let read = |path: &PathBuf| {
+            let mut text = std::fs::read_to_string(path)
+                .with_context(|| format!("{} cannot be read", path.display()))?;
+            for (placeholder, value) in PLACEHOLDERS {
+                text = text.replace(placeholder, value);
+            }
+            let path = path.strip_prefix(&root).unwrap_or(path);
+            Ok(CorpusFile {
+                path: path.display().to_string(),
+                text,
+            })
+        };
+        paths.iter().map(read).collect()
+    }
+
+    /// Returns the folder of the module in Go's cache.
+    fn fetch(&self) -> anyhow::Result<PathBuf> {
+        let version = format!("{}@{}", self.module, self.version);
+        // Outside a module, Go takes the version as it is written and adds it to no go.mod.
+        let output = Command::new("go")
+            .args(["mod", "download", "-json", &version])
+            .env("GOTOOLCHAIN", "auto")
+            .env("GOFLAGS", "-mod=mod")
+            .env("GO111MODULE", "on")
+            .current_dir(std::env::temp_dir())
+            .output()
+            .context("go cannot be started; fix: run setup/install test")?;
+        let answer: serde_json::Value = serde_json::from_slice(&output.stdout)
+            .with_context(|| format!("go mod download {version}: the answer is not JSON"))?;
+        match answer["Dir"].as_str() {
+            Some(folder) => Ok(folder.into()),
+            None => bail!(
+                "go mod download {version}: {}; fix: give this machine access to the module proxy",
+                answer["Error"].as_str().unwrap_or("no folder")
+            ),
+        }
+    }
+}
+
+fn yaml_paths(folder: &Path, found: &mut Vec<PathBuf>) -> anyhow::Result<()> {
+    let entries = std::fs::read_dir(folder)
+        .with_context(|| format!("{} cannot be read", folder.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        if path.is_dir() {
+            yaml_paths(&path, found)?;
+        } else if path
+            .extension()
+            .is_some_and(|ext| ext == "yaml" || ext == "yml")
+        {
+            found.push(path);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,91 @@
+//! Counts of judged documents: of policy, of the kinds that are due, and of each kind. It judges
+//! nothing.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use crate::judge::{JudgedDocument, KindName};
+
+/// Documents that are loaded, and all of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct LoadCount {
+    loaded: usize,
+    all: usize,
+}
+
+impl LoadCount {
+    fn add(&mut self, document: &JudgedDocument) {
+        self.loaded += usize::from(document.is_loaded());
+        self.all += 1;
+    }
+
+    /// Returns the count and its share of all, as `3 of 4 (75 %)`.
+    fn text(self) -> String {
+        match self.all {
+            0 => "none".to_owned(),
+            all => format!("{} of {all} ({} %)", self.loaded, 100 * self.loaded / all),
+        }
+    }
+}
+
+/// The counts of one corpus.
+#[derive(Debug, Default)]
+pub(crate) struct Tally<'d> {
+    all: LoadCount,
+    policy: LoadCount,
+    due: LoadCount,
+    kinds: BTreeMap<&'d KindName, LoadCount>,
+}
+
+impl<'d> Tally<'d> {
+    /// Counts the documents of a corpus.
+    pub(crate) fn of(documents: &'d [JudgedDocument]) -> Self {
+        let mut tally = Self::default();
+        for document in documents {
+            tally.all.add(document);
+            if document.kind.is_policy() {
+                tally.policy.add(document);
+            }
+            if document.kind.is_due() {
+                tally.due.add(document);
+            }
+            tally.kinds.entry(&document.kind).or_default().add(document);
+        }
+        tally
+    }
+
+    /// Formats the counts for people.
+    pub(crate) fn text(&self, corpus: &str, with_kinds: bool) -> String {
+        let mut out = String::new();
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            out,
+            "{corpus}: policy {}; kinds that are due {}; all documents {}",
+            self.policy.text(),
+            self.due.text(),
+            self.all.text()
+        );
+        for (kind, count) in self.kinds.iter().filter(|_| with_kinds) {
+            let due = if kind.is_due() { ", due" } else { "" };
+            let _ = writeln!(out, "  {kind}: {}{due}", count.text());
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judge::judge_file;
+
+    #[test]
+    fn documents_are_counted_by_what_they_are() {
+        let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: b}\nspec: {ports: [{port: 80}]}\n\
+                    ---\napiVersion: networking.istio.io/v1\nkind: EnvoyFilter\nmetadata: {name: a}\n";
+        let documents = judge_file("a.yaml", text);
+        let text = Tally::of(&documents).text("corpus", true);
+        let expected = "corpus: policy 0 of 1 (0 %); kinds that are due 1 of 1 (100 %); all documents 1 of 2 (50 %)\n  \
+                        Service: 1 of 1 (100 %), due\n  EnvoyFilter.networking.istio.io: 0 of 1 (0 %)\n";
+        assert_eq!(text, expected);
+    }
+}
