@@ -736,6 +736,19 @@ async fn a_revoked_identity_is_on_the_list_and_gets_nothing_until_it_is_restored
     restore_and_refuse_the_wrong(&fixture, &mut n1, &mut ca, &again).await;
 }
 
+/// Checks that a tenant's operator may not change the trust domain of the components.
+async fn refuse_a_tenants_operator(fixture: &ControllerFixture, identity: &str) {
+    let mut bob = CaCli(fixture.admin("bob").await, "canal-system");
+    assert_eq!(
+        bob.revoke(identity, "").await.unwrap_err().code(),
+        Code::PermissionDenied
+    );
+    assert_eq!(
+        bob.restore(identity).await.unwrap_err().code(),
+        Code::PermissionDenied
+    );
+}
+
 /// Data planes that present certificates of Canal's components to each other learn which are revoked. Only the provider may revoke them.
 #[tokio::test]
 async fn a_revoked_component_is_published_to_all_peers() {
@@ -816,16 +829,7 @@ async fn a_revoked_component_is_published_to_all_peers() {
         Code::FailedPrecondition,
         "its root is replaced by hand"
     );
-    // A tenant's operator may not change the trust domain of the components.
-    let mut bob = CaCli(fixture.admin("bob").await, "canal-system");
-    assert_eq!(
-        bob.revoke(identity, "").await.unwrap_err().code(),
-        Code::PermissionDenied
-    );
-    assert_eq!(
-        bob.restore(identity).await.unwrap_err().code(),
-        Code::PermissionDenied
-    );
+    refuse_a_tenants_operator(&fixture, identity).await;
 }
 
 #[tokio::test]

@@ -34,12 +34,25 @@ pub struct EdgeCounters {
     attached: SharedGauge,
 }
 
+/// Registers the counter of repairs, with a series for each kind of repair from the start.
+fn repairs(r: &Registry) -> CounterFamily {
+    let repairs = r.counters(MetricFamily::new(
+        "canal_edge_repairs_total",
+        "Programs and maps that were removed externally and reinstalled.",
+        &["what"],
+    ));
+    for what in ["attachment", "pins", "elements"] {
+        repairs.shared(&[what]);
+    }
+    repairs
+}
+
 impl EdgeCounters {
     /// Registers all metric families of the edge.
     pub fn new(r: &Registry) -> Self {
         let counters = |name, help, labels| r.counters(MetricFamily::new(name, help, labels));
         let gauges = |name, help, labels| r.gauges(MetricFamily::new(name, help, labels));
-        let c = Self {
+        Self {
             registry: r.clone(),
             entries: gauges(
                 "canal_edge_map_entries",
@@ -104,11 +117,7 @@ impl EdgeCounters {
                 "Reports to the controller, by their outcome.",
                 &["result"],
             ),
-            repairs: counters(
-                "canal_edge_repairs_total",
-                "Programs and maps that were removed externally and reinstalled.",
-                &["what"],
-            ),
+            repairs: repairs(r),
             verified: gauges(
                 "canal_edge_verified_instructions",
                 "Instructions the verifier walked through.",
@@ -120,11 +129,7 @@ impl EdgeCounters {
                 &[],
             )
             .shared(&[]),
-        };
-        for what in ["attachment", "pins", "elements"] {
-            c.repairs.shared(&[what]);
         }
-        c
     }
 
     /// Sets the limits on metric series that the provider configured for tenants.

@@ -191,18 +191,19 @@ fn dry_runs_and_audits_only_count() {
 /// How long the gateway waits for an authorizer that responds at once.
 const AUTHORIZED_WITHIN: Duration = Duration::from_secs(1);
 
-/// CUSTOM calls the tenant's own authorizer, sends it the permitted fields, and enforces its
-/// decision. Without a response it refuses.
+/// Returns the tenant's authorizer with this timeout.
+fn authorizer_with(timeout: &str) -> String {
+    format!(
+        "---\napiVersion: canal.mesh/v1\nkind: ExternalAuthorizer\nmetadata: {{name: ours, namespace: default}}\n\
+             spec: {{service: {{name: authz, port: 9191}}, timeout: {timeout}, includeRequestBody: {{maxBytes: 100}}}}\n"
+    )
+}
+
+/// CUSTOM calls the tenant's own authorizer, sends it what it may see, and obeys; without a response it refuses.
 #[test]
 fn an_external_authorizer_is_called_and_obeyed() {
-    let with_timeout = |timeout: &str| {
-        format!(
-            "---\napiVersion: canal.mesh/v1\nkind: ExternalAuthorizer\nmetadata: {{name: ours, namespace: default}}\n\
-             spec: {{service: {{name: authz, port: 9191}}, timeout: {timeout}, includeRequestBody: {{maxBytes: 100}}}}\n"
-        )
-    };
     let timeout = format!("{}s", (AUTHORIZED_WITHIN * slack()).as_secs());
-    let authorizer = with_timeout(&timeout);
+    let authorizer = authorizer_with(&timeout);
     let custom = "  action: CUSTOM\n  provider: {name: ours}\n  rules:\n  - to: [{operation: {notPaths: [/health]}}]\n";
     mesh().apply(
         "alpha",
@@ -258,7 +259,7 @@ fn an_external_authorizer_is_called_and_obeyed() {
         200,
         "what the rule leaves out is not asked"
     );
-    mesh().apply("alpha", &with_timeout("1s"));
+    mesh().apply("alpha", &authorizer_with("1s"));
     assert_eq!(
         mesh().code(CLIENT, &url(13, "/headers"), &["-H", "x-authz: hang"]),
         403,
@@ -273,7 +274,7 @@ fn an_external_authorizer_is_called_and_obeyed() {
     );
     mesh().apply(
         "alpha",
-        &with_timeout(&format!("{timeout}, failOpen: true")),
+        &authorizer_with(&format!("{timeout}, failOpen: true")),
     );
     until(deadline(SOON), "open where the tenant says so", || {
         mesh().code(CLIENT, &url(13, "/headers"), &[]) == 200

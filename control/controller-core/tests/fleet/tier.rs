@@ -47,7 +47,7 @@ pub(super) fn times() -> SilenceTimeouts {
     }
 }
 
-/// Timeouts that nobody reaches on a machine that has much else to do, for tests in which no one is silent.
+/// Timeouts that no component reaches even on a busy machine, for tests without silent components.
 pub(super) fn patient_times() -> SilenceTimeouts {
     let never = 2 * patience();
     SilenceTimeouts {

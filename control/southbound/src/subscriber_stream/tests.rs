@@ -476,6 +476,24 @@ fn strange_messages_change_nothing() {
     );
 }
 
+/// Returns the versions of all resources that are in force for a principal.
+fn visible_versions(
+    w: &StreamWorld,
+    principal: &Principal,
+) -> BTreeMap<(ResourceKind, String), String> {
+    w.catalog
+        .admitted(principal)
+        .flat_map(|(_, v)| v.entries.values())
+        .filter(|e| scope::visible(&e.resource, principal, &w.catalog.placement))
+        .map(|e| {
+            (
+                (e.resource.kind(), e.name.to_string()),
+                e.version.to_string(),
+            )
+        })
+        .collect()
+}
+
 /// Random histories of changes, late answers, refusals, reconnects and restarts. At the end the subscriber holds exactly what is in force
 /// for it, except what it refuses. At no moment does a resource refer to a missing one.
 #[test]
@@ -519,18 +537,7 @@ fn random_histories_end_well() {
         }
         owed.drain(..).for_each(|r| c.answer(r));
         c.settle(&w);
-        let want: BTreeMap<(ResourceKind, String), String> = w
-            .catalog
-            .admitted(&principal)
-            .flat_map(|(_, v)| v.entries.values())
-            .filter(|e| scope::visible(&e.resource, &principal, &w.catalog.placement))
-            .map(|e| {
-                (
-                    (e.resource.kind(), e.name.to_string()),
-                    e.version.to_string(),
-                )
-            })
-            .collect();
+        let want = visible_versions(&w, &principal);
         let got: BTreeMap<_, _> = c
             .held
             .iter()

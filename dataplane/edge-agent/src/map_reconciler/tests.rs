@@ -372,6 +372,17 @@ fn many(services: u32) -> Vec<Arc<Resource>> {
     all.into_iter().map(Arc::new).collect()
 }
 
+/// Changes the first resource for which `change` returns true.
+fn change_first(resources: &mut [Arc<Resource>], change: &dyn Fn(&mut Resource) -> bool) {
+    let at = resources
+        .iter()
+        .position(|r| change(&mut Resource::clone(r)))
+        .unwrap();
+    let mut next = Resource::clone(&resources[at]);
+    change(&mut next);
+    resources[at] = Arc::new(next);
+}
+
 /// Checks that an update writes only what changed. `cargo test --release -p canal-edge-agent of_many_services -- --nocapture` prints the
 /// time of each update, without the kernel's part.
 #[test]
@@ -419,16 +430,7 @@ fn an_update_of_many_services_writes_only_changes() {
         tell("all of it", &resources, services * 4 + 80 + 81 + 400),
         services
     );
-    let changed = |resources: &mut Vec<Arc<Resource>>, change: &dyn Fn(&mut Resource) -> bool| {
-        let at = resources
-            .iter()
-            .position(|r| change(&mut Resource::clone(r)))
-            .unwrap();
-        let mut next = Resource::clone(&resources[at]);
-        change(&mut next);
-        resources[at] = Arc::new(next);
-    };
-    changed(&mut resources, &|r| {
+    change_first(&mut resources, &|r| {
         if let Resource::Table(t) = r {
             t.version += 1;
             true
@@ -437,7 +439,7 @@ fn an_update_of_many_services_writes_only_changes() {
         }
     });
     assert_eq!(tell("one table", &resources, 1), 1);
-    changed(&mut resources, &|r| {
+    change_first(&mut resources, &|r| {
         if let Resource::Address(a) = r {
             a.open = false;
             true
@@ -453,7 +455,7 @@ fn an_update_of_many_services_writes_only_changes() {
         ),
         0
     );
-    changed(&mut resources, &|r| {
+    change_first(&mut resources, &|r| {
         if let Resource::Replica(r) = r {
             r.underlay = ip(250);
             true

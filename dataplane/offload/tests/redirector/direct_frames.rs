@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A case: its name, the frame, the verdict, and the counter.
+/// A case's name, the frame, the verdict, and the counter that must count it.
 pub(super) type DirectFrame = (&'static str, Vec<u8>, u32, &'static str);
 
 fn ether(kind: [u8; 2], p: &[u8]) -> Vec<u8> {

@@ -191,6 +191,20 @@ fn orders(drain: bool) -> ReplicaReportResponse {
     }
 }
 
+/// Checks that the maps have this replica's own entry and the hosts of the tier.
+fn check_own_entry(fixture: &AgentFixture) {
+    let m = fixture.memory.0.lock().unwrap();
+    assert_eq!(m.own, Some((2, Some("250.1.0.200".parse().unwrap()))));
+    assert_eq!(
+        m.hosts,
+        [
+            ("250.1.0.1".parse().unwrap(), 2),
+            ("250.1.0.200".parse().unwrap(), 0)
+        ]
+        .into()
+    );
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_agent_registers_follows_orders_and_reports_owned_sessions_when_needed() {
     let fixture = AgentFixture::new(orders(false)).await;
@@ -218,18 +232,7 @@ async fn the_agent_registers_follows_orders_and_reports_owned_sessions_when_need
     let head = fixture.until("generation 10", |r| r.generation == 10).await;
     assert!(head.owned.is_empty());
     assert_eq!(fixture.agent.ready(), Ok(()));
-    {
-        let m = fixture.memory.0.lock().unwrap();
-        assert_eq!(m.own, Some((2, Some("250.1.0.200".parse().unwrap()))));
-        assert_eq!(
-            m.hosts,
-            [
-                ("250.1.0.1".parse().unwrap(), 2),
-                ("250.1.0.200".parse().unwrap(), 0)
-            ]
-            .into()
-        );
-    }
+    check_own_entry(&fixture);
     // Behind another head it does, with the version of the table in its maps.
     fixture.apply(
         vec![table_of("alpha/default/web", 7, "az1", 5, &[1, 2])],

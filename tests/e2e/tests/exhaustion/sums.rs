@@ -127,13 +127,9 @@ impl FullLimit {
     }
 }
 
-#[test]
-fn ten_tenants_at_a_limit_at_once_leave_some_of_it_to_an_eleventh() {
-    let files = tempfile::tempdir().expect("a directory");
-    let began = std::time::Instant::now();
-    let root = TestAuthority::root(LAST);
-    let domain = files.path().join(format!("{LAST}.example"));
-    std::fs::create_dir_all(&domain).expect("a directory");
+/// Writes a CA as the folder of a trust domain.
+fn write_authority(root: &TestAuthority, domain: &std::path::Path) {
+    std::fs::create_dir_all(domain).expect("a directory");
     for (name, text) in [
         ("root-cert.pem", root.pem()),
         ("cert-chain.pem", root.pem()),
@@ -141,6 +137,15 @@ fn ten_tenants_at_a_limit_at_once_leave_some_of_it_to_an_eleventh() {
     ] {
         std::fs::write(domain.join(name), text).unwrap_or_else(|e| panic!("{name}: {e}"));
     }
+}
+
+#[test]
+fn ten_tenants_at_a_limit_at_once_leave_some_of_it_to_an_eleventh() {
+    let files = tempfile::tempdir().expect("a directory");
+    let began = std::time::Instant::now();
+    let root = TestAuthority::root(LAST);
+    let domain = files.path().join(format!("{LAST}.example"));
+    write_authority(&root, &domain);
     let mesh = Mesh::up_with("trust.yaml", "e2e-sums", |topology| {
         eleven(topology, &files.path().display().to_string())
     });

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{FIRST, MESHED, PROXYLESS, is_timed, mesh};
 
-/// Returns the names of all replicas.
+/// Returns the names of all replicas of the test.
 pub(super) fn gateways() -> impl Iterator<Item = String> {
     let of = |first: &str| {
         [
@@ -78,7 +78,7 @@ pub(super) struct WatchedService {
     pub(super) n: u32,
 }
 
-/// Returns all HTTP services that clients of both tenants watch.
+/// Returns all HTTP services, of both tenants.
 pub(super) fn services() -> Vec<WatchedService> {
     let of = |(client, tenant)| {
         (0..4).map(move |n| WatchedService {
