@@ -32,6 +32,10 @@ pub use origin::PolicyOrigin;
 pub const LOG_DELTAS_MAX: usize = 1024;
 /// Maximum number of changed resources in all deltas of a tenant's log.
 pub const LOG_CHANGES_MAX: usize = 100_000;
+/// Maximum bytes of memory of what only a tenant's log keeps: its records, and replaced and removed resources.
+pub const LOG_BYTES_MAX: usize = 2 << 20;
+/// Bytes of memory of a resource beside its body and its decoded value, which is about as large as the body.
+const RESOURCE_BYTES: usize = 512;
 
 /// Version of a resource: the first 128 bits of the SHA-256 of its bytes. Equal content has equal versions, also across restarts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -103,6 +107,11 @@ impl EncodedResource {
     pub fn key(&self) -> ResourceId {
         (self.resource.kind(), self.name.clone())
     }
+
+    /// Returns about how many bytes of memory the resource takes.
+    fn memory(&self) -> usize {
+        2 * self.body.len() + self.name.len() + RESOURCE_BYTES
+    }
 }
 
 /// The change of one resource in one generation.
@@ -120,6 +129,21 @@ pub struct ResourceChange {
 pub struct CatalogDelta {
     pub generation: Generation,
     pub touches: Vec<ResourceChange>,
+    /// Memory of what only the log keeps. Resources after a change are the catalog's, or those before a later change.
+    bytes: usize,
+}
+
+impl CatalogDelta {
+    fn new(generation: Generation, touches: Vec<ResourceChange>) -> Self {
+        let replaced = touches.iter().filter_map(|touch| touch.before.as_ref());
+        let bytes =
+            size_of_val(touches.as_slice()) + replaced.map(|before| before.memory()).sum::<usize>();
+        Self {
+            generation,
+            touches,
+            bytes,
+        }
+    }
 }
 
 /// A configuration object of a tenant and its source.
@@ -247,10 +271,8 @@ impl TenantCatalog {
         };
         if !touches.is_empty() {
             view.changed = generation;
-            view.log.push_back(Arc::new(CatalogDelta {
-                generation,
-                touches,
-            }));
+            view.log
+                .push_back(Arc::new(CatalogDelta::new(generation, touches)));
             view.trim();
         }
         if was_complete != view.complete {
@@ -378,10 +400,8 @@ impl TenantCatalog {
             }
         }
         view.changed = generation;
-        view.log.push_back(Arc::new(CatalogDelta {
-            generation,
-            touches,
-        }));
+        view.log
+            .push_back(Arc::new(CatalogDelta::new(generation, touches)));
         view.trim();
         view
     }
@@ -389,11 +409,14 @@ impl TenantCatalog {
     /// Removes the oldest deltas until the log is within its limits.
     fn trim(&mut self) {
         let mut touches: usize = self.log.iter().map(|d| d.touches.len()).sum();
-        while self.log.len() > LOG_DELTAS_MAX || touches > LOG_CHANGES_MAX {
+        let mut bytes: usize = self.log.iter().map(|d| d.bytes).sum();
+        while self.log.len() > LOG_DELTAS_MAX || touches > LOG_CHANGES_MAX || bytes > LOG_BYTES_MAX
+        {
             let Some(oldest) = self.log.pop_front() else {
                 return;
             };
             touches -= oldest.touches.len();
+            bytes -= oldest.bytes;
             self.floor = oldest.generation;
         }
     }

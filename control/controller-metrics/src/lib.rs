@@ -38,6 +38,7 @@ metrics! {
     NACKS, "canal_controller_nacks_total", "counter", "Responses refused by data planes.";
     SUBSCRIBERS_REFUSING, "canal_controller_subscribers_refusing", "gauge", "Data planes that have refused a resource for more than a minute.";
     ANSWERS_STALE, "canal_controller_stale_responses_total", "counter", "Answers to responses that were not outstanding.";
+    BEHIND_LOG, "canal_controller_behind_log_total", "counter", "Comparisons of a data plane with a whole tenant because the tenant's log of changes begins too late.";
     COMPILES, "canal_controller_compile_seconds_count", "counter", "Compilations of one tenant.";
     COMPILE_SECONDS, "canal_controller_compile_seconds_sum", "counter", "Seconds spent compiling.";
     CHANGES, "canal_controller_changes_total", "counter", "Changes taken over by origin (files, api).";

@@ -188,7 +188,11 @@ impl StreamTask {
 
     /// Returns the next response; the first of a stream names the store.
     fn next_response(&mut self, catalog: &Catalog) -> Option<DeltaDiscoveryResponse> {
-        let mut response = self.session.next_response(catalog)?;
+        let response = self.session.next_response(catalog);
+        for _ in 0..self.session.take_behind_log() {
+            self.shared.metrics.count(metrics::BEHIND_LOG, &[]);
+        }
+        let mut response = response?;
         if !std::mem::replace(&mut self.is_store_told, true) {
             response.control_plane = Some(canal_wire::southbound::control_plane(self.shared.store));
         }

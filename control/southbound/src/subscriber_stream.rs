@@ -156,6 +156,8 @@ pub(crate) struct SubscriberStream {
     unknown_pending: usize,
     /// True if the next batch is compared with the whole catalog, not only with what changed.
     resync: bool,
+    /// Number of tenants that were compared as a whole because their log begins too late, and that were not counted yet.
+    behind_log: u64,
     /// Owners in scope when the catalog was last compared.
     admitted: BTreeSet<ResourceOwner>,
     /// Placement of services when the catalog was last compared.
@@ -188,6 +190,7 @@ impl SubscriberStream {
             subscribed_bytes: 0,
             unknown_pending: 0,
             resync: true,
+            behind_log: 0,
             admitted: BTreeSet::new(),
             placement: Arc::default(),
             seen: Generation(0),
@@ -376,14 +379,15 @@ impl SubscriberStream {
             let is_admitted = admitted.contains(owner);
             // Deltas are not enough if the scope or a subscription changed.
             let whole = self.resync || is_admitted != self.admitted.contains(owner);
-            let keys = match view
-                .filter(|_| is_admitted && !whole)
-                .and_then(|v| v.deltas_after(self.seen))
-            {
+            let logged = view.filter(|_| is_admitted && !whole);
+            let keys = match logged.and_then(|v| v.deltas_after(self.seen)) {
                 Some(deltas) => deltas
                     .flat_map(|d| d.touches.iter().map(|t| t.key.clone()))
                     .collect(),
-                None => self.all_keys(owner, view.filter(|_| is_admitted)),
+                None => {
+                    self.behind_log += u64::from(logged.is_some());
+                    self.all_keys(owner, view.filter(|_| is_admitted))
+                }
             };
             for key in keys {
                 if key.0.is_security() {
@@ -403,6 +407,11 @@ impl SubscriberStream {
         items.extend(self.manifests(&items, resealed, &admitted, catalog));
         self.admitted = admitted;
         items
+    }
+
+    /// Returns the number of tenants that were compared as a whole since the last call because their log begins too late.
+    pub(crate) fn take_behind_log(&mut self) -> u64 {
+        std::mem::take(&mut self.behind_log)
     }
 
     /// Returns the keys that the subscriber holds or the catalog offers, as far as they are subscribed to.
@@ -535,26 +544,33 @@ impl SubscriberStream {
         }
     }
 
-    /// Queues the items of one kind in responses of limited size; at least one response.
+    /// Queues the items of one kind in responses of limited size; at least one response. Items of one owner that fit into one response are
+    /// not split, so that a data plane applies them together.
     fn enqueue(&mut self, kind: ResourceKind, items: Vec<Item>, generation: Generation) {
-        let mut items = items.into_iter().peekable();
-        loop {
-            let mut bytes = 0;
-            let mut part = Vec::new();
-            while let Some(item) = items
-                .next_if(|i| part.is_empty() || bytes + i.bytes() <= self.limits.response_bytes)
-            {
+        let max = self.limits.response_bytes;
+        let mut responses = vec![Vec::new()];
+        let mut bytes = 0;
+        for of_owner in items.chunk_by(|a, b| owner_of(&a.key()) == owner_of(&b.key())) {
+            let mut unsplit = of_owner.iter().map(Item::bytes).sum::<usize>().min(max);
+            for item in of_owner {
+                if bytes > 0 && bytes + unsplit.max(item.bytes()) > max {
+                    responses.push(Vec::new());
+                    bytes = 0;
+                }
+                // Only the first item of an owner begins a response for the sake of those after it.
+                unsplit = 0;
                 bytes += item.bytes();
-                part.push(item);
+                if let Some(response) = responses.last_mut() {
+                    response.push(item.clone());
+                }
             }
+        }
+        for items in responses {
             self.queue.push_back(PendingResponse {
                 url: kind.type_url().into(),
                 generation,
-                items: part,
+                items,
             });
-            if items.peek().is_none() {
-                return;
-            }
         }
     }
 

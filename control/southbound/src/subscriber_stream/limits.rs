@@ -15,8 +15,9 @@ pub const STREAM_NAME_BYTES_MAX: usize = 64 << 20;
 pub(super) const OUT_OF_SCOPE_BYTES_MAX: usize = 256 << 10;
 /// Maximum number of responses of one stream that wait for an ACK or NACK, and of responses to unknown types that wait to be sent.
 pub const PENDING_MAX: usize = 64;
-/// Approximate maximum bytes of one response. It is far below what a receiver accepts, so that one stream never needs a huge buffer.
-pub const RESPONSE_BYTES_MAX: usize = 48 << 20;
+/// Approximate maximum bytes of one response. Both ends of a stream keep the buffer of their largest message as long as the stream is open,
+/// also after the tenant that needed it is gone.
+pub const RESPONSE_BYTES_MAX: usize = 2 << 20;
 /// Maximum number of refused responses of one tenant that are split in one batch, where the NACK does not name the faulty resource. After
 /// that the rest of the tenant's resources in the response is set aside.
 pub const NACK_SPLITS_MAX: usize = 256;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use canal_catalog::{CompiledTenant, LOG_DELTAS_MAX};
+use canal_catalog::{CompiledTenant, LOG_BYTES_MAX, LOG_DELTAS_MAX};
 use canal_compiler::claims::{GatewayClaim, Isolation, TenantClaims};
 use canal_model::ids::TenantName;
 use canal_model::program::{
@@ -234,6 +234,40 @@ fn a_subscriber_behind_the_change_log_gets_a_correct_state() {
         c.settle(&w),
         ["Service +alpha/shop/a", "Route -alpha/HTTPRoute/shop/b/0"]
     );
+    assert_eq!(c.session.take_behind_log(), 1);
+}
+
+#[test]
+fn a_log_keeps_a_limited_amount_of_what_was_replaced() {
+    let mut w = StreamWorld::default();
+    let mut says = shop(&["a"]);
+    // Each removed Service takes at least 512 bytes.
+    let many = 0..(LOG_BYTES_MAX / 512) as u32;
+    says.services
+        .extend(many.map(|n| (format!("s{n}"), 100 + n)));
+    w.set("alpha", &says);
+    let mut c = TestSubscriber::new(gateway("g1"));
+    c.settle(&w);
+    says.services.insert("a".into(), 2);
+    w.set("alpha", &says);
+    c.settle(&w);
+    assert_eq!(c.session.take_behind_log(), 0, "a small change is logged");
+    says.services.retain(|name, _| name == "a");
+    w.set("alpha", &says);
+    let alpha = &w.catalog.tenants[&tenant("alpha")];
+    assert!(
+        alpha.deltas_after(Generation(2)).is_none(),
+        "what was removed is not kept"
+    );
+    c.settle(&w);
+    assert_eq!(
+        c.session.take_behind_log(),
+        1,
+        "the subscriber was compared with the whole tenant"
+    );
+    let left = |(kind, _): &&(ResourceKind, String)| *kind == ResourceKind::Service;
+    assert_eq!(c.held.keys().filter(left).count(), 1);
+    assert!(c.is_converged());
 }
 
 #[test]
@@ -424,6 +458,33 @@ fn limits_of_one_stream() {
             .count(),
         5
     );
+}
+
+#[test]
+fn a_tenant_that_fits_into_one_response_is_not_split() {
+    let mut w = StreamWorld::default();
+    let names = ["a", "b", "c", "d", "e"];
+    for tenant in ["alpha", "beta"] {
+        w.set(tenant, &shop(&names));
+    }
+    // Ten Services take about 2,000 bytes.
+    let mut c = TestSubscriber::with_limits(
+        gateway("g1"),
+        SessionLimits {
+            response_bytes: 1500,
+            ..SessionLimits::default()
+        },
+    );
+    let services: Vec<String> = c
+        .settle(&w)
+        .into_iter()
+        .filter(|line| line.starts_with("Service"))
+        .collect();
+    let of = |tenant: &str| {
+        let all = names.map(|name| format!(" +{tenant}/shop/{name}"));
+        format!("Service{}", all.concat())
+    };
+    assert_eq!(services, [of("alpha"), of("beta")]);
 }
 
 mod limits;
