@@ -371,7 +371,7 @@ async fn numbers_and_tables_survive_restarts_and_come_back_only_after_forgetting
     assert_eq!(r3.turn().await.number, 2);
     r1.reconnect(&fixture).await;
     assert_eq!(r1.turn().await.number, 1);
-    // Longer than the time for which the last plan stands whoever reports.
+    // Longer than the grace time, in which the last plan stays whichever replicas report.
     let until = Instant::now() + times().grace + slack() * Duration::from_secs(1);
     while Instant::now() < until {
         r1.turn().await;

@@ -335,7 +335,8 @@ impl SimTier {
         )
     }
 
-    /// Returns the fate of a packet of a session that goes by the edge's table and then along the redirectors' chains.
+    /// Returns the fate of a packet of an open session. The edge forwards it by its table, and the
+    /// redirectors along their chains.
     pub(crate) fn send(&self, session: &SimSession) -> PacketFate {
         fate(&self.go_on(session), session.3)
     }
