@@ -30,7 +30,7 @@ pub const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(600);
 /// How long a gateway that failed is ejected, which means tried last: the first time, and at most.
 pub const EJECTION_TIME: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// Time limits of attempts to reach gateways. Tests are more patient.
+/// Time limits of attempts to reach gateways. Tests use longer ones.
 #[derive(Debug, Clone, Copy)]
 pub struct AttemptTimeouts {
     /// How long one attempt may take, as [`ATTEMPT_TIMEOUT`] explains.

@@ -130,7 +130,7 @@ impl PlaintextCapture {
             }
         };
         if !fresh.is_empty() {
-            // After the timeout the pods are captured all the same.
+            // After the timeout the pods are captured anyway.
             let _ = tokio::time::timeout(LISTENERS_TIMEOUT, listening).await;
         }
         tokio::task::block_in_place(|| {
