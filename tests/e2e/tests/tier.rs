@@ -71,7 +71,7 @@ const SESSIONS: [usize; 2] = [2000, 200];
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Interval between two changes of the fleet: about 70 of them in two minutes.
 const PAUSE: Duration = Duration::from_millis(2500);
-/// Services spread over a fleet that has just come up within this time.
+/// Time within which services are spread over a fleet that has just come up.
 const SPREAD_WITHIN: Duration = Duration::from_secs(60);
 /// Replicas leave the tables of services that they no longer serve within this time: sessions own their bucket for a minute after their
 /// end.
@@ -125,7 +125,7 @@ fn mesh() -> &'static Mesh {
                 || (0..4).all(|n| answers(&mesh, client, n)),
             );
         }
-        // The replicas that come up first have all services at first.
+        // At first, the replicas that come up first have all services.
         until(
             deadline(SPREAD_WITHIN),
             "services are spread over the backends",
