@@ -1087,7 +1087,7 @@ async fn a_tenants_operator_sees_its_own_services_and_nothing_of_others() {
     );
 }
 
-/// T16, and appendix A of the paper: two edges of one AZ share one tunnel end, and one client's session is found through both.
+/// Two edges of one AZ share one tunnel end, and one client's session is found through both.
 #[tokio::test]
 async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
     let fixture = tier().await;
@@ -1140,7 +1140,8 @@ async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
             .code(),
         Code::InvalidArgument
     );
-    // Data planes have some seconds to answer; after a standstill of the machine some are silent, and the question is repeated.
+    // Data planes have some seconds to answer; after a pause of the machine some are late, and the
+    // query is repeated.
     let asked = tokio::spawn(async move {
         let until = Instant::now() + patience();
         loop {

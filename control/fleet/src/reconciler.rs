@@ -34,7 +34,7 @@ pub struct ReconcilerContext {
     pub catalog: watch::Receiver<Arc<Catalog>>,
     pub store: Arc<Store>,
     pub metrics: Arc<ControllerMetrics>,
-    /// Leads to the catalog writer, which publishes the state of the tier.
+    /// Queue to the catalog writer, which publishes the states of the tier.
     pub updates: mpsc::Sender<TierUpdate>,
 }
 
