@@ -492,7 +492,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         let back = match self.begin_attempt(routed, &selected, attempt).await {
             Ok(back) => back,
             // A suspended attempt has forwarded a part of the body. The request then counts as
-            // untouched only if it is complete.
+            // untouched only if it has no body.
             Err(error) => {
                 return Err(failed(
                     error,

@@ -617,7 +617,7 @@ fn a_connection_waits_for_the_nodes_first_configuration() {
         fixture.metric("canal_limit_used", &["limit=\"pod_outbound_connections\""]) == 1.0
     });
     std::thread::sleep(Duration::from_millis(100));
-    // In this order, and with time in between.
+    // The snapshot arrives before the identity, with time in between.
     fixture.shared.view.store(view);
     std::thread::sleep(Duration::from_millis(100));
     fixture.context.identify(identity.unwrap());
