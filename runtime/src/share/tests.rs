@@ -415,7 +415,7 @@ proptest! {
     }
 }
 
-/// How the owners of a kind's permits take them.
+/// Way in which the owners of a kind's permits take them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PermitUse {
     /// The permit is never revoked.
