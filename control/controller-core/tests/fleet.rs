@@ -790,7 +790,8 @@ async fn a_draining_replica_stays_owner_until_it_reports_no_sessions() {
     );
     owns_all(&mut r1);
     root.drain("r1").await.unwrap();
-    // Its buckets get other heads a few at a time, and it stays in all of their chains, also for some turns after it is the head of none.
+    // Its buckets get other heads a few at a time. It stays in all of their chains, also for some
+    // turns after it is the head of none.
     let until = Instant::now() + patience();
     let mut turns_without_head = 0;
     while turns_without_head < 10 {

@@ -442,7 +442,8 @@ impl SimTier {
     }
 }
 
-/// Returns true if a service moved while no replica other than heads could own its sessions, so that the next service need not wait for it.
+/// Returns true if a service moved while no replica other than heads could own its sessions. The
+/// next service then need not wait for it.
 fn has_landed_at_once(before: &Plan, next: &Plan) -> bool {
     let is_still = |table: &PlannedTable| {
         table.closing == 0
