@@ -127,7 +127,8 @@ async fn handshakes_of_both_roles_and_both_algorithms() {
     }
 }
 
-/// A peer may send data as soon as it has sent Finished, so its bytes arrive while the key server ends the handshake, and right after it.
+/// A peer may send data as soon as it has sent Finished. Its bytes then arrive while the key server
+/// ends the handshake, and right after it.
 #[tokio::test(flavor = "multi_thread")]
 async fn data_right_behind_a_handshake_does_not_break_it() {
     let fixture = KeyServerFixture::start(ServerSetup::default()).await;

@@ -578,8 +578,9 @@ pub fn receive(stream: &TcpStream, buffer: &mut BytesMut) -> io::Result<(usize, 
     ))
 }
 
-/// Calls `recvmsg` once. Returns the number of bytes that the kernel wrote to the front of `room`, and the value of the control message of
-/// this level and type, if present. The value has `N` bytes, at most 16.
+/// Calls `recvmsg` once. Returns the number of bytes that the kernel wrote to the front of `room`.
+/// Also returns the value of the control message of this level and type, if present. The value has
+/// `N` bytes, at most 16.
 fn receive_message<const N: usize>(
     stream: &TcpStream,
     room: &mut [MaybeUninit<u8>],
@@ -759,8 +760,9 @@ pub fn tls_records(stream: &TcpStream, way: TlsDirection, bits: usize) -> io::Re
 /// Buffer for one control message of up to 16 bytes, aligned like its header.
 type OneControl = [u64; 4];
 
-/// Reads one or more records of the same type, no further than the capacity of `buf`. Returns the number of bytes put behind the filled
-/// part, which are initialized but not yet marked as filled, and the type, or `None` at the end of the transport.
+/// Reads one or more records of the same type, no further than the capacity of `buf`. Returns the
+/// number of bytes put behind the filled part, and the type, or `None` at the end of the transport.
+/// The bytes are initialized but not yet marked as filled.
 ///
 /// # Errors
 /// The read fails, also with `WouldBlock`.

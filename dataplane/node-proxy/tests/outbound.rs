@@ -711,8 +711,8 @@ fn on_the_cloud_tier_services_are_reached_at_their_gateway_addresses_and_pods_at
         fixture.gateway(FAR, GatewayBehavior::SendAuthority),
         fixture.gateway(FOR_PODS, GatewayBehavior::SendAuthority),
     );
-    // The gateway address in the own AZ is used for the service's virtual address, and for the
-    // address of any AZ that the tier's DNS returns.
+    // The gateway address in the own AZ is used for the service's virtual address. It is also used
+    // for the address of any AZ that the tier's DNS returns.
     for (dial, at) in [
         (VIP, &near),
         ("10.77.255.1:80", &near),
