@@ -20,8 +20,8 @@ const PROXYLESS: &str = "beta/default/client-0";
 /// Name of the echo service with all its labels: a resolver that tries a search list first queries a dead server once for each of its
 /// entries.
 const ECHO: &str = "tcp.default.svc.cluster.local:7000";
-/// The first replica of each backend. In the timing tier there is a second with the same name and a `b`, so that a backend is a group of
-/// machines that fail together.
+/// The first replica of each backend. In the timing tier there is a second with the same name and a
+/// `b`. A backend is then a group of machines that fail together.
 const FIRST: [&str; 8] = [
     "gw-1", "gw-2", "gw-3", "gw-4", "gw-5", "gw-6", "gw-7", "gw-8",
 ];
