@@ -26,9 +26,11 @@ struct {
 	__type(value, __u64);
 } canal_inbound_listeners SEC(".maps");
 
-/* Returns whether the connection comes from inside the pod: over the loopback device, or to an address of the pod from that address
- * itself. For the latter the kernel reports the address's device, as if it came from outside. But from outside the kernel drops IPv4
- * packets from its own addresses as martians, and responses to IPv6 ones stay inside, so no such connection is established. */
+/* Returns whether the connection comes from inside the pod: over the loopback device, or to an
+ * address of the pod from that address itself. For the latter the kernel reports the address's
+ * device, as if it came from outside. But no such connection from outside is established: the
+ * kernel drops IPv4 packets from its own addresses as martians, and responses to IPv6 ones stay
+ * inside. */
 static __always_inline int is_inside(struct bpf_sk_lookup *ctx)
 {
 	if (ctx->ingress_ifindex == LOOPBACK)

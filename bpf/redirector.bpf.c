@@ -188,8 +188,9 @@ static __always_inline __u32 session_tuple(struct bpf_sock_tuple *to, const stru
 	return socket_tuple(to, &flow->source, flow->source_port_be, &flow->destination, flow->destination_port_be, f->v6);
 }
 
-/* Returns whether a gateway would accept a new session. The source port 0 is in no table of connections, so that the remains of an old
- * connection do not count for a gateway that is gone: only listeners match, through socket steering. */
+/* Returns whether a gateway would accept a new session. The source port is 0, which no connection
+ * has: only listeners match, through socket steering. So the remains of an old connection do not
+ * count for a gateway that is gone. */
 static __noinline int is_listening(struct __sk_buff *skb, const struct frame *f)
 {
 	struct bpf_sock_tuple tuple;

@@ -45,9 +45,9 @@
 /* Ports of one address, at most. The proxy decides on an address with more. */
 #define CANAL_DESTINATION_PORTS_MAX 13
 
-/* Key of an accepted connection: both its ends. The key contains the whole source address and not only the port, because a socket bound
- * to the pod's address may use a port that another socket, bound to loopback, uses at the same time. It contains the proxy's address,
- * because one source may have connections to several. */
+/* Key of an accepted connection: both its ends. The key contains the whole source address and not
+ * only the port: a socket bound to the pod's address may use the same port as a socket bound to
+ * loopback. It contains the proxy's address, because one source may have connections to several. */
 struct canal_origin_key {
 	__u64 netns_cookie;
 	__u8 source_ip[16];

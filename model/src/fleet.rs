@@ -164,8 +164,9 @@ pub struct OwnerReport {
     /// Number of the newest plan of which the replica had all tables before its session scan. It applies to services of which the replica
     /// owns nothing.
     pub plan: u32,
-    /// Number of reports that the controller had received, as far as the replica knew when it began the older of the session scans that this
-    /// report states. What the controller knew at that number holds for every session that began later.
+    /// Number of reports that the controller had received, as far as the replica knew when it began
+    /// the older of its two session scans. What the controller knew at that number holds for every
+    /// session that began later.
     pub scanned_after: u64,
     /// Services of which the replica owns sessions, half-open ones included.
     pub owned: BTreeMap<ServiceId, OwnedBuckets>,

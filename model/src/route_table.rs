@@ -7,8 +7,9 @@ use crate::program::{HttpMatch, RouteRule};
 
 /// The rules of one service, and the order in which their matches are tried for a request.
 ///
-/// A rule carries the precedence of each of its matches, so a table has the same order on both sides of the wire, whatever the order in
-/// which the rules arrive. An index in a list would be wrong as soon as a data plane lacks one rule or holds an older version of it.
+/// A rule carries the precedence of each of its matches. A table therefore has the same order on
+/// both sides of the wire, in whatever order the rules arrive. An index in a list would be wrong as
+/// soon as a data plane lacks one rule or holds an older version of it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RouteTable {
     rules: Box<[Arc<RouteRule>]>,

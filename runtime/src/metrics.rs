@@ -33,9 +33,9 @@ pub use exposition::Exposition;
 pub use legacy_names::{show_legacy_names, with_legacy_names};
 pub use scrape::{SCRAPE_TIMEOUT, SCRAPES_MAX, Scrape};
 
-/// Default maximum of label sets in a family. In a family with the label `tenant`, tenants share it (`metricSeries` of a Tenant's shares),
-/// and label sets beyond a share are counted under `other` of the tenant. In other families, label sets beyond the maximum are counted
-/// under `other`.
+/// Default maximum of label sets in a family. In a family with the label `tenant`, tenants share it
+/// (`metricSeries` of a Tenant's shares). Label sets beyond a share are counted under `other` of
+/// the tenant. In other families, label sets beyond the maximum are counted under `other`.
 pub const SERIES_MAX: usize = 10_000;
 /// A tenant's series without a change for this long ends at the next scrape, and starts at 0 when it is used again.
 pub const SERIES_IDLE_TIMEOUT: Duration = Duration::from_secs(3600);

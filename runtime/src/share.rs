@@ -184,8 +184,9 @@ impl TenantLimit {
     /// Takes `amount` for the lifetime of the permit. The permit cannot be revoked.
     ///
     /// # Errors
-    /// Fails if the holder has used its share, if the limit is full and no larger holder can give way, or if the holder would have more
-    /// than [`decide_free_needed`] allows. All are counted.
+    /// Fails if the holder has used its share, or if the limit is full and no larger holder can
+    /// give way. Also fails if the holder would have more than [`decide_free_needed`] allows. All
+    /// are counted.
     pub fn take(&self, holder: &ShareHolder, amount: u64) -> Result<TenantPermit, ShareRefusal> {
         let id = self.ledger().take(holder, amount, None)?;
         Ok(TenantPermit {

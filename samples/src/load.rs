@@ -244,8 +244,9 @@ async fn work(
     let mut tally = LoadTally::new(plan.tickets.started, timeline);
     // Each target has its own connection, so that using them in turn does not reconnect every time.
     let mut open: Vec<Option<KeptConnection>> = plan.targets.iter().map(|_| None).collect();
-    // Each worker uses its targets in turn, so that none of its connections is idle for long. A server may close an idle connection at the
-    // moment at which a request is sent on it, and that request has no answer (RFC 9112 §9.5).
+    // Each worker uses its targets in turn, so that none of its connections is idle for long. A
+    // server may close an idle connection while a request is sent on it. That request has no answer
+    // (RFC 9112 §9.5).
     let mut turns = (0..plan.targets.len())
         .cycle()
         .skip(number % plan.targets.len());

@@ -224,8 +224,9 @@ fn wire<M: std::fmt::Display>(
         };
     };
     let [a, b] = DEVICES;
-    // The ends have the link's MTU; the relay's devices accept any size that those accept. A relay cannot carry segments that are still to
-    // be split (the kernel does not hand over those of tunnels), so each end splits them before sending.
+    // The ends have the link's MTU; the relay's devices accept any size that those accept. A relay
+    // cannot carry unsplit segments, because the kernel does not hand over those of tunnels. So
+    // each end splits them before sending.
     let near = format!(
         "link add {} mtu {mtu} address {} gso_max_segs 1 type veth peer name {a} mtu {RELAY_MTU} netns {}",
         near.device, near.mac, relay.netns

@@ -1,5 +1,6 @@
-//! A world leaves nothing behind, however it ended. The tests have the lock on leftovers: the `up` of another process that removes leftovers
-//! has a file of a world in hand for a moment. Needs root.
+//! A world leaves nothing behind, however it ended. The tests hold the lock on leftovers, because
+//! an `up` of another process removes leftovers too, and briefly has a file of a world open. Needs
+//! root.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! A hundred pods come up in time, and a hundred logs stay bounded by design. Needs root.
+//! A hundred pods come up in time. Needs root.
 
 use std::time::{Duration, Instant};
 

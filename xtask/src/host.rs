@@ -78,8 +78,8 @@ pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Returns a short name of this run, which is part of the names of its worlds, so that two runs on
-/// one machine do not remove each other's worlds.
+/// Returns a short name of this run. It is part of the names of its worlds, so that two runs on one
+/// machine do not remove each other's worlds.
 pub(crate) fn run_id() -> String {
     base36(std::process::id())
 }

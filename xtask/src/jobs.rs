@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 /// The suite of whole meshes in worlds.
 pub(crate) const E2E_SUITE: &str = "e2e";
-/// Parts of the machine for a program that uses half a core or less, because it waits for
-/// certificates to expire or for loads of a few requests per second. Also for a program that uses
-/// one core, because it only computes.
+/// Parts of the machine for a program that uses half a core or less. It waits for certificates to
+/// expire, or for loads of a few requests per second. Also for a program that uses one core,
+/// because it only computes.
 pub(crate) const WAITS: usize = 1;
 /// Parts that every other program needs, also one that ran never before.
 pub(crate) const WORKS: usize = 2;

@@ -1,5 +1,6 @@
-//! The timing tier: `cargo xtask timing [JOB…] [--tries N]` builds the release profile and runs each timed test alone in a process of its own,
-//! several times, while it watches the machine. It decides no verdict.
+//! The timing tier: `cargo xtask timing [JOB…] [--tries N]` builds the release profile and runs
+//! each timed test alone in a process of its own, several times. Meanwhile it watches the machine.
+//! It decides no verdict.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -16,7 +16,8 @@ pub(crate) fn apply_update(
     update: &Update,
     state: &ResourceState,
 ) -> Vec<RefusedResource> {
-    // Trust comes first and waits for nothing, so that a revocation is in force whatever the engine is doing.
+    // Trust is applied first and without waiting, so that a revocation takes effect even while the
+    // engine is busy.
     let mut refused = canal_identity::apply_bundles(trust, state);
     // Tenants are closed before the engine applies anything, so that no new resource of a tenant that is now closed is used.
     engine.close_tenants(state.closed().keys().cloned().collect());

@@ -78,9 +78,9 @@ struct NodeMachine {
     capture: &'static str,
 }
 
-/// How long a step takes at most on a quiet machine.
+/// Maximum time of a step on a quiet machine.
 const SOON: Duration = Duration::from_secs(20);
-/// How long one answer takes at most on a quiet machine.
+/// Maximum time of one answer on a quiet machine.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
 impl NodeMachine {

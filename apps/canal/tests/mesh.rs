@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use canal_timing::deadline;
 
-/// How long a step takes at most on a quiet machine.
+/// Maximum time of a step on a quiet machine.
 const SOON: Duration = Duration::from_secs(60);
 const PARTS: [&str; 5] = [
     "canal-controller",

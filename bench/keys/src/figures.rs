@@ -20,8 +20,8 @@ pub(crate) struct Flags {
     /// turns
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Share of a core of the node proxy in figures 12, 25, 27 and 28, so that the node proxy and
-    /// not the load is the bottleneck
+    /// Share of a core of the node proxy in figures 12, 25, 27 and 28, which makes the node proxy
+    /// the bottleneck, and not the load
     #[arg(long, default_value_t = 0.15)]
     pub(crate) share: f64,
     /// Only this algorithm; both by default

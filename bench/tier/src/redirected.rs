@@ -1,8 +1,10 @@
-//! Packets that replicas redirect to each other, once and twice, compared with those that reach their owner at once (Canal 4.4, the
-//! redirector). It measures the run time of the programs in the kernel per packet and per request, the CPU of the machine, and latency,
-//! without and with a delay of the replicas' links. Bucket tables that differ cause the redirections: the edge's tables, and for a second
-//! redirection the replicas' tables, name other replicas first. The edge's agent compares its tables with what it wrote and fixes them, so
-//! the bench writes its own again within milliseconds.
+//! Packets that replicas redirect to each other, once and twice, compared with those that reach
+//! their owner at once (Canal 4.4, the redirector). It measures the run time of the programs in the
+//! kernel per packet and per request, the CPU of the machine, and latency. The replicas' links have
+//! no delay in one part, and a delay in the other. Bucket tables that differ cause the
+//! redirections: the edge's tables, and for a second redirection the replicas' tables, name other
+//! replicas first. The edge's agent compares its tables with what it wrote and fixes them, so the
+//! bench writes its own again within milliseconds.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

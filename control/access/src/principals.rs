@@ -162,7 +162,7 @@ impl Principals {
     }
 
     /// Returns the principal that a token stands for. The time of the lookup may reveal hashes that
-    /// are close, which does not help an attacker, who would need tokens whose SHA-256 has a chosen
+    /// are close. That does not help an attacker, who would need tokens whose SHA-256 has a chosen
     /// prefix.
     pub fn find(&self, hash: &TokenHash) -> Option<&Principal> {
         self.entries.get(hash)

@@ -170,7 +170,7 @@ async fn numbers_and_tables_survive_restarts_and_come_back_only_after_forgetting
     assert_eq!(r3.turn().await.number, 2);
     r1.reconnect(&fixture).await;
     assert_eq!(r1.turn().await.number, 1);
-    // Longer than the time for which the last plan stands whoever reports.
+    // Longer than the grace time, in which the last plan stays whichever replicas report.
     let until = Instant::now() + times().grace + slack() * Duration::from_secs(1);
     while Instant::now() < until {
         r1.turn().await;
@@ -562,7 +562,8 @@ async fn a_draining_replica_stays_owner_until_it_reports_no_sessions() {
     refuse_wrong_drains(&fixture, &mut root).await;
     owns_all(&mut r1);
     root.drain("r1").await.unwrap();
-    // Its buckets get other heads a few at a time, and it stays in all of their chains, also for some turns after it is the head of none.
+    // Its buckets get other heads a few at a time. It stays in all of their chains, also for some
+    // turns after it is the head of none.
     let until = Instant::now() + patience();
     let mut turns_without_head = 0;
     while turns_without_head < 10 {
@@ -940,7 +941,8 @@ async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
             .code(),
         Code::InvalidArgument
     );
-    // Data planes have some seconds to answer; after a standstill of the machine some are silent, and the question is repeated.
+    // Data planes have some seconds to answer; after a pause of the machine some are late, and the
+    // query is repeated.
     let asked = tokio::spawn(async move {
         let until = Instant::now() + patience();
         loop {

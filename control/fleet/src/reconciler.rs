@@ -34,7 +34,7 @@ pub struct ReconcilerContext {
     pub catalog: watch::Receiver<Arc<Catalog>>,
     pub store: Arc<Store>,
     pub metrics: Arc<ControllerMetrics>,
-    /// Leads to the catalog writer, which publishes the state of the tier.
+    /// Queue to the catalog writer, which publishes the states of the tier.
     pub updates: mpsc::Sender<TierUpdate>,
 }
 
@@ -118,8 +118,8 @@ impl FleetReconciler {
         }
     }
 
-    /// Waits for `work`, and still reacts to silent edges: an AZ is closed at once, by the plan in force, however long a plan or a pause
-    /// takes.
+    /// Waits for `work`, and reacts to silent edges meanwhile. It closes an AZ at once, by the plan
+    /// in force, even during long planning or a pause.
     async fn while_serving_urgent<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = std::pin::pin!(work);
         loop {

@@ -100,7 +100,8 @@ fn was_moving(service: &PlannedService, plan: &Plan) -> bool {
     })
 }
 
-/// Returns how far loads are apart: first of AZs, then of backends. Only backends that take sessions count.
+/// Returns the spread of loads: first over AZs, then over backends. Only backends that take
+/// sessions count.
 fn apart(step: &PlanTransition, plan: &Plan) -> (u128, u128) {
     let live = step
         .fleet

@@ -74,8 +74,8 @@ fn check_service(
             service: new.key.clone(),
         });
     }
-    // Backends may be exchanged for uniqueness (one, or all if one does not help) if this service lost or lacked a backend, or shared all
-    // of them.
+    // Backends may be exchanged for uniqueness if this service lost or lacked a backend, or shared
+    // all of them: one backend, or all if one does not help.
     let (home, away) = wanted(&step.demands.rules);
     let is_whole = |placement: &Placement| placement.at_home() == home && placement.away() == away;
     let stays = |az: &AzName, backend| step.fleet.backends.get(backend) == Some(az);

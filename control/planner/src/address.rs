@@ -147,7 +147,8 @@ pub(crate) fn numbers(demands: &Demands, parent: &Plan) -> GatewayNumbers {
             .get(id)
             .filter(|before| before.key.tenant == demand.key.tenant && before.number > 0)
         {
-            // The planner never gives two services of a tenant the same number. If a foreign plan does, the second service gets a new one.
+            // The planner never gives two services of a tenant the same number. If a plan from
+            // elsewhere does, the second service gets a new one.
             if taken
                 .entry(&demand.key.tenant)
                 .or_default()

@@ -3,10 +3,11 @@
 //!
 //! * *Heads* are divided evenly among the live replicas (active, up, of the service's backends): by backend, then by replica. A head
 //!   moves only if it is not live or its replica has more than its share.
-//! * *Owners*: a replica that was a head stays behind the new one until it proves that it owns nothing. Its report must be based on the
-//!   table in which it is no longer the head, and must arrive after every live replica and the edge have confirmed that table.
-//!   (Without the second condition, a replica that is late could still forward a SYN to it.) A replica that reports sessions is an owner
-//!   too.
+//! * *Owners*: a replica that was a head stays behind the new one until it proves that it owns
+//!   nothing. Its report must be based on the table in which it is no longer the head. The report
+//!   must arrive after every live replica and the edge have confirmed that table. (Without the
+//!   second condition, a replica that is late could still forward a SYN to it.) A replica that
+//!   reports sessions is an owner too.
 //! * *Order*: members never swap positions; a new head goes to the front. A member with owners behind it becomes the head only if no other
 //!   replica is left. So two versions of a table that handle the same packet agree on the order of the members.
 //! * *Dead replicas* lose their heads at once and stay as owners, so that a replica that comes back finds its sessions. They are removed
@@ -230,8 +231,9 @@ fn inherit(table: &mut PlannedTable) {
     }
 }
 
-/// Closes a table, because the service left this AZ. This plan removes its gateway address from nodes and DNS. The table stays until all
-/// data planes have confirmed this plan or a later one, and after that every member has reported that it owns nothing.
+/// Closes a table, because the service left this AZ. This plan removes its gateway address from
+/// nodes and DNS. The table stays until all data planes have confirmed this plan or a later one.
+/// After that, every member must report that it owns nothing.
 fn close(
     mut table: PlannedTable,
     before: Option<&Arc<PlannedTable>>,

@@ -374,8 +374,8 @@ impl Prompt {
             .filter(|service| service.placement.as_ref().unwrap().home == sim::az(az))
             .count()
     }
-    /// Returns true if some service could move to a free combination within an AZ, from above its mean to below it, where one of the two is
-    /// off.
+    /// Returns true if some service could move to a free combination within an AZ: from a backend
+    /// above the mean to one below it, of which one is off.
     fn has_way(&self) -> bool {
         let loads = self.loads();
         let taken: BTreeSet<_> = self
@@ -457,9 +457,9 @@ impl Prompt {
         let most = 3 * self.demands.services.len() / all;
         (0..sizes.len()).any(|az| sizes[az] > 0 && 2 * most > of_backend(az))
     }
-    /// Returns the least weight that must move until each backend is within a tenth of its AZ's
-    /// mean (or the lightest service), and each AZ within a tenth of its share. Also returns
-    /// whether any of them is outside now by more than the heaviest service.
+    /// Returns the least weight that must move to balance the loads. Each backend must come within
+    /// a tenth of its AZ's mean (or the lightest service), and each AZ within a tenth of its share.
+    /// Also returns whether any of them is outside now by more than the heaviest service.
     fn imbalance(&self) -> (u64, bool) {
         let loads = self.loads();
         let mut by_az: BTreeMap<&AzName, Vec<u64>> = BTreeMap::new();

@@ -91,7 +91,7 @@ impl SourceChange {
     }
 }
 
-/// Why the newest state of a tenant is not in force.
+/// Reason why the newest state of a tenant is not in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WithheldReason {
     /// The state conflicts with claims of another tenant that are in force.

@@ -157,7 +157,7 @@ impl SourceUpdate {
     }
 }
 
-/// How well the sources can be read, for `canal status` and the metrics.
+/// Sources that cannot be read completely, for `canal status` and the metrics.
 #[derive(Debug, Default)]
 pub struct SourceHealth {
     inner: Mutex<Inner>,

@@ -94,7 +94,7 @@ struct Pending {
     touched: BTreeSet<(String, String)>,
     /// Files that are open for writing, with the time of their first write event.
     busy: BTreeMap<(String, String), Instant>,
-    /// A full scan is due because a tenant came or went, or events were lost.
+    /// A full scan is due because a tenant was added or removed, or events were lost.
     look: bool,
 }
 

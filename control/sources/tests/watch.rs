@@ -10,7 +10,7 @@ use canal_timing::{deadline, timed};
 use tempfile::TempDir;
 use tokio::time::{Instant, timeout};
 
-/// How long any wait for the watcher takes at most on a quiet machine.
+/// Maximum time of a wait for the watcher on a quiet machine.
 const SOON: Duration = Duration::from_secs(20);
 
 fn service(name: &str) -> String {

@@ -404,8 +404,8 @@ impl Store {
     /// Returns the ids of all `services`. A service without an id gets one permanently; a released id becomes live again.
     ///
     /// # Errors
-    /// Returns [`StoreError::ServiceIds`] if all ids are used up, [`StoreError::TenantServiceIds`] if the tenant's limit is reached, or
-    /// Returns [`StoreError::Disk`].
+    /// Returns [`StoreError::ServiceIds`] if all ids are used up, [`StoreError::TenantServiceIds`] if the tenant's limit is reached,
+    /// or [`StoreError::Disk`].
     pub fn service_ids(
         &self,
         services: &[ServiceKey],
@@ -448,8 +448,8 @@ impl Store {
     /// Returns the same ids as [`Store::service_ids`] without assigning them, so that a request that is refused later uses up none.
     ///
     /// # Errors
-    /// Returns [`StoreError::ServiceIds`] if all ids are used up, [`StoreError::TenantServiceIds`] if the tenant's limit is reached, or
-    /// Returns [`StoreError::Disk`].
+    /// Returns [`StoreError::ServiceIds`] if all ids are used up, [`StoreError::TenantServiceIds`] if the tenant's limit is reached,
+    /// or [`StoreError::Disk`].
     pub fn preview_service_ids(
         &self,
         services: &[ServiceKey],

@@ -18,7 +18,7 @@ use canal_timing::{deadline, judge_time};
 
 const CHILD: &str = "CANAL_STORE_KILL_CHILD";
 const ROUNDS: u64 = 30;
-/// How long a child takes at most for one round.
+/// Maximum time of a child for one round.
 const SOON: Duration = Duration::from_secs(10);
 
 fn key(name: &str) -> StoredObjectKey {

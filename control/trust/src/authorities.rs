@@ -634,7 +634,7 @@ impl TrustAuthorities {
         Ok(format!("{count} certificates revoked{list}"))
     }
 
-    /// Unblocks an identity, which gets certificates again. Those that were revoked stay so.
+    /// Unblocks an identity, which gets certificates again. Revoked certificates stay revoked.
     ///
     /// # Errors
     /// The identity is not blocked, or the store refused.

@@ -297,8 +297,9 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Returns the address to dial for a client with this address. It is of the client's IP family if the workload has such an address, as
-    /// when a client dials a Service address of that family without a mesh.
+    /// Returns the address to dial for a client with this address. It is of the client's IP family
+    /// if the workload has such an address. Without a mesh, a client that dials a Service address
+    /// gets the same.
     pub fn address_towards(&self, client: IpAddr) -> SocketAddr {
         match self.other_family {
             Some(other) if self.address.is_ipv4() != client.to_canonical().is_ipv4() => other,

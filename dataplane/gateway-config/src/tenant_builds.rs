@@ -165,10 +165,10 @@ impl TenantBuilds {
         self.closed = closed;
     }
 
-    /// Applies a change and returns the next snapshot. It contains the change of every tenant
-    /// without waiting changes whose tables need no compilation or fit into `bytes_max`, the
-    /// tenants with the fewest regexes first. It also contains security resources of all tenants
-    /// that are served. Everything else waits for [`TenantBuilds::next_step`].
+    /// Applies a change and returns the next snapshot. Of tenants without waiting changes, it
+    /// contains those changes whose tables need no compilation or fit into `bytes_max`. Tenants
+    /// with the fewest regexes come first. It also contains security resources of all tenants that
+    /// are served. Everything else waits for [`TenantBuilds::next_step`].
     pub fn apply(
         &mut self,
         upserts: &[Arc<Resource>],

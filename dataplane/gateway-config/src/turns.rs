@@ -1,8 +1,9 @@
 //! The order in which tenants' tables are built, one step at a time. It is pure: it counts steps, builds nothing and reads no clock.
 //!
-//! Each build has a start and an end on a scale of steps, as in start-time fair queueing: a build begins at the present position of the
-//! scale, or where the tenant's last one ends, and the build with the earliest end goes first. Short builds overtake long ones, and a
-//! tenant that always has something to build falls behind all others. Start with [`BuildTurns::next`].
+//! Each build has a start and an end on a scale of steps, as in start-time fair queueing. A build
+//! begins at the present position of the scale, or where the tenant's last one ends. The build with
+//! the earliest end goes first. Short builds overtake long ones, and a tenant that always has
+//! something to build falls behind all others. Start with [`BuildTurns::next`].
 
 use std::collections::BTreeMap;
 
@@ -59,8 +60,8 @@ impl BuildTurns {
     /// Returns the tenant whose build is to take the next step.
     ///
     /// A new build may overtake a started one only if it takes at most half of the steps that the
-    /// started one still needs. The unfinished builds that were overtaken are then at least twice
-    /// as long as the next one, so together they hold no more memory than twice the longest.
+    /// started one still needs. Each unfinished build that was overtaken is then at least twice as
+    /// long as the next one. So together they hold no more memory than twice the longest.
     pub(crate) fn next(&self) -> Option<&TenantName> {
         let shortest_rest = self
             .turns

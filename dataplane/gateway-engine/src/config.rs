@@ -19,8 +19,9 @@ pub struct PlainListener {
 /// accepts plaintext connections to service addresses inside the tier (`canal_wire::tier`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CloudTierConfig {
-    /// Address that accepts plaintext connections, usually `[::]:15009`. The local address and port of a connection alone identify the
-    /// service and port, so that the kernel can steer all of them to this one listener.
+    /// Address that accepts plaintext connections, usually `[::]:15009`. The local address and port
+    /// of a connection alone identify the service and port. The kernel can therefore steer all of
+    /// them to this one listener.
     pub plain: SocketAddr,
     /// Source addresses for connections to endpoints.
     pub sources: SourceAddresses,

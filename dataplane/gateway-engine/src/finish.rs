@@ -1,5 +1,5 @@
-//! Phase *finish*: reports a request when it is over, by Istio's metrics, one access log line, and the tap. The fields that they show are
-//! in `request_fields`.
+//! Phase *finish*: reports a finished request in Istio's metrics, one access log line, and the tap.
+//! The fields that they show are in `request_fields`.
 //!
 //! It runs when the request's [`RequestRecord`] is dropped. That happens exactly once, however the request ended.
 

@@ -491,7 +491,8 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         };
         let back = match self.begin_attempt(routed, &selected, attempt).await {
             Ok(back) => back,
-            // Of a request that goes on after its first attempt, a part of the body was passed on.
+            // A suspended attempt has forwarded a part of the body. The request then counts as
+            // untouched only if it has no body.
             Err(error) => {
                 return Err(failed(
                     error,

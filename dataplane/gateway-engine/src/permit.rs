@@ -240,9 +240,9 @@ impl ConnectionPermit {
     }
 
     /// Ready once a connection that must give way has run once more and is still unauthenticated.
-    /// After a pause of the worker many connections wait at once, and data from their clients is
-    /// known only after the reactor has polled the kernel. The gateway, not the client, has delayed
-    /// such a connection.
+    /// After a pause of the worker many connections wait at once. Data from their clients is known
+    /// only after the reactor has polled the kernel. The gateway, not the client, has delayed such
+    /// a connection.
     fn poll_last_turn(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut last_turn = self.last_turn.borrow_mut();
         if !self

@@ -131,8 +131,9 @@ impl From<String> for ConnectFailure {
     }
 }
 
-/// Returns the socket mark for connections to an endpoint. Inside the tier it is the tenant's VNI, and an endpoint without one is not
-/// dialled, because only the mark identifies the network to which the address belongs.
+/// Returns the socket mark for connections to an endpoint. Inside the tier it is the tenant's VNI.
+/// An endpoint without one is not dialled, because only the mark identifies the network to which
+/// the address belongs.
 fn decide_mark(tier: bool, endpoint: &Endpoint) -> Result<Option<u32>, String> {
     match (tier, endpoint.workload.vni) {
         (false, _) => Ok(None),

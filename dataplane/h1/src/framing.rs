@@ -7,7 +7,7 @@ use crate::limits::LENGTH_DIGITS_MAX;
 use crate::name::FieldName;
 use crate::refusal::MessageRefusal;
 
-/// How the length of a message body is determined.
+/// Framing of a message body, which determines its length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Framing {
     /// The message has no body, and no field describes one.

@@ -181,8 +181,9 @@ impl<'a> ResponseView<'a> {
             && !self.announces_forbidden_body()
     }
 
-    /// Returns true if fields announce a body that the status forbids. The response ends with its head, but its sender may send that body all
-    /// the same, so the connection must not carry the response to another request.
+    /// Returns true if fields announce a body that the status forbids. The response ends with its
+    /// head, but its sender may send that body anyway. So the connection must not carry the
+    /// response to another request.
     pub fn announces_forbidden_body(&self) -> bool {
         let facts = &self.head.facts;
         match self.status() {

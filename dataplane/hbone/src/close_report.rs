@@ -1,10 +1,12 @@
 //! Close report: how an application closed its end of a tunnel that carries one exchange after another. This module has the header and
 //! trailer with which a gateway requests it and a node sends it. It makes no decision.
 //!
-//! A gateway that reuses a tunnel for many requests sends the header [`CLOSE_REPORT`] with the CONNECT. When the application closes, the
-//! node may end the tunnel with a trailer of that name. It does so if everything after the first `delivered` bytes of the tunnel reached no
-//! application and never will. Nothing is written after that. So a request none of whose bytes are among those may be sent again, whatever
-//! it is. A peer that does not know the header sends no trailer, and nothing follows from that.
+//! A gateway that reuses a tunnel for many requests sends the header [`CLOSE_REPORT`] with the
+//! CONNECT. When the application closes, the node may end the tunnel with a trailer of that name.
+//! It does so if everything after the first `delivered` bytes of the tunnel reached no application
+//! and never will. Nothing is written after that. So a request may be sent again, even a POST, if
+//! none of its bytes are among those. A peer that does not know the header sends no trailer. The
+//! absence of the trailer therefore proves nothing.
 
 use canal_wire::hbone::CLOSE_REPORT;
 use http::{HeaderMap, HeaderName, HeaderValue};

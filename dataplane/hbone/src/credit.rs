@@ -19,7 +19,8 @@ const PASSED_BY_MAX: Duration = Duration::from_secs(30);
 const COUNTED_AFTER: Duration = Duration::from_secs(1);
 /// Interval at which waits are looked at to count their connection.
 const COUNT_INTERVAL: Duration = Duration::from_millis(250);
-/// Connections without credit that one peer may have until new streams are placed on them all the same.
+/// Maximum number of connections to one peer that new streams avoid because they have no credit.
+/// Once there are that many, new streams are placed on them too.
 pub const WITHHELD_CONNECTIONS_MAX: usize = 4;
 
 /// State of one connection's peer: it gives new streams credit to send, or not.

@@ -31,7 +31,7 @@ pub struct BufferBudget {
     pub holder: ShareHolder,
 }
 
-/// How much of its share a holder has used.
+/// Part of its share that a holder has used, in three classes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BufferPressure {
     /// Less than half of the share.

@@ -2,8 +2,9 @@
 //! with use, while all streams are read and the tenant has bytes left. The code decides sizes, and the connection's task announces them.
 //! Start at [`WindowGrowth::begin`].
 //!
-//! A window never shrinks. RFC 9113 §6.9.2 allows it, but h2 (0.4.20) then sends no WINDOW_UPDATE to a stream whose returned bytes were less
-//! than half of the larger window, and the stream waits for ever. [`crate::flow`] limits what streams hold.
+//! A window never shrinks. RFC 9113 §6.9.2 allows it. But h2 (0.4.20) then sends no WINDOW_UPDATE
+//! to a stream whose returned bytes were less than half of the larger window, so the stream waits
+//! for ever. [`crate::flow`] limits what streams hold.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -210,8 +210,8 @@ async fn write<IO: Transport>(io: &mut IO, bytes: &[u8]) -> Result<(), TlsError>
     io.flush().await.map_err(TlsError::Io)
 }
 
-/// Returns the result of a handshake whose peer is gone. A peer that the key server refuses closes as soon as it gets the alert, which may
-/// be before the key server's reason has arrived here.
+/// Returns the result of a handshake whose peer is gone. A peer that the key server refuses closes
+/// as soon as it gets the alert. The key server's reason may not have arrived here by then.
 async fn last_word(
     exchange: &mut KeyServerCall,
     trip: Duration,

@@ -18,13 +18,14 @@ pub const RETURNING_MAX: u64 = 512;
 pub const UNAUTHENTICATED_PER_IP_MAX: u64 = 64;
 /// Addresses that are stored because a requester authenticated there once.
 pub const PROVED_ADDRESSES_MAX: usize = 4096;
-/// How long a connection may take to send its first byte.
+/// Time within which a connection must send its first byte.
 pub const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a handshake may take, whatever deadline the requester names.
+/// Maximum time of a handshake, whatever deadline the requester names.
 pub const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
-/// How long a signature may take, whatever deadline the requester names.
+/// Maximum time of a signature, whatever deadline the requester names.
 pub const SIGN_TIME: Duration = Duration::from_secs(5);
-/// How long a replaced key keeps signing. Requesters may present its certificates for [`CHAIN_LIFE`], plus the time of one handshake.
+/// Time for which a replaced key keeps signing. Requesters may present its certificates for
+/// [`CHAIN_LIFE`], plus the time of one handshake.
 pub const PREDECESSOR_RETENTION: Duration = Duration::from_secs(90);
 const _: () = assert!(
     PREDECESSOR_RETENTION.as_secs() > CHAIN_LIFE.as_secs() + HANDSHAKE_TIMEOUT.as_secs(),

@@ -52,7 +52,7 @@ struct PoolShared<W> {
 pub struct OperationPoolConfig {
     /// Threads of each queue, at least one.
     pub workers: usize,
-    /// How long RSA keys stay open after a batch; see [`SigningBatch`].
+    /// Time for which RSA keys stay open after a batch; see [`SigningBatch`].
     pub linger: Duration,
 }
 

@@ -650,7 +650,7 @@ impl Inner {
     }
 }
 
-/// Builds a certificate request for `identity`: URI SAN only, empty DN (features.md A.2).
+/// Builds a certificate request for `identity`: URI SAN only, empty DN.
 fn request(key: &PrivateKey, identity: &Identity) -> Result<String, rcgen::Error> {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();

@@ -551,8 +551,9 @@ pub fn receive(stream: &TcpStream, buffer: &mut BytesMut) -> io::Result<(usize, 
     ))
 }
 
-/// Calls `recvmsg` once. Returns the number of bytes that the kernel wrote to the front of `room`, and the value of the control message of
-/// this level and type, if present. The value has `N` bytes, at most 16.
+/// Calls `recvmsg` once. Returns the number of bytes that the kernel wrote to the front of `room`.
+/// Also returns the value of the control message of this level and type, if present. The value has
+/// `N` bytes, at most 16.
 fn receive_message<const N: usize>(
     stream: &TcpStream,
     room: &mut [MaybeUninit<u8>],

@@ -50,7 +50,7 @@ pub struct NodeConfig {
     pub trusts_node: bool,
     /// File that lists the containers of this host with an interface of their own and no node proxy; `None`: no interface is guarded.
     pub interface_bindings: Option<PathBuf>,
-    /// How long open connections may continue after SIGTERM, or after their pod is gone.
+    /// Time for which open connections may continue after SIGTERM, or after their pod is gone.
     pub drain_limit: Duration,
     pub limits: PodLimits,
     /// Bytes that all tunnels of the node together hold for readers that do not read.

@@ -23,19 +23,21 @@ use crate::pod::LocalPod;
 
 /// Gateways tried for one connection, at most.
 pub const ATTEMPTS_MAX: usize = 3;
-/// How long an attempt on a dead peer may take while another one could be tried. Traffic must recover within a second of a machine's death.
-/// That second contains this timeout, a connection to the next gateway, and the request itself on a busy machine. A peer that answers PINGs
-/// is not dead: it may be dialing the application, which another attempt would reach a second time.
+/// Maximum time of an attempt on a dead peer while another one could be tried. Traffic must recover
+/// within a second of a machine's death. That second contains this timeout, a connection to the
+/// next gateway, and the request itself on a busy machine. A peer that answers PINGs is not dead:
+/// it may be dialing the application, which another attempt would reach a second time.
 pub const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(600);
-/// How long a gateway that failed is ejected, which means tried last: the first time, and at most.
+/// Shortest and longest time for which a gateway that failed is ejected, which means tried last.
 pub const EJECTION_TIME: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// Time limits of attempts to reach gateways. Tests are more patient.
+/// Time limits of attempts to reach gateways. Tests use longer ones.
 #[derive(Debug, Clone, Copy)]
 pub struct AttemptTimeouts {
-    /// How long one attempt may take, as [`ATTEMPT_TIMEOUT`] explains.
+    /// Maximum time of one attempt, as [`ATTEMPT_TIMEOUT`] explains.
     pub attempt: Duration,
-    /// How long a failed gateway is ejected, as [`EJECTION_TIME`] explains.
+    /// Shortest and longest time for which a failed gateway is ejected, as [`EJECTION_TIME`]
+    /// explains.
     pub ejection: (Duration, Duration),
 }
 

@@ -520,7 +520,7 @@ fn cause_name(b: FailureAttribution) -> &'static str {
     }
 }
 
-/// Returns the headers that describe the source in every CONNECT (features.md A.3).
+/// Returns the headers that describe the source in every CONNECT.
 fn headers(flow: &FlowRecord) -> HeaderMap {
     let trace: (u128, u64) = (rand::random(), rand::random());
     let host = flow.service.as_deref().map(|s| s.hostname.as_str());

@@ -19,8 +19,8 @@ use crate::pod_context::PodContext;
 use crate::routing::decide_plain;
 use crate::telemetry;
 
-/// How long to wait for listeners before capturing the plaintext of a pod that is already served. Without listeners, connections would be
-/// refused for a moment; after the timeout they are.
+/// Time to wait for listeners before capturing the plaintext of a pod that is already served.
+/// Without listeners, connections would be refused for a moment; after the timeout they are.
 const LISTENERS_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Change to make to a pod's plaintext capture.
@@ -130,7 +130,7 @@ impl PlaintextCapture {
             }
         };
         if !fresh.is_empty() {
-            // After the timeout the pods are captured all the same.
+            // After the timeout the pods are captured anyway.
             let _ = tokio::time::timeout(LISTENERS_TIMEOUT, listening).await;
         }
         tokio::task::block_in_place(|| {

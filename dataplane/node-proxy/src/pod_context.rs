@@ -30,7 +30,8 @@ use crate::pod::LocalPod;
 use crate::telemetry::EndpointLabels;
 use crate::unauthenticated::UnauthenticatedConnections;
 
-/// How long a connection waits for the pod's certificate, and before that for the first snapshot. The first connections may precede both.
+/// Maximum time that a connection waits for the pod's certificate, and before that for the first
+/// snapshot. The first connections may precede both.
 pub(crate) const IDENTITY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Credentials of a pod, which exist once its tenant is known.

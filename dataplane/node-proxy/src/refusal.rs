@@ -111,7 +111,7 @@ impl NodeRefusal {
         }
     }
 
-    /// Returns the value of `response_flags` (features.md A.7).
+    /// Returns the value of `response_flags`.
     pub fn flag(self) -> &'static str {
         match self {
             NodeRefusal::Denied

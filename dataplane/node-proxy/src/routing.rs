@@ -26,7 +26,8 @@ pub enum OutboundRoute {
         authority: SocketAddr,
         service: Option<Arc<Service>>,
     },
-    /// The connection goes to the node of one of these pods without a gateway, or as `Mesh` to `authority` if none of them opens a tunnel.
+    /// The connection goes to the node of one of these pods without a gateway. If none of them
+    /// opens a tunnel, it goes to `authority` like `Mesh`.
     Direct {
         peers: Arc<DirectPeers>,
         authority: SocketAddr,

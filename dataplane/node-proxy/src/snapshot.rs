@@ -109,8 +109,9 @@ pub enum GatewayAddressTarget<'a> {
 }
 
 impl NodeSnapshot {
-    /// Builds the snapshot of `node` from the southbound state. This never fails: resources of unknown tenants are left out, and of two
-    /// services that claim one address the one with the smaller key gets it, so that all nodes agree.
+    /// Builds the snapshot of `node` from the southbound state. This never fails: resources of
+    /// unknown tenants are left out. Of two services that claim one address, the one with the
+    /// smaller key gets it, so that all nodes agree.
     pub fn new(state: &ResourceState, node: &NodeName) -> Self {
         let all: Vec<&Resource> = KINDS
             .into_iter()

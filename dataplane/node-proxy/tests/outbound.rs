@@ -622,7 +622,7 @@ fn a_connection_waits_for_the_nodes_first_configuration() {
         fixture.metric("canal_limit_used", &["limit=\"pod_outbound_connections\""]) == 1.0
     });
     std::thread::sleep(Duration::from_millis(100));
-    // In this order, and with time in between.
+    // The snapshot arrives before the identity, with time in between.
     fixture.shared.view.store(view);
     std::thread::sleep(Duration::from_millis(100));
     fixture.context.identify(identity.unwrap());
@@ -716,8 +716,8 @@ fn on_the_cloud_tier_services_are_reached_at_their_gateway_addresses_and_pods_at
         fixture.gateway(FAR, GatewayBehavior::SendAuthority),
         fixture.gateway(FOR_PODS, GatewayBehavior::SendAuthority),
     );
-    // The gateway address in the own AZ is used for the service's virtual address, and for the
-    // address of any AZ that the tier's DNS returns.
+    // The gateway address in the own AZ is used for the service's virtual address. It is also used
+    // for the address of any AZ that the tier's DNS returns.
     for (dial, at) in [
         (VIP, &near),
         ("10.77.255.1:80", &near),

@@ -67,9 +67,10 @@ impl CgroupMatch {
     }
 }
 
-/// Returns the rules for outbound connections. A connection of a socket in the pod's cgroup is redirected regardless of its mark, because
-/// any process with CAP_NET_RAW may set a mark (since Linux 5.17; CAP_NET_ADMIN before). Of the other sockets, those with a mark are the
-/// proxy's own. An exception by port would let an application reach that port anywhere unencrypted.
+/// Returns the rules for outbound connections. A connection of a socket in the pod's cgroup is
+/// redirected regardless of its mark: any process with CAP_NET_RAW may set one (since Linux 5.17;
+/// CAP_NET_ADMIN before). Of the other sockets, those with a mark are the proxy's own. An exception
+/// by port would let an application reach that port anywhere unencrypted.
 fn rules(marks: &[u32], pod: &CgroupMatch) -> String {
     let CgroupMatch { level, path } = pod;
     let marks = marks

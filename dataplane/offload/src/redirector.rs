@@ -110,8 +110,9 @@ pub struct RedirectorTestRun {
 }
 
 impl RedirectorPrograms {
-    /// Loads the programs, adopts pinned maps, creates the tunnel device with its routes, and attaches the programs to both devices, where
-    /// they replace earlier ones without a gap. It may be repeated at any time.
+    /// Loads the programs, adopts pinned maps, creates the tunnel device with its routes, and
+    /// attaches the programs to both devices. They replace earlier programs without a gap. It may
+    /// be repeated at any time.
     ///
     /// # Errors
     /// Fails if the pin directory cannot be used, the tunnel device cannot be created, or the kernel refuses a program or its attachment.

@@ -62,9 +62,10 @@ pub enum ConnectionFilter {
     Listening,
 }
 
-/// Lists the connections into the namespace at `netns` that no proxy handles. Excluded are loopback, HBONE, and both ends of a connection
-/// if one of them is a socket that has one of `marks` and is outside the pod's `cgroup`. Inside the cgroup a mark proves nothing, because
-/// the pod's processes may set it themselves.
+/// Lists the connections into the namespace at `netns` that no proxy handles. Excluded are
+/// loopback, HBONE, and connections of the proxy. A connection is the proxy's if one of its ends is
+/// a socket that has one of `marks` and is outside the pod's `cgroup`; both ends are then excluded.
+/// Inside the cgroup a mark proves nothing, because the pod's processes may set it themselves.
 ///
 /// # Errors
 /// Fails if the namespace cannot be entered or the kernel does not list its connections.

@@ -430,8 +430,8 @@ impl Inner {
         self.news.send_modify(|n| *n += 1);
     }
 
-    /// Determines which tunnels from the AZ's edge spread evenly over this replica's cores. With `again` also for a known edge, because the
-    /// steering may have changed.
+    /// Determines which tunnels from the AZ's edge spread evenly over this replica's cores. With
+    /// `again` it repeats that for a known edge, because the steering may have changed.
     fn measure_receive(&self, held: &mut AgentState, again: bool) {
         let Some(edge) = held.orders.as_ref().and_then(|orders| orders.edge) else {
             return;

@@ -338,7 +338,8 @@ pub fn decide_behind(table: &BucketTable, number: u16) -> bool {
         .any(|chain| chain.iter().skip(1).any(|member| member.get() == number))
 }
 
-/// How long a draining replica waits for all buckets to lead elsewhere; sessions of other replicas may delay some.
+/// Time that a draining replica waits until all buckets lead elsewhere; sessions of other replicas
+/// may delay some.
 pub const SOFT_DRAIN_DELAY: Duration = Duration::from_secs(5);
 
 /// Returns whether a replica that has been draining for `drains` should start its soft drain. It should once all buckets lead new sessions

@@ -22,8 +22,8 @@ use crate::desired_maps::{RedirectorReplica, ThrottleRates, ThrottleScope};
 use crate::map_reconciler::{LeftoverEntries, RedirectorMaps};
 use crate::receive::{self, Receive};
 
-/// How long a replica that is down still gets the packets of its sessions. Two late answers to a health check do not prove that it is dead,
-/// and a reset cannot be undone.
+/// Time for which a replica that is down still gets the packets of its sessions. Two late answers
+/// to a health check do not prove that it is dead, and a reset cannot be undone.
 const SUSPECT_TIME: Duration = Duration::from_secs(3);
 
 /// Parameters for attaching the redirector's programs.
@@ -305,7 +305,8 @@ impl RedirectorMaps for TierPrograms {
     fn receive(&mut self, edge: Ipv4Addr) -> Result<Receive, String> {
         let steering = receive::steering_cores(&self.sysfs, &self.options.device);
         if steering == 0 {
-            // If anything spreads the packets, it has a hash of its own.
+            // Without receive packet steering only the network card may spread the packets, and its
+            // hash is unknown.
             return Ok(Receive {
                 cores: canal_net::sys::cores().len(),
                 ports: Vec::new(),

@@ -405,7 +405,7 @@ fn a_replica_that_went_down_is_a_suspect_first() {
             state_of(&pins, 2) == ReplicaState::CANAL_REPLICA_DOWN as u32
         })
         .await;
-        // Stated once more, the replica stays down and is no suspect again.
+        // A repeated state leaves the replica down and does not make it a suspect again.
         says(false, 7, ReplicaState::CANAL_REPLICA_DOWN);
         says(true, 8, ReplicaState::CANAL_REPLICA_UP);
     });

@@ -1,6 +1,7 @@
-//! Normal form of a path (RFC 3986 §6.2.2), so that a policy and the endpoint cannot understand one path in two ways, and no other spelling of
-//! a path takes another route. It decodes unreserved characters, merges slashes and resolves dot segments. It does not decide which paths need
-//! it: [`crate::Router::reads_path`] and policies do. Start with [`normalize_path`].
+//! Normal form of a path (RFC 3986 §6.2.2). With it, a policy and the endpoint cannot understand
+//! one path in two ways, and no other spelling of a path takes another route. It decodes unreserved
+//! characters, merges slashes and resolves dot segments. It does not decide which paths need it:
+//! [`crate::Router::reads_path`] and policies do. Start with [`normalize_path`].
 
 use canal_model::program::PolicyPaths;
 

@@ -241,7 +241,8 @@ async fn follow(connection: &ControllerConnection, observer: &Arc<ObservationCon
                 sessions.insert(id, start(observer, id, begin, &answers));
             }
             Some(Order::Credit(more)) => {
-                // The controller returns the credit of the data that it received. So this exceeds the window by at most one answer.
+                // The controller returns the credit of the data that it received. The unused credit
+                // therefore exceeds the window by at most one answer.
                 let more = usize::try_from(more.min(OBSERVE_WINDOW_BYTES * 2)).unwrap_or(0);
                 sessions
                     .get(&id)

@@ -415,7 +415,7 @@ proptest! {
     }
 }
 
-/// How the owners of a kind's permits take them.
+/// Way in which the owners of a kind's permits take them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PermitUse {
     /// The permit is never revoked.
@@ -544,7 +544,7 @@ proptest! {
 
 #[test]
 fn threshold_falls_as_the_whole_fills() {
-    // The controller's connections in the audit's world: 80, of which a tenth is the provider's.
+    // The controller's connections in an audit: 80, of which a tenth is the provider's.
     let limit = limit_of(ShareKind::ControllerConnections, 80);
     let mut permits = Vec::new();
     let counts: Vec<_> = (0..10)

@@ -17,14 +17,16 @@ pub const VARIABLE: &str = "CANAL_TIMING";
 /// The value of [`VARIABLE`] with which an assertion on time prints its figure and never panics, because the verdict depends on several
 /// tries.
 pub const REPORT: &str = "report";
-/// How a line begins that reports one figure. After it come, separated by tabs: kind, name, figure, bound.
+/// Beginning of a line that reports one figure. The rest is separated by tabs: kind, name, figure,
+/// bound.
 pub const LINE: &str = "TIMED\t";
 
 /// The least deadline of the gate. It only ends a hang.
 const GATE_DEADLINE_MIN: Duration = Duration::from_secs(60);
-/// How much longer than on a quiet machine the gate waits.
+/// Factor by which the gate waits longer than on a quiet machine.
 const GATE_DEADLINE_FACTOR: u32 = 12;
-/// How much longer than in the timing tier the silences, pings and handshakes of a fixture are in the gate.
+/// Factor by which silences, pings and handshakes of a fixture are longer in the gate than in the
+/// timing tier.
 const GATE_SLACK: u32 = 10;
 
 /// Returns true in the timing tier.

@@ -21,7 +21,7 @@ const PORT: &str = "8080";
 const PROXY_PORT: &str = "8090";
 /// Other proxies that are measured if this machine has them.
 const PROXIES: [&str; 3] = ["nginx", "haproxy", "envoy"];
-/// How long a client of the program waits for a response.
+/// Maximum time that a client of the program waits for a response.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Parts into which the uploads of one client are divided.
 const UPLOAD_BATCHES: u64 = 10;
@@ -31,7 +31,7 @@ pub struct ExchangeWorld {
     pub mesh: Mesh,
 }
 
-/// How the client of a race sends its POSTs.
+/// Connections on which the client of a race sends its POSTs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RaceClient {
     /// Each on a connection of its own.

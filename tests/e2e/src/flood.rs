@@ -59,7 +59,7 @@ pub struct ConnectionFlood<'f> {
     pub lasts: Duration,
 }
 
-/// How many connections a flood opened and could not open.
+/// Numbers of connections that a flood opened and could not open.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct FloodReport {
     /// Number of TCP connections that were opened, repeated ones included.

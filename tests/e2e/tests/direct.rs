@@ -177,7 +177,8 @@ fn redis_goes_node_to_node_for_each_tenant() {
     });
 }
 
-/// Sessions run all the while: those that the policy leaves undecided at the pods' node end, and reconnect at once through a gateway.
+/// Sessions run during the change. Nodes cannot decide the new policy, so they end the direct
+/// sessions, which reconnect at once through a gateway.
 #[test]
 fn policy_for_gateways_moves_connections_and_fails_none() {
     until(deadline(SOON), "direct", || {

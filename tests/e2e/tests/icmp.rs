@@ -121,7 +121,8 @@ fn probe(pod: &str, own: IpAddr, to: SocketAddr, hops: u32) -> (SocketAddr, Opti
     }
     .unwrap();
     let attempt = || {
-        // The error about an earlier datagram, if it came late, is reported here; the datagram is sent all the same the next time.
+        // A late error about an earlier datagram fails this call instead of sending. The next
+        // attempt sends the datagram.
         let _ = socket.send_to(b"probe", &to.into());
         let source = socket.local_addr().ok()?.as_socket()?;
         icmp.receive_one(TIMEOUT, |h| {

@@ -438,7 +438,8 @@ fn the_revoked_are_out_at_once() {
     restore();
 }
 
-/// A certificate that another program signed with the tenant's own CA is on no record of the controller's. Its identity is out all the same.
+/// A certificate that another program signed with the tenant's own CA is not in the controller's
+/// log. If its identity is revoked, it is rejected too.
 #[test]
 fn a_revoked_identity_is_out_with_a_certificate_of_no_record() {
     let guest = "spiffe://beta.example/ns/default/sa/guest";

@@ -1,5 +1,6 @@
-//! Path MTU through the whole tier: links that become narrow during a transfer, senders that learn it by ICMP, and no packet that is lost
-//! silently. The client checks every byte. It holds its body half-way until a change has been made, so that no transfer is over before.
+//! Path MTU through the whole tier: links that become narrow during a transfer, senders that learn
+//! it by ICMP, and no packet that is lost silently. The client checks every byte. It pauses in the
+//! middle of its body until a change has been made, so that no transfer ends before the change.
 
 use std::net::{IpAddr, UdpSocket};
 use std::path::{Path, PathBuf};

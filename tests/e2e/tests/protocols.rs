@@ -45,7 +45,7 @@ fn in_both(argv: &[&str]) -> [(&'static str, ClientOutcome); 2] {
     })
 }
 
-/// How often gRPC's client cancels a call before it must have seen the cancellation.
+/// Maximum number of calls that gRPC's client cancels until it reports one as cancelled.
 const CANCEL_TRIES_MAX: u32 = 10;
 
 /// Runs `canal-samples` in both tenants at once. The client itself checks what it gets and prints `"ok": true`. Returns alpha's output.

@@ -1,5 +1,5 @@
 //! Clients that do not read. Meanwhile other clients of the same pod, other ports, other pods and
-//! other tenants are served, and the memory that the clients occupied is freed when they close. The
+//! other tenants are served. The memory that the clients occupied is freed when they close. The
 //! tests cover the path through a gateway and the direct path.
 
 use std::io::{BufRead, BufReader};

@@ -35,7 +35,7 @@ const NEXT_SESSION: Duration = Duration::from_millis(1);
 const OPEN_WITHIN: Duration = Duration::from_millis(500);
 /// An admitted session gets its response within this time, on any machine.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
-/// Services spread over a fleet that has just come up within this time.
+/// Time within which services are spread over a fleet that has just come up.
 const SPREAD_WITHIN: Duration = Duration::from_secs(60);
 /// Both families use the same token buckets, which hold the tokens of a second: this long after one flood they are full for the next.
 const FULL_AGAIN: Duration = Duration::from_secs(1);
@@ -698,7 +698,7 @@ fn requests_get_the_whole_limit(meshed: &Meshed, replicas_min: usize) {
     let (mesh, rate) = (&meshed.mesh, REQUESTS_RATE);
     mesh.apply("alpha", &throttle(Some("web-0"), "requests", rate));
     let mut replicas = Vec::new();
-    // The replicas that come up first have all services at first.
+    // At first, the replicas that come up first have all services.
     until(
         deadline(SPREAD_WITHIN),
         &format!("web-0 has {replicas_min} replicas or more"),

@@ -24,8 +24,8 @@ const PROXYLESS: &str = "beta/default/client-0";
 /// Name of the echo service with all its labels: a resolver that tries a search list first queries a dead server once for each of its
 /// entries.
 const ECHO: &str = "tcp.default.svc.cluster.local:7000";
-/// The first replica of each backend. In the timing tier there is a second with the same name and a `b`, so that a backend is a group of
-/// machines that fail together.
+/// The first replica of each backend. In the timing tier there is a second with the same name and a
+/// `b`. A backend is then a group of machines that fail together.
 const FIRST: [&str; 8] = [
     "gw-1", "gw-2", "gw-3", "gw-4", "gw-5", "gw-6", "gw-7", "gw-8",
 ];
@@ -75,7 +75,7 @@ const SESSIONS: [usize; 2] = [2000, 200];
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Interval between two changes of the fleet: about 70 of them in two minutes.
 const PAUSE: Duration = Duration::from_millis(2500);
-/// Services spread over a fleet that has just come up within this time.
+/// Time within which services are spread over a fleet that has just come up.
 const SPREAD_WITHIN: Duration = Duration::from_secs(60);
 /// Replicas leave the tables of services that they no longer serve within this time: sessions own their bucket for a minute after their
 /// end.
@@ -129,7 +129,7 @@ fn mesh() -> &'static Mesh {
                 || (0..4).all(|n| answers(&mesh, client, n)),
             );
         }
-        // The replicas that come up first have all services at first.
+        // At first, the replicas that come up first have all services.
         until(
             deadline(SPREAD_WITHIN),
             "services are spread over the backends",

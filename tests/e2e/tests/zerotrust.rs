@@ -188,7 +188,7 @@ fn dry_runs_and_audits_only_count() {
     });
 }
 
-/// How long the gateway waits for an authorizer that responds at once.
+/// Timeout of the gateway for an authorizer that responds at once.
 const AUTHORIZED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Returns the tenant's authorizer with this timeout.

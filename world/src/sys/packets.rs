@@ -122,7 +122,7 @@ impl PacketSocket {
 
     fn set(&self, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
         let length = size_of::<libc::c_int>() as libc::socklen_t;
-        // SAFETY: the value outlives the call, and the length is its own.
+        // SAFETY: the value outlives the call, and the length is that of its type.
         let result = unsafe {
             libc::setsockopt(
                 self.fd.as_raw_fd(),
@@ -146,7 +146,7 @@ impl PacketSocket {
         address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
         address.sll_ifindex = i32::try_from(index).map_err(io::Error::other)?;
         let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-        // SAFETY: the address outlives the call, and the length is its own.
+        // SAFETY: the address outlives the call, and the length is that of its type.
         let result =
             unsafe { libc::bind(self.fd.as_raw_fd(), ptr::from_ref(&address).cast(), length) };
         if result < 0 {

@@ -66,7 +66,7 @@ fn say(line: &str) {
         .expect("standard output");
 }
 
-/// How long an event takes at most on a quiet machine.
+/// Maximum time of an event on a quiet machine.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// Returns a name that no other test process uses, also of another run on this machine. It is short enough for a topology file.
@@ -122,7 +122,7 @@ pub(crate) fn client_output(world: &World, host: &str, argv: &[&str]) -> Result<
     }
 }
 
-/// How long a peer in a host takes to answer on a quiet machine.
+/// Maximum time until a peer in a host answers on a quiet machine.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Connects from a host to an address that answers, or that refuses it with an error. Returns the answer or the error.

@@ -63,7 +63,7 @@ impl DemoOutput {
 
     /// Prints a line for people.
     pub(crate) fn print_line(&self, text: &str) {
-        // The reader may have gone; the world is removed all the same.
+        // The reader of the output may have ended. The world is removed anyway.
         let _ = match self.form {
             OutputForm::Table => writeln!(std::io::stdout(), "{text}"),
             OutputForm::Json => writeln!(std::io::stderr(), "{text}"),

@@ -43,7 +43,7 @@ enum CaVerb {
   canal ca revoke --tenant alpha --serial 5f0c8a1e3b7d42469a0e6f0c2d1b3a4c
   canal ca revoke --tenant canal-system --identity spiffe://components.canal/ns/alpha/sa/node.n1    # a part of Canal")]
     Revoke(RevokeArgs),
-    /// Allows certificates for a revoked identity again; those that were revoked stay so
+    /// Allows certificates for a revoked identity again; revoked certificates stay revoked
     #[command(after_help = "Examples:
   canal ca restore --tenant alpha --identity spiffe://alpha.example/ns/shop/sa/cart")]
     Restore(RestoreArgs),

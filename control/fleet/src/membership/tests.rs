@@ -269,7 +269,8 @@ fn two_report(s: &mut RosterFixture, b: bool) {
     s.edge_as("e2", s.edge_report(1, 3, 99, &[("a", true), ("b", b)]));
 }
 
-/// T16: with one edge per AZ, the second edge was refused, and the AZ was closed with its only edge.
+/// An earlier version allowed one edge per AZ: it refused the second edge, and closed the AZ with
+/// its only edge.
 #[test]
 fn an_az_stays_open_while_one_of_its_edges_reports() {
     let az = || "az1".parse::<AzName>().unwrap();

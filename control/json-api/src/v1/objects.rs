@@ -4,7 +4,7 @@ use canal_wire::api;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// How severe a diagnostic is: an error or a warning.
+/// Severity of a diagnostic: an error or a warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SeverityView {

@@ -2,9 +2,11 @@
 //!
 //! It adds and removes no backends of a service, and does not move a service again before its earlier exchange is complete.
 //!
-//! * A backend is *off* if its load differs from its AZ's mean by more than 1/[`BOUND`] of the mean and by more than the weight of the
-//!   service that would move. A service moves from a backend above the mean to one below it, of which one is off. Each move therefore
-//!   brings loads closer together, no move is ever reversed, and a balanced fleet stays as it is.
+//! * A backend is *off* if its load differs from its AZ's mean by more than 1/[`BOUND`] of the
+//!   mean. The difference must also be larger than the weight of the service that would move. A
+//!   service moves from a backend above the mean to one below it, of which one is off. Each move
+//!   therefore brings loads closer together, no move is ever reversed, and a balanced fleet stays
+//!   as it is.
 //! * AZs follow the same rule: the load of all backends of an AZ is compared with its share of the whole tier's load. Between AZs, a
 //!   service may also move its *home*: to an AZ that already has all but one of the backends a home needs. One exchange is then enough, and
 //!   the service leaves no AZ. A backend away from home moves to another AZ only if no other service can, because clients then lose a

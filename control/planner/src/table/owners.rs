@@ -55,8 +55,9 @@ pub(super) fn update_owners(table: &mut PlannedTable, request: &TableRequest, va
                     version
                 };
                 stood_in |= dead_before && is_up;
-            // The report must be about the present table. Its scans must have begun after all possible senders confirmed that table, because a
-            // sender that was late may have forwarded a SYN after an earlier scan.
+            // The report must be about the present table. Its scans must have begun after all
+            // possible senders confirmed that table: a late sender may have forwarded a SYN after
+            // an earlier scan.
             } else if let Some(report) = report
                 && report.version(request.service) >= member.owner_until_version
                 && confirmed >= member.owner_until_version

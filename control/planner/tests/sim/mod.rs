@@ -335,7 +335,8 @@ impl SimTier {
         )
     }
 
-    /// Returns the fate of a packet of a session that goes by the edge's table and then along the redirectors' chains.
+    /// Returns the fate of a packet of an open session. The edge forwards it by its table, and the
+    /// redirectors along their chains.
     pub(crate) fn send(&self, session: &SimSession) -> PacketFate {
         fate(&self.go_on(session), session.3)
     }
@@ -441,7 +442,8 @@ impl SimTier {
     }
 }
 
-/// Returns true if a service moved while no replica other than heads could own its sessions, so that the next service need not wait for it.
+/// Returns true if a service moved while no replica other than heads could own its sessions. The
+/// next service then need not wait for it.
 fn has_landed_at_once(before: &Plan, next: &Plan) -> bool {
     let is_still = |table: &PlannedTable| {
         table.closing == 0

@@ -113,7 +113,8 @@ fn behind(chain: &[ReplicaNumber], here: ReplicaNumber, packet: &Packet) -> usiz
     own.filter(|_| packet.hop > 0).map_or(0, |own| own + 1)
 }
 
-/// Returns the first member at or after `from` that is up, except the two in `apart`. The hop only counts visits.
+/// Returns the first member at or after `from` that is up, except the two in `apart`. The hop field
+/// of the packet only counts visits; it does not select the member.
 fn next_place(
     chain: &[ReplicaNumber],
     apart: (Option<ReplicaNumber>, Option<ReplicaNumber>),

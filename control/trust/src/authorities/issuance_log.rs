@@ -319,7 +319,7 @@ fn write(
             }
         }
         for answer in answers {
-            // The requester may be gone; the certificate is in the log all the same.
+            // The requester may have disconnected. The certificate is in the log anyway.
             let _ = answer.send(done.clone());
         }
     }

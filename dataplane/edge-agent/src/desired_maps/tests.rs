@@ -383,8 +383,8 @@ fn resources_beyond_a_share_are_refused_by_kind_and_name() {
     );
 }
 
-/// If alpha demands more than its share, every entry of beta that the kernel had stays, also when an agent starts, and so do alpha's older
-/// ones.
+/// If alpha demands more than its share, every entry of beta that the kernel had stays, also when
+/// an agent starts. So do alpha's older entries.
 #[test]
 fn entries_that_worked_stay_when_a_tenant_wants_too_much() {
     let beta = "tenant beta 900 2

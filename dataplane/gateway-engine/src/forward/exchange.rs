@@ -329,8 +329,8 @@ impl<'a> Exchange<'a> {
     }
 
     /// Ends this part of an exchange that failed with `fault`. Returns the data with which the next
-    /// attempt continues the request, if the request did not reach the application and all sent
-    /// bytes are still available.
+    /// attempt continues the request. That is possible if the request did not reach the application
+    /// and all sent bytes are still available.
     pub(crate) fn suspend(self, fault: &ProxyError) -> Option<SuspendedExchange> {
         if *fault != ProxyError::UpstreamUndelivered {
             return None;
@@ -522,8 +522,8 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Aborts the endpoint's side after the client left or sent an invalid body, so that the endpoint does not mistake the partial body for
-    /// a complete one.
+    /// Aborts the endpoint's side after the client left or sent an invalid body. The endpoint must
+    /// not mistake the partial body for a complete one.
     fn abort_back(&mut self, cause: &BodyErrorCause) {
         match &mut self.back {
             UpstreamSide::Http1(back) => back.wire.io.abort(),

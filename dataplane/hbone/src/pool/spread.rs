@@ -13,8 +13,9 @@ use tokio::time::Instant;
 
 /// Time over which the rate of new streams is averaged. A short burst is not a lasting load.
 const RATE_WINDOW: Duration = Duration::from_secs(5);
-/// Step between buckets, coprime to their number and near its golden section. Any run of positions leads to buckets that are far apart, and
-/// a run as long as the number of buckets leads to each bucket once.
+/// Step between buckets, coprime to their number and near its golden section. Any run of positions
+/// leads to buckets that are far apart. A run as long as the number of buckets leads to each bucket
+/// once.
 const STRIDE: u32 = 79;
 /// Spreads the first connections of one pod to many services over the buckets.
 const SERVICE_FACTOR: u32 = 0x9E37_79B1;

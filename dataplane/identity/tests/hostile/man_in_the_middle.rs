@@ -172,9 +172,10 @@ pub(crate) fn recorded() -> (Vec<u8>, Vec<u8>) {
     RECORDED.clone()
 }
 
-/// Returns the relevant content of a stream (RFC 8446 §5). Not relevant are the record boundaries of a plaintext hello, dummy
-/// change_cipher_spec records, a plaintext warning while no keys are in use, and the outer type and version of encrypted records. It ends
-/// at the first incomplete record.
+/// Returns the relevant content of a stream (RFC 8446 §5). The record boundaries of a plaintext
+/// hello and dummy change_cipher_spec records are not relevant. Neither are a plaintext warning
+/// while no keys are in use, and the outer type and version of encrypted records. It ends at the
+/// first incomplete record.
 fn meaning(stream: &[u8]) -> Vec<u8> {
     let (mut hello, mut out, mut rest) = (Vec::new(), Vec::new(), stream);
     while rest.len() >= 5 {

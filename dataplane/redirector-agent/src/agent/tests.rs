@@ -286,8 +286,8 @@ async fn the_agent_registers_follows_orders_and_reports_owned_sessions_when_need
     );
 }
 
-/// A report that repeats an earlier scan must not look like one of a new scan, so it has the mark
-/// from the begin of the scans.
+/// A report that repeats an earlier scan must not look like one of a new scan. It therefore has the
+/// mark from the begin of the scans.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_report_has_the_mark_from_before_its_scans() {
     let fixture = AgentFixture::new(orders(false)).await;

@@ -1,5 +1,6 @@
-//! DNS over UDP: receives the questions of all tenants from one socket, and answers them in turns, so that a flood of one tenant's questions
-//! delays and drops no other tenant's. Connections are not served here: `server` does that. Start at [`DatagramService::run`].
+//! DNS over UDP: receives the questions of all tenants from one socket, and answers them in turns.
+//! A flood of one tenant's questions delays and drops no other tenant's. Connections are not served
+//! here: `server` does that. Start at [`DatagramService::run`].
 
 use std::io::IoSliceMut;
 use std::net::{IpAddr, SocketAddr};

@@ -136,7 +136,7 @@ pub(crate) fn compare_runs(
 
 /// A difference that is not listed, or a listed one that did not occur.
 struct Problem {
-    /// How the names of the cases of a program begin.
+    /// Beginning of the names of a program's cases.
     program: String,
     what: String,
     /// Observations of both sides.

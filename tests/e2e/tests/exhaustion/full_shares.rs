@@ -25,7 +25,7 @@ const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(60);
 const KEPT_MIB: u64 = 32;
 /// A change is in force on a machine that does nothing else.
 const SOON: Duration = Duration::from_secs(30);
-/// How often beta denies, and how often a gateway is killed.
+/// Number of denials by beta, and number of kills of a gateway.
 const TIMES: usize = 3;
 
 const BETA_INTRUDER: &str = "beta/default/intruder-0";

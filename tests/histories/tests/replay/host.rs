@@ -18,7 +18,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::lab::LabNetns;
 
-/// How long the stack takes at most for an answer on a quiet machine.
+/// Maximum time of an answer of the stack on a quiet machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// More than all histories leave half open: with a full list the kernel would respond with cookies.
 const BACKLOG: i32 = 4096;

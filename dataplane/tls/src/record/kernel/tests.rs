@@ -428,8 +428,8 @@ async fn early() {
         says(&mut sealer, &mut out);
         (sealer, out, whole)
     };
-    // The cases differ in the bytes after two data records, in the end of the early bytes (counted from the second record's end), and in
-    // whether the kernel accepts them.
+    // The cases differ in the bytes after two data records, and in the end of the early bytes,
+    // counted from the second record's end. The last column says whether the kernel accepts them.
     type Behind = fn(&mut codec::Sealer, &mut Vec<u8>);
     let data: Behind = |sealer, out| assert_eq!(sealer.data([&b"!"[..]].into_iter(), out), Ok(1));
     let update: Behind = |sealer, out| sealer.asking_update(out);
