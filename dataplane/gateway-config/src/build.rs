@@ -82,7 +82,7 @@ pub struct SnapshotBuilder {
     terminations: HashMap<(ServiceKey, u16), Termination>,
     key_servers: HashMap<String, KeyServer>,
     terminated: HashMap<(ServiceKey, u16), build_termination::BuiltTermination>,
-    route_parents: HashMap<String, ServiceKey>,
+    route_parents: BTreeMap<String, ServiceKey>,
     gateways: HashMap<String, Gateway>,
     addresses: BTreeMap<String, GatewayAddress>,
     /// Throttles, each with its enforcement state, which lives as long as the throttle.
@@ -123,7 +123,7 @@ impl SnapshotBuilder {
             terminations: HashMap::default(),
             key_servers: HashMap::default(),
             terminated: HashMap::default(),
-            route_parents: HashMap::default(),
+            route_parents: BTreeMap::default(),
             gateways: HashMap::default(),
             addresses: BTreeMap::default(),
             throttles: HashMap::default(),

@@ -48,7 +48,8 @@ struct TargetedPolicies<T> {
     wide: BTreeMap<String, (PolicyTarget, Arc<T>)>,
     namespaces: HashMap<Namespace, BTreeMap<String, (PolicyTarget, Arc<T>)>>,
     services: HashMap<ServiceKey, BTreeMap<String, (PolicyTarget, Arc<T>)>>,
-    targets: HashMap<String, PolicyTarget>,
+    // A hash map would keep its size when a tenant removes its policies, and each copy would have it.
+    targets: BTreeMap<String, PolicyTarget>,
 }
 
 impl<T> Default for TargetedPolicies<T> {
@@ -57,7 +58,7 @@ impl<T> Default for TargetedPolicies<T> {
             wide: BTreeMap::default(),
             namespaces: HashMap::default(),
             services: HashMap::default(),
-            targets: HashMap::default(),
+            targets: BTreeMap::default(),
         }
     }
 }

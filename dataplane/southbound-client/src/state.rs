@@ -21,7 +21,8 @@ pub struct ResourceState {
     /// Store of the controller to which the state belongs; `None` if no controller has named one yet.
     pub(super) store: Option<StoreId>,
     pub(super) generation: Generation,
-    pub(super) kinds: BTreeMap<ResourceKind, HashMap<Arc<str>, VersionedResource>>,
+    // Trees, because a hash map would keep its size when a tenant is deleted.
+    pub(super) kinds: BTreeMap<ResourceKind, BTreeMap<Arc<str>, VersionedResource>>,
     pub(super) closed: Arc<ClosedTenants>,
     /// Tenants whose security resources changed since their last manifest.
     pub(super) unsealed: BTreeSet<TenantName>,
@@ -56,7 +57,7 @@ impl ResourceState {
             .collect()
     }
 
-    /// Returns all resources of a kind, in no particular order.
+    /// Returns all resources of a kind, sorted by name.
     pub fn of(&self, kind: ResourceKind) -> impl Iterator<Item = &Arc<Resource>> {
         self.kinds
             .get(&kind)
@@ -71,7 +72,7 @@ impl ResourceState {
 
     /// Returns the number of resources of a kind.
     pub fn count(&self, kind: ResourceKind) -> usize {
-        self.kinds.get(&kind).map_or(0, HashMap::len)
+        self.kinds.get(&kind).map_or(0, BTreeMap::len)
     }
 
     /// Builds a state of these resources, for tests of code that uses one.
@@ -101,7 +102,7 @@ impl ResourceState {
         self
     }
 
-    /// Returns all resources of a kind with their names and versions, in no particular order.
+    /// Returns all resources of a kind with their names and versions, sorted by name.
     pub fn held(
         &self,
         kind: ResourceKind,

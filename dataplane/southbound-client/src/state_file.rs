@@ -46,12 +46,8 @@ impl StateFileError {
 
 /// Writes the state atomically and durably.
 pub(super) fn write(path: &Path, state: &ResourceState) -> std::io::Result<()> {
-    let mut entries = Vec::new();
-    for held in state.kinds.values() {
-        let mut names: Vec<_> = held.iter().collect();
-        names.sort_by_key(|(name, _)| *name);
-        entries.extend(names.into_iter().map(|(_, h)| (&*h.version, &*h.resource)));
-    }
+    let held = state.kinds.values().flat_map(|held| held.values());
+    let entries = held.map(|h| (&*h.version, &*h.resource));
     atomic_file::replace(
         path,
         &wire::encode(
