@@ -232,8 +232,8 @@ static __always_inline void forget(struct bpf_sock *sk)
 		bpf_sk_storage_delete(&canal_sockets, mptcp);
 }
 
-/* Leaves the connection uncaptured. A socket may be dialed again after AF_UNSPEC or a refusal: what was stored for the last time must
- * not apply to this one. */
+/* Leaves the connection uncaptured. A socket may be dialed again after AF_UNSPEC or a refusal: the
+ * destination that was stored for the previous dial must not apply to this one. */
 static __always_inline int leave(struct bpf_sock_addr *ctx, __u32 verdict)
 {
 	struct bpf_sock *sk = ctx->sk;

@@ -222,7 +222,7 @@ static __always_inline int ipv6(struct __sk_buff *skb, struct canal_guarded_inte
 	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.version != 6)
 		return refuse(on, CANAL_INTERFACE_GUARD_DROP_MALFORMED);
 	__builtin_memcpy(&source, &ip.saddr, 16);
-	/* ::ffff:a.b.c.d is the maps' form of an IPv4 address; on the wire no host has it. */
+	/* ::ffff:a.b.c.d is the maps' form of an IPv4 address; no host uses it on the wire. */
 	if (is_mapped(&source))
 		return refuse_address(on, &source, CANAL_INTERFACE_GUARD_DROP_ADDRESS);
 	is_own = is_bound(skb->ifindex, on, &source) || is_own_link_local(&source, on->mac);

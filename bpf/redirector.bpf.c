@@ -555,8 +555,9 @@ static __always_inline int handle_fragment(struct __sk_buff *skb, struct frame *
 	return bpf_redirect(skb->ifindex, 0);
 }
 
-/* Handles IPv4 packets that are no datagram for the VXLAN device. Addresses inside the tier are this host's own, so a packet for them
- * without a tunnel would be accepted as if it had come through one. */
+/* Handles IPv4 packets that are no datagram for the VXLAN device. Addresses inside the tier are
+ * this host's own. Without this check, a packet for them outside a tunnel would be accepted like
+ * one from a tunnel. */
 static __always_inline int foreign4(struct __sk_buff *skb)
 {
 	__be32 destination_be;

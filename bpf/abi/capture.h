@@ -19,10 +19,12 @@
 #define CANAL_RESERVED_PLAINTEXT_PORT 15006
 #define CANAL_RESERVED_HBONE_PORT 15008
 
-/* Addresses to which captured connections are redirected. They are local to the namespace, and a hash of the destination selects one, so
- * that two connections from one source port to two destinations differ. IPv4: 127.64.0.0/10, in host order. IPv6 has only one loopback
- * address, so fd63:616e:616c:1:0:1::/96 is used, which is local by a route that the proxy adds (CANAL_CAPTURED_POD_SPREADS_V6: the route
- * exists). A namespace without an entry in canal_captured_pods uses 127.0.0.1 and ::1. */
+/* Addresses to which captured connections are redirected. They are local to the namespace. A hash
+ * of the destination selects one, so that two connections from one source port to two destinations
+ * differ. IPv4: 127.64.0.0/10, in host order. IPv6 has only one loopback address, so
+ * fd63:616e:616c:1:0:1::/96 is used, which is local by a route that the proxy adds
+ * (CANAL_CAPTURED_POD_SPREADS_V6: the route exists). A namespace without an entry in
+ * canal_captured_pods uses 127.0.0.1 and ::1. */
 #define CANAL_PROXY_V4 0x7f400000
 #define CANAL_PROXY_V4_MASK 0x003fffff
 #define CANAL_PROXY_V6_0 0xfd63616e

@@ -107,8 +107,9 @@ static __noinline int write_too_big(struct __sk_buff *skb, struct frame *f, stru
 	__u32 zero = 0;
 	struct too_big *a = bpf_map_lookup_elem(&canal_too_big, &zero);
 
-	/* The kernel offers no means to make one packet of a GSO packet. TCP retransmits what is not delivered in single segments, which
-	 * are answered. An error is never answered by an error (RFC 1122 3.2.2). */
+	/* The kernel offers no function to cut a single segment out of a GSO packet. TCP retransmits what
+	 * is not delivered in single segments, which are answered. An error is never answered by an error
+	 * (RFC 1122 3.2.2). */
 	if (!a || f->segment || f->kind == FRAME_ERROR || f->length < SHOWN + 64)
 		return -1;
 	if (bpf_skb_load_bytes(skb, 0, a->head, sizeof(a->head)) ||

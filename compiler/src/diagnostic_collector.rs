@@ -82,7 +82,7 @@ impl DiagnosticCollector {
         }
     }
 
-    /// Removes duplicates, and what is beyond the limit.
+    /// Removes duplicates, and diagnostics beyond the limit.
     fn compact(&mut self) {
         let mut distinct = HashSet::new();
         self.diagnostics

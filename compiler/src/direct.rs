@@ -107,7 +107,7 @@ struct PortRules<'a, 'w> {
     workloads: &'w [&'a Workload],
 }
 
-/// The ports of one target: the policies that it refuses, and what it holds so far.
+/// The ports of one target, the policies that it refuses, and the capacity that is used so far.
 struct TargetPorts<'a> {
     target: &'static dyn RuleTarget,
     limits: PlacementLimits,
@@ -357,8 +357,8 @@ fn forbidden(ir: &Ir, service: &ServiceKey) -> Option<PathReason> {
         .then_some(PathReason::ServiceRefuses)
 }
 
-/// Returns why each target that is nearer than the one that serves the port refuses it, each reason once and at most `max` of them. It is
-/// empty if the port has a path for another reason.
+/// Returns the reasons for which targets that precede the port's own target refuse it: each reason
+/// once, at most `max` of them. It returns none if the path of the port has another cause.
 pub fn refusals(
     ir: &Ir,
     service: &ServiceKey,
@@ -401,6 +401,7 @@ pub fn refusals(
                 ControlFlow::Continue(())
             }
         });
+        // This target refuses nothing, so it serves the port, and later ones do not matter.
         if all.len() == before {
             break;
         }

@@ -73,7 +73,7 @@ pub struct CompileOutput {
     pub jwks: BTreeSet<String>,
     /// Size of the resources. The bytes are a lower bound, because the compiler encodes nothing.
     pub size: CompiledSize,
-    /// True if the resources exceed what they may take. Compiling stopped there, and `resources` is empty.
+    /// True if the resources exceed their limit. Compiling stopped there, and `resources` is empty.
     pub is_stopped: bool,
 }
 
@@ -101,8 +101,9 @@ pub fn compile(input: &CompileInput<'_>) -> CompileOutput {
     compile_within(input, CompiledSize::UNLIMITED)
 }
 
-/// Compiles one tenant as [`compile()`] does, and stops as soon as its resources exceed `max`. What it held until then is a small multiple of
-/// `max` and of the objects, whatever the objects ask for.
+/// Compiles one tenant as [`compile()`] does, and stops as soon as its resources exceed `max`. The
+/// memory that it used until then is a small multiple of `max` and of the size of the objects,
+/// regardless of their content.
 pub fn compile_within(input: &CompileInput<'_>, max: CompiledSize) -> CompileOutput {
     let mut report = DiagnosticCollector::default();
     let mut budget = ResourceBudget::new(max);

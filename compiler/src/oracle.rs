@@ -71,6 +71,7 @@ pub fn decide(ir: &Ir, request: &OracleRequest) -> RoutingVerdict {
         return RoutingVerdict::NoService;
     };
     let mut matches = service.routes.on_port(port.port);
+    // Without rules, requests go to the service's own endpoints.
     if port.protocol == AppProtocol::Tcp || matches.clone().next().is_none() {
         return RoutingVerdict::Service {
             service: request.service.clone(),
@@ -78,6 +79,7 @@ pub fn decide(ir: &Ir, request: &OracleRequest) -> RoutingVerdict {
         };
     }
     let mut request = request.clone();
+    // If one match of the port depends on the path, all of them compare the normal form.
     if matches.clone().any(|(_, http)| reads_path(&http.path)) {
         let (path, query) = match request.target.split_once('?') {
             Some((path, query)) => (path, format!("?{query}")),

@@ -457,7 +457,8 @@ pub fn policy_path(target: &str, paths: PolicyPaths) -> Option<String> {
     })
 }
 
-/// Returns the path as routes compare it. What has no safe interpretation stays as it is.
+/// Returns the path in the form that routes compare. Parts without a safe interpretation are kept
+/// unchanged.
 pub fn routing_path(target: &str) -> String {
     normal(target, true).unwrap_or_else(|| {
         target
@@ -479,7 +480,8 @@ fn is_utf8(path: &str) -> bool {
     String::from_utf8(bytes).is_ok()
 }
 
-/// Returns the normal form. `keeps` says that what has no safe interpretation stays as it is; otherwise the path has no normal form.
+/// Returns the normal form. With `keeps`, parts without a safe interpretation are kept unchanged;
+/// otherwise such a path has no normal form.
 fn normal(target: &str, keeps: bool) -> Option<String> {
     let path = target.split(['?', '#']).next().unwrap_or_default();
     let allowed = |is_safe: bool| (is_safe || keeps).then_some(());

@@ -216,6 +216,7 @@ impl HopDecision {
 
 /// Explains a request to a tenant's service.
 pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
+    // A request to a pod's own address is not routed.
     let route = if journey.direct {
         Route::Service {
             service: journey.request.service.clone(),
@@ -640,6 +641,7 @@ impl<'a> WorkloadPath<'a> {
     /// Returns the decision of the workload's node on a path without a gateway.
     fn node_direct(&self) -> HopExplanation {
         let facts = self.l4_facts();
+        // The trust domain is checked before any policy.
         if let Err(why) = self.is_trusted() {
             return self.step(
                 EnforcementPoint::Node,
@@ -703,6 +705,7 @@ impl<'a> WorkloadPath<'a> {
             Attribute::SourceServiceAccount,
             of(|id| format!("{}/{}", id.namespace, id.service_account)),
         );
+        // Without an address of the client, clauses on it stay undecided.
         match self.address() {
             Some(address) => drop(facts.seen.insert(
                 Attribute::SourceAddress,
@@ -750,6 +753,7 @@ impl<'a> WorkloadPath<'a> {
             headers.entry(name.to_lowercase()).or_default().push(value);
         }
         for (name, values) in headers {
+            // The gateway removes such headers of clients before policies are evaluated.
             if is_set_by_gateway(&name) {
                 continue;
             }
@@ -786,6 +790,7 @@ impl<'a> WorkloadPath<'a> {
                         .into(),
                 );
             }
+            // No policy matches on paths, so the gateway forwards an ambiguous path as it is.
             None => drop(facts.seen.insert(
                 Attribute::Path,
                 vec![OracleValue::Text(request.target.clone())],
@@ -850,8 +855,8 @@ impl<'a> WorkloadPath<'a> {
     }
 }
 
-/// Returns whether the gateway removes a header of clients before policies look at it: proxies alone set it, or it is the name of such a one
-/// with `_`, which many servers read as `-`.
+/// Returns whether the gateway removes a header of clients before policies look at it: only proxies
+/// set it, or its name is that of such a header with `_`, which many servers read as `-`.
 fn is_set_by_gateway(name: &str) -> bool {
     let plain = name.replace('_', "-");
     let is_proxys = plain.starts_with("x-envoy-")

@@ -1,5 +1,6 @@
-//! Counts what a tenant's resources take while they are compiled, so that the compiler stops as soon as they exceed what they may take. It does
-//! not know shares; the controller passes the amounts. Start at [`ResourceBudget`].
+//! Counts the size of a tenant's resources while they are compiled, so that the compiler stops as
+//! soon as they exceed their limit. The controller computes the limit from the tenant's shares.
+//! Start at [`ResourceBudget`].
 
 use canal_model::authorization::{AttributeMatch, Authentication, Authorization};
 use canal_model::program::{EndpointPort, RouteRule, Workload};

@@ -76,7 +76,7 @@ fn regexes(patterns: impl Iterator<Item = String>) -> String {
     )
 }
 
-/// Checks that the compiler stops, and that it has then counted less than twice what it may make.
+/// Checks that the compiler stops before it has counted twice the limit.
 #[track_caller]
 fn stops(yaml: &str, max: CompiledSize) {
     let output = within(yaml, max);
@@ -102,7 +102,7 @@ fn stops(yaml: &str, max: CompiledSize) {
     );
 }
 
-/// N3: 400 KiB of text ask for two million rules, with 256 services, 1,024 rules and 8 ports.
+/// N3: 400 KiB of text define two million rules, with 256 services, 1,024 rules and 8 ports.
 #[test]
 fn compiling_stops_at_the_number_of_resources() {
     let hosts: Vec<String> = (0..256).map(|n| format!("s{n}")).collect();

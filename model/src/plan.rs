@@ -113,14 +113,14 @@ impl Plan {
 /// A constraint that a plan could not meet, and why. Plans list them sorted by service.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum UnmetConstraint {
-    /// The home AZ has fewer backends than requested, because it has no more.
+    /// The service has fewer backends in its home AZ than requested, because the AZ has no more.
     FewAtHome {
         service: ServiceKey,
         az: AzName,
         wanted: usize,
         given: usize,
     },
-    /// The other AZs have fewer backends than requested, because they have no more.
+    /// The service has fewer backends in other AZs than requested, because these AZs have no more.
     FewAway {
         service: ServiceKey,
         wanted: usize,

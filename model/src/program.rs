@@ -19,9 +19,9 @@ use crate::trust::{Entitlement, KeyPolicy, KeyServer, Termination, TrustBundle};
 /// Labels of a workload, sorted by name.
 pub type Labels = BTreeMap<String, String>;
 
-/// The table of kinds. A row has the kind and the type of its resources, the label, the class, the owner, and the name on the wire. The
-/// label is the name of the message in `program.proto` and ends the type URL. `docs/how-to/add-a-southbound-kind.md` says what else a new
-/// kind needs.
+/// The table of kinds. A row has the kind and the type of its resources, the label, the class, the
+/// owner, and the name on the wire. The label is the name of the message in `program.proto` and
+/// ends the type URL. `docs/how-to/add-a-southbound-kind.md` lists the other steps for a new kind.
 macro_rules! resource_kinds {
     ($($(#[$doc:meta])* $kind:ident($body:ty) = $label:literal, $class:ident, $owner:expr, $name:expr;)*) => {
         /// One southbound resource. Its [`Resource::name`] is unique among resources of its kind.

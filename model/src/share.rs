@@ -138,7 +138,7 @@ macro_rules! share_kinds {
                 match self { $(Self::$variant => $default,)* $(Self::$network => $network_default,)* }
             }
 
-            /// Returns a description of what is shared.
+            /// Returns a description of the shared limit.
             pub fn description(self) -> &'static str {
                 match self { $(Self::$variant => $what,)* $(Self::$network => $network_what,)* }
             }

@@ -1,6 +1,7 @@
-//! A limit divided among tenants. Each takes at most its share, the provider has a reserve, and when the limit is full the largest holder
-//! gives way. What cannot be revoked has a threshold that falls as the limit fills. The module counts and decides. The owner of a permit
-//! defines what the permit stands for, and ends it. Start at [`TenantLimit::take`].
+//! A limit divided among tenants. Each takes at most its share, the provider has a reserve, and
+//! when the limit is full the largest holder gives way. Irrevocable permits have a threshold that
+//! falls as the limit fills. The module counts and decides. The owner of a permit defines what the
+//! permit stands for, and ends it. Start at [`TenantLimit::take`].
 
 mod ledger;
 mod threshold;

@@ -30,7 +30,7 @@ pub enum BlobMode {
     Get,
     /// PUT it and compare the server's digest
     Put,
-    /// POST it to /echo and compare what comes back while it is sent
+    /// POST it to /echo and compare the echoed bytes while it is sent
     Echo,
 }
 
@@ -50,7 +50,7 @@ pub enum BlobFraming {
 pub struct BlobClientArgs {
     /// URL of the server, e.g. http://10.96.0.30:8080
     pub url: String,
-    /// Operation on the body
+    /// Whether to send a body or to receive one
     #[arg(long, value_enum, default_value = "get")]
     pub mode: BlobMode,
     /// Number of bytes of the blob

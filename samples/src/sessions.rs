@@ -86,8 +86,9 @@ impl SessionTally {
     }
 }
 
-/// End of a run: its time is over, which cuts everything, or the stop signal arrived. After the signal an open session makes one more
-/// exchange, and a session that is not whole gets one more attempt, so that the report shows the state after what the test did.
+/// End of a run: its time is over, which cuts everything, or the stop signal arrived. After the
+/// signal an open session makes one more exchange, and a broken session gets one more attempt. The
+/// report then shows the state after the test's change.
 #[derive(Clone)]
 struct RunEnd {
     at: Instant,

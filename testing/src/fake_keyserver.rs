@@ -165,7 +165,7 @@ impl Inner {
             buffer.drain(..at);
             stream.write_all(&out).await?;
             stream.flush().await?;
-            // The pause lets requests that arrive meanwhile form a batch.
+            // Requests that arrive during the pause form a batch.
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }

@@ -1,6 +1,8 @@
-//! Fakes for tests: certificate authorities that issue any certificate a test needs, valid or not, fakes of the controller, the fleet
-//! service and the key server, addresses for the programs of a test ([`loopback`]), network namespaces ([`netns`]), and another kernel to run in
-//! ([`user_mode_linux`]). The crate is a dev-dependency only, and its functions panic on errors, as tests do.
+//! Fakes for tests: certificate authorities that issue any certificate, valid or not; fakes of the
+//! controller, the fleet service and the key server; addresses for the programs of a test
+//! ([`loopback`]); network namespaces ([`netns`]); and another kernel to run in
+//! ([`user_mode_linux`]). The crate is a dev-dependency only, and its functions panic on errors, as
+//! tests do.
 
 #![forbid(unsafe_code)]
 

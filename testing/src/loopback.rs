@@ -11,7 +11,7 @@ const PORT_FIRST: u16 = 20_000;
 /// process's id.
 ///
 /// # Panics
-/// Panics if the process asks for more than some 45,000.
+/// Panics if the process requests more than about 45,000 addresses.
 #[must_use]
 pub fn own_address() -> SocketAddr {
     static NEXT: AtomicU16 = AtomicU16::new(PORT_FIRST);

@@ -4,8 +4,9 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// A network namespace without a name. It ends with the process that holds it, which the kernel ends with the thread that made it, so a
-/// test that is killed leaves none behind. Its loopback device is up.
+/// A network namespace without a name. It ends with the process that holds it. The kernel ends that
+/// process with the thread that created it, so a killed test leaves no namespace behind. Its
+/// loopback device is up.
 pub struct ProcessNetns(Child);
 
 impl ProcessNetns {

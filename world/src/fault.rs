@@ -23,8 +23,8 @@ enum PacketLoss {
 }
 
 impl World {
-    /// Partitions two hosts: no packet of one reaches the other. Two routers stand for their AZs. A node stands for everything behind it,
-    /// because its tunnels are cut.
+    /// Partitions two hosts: no packet of one reaches the other. Two routers mean their whole AZs.
+    /// A node means everything behind it, because its tunnels are cut.
     ///
     /// # Errors
     ///

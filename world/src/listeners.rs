@@ -1,6 +1,6 @@
-//! Asks the kernel whether a process listens on a TCP port (`sock_diag(7)`). It looks at listening sockets only: `/proc/net/tcp` walks every
-//! bucket of the machine's table of connections too, which takes milliseconds, and many hosts of a world ask at once. Start at
-//! [`has_listener`].
+//! Queries the kernel whether a process listens on a TCP port (`sock_diag(7)`). It lists listening
+//! sockets only. `/proc/net/tcp` also walks every bucket of the machine's table of connections,
+//! which takes milliseconds, and many hosts of a world query at once. Start at [`has_listener`].
 
 use std::io::{self, ErrorKind, Read};
 use std::time::Duration;
@@ -19,7 +19,7 @@ const DONE: u16 = 3;
 /// `IPPROTO_TCP`, and the bit of the state `TCP_LISTEN` (`net/tcp_states.h`).
 const TCP: u8 = 6;
 const LISTENING: u32 = 1 << 10;
-/// Bytes of `nlmsghdr` and `inet_diag_req_v2`, and the place of the local port in `inet_diag_msg`.
+/// Bytes of `nlmsghdr` and `inet_diag_req_v2`, and the offset of the local port in `inet_diag_msg`.
 const HEAD: usize = 16;
 const REQUEST: usize = 56;
 const PORT: usize = 4;
@@ -28,8 +28,8 @@ const PIECE_MAX: usize = 64 << 10;
 /// Time for one piece, for which the kernel needs less than a millisecond.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Returns whether a process listens on the TCP port in the calling thread's namespace. An answer that fails or is late is no listener: the
-/// caller asks again.
+/// Returns whether a process listens on the TCP port in the calling thread's namespace. A failed or
+/// late answer counts as no listener, because the caller repeats the query.
 pub(crate) fn has_listener(port: u16) -> bool {
     FAMILIES
         .iter()

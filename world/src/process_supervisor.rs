@@ -278,7 +278,7 @@ impl ProcessSupervisor {
                     if matches!(next, SupervisorStep::Rest) {
                         self.show(ProcessPhase::Stopped);
                     } else {
-                        // A process that ended well counts as ready.
+                        // A process that ended with status 0 counts as ready.
                         self.clear_process();
                     }
                     let _ = done.send(());

@@ -1,6 +1,6 @@
-//! The relay of a link: a process that carries whole Ethernet frames between the devices `end-a` and `end-b` of its own namespace, with
-//! delay and losses, in order. One thread carries each direction. This module decides nothing about a frame; `relay::queue` does. Start at
-//! [`relay_link`].
+//! The relay of a link: a process that carries whole Ethernet frames between the devices `end-a`
+//! and `end-b` of its own namespace, with delay and losses, in order. One thread carries each
+//! direction. `relay::queue` decides about each frame. Start at [`relay_link`].
 //!
 //! In its working directory it listens on `link.sock`: one request per line, and one [`LinkReport`] as the response.
 

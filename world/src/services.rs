@@ -1,5 +1,6 @@
-//! Reads the names and VIPs of the Service objects in a tenant's own YAML, for `/etc/hosts`, and writes `/etc/resolv.conf` for pods with a
-//! DNS server. It skips files that are not readable; the controller reports them.
+//! Reads the names and VIPs of the Service objects in a tenant's own YAML, for `/etc/hosts`, and
+//! writes `/etc/resolv.conf` for pods with a DNS server. It skips unreadable files; the controller
+//! reports them.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;

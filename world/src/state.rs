@@ -200,9 +200,10 @@ impl WorldLock {
     }
 }
 
-/// The lock on the leftovers of killed worlds, of which a machine has one. [`crate::World::up`] removes the leftovers of other worlds only
-/// while no other process has this lock. A process that looks at leftovers takes it, so that they stay. The kernel releases the lock when
-/// its owner ends, however that ends.
+/// The lock on the leftovers of killed worlds, of which a machine has one. [`crate::World::up`]
+/// removes the leftovers of other worlds only while no other process has this lock. A process that
+/// inspects leftovers takes it, so that they stay. The kernel releases the lock when its owner
+/// ends, however that ends.
 #[derive(Debug)]
 pub struct LeftoverLock {
     _file: File,

@@ -574,8 +574,9 @@ impl SupervisorState {
         self.tools.run(&batch)
     }
 
-    /// Returns the router's commands for a host's link. The kernel excludes the nexthop of a link that is down by itself, but it deletes a
-    /// route with the last of its nexthops, so the routes are written again.
+    /// Returns the router's commands for a host's link. The kernel itself excludes the nexthop of a
+    /// link that is down. But it deletes a route with the last of its nexthops, so the routes are
+    /// written again.
     fn link_lines(&self, plan: &WorldPlan, host: &HostPlan, up: bool) -> Vec<String> {
         let mut dead = self
             .dead_edges

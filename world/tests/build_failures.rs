@@ -1,5 +1,6 @@
-//! Worlds that cannot be built: the error gives the reason, and nothing is left at that moment. The test runs alone in its process and has
-//! the lock on leftovers, because another `up` may lock a name for a moment to check whether it is a leftover. Needs root.
+//! Worlds that cannot be built: the error gives the reason, and nothing is left at that moment. The
+//! test runs alone in its process and has the lock on leftovers. Another `up` may otherwise lock a
+//! name for a moment to check whether it is a leftover. Needs root.
 
 use crate::scene::{SMOKE, keep_leftovers, name, options, remains, topology};
 use canal_world::World;

@@ -1,5 +1,6 @@
-//! Rule on doc comments: the comment of a public item has at least five words, so that it can be a sentence that stands alone. The rule does not
-//! read the sentence, and enum variants are free, because their name may say it all.
+//! Rule on doc comments: the comment of a public item has at least five words, so that it can be a
+//! sentence that stands alone. The rule does not read the sentence, and enum variants are exempt,
+//! because their name may be sufficient.
 
 use syn::spanned::Spanned;
 use syn::visit::Visit;

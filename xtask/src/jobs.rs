@@ -144,7 +144,7 @@ impl Job {
         }
     }
 
-    /// Returns the command line.
+    /// Returns the command line of the job.
     pub(crate) fn words(&self) -> Vec<OsString> {
         let mut words = self.command.clone();
         if self.is_part {

@@ -51,6 +51,7 @@ const ORDER: [(&str, &[&str]); 14] = [
         "tests",
         &[
             "model",
+            "yaml",
             "runtime",
             "compiler",
             "wire",

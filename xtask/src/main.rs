@@ -1,5 +1,5 @@
-//! The house rules as a program: `cargo xtask tidy` checks the tree, `cargo xtask test` runs every suite and counts. It never edits
-//! sources.
+//! The repository's rules and test runner: `cargo xtask tidy` checks the tree, `cargo xtask test`
+//! runs every suite and counts. It never edits sources.
 
 #![forbid(unsafe_code)]
 

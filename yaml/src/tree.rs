@@ -90,7 +90,7 @@ impl YamlNode {
         found
     }
 
-    /// Returns the text, if this is a text. A number that is not in quotes is none.
+    /// Returns the text, if this is a text. A number without quotes is not a text.
     pub fn text(&self) -> Option<&str> {
         match &self.value {
             YamlValue::Text(text) => Some(text),

@@ -226,7 +226,7 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
     );
 }
 
-/// Waits until a task has reported so many answers.
+/// Waits until a task has reported this many answers.
 async fn several(mut reports: mpsc::UnboundedReceiver<()>, answers: u64) {
     for _ in 0..answers {
         let report = tokio::time::timeout(patience(), reports.recv())

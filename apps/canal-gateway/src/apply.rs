@@ -41,7 +41,8 @@ pub(crate) fn apply_update(
 
 #[cfg(test)]
 mod tests {
-    //! Tests of what is in force while one tenant's tables are being built. The order of events decides, not the clock.
+    //! Tests of the configuration in force while one tenant's tables are being built. The order of
+    //! events decides, not the clock.
 
     use std::sync::Arc;
     use std::time::{Duration, Instant};
@@ -138,6 +139,7 @@ mod tests {
         apply(&all, all.clone(), 1);
         let first = started.elapsed();
         let seen = trust.view(&"beta".parse().unwrap());
+        // The first update introduces the bundle, the second one revokes a certificate.
         for revoked in [vec![], vec![ca.revocations(&[7])]] {
             let before = seen.current().generation();
             let bundle = ca.bundle("beta", "beta.example", false, revoked);

@@ -134,8 +134,8 @@ fn fit_to_files(limits: &mut GatewayLimits) {
     }
 }
 
-/// Waits for the end. A replica of the tier first announces the drain to the controller and serves on for the grace time, because new
-/// sessions still arrive until the buckets have moved.
+/// Waits for the end. A replica of the tier first announces the drain to the controller and keeps
+/// serving for the grace time. Until the buckets have moved, new sessions still arrive.
 async fn drained(
     config: &GatewayProcessConfig,
     process_state: &GatewayDump,
@@ -172,6 +172,7 @@ fn begin(
         ProgramSource::Controller(controller) => {
             Some(certificates(config, controller, &registry, whole)?)
         }
+        // Without a controller nothing issues certificates, so the gateway serves plaintext only.
         ProgramSource::Snapshot(_) => None,
     };
     let trust = TrustStore::new(&registry);
@@ -186,16 +187,11 @@ fn begin(
         .as_ref()
         .map(|tier| tier::names(tier, &registry, whole, watcher.clone()))
         .transpose()?;
-    let services = certificates.clone().map(|source| -> ServiceCertificateFn {
-        Arc::new(move |gateway, service, algorithm| {
-            source.service_credential(gateway, service, algorithm)
-        })
-    });
     let around = EngineDependencies {
         registry: registry.clone(),
         drain: traffic,
         identities: keyring,
-        certificates: services,
+        certificates: certificates.clone().map(service_certificates),
         log,
         dns: names.as_ref().map(tier::handover),
     };
@@ -307,6 +303,13 @@ fn certificates(
     };
     CertificateSource::start(settings, registry, drain.clone())
         .context("starting the certificate source")
+}
+
+/// Returns the function by which the engine gets certificates of services.
+fn service_certificates(source: CertificateSource) -> ServiceCertificateFn {
+    Arc::new(move |gateway, service, algorithm| {
+        source.service_credential(gateway, service, algorithm)
+    })
 }
 
 /// Creates the gateway's client identities toward its tenants. Each tenant's policy decides where their keys are.

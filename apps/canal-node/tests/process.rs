@@ -701,7 +701,8 @@ spec: {parentRefs: [{group: "", kind: Service, name: names}], rules: [{backendRe
     }
 }
 
-/// Runs in a namespace that stands for the host. The controller is out of reach there, and not needed.
+/// Runs in a namespace that stands for the host. The controller is not reachable there, and not
+/// needed.
 #[test]
 fn containers_interfaces_are_guarded_until_the_node_releases_them() {
     let m = NodeMachine::new();

@@ -100,6 +100,7 @@ async fn send(
         let request = Request::builder()
             .method(method)
             .uri(path)
+            // The admin server accepts only names of its own host (DNS rebinding).
             .header(header::HOST, "localhost")
             .body(Empty::<Bytes>::new());
         let request = request.map_err(|problem| problem.to_string())?;

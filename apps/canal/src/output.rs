@@ -138,7 +138,7 @@ impl ProgressLine {
         }
     }
 
-    /// Prints what is being done.
+    /// Prints the operation in progress.
     pub(crate) fn print_line(self, text: &str) {
         if self.watched {
             eprintln!("{text}");

@@ -1,5 +1,7 @@
-//! The blast radius of simultaneous backend failures. Random failures have the same mean however services share backends. Shuffle sharding
-//! is about failures with a cause: a service that kills what it runs on. So both are shown. No clock; samples are seeded.
+//! The blast radius of simultaneous backend failures. Random failures have the same mean however
+//! services share backends. Shuffle sharding helps against failures with a cause: a service that
+//! kills the backends on which it runs. Both kinds are therefore shown. It reads no clock, and
+//! samples are seeded.
 
 use std::fmt::Write;
 
@@ -9,10 +11,10 @@ use crate::tier::{PlannedTier, SeededRng, TierSize, overlap};
 pub(crate) struct BlastArgs {
     #[command(flatten)]
     size: TierSize,
-    /// Failures at once, up to this.
+    /// Maximum number of simultaneous failures.
     #[arg(long, default_value_t = 8)]
     failures: usize,
-    /// Random sets of failed backends for the worst case.
+    /// Number of random sets of failed backends for the worst case.
     #[arg(long, default_value_t = 2_000)]
     samples: u32,
 }
@@ -58,7 +60,8 @@ fn plain(tier: &PlannedTier, size: &TierSize) -> Vec<Vec<usize>> {
     let zones = size.azs as usize;
     let mut free: Vec<Vec<usize>> = (0..zones).map(|az| of_az(az).collect()).collect();
     let mut groups = Vec::new();
-    // Services take homes in turn, until some AZ has too few backends left for one more group.
+    // Services are assigned to home groups in turn. Groups end when an AZ has too few backends
+    // left.
     for turn in 0.. {
         let (home, away) = (turn % zones, (turn + 1) % zones);
         let (need_home, need_away) = if zones == 1 {
@@ -100,7 +103,7 @@ fn chance_all(backends: usize, failed: usize, all: usize) -> f64 {
     }
 }
 
-/// Returns the probability that none of them is.
+/// Returns the probability that none of `all` given backends is among `failed` random ones.
 fn chance_none(backends: usize, failed: usize, all: usize) -> f64 {
     if all + failed > backends {
         0.0

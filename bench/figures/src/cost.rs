@@ -16,7 +16,7 @@ pub(crate) struct Flags {
     /// Figures that `canal-bench-tier PART --json FILE` measured. Default: those that were measured for this version
     #[arg(long, value_name = "FILE")]
     measured: Option<PathBuf>,
-    /// Take the figures of a load with a connection for each request, in place of keep-alive
+    /// Use the figures of a load with a connection for each request, instead of keep-alive
     #[arg(long)]
     connection_per_request: bool,
     /// CPU of the gateway's L7 work per request, µs
@@ -44,13 +44,14 @@ pub(crate) struct Flags {
     /// underlay's limit too
     #[arg(long)]
     upstream: Option<f64>,
-    /// How full the session table may be. Default: §3.2's 90 %
+    /// Maximum fill level of the session table. Default: §3.2's 90 %
     #[arg(long, default_value_t = 0.9)]
     session_level: f64,
     /// CPU in use when sessions are at that level. Default: §3.2's 20 %
     #[arg(long, default_value_t = 0.2)]
     cpu_at_level: f64,
-    /// How busy a VM's CPU may be. Default: assumed; the paper gives none. The rows below the result show others
+    /// Maximum CPU utilization of a VM. Default: assumed; the paper gives none. The rows below the
+    /// result show others
     #[arg(long, default_value_t = 0.35)]
     cpu_level: f64,
 }

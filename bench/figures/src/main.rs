@@ -1,5 +1,6 @@
-//! The paper's figures that are computed, not measured: which services share which backends (Fig. 19), what failures take down, and what
-//! the cloud resources cost (Table 5). It uses the controller's own planner, and measures nothing but that planner.
+//! The paper's figures that are computed, not measured: the services that share backends (Fig. 19),
+//! the blast radius of failures, and the cost of the cloud resources (Table 5). It uses the
+//! controller's own planner, and measures nothing but that planner.
 
 #![forbid(unsafe_code)]
 

@@ -9,7 +9,7 @@ use canal_model::fleet::{Demand, Demands, Fleet, Ownership, ShardingRules};
 use canal_model::ids::{AzName, BackendName, ServiceId, Vni};
 use canal_model::plan::{Plan, UnmetConstraint};
 
-/// How large a tier, and by which rules.
+/// Size of the tier, and its sharding rules.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct TierSize {
     #[arg(long, default_value_t = 1000)]
@@ -25,7 +25,8 @@ pub(crate) struct TierSize {
     /// Backends of a service in other AZs.
     #[arg(long, default_value_t = 1)]
     pub(crate) away: usize,
-    /// Weights of services are 1 to this, by the seed; 1 makes all alike.
+    /// Maximum weight of a service; weights are drawn from 1 to this. With 1 all services are
+    /// equal.
     #[arg(long, default_value_t = 1)]
     pub(crate) heaviest: u32,
     #[arg(long, default_value_t = 1)]

@@ -2,8 +2,9 @@
 //! server exists to avoid it. The bench runs handshakes of one server (`lanes`) one by one and in batches, over the loopback. It prints
 //! figures and does not assess them.
 //!
-//! The lanes do not have the accelerator's arithmetic: an operation costs what it costs in this process, in a batch or not. So the figure
-//! shows the waiting, not what eight lanes at once would save.
+//! An operation costs the same CPU time in a batch or alone, because this process computes it in
+//! both cases. The figure therefore shows the waiting time, not the time that eight parallel lanes
+//! would save.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -27,15 +28,15 @@ pub(crate) struct BatchedFlags {
     /// Seconds of load for each cell and round
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// Each cell is the median of so many, the columns in turns
+    /// Number of runs of which each cell is the median; the columns take turns
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// One algorithm alone; without it: both
+    /// Only this algorithm; both by default
     #[arg(long, value_enum)]
     algorithm: Option<CertificateAlgorithm>,
 }
 
-/// Numbers around eight, below and above.
+/// Numbers of concurrent sessions, below and above eight.
 const CONCURRENCY: [usize; 8] = [1, 2, 4, 7, 8, 16, 32, 64];
 /// AWS-LC's setting that hides AVX-512 IFMA alone: bit 21 of EBX of CPUID's leaf 7.
 const WITHOUT_IFMA: &str = ":~0x200000";

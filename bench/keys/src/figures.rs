@@ -16,16 +16,18 @@ pub(crate) struct Flags {
     /// Seconds of load for each cell and round
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// Each cell is the median of so many, each in a world of its own, the modes in turns
+    /// Number of runs of which each cell is the median, each in a world of its own; the modes take
+    /// turns
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Share of a core that the node proxy has in figures 12, 25, 27 and 28, so that it, not the load, is what runs out
+    /// Share of a core of the node proxy in figures 12, 25, 27 and 28, so that the node proxy and
+    /// not the load is the bottleneck
     #[arg(long, default_value_t = 0.15)]
     pub(crate) share: f64,
-    /// One algorithm alone; without it: both
+    /// Only this algorithm; both by default
     #[arg(long, value_enum)]
     algorithm: Option<CertificateAlgorithm>,
-    /// One figure alone (12, 23, 25, 27 or 28); without it: all
+    /// Only this figure (12, 23, 25, 27 or 28); all by default
     #[arg(long, value_parser = clap::value_parser!(u32).range(12..=28))]
     pub(crate) figure: Option<u32>,
     #[arg(long, value_enum, default_value_t = Network::Apart)]

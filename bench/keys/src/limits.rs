@@ -1,5 +1,6 @@
-//! CPU limits of processes: cores by affinity, shares of a core by the kernel's CFS quota (cgroup v1 `cpu`, or v2 where it has the
-//! controller), and whether idle cores halt. It restores nothing: its cgroup is removed on drop, the processes end with their world.
+//! CPU limits of processes: cores by affinity, and shares of a core by the kernel's CFS quota
+//! (cgroup v1 `cpu`, or v2 with that controller). It can also keep idle cores from halting. It
+//! restores nothing: its cgroup is removed on drop, the processes end with their world.
 
 use std::fs::File;
 use std::io::Write;

@@ -32,16 +32,16 @@ const OPEN_MAX: usize = 2000;
 
 #[derive(clap::Args)]
 pub(crate) struct Flags {
-    /// A certificate with its key as a node keeps it
+    /// File with a certificate and its key, in the format in which a node stores them
     #[arg(long, value_name = "FILE")]
     identity: PathBuf,
-    /// Where the node proxy listens for HBONE
+    /// Address on which the node proxy listens for HBONE
     #[arg(long, value_name = "IP:PORT")]
     target: SocketAddr,
-    /// The application in the pod
+    /// Address of the application in the pod
     #[arg(long, value_name = "IP:PORT")]
     authority: String,
-    /// Flows at once (closed loop), unless a rate is given
+    /// Concurrent flows (closed loop), unless a rate is given
     #[arg(long, default_value_t = 8)]
     concurrency: usize,
     /// Flows per second (open loop)
@@ -49,7 +49,8 @@ pub(crate) struct Flags {
     rate: Option<f64>,
     #[arg(long, default_value_t = 4.0)]
     seconds: f64,
-    /// No tunnel and no request: the session ends when the server has shown that it accepted it
+    /// Make handshakes only: a session ends with the server's first frame, without tunnel and
+    /// request
     #[arg(long)]
     handshakes: bool,
 }
@@ -191,7 +192,7 @@ async fn open(course: &Rc<RunPlan>, rate: f64, until: Duration) {
     let mut ticks = interval(Duration::from_secs_f64(1.0 / rate));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
     loop {
-        // The flow was due at the tick, however late this loop is.
+        // The flow starts at the tick, even if this loop is late.
         let due = ticks.tick().await;
         if due >= end {
             break;

@@ -18,7 +18,8 @@ mod tables;
 
 use clap::{Parser, Subcommand};
 
-/// Needs root: the world is made of network namespaces, and nothing of it is ever outside them.
+/// Needs root, because the world consists of network namespaces. No part of it is ever outside
+/// them.
 #[derive(Parser)]
 #[command(after_help = "Example: canal-bench-keys figures --rounds 3")]
 struct Flags {
@@ -33,7 +34,7 @@ struct Flags {
 enum Experiment {
     /// All figures, RSA-2048 and ECDSA P-256, without the key server and with it
     Figures(figures::Flags),
-    /// One case, for a closer look
+    /// One case alone, for profilers
     One(one::Flags),
     /// The node proxy's CPU time for a session by activity, and the lower bound for any key server
     Profile(profile::ProfileFlags),

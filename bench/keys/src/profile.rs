@@ -103,7 +103,7 @@ impl ThreadActivity {
 /// Samples of one mode.
 #[derive(Default)]
 struct ProfileResult {
-    /// Per round.
+    /// CPU time of the node proxy in each round, in µs.
     node_us: Vec<f64>,
     samples: [f64; ThreadActivity::ALL.len()],
 }
@@ -162,7 +162,7 @@ fn watch(
         handshakes: true,
     };
     let measured = scene.run(&run);
-    // SIGINT, as from a keyboard: perf then writes its data.
+    // perf writes its data when it receives SIGINT.
     let id = i32::try_from(watching.id())
         .ok()
         .and_then(rustix::process::Pid::from_raw)
@@ -387,6 +387,8 @@ fn print(
         .filter(|part| part.is_taken())
         .map(|part| seen[0].us(part))
         .sum();
+    // The lower bound: no key server can save more than `taken`, and each handshake needs its
+    // exchanges.
     let (free, floor) = (
         none - taken,
         none - taken + REQUESTS_PER_HANDSHAKE * exchange.median,

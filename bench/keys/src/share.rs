@@ -1,6 +1,7 @@
-//! Figure 24: the part of a request's time that the key server and the path over the gateway take, for an application with a realistic
-//! response time. It measures a client's request through the whole mesh, with existing sessions and with the first session of an identity,
-//! and the application alone. It prints figures and does not assess them.
+//! Figure 24: the fraction of a request's time that the key server and the path through the gateway
+//! take, for an application with a realistic response time. It measures a client's request through
+//! the whole mesh, with existing sessions and with the first session of an identity, and the
+//! application alone. It prints figures and does not assess them.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -16,7 +17,7 @@ use crate::scene::{AsymmetricMode, CertificateAlgorithm};
 
 #[derive(clap::Args)]
 pub(crate) struct ShareFlags {
-    /// Each figure is the median over so many worlds of each mode, in turns
+    /// Number of worlds of each mode, in turn; each figure is their median
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
     /// New clients, each with an identity of its own, for each world and time that the application takes
@@ -31,7 +32,7 @@ const RESPONSE_TIMES_MS: [u32; 3] = [0, 45, 150];
 /// Requests of one client on one connection; the first is not counted.
 const REQUESTS: usize = 20;
 const UP_WITHIN: Duration = Duration::from_secs(60);
-/// Every identity has a key after this time: keys are made one after the other.
+/// Time after which every identity has a key; keys are generated one after the other.
 const KEYS_WITHIN: Duration = Duration::from_secs(3);
 const APP: &str = "keys/default/web-0";
 const CLIENT: &str = "keys/default/client-0";

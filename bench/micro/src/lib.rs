@@ -1,5 +1,6 @@
-//! The operations that the micro-benches measure: codec and router, each a closure over inputs that are made in advance. Criterion
-//! (`benches/micro.rs`) and the table (`src/main.rs`) run the same operations. This module does not measure.
+//! The operations that the micro-benches measure: codec and router, each a closure over inputs that
+//! are prepared in advance. Criterion (`benches/micro.rs`) and the table (`src/main.rs`) run the
+//! same operations. This module does not measure.
 
 #![forbid(unsafe_code)]
 

@@ -47,7 +47,7 @@ pub(crate) enum AskerManner {
     Tunnel,
 }
 
-/// The requests that a load sends, and how fast.
+/// The requests that a load sends, and their rate.
 #[derive(Clone)]
 pub(crate) struct AskerPlan {
     pub(crate) manner: AskerManner,
@@ -402,7 +402,7 @@ impl AskerTunnel {
         }
     }
 
-    /// Ends the tunnel in order, so that neither side has to reset it.
+    /// Ends the tunnel gracefully, so that neither side has to reset it.
     async fn end(mut self) -> anyhow::Result<()> {
         self.send.send_data(Bytes::new(), true)?;
         while self.next().await?.is_some() {}

@@ -2,7 +2,7 @@
 
 /// Number of services in the cases that spread requests.
 pub(crate) const SERVICES: usize = 10_000;
-/// Number of routes of each of them.
+/// Number of routes of each service.
 pub(crate) const ROUTES: usize = 10;
 
 /// Kind of the requests to a proxy.

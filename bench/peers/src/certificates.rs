@@ -59,7 +59,7 @@ done";
         self.dir.join(name).to_string_lossy().into_owned()
     }
 
-    /// Gives the CA to a controller, as its --ca-dir.
+    /// Writes the CA's files for a controller's `--ca-dir`.
     pub(crate) fn give_authority(&self, ca_dir: &Path) -> anyhow::Result<()> {
         let folder = ca_dir.join(TRUST_DOMAIN);
         std::fs::create_dir_all(&folder)?;
@@ -117,7 +117,8 @@ done";
     }
 }
 
-/// Returns the algorithms that the mesh uses as well: AES-GCM alone, so that all proxies encrypt alike.
+/// Returns the algorithms that the mesh uses as well: only AES-GCM, so that all proxies use the
+/// same cipher.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(CryptoProvider {
         cipher_suites: vec![cipher_suite::TLS13_AES_256_GCM_SHA384],

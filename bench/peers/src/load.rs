@@ -15,7 +15,7 @@ use crate::peers::SECURE_SERVICE;
 /// Warm-up before the measurement if not all services are visited: the argument of h2load, and the seconds for the others.
 const WARM: (&str, f64) = ("-D500ms", 0.5);
 
-/// How fast a load sends its requests.
+/// Rate at which a load sends its requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum LoadPace {
     /// Each connection sends the next request after a response.

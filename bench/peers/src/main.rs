@@ -26,8 +26,9 @@ use crate::load::{LoadPace, ProxyLoad};
 use crate::peers::{PeerFolders, PeerProxy};
 use crate::table::ResultRow;
 
-/// Compares gateways by CPU time per request (user + system, from /proc), the figure that survives a noisy machine. Each case has two loads: as
-/// fast as answered, and at half of what the slowest of its proxies can do, which is found out first.
+/// Compares gateways by CPU time per request (user + system, from /proc), which depends least on a
+/// noisy machine. Each case has two loads: at the maximum rate, and at half of the maximum of its
+/// slowest proxy, which is measured first.
 #[derive(Parser)]
 #[command(after_help = "Examples:
   canal-bench-peers --seconds 2 --markdown docs/performance.md
@@ -222,7 +223,8 @@ fn report(flags: &Flags, place: &PeerFolders, rows: &[ResultRow]) -> anyhow::Res
         ("bench-peers", peers),
         ("bench-before", table::compare(rows, flags.seconds)),
     ];
-    // With two builds only, the comparison alone is meaningful, and without another build there is none.
+    // The comparison of two builds needs an earlier build. The other tables need a proxy other than
+    // Canal.
     let is_wanted = |mark: &str| {
         if mark == "bench-before" {
             flags.before.is_some()

@@ -1,4 +1,5 @@
-//! The namespaces of a bench: private network, processes and mounts, which disappear with it however it ends. It knows no proxy.
+//! The namespaces of a bench: private network, processes and mounts, which disappear with it
+//! however it ends. It starts no proxy.
 
 use anyhow::Context;
 
@@ -10,8 +11,9 @@ const INSIDE: &str = "CANAL_BENCH_INSIDE";
 /// Folder of temporary files inside: memory that only this run sees.
 const FILES: &str = "/mnt";
 
-/// Runs this program again in private namespaces, which nothing can reach and which reach nothing. They disappear with the child, and the
-/// child ends with this process, even if it is killed: no process, file or device is left. Only the child returns from this function.
+/// Runs this program again in private namespaces that have no connection to the outside. They
+/// disappear with the child, and the child ends with this process, even if it is killed: no
+/// process, file or device is left. Only the child returns from this function.
 pub fn enter() -> anyhow::Result<()> {
     if std::env::var_os(INSIDE).is_some() {
         return Ok(());

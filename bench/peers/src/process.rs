@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
-/// Maximum time until a program listens: valgrind makes it fifty times as long, and Envoy with 10,000 clusters needs 10 s of CPU.
+/// Maximum time until a program listens: under valgrind it takes fifty times as long, and Envoy
+/// with 10,000 clusters needs 10 s of CPU.
 const START_MAX: Duration = Duration::from_secs(180);
 
 /// A program that used at most one clock tick in this time is idle.

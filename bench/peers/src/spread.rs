@@ -1,4 +1,4 @@
-//! Median, quartiles and extremes of a few measured values. It does not know what was measured.
+//! Median, quartiles and extremes of a few measured values. It does not interpret them.
 
 /// Distribution of the values of several rounds.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,4 +1,5 @@
-//! The tables of results, as Markdown: medians, spreads, and the gateway's cost relative to each proxy at the same load. No measuring here.
+//! The tables of results, as Markdown: medians, spreads, and the gateway's cost relative to each
+//! proxy at the same load. It measures nothing.
 
 use canal_bench_peers::spread::Spread;
 

@@ -32,16 +32,16 @@ const MTU: u32 = 1450;
 /// Packets before the measurement in each turn.
 const WARM: usize = 5_000;
 
-/// How many packets the measurement sends, and how often.
+/// Number and size of the packets, and number of turns.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct MeasureTime {
-    /// Packets of each way in each turn
+    /// Packets of each path in each turn
     #[arg(long, default_value_t = 200_000)]
     packets: usize,
-    /// Turns; the least of them counts, because other work on the machine only ever adds
+    /// Number of turns; the lowest result counts, because other load on the machine only adds to it
     #[arg(long, default_value_t = 7)]
     turns: usize,
-    /// Bytes of a packet's content
+    /// Payload bytes of a packet
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=1400))]
     bytes: u16,
 }
@@ -179,7 +179,8 @@ impl NetnsPair {
     }
 }
 
-/// Creates a receiver's programs, if it has any, and the socket where packets end. The socket's buffer is full and stays so.
+/// Creates a receiver's programs, if it has any, and the socket where packets end. The socket's
+/// buffer stays full, so that packets are dropped there.
 fn receiver(
     way: SocketPath,
     name: &str,

@@ -55,7 +55,7 @@ pub(crate) fn run(size: &LoadRounds, record: &FigureFile) -> anyhow::Result<()> 
         ),
     ];
     let outcome = compare(&scene, &paths, size, record);
-    // It dies with its world anyway.
+    // The world's end kills it in any case.
     let _ = balancer.kill();
     let _ = balancer.wait();
     outcome

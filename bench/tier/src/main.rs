@@ -1,6 +1,7 @@
-//! Cost of the cloud tier, measured in a world on real traffic: CPU of edge and redirector per packet and per request beside the gateway's
-//! own, latency beside a load balancer hop, sessions at the underlay with and without aggregation, CPU with and without disaggregation. It
-//! prints figures and does not assess them.
+//! Cost of the cloud tier, measured in a world on real traffic: CPU of edge and redirector per
+//! packet and per request beside the gateway's own; latency beside a load balancer hop. Sessions at
+//! the underlay with and without aggregation; CPU with and without disaggregation. It prints
+//! figures and does not assess them.
 
 #![forbid(unsafe_code)]
 
@@ -21,7 +22,8 @@ use clap::{Parser, Subcommand};
 
 use crate::record::FigureFile;
 
-/// Needs root: the world is made of network namespaces, and nothing of it is ever outside them.
+/// Needs root, because the world consists of network namespaces. No part of it is ever outside
+/// them.
 #[derive(Parser)]
 #[command(after_help = "Example: canal-bench-tier cost --rounds 5 --seconds 3")]
 struct Flags {
@@ -40,19 +42,20 @@ enum TierExperiment {
     Hop(load_rounds::LoadRounds),
     /// Sessions that are open at once, and the session tables of the servers under the replicas, with and without aggregation
     Sessions(sessions::SessionLoad),
-    /// CPU per packet that comes to a replica in an aggregated tunnel, beside one that comes bare
+    /// CPU per packet that reaches a replica in an aggregated tunnel, compared with one without a
+    /// tunnel
     Disaggregation(disaggregation::MeasureTime),
     /// Packets redirected once and twice beside those that are not, by tables that differ: CPU and latency, without and with delayed links
     Redirected(redirected::RedirectedSize),
     /// Two pods of one node through the gateway beside pod to pod: latency and CPU, without and with a delayed link
     OneNode(one_node::OneNodeSize),
-    /// How exact the relay of a delayed link of a world is, its highest rate, and its CPU per frame
+    /// Precision of the relay of a world's delayed link, its highest rate, and its CPU per frame
     Relay {
         /// Seconds of each rate
         #[arg(long, default_value_t = 3)]
         seconds: u64,
     },
-    /// Time of a look at the kernel's sockets for owned sessions
+    /// Time of a scan of the kernel's sockets for owned sessions
     Looks {
         /// Sessions; each has two sockets
         #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=500_000))]

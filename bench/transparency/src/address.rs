@@ -37,7 +37,8 @@ struct LoadPart {
     node_us: f64,
 }
 
-/// Least new connections per second, and the most that a connection may cost at the end beside the begin.
+/// Minimum rate of new connections per second, and maximum cost of a connection at the end relative
+/// to the begin.
 const RATE_MIN: f64 = 2_000.0;
 const GROWTH_MAX: f64 = 1.2;
 

@@ -62,7 +62,7 @@ fn short(number: f64) -> String {
     }
 }
 
-/// Returns the table of the bars, and whether all hold. No bar at all is no success.
+/// Returns the table of the bars, and whether all hold. An empty table counts as a failure.
 pub(crate) fn table(bars: &[Bar]) -> (String, bool) {
     let mut text = String::from("| bar | figure | must be | |\n|---|---|---|---|\n");
     for bar in bars {

@@ -1,6 +1,7 @@
-//! Cost of the direct path: CPU of both nodes' proxies per request on persistent connections, compared with a pair of HAProxy that uses
-//! mTLS, and bulk throughput compared with no mesh, all in one world and in turns. HAProxy runs in the namespaces of the pods, as the node
-//! proxy does, and in the cgroups of their nodes.
+//! Cost of the direct path: CPU of both nodes' proxies per request on persistent connections,
+//! compared with a pair of HAProxy that uses mTLS; and bulk throughput compared with no mesh. All
+//! run in one world and in turns. HAProxy runs in the namespaces of the pods, as the node proxy
+//! does, and in the cgroups of their nodes.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -33,12 +34,12 @@ pub(crate) struct DirectSize {
     bulk_bytes: u64,
 }
 
-/// The most CPU beside a pair of HAProxy, and the least bulk rate beside no mesh.
+/// Maximum CPU relative to a pair of HAProxy, and minimum bulk rate relative to no mesh.
 const CPU_MAX: f64 = 0.85;
 const BULK_MIN: f64 = 1.0 / 3.0;
 
-/// Ports on which HAProxy listens in the client's pod: for the pair that parses HTTP (HTTP/2 between the two), and for the one that does
-/// not.
+/// Ports on which HAProxy listens in the client's pod: for the pair that parses HTTP (with HTTP/2
+/// between its proxies), and for the pair that forwards bytes.
 const HTTP_PORT: u16 = 8091;
 const TCP_PORT: u16 = 8092;
 /// Ports on which it listens in the server's pod, for each pair.
@@ -50,7 +51,7 @@ struct BenchPath {
     name: &'static str,
     client: &'static str,
     url: String,
-    /// Nodes whose processes carry it.
+    /// Nodes whose processes forward it.
     nodes: [&'static str; 2],
 }
 
@@ -140,7 +141,7 @@ impl ProxyPair {
         Ok(pair)
     }
 
-    /// Ends both; errors do not matter, because they die with their world anyway.
+    /// Ends both; errors do not matter, because the world's end kills them in any case.
     fn stop(&mut self) {
         for child in &mut self.0 {
             let _ = child.kill();

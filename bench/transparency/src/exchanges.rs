@@ -1,4 +1,5 @@
-//! POSTs that meet a close and uploads that are refused unread: what the mesh loses beside other proxies, and beside no mesh.
+//! Losses of POSTs that meet a close, and of uploads that are refused unread: through the mesh,
+//! through other proxies, and without a mesh.
 
 use anyhow::{Context, ensure};
 use canal_e2e::exchanges::{BATCH, ExchangeWorld, RaceClient, least_failed};
@@ -8,7 +9,7 @@ use crate::bars::{Bar, Bound};
 /// Uploads that may fail through the mesh in addition to those that fail without it, of 100.
 const POINTS: f64 = 2.0;
 
-/// How many POSTs the measurement sends.
+/// Number of POSTs that the measurement sends.
 #[derive(clap::Args)]
 pub(crate) struct RaceSize {
     /// POSTs through each proxy, a multiple of 300
@@ -16,7 +17,7 @@ pub(crate) struct RaceSize {
     posts: u64,
 }
 
-/// How many uploads the measurement sends.
+/// Number of uploads that the measurement sends.
 #[derive(clap::Args)]
 pub(crate) struct UploadsSize {
     /// Uploads of each client with and without the mesh, a multiple of 10

@@ -18,7 +18,8 @@ use clap::{Parser, Subcommand};
 
 use crate::bars::Bar;
 
-/// Needs root: the world is made of network namespaces, and nothing of it is ever outside them.
+/// Needs root, because the world consists of network namespaces. No part of it is ever outside
+/// them.
 #[derive(Parser)]
 #[command(
     after_help = "Example: canal-bench-transparency address --parts 6 --seconds 10\nExit status: 0 all bars hold, 1 one is missed, 2 not measured"

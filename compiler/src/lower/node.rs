@@ -88,8 +88,9 @@ fn is_seen_by_nodes(attribute: &Attribute) -> bool {
     )
 }
 
-/// Returns why nodes cannot evaluate the policy. They refuse audits and dry runs too if these depend on what a node does not see, because
-/// they count what they match. They accept a broken policy: any hop can deny.
+/// Returns why nodes cannot evaluate the policy. They also refuse audits and dry runs that depend
+/// on attributes which a node cannot observe, because these count their matches. They accept a
+/// broken policy: any hop can deny.
 fn authorization_refusal(policy: &Authorization) -> Option<RefusalReason> {
     if policy.broken.is_some() {
         return None;

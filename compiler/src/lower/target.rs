@@ -1,10 +1,14 @@
-//! The interface of a place where rules run. A target names, for each rule of a service port, the reason why it cannot run it. A port goes
-//! to the first of [`TARGETS`] that refuses none of its rules (`crate::direct`). This module decides nothing about a rule; the targets do.
+//! The interface of a target: a component that can run rules, such as a node or a gateway. It
+//! states for each rule of a service port whether it can run the rule, and otherwise the reason. A
+//! port goes to the first of [`TARGETS`] that refuses none of its rules (`crate::direct`). This
+//! module decides nothing about a rule; the targets do.
 //!
-//! A further target, such as the kernel, a switch or a NIC, stands in a module beside `node`, implements [`RuleTarget`], and is a row of
-//! [`TARGETS`] before every target that it relieves. It needs a variant of [`TargetName`], and of [`RefusalReason`] for each reason of its
-//! own. `canal explain` then shows what it refuses without more code. A target refuses here what its kind cannot do. What one data plane
-//! cannot take at run time, it refuses by resource in a NACK, or reports as omitted: see `docs/how-to/add-a-southbound-kind.md`.
+//! A further target, such as the kernel, a switch or a NIC, is a module beside `node` that
+//! implements [`RuleTarget`]. It is a row of [`TARGETS`] before every target that it offloads. It
+//! needs a variant of [`TargetName`], and of [`RefusalReason`] for each reason of its own. `canal
+//! explain` then shows what it refuses without more code. A target refuses here what no data plane
+//! of its kind can do. A single data plane that cannot store a resource at run time NACKs the
+//! resource, or reports it as omitted: see `docs/how-to/add-a-southbound-kind.md`.
 
 use std::fmt;
 

@@ -87,6 +87,7 @@ impl DestinationIndex<'_> {
         let service = self.find(&key, "destination.host")?;
         let port = match (&to.port, service.ports.as_slice()) {
             (Some(port), _) => port.number.get(),
+            // As in Istio, the port may be omitted if the service has only one.
             (None, [only]) => only.port,
             (None, _) => dialled,
         };

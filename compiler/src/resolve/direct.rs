@@ -44,6 +44,7 @@ pub(crate) fn resolve(
                     format!("{shown:?} is neither true nor false; gateways stay in use"),
                     "write true or false",
                 );
+                // A misspelled annotation must not make traffic bypass the gateway.
                 DirectPreference::Refused
             }
         };

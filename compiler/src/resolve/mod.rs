@@ -100,7 +100,7 @@ pub(crate) fn resolve(
         report,
     ));
     if budget.is_exceeded() {
-        // What is left to resolve multiplies these lists, and the result is not used.
+        // The remaining stages multiply these lists, and their result is not used.
         (workloads, rules) = Default::default();
     }
     let nodes = node::resolve(tenant.as_ref(), &corpus.nodes, report);

@@ -350,6 +350,7 @@ pub(crate) fn conditions(
             (Ok(name), Ok(value)) if seen.insert(name.clone()) => {
                 good.push(ValueMatch { name, value })
             }
+            // Gateway API: of several conditions on one name, the first counts.
             (Ok(name), Ok(_)) => {
                 let problem =
                     format!("{name:?} is compared twice; only the first condition counts");

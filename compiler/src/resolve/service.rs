@@ -151,6 +151,7 @@ fn vips(
             format!("{field}[{at}]")
         };
         match addresses.claim(*address, &key) {
+            // The same address twice in one Service is harmless.
             Ok(()) if vips.contains(address) => {}
             Ok(()) => vips.push(*address),
             Err(problem) => report.error(
@@ -161,6 +162,7 @@ fn vips(
             ),
         }
     }
+    // `None` is a headless Service, which needs no address.
     let says_nothing = written
         .iter()
         .all(|cluster_ip| *cluster_ip == ClusterIp::Unset);

@@ -215,6 +215,7 @@ fn gateway_ranges(
         );
     }
     let mut good: Vec<IpNet> = Vec::new();
+    // Each range is compared with valid ranges only, so that one mistake causes one diagnostic.
     for (at, net) in written
         .iter()
         .map(IpNet::trunc)

@@ -64,6 +64,7 @@ pub(crate) fn resolve(
         let Some(throttle) = read(tenant, object, services, report) else {
             continue;
         };
+        // The objects are sorted by age, so the one already found is older.
         if let Some((older, _)) = throttles.get(&throttle.service) {
             let problem = format!("{older} limits the same already; that one is used");
             report.error(

@@ -66,6 +66,7 @@ pub(crate) fn resolve(
                 );
             } else if let Some(service) = to.services.get(&key) {
                 spoken_for.insert(key, virtual_service.document.object.key().to_string());
+                // The resources exceed their limit, so the rest is not compiled.
                 if !attach(virtual_service, service, to, report, &mut add) {
                     return rules;
                 }
@@ -284,6 +285,7 @@ fn groups(
     service: &Service,
     rule: &mut RuleContext<'_>,
 ) -> Vec<(RouteGroup, Vec<HttpMatch>)> {
+    // A rule without `match` matches every request.
     let implied = [HttpMatchRequest::default()];
     let mut conditions: &[HttpMatchRequest] = if written.matches.is_empty() {
         &implied

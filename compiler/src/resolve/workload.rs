@@ -114,6 +114,7 @@ fn workload(
     if matches!(status.phase, PodPhase::Succeeded | PodPhase::Failed) {
         return None;
     }
+    // A pod without a node is not scheduled yet.
     let node: NodeName = spec.node_name.clone()?;
     let own = pod_addresses(tenant, pod, addresses, report);
     if own.is_empty() {
@@ -145,6 +146,7 @@ fn workload(
         az: zone(pod, report)?,
         addresses: own,
         labels: metadata.labels.clone(),
+        // A pod that is being deleted gets no new connections, although it may still be ready.
         ready: is_ready && metadata.deletion_timestamp.is_none(),
         tunnel: tunnel(pod, report),
         endpoints: Vec::new(),

@@ -161,8 +161,9 @@ impl Principals {
         }
     }
 
-    /// Returns the principal that a token stands for. The time of the lookup may reveal hashes that are close, which is of no use: an
-    /// attacker would need tokens whose SHA-256 has a chosen prefix.
+    /// Returns the principal that a token stands for. The time of the lookup may reveal hashes that
+    /// are close, which does not help an attacker, who would need tokens whose SHA-256 has a chosen
+    /// prefix.
     pub fn find(&self, hash: &TokenHash) -> Option<&Principal> {
         self.entries.get(hash)
     }

@@ -240,7 +240,8 @@ pub struct StreamNames {
 }
 
 impl StreamNames {
-    /// Takes what `holder` lacks for `bytes` in total, or gives back what it no longer needs.
+    /// Changes the amount of `holder` to `bytes` in total: takes the difference, or returns the
+    /// excess.
     ///
     /// # Errors
     /// The holder has its whole share, or the limit is full.

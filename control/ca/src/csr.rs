@@ -16,7 +16,7 @@ pub const CSR_BYTES_MAX: usize = 16 << 10;
 /// Accepted sizes of RSA moduli, in bits.
 const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=4096;
 
-/// The reason that no certificate was issued. Each text includes what to send instead.
+/// The reason that no certificate was issued. Each text states what to send instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CsrError {
     /// The request has more than [`CSR_BYTES_MAX`] bytes.

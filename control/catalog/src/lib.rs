@@ -297,8 +297,9 @@ impl TenantCatalog {
         (!touches.is_empty()).then(|| self.touched(touches, generation))
     }
 
-    /// Adds the differences between this state's resources of `kind` and the list `said`. The closures return an item's name, whether an
-    /// item equals a resource, and the item as a resource.
+    /// Adds the differences between this state's resources of `kind` and the desired list `said`.
+    /// The closures return an item's name, whether an item equals a resource, and the item as a
+    /// resource.
     fn touch<T>(
         &self,
         kind: ResourceKind,
@@ -419,8 +420,8 @@ impl TenantCatalog {
         ))
     }
 
-    /// Returns what was found in one of the tenant's objects. With an error among it, the object is not in force as it is written. Sources
-    /// report this back to whoever wrote the object.
+    /// Returns the diagnostics about one of the tenant's objects. If one of them is an error, the
+    /// object is not in force as written. Sources report them back to the author of the object.
     pub fn status_of<'a>(&'a self, key: &'a ObjectKey) -> impl Iterator<Item = &'a Diagnostic> {
         self.diagnostics
             .iter()

@@ -34,7 +34,7 @@ const STOP_GRACE: Duration = Duration::from_secs(2);
 /// Maximum number of fetched key sets that wait to be taken over.
 const KEY_SETS_WAITING_MAX: usize = 64;
 
-/// The queues that lead to the catalog writer, and what it publishes.
+/// The queues to the catalog writer, and its publications.
 struct WriterChannels {
     publish: watch::Sender<Arc<Catalog>>,
     basis: watch::Sender<Arc<Basis>>,

@@ -568,14 +568,16 @@ impl CatalogWriter {
         self.tenant_amounts().map(|limit| limit.get(tenant))
     }
 
-    /// Sets the tenant's amounts back to what they were: what grew shrinks, and what a delete had freed was this tenant's a moment ago.
+    /// Restores the tenant's previous amounts. This cannot fail: it returns an increase, or takes
+    /// again what a delete of this tenant has just freed.
     fn give_back(&self, tenant: &TenantName, before: [u64; 4]) {
         for (limit, amount) in self.tenant_amounts().into_iter().zip(before) {
             let _ = limit.set(tenant, amount);
         }
     }
 
-    /// Carries out a write request, unless it conflicts with something that went live meanwhile.
+    /// Executes a write request, unless it conflicts with a change that went live after its
+    /// preparation.
     fn commit_write(
         &mut self,
         prepared: Prepared,
@@ -626,7 +628,8 @@ impl CatalogWriter {
         self.admit(after)?;
         self.bind(after, now)?;
         let generation = self.store.next_generation()?;
-        // Only the deletion of everything takes several transactions: what is gone when the disk refuses was to go anyway.
+        // Only the deletion of all objects takes several transactions. If the disk fails between
+        // them, the deleted objects stay deleted, which was the request.
         let step = if write.is_in_steps {
             self.store.edits_max()
         } else {
@@ -651,8 +654,8 @@ impl CatalogWriter {
         Ok(())
     }
 
-    /// Returns what goes live of a tenant's next state: the state itself, or the one that was live before, with the reasons, if something
-    /// stands against it.
+    /// Returns the state of a tenant that goes live: the next state, or with objections the present
+    /// live state and the objections.
     fn accept_or_retain(
         &mut self,
         name: &TenantName,
@@ -683,7 +686,8 @@ impl CatalogWriter {
             .diagnostics
             .extend(objections.into_iter().map(|objection| objection.finding));
         let before = self.catalog.tenants.get(name);
-        // After a start nothing is known of what was in force, so data planes must keep it: a share that was reduced takes nothing from them.
+        // After a start the controller does not know which state was in force, so data planes must
+        // keep theirs. A reduced share therefore removes nothing from them.
         compiled.complete &= before.is_some() || !is_excess;
         // `publish_all` adds the planner's and the controller's own resources.
         let own_resources = |b: &Arc<TenantCatalog>| {
@@ -826,7 +830,7 @@ mod tests {
     use super::*;
     use crate::config::ControllerLimits;
 
-    /// A writer without tenants, and what it is built on.
+    /// A writer without tenants, with its store and its queues.
     struct WriterFixture {
         _dir: tempfile::TempDir,
         preparer: Preparer,

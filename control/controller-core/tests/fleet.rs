@@ -422,7 +422,7 @@ async fn a_replica_gets_sessions_only_once_it_knows_the_tenant() {
         has(&rims[0].south, &[1])
     })
     .await;
-    // r2 reports and does not take what it is sent: it is joining, and no table contains it.
+    // r2 reports but does not acknowledge its resources: it is joining, and no table contains it.
     let mut r2 = FakeReplica::launch(&fixture, "r2", "b1", "az1", "250.1.0.4").await;
     for _ in 0..20 {
         r2.report().await.unwrap();
@@ -461,7 +461,7 @@ async fn a_replica_gets_sessions_only_once_it_knows_the_tenant() {
     // Number of turns for which the tables have waited.
     let mut waited = 0;
     while waited < 20 {
-        // Only r1 takes what it is sent.
+        // Only r1 acknowledges its resources.
         r1.turn().await;
         r2.report().await.unwrap();
         e1.turn().await;

@@ -424,7 +424,8 @@ async fn route_tables_are_bounded_over_all_services() {
     assert_eq!(taken(root.status().await.shares), 0);
 }
 
-/// A share that was reduced takes nothing from data planes: after a start they keep what they hold, until the tenant fits again.
+/// A reduced share removes nothing from data planes: after a start they keep their resources until
+/// the tenant fits again.
 #[tokio::test]
 async fn a_reduced_share_leaves_data_planes_what_they_hold() {
     let mut fixture = ControllerFixture::with(ControllerLimits::default(), two_tenants).await;

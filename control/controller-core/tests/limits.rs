@@ -138,7 +138,7 @@ async fn streams_of_one_tenant_leave_places_to_others() {
         ),
         ("alpha", "controller", 6, 2)
     );
-    // A share that the provider writes into the Tenant applies to what comes next.
+    // A share that the provider writes into the Tenant applies to the tenant's next change.
     fixture.write(
         "alpha/t.yaml",
         &tenant_object("alpha", 1).replace("spec: {", "spec: {shares: {controllerStreams: 1}, "),
@@ -194,7 +194,8 @@ async fn names_that_only_streams_know_are_on_their_tenants_account() {
     );
 }
 
-/// N1b: while a gateway is away, the routes that are most of what it holds are deleted. It is not refused for listing them.
+/// N1b: while a gateway is disconnected, most of its routes are deleted. Its stream is not refused
+/// for listing them.
 #[tokio::test]
 async fn a_gateway_comes_back_after_most_of_what_it_holds_was_deleted() {
     let limits = ControllerLimits {

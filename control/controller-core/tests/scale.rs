@@ -61,7 +61,7 @@ impl FakeTierMember {
             client,
         }
     }
-    /// Takes what comes, and reports. Returns false if the controller has ended.
+    /// Receives responses, and reports. Returns false if the controller has ended.
     async fn report(&mut self) -> bool {
         self.south.drain(Duration::from_millis(20)).await;
         let n: u8 = self.token[1..].parse().unwrap();

@@ -6,7 +6,7 @@ use crate::fixture::{ControllerFixture, ManualSubscriber, write_principals};
 use canal_controller_core::ControllerLimits;
 use tonic::{Code, Status};
 
-/// The tokens of each tenant's operator and node. The last tenant is the one that comes late.
+/// The tokens of each tenant's operator and node. The last tenant is added later.
 const TOKENS: [(&str, &str); 11] = [
     ("o0", "n0"),
     ("o1", "n1"),

@@ -487,6 +487,16 @@ async fn end_without_certificates_of_the_old_root(
     );
 }
 
+/// Checks that a restart does not undo the announcement of a new root.
+async fn restart_while_announced(fixture: &mut ControllerFixture, ca: CaCli) -> CaCli {
+    drop(ca);
+    fixture.stop().await;
+    fixture.start().await;
+    let mut ca = CaCli::of(fixture).await;
+    assert_eq!(ca.status().await.phase, "announced");
+    ca
+}
+
 #[tokio::test]
 async fn a_root_is_replaced_once_all_know_the_new_one_and_goes_once_nothing_of_it_is_in_use() {
     let mut fixture = two_tenants("").await;
@@ -521,6 +531,7 @@ async fn a_root_is_replaced_once_all_know_the_new_one_and_goes_once_nothing_of_i
         both.roots[0], first.roots[0],
         "the old one signs, and stands first"
     );
+    // Time for several checks of the rotation: each must find that n2 has acknowledged nothing.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     let waits = ca.status().await;
     assert_eq!(
@@ -540,12 +551,7 @@ async fn a_root_is_replaced_once_all_know_the_new_one_and_goes_once_nothing_of_i
         &both.roots.concat(),
         "the last element holds all roots"
     );
-    // A restart does not undo the announcement.
-    drop(ca);
-    fixture.stop().await;
-    fixture.start().await;
-    let mut ca = CaCli::of(&fixture).await;
-    assert_eq!(ca.status().await.phase, "announced");
+    let mut ca = restart_while_announced(&mut fixture, ca).await;
     let mut n1 = fixture.subscribe("n1").await;
     n1.settle().await;
     let mut n2 = fixture.subscribe("n2").await;

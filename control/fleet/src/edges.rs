@@ -1,6 +1,7 @@
-//! The edges of the AZs: which exist, what they report together, and which tables all of them have. The edges of an AZ share one tunnel
-//! end, and any packet may pass through any of them. What holds for an AZ is therefore what holds for all its edges that report. Pure.
-//! Start at [`Edges`].
+//! The edges of the AZs: which exist, what they report together, and which tables all of them have.
+//! The edges of an AZ share one tunnel end, and any packet may pass through any of them. A property
+//! of an AZ therefore holds only if it holds for all its edges that report. Pure. Start at
+//! [`Edges`].
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;

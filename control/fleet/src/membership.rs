@@ -36,9 +36,11 @@ pub struct SilenceTimeouts {
     /// A replica is gone when it is silent for this long while edges of its AZ report and none sees it up. An edge is forgotten after the
     /// same time if another edge of its AZ is alive.
     pub gone: Duration,
-    /// After a start the last plan stands for this long, whichever members have not reported yet.
+    /// After a start the last plan stays in force for this long, regardless of members that have
+    /// not reported yet.
     pub grace: Duration,
-    /// A replica that does not acknowledge within this time what was published of a tenant gets no new sessions.
+    /// A replica that does not acknowledge a tenant's resources within this time after their
+    /// publication gets no new sessions.
     pub lag: Duration,
 }
 
@@ -330,7 +332,8 @@ impl Membership {
     /// of the edges returned.
     ///
     /// # Errors
-    /// The address or the AZ's number conflicts with another member, the tunnel end is not that of the AZ, or the AZ has too many edges.
+    /// The address or the AZ's number conflicts with another member; the tunnel end is not that of
+    /// the AZ; or the AZ has too many edges.
     pub(crate) fn check_edge(
         &self,
         name: &EdgeName,
@@ -543,7 +546,8 @@ impl Membership {
         self.started = now;
     }
 
-    /// True while no member at all reports: then the controller is cut off, and what is in force stands.
+    /// True while no member at all reports. Then the controller is cut off, and the published state
+    /// stays unchanged.
     pub(crate) fn is_cut_off(&self, now: Instant) -> bool {
         let recent = |at: Option<Instant>| {
             at.is_some_and(|at| now.duration_since(at) < self.times.edge_silent)
@@ -607,7 +611,7 @@ impl Membership {
                 .is_some_and(|(at, _)| *at <= member.whole_of(tenant))
     }
 
-    // ---- what was published ----
+    // ---- publications ----
 
     /// Records what a generation published: replicas, tenants by backend, and the newest plan whose tables are all in it.
     pub(crate) fn published(

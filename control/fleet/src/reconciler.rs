@@ -162,7 +162,7 @@ impl FleetReconciler {
         }
     }
 
-    /// Applies the timeouts, and logs and stores what follows from them.
+    /// Applies the timeouts, and logs and stores their effects.
     async fn observe(&self) -> SilenceCheck {
         let seen = self.shared.fleet.roster().observe(Instant::now());
         for az in &seen.closed {
@@ -232,7 +232,8 @@ impl FleetReconciler {
             (Some(ships), Some(ownership)) => {
                 self.plan(parent, ships, demands.clone(), ownership).await
             }
-            // Without reports, what is published stays; after a start, the stored plan is published.
+            // Without reports, the published state stays; after a start, the stored plan is
+            // published.
             _ if self.last_tier.is_some() => return true,
             _ => Some(parent),
         };

@@ -61,7 +61,7 @@ pub(crate) struct EdgeReport {
     pub(crate) paths: Vec<SessionPath>,
 }
 
-/// Reason why a report is refused. Each text states what would have to hold.
+/// Reason why a report is refused. Each text states the condition that the report violates.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReportError {
     #[error("{0} is no gateway replica; report with a gateway's token")]

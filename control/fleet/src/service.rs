@@ -35,7 +35,7 @@ pub struct FleetService {
     pub fleet: Arc<FleetHandle>,
     pub catalog: watch::Receiver<Arc<Catalog>>,
     pub principals: watch::Receiver<Arc<Principals>>,
-    /// Tells what a data plane has acknowledged, and keeps its report on its limits.
+    /// Registry of the data planes' acknowledged generations and of their reports on limits.
     pub subscribers: Arc<Subscribers>,
     pub store: Arc<Store>,
     pub metrics: Arc<ControllerMetrics>,

@@ -7,7 +7,7 @@ use canal_model::ids::TenantName;
 use canal_model::program::{OutboundTrafficPolicy, Resource, ResourceKind};
 use canal_wire::api;
 
-/// Returns an object as written, with where it comes from and what was found in it.
+/// Returns an object as written, with its origin and its diagnostics.
 pub(crate) fn object(l: &CatalogObject, view: &TenantCatalog) -> api::Object {
     let key = l.document.object.key();
     api::Object {

@@ -293,7 +293,8 @@ fn check_placement(
             false,
         ),
     ] {
-        // Missing backends are acceptable only if the AZs have no more and a note declares it.
+        // Missing backends are acceptable only if the AZs have no more and the plan lists an unmet
+        // constraint for them.
         if given < wanted.min(has) || given < wanted && !noted {
             findings.push(if at_home {
                 Finding::FewAtHome {
@@ -552,7 +553,7 @@ impl TableCheck<'_> {
     }
 }
 
-/// The inputs of [`step()`]: two plans and what they were made from.
+/// The inputs of [`step()`]: two plans and the inputs of the planner for them.
 #[derive(Clone, Copy)]
 pub struct PlanTransition<'a> {
     pub fleet: &'a Fleet,

@@ -457,8 +457,9 @@ impl Prompt {
         let most = 3 * self.demands.services.len() / all;
         (0..sizes.len()).any(|az| sizes[az] > 0 && 2 * most > of_backend(az))
     }
-    /// Returns the least weight that must move until each backend is within a tenth of its AZ's mean (or the lightest service) and each AZ
-    /// within a tenth of its share, and whether any is outside now by more than the heaviest service.
+    /// Returns the least weight that must move until each backend is within a tenth of its AZ's
+    /// mean (or the lightest service), and each AZ within a tenth of its share. Also returns
+    /// whether any of them is outside now by more than the heaviest service.
     fn imbalance(&self) -> (u64, bool) {
         let loads = self.loads();
         let mut by_az: BTreeMap<&AzName, Vec<u64>> = BTreeMap::new();

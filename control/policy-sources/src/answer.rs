@@ -94,8 +94,9 @@ fn unified(key: &ObjectKey, old: &str, new: &str) -> String {
         .to_string()
 }
 
-/// Cuts diagnostics that are too long for an answer, and says how many are left out. Errors come first then, so that the last one says what the
-/// others would.
+/// Truncates diagnostics that are too long for a response, with a last one that states how many are
+/// left out. Errors are then sorted first, so that the last one gets the highest severity among
+/// those left out.
 pub(crate) fn within_answer(mut diagnostics: Vec<Diagnostic>) -> Vec<Diagnostic> {
     let bytes = |d: &Diagnostic| ENTRY_BYTES + d.field.len() + d.problem.len() + d.fix.len();
     if diagnostics.iter().map(bytes).sum::<usize>() <= DIAGNOSTICS_BYTES_MAX {

@@ -237,7 +237,8 @@ impl PendingChanges {
         });
     }
 
-    /// Retries what is not in force: what the store refused, and what conflicted with other tenants. `except` has just been tried.
+    /// Retries the changes that are not in force: those that the store refused, and those that
+    /// conflicted with other tenants. `except` has just been tried.
     pub fn try_again(self: &Arc<Self>, except: Option<&TenantName>) {
         let unsettled = self.basis.borrow().unsettled.clone();
         for name in unsettled.into_iter().filter(|name| Some(name) != except) {
@@ -287,8 +288,9 @@ impl PendingChanges {
     }
 }
 
-/// Adds a state of a source to the waiting ones. Returns true if there were too many and the oldest was dropped. That loses nothing: what is
-/// read replaces all that was read before, and a removed folder is recorded once, beside its last content.
+/// Adds a state of a source to the waiting ones. Returns true if there were too many and the oldest
+/// was dropped. That loses nothing: each scan replaces all earlier ones, and a removed folder is
+/// recorded once, beside its last content.
 fn put(waiting: &mut VecDeque<SourceState>, state: SourceState) -> bool {
     if matches!(
         (waiting.back(), &state),

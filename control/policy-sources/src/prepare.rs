@@ -334,7 +334,8 @@ impl Preparer {
         mut after: TenantSources,
     ) -> Prepared {
         if let Err(excess) = self.limits.configuration.check(&after.name, after.bytes()) {
-            // What is read cannot be refused like a request, so its earlier content stays.
+            // A source that is read cannot be refused like a request, so its earlier content stays
+            // in force.
             after.refuse_growth(before.as_deref(), &excess);
         }
         let keys: Vec<ServiceKey> = after.service_keys().into_iter().collect();

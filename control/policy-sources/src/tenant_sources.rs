@@ -225,8 +225,8 @@ impl TenantSources {
         service_keys(&self.name, &documents)
     }
 
-    /// Compiles all sources of the tenant, and stops as soon as the resources exceed `max`. Also returns what the resources take; beyond
-    /// `max` it is what they took when the work stopped.
+    /// Compiles all sources of the tenant, and stops as soon as the resources exceed `max`. Also
+    /// returns the size of the resources; beyond `max` it is their size when the work stopped.
     pub fn compile(
         &self,
         service_ids: &BTreeMap<ServiceKey, ServiceId>,

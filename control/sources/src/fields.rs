@@ -447,7 +447,7 @@ pub(crate) fn classify_field(
     }
 }
 
-/// Returns true for an empty list, which charts write for what is not wanted.
+/// Returns true for an empty list, which Helm charts write for an unused feature.
 fn asks_nothing(node: &YamlNode) -> bool {
     matches!(&node.value, YamlValue::List(items) if items.is_empty())
 }

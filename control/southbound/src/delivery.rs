@@ -1,5 +1,6 @@
-//! How far one data plane is with what it was sent. The value is a snapshot; `subscribers` makes it, and the fleet decides by it when a
-//! bucket's head may move.
+//! Progress of one data plane: the generations that it was sent and that it acknowledged. The value
+//! is a snapshot, which `subscribers` makes. The fleet uses it to decide when a bucket's head may
+//! move.
 
 use std::collections::BTreeMap;
 
@@ -18,8 +19,10 @@ pub struct DeliveryProgress {
 }
 
 impl DeliveryProgress {
-    /// Returns the generation of which a data plane that reports `reported` serves everything. It may have acknowledged what it does not
-    /// serve yet. It receives nothing of generations out of its scope, so what it reports is no newer than what it was sent.
+    /// Returns the generation of which a data plane that reports `reported` serves everything. A
+    /// data plane may have acknowledged resources that it does not serve yet. It receives nothing
+    /// of generations outside its scope, so the reported generation is at most the last one that it
+    /// was sent.
     pub fn served(&self, reported: Generation) -> Generation {
         match reported {
             Generation(0) => reported,

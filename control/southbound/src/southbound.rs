@@ -195,7 +195,7 @@ impl StreamTask {
         Some(response)
     }
 
-    /// Applies a message of the subscriber, and counts what it was.
+    /// Applies a message of the subscriber, and counts it by its kind.
     fn hear(&mut self, request: DeltaDiscoveryRequest, catalog: &Catalog) -> Result<(), Status> {
         if let Some(node) = request.node.as_ref().filter(|_| !self.node_info_received) {
             self.node_info_received = true;

@@ -449,6 +449,7 @@ impl SubscriberStream {
         match (offered, held) {
             (Some(entry), held) => {
                 self.wanted = self.wanted.max(entry.changed);
+                // The subscriber holds this version, so a refusal of an earlier one is over.
                 if held == Some(entry.version) && !asked {
                     self.forget_refusal(&key);
                     return None;
@@ -462,8 +463,11 @@ impl SubscriberStream {
                     return None;
                 }
                 self.wanted = self.wanted.max(generation);
+                // A removal that the subscriber refused is repeated only if it names the resource
+                // again.
                 (refused != Some(None) || asked).then_some(Item::Remove(key))
             }
+            // Delta xDS answers a subscription to a missing name with a removal.
             (None, None) => {
                 self.forget_refusal(&key);
                 asked.then_some(Item::Remove(key))

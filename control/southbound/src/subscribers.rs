@@ -27,7 +27,8 @@ pub const STREAMS_PER_PRINCIPAL_MAX: usize = 3;
 /// stream, so that three of them hold no more. The oldest gives way.
 pub const PRINCIPAL_NAME_BYTES_MAX: usize = STREAM_NAME_BYTES_MAX;
 
-/// A refusal that stands for longer is an alarm: the refused resource is not in force there, and its tenant may be closed.
+/// A refusal that lasts longer is an alarm: the refused resource is not in force there, and its
+/// tenant may be closed.
 pub(crate) const STANDING_AFTER: Duration = Duration::from_secs(60);
 /// Maximum number of refused resources that one line of `canal status` names.
 const REFUSED_NAMED_MAX: usize = 4;

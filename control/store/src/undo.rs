@@ -1,5 +1,6 @@
-//! A failed commit that may nevertheless have reached the disk: its rows as they were before, so that it can be undone when the file can be
-//! read again, by this process or the next one. It does not decide whether the commit landed; `database` does.
+//! A failed commit that may nevertheless have reached the disk: its rows as they were before. It is
+//! undone when the file can be read again, by this process or the next one. It does not decide
+//! whether the commit landed; `database` does.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};

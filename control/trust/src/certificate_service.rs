@@ -32,7 +32,8 @@ const IMPERSONATED: &str = "ImpersonatedIdentity";
 /// Metadata field with the service whose host names the certificate contains besides the gateway's identity.
 const SERVICE: &str = "Service";
 
-/// Reason why a principal may not have the requested identity. Each text states what would have to hold.
+/// Reason why a principal may not have the requested identity. Each text states the condition that
+/// the request violates.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum IdentityDenied {
     #[error(

@@ -13,7 +13,7 @@ pub enum ProbeResult {
     /// The replica answers but is neither ready nor draining: its process lacks something. This neither takes a replica down nor brings it
     /// up again.
     Unready,
-    /// The replica does not answer, refuses, or reports that its data path stands still.
+    /// The replica does not answer, refuses, or reports that its data path is stuck.
     Nothing,
     /// The prober itself was late, so the probe has no result.
     Void,

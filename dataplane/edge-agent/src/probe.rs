@@ -30,7 +30,8 @@ pub enum ProbeOutcome {
     Ready,
     /// The answer is 503 and its body begins with `draining`.
     Draining,
-    /// The answer is 503 and its body begins with `worker_stuck`: the process answers, but a part of its data path stands still.
+    /// The answer is 503 and its body begins with `worker_stuck`: the process answers, but a part
+    /// of its data path is stuck.
     Stuck,
     /// The replica gave any other answer.
     Unready,

@@ -1,7 +1,8 @@
-//! The filters that a route asks for, resolved when the snapshot is built.
+//! The filters of a route, resolved when the snapshot is built.
 //!
-//! A chain only names the filters, so that a request on a route that asks for none costs one comparison. `ClientTraffic::filter` runs
-//! them, after *route* and before *balance*. Start with [`FilterChain`].
+//! A chain only names the filters, so that a route without filters costs a request one comparison.
+//! `ClientTraffic::filter` runs them, after *route* and before *balance*. Start with
+//! [`FilterChain`].
 
 use super::DestinationPolicy;
 
@@ -13,7 +14,7 @@ impl FilterChain {
     /// Buffers the beginning of the body, because an external authorizer may read it.
     const BUFFER_BODY: Self = Self(1);
 
-    /// Returns the filters that policies ask for.
+    /// Returns the filters that policies require.
     pub fn of_policies<'a>(policies: impl IntoIterator<Item = &'a DestinationPolicy>) -> Self {
         let asks_authorizer = policies
             .into_iter()
@@ -30,13 +31,13 @@ impl FilterChain {
         Self(self.0 | other.0)
     }
 
-    /// True if the route asks for no filter.
+    /// True if the route has no filter.
     #[inline]
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// True if the route asks for the beginning of the body to be buffered.
+    /// True if a filter of the route requires the beginning of the body to be buffered.
     pub fn buffers_body(self) -> bool {
         self.0 & Self::BUFFER_BODY.0 != 0
     }

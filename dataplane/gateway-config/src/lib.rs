@@ -1,5 +1,6 @@
-//! Configuration of the gateway: the immutable view with which one request is served (tenants, services, workloads, endpoint sets, routes,
-//! policies with their token rules), and the changes of a request that its rules can ask for.
+//! Configuration of the gateway: the immutable view with which one request is served, and the
+//! mutations of a request that its rules can require. The view has tenants, services, workloads,
+//! endpoint sets, routes, and policies with their token rules.
 //!
 //! A snapshot only offers lookups. [`SnapshotBuilder`] creates the next one from the last one and a change; [`TenantBuilds`] decides which
 //! change is next, so that no tenant waits for another's tables; [`SnapshotPublisher`] passes snapshots to the workers. Nothing here opens a connection or reads a clock. Start with [`Snapshot`].
@@ -234,7 +235,7 @@ pub struct PortView {
     pub routed: bool,
     /// True if routes match more of the path than `/`; then the path is normalized before routing.
     pub routed_by_path: bool,
-    /// Filters that the service's own policies ask for, wherever its requests are routed.
+    /// Filters that the service's own policies require, regardless of the routes of its requests.
     pub filters: FilterChain,
     /// Termination of TLS from clients without a node proxy, if configured.
     pub termination: Option<Arc<TerminationView>>,
@@ -276,7 +277,7 @@ pub struct EndpointSet {
     pub policy_paths: PolicyPaths,
     /// True if the service and its port exist.
     pub known: bool,
-    /// Filters that the endpoints' policies ask for.
+    /// Filters that the endpoints' policies require.
     pub filters: FilterChain,
     pub endpoints: Box<[Endpoint]>,
 }

@@ -79,8 +79,8 @@ impl CompiledRoutes {
         self.faults
     }
 
-    /// Returns the cost of the compilation in bytes: the memory of the result, and for each broken match that of the largest regex, because
-    /// such a match may have been compiled before it was rejected.
+    /// Returns the cost of the compilation in bytes: the memory of the result, and for each broken
+    /// match that of the largest regex. Such a match may have been compiled before it was rejected.
     pub(super) fn cost_bytes(&self) -> usize {
         self.router.memory_bytes() + self.faults * RouterLimits::DEFAULT.regex_bytes_max
     }

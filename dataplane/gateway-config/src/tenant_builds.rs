@@ -1,5 +1,6 @@
-//! Applies changes tenant by tenant: a change whose tables are quickly built is in the next snapshot, and one that takes longer waits and
-//! is built in steps, while the changes of other tenants go on. It has no thread and no clock of its own.
+//! Applies changes tenant by tenant: a change whose tables are quickly built is in the next
+//! snapshot. One that takes longer waits and is built in steps, while the changes of other tenants
+//! continue. It has no thread and no clock of its own.
 //!
 //! A tenant's changes of its traffic stay in order: as long as one of them waits, so do all later ones, and the tenant is routed as before
 //! the first. Each is published whole. Security resources of a tenant that is served never wait; a tenant that is not served yet appears
@@ -164,9 +165,10 @@ impl TenantBuilds {
         self.closed = closed;
     }
 
-    /// Applies a change and returns the next snapshot. It has the change of every tenant of which nothing waits and whose tables need no
-    /// compilation or fit into `bytes_max`, those with the fewest regexes first, and security resources of all tenants that are served.
-    /// Everything else waits for [`TenantBuilds::next_step`].
+    /// Applies a change and returns the next snapshot. It contains the change of every tenant
+    /// without waiting changes whose tables need no compilation or fit into `bytes_max`, the
+    /// tenants with the fewest regexes first. It also contains security resources of all tenants
+    /// that are served. Everything else waits for [`TenantBuilds::next_step`].
     pub fn apply(
         &mut self,
         upserts: &[Arc<Resource>],
@@ -301,8 +303,8 @@ impl TenantBuilds {
         Some(snapshot)
     }
 
-    /// Gives up what waits of a tenant because [`TenantBuilds::finish`] panicked. It closes the tenant, because changes that the gateway
-    /// acknowledged may not be in force.
+    /// Discards a tenant's waiting changes because [`TenantBuilds::finish`] panicked. It closes the
+    /// tenant, because changes that the gateway acknowledged may not be in force.
     pub fn fail(&mut self, tenant: &TenantName) -> Arc<Snapshot> {
         self.turns.end(tenant);
         self.waiting.remove(tenant);
@@ -414,8 +416,9 @@ impl TenantBuilds {
     }
 }
 
-/// Splits a change into what is applied at once and the parts of the tenants. The provider's resources are applied at once, and so are
-/// Gateways: their addresses may have been another tenant's, and lead nowhere without the tenant.
+/// Splits a change into the part that is applied at once and the parts of the tenants. The
+/// provider's resources are applied at once. So are Gateways: their addresses may have been another
+/// tenant's, and an address leads nowhere without its tenant.
 fn split(
     upserts: &[Arc<Resource>],
     removals: &[(ResourceKind, String)],

@@ -58,9 +58,9 @@ impl BuildTurns {
 
     /// Returns the tenant whose build is to take the next step.
     ///
-    /// A build that has not begun may overtake one that has only if it takes at most half of the steps that the other still needs. The
-    /// unfinished builds that were overtaken are then at least twice as long as the next one, so together they hold no more memory than
-    /// twice the longest.
+    /// A new build may overtake a started one only if it takes at most half of the steps that the
+    /// started one still needs. The unfinished builds that were overtaken are then at least twice
+    /// as long as the next one, so together they hold no more memory than twice the longest.
     pub(crate) fn next(&self) -> Option<&TenantName> {
         let shortest_rest = self
             .turns

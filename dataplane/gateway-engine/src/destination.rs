@@ -1,4 +1,5 @@
-//! Resolves the destination that a client dialled: whether its connection permits it, and what it is in one snapshot.
+//! Resolves the destination that a client dialled: checks that its connection permits it, and looks
+//! it up in one snapshot.
 //!
 //! All lookups are inside one tenant. It evaluates no routes and selects no endpoint. Start with [`DialScope::decide`], then
 //! [`ResolvedDestination::find`].
@@ -234,7 +235,7 @@ impl ResolvedDestination {
         }
     }
 
-    /// Returns the filters that the destination's own policies ask for.
+    /// Returns the filters that the destination's own policies require.
     pub(crate) fn filters(&self) -> FilterChain {
         match self {
             Self::Service { service, port } => service.ports[*port].filters,

@@ -141,9 +141,11 @@ pub(crate) trait FullRequest: RoutableRequest {
     fn each_header(&self, visit: &mut dyn FnMut(&[u8], &[u8]));
 }
 
-/// True for headers that only proxies set: Envoy's internal headers, the client certificate that a proxy verified, and the source behind a
-/// tunnel. A client's own values of them never reach an application. CGI and its descendants (WSGI, PHP) read `_` and `-` in a name as the
-/// same, so the same names with `_` are such headers too, and so are those of headers that the gateway sets itself.
+/// True for headers that only proxies set: Envoy's internal headers, the client certificate that a
+/// proxy verified, and the source behind a tunnel. A client's own values of them never reach an
+/// application. CGI and its descendants (WSGI, PHP) treat `_` and `-` in a name as the same. So the
+/// same names with `_` are such headers too, and so are the names with `_` of headers that the
+/// gateway sets itself.
 pub(crate) fn is_hop_word(name: &[u8]) -> bool {
     const PREFIX: &[u8] = b"x-envoy-";
     match name.first() {

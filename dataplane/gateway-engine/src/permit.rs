@@ -154,8 +154,9 @@ impl ConnectionPermit {
         self.offer();
     }
 
-    /// Counts the connection by another limit than that of unauthenticated ones, which something outside the engine has. It still may have
-    /// to give way as an idle connection.
+    /// Releases the permit of an unauthenticated connection, because a component outside the engine
+    /// counts the connection by a limit of its own. It still may have to give way as an idle
+    /// connection.
     pub(crate) fn hand_over(&self) {
         self.unauthenticated.borrow_mut().take();
         self.offer();
@@ -238,9 +239,10 @@ impl ConnectionPermit {
         .await
     }
 
-    /// Ready once a connection that must give way has run once more and is still unauthenticated. After a pause of the worker many
-    /// connections wait at once, and data from their clients is known only after the reactor has polled the kernel. Such a connection is
-    /// late because of the gateway, not because of its client.
+    /// Ready once a connection that must give way has run once more and is still unauthenticated.
+    /// After a pause of the worker many connections wait at once, and data from their clients is
+    /// known only after the reactor has polled the kernel. The gateway, not the client, has delayed
+    /// such a connection.
     fn poll_last_turn(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut last_turn = self.last_turn.borrow_mut();
         if !self

@@ -37,7 +37,7 @@ pub(crate) trait ClientTraffic {
     /// A limit is reached, or no usable route or service exists.
     fn route(&mut self) -> Result<RoutedRequest, ProxyError>;
 
-    /// Runs the filters that the route asks for. Not called for a route that asks for none.
+    /// Runs the filters of the route. Not called for a route without filters.
     ///
     /// # Errors
     /// A filter refuses the request.
@@ -200,7 +200,7 @@ pub(crate) async fn serve<T: ClientTraffic>(mut traffic: T) -> T::End {
     let phases = async {
         traffic.decode()?;
         let routed = &*admitted.insert(traffic.route()?);
-        // Nearly no route asks for a filter.
+        // Nearly no route has a filter.
         if !routed.filters.is_empty() {
             traffic.filter(routed).await?;
         }

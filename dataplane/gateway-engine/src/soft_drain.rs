@@ -62,8 +62,8 @@ impl SoftDrain {
     }
 }
 
-/// Calls `turn` with the wanted state at each change, and at each interval while it is wanted, until `turn` returns false because the
-/// worker is gone.
+/// Calls `turn` with the desired state at each change, and at each interval while a drain is
+/// desired. Ends when `turn` returns false because the worker is gone.
 pub(crate) async fn run(mut wanted: watch::Receiver<bool>, turn: impl Fn(bool) -> bool) {
     loop {
         let ask = *wanted.borrow_and_update();

@@ -14,8 +14,9 @@ use canal_runtime::metrics::{MetricFamily, Registry, SharedGauge};
 
 use crate::worker::EngineShared;
 
-/// Bytes of tables that the first state may compile before the engine returns from it. It is more than a change may, because a replica
-/// should be ready with the tables of nearly all tenants, and not so much that one tenant delays readiness for long.
+/// Bytes of tables that the first state may compile before the engine returns from it. It is more
+/// than for a change, because a replica should be ready with the tables of nearly all tenants. It
+/// is bounded so that one tenant cannot delay readiness for long.
 const FIRST_BYTES_MAX: usize = 32 << 20;
 
 struct BuildGauges {
@@ -108,7 +109,7 @@ impl TableBuilds {
         self.lock().builds.close_tenants(closed);
     }
 
-    /// Applies a change. What is not built at once is built by the thread.
+    /// Applies a change. Tables that are not built at once are built by the thread.
     pub(crate) fn apply(
         &self,
         upserts: &[Arc<Resource>],

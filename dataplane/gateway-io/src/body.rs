@@ -250,8 +250,9 @@ impl BodyPump {
         }
     }
 
-    /// Looks after a source that is not read because the sink has accepted nothing for a while: takes its bytes off a connection that it shares
-    /// with others, and charges them. Ready when the tenant holds more than it may and this body is the one that ends.
+    /// Polls a source that is not read because the sink has accepted nothing for a while. It takes
+    /// the source's bytes off a connection that is shared with other streams, and charges them.
+    /// Ready when the tenant exceeds its share and this body must be reset.
     pub fn poll_stalled(&mut self, cx: &mut Context<'_>, source: &mut BodySource<'_>) -> Poll<()> {
         let (recv, account) = match source {
             BodySource::Http1 { io, .. } => {

@@ -125,6 +125,7 @@ impl ChunkLine {
                 | ChunkLineState::BeforeValue,
                 _,
             ) if is_ows(b) => self.place,
+            // Only `;` may follow the size, so another byte is a fault of the size.
             (ChunkLineState::BeforeSemicolon, _) => return Err(MessageRefusal::BadChunkSize),
             (ChunkLineState::BeforeName | ChunkLineState::Name, _) if is_token_byte(b) => {
                 ChunkLineState::Name

@@ -68,8 +68,10 @@ const STEERING: u64 = FieldName::Host.bit()
     | FieldName::Upgrade.bit()
     | FieldName::Expect.bit();
 
-/// How to treat faulty fields that leave no doubt about the message: a Content-Length that is given more than once, equal each time (RFC 9110
-/// §8.6 leaves the choice to the recipient), and what is no token in Connection and Upgrade, which are not forwarded as they are.
+/// Treatment of faulty fields that leave no doubt about the message. One is a repeated
+/// Content-Length with equal values (RFC 9110 §8.6 leaves the choice to the recipient). The other
+/// is an element of Connection or Upgrade that is not a token; these fields are not forwarded as
+/// they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HarmlessFaults {
     /// The message is refused.
@@ -84,6 +86,7 @@ pub(crate) fn decide_facts(
     faults: HarmlessFaults,
 ) -> Result<FramingFields, MessageRefusal> {
     let mut facts = FramingFields::default();
+    // Most heads have none of these fields, which this one test shows.
     if fields.table.present & STEERING == 0 {
         return Ok(facts);
     }
@@ -110,6 +113,8 @@ pub(crate) fn decide_facts(
             FieldName::Upgrade => {
                 if !elements(value).all(is_protocol) || trim(value).is_empty() {
                     if faults == HarmlessFaults::Tolerated {
+                        // The field is ignored instead, because Upgrade is never forwarded as it
+                        // is.
                         continue;
                     }
                     return Err(MessageRefusal::BadUpgrade);

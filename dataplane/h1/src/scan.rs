@@ -88,6 +88,7 @@ pub(crate) fn scan_request(
     let mut parsed = httparse::Request::new(&mut []);
     let outcome =
         parsed.parse_with_uninit_headers(window, &mut slots[..limits.headers_max.min(HEADERS_CAP)]);
+    // The head is incomplete or malformed: the exact parser decides which.
     let Ok(Status::Complete(len)) = outcome else {
         return refuse(diagnose::of_request(window, limits), window, bytes_max);
     };
@@ -137,6 +138,7 @@ pub(crate) fn scan_response(
     let config = httparse::ParserConfig::default();
     let slots = &mut slots[..limits.headers_max.min(HEADERS_CAP)];
     let outcome = config.parse_response_with_uninit_headers(&mut parsed, window, slots);
+    // The head is incomplete or malformed: the exact parser decides which.
     let Ok(Status::Complete(len)) = outcome else {
         return refuse(diagnose::of_response(window, limits), window, bytes_max);
     };

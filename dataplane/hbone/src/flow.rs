@@ -122,8 +122,9 @@ struct HeldPermit {
     revoked: Pin<Box<dyn Future<Output = ()>>>,
 }
 
-/// The bytes that one stream holds for a reader that accepts none. They were taken off HTTP/2, so that small frames are merged, and their
-/// window was not returned, so that there is never more than a window of them.
+/// The bytes that one stream holds for a reader that accepts none. They were taken off HTTP/2, so
+/// that small frames are merged. Their window was not returned, so that there is never more than a
+/// window of them.
 pub struct StalledBytes {
     account: Rc<FlowAccount>,
     bytes: BytesMut,

@@ -38,9 +38,10 @@ pub use windows::{CONNECTION_WINDOW, WindowGrowth};
 pub const KEEPALIVE_INTERVAL: (Duration, Duration) =
     (Duration::from_secs(10), Duration::from_secs(20));
 
-/// Budget of small unread DATA frames per connection, in bytes of bookkeeping as h2 estimates it: 256 less its length for each frame. When
-/// applications stop reading while their peers write pieces of some 50 bytes, which is no attack, a smaller budget would end the connection of
-/// all of them. This budget fits the first windows of as many streams as a connection has. The stream of a reader
+/// Budget of small unread DATA frames per connection, in bytes of bookkeeping as h2 estimates it:
+/// 256 less its length for each frame. Peers that write pieces of about 50 bytes to applications
+/// that stop reading are no attack. A smaller budget would end the connection of all of them. This
+/// budget fits the first windows of as many streams as a connection has. The stream of a reader
 /// that stalls merges its frames, which uses none of the budget.
 pub const DATA_FRAME_BUDGET: usize =
     5 * (canal_wire::hbone::SERVER_STREAMS_MAX * canal_wire::hbone::STREAM_WINDOW) as usize;

@@ -832,8 +832,8 @@ impl PeerConnections {
         self.connections.borrow().iter().map(|c| c.streams()).sum()
     }
 
-    /// Returns how many connections so many streams justify next to those that are up. It is 0 while a handshake is pending or after a
-    /// recent failure.
+    /// Returns how many connections to open for this number of streams, in addition to those that
+    /// are up. It is 0 while a handshake is pending or after a recent failure.
     fn growth(&self, streams: u32, spread: &SpreadConfig, now: Instant) -> usize {
         if self.pending.borrow().is_some() || self.grows_from.get().is_some_and(|from| now < from) {
             return 0;

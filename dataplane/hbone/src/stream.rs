@@ -240,7 +240,7 @@ impl HboneStream {
             // This fails only on a stream that is gone, whose window is not needed.
             let _ = self.recv.flow_control().release_capacity(owed);
         }
-        // The caller consumes again. What it had been handed is no longer held.
+        // The caller consumes again, so the bytes that it received no longer count as buffered.
         if self
             .stalled
             .as_ref()

@@ -29,8 +29,9 @@ fn decide_first(pressure: BufferPressure) -> u32 {
     }
 }
 
-/// Decides the next stream window of a connection that was used enough for a larger one: `now` is the present one, `max` the largest, and
-/// `has_stalled` says that a stream of it is not read. All streams of a connection have one window, so the stalled one would hold more too.
+/// Decides the next stream window of a connection that was used enough for a larger one: `now` is
+/// the present one, `max` the largest, and `has_stalled` is true if one of its streams is not read.
+/// All streams of a connection have the same window size, so the stalled one would buffer more too.
 fn decide_next(now: u32, max: u32, pressure: BufferPressure, has_stalled: bool) -> u32 {
     if pressure == BufferPressure::None && !has_stalled {
         now.saturating_mul(2).min(max)
@@ -118,8 +119,9 @@ impl WindowGrowth {
         self.apply(|window| connection.set_initial_window_size(window).is_ok());
     }
 
-    /// Announces a larger window to the peer. This fails while the peer has not acknowledged the last one, and is repeated at the next poll,
-    /// because after the last growth no later one would make up for it.
+    /// Announces a larger window to the peer. This fails while the peer has not acknowledged the
+    /// previous one. It is repeated at the next poll, because no later growth would replace the
+    /// last one.
     #[inline]
     fn apply(&mut self, announce: impl FnOnce(u32) -> bool) {
         if let Some(window) = self.poll() {

@@ -262,7 +262,7 @@ impl KeyClient {
                 },
             };
             counts.failed(name, why);
-            // `Busy` is a limit of this side and says nothing about the server.
+            // `Busy` is a limit of this side and does not indicate a fault of the server.
             if why != KeyServerFailure::Busy && known.circuit.record_failure(Instant::now()) {
                 tracing::warn!(
                     server = name,

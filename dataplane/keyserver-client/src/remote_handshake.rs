@@ -247,8 +247,9 @@ impl RecordTracker {
     }
 }
 
-/// Waits for the key server's answer to complete records, which are usually the peer's flight. Bytes that follow do not concern the key
-/// server, so reads from the peer wake no task meanwhile. Returns `None` after the timeout.
+/// Waits for the key server's answer to complete records, which are usually the peer's flight.
+/// Later bytes of the peer are not for the key server, so they wake no task while it waits. Returns
+/// `None` after the timeout.
 async fn after_flight<IO: Transport>(
     io: &IO,
     exchange: &mut KeyServerCall,

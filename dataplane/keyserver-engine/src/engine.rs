@@ -111,6 +111,7 @@ impl KeyServerEngine {
         let vault = Arc::new(Vault::new()?);
         let files = match (&config.tls_dir, tenant) {
             (None, _) => None,
+            // Only a tenant's own key server serves keys from files.
             (Some(_), None) => return Err(KeyServerEngineError::Tenant),
             (Some(folder), Some(tenant)) => {
                 let opened =

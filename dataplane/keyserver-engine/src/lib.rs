@@ -1,5 +1,5 @@
-//! The key server: stores private keys that nodes and gateways do without, and performs the handshakes and signatures to which they are
-//! entitled.
+//! The key server: stores private keys so that nodes and gateways need none, and performs the
+//! handshakes and signatures to which they are entitled.
 //!
 //! It is a data plane: it receives entitlements southbound, and requests certificates from the controller like a node. It carries no
 //! traffic.

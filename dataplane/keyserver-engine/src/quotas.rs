@@ -166,6 +166,8 @@ impl Quotas {
         }
         let holder = ShareHolder::Tenant(tenant.clone());
         let key = (
+            // A node belongs to one tenant. A gateway has one account for all tenants that it
+            // serves.
             matches!(requester, KeyRequester::Node(_)).then(|| tenant.clone()),
             requester.clone(),
         );
@@ -193,6 +195,7 @@ impl Quotas {
         };
         let permit = match taken {
             Ok(permit) => permit,
+            // A gateway's quota is divided among tenants, so this one's part is used up.
             Err(ShareRefusal::Share | ShareRefusal::Threshold) if self.is_divided(requester) => {
                 return Err(KeyRefusal::TenantBusy);
             }
@@ -364,7 +367,8 @@ mod tests {
         assert_eq!(revoked.len(), 7);
         assert!(revoked.iter().all(|n| *n < 8), "{revoked:?}");
         assert!(ninth.iter().all(|p| !p.is_revoked()));
-        // All have as many now, and no tenant gives way to one that has as much.
+        // All tenants have the same number now, and no tenant gives way to one with the same
+        // number.
         assert_eq!(
             quotas.take(&tenant("t1"), &gateway(), true).unwrap_err(),
             KeyRefusal::RequesterBusy

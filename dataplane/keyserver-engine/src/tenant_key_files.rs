@@ -418,8 +418,8 @@ impl TenantKeyFiles {
             .count()
     }
 
-    /// Returns the status of the keys sorted by name, then of files whose names are of no service, then of the allow list if it is
-    /// unreadable.
+    /// Returns the status of the keys sorted by name, then of files whose names match no service,
+    /// then of the allow list if it is unreadable.
     pub fn status(&self) -> Vec<FileStatus> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let one = |(service, k): (&ServiceKey, &LoadedKeyFile)| FileStatus {

@@ -501,7 +501,9 @@ async fn a_key_that_is_not_there_yet_is_waited_for_and_its_lack_is_named() {
         begun.elapsed(),
         Duration::from_millis(2400),
     );
-    // It is the first to be taken after those under way. The keys of those taken with it are made side by side, and the quickest asks first.
+    // It is taken first after the identities in progress. The keys of identities that are taken
+    // together are generated in parallel, and the first finished one requests its certificate
+    // first.
     let position = crowd().iter().position(|name| *name == names[39]);
     assert!(
         position.is_some_and(|position| position < 2 * CERTIFICATE_REQUESTS_MAX),
@@ -564,7 +566,8 @@ async fn renew_with_the_new_algorithm(fixture: &KeyServerFixture, channel: &Chan
 
 #[tokio::test(flavor = "multi_thread")]
 async fn certificates_are_renewed_at_half_life_and_keys_follow_the_policy() {
-    // The life is long: half of a short one would not suffice for everything that a busy machine does meanwhile.
+    // The lifetime is long, because the steps before the renewal at half of it may take long on a
+    // busy machine.
     const LIFE: std::time::Duration = std::time::Duration::from_secs(20);
     let fixture = KeyServerFixture::start(ServerSetup::default()).await;
     *fixture.authorities.change.lock().unwrap() = Some(Box::new(|p| {

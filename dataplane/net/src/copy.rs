@@ -282,8 +282,9 @@ impl CopyDirection {
         self.is_refused
     }
 
-    /// Looks after the source of a direction whose sink stalls; nothing else asks it. Ready with the reason if the source is broken and the
-    /// sink had time for the bytes that came before. `is_sink_broken`: the source accepts no more bytes itself. `is_due`: a tick.
+    /// Polls the source of a direction whose sink stalls, because nothing else polls it then. Ready
+    /// with the reason if the source is broken and the sink had time to accept the earlier bytes.
+    /// `is_sink_broken`: the source accepts no bytes either. `is_due`: a tick has passed.
     fn poll_stalled<S: Leg>(
         &mut self,
         cx: &mut Context<'_>,

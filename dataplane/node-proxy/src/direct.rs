@@ -140,7 +140,8 @@ pub fn decide_peer(
         .or_else(|| (0..count).filter(is_free).min_by_key(|at| streams(*at)))
 }
 
-/// Kind of a pod's failure to open a tunnel, which decides what follows. In no case was anything delivered.
+/// Kind of a pod's failure to open a tunnel, which decides the next step. No kind has delivered any
+/// byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DirectFailure {
     /// The pod's node refuses by policy, perhaps one that only a gateway can evaluate: a gateway is tried.

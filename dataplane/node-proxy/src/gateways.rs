@@ -174,7 +174,7 @@ fn by_two_choices(mut from: Vec<GatewayCandidate>, rng: &mut impl Rng) -> Vec<Ga
     order
 }
 
-/// Cause of a gateway's failure to open a tunnel, which decides what follows.
+/// Cause of a gateway's failure to open a tunnel, which decides the next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailureAttribution {
     /// The gateway failed: eject it and try the next.

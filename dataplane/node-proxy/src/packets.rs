@@ -122,8 +122,9 @@ pub struct PodPackets {
 }
 
 impl PodPackets {
-    /// Takes over the guard of a pod that was just captured. Until the tenant is known, the policy is what the kernel has from before, or
-    /// what attaching has set.
+    /// Takes over the guard of a pod that was just captured. Until the tenant is known, the policy
+    /// is the one that the kernel retained from an earlier process, or the one that attaching has
+    /// set.
     pub fn new(pod: &LocalPod, guard: Guard) -> Self {
         for interface in guard.exposed_interfaces() {
             tracing::warn!(

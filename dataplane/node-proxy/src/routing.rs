@@ -68,7 +68,8 @@ pub fn decide_outbound(
         return to_service(tenant, service, to);
     }
     match tenant.gateway_address_target(to.ip()) {
-        // Clients that resolve names by the tier's DNS dial a service's gateway address. It stands for the service like a virtual address.
+        // Clients that resolve names by the tier's DNS dial a service's gateway address. It
+        // identifies the service like a virtual address.
         Some(GatewayAddressTarget::Service(service)) => return to_service(tenant, service, to),
         Some(GatewayAddressTarget::Tier) if to.port() == DNS_PORT => {
             return Ok(OutboundRoute::Passthrough(to));

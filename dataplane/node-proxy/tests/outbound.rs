@@ -138,7 +138,7 @@ fn nftables_carries_the_same() {
     through_the_mesh(CaptureChoice::Nft);
 }
 
-/// The connect hook knows nothing of the tenant in this test.
+/// The tables of the connect hook do not contain the tenant in this test.
 #[test]
 fn every_refusal_is_a_reset_with_a_name() {
     let fixture = NodeFixture::new(&NodeSetup::default());
@@ -856,7 +856,7 @@ fn an_az_that_dies_under_its_connection_is_left_within_a_second() {
         ),
         1.0
     );
-    // The AZ is back, and its old connection too: TCP retransmits what was lost.
+    // The AZ is reachable again, and so is the old connection: TCP retransmits the lost segments.
     fixture.outside.ip(&format!("addr add {NEAR}/32 dev out0"));
     std::thread::sleep(attempt_timeouts().ejection.0);
     while near.saw.try_recv().is_ok() {}

@@ -26,8 +26,9 @@ const LOOPBACK_INDEX: u32 = 1;
 /// Devices of a pod that get a route at most, which is more than any pod has.
 const DEVICES_MAX: usize = 64;
 
-/// IPv6 address that applications see as their client where the client's own address cannot be used. No interface has it and no rule of an
-/// application names it. IPv4 uses 127.0.0.6.
+/// IPv6 address that applications see as their client where the client's own address cannot be
+/// used. It is assigned to no interface, and applications' own rules do not name it. IPv4 uses
+/// 127.0.0.6.
 pub const SUBSTITUTE_V6: Ipv6Addr = Ipv6Addr::new(0xfd63, 0x616e, 0x616c, 0, 0, 0, 0, 6);
 
 /// Settings by which an accepted socket, and a reset or an ICMP error without a socket, gets the mark of the packet that it replies to.

@@ -152,8 +152,9 @@ impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Entries<K, V> {
         Ok(typed.filter(|(_, value)| *value != V::default()).collect())
     }
 
-    /// Makes the map equal to `wanted`. Correct elements are not touched. New elements are written before old ones are removed, so that no
-    /// packet falls between two ranges. What does not fit beside the old ones is written after their removal.
+    /// Makes the map equal to `wanted`. Correct elements are not touched. New elements are written
+    /// before old ones are removed, so that no packet falls between two ranges. New elements that
+    /// do not fit beside the old ones are written after the removal.
     ///
     /// # Errors
     /// Returns [`OffloadError::Full`] if `wanted` does not fit, and [`OffloadError::Map`] if the map cannot be read or written.

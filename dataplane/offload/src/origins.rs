@@ -44,7 +44,7 @@ impl Origins {
         }
     }
 
-    /// Returns a handle for one pod. What is taken through it is counted for that pod.
+    /// Returns a handle for one pod. Entries taken through it are counted for that pod.
     #[must_use]
     pub fn of_pod(&self) -> Self {
         Self {

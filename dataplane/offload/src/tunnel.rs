@@ -1,5 +1,6 @@
-//! The replica's one VXLAN device and what leads packets into it: addresses, routes, rules, the neighbor behind it, sysctls. The `ip`
-//! program sets them up, because operators inspect them with `ip` too. [`decide_batch`] decides what to do, without IO. Start with
+//! The replica's one VXLAN device and the configuration that sends packets into it: addresses,
+//! routes, rules, the neighbor entry, sysctls. The `ip` program sets them up, because operators
+//! inspect them with `ip` too. [`decide_batch`] decides what to do, without IO. Start with
 //! [`make`].
 
 use std::fs;

@@ -1,5 +1,6 @@
-//! Tests the pod guard of the nftables fallback against real sockets, without any BPF: what leaves a pod, what enters, what is counted. The
-//! second namespace stands for the node, which has the other end of the pod's interface.
+//! Tests the pod guard of the nftables fallback against real sockets, without any BPF: which
+//! packets leave a pod, enter it, and are counted. The second namespace plays the node, which has
+//! the other end of the pod's interface.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};

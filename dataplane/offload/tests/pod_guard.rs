@@ -1,5 +1,6 @@
-//! Tests `bpf/pod.bpf.c` against real sockets: what leaves a pod, what enters, what is counted. The second namespace stands for the node:
-//! the guard is attached there, and what arrives there has left the pod.
+//! Tests `bpf/pod.bpf.c` against real sockets: which packets leave a pod, enter it, and are
+//! counted. The second namespace plays the node: the guard is attached there, and packets that
+//! arrive there have left the pod.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};

@@ -630,7 +630,8 @@ impl Inner {
                 .flat_map(|port| port.to_be_bytes())
                 .collect(),
             found: self.searches.answers(),
-            // The report states what either scan found, so what it does not state is proved only from when the older one began.
+            // The report contains the sessions of both scans. It therefore proves the absence of a
+            // session only as of the begin of the older scan.
             scanned_after: looked.marks[0],
         }
     }

@@ -544,8 +544,8 @@ pub(crate) mod tests {
                     "{replicas} replicas: {parts:?}"
                 );
             }
-            // The replica that is down and one that is in no chain get nothing by this table, but an edge's older table may still lead
-            // there.
+            // By this table, a replica that is down or in no chain gets no session, but an edge's
+            // older table may still lead there.
             assert_eq!(
                 part(9, ThrottleScope::Service(7)),
                 BUCKETS as u32 / (replicas - u32::from(replicas > 1))

@@ -185,7 +185,8 @@ impl RedirectorReconciler {
         leftovers.tables.retain(|k| !have.tables.contains_key(k));
     }
 
-    /// Removes entries that are no longer desired, including those of an earlier process; tables before what they refer to.
+    /// Removes entries that are no longer desired, including those of an earlier process; tables
+    /// before the replicas that they refer to.
     fn remove_stale(&mut self, pass: &mut ReconcilerPass<String>, wanted: &RedirectorMapContent) {
         let Self {
             kernel,

@@ -78,6 +78,7 @@ impl SessionSearches {
                 self.changed.notified().await;
                 continue;
             };
+            // A new query may be due earlier, and this one may be withdrawn while it waits.
             if due > Instant::now() {
                 tokio::select! {
                     () = tokio::time::sleep_until(due) => {}

@@ -562,8 +562,9 @@ async fn received(programs: &mut TierPrograms, before: &[u64], sent: usize) -> V
     }
 }
 
-/// Tunnels must spread over the replica's cores (Canal §4.4). The receive hash has a key that is known nowhere else, so ports that are only
-/// many (10 per core of the edge, in a row) may split 14 to 6.
+/// Tunnels must spread over the replica's cores (Canal §4.4). The key of the receive hash is
+/// unknown elsewhere. Ports that are merely many (10 per core of the edge, in a row) may therefore
+/// split 14 to 6.
 #[test]
 fn tunnels_that_a_replica_names_spread_evenly_over_its_cores() {
     if sys::cores().len() < CORES {

@@ -83,7 +83,7 @@ fn normalize(path: &[u8], decide: DecideAmbiguous<'_>) -> Result<Option<String>,
     let decoded = decode(path, decide)?;
     let mut segments: Vec<&[u8]> = Vec::new();
     let mut parts = decoded.split(|b| *b == b'/').skip(1).peekable();
-    // True if the path ends in a slash: then it names what is below its last segment.
+    // True if the normal form ends in a slash.
     let mut open = false;
     while let Some(part) = parts.next() {
         let last = parts.peek().is_none();

@@ -1,4 +1,5 @@
-//! Tests of a subscriber against a fake controller: what it sends, retains, refuses, writes and boots from.
+//! Tests of a subscriber against a fake controller: its requests, its state, its refusals, its
+//! state file and its boot.
 
 mod anew;
 mod closure;

@@ -33,7 +33,8 @@ pub const BLOCK: usize = 64 << 10;
 /// Blocks per worker, allocated on demand. When all of them wait for the writer, lines are dropped. A tenant's share is a quarter of them,
 /// which lasts for a tenth of a second at 20,000 lines per second.
 pub const BLOCKS: usize = 64;
-/// While more blocks than this wait, the current block is filled and not handed over early, because it would only wait behind them.
+/// While more blocks than this wait for the writer, the current block is filled up first, because
+/// it would only wait behind them.
 const EARLY_BLOCKS_MAX: usize = 2;
 /// Maximum length of a line in bytes. A longer line is dropped and counted.
 pub const LINE_MAX: usize = 16 << 10;
@@ -210,7 +211,8 @@ impl WorkerLog {
         self.begin(None)
     }
 
-    /// Begins a line of a tenant. The line is lost while the waiting bytes of the tenant use up its share, or what others leave of it.
+    /// Begins a line of a tenant. The line is lost while the tenant's waiting bytes use up its
+    /// share or the free part of the queue.
     pub fn line_of<'a>(&'a self, queue: &'a TenantLogQueue) -> LogLine<'a> {
         self.begin(Some(queue))
     }

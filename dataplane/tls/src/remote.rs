@@ -36,7 +36,7 @@ impl<IO: Transport> MtlsStream<IO> {
         side: EndpointRole,
         trust: &TrustView,
     ) -> Result<Self, TlsError> {
-        // The key server may not know of the loss of trust yet.
+        // The key server may not have received the loss of trust yet.
         if trust.current().check(&shaken.leaf).is_some() {
             return Err(TlsError::Protocol(rustls::Error::InvalidCertificate(
                 rustls::CertificateError::Revoked,

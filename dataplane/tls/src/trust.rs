@@ -205,8 +205,9 @@ impl TrustSnapshot {
         }
     }
 
-    /// Returns whether a chain of this side in `trust_domain` should be renewed at once. That is so if it ends at another root than the one
-    /// that signs now, or if a revocation list names one of its certificates.
+    /// Returns whether a chain of this side in `trust_domain` should be renewed at once. True if
+    /// its root is not the one that signs now, or if a revocation list names one of its
+    /// certificates.
     pub fn is_superseded(&self, trust_domain: &TrustDomain, chain: &[CertificateDer<'_>]) -> bool {
         let Some(anchors) = self.domains.get(trust_domain) else {
             return false;

@@ -23,8 +23,8 @@ impl HeadRefusal {
     }
 }
 
-/// Decides whether a request over TCP is served. `is_loopback` says that it came to a loopback address, where only names of this host are
-/// valid.
+/// Decides whether a request over TCP is served. `is_loopback` is true if it came to a loopback
+/// address, where only names of this host are valid.
 ///
 /// # Errors
 /// A web page's script may have sent the request.

@@ -137,8 +137,9 @@ pub fn serve_all(
     )
 }
 
-/// Serves readiness on a thread of its own, because edges take a replica that misses two probes of 200 ms for dead, and its sessions with it.
-/// A large update, a report of thousands of sessions or a scrape may keep the other threads for as long.
+/// Serves readiness on a thread of its own. Edges treat a replica that misses two probes of 200 ms
+/// as down, and its sessions are then reset. A large update, a report of thousands of sessions or a
+/// scrape may keep the other threads for as long.
 fn serve_readiness(
     address: SocketAddr,
     routes: AdminRoutes,

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::cells::{Arena, CellRange};
 use super::{MetricFamily, MetricShape, SERIES_IDLE_TIMEOUT, lock};
 
-/// Label value of the series that counts what does not fit into a family.
+/// Label value of the series that counts label sets which do not fit into a family.
 pub(super) const OVERFLOW_LABEL: &str = "other";
 /// Name of the label that names the owner of a series.
 const OWNER_LABEL: &str = "tenant";

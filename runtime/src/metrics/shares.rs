@@ -267,7 +267,7 @@ mod tests {
         let mut permits: Vec<_> = (1..=500)
             .map(|n| connections.take(&tenant(&format!("t{n}")), n).unwrap())
             .collect();
-        // This tenant is small, but it is the one that is refused.
+        // This tenant is small, but it is refused, so it must be listed.
         assert!(connections.take(&tenant("t1"), 1_000_000).is_err());
         permits.push(connections.take(&tenant("other"), 3).unwrap());
         let text = r.render();

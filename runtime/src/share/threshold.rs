@@ -29,8 +29,9 @@ pub fn decide_free_needed(wanted: u64, whole: u64) -> u64 {
 /// Decides whether the threshold applies to a permit of this kind.
 pub(super) fn decide_applies(kind: ShareKind, is_revocable: bool) -> bool {
     match kind {
-        // These amounts are in a store, and at a start they are taken in another order than they grew in. A refusal then would set aside
-        // what was accepted before. Their shares are absolute and small parts of the whole.
+        // These amounts are read from a store at a start, in another order than they were accepted
+        // in. A threshold could then refuse what was accepted before. Their shares are absolute and
+        // small parts of the whole.
         ShareKind::ConfigurationBytes
         | ShareKind::CompiledBytes
         | ShareKind::CompiledResources

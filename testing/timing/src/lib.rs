@@ -67,7 +67,8 @@ pub fn judge(name: &str, holds: bool) {
     report("holds", name, holds, "true", holds);
 }
 
-/// Asserts in the timing tier that `measured` is at most `bound`. `make test-timing` judges the median of its tries.
+/// Asserts in the timing tier that `measured` is at most `bound`. `make test-timing` checks the
+/// median of its tries.
 ///
 /// # Panics
 /// Panics in the timing tier if the time is longer and no runner collects figures.
@@ -82,7 +83,8 @@ pub fn judge_time(name: &str, measured: Duration, bound: Duration) {
     );
 }
 
-/// Asserts in the timing tier that at most `bound` requests, sessions or packets were lost. `make test-timing` judges the sum of its tries.
+/// Asserts in the timing tier that at most `bound` requests, sessions or packets were lost. `make
+/// test-timing` checks the sum of its tries.
 ///
 /// # Panics
 /// Panics in the timing tier if more were lost and no runner collects figures.

@@ -37,7 +37,7 @@ pub struct PolicyComparison {
     workloads: Vec<Workload>,
 }
 
-/// Numbers of comparisons, by what they compared.
+/// Numbers of comparisons, by kind.
 #[derive(Debug, Clone, Default)]
 pub struct AuthorizationTally {
     pub comparisons: usize,

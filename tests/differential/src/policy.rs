@@ -1,5 +1,5 @@
-//! Policy files with questions in comments: `#with NAME` inserts `_NAME.yaml` before the file, `#? QUESTION` asks. This module does not
-//! check the results; the tests do.
+//! Policy files with questions in comments: `#with NAME` inserts `_NAME.yaml` before the file, `#?
+//! QUESTION` is a request to evaluate. This module does not check the results; the tests do.
 //!
 //! A question is `METHOD NAMESPACE/SERVICE:PORT HOST TARGET [header:value …] [=> EXPECTED]`; `""` is an empty host.
 

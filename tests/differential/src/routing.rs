@@ -17,7 +17,7 @@ pub struct RoutingComparison {
     nodes: Vec<NodeTarget>,
 }
 
-/// Numbers of comparisons, by what they compared.
+/// Numbers of comparisons, by kind.
 #[derive(Debug, Clone, Default)]
 pub struct RoutingTally {
     /// Number of gateway verdicts that were compared with the oracle's. A node's verdicts do not count, because a node reads no request.

@@ -1,5 +1,6 @@
-//! A mesh in a world for the end-to-end tests: brings it up, runs clients in its pods, reads its counters and raw packets, and returns
-//! their output. It also speaks the mesh's own protocols directly, as an attacker would. It knows nothing about tests.
+//! A mesh in a world for the end-to-end tests: brings it up, runs clients in its pods, reads its
+//! counters and raw packets, and returns their output. It also speaks the mesh's own protocols
+//! directly, as an attacker would. It contains no tests.
 
 #![forbid(unsafe_code)]
 

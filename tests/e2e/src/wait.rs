@@ -1,4 +1,4 @@
-//! Waits for the conditions of tests. It does not know what they mean.
+//! Waits for conditions that tests pass as closures, with a deadline.
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,7 @@
-//! An attacker with raw sockets, in a tenant's pod and in a tenant's node, tries to reach another tenant, to impersonate one, and to bypass
-//! the edge. Every frame must end in a counted refusal. The victim tenant is watched: it loses nothing, receives nothing that is not its
-//! own, and is not delayed. `attacks/open.rs` tests what Canal refuses without a virtual switch before it.
+//! An attacker with raw sockets in a tenant's pod and node tries to reach another tenant, to
+//! impersonate one, and to bypass the edge. Every frame must end in a counted refusal. The victim
+//! tenant must lose nothing, receive only its own packets, and not be delayed. `attacks/open.rs`
+//! tests what Canal refuses without a virtual switch before it.
 
 use std::process::Child;
 use std::sync::OnceLock;

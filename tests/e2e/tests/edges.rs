@@ -21,7 +21,8 @@ const EDGES: [&str; 2] = ["edge-1", "edge-3"];
 /// Replicas of az1, and the number of cores on which each receives.
 const REPLICAS: [&str; 2] = ["gw-1", "gw-2"];
 const CORES: u16 = 2;
-/// The other edge takes over within this time; TCP retransmits what was in transit through the dead one.
+/// The other edge takes over within this time; TCP retransmits the segments that were in transit
+/// through the dead one.
 const GAP_MAX: Duration = Duration::from_secs(1);
 /// A client of the timing tier waits this long for a response.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(3);
@@ -104,8 +105,9 @@ fn loads() -> Vec<(String, Child)> {
     [MESHED, PROXYLESS].into_iter().flat_map(of).collect()
 }
 
-/// Ends the loads. The gate checks that no patient client lost a request, the timing tier that an impatient one lost none and that no gap
-/// was longer than [`GAP_MAX`].
+/// Ends the loads. The gate checks that no client with a long timeout lost a request. The timing
+/// tier checks that clients with a short timeout lost none, and that no gap was longer than
+/// [`GAP_MAX`].
 fn unharmed(what: &str, loads: Vec<(String, Child)>) {
     if is_timed() {
         std::thread::sleep(LOADED_FOR);

@@ -121,7 +121,8 @@ fn certificates_rotate_under_a_stream() {
     );
 }
 
-/// A killed replica costs requests in flight and no more. Afterwards the mesh is whole: patient clients lose nothing.
+/// A killed replica costs only requests in flight. Afterwards clients with long timeouts lose
+/// nothing.
 #[test]
 fn a_killed_replica_costs_only_its_own_requests() {
     let mesh = mesh();

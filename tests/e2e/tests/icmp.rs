@@ -41,8 +41,8 @@ fn mesh() -> &'static Mesh {
     })
 }
 
-/// Returns both gateway addresses of `tcp` in both AZs, which are the same for both tenants if their services got their numbers in the same
-/// order.
+/// Returns both gateway addresses of `tcp` in both AZs. They are the same for both tenants if their
+/// services got their numbers in the same order.
 fn gateway_addresses() -> Vec<IpAddr> {
     let mesh = mesh();
     let of = |pod: &str| mesh.resolve(pod, "tcp.default.svc.cluster.local");

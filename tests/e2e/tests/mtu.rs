@@ -219,7 +219,7 @@ fn icmp_errors_received(mesh: &Mesh) -> [u64; 2] {
     sums
 }
 
-/// Removes what kernels learned about paths from ICMP (otherwise it expires after ten minutes).
+/// Removes the path MTUs that kernels learned by ICMP; otherwise they expire after ten minutes.
 fn forget_paths(mesh: &Mesh) {
     for host in mesh.world.hosts().unwrap() {
         mesh.run(

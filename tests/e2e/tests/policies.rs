@@ -223,9 +223,9 @@ fn bad_policies(mesh: &Mesh) {
     );
 }
 
-/// Alpha has a good policy and 301 that are too large, and a gateway repeatedly starts from nothing and from its disk. Beta's DENY is in
-/// force from the first request on, other tenants' services keep their heads, and the targets of alpha's own policies are denied and
-/// reported.
+/// Alpha has a good policy and 301 that are too large, and a gateway repeatedly starts from nothing
+/// and from its disk. Beta's DENY is in force from the first request on. Other tenants' services
+/// keep their heads. The targets of alpha's own policies are denied and reported.
 #[test]
 fn one_tenants_bad_policies_are_its_own_affair() {
     let mesh = mesh();

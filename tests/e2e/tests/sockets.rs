@@ -303,8 +303,9 @@ fn ftp_works_in_active_mode() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let root = dir.path().join("root");
     std::fs::create_dir_all(root.join("pub")).expect("a directory");
-    // More than all buffers between the server and a client that has not accepted yet: a server that is done before that says so on the
-    // control connection, and curl takes this for an error (docs/compatibility.md).
+    // More than all buffers between the server and a client that has not accepted yet: a server
+    // that finishes before that reports it on the control connection, and curl treats this as an
+    // error (docs/compatibility.md).
     let body: Vec<u8> = (0..24_000_000u32)
         .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
         .collect();

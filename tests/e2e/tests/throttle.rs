@@ -39,7 +39,7 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
 const SPREAD_WITHIN: Duration = Duration::from_secs(60);
 /// Both families use the same token buckets, which hold the tokens of a second: this long after one flood they are full for the next.
 const FULL_AGAIN: Duration = Duration::from_secs(1);
-/// Queries between two pauses: so many that a busy machine sends a flood too.
+/// Queries between two pauses: enough for a flood even on a busy machine.
 const QUESTIONS: u64 = 5;
 /// Agents read their programs' counters every two seconds.
 const SEEN_WITHIN: Duration = Duration::from_secs(6);
@@ -295,8 +295,8 @@ fn new_sessions_are_cut_to_the_rate_before_a_process_sees_them() {
                 took,
             } = sessions(to, spared);
             lost += SESSIONS - let_in;
-            // For a limit of the whole tenant, each replica uses its share of the tenant's service of which it has the most, which may be
-            // another one.
+            // For a limit of the whole tenant, a replica's part is its largest share of any of the
+            // tenant's services, which may be another one.
             let most = if scope.is_some() {
                 most(replicas, RATE, took)
             } else {
@@ -362,7 +362,7 @@ fn datagrams(pod: &str, to: IpAddr, per_second: u64) -> u64 {
     u64::from(sent)
 }
 
-/// A flood through every replica's token buckets gets the whole limit, and no more.
+/// A flood through every replica's token buckets gets exactly the whole limit.
 #[test]
 fn packets_of_many_flows_get_the_whole_limit() {
     let mesh = mesh();
@@ -390,8 +390,8 @@ fn packets_of_many_flows_get_the_whole_limit() {
             });
             let (lost, passed) = (refused(counter) - before, kept() - passed_before);
             let replicas = heads.len() as u64;
-            // For a limit of the whole tenant, each replica uses its share of the tenant's service of which it has the most, which may be
-            // another one.
+            // For a limit of the whole tenant, a replica's part is its largest share of any of the
+            // tenant's services, which may be another one.
             let most = if scope.is_some() {
                 most(replicas, rate, took)
             } else {
@@ -547,8 +547,8 @@ fn a_flood_of_questions_does_not_reach_the_name_service() {
             ask(QUESTIONS);
             std::thread::sleep(Duration::from_micros(200));
         }
-        // A machine with much else to do lets this thread wait across the end of the flood. What the limit gave meanwhile is taken too, by every
-        // replica.
+        // On a busy machine this thread may wait beyond the end of the flood. The tokens that the
+        // limit added during the wait are then used too, at every replica.
         ask(2 * PORTS as u64);
         let mut alphas = 0;
         for _ in 0..20 {

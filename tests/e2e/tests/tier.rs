@@ -39,7 +39,8 @@ const TIER_OF_AZ1: [&str; 11] = [
 /// Maximum number of lost requests on four persistent connections to one service while the processes of a backend are killed: those in
 /// flight at each of its two replicas.
 const KILLED_LOSSES_MAX: u64 = 2;
-/// Maximum number while its machines vanish: one on each connection, because nothing reports that the other end is gone.
+/// Maximum number of lost requests while the backend's machines vanish: one on each connection,
+/// because nothing reports that the other end is gone.
 const VANISHED_LOSSES_MAX: u64 = 4;
 /// A client of a killed process gets responses again within this time. A SYN that meets its listener while the kernel closes that may be
 /// dropped silently, and is retransmitted after a second.
@@ -52,13 +53,14 @@ const AZ_GAP_MAX: Duration = Duration::from_secs(2);
 const BACK_WITHIN: Duration = Duration::from_secs(5);
 /// Requests per second of each load while a backend dies.
 const RATE: u64 = 15;
-/// Time that a client waits for a response meanwhile.
+/// Response timeout of clients while a backend dies.
 const TIMEOUT: Duration = Duration::from_millis(1500);
 /// A client that starts this long after a backend's death, or later, loses nothing.
 const WHOLE_WITHIN: Duration = Duration::from_secs(1);
 /// Maximum number of lost requests, of 300 to a service that shares replicas with the one that is killed repeatedly: those in flight there.
 const BESIDE_LOSSES_MAX: u64 = 6;
-/// Maximum number for a service whose replicas in the clients' AZ are all killed: the requests while all of them are away.
+/// Maximum number of lost requests of a service whose replicas in the clients' AZ are all killed:
+/// those sent while all of them are away.
 const TWIN_LOSSES_MAX: u64 = 100;
 /// Clients of that service get responses again within this time.
 const TWIN_GAP_MAX: Duration = Duration::from_secs(5);
@@ -69,7 +71,7 @@ const QUERIED_FOR: Duration = Duration::from_secs(12);
 const AZ_LOSSES_MAX: u64 = 5;
 /// Sessions that stay open while the fleet changes: in the timing tier, and in the gate.
 const SESSIONS: [usize; 2] = [2000, 200];
-/// A patient client waits this long for a response.
+/// Response timeout of clients in the gate.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Interval between two changes of the fleet: about 70 of them in two minutes.
 const PAUSE: Duration = Duration::from_millis(2500);
@@ -247,8 +249,9 @@ fn open_sessions() -> usize {
     output.stdout.lines().count()
 }
 
-/// At least 50 changes within two minutes under 2,000 long-lived sessions and a stream of new ones; none breaks. `make test-timing` runs one
-/// minute of it, `make test` one round with fewer sessions and patient clients.
+/// At least 50 changes within two minutes under 2,000 long-lived sessions and a stream of new ones;
+/// none breaks. `make test-timing` runs one minute of it, `make test` one round with fewer sessions
+/// and longer timeouts.
 #[test]
 fn planned_changes_break_no_session() {
     let mesh = mesh();
@@ -634,8 +637,8 @@ fn new_sessions(to: SocketAddr, lasts: Duration) -> Vec<(Instant, bool)> {
     mesh().world.inside(PROXYLESS, run).unwrap()
 }
 
-/// A replica whose workers stand still while the rest of its process responds gets no new session after two seconds, and gets some again
-/// within five seconds of the end of that.
+/// A replica whose workers are stopped while the rest of its process responds gets no new session
+/// after two seconds. It gets new sessions within five seconds after its workers continue.
 #[test]
 fn a_grey_failure_gets_no_new_session() {
     const GREY: Duration = Duration::from_secs(6);
@@ -665,7 +668,8 @@ fn a_grey_failure_gets_no_new_session() {
             Instant::now(),
         );
         std::thread::sleep(GREY);
-        // It has had none for longer than it takes to read its counter.
+        // The replica has had no new session for longer than the interval at which its counter is
+        // read.
         let before = taken();
         drop(stopped);
         let back = until(

@@ -1,5 +1,6 @@
-//! Policies on real traffic: authorization at layers 4 and 7, for requests, connections and plaintext; decisions by tokens and an external
-//! authorizer; what a change ends. `canal explain` must report what happened.
+//! Policies on real traffic: authorization at layers 4 and 7, for requests, connections and
+//! plaintext; decisions by tokens and an external authorizer; what a change ends. `canal explain`
+//! must report the same results.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::OnceLock;
@@ -198,7 +199,8 @@ fn authorizer_with(timeout: &str) -> String {
     )
 }
 
-/// CUSTOM calls the tenant's own authorizer, sends it what it may see, and obeys; without a response it refuses.
+/// CUSTOM calls the tenant's own authorizer, sends it the permitted fields, and enforces its
+/// decision. Without a response it refuses.
 #[test]
 fn an_external_authorizer_is_called_and_obeyed() {
     let timeout = format!("{}s", (AUTHORIZED_WITHIN * slack()).as_secs());
@@ -500,7 +502,8 @@ fn a_rule_that_no_hop_can_evaluate_denies() {
     until(deadline(SOON), "the undecided rule is counted", || {
         counted_decisions("undecided", "default/methods") > 0
     });
-    // A pod that is dialed directly is authorized by its node, which knows no paths: a rule that only a gateway can evaluate denies there.
+    // A connection to a pod's address is authorized by the pod's node, which cannot observe paths:
+    // a rule that only a gateway can evaluate denies there.
     let paths = "  action: ALLOW\n  rules:\n  - to: [{operation: {paths: [/headers]}}]\n";
     mesh().apply("alpha", &policy("paths", "web-raw", "", paths));
     assert_eq!(
@@ -596,7 +599,7 @@ fn a_change_of_policy_ends_open_connections() {
         ended["broken"].as_u64() >= Some(SESSIONS as u64),
         "all of them ended: {ended}"
     );
-    // Its own exit code, not that of a client that ran until its limit.
+    // The client's own exit code shows that it ended by itself, not at its time limit.
     assert_eq!(socket.code, Some(1), "{socket:?}");
 }
 

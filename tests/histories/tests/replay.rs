@@ -362,7 +362,7 @@ fn syn_ack(host: &mut Host, client: &ClientEnd) -> u32 {
 
 fn replay(hosts: &mut [Host], seed: u64, history: &History, tally: &mut ReplayTally) {
     for host in &mut *hosts {
-        // What is left of the last history is reset, and reports it.
+        // The remaining sessions of the last history are reset, and their owners report that.
         host.accepted.clear();
         host.sent_by_stack();
     }

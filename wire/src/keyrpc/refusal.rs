@@ -28,7 +28,8 @@ macro_rules! refusals {
                 match code { $($code => Some(KeyRefusal::$variant),)* _ => None }
             }
 
-            /// Returns the party that caused the refusal, from which the requester concludes what to do.
+            /// Returns the party that caused the refusal. The requester decides its next step from
+            /// it.
             pub fn attribution(self) -> RefusalAttribution {
                 match self { $(KeyRefusal::$variant => RefusalAttribution::$class,)* }
             }

@@ -413,6 +413,7 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
             reason: x.reason,
         },
     };
+    // 0 means that the rule applies to all ports of the service.
     let parent_port = if r.parent_port == 0 {
         None
     } else {

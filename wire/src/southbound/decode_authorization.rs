@@ -144,6 +144,7 @@ fn attribute(
     use w::attribute::Kind;
     const FIELD: &str = "rules.attribute";
     let attribute = at.need(FIELD, attribute)?;
+    // An unknown attribute must not be skipped: the policy would match more than its author wrote.
     let Ok(kind) = Kind::try_from(attribute.kind) else {
         return at.err(
             FIELD,

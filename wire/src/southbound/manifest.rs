@@ -1,4 +1,5 @@
-//! A tenant's manifest: the computation that both sides share, and its wire form. The data plane's subscription decides what it leads to.
+//! A tenant's manifest: the computation that both sides share, and its wire form.
+//! `southbound-client` decides the effect of a mismatch.
 
 use canal_model::ids::TenantName;
 use canal_model::program::{Manifest, ResourceKind};

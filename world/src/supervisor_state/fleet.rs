@@ -407,7 +407,7 @@ fn like_its_backend(topology: &Topology, name: &str, az: &str, backend: &str) ->
     }
 }
 
-/// Unmounts what is mounted on a gateway's directory, if anything is.
+/// Unmounts a gateway's directory if it is a mount point.
 fn unmount(path: &std::path::Path) -> Result<()> {
     match rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH) {
         // It was never mounted: the kernel has no bpffs, the gateway steers no packets, or an earlier step failed.

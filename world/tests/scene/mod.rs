@@ -110,7 +110,8 @@ pub(crate) fn run(world: &World, host: &str, argv: &[&str]) -> Output {
         .unwrap_or_else(|error| panic!("{argv:?} in {host}: {error}"))
 }
 
-/// Returns what a command printed to stdout if it succeeded, else what it printed to stderr.
+/// Returns the standard output of a command that succeeded, or the standard error of one that
+/// failed.
 pub(crate) fn client_output(world: &World, host: &str, argv: &[&str]) -> Result<String, String> {
     let output = run(world, host, argv);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();

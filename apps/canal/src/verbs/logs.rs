@@ -18,7 +18,7 @@ use crate::{observe, signals};
 /// Interval between two reads of a followed log.
 const POLL: Duration = Duration::from_millis(200);
 
-/// Shows a host's log
+/// Shows the log of a host's processes
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   canal logs gw-1 --follow
@@ -88,6 +88,7 @@ pub(crate) async fn run(args: LogsArgs) -> VerbResult {
     copy(log, args.follow)
         .await
         .map_err(|problem| match problem.kind() {
+            // The reader of the output has ended, for example `head`.
             std::io::ErrorKind::BrokenPipe => VerbError::already_printed(ExitStatus::Done),
             _ => VerbError::failed(path.display().to_string(), problem, ""),
         })

@@ -57,8 +57,8 @@ pub(crate) async fn run(args: StatusArgs) -> VerbResult {
     Ok(())
 }
 
-/// Returns the world's key servers, with the cryptographic hardware features that each reports. Null stands for a key server that does not
-/// answer.
+/// Returns the world's key servers, with the cryptographic hardware features that each reports. The
+/// value is null for a key server that does not answer.
 async fn key_servers(mesh: &MeshArgs) -> VerbResult<Vec<(String, Value)>> {
     if mesh.server.is_some() {
         return Ok(Vec::new());

@@ -13,15 +13,16 @@ use canal_bench_peers::spread::Spread;
 use canal_bench_peers::{document, generators, namespace, origin};
 use clap::Parser;
 
-/// Counts the instructions of `canal-gateway` for a request: one gateway under callgrind answers few requests, one many, and the difference is
-/// what the requests beyond cost. Fails if --after needs more than --bar percent more than --before.
+/// Counts the instructions of `canal-gateway` for a request: one gateway under callgrind answers
+/// few requests, another one many, and the difference is the cost of the additional requests. Fails
+/// if --after needs more than --bar percent more than --before.
 #[derive(Parser)]
 #[command(after_help = "Examples:
   canal-bench-instructions
   canal-bench-instructions --before ../before/target/release --markdown docs/performance.md
   canal-bench-instructions --only http1 --rounds 1 --keep /tmp/profiles   # then callgrind_annotate --inclusive=yes")]
 struct Flags {
-    /// A folder with `canal` and `canal-gateway` of another commit, to be compared with.
+    /// A folder with `canal` and `canal-gateway` of another commit for comparison.
     #[arg(long)]
     before: Option<PathBuf>,
     /// The folder with `canal` and `canal-gateway`.
@@ -36,7 +37,7 @@ struct Flags {
     /// Only these cases (http1, h2c, policies).
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// How many percent more than before are borne.
+    /// Maximum permitted increase in percent.
     #[arg(long, default_value_t = 3.0)]
     bar: f64,
     /// Keep callgrind's files of the longer runs in this folder.
@@ -49,8 +50,9 @@ struct Flags {
 
 /// Requests before the first counted one: afterwards connections, pools and caches exist.
 const WARM: u64 = 1_000;
-/// A tenant's turn lasts a hundred times as long, because everything but the clock is that much slower under callgrind. Otherwise a request
-/// would take several turns, where in reality a turn has dozens of requests.
+/// A tenant's turn in a worker lasts a hundred times as long, because callgrind slows everything
+/// but the clock by about this factor. Otherwise a request would take several turns, whereas
+/// normally a turn has dozens of requests.
 const SLOW: &str = "shares: {gatewayCpu: 10000}";
 /// Address of the gateway's listener.
 const PLAIN_LISTENER: SocketAddr =
@@ -172,7 +174,7 @@ impl Subject {
             self.build
                 .gateway(&self.snapshot(kind), &self.dir.join("data"), &[listener]),
         );
-        // Workers that pin themselves would leave their core.
+        // Workers must not pin themselves, because they would leave the bench's core.
         argv.push("--no-pin".into());
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         let gateway = PinnedProcess::start(&argv, PROXY_CORE, PLAIN_LISTENER, &log)?;
@@ -232,7 +234,7 @@ fn render(rows: &[InstructionRow], flags: &Flags) -> String {
     out
 }
 
-/// Returns by how many percent a request costs more than before.
+/// Returns the increase of the cost of a request, in percent.
 fn change(rows: &[InstructionRow], case: LoadCase) -> Option<f64> {
     let median = |subject| {
         rows.iter()

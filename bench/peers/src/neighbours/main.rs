@@ -20,8 +20,9 @@ use flood::FloodThread;
 use generator::{LoadOutcome, LoadSpec};
 use proxies::Proxy;
 
-/// Measures the p99 of quiet tenants' requests while one other tenant is quiet, asks for ten times its share, and asks as fast as it is answered.
-/// Fails if Canal's p99 beside a tenant at ten times its share is above --bar times the quiet one, as the median of the rounds.
+/// Measures the p99 of quiet tenants' requests while one other tenant is quiet, sends ten times its
+/// share, and sends as fast as it gets responses. Fails if Canal's p99 beside a tenant at ten times
+/// its share is above --bar times the quiet one, as the median of the rounds.
 #[derive(Parser)]
 #[command(after_help = "Examples:
   canal-bench-neighbours --rounds 7 --markdown docs/performance.md

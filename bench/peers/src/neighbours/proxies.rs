@@ -1,4 +1,5 @@
-//! Configuration of each proxy for the same tenants: one worker, an address for each tenant, one route, access log off. No measuring here.
+//! Configuration of each proxy for the same tenants: one worker, an address for each tenant, one
+//! route, access log off. It measures nothing.
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};

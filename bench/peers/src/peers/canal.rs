@@ -1,4 +1,5 @@
-//! The gateway: configured by a state file if it needs no certificates, by a controller if it does, or if that is what is measured.
+//! The gateway as a peer. A state file configures it if it needs no certificates. A controller does
+//! so if it needs certificates, or if the case measures a gateway with a controller.
 
 use std::path::Path;
 

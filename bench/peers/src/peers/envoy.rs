@@ -146,8 +146,9 @@ fn socket(place: &PeerFolders, context: &str) -> String {
     )
 }
 
-/// Returns the same policies as `canal::policies`: a token is required and checked, one kind of path is denied, another one is allowed.
-/// Checked tokens are cached, as the gateway caches them; Envoy's default is to check each again.
+/// Returns the same policies as `canal::policies`: a token is required and checked, one kind of
+/// path is denied, another one is allowed. Validated tokens are cached, as in the gateway; Envoy's
+/// default is to validate each again.
 fn policies() -> String {
     let filter = |name: &str, kind: &str, rest: &str| {
         format!(

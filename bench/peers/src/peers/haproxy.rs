@@ -34,7 +34,7 @@ pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pinn
         );
     }
     if case.is_large() {
-        // Backends are named as the hosts are: the lookup is by name.
+        // Backends have the names of the hosts, because the lookup is by name.
         conf.push_str("\n  use_backend %[req.hdr(host),lower]\n");
         for n in 0..SERVICES {
             let _ = write!(conf, "backend s{n}\n  server s {ORIGIN}:{ORIGIN_PORT}\n");

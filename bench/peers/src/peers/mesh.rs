@@ -135,7 +135,7 @@ impl BenchMesh {
     }
 }
 
-/// Reads the gateway's readiness page. The error names what it lacks.
+/// Reads the gateway's readiness page. The error names the missing parts.
 fn readiness() -> Result<(), String> {
     let fetch = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect(loopback(canal::READINESS_PORT))?;

@@ -253,6 +253,7 @@ fn key_set(
                 reading.error(field, format!("{problem}, {CLOSED}"), fix);
                 return None;
             }
+            // The controller fetches the set, and compiles the tenant again when it has it.
             sets.wanted.insert(uri.clone());
             let Some(keys) = sets.fetched.get(uri) else {
                 reading.warning(

@@ -173,6 +173,7 @@ fn custom(
     reading: &mut PolicyResolver<'_, AuthorizationPolicy>,
 ) -> AuthorizationAction {
     let AuthorizationPolicy { metadata, spec } = reading.said.object;
+    // The fault has been reported, and it breaks the policy.
     if reading.said.fault("spec.provider").is_some() {
         return AuthorizationAction::Deny;
     }
@@ -189,6 +190,7 @@ fn custom(
         );
         return AuthorizationAction::Deny;
     }
+    // A bare name is searched in the policy's own namespace first, then in the root namespaces.
     let candidates: Vec<(Namespace, &str)> = match name.split_once('/') {
         Some((namespace, name)) => Namespace::new(namespace)
             .map(|namespace| (namespace, name))

@@ -46,6 +46,7 @@ fn read(
         .filter(|labels| !labels.is_empty());
     let target = match labels {
         Some(labels) if said.fault("spec.selector").is_none() => selected(metadata, labels),
+        // A selector that cannot be read counts as none, so that the object fails closed.
         _ => widest(metadata),
     };
     if labels.is_none() && !spec.port_level_mtls.is_empty() && said.fault("spec.selector").is_none()
@@ -81,6 +82,7 @@ fn read(
     let created = metadata.creation_timestamp.map_or(0, |at| at.0);
     let key = key(tenant, metadata);
     match reading.broken {
+        // A broken object fails closed: it requires mTLS at everything that it targets.
         Some(_) => PeerAuthentication {
             key,
             target,

@@ -168,6 +168,7 @@ fn service<T>(
         namespace: metadata.namespace.clone(),
         name: target.name.clone(),
     };
+    // Only a warning, because the Service may be created after its policy.
     if !services.contains_key(&key) {
         let problem = format!("there is no Service {}/{} yet", key.namespace, key.name);
         reading.warning(

@@ -516,6 +516,7 @@ fn a_replica_without_the_tenant_gets_none_of_its_sessions() {
     assert!(s.roster.is_ready(a, &tenant("t")) && !s.roster.is_ready(a, &tenant("u")));
     s.publish(&["t", "u"]);
     let old = Generation(s.generation - 1);
+    // Replica a keeps reporting, but acknowledges no generation with the tenant u.
     let lag = move |s: &mut RosterFixture| {
         s.all_report();
         s.report("a", |report, known| {

@@ -33,7 +33,8 @@ pub const OBSERVATIONS_MAX: usize = 256;
 pub const OBSERVATIONS_PER_OPERATOR_MAX: usize = 8;
 /// Time within which a dump or metrics must be read.
 const WHOLE_ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum number of orders that a data plane has not read yet; one that lets them pile up gets no more observations.
+/// Maximum number of orders that a data plane has not read yet; a data plane that exceeds it gets
+/// no more observations.
 const ORDERS_MAX: usize = 1024;
 /// Bytes of credit that are given back at once: a part of the window, so that few orders are enough for many answers.
 const CREDIT_BYTES: u64 = OBSERVE_WINDOW_BYTES / 4;
@@ -331,7 +332,7 @@ struct OpenSession {
 }
 
 impl OpenSession {
-    /// Records that the reader has taken answers of this cost, and gives back credit.
+    /// Records that the reader has taken answers of this cost, and returns credit.
     fn read(&mut self, cost: u64) {
         self.queued.fetch_sub(cost, Relaxed);
         self.owed += cost;

@@ -50,7 +50,8 @@ struct ObservationAudit {
 /// Begins an observation.
 ///
 /// # Errors
-/// What was named does not exist or is not visible to the operator, or as many observations are open as may be.
+/// The named object does not exist or is not visible to the operator, or the limit of open
+/// observations is reached.
 pub(crate) fn begin(
     shared: &Arc<ObservationContext>,
     operator: &OperatorScope,

@@ -28,7 +28,7 @@ pub(super) struct Target {
 #[derive(Debug)]
 pub(super) struct ObservationRequest {
     pub(super) subject: Subject,
-    /// Tenant that is observed; `None` for all tenants, or for what is the provider's own.
+    /// Tenant that is observed; `None` for all tenants, or for the provider's own state.
     pub(super) tenant: Option<TenantName>,
     pub(super) targets: Vec<Target>,
 }
@@ -36,7 +36,7 @@ pub(super) struct ObservationRequest {
 /// Checks a request against the data planes that are connected.
 ///
 /// # Errors
-/// What was named does not exist, or is not visible to the operator.
+/// The named object does not exist, or is not visible to the operator.
 pub(super) fn decide(
     request: &ObserveRequest,
     operator: &OperatorScope,

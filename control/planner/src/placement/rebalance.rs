@@ -23,7 +23,8 @@ use crate::mix::mix;
 
 /// Divisor of the mean: a load may differ from the mean by one part in this many.
 const BOUND: i128 = 10;
-/// Number of services of one weight that are compared; the one that shares the fewest pairs moves.
+/// Number of services of one weight that are compared; the service that shares the fewest pairs
+/// moves.
 const COMPARED: usize = 16;
 
 /// Progress of a service's migration.

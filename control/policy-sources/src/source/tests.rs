@@ -1,5 +1,6 @@
-//! One set of cases for every source of policy: what it says is in force, a mistake removes nothing, and a diagnostic can be traced to
-//! the author of its object. A new source adds a fixture.
+//! One set of cases for every source of policy: its objects are in force, a mistake removes
+//! nothing, and a diagnostic can be traced to the author of its object. A new source adds a
+//! fixture.
 
 use std::path::PathBuf;
 

@@ -7,8 +7,9 @@ pub const NAME_BYTES_MAX: usize = 1024;
 /// Bytes that a name is charged beyond its own length, where the controller does not have the name itself: its entries in the tables of a
 /// stream, and the copy of the request that brought it.
 pub(super) const NAME_OVERHEAD_BYTES: usize = 256;
-/// Maximum bytes that one stream is charged for names that the controller does not have itself. It fits what a node can hold of a tenant
-/// with the default share of compiled resources that was deleted meanwhile.
+/// Maximum bytes that one stream is charged for names that the controller does not have itself. It
+/// suffices for a node that holds all resources of a tenant with the default share which was
+/// deleted while the node was disconnected.
 pub const STREAM_NAME_BYTES_MAX: usize = 64 << 20;
 /// Maximum bytes of the listed names outside a data plane's scope that one response removes, with [`NAME_OVERHEAD_BYTES`] for each.
 pub(super) const OUT_OF_SCOPE_BYTES_MAX: usize = 256 << 10;

@@ -13,9 +13,10 @@ use canal_wire::southbound::manifest;
 use super::{Item, SubscriberStream};
 
 impl SubscriberStream {
-    /// Returns the manifests of the tenants `resealed`, whose security resources were compared, and of tenants that are new in scope or
-    /// have refused resources. The first batch of a stream has the manifests of all tenants: the subscriber then compares again what it
-    /// holds, whatever happened since the last stream.
+    /// Returns the manifests of the tenants `resealed`, whose security resources were compared, and
+    /// of tenants that are new in scope or have refused resources. The first batch of a stream has
+    /// the manifests of all tenants: the subscriber then compares all its resources again,
+    /// regardless of changes since the last stream.
     pub(super) fn manifests(
         &mut self,
         items: &[Item],

@@ -1,6 +1,8 @@
-//! Names that a subscriber brings: those that it subscribes to, and those of the resources that it holds already. A name that the catalog
-//! has in the subscriber's scope is shared with the catalog and free; every other name is charged until it is forgotten. What a subscriber
-//! holds is removed from it where the catalog does not have it; a provider's stream never ends for it.
+//! Names that a subscriber brings: those that it subscribes to, and those of the resources that it
+//! holds already. A name that the catalog has in the subscriber's scope is shared with the catalog
+//! and free; every other name is charged until it is forgotten. A resource that a subscriber holds
+//! and the catalog does not contain is removed from the subscriber. It never ends the stream of a
+//! provider's data plane.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -328,7 +330,8 @@ impl SubscriberStream {
             });
         }
         let subscribed: usize = priced.subscribed.iter().map(|name| name.price).sum();
-        // What a provider's data plane holds is no reason to refuse it: other tenants would have to do without it.
+        // A data plane of the provider is not refused for the resources that it lists, because it
+        // serves other tenants too.
         let held: usize = if self.is_of_provider() {
             0
         } else {

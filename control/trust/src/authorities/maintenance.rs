@@ -28,7 +28,7 @@ pub struct MaintenanceContext {
     pub trust: Arc<TrustAuthorities>,
     pub catalog: watch::Receiver<Arc<Catalog>>,
     pub principals: watch::Receiver<Arc<Principals>>,
-    /// Tells which data planes have acknowledged a new root.
+    /// Registry of the data planes that have acknowledged a new root.
     pub subscribers: Arc<Subscribers>,
     pub metrics: Arc<ControllerMetrics>,
 }

@@ -107,7 +107,8 @@ impl DomainState {
     /// Loads the state as it was stored.
     ///
     /// # Errors
-    /// A key, a certificate or the record cannot be read; a blocked identity in it that is none would be admitted again.
+    /// A key, a certificate or the record cannot be read; a blocked identity that cannot be parsed
+    /// would be admitted again.
     pub(crate) fn read(domain: &TrustDomain, stored: &StoredTrust) -> Result<Self, String> {
         let load = |a: &StoredAuthority| {
             TenantAuthority::load(domain, &a.key, &a.certificate)

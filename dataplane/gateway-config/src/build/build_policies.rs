@@ -21,7 +21,7 @@ impl SnapshotBuilder {
         self.policies.entry_ref(tenant).or_default()
     }
 
-    /// Records that the tenant's policies, or what they apply to, changed.
+    /// Records that the tenant's policies or their targets changed.
     pub(super) fn touch_policies(
         &mut self,
         tenant: &TenantName,

@@ -86,7 +86,8 @@ impl SnapshotBuilder {
         }
     }
 
-    /// Returns what must be compiled before a change of one tenant is applied: one job for each service whose rules are others after it.
+    /// Returns what must be compiled before a change of one tenant is applied: one job for each
+    /// service whose rules it changes.
     pub(crate) fn compile_jobs(
         &self,
         upserts: &[Arc<Resource>],

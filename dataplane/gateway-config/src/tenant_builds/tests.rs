@@ -8,7 +8,7 @@ use canal_model::program::*;
 use super::*;
 use crate::testing::tenant_named as tenant;
 
-/// Tables that fit into this much are none, so each change with routes waits.
+/// Limit of bytes for a build without waiting: no table fits, so each change with routes waits.
 const NOTHING: usize = 0;
 
 fn key(tenant: &str, service: &str) -> ServiceKey {

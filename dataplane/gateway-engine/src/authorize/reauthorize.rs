@@ -55,7 +55,7 @@ fn notify_changed(worker: &Worker) {
         });
 }
 
-/// Admitted work that is still open, with what is needed to authorize it again.
+/// Admitted work that is still open, with the data to authorize it again.
 pub(crate) struct OngoingAuthorization<'a> {
     session: &'a Rc<ClientSession>,
     chosen: &'a SelectedEndpoint,

@@ -42,7 +42,7 @@ fn decide(first: &[u8], protocol: AppProtocol, limits: &canal_h1::MessageLimits)
             SniffResult::Http1
         }
         (Detected::NeedInput, _) => SniffResult::Wait,
-        // The HTTP/1.1 codec reports what is malformed.
+        // The HTTP/1.1 codec reports the fault of a malformed request.
         (Detected::Opaque, AppProtocol::Http1) => SniffResult::Http1,
         (Detected::Opaque, AppProtocol::Http2 | AppProtocol::Grpc) => SniffResult::Refuse,
         (Detected::Opaque, AppProtocol::Detect | AppProtocol::Tcp) => SniffResult::Relay,

@@ -328,8 +328,9 @@ impl<'a> Exchange<'a> {
         self.up.done || self.up_cut
     }
 
-    /// Ends this part of an exchange that failed with `fault`. Returns what the next attempt needs to go on with it, if the request did not
-    /// reach the application and all sent bytes are still available.
+    /// Ends this part of an exchange that failed with `fault`. Returns the data with which the next
+    /// attempt continues the request, if the request did not reach the application and all sent
+    /// bytes are still available.
     pub(crate) fn suspend(self, fault: &ProxyError) -> Option<SuspendedExchange> {
         if *fault != ProxyError::UpstreamUndelivered {
             return None;

@@ -177,8 +177,9 @@ impl HttpDownstream for Http2Client {
             // A stream that is dropped before its end is reset.
             Ok(ExchangeEnd::Broken(error)) => state.record.fault(&error),
             Ok(ExchangeEnd::Complete { .. } | ExchangeEnd::Upgraded(_)) => {}
-            // The gateway has passed a part of the body on and cannot send the request again, but the client can: no application has
-            // processed it (RFC 9113 §8.7). A response would say that it failed.
+            // The gateway has passed a part of the body on and cannot send the request again, but
+            // the client can: no application has processed it (RFC 9113 §8.7). A response would
+            // mean that the request failed.
             Err(error @ ProxyError::UpstreamRefused) if !self.ended => {
                 state.record.fault(&error);
                 if state.info.grpc {

@@ -442,7 +442,8 @@ async fn client_that_trickles_a_shown_body_is_refused_in_time() {
     assert_eq!(origin.requests(), 0);
 }
 
-/// The client holds its body back until `100` comes, and the endpoint, which would send it, is not asked before the authorizer.
+/// The client sends its body only after `100`. The endpoint, which would send `100`, gets the
+/// request only after the authorizer's check.
 #[tokio::test]
 async fn clients_that_expect_100_get_it_when_an_authorizer_wants_their_body() {
     let origin = OriginServer::echo().await;

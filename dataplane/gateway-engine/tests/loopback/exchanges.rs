@@ -1,5 +1,5 @@
-//! Exchanges through a tunnel with an application that closes, responds early or half-closes. The client sees what it would see without a
-//! mesh.
+//! Exchanges through a tunnel with an application that closes, responds early or half-closes. The
+//! client observes the same as without a mesh.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

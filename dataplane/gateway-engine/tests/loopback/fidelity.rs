@@ -455,7 +455,7 @@ async fn bytes_after_a_response_without_content_reach_no_later_request() {
                 answered.notified().await;
                 peer.write(stray).await;
                 written.notify_one();
-                // The connection stays open, so only its bytes tell that it is of no use.
+                // The connection stays open, so only its bytes show that it cannot be reused.
                 let _ = peer.head().await;
             }
         })

@@ -594,6 +594,7 @@ fn http2_and_upgrades_pass_through_tunnels() {
 fn connects_that_lead_nowhere_are_refused_as_ztunnel_would() {
     local(|| async {
         let mesh = LoopbackMesh::new(EngineSetup::default());
+        // A service of another tenant is unknown to alpha's client, by name and by address.
         mesh.fixture.apply(vec![service(
             "beta",
             "secret",

@@ -318,6 +318,8 @@ async fn resets_are_carried_both_ways() {
         move |request: Request<RecvStream>, mut respond: h2::server::SendResponse<Bytes>| {
             let (tx, reset_now, arrived) = (tx.clone(), reset_now.clone(), arrived.clone());
             async move {
+                // For this path the endpoint resets once the client has the head; for others the
+                // client does.
                 if request.uri().path() == "/mine" {
                     let response = Response::builder().body(()).unwrap();
                     let mut send = respond.send_response(response, false).unwrap();

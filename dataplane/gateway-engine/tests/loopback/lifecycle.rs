@@ -293,6 +293,7 @@ async fn a_soft_drain_lets_http2_streams_finish_and_clients_return() {
     tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), refused)
         .await
         .expect("no more streams");
+    // After the drain is revoked, a new connection is kept open.
     fixture.engine.set_soft_drain(false);
     let client = connect(&fixture).await;
     for _ in 0..3 {

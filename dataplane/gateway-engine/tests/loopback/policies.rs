@@ -411,6 +411,7 @@ async fn endpoints_and_services_have_policies_of_their_own() {
         ),
     ]);
     assert_eq!(HttpClient::get(fixture.web, "/db").await.status, 200);
+    // A policy of the dialled service applies on both routes; one of db only on the route to db.
     for (target, inside, beside) in [("web", 403, 403), ("db", 200, 403)] {
         fixture.apply(vec![Resource::Authorization(of(
             "none",
@@ -427,6 +428,7 @@ async fn endpoints_and_services_have_policies_of_their_own() {
             "{target}"
         );
     }
+    // A broken policy denies, even if its action is only AUDIT.
     let broken = Authorization {
         broken: Some("no such field".into()),
         ..of(

@@ -95,6 +95,7 @@ fn bare_connections_of_one_tenant_block_no_other() {
                 "and so is who proves itself among alpha's own"
             );
         }
+        // Alpha's share is a quarter of 24 unauthenticated connections, so 94 of 100 give way.
         mesh.fixture
             .until(
                 "canal_share_revoked_total",

@@ -72,7 +72,7 @@ fn pooled_connections_to_a_revoked_server_are_cut() {
     run(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let rig = HboneFixture::towards(listener.local_addr().unwrap(), PoolConfig::default());
-        // This server does not know of its own revocation.
+        // This server has not received its own revocation.
         let server = ServerIdentity::new(
             "alpha".parse().unwrap(),
             Credential::fixed(rig.numbered(BOB, 12)),
@@ -143,7 +143,7 @@ fn a_clients_connection_ends_with_its_certificate() {
         // After GOAWAY the pool has to reconnect, and no peer accepts the expired certificate.
         tokio::time::sleep(short_life() + ms(1500)).await;
         assert!(rig.open().await.is_err());
-        // A peer that renewed its certificate continues. Open streams get the expiry timeout and no more.
+        // A peer that renewed its certificate continues. Open streams get only the expiry timeout.
         rig.renew.replace(rig.numbered(ALICE, 8));
         let mut renewed = rig.open().await.unwrap().stream;
         assert_eq!(

@@ -308,8 +308,8 @@ async fn deliver(
     running.set(running.get() - 1);
 }
 
-/// Clients that write and never read, of an application that answers what it reads: when they close, both relays of each end, and the bytes
-/// that they held return.
+/// Clients that write and never read, of an application that answers what it reads: when they
+/// close, both relays of each client end, and their buffered bytes are released.
 #[test]
 fn relays_of_clients_that_never_read_end_with_them() {
     for is_reset in [true, false] {
@@ -375,7 +375,8 @@ fn relays_of_clients_that_never_read_end_with_them() {
     }
 }
 
-/// A client that pauses is not cut, however long it pauses: it costs its window and no more.
+/// A client that pauses is not reset, regardless of the length of the pause: it costs only its
+/// window.
 #[test]
 fn a_client_that_pauses_goes_on_where_it_stopped() {
     run(async {

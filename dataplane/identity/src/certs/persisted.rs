@@ -134,7 +134,7 @@ pub(super) fn read(folder: &Path, what: &CertificateKey, now: SystemTime) -> Opt
     }
 }
 
-/// Removes files that are of no more use, best effort: a file that stays does no harm.
+/// Removes unused files, best effort: a file that stays does no harm.
 pub(super) fn remove_expired(folder: &Path, now: SystemTime) {
     let Ok(files) = std::fs::read_dir(folder) else {
         return;

@@ -598,7 +598,7 @@ async fn an_answer_from_before_a_forgotten_identity_is_not_used_afterwards() {
     let (seen, done) = (begun.clone(), answered.clone());
     rig.controller.issue(move |r| {
         seen.fetch_add(1, Relaxed);
-        // Long enough for the identity to be forgotten and wanted again meanwhile.
+        // Long enough for the identity to be released and requested again.
         std::thread::sleep(Duration::from_millis(300));
         done.fetch_add(1, Relaxed);
         Ok(answer(&ca, &r, Duration::from_secs(3600)))

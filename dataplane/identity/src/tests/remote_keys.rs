@@ -583,7 +583,7 @@ async fn revoking_an_intermediate_ends_remote_handshakes() {
     for end in &mut ends {
         assert_eq!(end.wait_for_loss().await, TrustLoss::Revoked);
     }
-    // The key server does not know of the revocation yet, but its requester does, on either side.
+    // The key server has not received the revocation yet, but its requester has, on either side.
     assert_eq!(
         shake(&client, &server).await.0.unwrap_err().reason(),
         "revoked"

@@ -224,7 +224,7 @@ pub(crate) async fn call(client: ClientIdentity, io: impl Transport) -> Observed
     Ok(used(stream).await)
 }
 
-/// Runs both sides and compares the result with `expect`. The error text says what differs.
+/// Runs both sides and compares the result with `expect`. The error text describes the difference.
 fn judge<F, A>(
     side: &str,
     name: &str,

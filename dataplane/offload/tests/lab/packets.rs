@@ -191,8 +191,9 @@ pub fn send(args: &[String]) {
     });
 }
 
-/// Listens, and reports what arrives within two seconds after [`super::CaseProcess::go_on`]. Arguments: `AT [arrives]`. The second one says
-/// that a packet will arrive, so the gate waits longer for it.
+/// Listens, and reports what arrives within two seconds after [`super::CaseProcess::go_on`].
+/// Arguments: `AT [arrives]`. The second one means that a packet will arrive, so the gate waits
+/// longer for it.
 pub fn receive(args: &[String]) {
     let socket = UdpSocket::bind(&args[0]).unwrap();
     let wait = Duration::from_secs(2);

@@ -221,7 +221,7 @@ async fn the_agent_registers_follows_orders_and_reports_owned_sessions_when_need
     );
     assert!(fixture.agent.ready().is_err());
     sessions(&fixture.found, &[(7, 40000), (8, 40001)]);
-    // The replica is a head, so it does not report what it owns.
+    // The replica is a head, so it does not report its owned sessions.
     fixture.apply(
         vec![
             table_of("alpha/default/web", 7, "az1", 4, &[2, 1]),
@@ -286,7 +286,8 @@ async fn the_agent_registers_follows_orders_and_reports_owned_sessions_when_need
     );
 }
 
-/// A report that repeats an earlier scan must not look as if it were of a new one, so it has the mark of when the scans began.
+/// A report that repeats an earlier scan must not look like one of a new scan, so it has the mark
+/// from the begin of the scans.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_report_has_the_mark_from_before_its_scans() {
     let fixture = AgentFixture::new(orders(false)).await;

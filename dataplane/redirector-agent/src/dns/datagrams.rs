@@ -16,8 +16,9 @@ use super::server::DnsState;
 
 /// Datagrams that are received in one call.
 const BATCH: usize = quinn_udp::BATCH_SIZE;
-/// Calls that receive, between answers. A call takes far less time than an answer, so the kernel's queue is empty in between even in a flood,
-/// and what one tenant has too much is dropped here, by tenant, rather than there.
+/// Calls that receive, between answers. A call takes far less time than an answer, so the kernel's
+/// queue is empty in between even in a flood. Excess questions are then dropped here, by tenant,
+/// and not in the kernel's queue.
 const RECEIVES_MAX: usize = 16;
 /// Answers between two calls that receive.
 const ANSWERS_MAX: usize = 32;

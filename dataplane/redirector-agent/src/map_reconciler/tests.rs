@@ -1,4 +1,4 @@
-//! Tests of what is written and when, with maps in memory that can refuse.
+//! Tests of the writes and their order, with maps in memory that can refuse a write.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};

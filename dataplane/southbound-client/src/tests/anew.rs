@@ -98,7 +98,7 @@ async fn after_two_refusals_for_a_full_limit_a_stream_lists_nothing_and_receives
         0,
         "it is the same store"
     );
-    // From here on it lists what it holds again.
+    // From here on it lists its resources again.
     drop(stream);
     let mut stream = controller.stream().await;
     assert_eq!(held(&mut stream).await, 3);

@@ -1,4 +1,5 @@
-//! Validation of single responses: what is accepted, what is refused for which reason, and that a refused response changes nothing.
+//! Validation of single responses: which are accepted, which are refused for which reason, and that
+//! a refused response changes nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -149,7 +149,7 @@ pub(super) fn run(
             Ok(()) => written.add(block.lines.into()),
             Err(error) => {
                 failed.add(block.lines.into());
-                // The error is logged once, because a full disk may also be the one that stderr goes to.
+                // The error is logged once, because stderr may go to the same full disk.
                 if !std::mem::replace(&mut is_reported, true) {
                     tracing::error!(%error, "access log lines are lost; canal_access_log_dropped_total counts them");
                 }

@@ -285,7 +285,7 @@ impl<IO> KernelStream<IO> {
 
 impl<IO: Transport> KernelStream<IO> {
     fn tcp(&self) -> io::Result<&TcpStream> {
-        // The socket was there when the connection was handed over.
+        // The hand-over to the kernel required the socket.
         self.io
             .tcp()
             .ok_or_else(|| io::ErrorKind::NotConnected.into())

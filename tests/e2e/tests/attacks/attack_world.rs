@@ -36,7 +36,7 @@ const READY_WITHIN: Duration = Duration::from_secs(20);
 
 /// Result of a probe, and its output.
 pub(crate) struct AttackOutcome {
-    /// True if the probe got what it tried to get.
+    /// True if the attack succeeded.
     pub(crate) reached: bool,
     /// Output of the probe, for messages.
     pub(crate) output: String,
@@ -161,7 +161,7 @@ pub(crate) struct AttackWorld {
 }
 
 impl AttackWorld {
-    /// Returns a certificate as a member of a tenant has it.
+    /// Returns a certificate like that of a tenant's workload.
     pub(crate) fn member(&self, tenant: &str, account: &str) -> PemCredential {
         self.issued(
             tenant,

@@ -1,5 +1,5 @@
-//! Attacks on the controller and on key servers by a holder of a token or a certificate of beta's, for data and keys of alpha or the
-//! provider.
+//! Attacks on the controller and on key servers with a token or a certificate of beta's, for data
+//! and keys of alpha or the provider.
 
 use std::time::Duration;
 

@@ -77,7 +77,8 @@ const LISTS: [&str; 2] = [
 ];
 const DOCUMENT: &str = "docs/compatibility.md";
 
-/// Runs until what differs is what the list says, or until it is not in most runs; panics then.
+/// Repeats the runs until the differences equal the listed ones. Panics if most runs show other
+/// differences.
 ///
 /// `run` gets the programs in whose cases the last round showed a problem, and repeats at least those; at first it gets none, and runs all.
 pub(crate) fn compare_runs(
@@ -217,7 +218,8 @@ impl Differences {
         all
     }
 
-    /// Differences that are listed and did not occur. A case that was not run here, for want of its software, is none.
+    /// Listed differences that did not occur. Cases that did not run because their software is
+    /// missing are left out.
     fn gone(&self, found: &CaseDifferences) -> Vec<Problem> {
         let mut gone = Vec::new();
         for (one, walked) in self

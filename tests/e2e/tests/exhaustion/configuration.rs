@@ -10,7 +10,7 @@ use canal_timing::deadline;
 use super::ExhaustionCase;
 use super::exhaustion_world::ExhaustionWorld;
 
-/// Services that the objects are for. A policy may name so many.
+/// Number of services that the objects name: the maximum for one policy.
 const SERVICES: usize = 16;
 /// Pods that one Service selects.
 const PODS: usize = 5_000;

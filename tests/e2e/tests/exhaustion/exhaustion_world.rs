@@ -52,7 +52,7 @@ pub(super) struct ExhaustionWorld {
 }
 
 impl ExhaustionWorld {
-    /// Returns a certificate as a member of a tenant has it.
+    /// Returns a certificate like that of a tenant's workload.
     pub(super) fn member(&self, tenant: &str, account: &str) -> PemCredential {
         let identity = format!("spiffe://{tenant}.example/ns/default/sa/{account}");
         self.authorities[usize::from(tenant == "beta")].issue(&Leaf::of(&identity))

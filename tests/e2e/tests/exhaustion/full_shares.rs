@@ -21,7 +21,7 @@ const OTHERS_WITHIN: Duration = Duration::from_secs(1);
 const GATEWAY_WITHIN: Duration = Duration::from_secs(2);
 /// Memory is given back within this time after a tenant was deleted.
 const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(60);
-/// Memory that a process may keep beside 1.5 times what it had before.
+/// Memory that a process may keep in addition to 1.5 times its earlier memory.
 const KEPT_MIB: u64 = 32;
 /// A change is in force on a machine that does nothing else.
 const SOON: Duration = Duration::from_secs(30);
@@ -158,8 +158,8 @@ fn until_nothing_is_used(setup: &ExhaustionWorld, tenant: &str) {
     }
 }
 
-/// A tenant at every share of its configuration does not delay the orders of another, and when it is deleted its shares and the memory are
-/// free again.
+/// A tenant at every share of its configuration does not delay the orders of another. When it is
+/// deleted, its shares and the memory are free again.
 #[test]
 fn one_tenant_at_every_share_delays_no_other_and_leaves_nothing_when_deleted() {
     let setup = setup();
@@ -217,7 +217,7 @@ fn one_tenant_at_every_share_delays_no_other_and_leaves_nothing_when_deleted() {
 fn a_restarted_gateway_serves_others_before_one_tenants_full_shares() {
     let setup = setup();
     let world = &setup.mesh.world;
-    // All of beta's sessions come to the one that is killed.
+    // All of beta's sessions are at the replica that is killed.
     ["gw-2", "gw-3"]
         .iter()
         .for_each(|name| world.stop(name).unwrap_or_else(|e| panic!("{name}: {e}")));
@@ -255,7 +255,7 @@ fn a_restarted_gateway_serves_others_before_one_tenants_full_shares() {
     world.wait_ready(deadline(SOON)).expect("all are ready");
 }
 
-/// A tenant with a few of all that shares count is deleted, and then has nothing of any of them.
+/// A tenant that uses some of every shared limit is deleted, and then uses nothing of any of them.
 #[test]
 fn a_deleted_tenant_has_nothing_of_the_shares_of_configuration() {
     let setup = setup();

@@ -1,5 +1,6 @@
-//! One limit of each family is reached by alpha, whose shares are small here: its holder is refused and counted, and beta's patient clients
-//! are all answered meanwhile. Nothing here depends on time.
+//! One limit of each family is reached by alpha, whose shares are small here: its holder is refused
+//! and counted, while beta's clients, whose timeouts are long, get all their responses. Nothing
+//! here depends on time.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,6 +1,7 @@
-//! One tenant exhausts each limit that tenants share, by connections, bytes, requests, configuration and work. Meanwhile another tenant is
-//! watched: its goodput, its 99th percentile and its errors, and the memory of every process. Start at [`run_case`]. The gate runs
-//! `limits.rs` instead, which only counts.
+//! One tenant exhausts each limit that tenants share, by connections, bytes, requests,
+//! configuration and work. Meanwhile the test measures another tenant's goodput, 99th percentile
+//! and errors, and the memory of every process. Start at [`run_case`]. The gate runs `limits.rs`
+//! instead, which only counts.
 
 mod configuration;
 mod control;

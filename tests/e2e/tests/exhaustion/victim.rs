@@ -89,8 +89,8 @@ impl VictimWatch {
     }
 }
 
-/// Asserts that beta's patient clients are all answered: requests on persistent connections, new connections with a handshake each, and
-/// calls of the controller.
+/// Asserts that all of beta's clients get their responses within long timeouts: requests on
+/// persistent connections, new connections with a handshake each, and calls of the controller.
 pub(super) fn assert_served(setup: &ExhaustionWorld, attack: &str) {
     let (url, timeout) = (
         format!("http://{BETA_WEB}/blob?size=100"),

@@ -1,5 +1,5 @@
-//! The attacker: sends packets that no honest host would send, and prints what it sent. It reads its command and opens raw sockets. Whether
-//! a packet got through is checked by the test.
+//! The attacker: sends packets that no honest host would send, and prints them. It reads its
+//! command and opens raw sockets. The test checks whether a packet arrived.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,5 @@
-//! Refused resources: what is set aside, which tenants it affects, and what the manifests then contain.
+//! Refused resources: which resources are set aside, which tenants that affects, and the resulting
+//! manifests.
 
 use canal_model::authorization as a;
 
@@ -125,7 +126,8 @@ fn manifest_agrees_again_once_refused_policies_are_gone() {
     assert!(c.session.progress().refusals.is_empty());
 }
 
-/// A restarted process compares what it has with the manifests of the first batch, whatever it listed as held.
+/// A restarted process compares its resources with the manifests of the first batch, regardless of
+/// the versions that it listed.
 #[test]
 fn first_batch_of_a_stream_brings_every_manifest() {
     let (w, mut c) = cold_gateway(true, 1);

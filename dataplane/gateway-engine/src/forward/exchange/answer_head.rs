@@ -20,7 +20,8 @@ impl Exchange<'_> {
     pub(super) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
         match &self.back {
             UpstreamSide::Http1(_) => {
-                // As with bodies, nothing more is read from the endpoint until the client has accepted what was written.
+                // As with bodies, the gateway reads from the endpoint only when the client has
+                // accepted the bytes written so far.
                 ready!(self.poll_taken(cx))?;
                 self.poll_head_1(cx)
             }
