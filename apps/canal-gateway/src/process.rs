@@ -187,16 +187,11 @@ fn begin(
         .as_ref()
         .map(|tier| tier::names(tier, &registry, whole, watcher.clone()))
         .transpose()?;
-    let services = certificates.clone().map(|source| -> ServiceCertificateFn {
-        Arc::new(move |gateway, service, algorithm| {
-            source.service_credential(gateway, service, algorithm)
-        })
-    });
     let around = EngineDependencies {
         registry: registry.clone(),
         drain: traffic,
         identities: keyring,
-        certificates: services,
+        certificates: certificates.clone().map(service_certificates),
         log,
         dns: names.as_ref().map(tier::handover),
     };
@@ -308,6 +303,13 @@ fn certificates(
     };
     CertificateSource::start(settings, registry, drain.clone())
         .context("starting the certificate source")
+}
+
+/// Returns the function by which the engine gets certificates of services.
+fn service_certificates(source: CertificateSource) -> ServiceCertificateFn {
+    Arc::new(move |gateway, service, algorithm| {
+        source.service_credential(gateway, service, algorithm)
+    })
 }
 
 /// Creates the gateway's client identities toward its tenants. Each tenant's policy decides where their keys are.

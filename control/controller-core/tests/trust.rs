@@ -487,6 +487,16 @@ async fn end_without_certificates_of_the_old_root(
     );
 }
 
+/// Checks that a restart does not undo the announcement of a new root.
+async fn restart_while_announced(fixture: &mut ControllerFixture, ca: CaCli) -> CaCli {
+    drop(ca);
+    fixture.stop().await;
+    fixture.start().await;
+    let mut ca = CaCli::of(fixture).await;
+    assert_eq!(ca.status().await.phase, "announced");
+    ca
+}
+
 #[tokio::test]
 async fn a_root_is_replaced_once_all_know_the_new_one_and_goes_once_nothing_of_it_is_in_use() {
     let mut fixture = two_tenants("").await;
@@ -541,12 +551,7 @@ async fn a_root_is_replaced_once_all_know_the_new_one_and_goes_once_nothing_of_i
         &both.roots.concat(),
         "the last element holds all roots"
     );
-    // A restart does not undo the announcement.
-    drop(ca);
-    fixture.stop().await;
-    fixture.start().await;
-    let mut ca = CaCli::of(&fixture).await;
-    assert_eq!(ca.status().await.phase, "announced");
+    let mut ca = restart_while_announced(&mut fixture, ca).await;
     let mut n1 = fixture.subscribe("n1").await;
     n1.settle().await;
     let mut n2 = fixture.subscribe("n2").await;

@@ -180,6 +180,15 @@ fn decide_inside(
         .ok_or("unknown_port")
 }
 
+/// Returns the labels of a client that proved no identity. The name from the registry is shown, an identity is not.
+fn labels_without_identity(tenant: &TenantView, client: IpAddr) -> WorkloadLabels {
+    let labels = party_at(tenant, client, None).unwrap_or_else(WorkloadLabels::unknown);
+    WorkloadLabels {
+        principal: String::new(),
+        ..labels
+    }
+}
+
 async fn establish_plaintext(
     worker: &Rc<Worker>,
     stream: TcpStream,
@@ -217,21 +226,13 @@ async fn establish_plaintext(
     let (peer, standing) = peer.unzip();
     let client = SocketAddr::new(client.ip().to_canonical(), client.port());
     let caller = match &peer {
-        None => {
-            let party = party_at(tenant, client.ip(), None).unwrap_or_else(WorkloadLabels::unknown);
-            // The client proved no identity. The name from the registry is shown, an identity is not.
-            let party = WorkloadLabels {
-                principal: String::new(),
-                ..party
-            };
-            ClientInfo {
-                party,
-                address: client,
-                secured: false,
-                tls,
-                who: ClientPrincipal::default().named(server_name),
-            }
-        }
+        None => ClientInfo {
+            party: labels_without_identity(tenant, client.ip()),
+            address: client,
+            secured: false,
+            tls,
+            who: ClientPrincipal::default().named(server_name),
+        },
         // The verifier has compared trust domains; its result is checked again here.
         Some(peer) if !is_trusted_peer(tenant, peer) => {
             return worker.counts.refused_connection("foreign_tenant");
@@ -342,10 +343,7 @@ pub(crate) async fn hbone(
     };
     let (stream, peer) = match accepted {
         Ok(accepted) => accepted,
-        Err(e) => {
-            tracing::debug!(tenant = %tenant.name, error = %e, "TLS handshake failed");
-            return worker.counts.refused_connection(tls_reason(&e));
-        }
+        Err(e) => return refuse_handshake(worker, &tenant, &e),
     };
     // The verifier has compared trust domains. Its result is checked again, because an error here would admit one tenant's client to
     // another tenant.
@@ -435,6 +433,12 @@ impl Drop for TunnelGuard {
             self.0.permit.offer();
         }
     }
+}
+
+/// Counts a failed handshake by its reason, and logs it.
+fn refuse_handshake(worker: &Worker, tenant: &TenantView, e: &TlsError) {
+    tracing::debug!(tenant = %tenant.name, error = %e, "TLS handshake failed");
+    worker.counts.refused_connection(tls_reason(e));
 }
 
 fn tls_reason(e: &TlsError) -> &'static str {

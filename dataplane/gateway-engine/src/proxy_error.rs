@@ -446,9 +446,11 @@ impl ResponseFlag {
 mod tests {
     use super::*;
 
-    #[test]
-    fn only_surely_unprocessed_requests_are_retried() {
-        let cases = [
+    /// An error, whether the request may be retried, the status, the response flag, and the responsible side.
+    type ErrorCase = (ProxyError, RetrySafety, u16, &'static str, ErrorSide);
+
+    fn upstream_errors() -> Vec<ErrorCase> {
+        vec![
             (
                 ProxyError::Connect { why: String::new() },
                 RetrySafety::Unsent,
@@ -505,6 +507,11 @@ mod tests {
                 "UPE",
                 ErrorSide::Upstream,
             ),
+        ]
+    }
+
+    fn client_and_gateway_errors() -> Vec<ErrorCase> {
+        vec![
             (
                 ProxyError::NoRoute,
                 RetrySafety::No,
@@ -571,7 +578,14 @@ mod tests {
                 "DC",
                 ErrorSide::Client,
             ),
-        ];
+        ]
+    }
+
+    #[test]
+    fn only_surely_unprocessed_requests_are_retried() {
+        let cases = upstream_errors()
+            .into_iter()
+            .chain(client_and_gateway_errors());
         for (fault, retry, status, flag, side) in cases {
             assert_eq!(
                 (

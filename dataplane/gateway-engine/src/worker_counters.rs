@@ -47,25 +47,61 @@ fn cpu_seconds(registry: &Registry) -> CounterFamily {
     ))
 }
 
+/// Returns a counter for each kind of timeout.
+fn timeouts(registry: &Registry, shard: &MetricsShard) -> Vec<Counter> {
+    let family = registry.counters(MetricFamily::new(
+        "canal_gateway_timeouts_total",
+        "Connections and exchanges ended because a time ran out.",
+        &["what"],
+    ));
+    TimeoutKind::ALL
+        .iter()
+        .map(|late| shard.counter(&family, &[late.name()]))
+        .collect()
+}
+
+/// Returns the metric family of connects to endpoints, by result.
+fn upstream_connects(registry: &Registry) -> CounterFamily {
+    registry.counters(MetricFamily::new(
+        "canal_gateway_upstream_connects_total",
+        "Connections opened to endpoints.",
+        &["result"],
+    ))
+}
+
+/// Returns the metric family of HTTP/2 connections that failed, by side and reason.
+fn http2_errors(registry: &Registry) -> CounterFamily {
+    registry.counters(MetricFamily::new(
+        "canal_gateway_http2_errors_total",
+        "HTTP/2 connections that ended with an error.",
+        &["side", "reason"],
+    ))
+}
+
+/// Returns the gauge of open connections from clients.
+fn connections(registry: &Registry, shard: &MetricsShard) -> Gauge {
+    let family = registry.gauges(MetricFamily::new(
+        "canal_gateway_connections",
+        "Open connections from clients, tunnels included.",
+        &[],
+    ));
+    shard.gauge(&family, &[])
+}
+
+/// Returns the metric family of evaluated policies, by tenant, action and policy.
+fn authorizations(registry: &Registry) -> CounterFamily {
+    registry.counters(MetricFamily::new(
+        "canal_authorization_total",
+        "Requests and connections that policies evaluated, by result; and audits and dry runs that matched.",
+        &["tenant", "action", "policy"],
+    ))
+}
+
 impl WorkerCounters {
     pub(crate) fn new(registry: &Registry, shard: &MetricsShard) -> Self {
         let family = |name, help, labels| registry.counters(MetricFamily::new(name, help, labels));
         let plain = |name, help| shard.counter(&family(name, help, &[]), &[]);
-        let timeouts = family(
-            "canal_gateway_timeouts_total",
-            "Connections and exchanges ended because a time ran out.",
-            &["what"],
-        );
-        let connects = family(
-            "canal_gateway_upstream_connects_total",
-            "Connections opened to endpoints.",
-            &["result"],
-        );
-        let gauge = registry.gauges(MetricFamily::new(
-            "canal_gateway_connections",
-            "Open connections from clients, tunnels included.",
-            &[],
-        ));
+        let connects = upstream_connects(registry);
         Self {
             refused_requests: family(
                 "canal_gateway_refused_requests_total",
@@ -92,20 +128,9 @@ impl WorkerCounters {
                 "Connections to endpoints that were not opened because this machine has no more of something.",
                 &["what"],
             ),
-            timeouts: TimeoutKind::ALL
-                .iter()
-                .map(|late| shard.counter(&timeouts, &[late.name()]))
-                .collect(),
-            http2_errors: family(
-                "canal_gateway_http2_errors_total",
-                "HTTP/2 connections that ended with an error.",
-                &["side", "reason"],
-            ),
-            authorizations: family(
-                "canal_authorization_total",
-                "Requests and connections that policies evaluated, by result; and audits and dry runs that matched.",
-                &["tenant", "action", "policy"],
-            ),
+            timeouts: timeouts(registry, shard),
+            http2_errors: http2_errors(registry),
+            authorizations: authorizations(registry),
             tokens: family(
                 "canal_gateway_tokens_total",
                 "JSON Web Tokens that were checked, by result.",
@@ -127,7 +152,7 @@ impl WorkerCounters {
                 &["result"],
             ),
             cpu: cpu_seconds(registry),
-            connections: shard.gauge(&gauge, &[]),
+            connections: connections(registry, shard),
             false_sources: plain(
                 "canal_gateway_false_sources_total",
                 "Tunnels whose client named a source that is not itself.",

@@ -199,7 +199,8 @@ fn authorizer_with(timeout: &str) -> String {
     )
 }
 
-/// CUSTOM calls the tenant's own authorizer, sends it what it may see, and obeys; without a response it refuses.
+/// CUSTOM calls the tenant's own authorizer, sends it the permitted fields, and enforces its
+/// decision. Without a response it refuses.
 #[test]
 fn an_external_authorizer_is_called_and_obeyed() {
     let timeout = format!("{}s", (AUTHORIZED_WITHIN * slack()).as_secs());

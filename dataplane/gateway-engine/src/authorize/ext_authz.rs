@@ -513,38 +513,42 @@ mod tests {
         }
     }
 
-    #[test]
-    fn answers_are_yes_no_or_nothing() {
-        let ok = |headers| {
-            Some(HttpResponse::OkResponse(proto::OkHttpResponse {
-                headers,
-                headers_to_remove: vec!["x-b".into()],
-            }))
-        };
-        let denied = |code, headers| {
-            let status = Some(proto::HttpStatus { code });
-            Some(HttpResponse::DeniedResponse(proto::DeniedHttpResponse {
-                status,
-                headers,
-                body: "no".into(),
-            }))
-        };
-        let rejection = |status: u16| {
-            Ok(Err(ExtAuthzDenial {
-                status,
-                headers: vec![],
-                body: "no".into(),
-            }))
-        };
+    fn ok(headers: Vec<proto::HeaderValueOption>) -> Option<HttpResponse> {
+        Some(HttpResponse::OkResponse(proto::OkHttpResponse {
+            headers,
+            headers_to_remove: vec!["x-b".into()],
+        }))
+    }
+
+    fn denied(code: i32, headers: Vec<proto::HeaderValueOption>) -> Option<HttpResponse> {
+        let status = Some(proto::HttpStatus { code });
+        Some(HttpResponse::DeniedResponse(proto::DeniedHttpResponse {
+            status,
+            headers,
+            body: "no".into(),
+        }))
+    }
+
+    fn too_many_headers() -> Vec<proto::HeaderValueOption> {
+        (0..=HEADERS_MAX)
+            .map(|n| header(&format!("x-{n}"), "", false))
+            .collect()
+    }
+
+    /// A case's name, the authorizer's answer, and how it is read.
+    type AnswerCase = (
+        &'static str,
+        Bytes,
+        Result<Result<ExtAuthzMutations, ExtAuthzDenial>, &'static str>,
+    );
+
+    fn grants_and_broken_answers() -> Vec<AnswerCase> {
         let said = ExtAuthzMutations {
             set: vec![("X-A".into(), b"1".to_vec())],
             append: vec![("x-c".into(), b"2".to_vec())],
             remove: vec!["x-b".into()],
         };
-        let many = (0..=HEADERS_MAX)
-            .map(|n| header(&format!("x-{n}"), "", false))
-            .collect::<Vec<_>>();
-        for (what, bytes, want) in [
+        vec![
             ("nothing at all", Bytes::new(), Err("authorizer_malformed")),
             (
                 "no protobuf",
@@ -566,12 +570,24 @@ mod tests {
             ),
             (
                 "too many headers",
-                answer(Some(0), ok(many.clone())),
+                answer(Some(0), ok(too_many_headers())),
                 Err("authorizer_too_many_headers"),
             ),
+        ]
+    }
+
+    fn denials() -> Vec<AnswerCase> {
+        let rejection = |status: u16| {
+            Ok(Err(ExtAuthzDenial {
+                status,
+                headers: vec![],
+                body: "no".into(),
+            }))
+        };
+        vec![
             (
                 "too many headers in a no",
-                answer(Some(7), denied(401, many)),
+                answer(Some(7), denied(401, too_many_headers())),
                 Err("authorizer_too_many_headers"),
             ),
             (
@@ -612,7 +628,12 @@ mod tests {
                 answer(Some(0), denied(401, vec![])),
                 rejection(401),
             ),
-        ] {
+        ]
+    }
+
+    #[test]
+    fn answers_are_yes_no_or_nothing() {
+        for (what, bytes, want) in grants_and_broken_answers().into_iter().chain(denials()) {
             assert_eq!(read(bytes), want, "{what}");
         }
         // A redirect is a denial too, and the authorizer's framing header is dropped.
