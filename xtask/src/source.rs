@@ -18,73 +18,33 @@ const UNSAFE_PATHS: [&str; 4] = [
 ];
 /// Words that do not describe a concept.
 const EMPTY_WORDS: [&str; 6] = ["util", "utils", "manager", "common", "helper", "misc"];
-/// Files (`path`) and functions (`path function`) that are still beyond their limit, one a line. The list only shrinks: a line that is not needed
-/// fails the check.
-const OVERSIZED_LIST: &str = "xtask/oversized.txt";
 
 pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) -> anyhow::Result<()> {
-    let mut oversized = Oversized::read(tree);
     for (path, text) in tree.with_suffix(".rs") {
-        one_file(path, text, &mut oversized, found);
+        one_file(path, text, found);
     }
     for suffix in [".c", ".h"] {
         for (path, text) in tree.with_suffix(suffix) {
-            size(path, text, &mut oversized, found);
+            size(path, text, found);
             if !text.starts_with("/*") && !text.starts_with("//") {
                 found.push(format!("{path}:1: the first line says what the file does"));
             }
         }
     }
-    oversized.report_needless(found);
     dead_files(tree, found);
     test_programs(tree, found);
     Ok(())
 }
 
-/// The lines of [`OVERSIZED_LIST`], and which of them excused something.
-struct Oversized<'a> {
-    lines: BTreeSet<&'a str>,
-    used: BTreeSet<&'a str>,
-}
-
-impl<'a> Oversized<'a> {
-    fn read(tree: &'a SourceTree) -> Self {
-        let text = tree
-            .files
-            .get(OVERSIZED_LIST)
-            .map(String::as_str)
-            .unwrap_or_default();
-        Self {
-            lines: text.lines().filter(|line| !line.starts_with('#')).collect(),
-            used: BTreeSet::new(),
-        }
-    }
-
-    /// Returns whether the list has this file or function, and notes that it was needed.
-    fn excuses(&mut self, subject: &str) -> bool {
-        let line = self.lines.get(subject).copied();
-        self.used.extend(line);
-        line.is_some()
-    }
-
-    fn report_needless(&self, found: &mut Vec<String>) {
-        for line in self.lines.difference(&self.used) {
-            found.push(format!(
-                "{OVERSIZED_LIST}: `{line}` is within its limit or gone; delete the line"
-            ));
-        }
-    }
-}
-
-fn size(path: &str, text: &str, oversized: &mut Oversized<'_>, found: &mut Vec<String>) {
+fn size(path: &str, text: &str, found: &mut Vec<String>) {
     let n = text.lines().count();
-    if n > FILE_LINES_MAX && !oversized.excuses(path) {
+    if n > FILE_LINES_MAX {
         found.push(format!("{path}: {n} lines, the limit is {FILE_LINES_MAX}"));
     }
 }
 
-fn one_file(path: &str, text: &str, oversized: &mut Oversized<'_>, found: &mut Vec<String>) {
-    size(path, text, oversized, found);
+fn one_file(path: &str, text: &str, found: &mut Vec<String>) {
+    size(path, text, found);
     if !text.starts_with("//!") {
         found.push(format!("{path}:1: the first line of a module is `//!` and says what it does and what it does not"));
     }
@@ -100,7 +60,6 @@ fn one_file(path: &str, text: &str, oversized: &mut Oversized<'_>, found: &mut V
     match crate::ast::parse(text).as_ref() {
         Ok(ast) => SourceVisitor {
             path,
-            oversized,
             found,
             in_test: false,
         }
@@ -132,18 +91,17 @@ fn crate_root(path: &str, text: &str, found: &mut Vec<String>) {
     }
 }
 
-struct SourceVisitor<'a, 'tree> {
+struct SourceVisitor<'a> {
     path: &'a str,
-    oversized: &'a mut Oversized<'tree>,
     found: &'a mut Vec<String>,
     in_test: bool,
 }
 
-impl SourceVisitor<'_, '_> {
+impl SourceVisitor<'_> {
     fn function(&mut self, sig: &syn::Signature, span: proc_macro2::Span) {
         let n = span.end().line - span.start().line + 1;
         let name = sig.ident.to_string();
-        if n > FUNCTION_LINES_MAX && !self.oversized.excuses(&format!("{} {name}", self.path)) {
+        if n > FUNCTION_LINES_MAX {
             self.found.push(format!(
                 "{}:{}: fn {name} has {n} lines, the limit is {FUNCTION_LINES_MAX}",
                 self.path,
@@ -191,7 +149,7 @@ impl SourceVisitor<'_, '_> {
     }
 }
 
-impl<'ast> Visit<'ast> for SourceVisitor<'_, '_> {
+impl<'ast> Visit<'ast> for SourceVisitor<'_> {
     fn visit_item_fn(&mut self, f: &'ast syn::ItemFn) {
         self.function(&f.sig, f.span());
         if f.sig.unsafety.is_some() {
@@ -353,42 +311,21 @@ mod tests {
     }
 
     #[test]
-    fn only_listed_functions_and_files_exceed_their_limit() {
+    fn long_files_and_functions_are_found() {
         let long = format!(
             "//! A\nfn long() {{\n{}}}\n",
             "    a();\n".repeat(FUNCTION_LINES_MAX)
         );
         let large = format!("//! A\n{}", "// b\n".repeat(FILE_LINES_MAX));
-        let check_all = |list: &str| {
-            let mut found = Vec::new();
-            let tree = tree(&[
-                ("a/long.rs", &long),
-                ("a/large.rs", &large),
-                (OVERSIZED_LIST, list),
-            ]);
-            let mut oversized = Oversized::read(&tree);
-            for (path, text) in tree.with_suffix(".rs") {
-                one_file(path, text, &mut oversized, &mut found);
-            }
-            oversized.report_needless(&mut found);
-            found
-        };
+        let mut found = Vec::new();
+        one_file("a/long.rs", &long, &mut found);
+        one_file("a/large.rs", &large, &mut found);
         assert_eq!(
-            check_all(""),
+            found,
             [
-                "a/large.rs: 1001 lines, the limit is 1000",
-                "a/long.rs:2: fn long has 92 lines, the limit is 90"
+                "a/long.rs:2: fn long has 92 lines, the limit is 90",
+                "a/large.rs: 1001 lines, the limit is 1000"
             ]
-        );
-        assert_eq!(
-            check_all("# why\na/large.rs\na/long.rs long\n"),
-            Vec::<String>::new()
-        );
-        let needless =
-            "xtask/oversized.txt: `a/long.rs short` is within its limit or gone; delete the line";
-        assert_eq!(
-            check_all("a/large.rs\na/long.rs long\na/long.rs short\n"),
-            [needless]
         );
     }
 
