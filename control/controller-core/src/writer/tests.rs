@@ -1,0 +1,174 @@
+//! Unit tests of the catalog writer: what it publishes, and what it withholds. No sockets.
+
+use canal_controller_metrics::GaugeValues;
+use tokio::sync::oneshot;
+
+use super::*;
+use crate::config::ControllerLimits;
+
+/// A writer without tenants, with its store and its queues.
+struct WriterFixture {
+    _dir: tempfile::TempDir,
+    preparer: Preparer,
+    writer: CatalogWriter,
+    catalogs: watch::Receiver<Arc<Catalog>>,
+}
+
+impl WriterFixture {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(dir.path(), canal_store::StoreLimits::default()).unwrap());
+        let (publish, catalogs) = watch::channel(Arc::new(Catalog::default()));
+        let (basis, _) = watch::channel(Arc::new(Basis::default()));
+        let client = canal_trust::FetchClient::new(b"").unwrap();
+        let infra = canal_ca::ControllerCa::open(&dir.path().join("infra"), now_seconds())
+            .unwrap()
+            .of_components()
+            .unwrap();
+        let limits = Arc::new(TenantLimits::new(&ControllerLimits::default().capacities()));
+        let certificates = limits.certificates.clone();
+        let trust = TrustAuthorities::open(
+            store.clone(),
+            Arc::default(),
+            infra,
+            &Default::default(),
+            &client,
+            certificates,
+        )
+        .unwrap();
+        let preparer = Preparer {
+            store,
+            metrics: Arc::default(),
+            limits,
+        };
+        let publisher = CatalogPublisher {
+            publish,
+            basis,
+            trust: Arc::new(trust),
+        };
+        let files = SourceUpdate::nothing(PolicyOrigin::Files);
+        let writer = CatalogWriter::start(&preparer, publisher, files, Vec::new()).unwrap();
+        Self {
+            _dir: dir,
+            preparer,
+            writer,
+            catalogs,
+        }
+    }
+
+    /// Prepares a first state of a tenant whose files were not read yet.
+    fn prepare(&self, name: &str) -> Prepared {
+        let mut sources = TenantSources::new(name.parse().unwrap());
+        sources.expect(PolicyOrigin::Files);
+        self.preparer.sources_after(None, sources)
+    }
+}
+
+#[test]
+fn the_cloud_tier_and_trust_pass_all_changes_that_wait() {
+    let fixture = WriterFixture::new();
+    let (commands, waiting_commands) = mpsc::channel(QUEUE_MAX);
+    let (tiers, waiting_tiers) = mpsc::channel(QUEUE_MAX);
+    let (commits, waiting_commits) = mpsc::channel(QUEUE_MAX);
+    let commit = |name: &str| {
+        let (reply, answer) = oneshot::channel();
+        commits
+            .blocking_send(Commit {
+                prepared: fixture.prepare(name),
+                reply,
+            })
+            .unwrap();
+        answer
+    };
+    let mut changes = [commit("alpha"), commit("beta"), commit("alpha")];
+    let (reply, mut published) = oneshot::channel();
+    tiers
+        .blocking_send(TierUpdate {
+            tier: TierState::default(),
+            reply,
+        })
+        .unwrap();
+    commands.blocking_send(WriterCommand::Trust).unwrap();
+    drop((commands, tiers, commits));
+    let WriterFixture {
+        _dir,
+        writer,
+        catalogs,
+        ..
+    } = fixture;
+    writer
+        .run(WriterQueues {
+            commands: waiting_commands,
+            tiers: waiting_tiers,
+            commits: waiting_commits,
+        })
+        .unwrap();
+    let published = published.try_recv().unwrap().unwrap();
+    let [alpha, beta, again] = &mut changes;
+    let generation = |answer: &mut oneshot::Receiver<_>| match answer.try_recv() {
+        Ok(Ok(Committed::Done(generation))) => generation,
+        other => panic!("{other:?}"),
+    };
+    assert!(
+        published < generation(alpha) && published < generation(beta),
+        "what came last was published first"
+    );
+    assert!(
+        matches!(again.try_recv(), Ok(Ok(Committed::Moved))),
+        "it was prepared before the first of alpha's was in force"
+    );
+    assert_eq!(catalogs.borrow().tenants.len(), 2);
+}
+
+#[test]
+fn a_withheld_state_is_counted_by_its_reason() {
+    let mut fixture = WriterFixture::new();
+    let excess = |limit: &TenantAmounts| {
+        *limit
+            .check(&"alpha".parse().unwrap(), u64::MAX)
+            .unwrap_err()
+    };
+    let compiled = excess(&fixture.preparer.limits.compiled);
+    for (name, reason, finding) in [
+        ("alpha", WithheldReason::CompiledBytes, compiled.clone()),
+        ("beta", WithheldReason::Panic, compiled.clone()),
+        ("gamma", WithheldReason::Clash, compiled),
+    ] {
+        let mut prepared = fixture.prepare(name);
+        prepared
+            .validated
+            .as_mut()
+            .unwrap()
+            .objections
+            .push(Objection::new(reason, finding));
+        fixture.writer.commit(prepared).unwrap();
+    }
+    // The writer finds this excess when it takes the shares. The bytes of other tenants were
+    // unknown when the state was prepared.
+    let mut prepared = fixture.prepare("delta");
+    prepared.validated.as_mut().unwrap().size.bytes = u64::MAX;
+    fixture.writer.commit(prepared).unwrap();
+    let mut prepared = fixture.prepare("epsilon");
+    prepared.validated.as_mut().unwrap().size.resources = u64::MAX;
+    fixture.writer.commit(prepared).unwrap();
+    let mut prepared = fixture.prepare("zeta");
+    prepared.validated.as_mut().unwrap().size.route_table_bytes = u64::MAX;
+    fixture.writer.commit(prepared).unwrap();
+    assert_eq!(
+        fixture.writer.taken_by(&"epsilon".parse().unwrap()),
+        [0; 4],
+        "what it had taken before was given back"
+    );
+    let text = fixture.preparer.metrics.render(&GaugeValues::default());
+    for (reason, count) in [
+        ("clash", 1),
+        ("compiled_bytes", 2),
+        ("compiled_resources", 1),
+        ("panic", 1),
+        ("route_table_bytes", 1),
+    ] {
+        let line =
+            format!("canal_controller_changes_withheld_total{{reason=\"{reason}\"}} {count}\n");
+        assert!(text.contains(&line), "{line} in\n{text}");
+    }
+}
