@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use canal_gateway_engine::{
-    CloudTierConfig, ForwardedHeaders, GatewayConfig, GatewayLimits, PlainListener,
+    BUFFER_BYTES_MIN, CloudTierConfig, ForwardedHeaders, GatewayConfig, GatewayLimits,
+    PlainListener,
 };
 use canal_keyserver_client::ServerAddress;
 use canal_model::ids::{AzName, BackendName, ReplicaName};
@@ -148,9 +149,6 @@ pub struct GatewayFlags {
     #[arg(long, default_value_t = 2000, help_heading = "Cloud tier")]
     drain_grace_ms: u64,
 }
-
-/// Smallest budget of held bytes: one stream's window.
-const BUFFER_BYTES_MIN: u64 = 64 << 10;
 
 fn controller_address(given: &str) -> Result<String, String> {
     let address = given

@@ -108,12 +108,9 @@ struct Flags {
     max_hbone: u64,
     /// Maximum bytes that the tunnels of all pods together hold for readers that do not read. Each tenant's share of them is in its Tenant
     /// object (nodeBufferBytes).
-    #[arg(long, default_value_t = config::BUFFER_BYTES, value_parser = clap::value_parser!(u64).range(BUFFER_BYTES_MIN..))]
+    #[arg(long, default_value_t = config::BUFFER_BYTES, value_parser = clap::value_parser!(u64).range(config::BUFFER_BYTES_MIN..))]
     max_buffer_bytes: u64,
 }
-
-/// Smallest budget: one stream's window.
-const BUFFER_BYTES_MIN: u64 = 64 << 10;
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Captures {

@@ -53,6 +53,7 @@ metrics! {
     FLEET_FORGOTTEN, "canal_controller_fleet_forgotten_total", "counter", "Replicas forgotten; their numbers are free.";
     FLEET_PLANS, "canal_controller_fleet_plan_seconds_count", "counter", "Computations of a plan.";
     FLEET_PLAN_SECONDS, "canal_controller_fleet_plan_seconds_sum", "counter", "Seconds spent computing plans.";
+    FLEET_PLANS_REFUSED, "canal_controller_fleet_plans_refused_total", "counter", "Plans that were not applied, or only in part, by reason.";
     FLEET_PUBLICATIONS, "canal_controller_fleet_publications_total", "counter", "Generations of the tier that were published to data planes.";
     FLEET_BUCKETS_MOVED, "canal_controller_fleet_buckets_moved_total", "counter", "Buckets that got another head.";
     FLEET_BUCKETS_HELD, "canal_controller_fleet_bucket_moves_blocked_total", "counter", "Buckets that retained their head because their chain was full of owners.";

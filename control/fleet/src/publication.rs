@@ -147,8 +147,8 @@ pub(crate) struct TierPublication {
     pub(crate) tables: PublishedTables,
     /// Newest plan whose tables are all in the publication.
     pub(crate) plan: u32,
-    /// Number of tables that wait until a replica has the tenant.
-    pub(crate) waiting: usize,
+    /// Tables that wait until a replica has the tenant.
+    pub(crate) waiting: BTreeSet<(ServiceId, AzName)>,
     /// Number of (service, AZ) pairs that take no new sessions.
     pub(crate) closed: usize,
 }
@@ -166,7 +166,7 @@ pub(crate) fn build_publication(
         tier: TierState::default(),
         tables: PublishedTables::new(),
         plan: plan.number,
-        waiting: 0,
+        waiting: BTreeSet::new(),
         closed: 0,
     };
     let planned = tables(plan, told.0);
@@ -178,7 +178,7 @@ pub(crate) fn build_publication(
             out.tables.insert(key.clone(), seated.clone());
             continue;
         }
-        out.waiting += 1;
+        out.waiting.insert(key.clone());
         // A plan counts as published only with all its tables.
         out.plan = out.plan.min(seated.table.version.saturating_sub(1));
         if let Some(before) = before {

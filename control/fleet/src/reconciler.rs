@@ -1,6 +1,7 @@
-//! The fleet's reconciler: when something changed, it has the planner decide, stores the plan on disk, and only then publishes it. Changes
-//! gather for a moment, and a long computation is followed by a pause. Frequent reports therefore do not cause continuous planning. Start
-//! at [`FleetReconciler::run`].
+//! The fleet's reconciler: when something changed, it has the planner decide, and applies the plan.
+//! Changes gather for a moment, and a long computation is followed by a pause. Frequent reports
+//! therefore do not cause continuous planning. Start at [`FleetReconciler::run`];
+//! [`FleetReconciler::apply_plan`] is the only way by which a plan comes into force.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,11 +10,12 @@ use canal_catalog::Catalog;
 use canal_controller_metrics::{self as metrics, ControllerMetrics};
 use canal_model::fleet::{Demands, Fleet as Ships, Ownership, ShardingRules};
 use canal_model::ids::Generation;
-use canal_model::plan::{Plan, UnmetConstraint};
+use canal_model::plan::Plan;
 use canal_store::Store;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
+use crate::applied_plan::{AppliedPlan, PlanDelta, PlanRefusal};
 use crate::handle::{FleetCounts, FleetHandle, locked};
 use crate::publication::{self, PublishedTables, TierPublication};
 use crate::tier::{TierState, TierUpdate};
@@ -149,17 +151,10 @@ impl FleetReconciler {
         if self.last_tier.is_none() {
             return true;
         }
-        let telling = self
-            .prepare_publication(
-                self.shared.fleet.plan(),
-                self.demands.clone(),
-                Instant::now(),
-            )
+        let published = self
+            .publish_plan(self.shared.fleet.plan(), self.demands.clone())
             .await;
-        match telling {
-            Some(telling) => self.publish(telling).await,
-            None => false,
-        }
+        matches!(published, Ok(_) | Err(PlanRefusal::Stopping))
     }
 
     /// Applies the timeouts, and logs and stores their effects.
@@ -235,31 +230,112 @@ impl FleetReconciler {
             // Without reports, the published state stays; after a start, the stored plan is
             // published.
             _ if self.last_tier.is_some() => return true,
-            _ => Some(parent),
+            _ => parent,
         };
-        let Some(plan) = plan else {
-            self.while_serving_urgent(tokio::time::sleep(STORE_RETRY_DELAY))
-                .await;
-            return false;
-        };
-        fleet.roster().note_motion(&plan);
-        self.demands = demands.clone();
-        let Some(telling) = self.prepare_publication(plan.clone(), demands, now).await else {
-            return false;
-        };
-        let is_waiting = telling.waiting > 0;
-        let done = self.publish(telling).await;
-        done && (is_waiting || self.forget(&plan).await)
+        match self.apply_plan(plan.clone(), demands).await {
+            Ok(applied) => !applied.waiting.is_empty() || self.forget(&plan).await,
+            Err(PlanRefusal::Stopping) => true,
+            Err(PlanRefusal::NotStored(_) | PlanRefusal::Panic) => {
+                self.while_serving_urgent(tokio::time::sleep(STORE_RETRY_DELAY))
+                    .await;
+                false
+            }
+            Err(PlanRefusal::Outdated { .. } | PlanRefusal::NotPublished(_)) => false,
+        }
     }
 
-    /// Computes what to publish of a plan; `None` if that must be repeated.
-    async fn prepare_publication(
+    /// Applies a plan for these demands: stores it on disk, puts it into force, and has the catalog
+    /// writer publish it. A table whose new replicas do not have its tenant yet stays as it was
+    /// published before, and a later pass of the reconciler publishes it. The plan in force may be
+    /// applied again; that publishes what is still unpublished.
+    ///
+    /// # Errors
+    /// The plan was not computed from the plan in force, or a part of the controller refused it; see
+    /// [`PlanRefusal`]. Each refusal is counted by its reason.
+    pub async fn apply_plan(
         &mut self,
         plan: Arc<Plan>,
         demands: Arc<Demands>,
-        now: Instant,
-    ) -> Option<TierPublication> {
-        let shared = self.shared.clone();
+    ) -> Result<AppliedPlan, PlanRefusal> {
+        let applied = match self.bring_into_force(&plan).await {
+            Ok(()) => {
+                self.shared.fleet.roster().note_motion(&plan);
+                self.demands = demands.clone();
+                self.publish_plan(plan, demands).await
+            }
+            Err(refusal) => Err(refusal),
+        };
+        if let Err(refusal) = &applied {
+            self.shared
+                .metrics
+                .count(metrics::FLEET_PLANS_REFUSED, &[("reason", refusal.name())]);
+            tracing::warn!(why = %refusal, "the plan was not applied");
+        }
+        applied
+    }
+
+    /// Stores a plan on disk and then puts it into force, unless it is in force already.
+    async fn bring_into_force(&mut self, plan: &Arc<Plan>) -> Result<(), PlanRefusal> {
+        let before = self.shared.fleet.plan();
+        let is_same = *plan == before;
+        if is_same && self.persisted_plan.is_some() {
+            return Ok(());
+        }
+        if !is_same && plan.parent != before.number {
+            return Err(PlanRefusal::Outdated {
+                parent: plan.parent,
+                in_force: before.number,
+            });
+        }
+        let (store, known, next) = (
+            self.shared.store.clone(),
+            self.persisted_plan.take(),
+            plan.clone(),
+        );
+        let keeping = tokio::task::spawn_blocking(move || store.put_plan(known.as_deref(), &next));
+        match self.while_serving_urgent(keeping).await {
+            Ok(Ok(())) => self.persisted_plan = Some(plan.clone()),
+            Ok(Err(e)) => {
+                // It is unknown which of the two plans is on disk, so the next one is written whole.
+                self.store_refused(&e);
+                return Err(PlanRefusal::NotStored(e));
+            }
+            Err(_) => return Err(PlanRefusal::Panic),
+        }
+        self.count_changes(&before, plan);
+        for note in plan.notes.iter().filter(|n| !before.notes.contains(n)) {
+            tracing::warn!(plan = plan.number, %note, "plan does not satisfy a soft constraint");
+        }
+        *locked(&self.shared.fleet.plan) = plan.clone();
+        Ok(())
+    }
+
+    /// Publishes a plan in force for the current state of the fleet.
+    async fn publish_plan(
+        &mut self,
+        plan: Arc<Plan>,
+        demands: Arc<Demands>,
+    ) -> Result<AppliedPlan, PlanRefusal> {
+        let mut telling = self.prepare_publication(plan, demands).await?;
+        let waiting = std::mem::take(&mut telling.waiting);
+        *locked(&self.shared.fleet.counts) = FleetCounts {
+            closed: telling.closed,
+            waiting: waiting.len(),
+        };
+        self.publish(telling).await?;
+        Ok(AppliedPlan {
+            generation: self.generation,
+            waiting,
+        })
+    }
+
+    /// Computes what to publish of a plan.
+    async fn prepare_publication(
+        &self,
+        plan: Arc<Plan>,
+        demands: Arc<Demands>,
+    ) -> Result<TierPublication, PlanRefusal> {
+        let (shared, now) = (self.shared.clone(), Instant::now());
         let (told, given) = (
             self.published_tables.clone(),
             self.last_tier.as_ref().map(|given| given.tenants.clone()),
@@ -276,23 +352,22 @@ impl FleetReconciler {
             )
         };
         let telling = tokio::task::spawn_blocking(work).await;
-        telling
-            .inspect_err(|_| {
-                tracing::error!(
-                    "could not decide the fleet's plan, which is a bug of the controller; retrying"
-                )
-            })
-            .ok()
+        telling.map_err(|_| {
+            tracing::error!(
+                "could not decide what of the plan to publish, which is a bug of the controller; retrying"
+            );
+            PlanRefusal::Panic
+        })
     }
 
-    /// Computes the next plan, stores it on disk and puts it into force; `None` if the store refused.
+    /// Computes the next plan. It is `parent` if nothing changes, or if the planner failed.
     async fn plan(
         &mut self,
         parent: Arc<Plan>,
         ships: Ships,
         demands: Arc<Demands>,
         ownership: Ownership,
-    ) -> Option<Arc<Plan>> {
+    ) -> Arc<Plan> {
         let before = parent.clone();
         let work = move || {
             canal_planner::plan(
@@ -308,7 +383,7 @@ impl FleetReconciler {
             tracing::error!(
                 "the planner failed, which is a fault of the controller; the last plan stands"
             );
-            return Some(parent);
+            return parent;
         };
         self.shared.metrics.add(
             metrics::FLEET_PLAN_SECONDS,
@@ -316,32 +391,7 @@ impl FleetReconciler {
             begun.elapsed().as_secs_f64(),
         );
         self.shared.metrics.count(metrics::FLEET_PLANS, &[]);
-        if next == *parent && self.persisted_plan.is_some() {
-            return Some(parent);
-        }
-        let next = Arc::new(next);
-        let (store, before, after) = (
-            self.shared.store.clone(),
-            self.persisted_plan.take(),
-            next.clone(),
-        );
-        let keeping =
-            tokio::task::spawn_blocking(move || store.put_plan(before.as_deref(), &after));
-        match self.while_serving_urgent(keeping).await {
-            Ok(Ok(())) => self.persisted_plan = Some(next.clone()),
-            Ok(Err(e)) => {
-                // It is unknown which of the two plans is on disk, so the next one is written whole.
-                self.store_refused(&e);
-                return None;
-            }
-            Err(_) => return None,
-        }
-        self.count_changes(&parent, &next);
-        for note in next.notes.iter().filter(|n| !parent.notes.contains(n)) {
-            tracing::warn!(plan = next.number, %note, "plan does not satisfy a soft constraint");
-        }
-        *locked(&self.shared.fleet.plan) = next.clone();
-        Some(next)
+        Arc::new(next)
     }
 
     /// Counts what the next plan changes in the tables.
@@ -360,42 +410,31 @@ impl FleetReconciler {
         }
     }
 
-    /// Has the catalog writer publish the state, if it differs from the last one. Returns false if that must be repeated.
-    async fn publish(&mut self, telling: TierPublication) -> bool {
+    /// Has the catalog writer publish the state, if it differs from the last one.
+    async fn publish(&mut self, telling: TierPublication) -> Result<(), PlanRefusal> {
         let TierPublication {
-            tier,
-            tables,
-            plan,
-            waiting,
-            closed,
+            tier, tables, plan, ..
         } = telling;
-        *locked(&self.shared.fleet.counts) = FleetCounts { closed, waiting };
         if self.last_tier.as_ref() == Some(&tier) {
             // The last generation has the tables of this plan too.
             self.shared.fleet.roster().note_plan(self.generation, plan);
-            return true;
+            return Ok(());
         }
         let (reply, answer) = oneshot::channel();
-        if self
-            .shared
-            .updates
-            .send(TierUpdate {
-                tier: tier.clone(),
-                reply,
-            })
-            .await
-            .is_err()
-        {
-            return true;
+        let update = TierUpdate {
+            tier: tier.clone(),
+            reply,
+        };
+        if self.shared.updates.send(update).await.is_err() {
+            return Err(PlanRefusal::Stopping);
         }
         let generation = match answer.await {
             Ok(Ok(generation)) => generation,
             Ok(Err(e)) => {
                 self.store_refused(&e);
-                return false;
+                return Err(PlanRefusal::NotPublished(e));
             }
-            // The writer has ended, and the controller ends too.
-            Err(_) => return true,
+            Err(_) => return Err(PlanRefusal::Stopping),
         };
         self.shared
             .fleet
@@ -405,7 +444,7 @@ impl FleetReconciler {
         self.generation = generation;
         self.published_tables = Arc::new(tables);
         self.last_tier = Some(tier);
-        true
+        Ok(())
     }
 
     /// Frees the numbers of replicas that are gone from all tables. Returns false if a number was freed, so that there is more to publish.
@@ -445,50 +484,5 @@ struct SilenceCheck {
     closed: bool,
 }
 
-/// Changes that one plan made in the tables.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct PlanDelta {
-    /// Number of buckets that have another head.
-    moved: usize,
-    /// Number of buckets that newly keep their head because their chain is full.
-    held: usize,
-    /// Number of former heads that newly stay in a chain for their sessions.
-    owners: usize,
-}
-
-impl PlanDelta {
-    fn diff(parent: &Plan, next: &Plan) -> Self {
-        let mut out = Self::default();
-        for (id, service) in &next.services {
-            let Some(before) = parent.services.get(id) else {
-                continue;
-            };
-            for (az, table) in &service.tables {
-                let Some(old) = before.tables.get(az).filter(|old| !Arc::ptr_eq(old, table)) else {
-                    continue;
-                };
-                for (was, is) in old.chains.iter().zip(&table.chains) {
-                    out.moved += usize::from(
-                        was.first().map(|s| s.replica) != is.first().map(|s| s.replica),
-                    );
-                    out.owners += is
-                        .iter()
-                        .filter(|s| s.is_owner() && !was.contains(s))
-                        .count();
-                }
-            }
-        }
-        let held = |plan: &Plan| -> usize {
-            let of = |n: &UnmetConstraint| {
-                if let UnmetConstraint::Held { buckets, .. } = n {
-                    buckets.len()
-                } else {
-                    0
-                }
-            };
-            plan.notes.iter().map(of).sum()
-        };
-        out.held = held(next).saturating_sub(held(parent));
-        out
-    }
-}
+#[cfg(test)]
+mod tests;

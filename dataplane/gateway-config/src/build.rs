@@ -533,7 +533,6 @@ impl SnapshotBuilder {
         else {
             return;
         };
-        let routes = self.routes_of(key, old.as_deref());
         let names = Arc::new(ServiceNames {
             key: key.clone(),
             hostname: service.hostname.to_ascii_lowercase(),
@@ -542,14 +541,14 @@ impl SnapshotBuilder {
             .policies
             .get(&key.tenant)
             .and_then(|policies| policies.guard(&PolicyDestination::service(key)));
-        let filters = FilterChain::of_policies(guard.as_deref());
+        let dialled = FilterChain::of_policies(guard.as_deref());
+        let routes = self.routes_of(key, old.as_deref(), dialled);
         let ports = service.ports.iter().map(|p| PortView {
             port: p.port,
             protocol: p.protocol,
             slot: self.slot(key, p.port, &Labels::new()),
             routed: routes.as_ref().is_some_and(|r| r.concern(p.port)),
             routed_by_path: routes.as_ref().is_some_and(|r| r.reads_path(p.port)),
-            filters,
             termination: self.termination(key, p, &names.hostname),
         });
         let ports = ports.collect();

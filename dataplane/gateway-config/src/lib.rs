@@ -44,7 +44,7 @@ pub use build::{ServiceCertificateFn, SnapshotBuilder};
 pub use filter_chain::FilterChain;
 pub use mutations::{RequestMutations, is_spelling_of};
 pub use policies::{DestinationPolicy, TenantPolicies};
-pub use routes::{RouteOutcome, ServiceRoutes};
+pub use routes::{RouteOutcome, RouteTarget, ServiceRoutes};
 use shards::ShardedMap;
 pub use tenant_builds::{BuildStep, FinishedStep, IMMEDIATE_BYTES_MAX, TenantBuilds};
 pub use termination::TerminationView;
@@ -235,8 +235,6 @@ pub struct PortView {
     pub routed: bool,
     /// True if routes match more of the path than `/`; then the path is normalized before routing.
     pub routed_by_path: bool,
-    /// Filters that the service's own policies require, regardless of the routes of its requests.
-    pub filters: FilterChain,
     /// Termination of TLS from clients without a node proxy, if configured.
     pub termination: Option<Arc<TerminationView>>,
 }

@@ -1,5 +1,6 @@
-//! A service's router, with the endpoint set of each backend of its rules. It decides per request; names are resolved once, when it is
-//! built. Compiling needs only the rules and is the expensive part; resolving needs the builder and is cheap.
+//! A service's router, with the endpoint set and the filters of each backend of its rules. It
+//! decides per request; names and filters are resolved once, when it is built. Compiling needs only
+//! the rules and is the expensive part; resolving needs the builder and is cheap.
 //!
 //! Start with [`ServiceRoutes::decide`].
 
@@ -12,10 +13,9 @@ use canal_model::route_table::RouteTable;
 use canal_router::{
     BackendChoice, BrokenMatch, RoutableRequest, RouteDecision, Router, RouterLimits, pick,
 };
-use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use super::EndpointSetId;
+use super::{EndpointSetId, FilterChain};
 
 /// Status for a backend that belongs to another tenant, which the author of the rule cannot have intended.
 const FOREIGN_STATUS: u16 = 500;
@@ -115,23 +115,35 @@ fn refuse_all(rules: &[Arc<RouteRule>]) -> Vec<Arc<RouteRule>> {
     refusing.into_iter().collect()
 }
 
-/// Routes of one service, resolved to endpoint sets.
+/// Routes of one service, resolved to endpoint sets and filters.
 #[derive(Debug)]
 pub struct ServiceRoutes {
-    /// Rules that were compiled, sorted by key.
-    rules: Box<[Arc<RouteRule>]>,
-    router: Router,
-    /// Endpoint set ID of each backend, by the rule's address; `None` for a backend that must not be used.
-    slots: HashMap<usize, SmallVec<[Option<EndpointSetId>; 2]>, foldhash::fast::RandomState>,
+    compiled: Arc<CompiledRoutes>,
+    /// Targets of each rule of the router, in its order.
+    targets: Box<[RuleTargets]>,
+    /// Filters that the service's own policies require; those of the rules were resolved from them.
+    dialled: FilterChain,
     any_port: bool,
     ports: SmallVec<[u16; 4]>,
+}
+
+/// Target of each backend of one rule; `None` for a backend that must not be used.
+type RuleTargets = SmallVec<[Option<RouteTarget>; 2]>;
+
+/// A backend of a rule, resolved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RouteTarget {
+    pub slot: EndpointSetId,
+    /// Filters of the rule for requests to this backend. The endpoint set has those of its
+    /// endpoints' policies.
+    pub filters: FilterChain,
 }
 
 /// Result of routing a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RouteOutcome {
-    /// The request goes to this endpoint set.
-    Slot(EndpointSetId),
+    /// The request goes to this backend.
+    Target(RouteTarget),
     /// The gateway responds with an error.
     Refuse { status: u16, reason: String },
     /// No rule matches the request.
@@ -139,42 +151,44 @@ pub enum RouteOutcome {
 }
 
 impl ServiceRoutes {
-    /// Resolves the backends of compiled routes to endpoint sets.
-    pub(super) fn resolve(compiled: CompiledRoutes, targets: &mut impl TargetResolver) -> Self {
-        let CompiledRoutes {
-            service,
-            rules,
-            router,
-            ..
-        } = compiled;
-        let mut slots = HashMap::default();
+    /// Resolves the backends of compiled routes. `dialled` are the filters that the service's own
+    /// policies require.
+    pub(super) fn resolve(
+        compiled: Arc<CompiledRoutes>,
+        dialled: FilterChain,
+        targets: &mut impl TargetResolver,
+    ) -> Self {
+        let mut resolved: Vec<RuleTargets> = Vec::with_capacity(compiled.router.rule_count());
         let (mut any_port, mut ports) = (false, SmallVec::new());
-        for rule in router.rules() {
+        for rule in compiled.router.rules() {
             match rule.parent_port {
                 None => any_port = true,
                 Some(port) => ports.push(port),
             }
-            if let RouteAction::Split(backends) = &rule.action {
-                let backends = backends.iter().map(|b| match &b.target {
-                    // A backend of another tenant gets no ID, so requests that select it are refused.
-                    BackendTarget::Service {
-                        service: target,
-                        port,
-                        subset,
-                    } if target.tenant == service.tenant => {
-                        Some(targets.slot(target, *port, subset))
-                    }
-                    _ => None,
-                });
-                slots.insert(Arc::as_ptr(rule) as usize, backends.collect());
-            }
+            let backends = match &rule.action {
+                RouteAction::Split(backends) => backends.as_slice(),
+                RouteAction::Refuse { .. } => &[],
+            };
+            let backends = backends.iter().map(|b| match &b.target {
+                // A backend of another tenant gets no ID, so requests that select it are refused.
+                BackendTarget::Service {
+                    service,
+                    port,
+                    subset,
+                } if service.tenant == compiled.service.tenant => Some(RouteTarget {
+                    slot: targets.slot(service, *port, subset),
+                    filters: FilterChain::of_rule(rule, service, dialled),
+                }),
+                _ => None,
+            });
+            resolved.push(backends.collect());
         }
         ports.sort_unstable();
         ports.dedup();
         Self {
-            rules,
-            router,
-            slots,
+            compiled,
+            targets: resolved.into(),
+            dialled,
             any_port,
             ports,
         }
@@ -182,7 +196,18 @@ impl ServiceRoutes {
 
     /// Returns whether the routes were compiled from these rules, sorted by key.
     pub(super) fn is_of(&self, rules: &[Arc<RouteRule>]) -> bool {
-        *self.rules == *rules
+        self.compiled.is_of(rules)
+    }
+
+    /// Returns the compiled routes, to resolve them again.
+    pub(super) fn compiled(&self) -> &Arc<CompiledRoutes> {
+        &self.compiled
+    }
+
+    /// Returns the filters of the service's own policies, from which those of the rules were
+    /// resolved.
+    pub(super) fn dialled(&self) -> FilterChain {
+        self.dialled
     }
 
     /// True if a rule applies to this port; otherwise requests go to the port's own endpoints.
@@ -192,7 +217,7 @@ impl ServiceRoutes {
 
     /// True if a rule for this port matches more of the path than `/`.
     pub fn reads_path(&self, port: u16) -> bool {
-        self.router.reads_path(port)
+        self.compiled.router.reads_path(port)
     }
 
     /// Routes a request to this port, and returns the rule that matched. `random` selects among weighted backends.
@@ -202,7 +227,7 @@ impl ServiceRoutes {
         request: &R,
         random: u64,
     ) -> (RouteOutcome, Option<&Arc<RouteRule>>) {
-        let Some(found) = self.router.find(port, request) else {
+        let Some(found) = self.compiled.router.find(port, request) else {
             return (RouteOutcome::Nowhere, None);
         };
         let refuse = |status: u16, reason: &str| RouteOutcome::Refuse {
@@ -215,12 +240,12 @@ impl ServiceRoutes {
                 BackendChoice::Refuse { status, reason } => refuse(status, reason),
                 BackendChoice::Backend { place, .. } => {
                     let known = self
-                        .slots
-                        .get(&(Arc::as_ptr(found.rule()) as usize))
-                        .and_then(|s| *s.get(place)?);
+                        .targets
+                        .get(found.index)
+                        .and_then(|targets| *targets.get(place)?);
                     known.map_or_else(
                         || refuse(FOREIGN_STATUS, "the backend is another tenant's service"),
-                        RouteOutcome::Slot,
+                        RouteOutcome::Target,
                     )
                 }
             },
@@ -229,7 +254,7 @@ impl ServiceRoutes {
     }
 
     pub fn rule_count(&self) -> usize {
-        self.router.rule_count()
+        self.compiled.router.rule_count()
     }
 }
 
@@ -309,7 +334,8 @@ mod tests {
             compiled.is_of(table.rules()),
             "the same rules are not compiled again"
         );
-        let routes = ServiceRoutes::resolve(compiled, &mut NoTargets);
+        let routes =
+            ServiceRoutes::resolve(Arc::new(compiled), FilterChain::default(), &mut NoTargets);
         let RouteOutcome::Refuse { status, .. } = routes.decide(81, &AnyRequest, 0).0 else {
             panic!("not refused")
         };

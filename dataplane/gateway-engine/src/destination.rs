@@ -235,14 +235,6 @@ impl ResolvedDestination {
         }
     }
 
-    /// Returns the filters that the destination's own policies require.
-    pub(crate) fn filters(&self) -> FilterChain {
-        match self {
-            Self::Service { service, port } => service.ports[*port].filters,
-            Self::Pod { view, .. } => view.set.filters,
-        }
-    }
-
     /// Returns the hostname of the service, if the destination is one.
     pub(crate) fn hostname(&self) -> Option<&str> {
         match self {

@@ -416,19 +416,19 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         Ok(routed)
     }
 
+    /// Each filter has one `if`, in the order of the chain.
     async fn filter(&mut self, routed: &RoutedRequest) -> Result<(), ProxyError> {
-        if !routed.filters.buffers_body() {
-            return Ok(());
-        }
-        let wanted = buffered_body::bytes_to_buffer(
-            &self.state.worker,
-            &self.state.session,
-            routed,
-            &self.state.info,
-        );
-        if wanted > 0 {
-            self.state.body =
-                Some(Box::pin(self.client.buffer_body(&mut self.state, wanted)).await?);
+        if routed.filters.buffers_body() {
+            let wanted = buffered_body::bytes_to_buffer(
+                &self.state.worker,
+                &self.state.session,
+                routed,
+                &self.state.info,
+            );
+            if wanted > 0 {
+                self.state.body =
+                    Some(Box::pin(self.client.buffer_body(&mut self.state, wanted)).await?);
+            }
         }
         Ok(())
     }

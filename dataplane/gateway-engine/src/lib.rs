@@ -52,6 +52,7 @@ mod worker_counters;
 
 pub use accept::ListenerFds;
 pub use canal_gateway_config::ServiceCertificateFn;
+pub use canal_hbone::BUFFER_BYTES_MIN;
 pub use config::{
     CloudTierConfig, ForwardedHeaders, GatewayConfig, GatewayLimits, GatewayTimeouts,
     InvalidPlainListener, PlainListener,

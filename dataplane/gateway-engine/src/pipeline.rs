@@ -37,7 +37,8 @@ pub(crate) trait ClientTraffic {
     /// A limit is reached, or no usable route or service exists.
     fn route(&mut self) -> Result<RoutedRequest, ProxyError>;
 
-    /// Runs the filters of the route. Not called for a route without filters.
+    /// Runs the filters of the request that precede the selection of an endpoint, in the order of
+    /// the chain. Not called for a request without such filters.
     ///
     /// # Errors
     /// A filter refuses the request.
@@ -53,8 +54,8 @@ pub(crate) trait ClientTraffic {
         tried: &TriedEndpoints,
     ) -> Result<SelectedEndpoint, ProxyError>;
 
-    /// Authorizes the request at the selected endpoint. Not called where no policy applies. `earlier` is the result at the endpoint of the
-    /// attempt before.
+    /// Authorizes the request at the selected endpoint. Not called where no policy applies to this
+    /// client. `earlier` is the result at the endpoint of the attempt before.
     ///
     /// # Errors
     /// A policy denies the request.
@@ -200,8 +201,8 @@ pub(crate) async fn serve<T: ClientTraffic>(mut traffic: T) -> T::End {
     let phases = async {
         traffic.decode()?;
         let routed = &*admitted.insert(traffic.route()?);
-        // Nearly no route has a filter.
-        if !routed.filters.is_empty() {
+        // Nearly no request has a filter. That was decided when the snapshot was built.
+        if routed.filters.runs_before_balance() {
             traffic.filter(routed).await?;
         }
         let mut authorization = None;
@@ -213,14 +214,13 @@ pub(crate) async fn serve<T: ClientTraffic>(mut traffic: T) -> T::End {
                 Some(selected) => selected,
                 None => {
                     let selected = traffic.balance(routed, &attempts.tried)?;
-                    let policies = DestinationPolicies::of(&selected, &routed.resolved);
-                    // A federated client is checked even where no policy applies.
-                    authorization = if policies.is_empty() && !traffic.session().principal.foreign {
-                        None
-                    } else {
-                        traffic
-                            .authorize(routed, &policies, &selected, authorization.take())
-                            .await?
+                    authorization = match policies_to_check(traffic.session(), routed, &selected) {
+                        None => None,
+                        Some(policies) => {
+                            traffic
+                                .authorize(routed, &policies, &selected, authorization.take())
+                                .await?
+                        }
                     };
                     selected
                 }
@@ -237,6 +237,24 @@ pub(crate) async fn serve<T: ClientTraffic>(mut traffic: T) -> T::End {
     };
     let ended = phases.await;
     traffic.finish(ended).await
+}
+
+/// Returns the policies by which a request is authorized at the selected endpoint; `None` if it is
+/// not authorized at all.
+#[inline]
+fn policies_to_check<'a>(
+    session: &ClientSession,
+    routed: &'a RoutedRequest,
+    selected: &'a SelectedEndpoint,
+) -> Option<DestinationPolicies<'a>> {
+    let policies = || DestinationPolicies::of(selected, &routed.resolved);
+    if !routed.filters.authorizes() {
+        debug_assert!(policies().is_empty(), "the chain lacks a filter");
+        return None;
+    }
+    // The chain may be another endpoint's. A federated client is checked even where no policy
+    // applies.
+    Some(policies()).filter(|policies| !policies.is_empty() || session.principal.foreign)
 }
 
 #[cfg(test)]

@@ -156,7 +156,7 @@ impl ClientTraffic for RelayedConnection {
         })
     }
 
-    /// No filter applies to bytes that are not requests.
+    /// Bytes that are not requests have no body to buffer.
     async fn filter(&mut self, _routed: &RoutedRequest) -> Result<(), ProxyError> {
         Ok(())
     }

@@ -25,7 +25,7 @@ pub(crate) struct RoutedRequest {
     pub(crate) tls: Option<TenantTls>,
     /// Version of the tenant's policies; not newer than the policies that authorize the request.
     pub(crate) version: u64,
-    /// Filters that run before an endpoint is selected.
+    /// Filters of the rule, of the endpoints and of the client.
     pub(crate) filters: FilterChain,
     _admission: RequestPermit,
 }
@@ -34,7 +34,7 @@ impl RoutedRequest {
     fn new(
         session: &ClientSession,
         snapshot: &Snapshot,
-        view: Rc<EndpointSetState>,
+        (view, of_rule): (Rc<EndpointSetState>, FilterChain),
         resolved: Rc<ResolvedDestination>,
         admission: RequestPermit,
     ) -> Self {
@@ -51,7 +51,11 @@ impl RoutedRequest {
         } else {
             None
         };
-        let filters = view.set.filters.with(resolved.filters());
+        let filters = view
+            .set
+            .filters
+            .with(of_rule)
+            .with(FilterChain::of_client(session.principal.foreign));
         Self {
             view,
             resolved,
@@ -85,10 +89,10 @@ pub(crate) fn request<R: RoutableRequest>(
             ))
         });
     match placed {
-        Ok((view, admission)) => {
-            record.target = Some((view.clone(), None));
+        Ok((placed, admission)) => {
+            record.target = Some((placed.0.clone(), None));
             Ok(RoutedRequest::new(
-                session, &snapshot, view, resolved, admission,
+                session, &snapshot, placed, resolved, admission,
             ))
         }
         Err(fault) => {
@@ -114,8 +118,9 @@ pub(crate) fn connection(
         .ok_or((ProxyError::NoService, None))?;
     let admission =
         admit(worker, session, &resolved).map_err(|fault| (fault, Some((view.clone(), None))))?;
+    let placed = (view, FilterChain::default());
     Ok(RoutedRequest::new(
-        session, &snapshot, view, resolved, admission,
+        session, &snapshot, placed, resolved, admission,
     ))
 }
 
@@ -157,21 +162,22 @@ impl<R: RoutableRequest> RoutableRequest for AtPath<'_, R> {
     }
 }
 
-/// Returns the endpoint set for a request.
+/// Returns the endpoint set for a request, and the filters that its rule asks for.
 fn decide<R: RoutableRequest>(
     worker: &Worker,
     snapshot: &Snapshot,
     resolved: &ResolvedDestination,
     request: &R,
     texts: Option<&mut Box<LogFields>>,
-) -> Result<Rc<EndpointSetState>, ProxyError> {
+) -> Result<(Rc<EndpointSetState>, FilterChain), ProxyError> {
     let ResolvedDestination::Service { service, port } = resolved else {
         return resolved
             .direct_endpoint(&worker.upstreams, snapshot)
+            .map(|view| (view, FilterChain::default()))
             .ok_or(ProxyError::NoService);
     };
     let port: &PortView = &service.ports[*port];
-    let slot = match &service.routes {
+    let (slot, filters) = match &service.routes {
         Some(routes) if port.routed => {
             // Two readings of one path must not lead to different routes. The endpoint gets the path as it was sent.
             let normal = if port.routed_by_path {
@@ -187,17 +193,18 @@ fn decide<R: RoutableRequest>(
                 texts.route = rule.key.to_string();
             }
             match way {
-                RouteOutcome::Slot(slot) => slot,
+                RouteOutcome::Target(target) => (target.slot, target.filters),
                 RouteOutcome::Refuse { status, reason } => {
                     return Err(ProxyError::Route { status, reason });
                 }
                 RouteOutcome::Nowhere => return Err(ProxyError::NoRoute),
             }
         }
-        _ => port.slot,
+        _ => (port.slot, FilterChain::default()),
     };
     worker
         .upstreams
         .view(snapshot, slot)
+        .map(|view| (view, filters))
         .ok_or(ProxyError::NoService)
 }

@@ -75,7 +75,7 @@ impl SendCredit {
             || self.passed_by_until.get().is_some_and(|until| now < until)
     }
 
-    /// Notes that a stream got credit without a wait, so the connection is no longer passed by for a stream that gave up.
+    /// Notes that the peer gave a stream its first credit, so the connection is no longer passed by for a stream that gave up.
     pub(crate) fn note_granted(&self) {
         self.passed_by_until.set(None);
     }
@@ -110,7 +110,7 @@ impl CreditWait {
     /// Ends the wait because the peer gave credit.
     pub fn granted(self) {
         self.end();
-        self.credit.passed_by_until.set(None);
+        self.credit.note_granted();
     }
 
     /// Removes the wait, and returns when it began.

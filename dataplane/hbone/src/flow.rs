@@ -22,6 +22,8 @@ use crate::credit::SendCredit;
 
 /// Bytes that one permit of a stalled stream covers.
 const PERMIT_BYTES: usize = 64 << 10;
+/// Smallest [`BufferBudget`] of a process: with less, not one stream could hold anything.
+pub const BUFFER_BYTES_MIN: u64 = PERMIT_BYTES as u64;
 
 /// Budget of buffered bytes, and the holder whose share they use.
 #[derive(Debug, Clone)]

@@ -26,7 +26,7 @@ pub use close_report::CloseReport;
 pub use counts::{HboneCloseReason, HboneCounters};
 pub use credit::{CreditWait, SendCredit, WITHHELD_CONNECTIONS_MAX};
 pub use error::HboneError;
-pub use flow::{BufferBudget, FlowAccount, StalledBytes};
+pub use flow::{BUFFER_BYTES_MIN, BufferBudget, FlowAccount, StalledBytes};
 pub use pool::{
     ConnectionHost, HbonePool, OpenTunnel, PoolConfig, SpreadConfig, Steering, TunnelTarget,
 };

@@ -780,7 +780,7 @@ impl PeerConnections {
             .filter(|c| !c.proof.same(proof) || is_useless(c))
             .for_each(|c| c.retire(HboneCloseReason::Retired));
         let open = || connections.iter().filter(|c| c.is_open());
-        let good = || open().filter(|c| !c.is_doubted(now) && !c.is_withheld());
+        let good = || open().filter(|c| !c.is_avoided(true, now));
         let aged = || good().filter(|c| c.is_aged(now));
         let fresh = || good().filter(|c| !c.is_aged(now));
         let streams = self.streams() + self.seeking.get();
@@ -798,7 +798,10 @@ impl PeerConnections {
             .or_else(|| least_busy(&mut fresh()))
             .or_else(|| least_busy(&mut aged()));
         // Another connection to this peer would not do better than one of those without credit.
-        let tolerated = || open().filter(|c| !c.is_doubted(now) && !avoids_withheld(&connections));
+        let tolerated = || {
+            let avoids_withheld = avoids_withheld(&connections);
+            open().filter(move |c| !c.is_avoided(avoids_withheld, now))
+        };
         let taken = taken.or_else(|| least_busy(&mut tolerated()));
         let Some(taken) = taken else {
             // No connection answers; new ones would not do better.
@@ -841,11 +844,9 @@ impl PeerConnections {
         let connections = self.connections.borrow();
         let open = connections.iter().filter(|c| c.is_open()).count();
         let avoids_withheld = avoids_withheld(&connections);
-        let is_avoided =
-            |c: &PooledConnection| c.is_doubted(now) || (avoids_withheld && c.is_withheld());
         let fresh = connections
             .iter()
-            .filter(|c| c.is_open() && !c.is_aged(now) && !is_avoided(c))
+            .filter(|c| c.is_open() && !c.is_aged(now) && !c.is_avoided(avoids_withheld, now))
             .count();
         let room = (2 * spread.connections_max as usize).saturating_sub(open);
         (self.load.target(streams, spread) as usize)

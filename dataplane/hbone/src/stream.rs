@@ -365,13 +365,11 @@ impl HboneStream {
             self.send.reserve_capacity(wanted);
             let n = self.send.capacity().min(wanted);
             if n > 0 {
-                if self.sent == 0 {
-                    self.account.credit().note_granted();
+                match self.first_credit.take() {
+                    Some(wait) => wait.granted(),
+                    None if self.sent == 0 => self.account.credit().note_granted(),
+                    None => {}
                 }
-                self.first_credit
-                    .take()
-                    .into_iter()
-                    .for_each(CreditWait::granted);
                 return Poll::Ready(Ok(n));
             }
             let Poll::Ready(capacity) = self.send.poll_capacity(cx) else {

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use canal_hbone::BUFFER_BYTES_MIN;
 use canal_keyserver_client::ServerAddress;
 use canal_model::ids::{AzName, NodeName};
 use canal_southbound_client::controller_client::ControllerEndpoint;

@@ -12,7 +12,7 @@ use canal_model::route_table::RouteTable;
 
 use super::SnapshotBuilder;
 use crate::routes::{CompiledRoutes, TargetResolver};
-use crate::{EndpointSetId, ServiceRoutes, ServiceView};
+use crate::{EndpointSetId, FilterChain, ServiceRoutes, ServiceView};
 
 /// Rules of one service that must be compiled before a change can be applied.
 #[derive(Debug)]
@@ -182,12 +182,14 @@ impl SnapshotBuilder {
             .is_some_and(|routes| routes.is_of(job.table.rules()))
     }
 
-    /// Returns the routes of a service: those of its earlier view if its rules are the same, those that were compiled in advance, or newly
-    /// compiled ones.
+    /// Returns the routes of a service: those of its earlier view if nothing about them changed.
+    /// Its rules are compiled only if they changed and were not compiled in advance. `dialled` are
+    /// the filters that the service's own policies require.
     pub(super) fn routes_of(
         &mut self,
         key: &ServiceKey,
         before: Option<&ServiceView>,
+        dialled: FilterChain,
     ) -> Option<Arc<ServiceRoutes>> {
         let rules: Vec<Arc<RouteRule>> = self.state(key).routes.values().cloned().collect();
         if rules.is_empty() {
@@ -195,20 +197,25 @@ impl SnapshotBuilder {
             return None;
         }
         let table = RouteTable::new(rules);
-        if let Some(routes) = before
+        let same = before
             .and_then(|view| view.routes.as_ref())
-            .filter(|routes| routes.is_of(table.rules()))
-        {
-            return Some(routes.clone());
-        }
-        let ready = self
-            .compiled
-            .remove(key)
-            .filter(|compiled| compiled.is_of(table.rules()));
-        let compiled = ready.unwrap_or_else(|| CompiledRoutes::compile(key.clone(), table));
-        self.faults.insert(key.clone(), compiled.faults());
+            .filter(|routes| routes.is_of(table.rules()));
+        let compiled = match same {
+            Some(routes) if routes.dialled() == dialled => return Some(routes.clone()),
+            Some(routes) => routes.compiled().clone(),
+            None => {
+                let ready = self
+                    .compiled
+                    .remove(key)
+                    .filter(|compiled| compiled.is_of(table.rules()));
+                let compiled = ready.unwrap_or_else(|| CompiledRoutes::compile(key.clone(), table));
+                self.faults.insert(key.clone(), compiled.faults());
+                Arc::new(compiled)
+            }
+        };
         Some(Arc::new(ServiceRoutes::resolve(
             compiled,
+            dialled,
             &mut EndpointSetResolver(self),
         )))
     }

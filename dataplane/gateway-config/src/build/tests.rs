@@ -1,9 +1,12 @@
 //! Tests of snapshots built from changes: what is rebuilt, what is shared, and that the order of arrival does not matter.
 
 use super::*;
+use crate::RouteOutcome;
 use crate::testing::{key, service, tenant, workload};
+use canal_model::authorization::{Authorization, AuthorizationAction, PolicyKey};
 use canal_model::ids::{ServiceId, Vni};
 use canal_model::program::*;
+use canal_router::RoutableRequest;
 
 #[test]
 fn a_pod_of_both_families_is_reached_in_the_clients_and_another_in_its_own() {
@@ -503,4 +506,95 @@ fn an_endpoint_is_another_one_at_another_address_or_in_another_network() {
             .vni,
         Some(Vni::new(2).unwrap())
     );
+}
+
+struct AnyRequest;
+
+impl RoutableRequest for AnyRequest {
+    fn host(&self) -> &[u8] {
+        b"a.ns"
+    }
+    fn method(&self) -> &[u8] {
+        b"GET"
+    }
+    fn path(&self) -> &[u8] {
+        b"/"
+    }
+    fn query(&self) -> Option<&[u8]> {
+        None
+    }
+    fn header(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
+}
+
+/// Returns a policy of a service, whose authorizer `asked` decides if there is one.
+fn policy(of: &str, asked: Option<&str>) -> Arc<Resource> {
+    let named = |name: &str| PolicyKey {
+        tenant: "t".parse().unwrap(),
+        namespace: "ns".parse().unwrap(),
+        name: name.parse().unwrap(),
+    };
+    Arc::new(Resource::Authorization(Authorization {
+        key: named(of),
+        target: PolicyTarget::Service(key(of)),
+        action: asked.map_or(AuthorizationAction::Deny, |asked| {
+            AuthorizationAction::Custom(named(asked))
+        }),
+        rules: vec![],
+        dry_run: false,
+        broken: None,
+    }))
+}
+
+#[test]
+fn a_rule_asks_for_the_filters_of_its_service_only_on_the_way_to_another_one() {
+    let mut builder = SnapshotBuilder::new("gw", None, None);
+    let all = [
+        tenant(),
+        service("a", &[80]),
+        service("b", &[80]),
+        workload("a-0", 1, "a"),
+        workload("b-0", 2, "b"),
+        rule("away", "a", "b", ""),
+        rule("home", "b", "b", ""),
+    ];
+    let routes = |snapshot: &Snapshot, name: &str| {
+        let service = snapshot.tenant("t").unwrap().service(&key(name)).unwrap();
+        service.routes.clone().unwrap()
+    };
+    // Whether the body is buffered and the request authorized: by the rule, and by the endpoints to which it leads.
+    let filters = |snapshot: &Snapshot, name: &str| {
+        let RouteOutcome::Target(target) = routes(snapshot, name).decide(80, &AnyRequest, 0).0
+        else {
+            panic!("not routed")
+        };
+        let endpoints = snapshot.set(target.slot).unwrap().filters;
+        [target.filters, endpoints].map(|chain| (chain.buffers_body(), chain.authorizes()))
+    };
+    let (none, checked, asked) = ((false, false), (false, true), (true, true));
+    let first = builder.apply(&all, &[], Generation(1));
+    assert_eq!(filters(&first, "a"), [none, none]);
+    assert_eq!(filters(&first, "b"), [none, none]);
+    let second = builder.apply(&[policy("a", None)], &[], Generation(2));
+    assert_eq!(filters(&second, "a"), [checked, none]);
+    assert_eq!(filters(&second, "b"), [none, none]);
+    let third = builder.apply(&[policy("a", Some("z"))], &[], Generation(3));
+    assert_eq!(filters(&third, "a"), [asked, none]);
+    let fourth = builder.apply(&[policy("b", Some("z"))], &[], Generation(4));
+    assert_eq!(filters(&fourth, "a"), [asked, asked]);
+    assert_eq!(filters(&fourth, "b"), [none, asked]);
+    assert!(Arc::ptr_eq(&routes(&first, "b"), &routes(&third, "b")));
+    assert!(
+        Arc::ptr_eq(
+            routes(&first, "a").compiled(),
+            routes(&fourth, "a").compiled()
+        ),
+        "a policy compiles no rules"
+    );
+    let gone = ["a", "b"].map(|of| {
+        let resource = policy(of, None);
+        (resource.kind(), resource.name())
+    });
+    let fifth = builder.apply(&[], &gone, Generation(5));
+    assert_eq!(filters(&fifth, "a"), [none, none]);
+    assert_eq!(filters(&fifth, "b"), [none, none]);
 }

@@ -452,8 +452,10 @@ fn unchanged_routes_are_not_compiled_again() {
             .service(&key("alpha", name))
             .unwrap()
             .routes
-            .clone()
+            .as_ref()
             .unwrap()
+            .compiled()
+            .clone()
     };
     // Equal rules, a policy of the service, and the service itself.
     let target = PolicyTarget::Service(key("alpha", "a"));

@@ -164,21 +164,23 @@ fn map_of<'v>(
 /// `http` crate refuses them.
 fn http2_target(path: &[u8], query: Option<&[u8]>) -> Option<PathAndQuery> {
     let mut text = Vec::with_capacity(path.len() + 1 + query.map_or(0, <[u8]>::len));
-    let mut escaped = |part: &[u8], refused: &[u8]| {
-        for byte in part {
-            if refused.contains(byte) {
-                text.extend_from_slice(format!("%{byte:02X}").as_bytes());
-            } else {
-                text.push(*byte);
-            }
-        }
-    };
-    escaped(path, b"<>`");
+    push_escaped(&mut text, path, b"<>`");
     if let Some(query) = query {
-        escaped(b"?", b"");
-        escaped(query, b"<>\"");
+        text.push(b'?');
+        push_escaped(&mut text, query, b"<>\"");
     }
     PathAndQuery::from_maybe_shared(bytes::Bytes::from(text)).ok()
+}
+
+/// Appends `part`, with the refused bytes %-escaped. Nearly every part has none and is copied at
+/// once.
+fn push_escaped(text: &mut Vec<u8>, mut part: &[u8], refused: &[u8]) {
+    while let Some(at) = part.iter().position(|byte| refused.contains(byte)) {
+        text.extend_from_slice(&part[..at]);
+        text.extend_from_slice(format!("%{:02X}", part[at]).as_bytes());
+        part = &part[at + 1..];
+    }
+    text.extend_from_slice(part);
 }
 
 /// Translates an HTTP/1.1 request to HTTP/2. `Expect` is not passed on, because the caller has handled it.

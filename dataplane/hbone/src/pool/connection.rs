@@ -156,8 +156,14 @@ impl PooledConnection {
         now >= self.age_end || self.streams_left.get() == 0
     }
 
-    pub(super) fn is_doubted(&self, now: Instant) -> bool {
+    fn is_doubted(&self, now: Instant) -> bool {
         self.doubted_until.get().is_some_and(|until| now < until)
+    }
+
+    /// Returns whether a new stream should use another connection: this one is doubtful, or its peer gives no credit and such connections
+    /// are avoided.
+    pub(super) fn is_avoided(&self, avoids_withheld: bool, now: Instant) -> bool {
+        self.is_doubted(now) || (avoids_withheld && self.is_withheld())
     }
 
     /// Returns whether its peer gives new streams no credit to send.
