@@ -247,14 +247,9 @@ fn policies_to_check<'a>(
     routed: &'a RoutedRequest,
     selected: &'a SelectedEndpoint,
 ) -> Option<DestinationPolicies<'a>> {
-    let policies = || DestinationPolicies::of(selected, &routed.resolved);
-    if !routed.filters.authorizes() {
-        debug_assert!(policies().is_empty(), "the chain lacks a filter");
-        return None;
-    }
-    // The chain may be another endpoint's. A federated client is checked even where no policy
-    // applies.
-    Some(policies()).filter(|policies| !policies.is_empty() || session.principal.foreign)
+    let policies = DestinationPolicies::of(selected, &routed.resolved);
+    // A federated client is checked even where no policy applies.
+    (!policies.is_empty() || session.principal.foreign).then_some(policies)
 }
 
 #[cfg(test)]

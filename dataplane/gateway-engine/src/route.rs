@@ -25,7 +25,7 @@ pub(crate) struct RoutedRequest {
     pub(crate) tls: Option<TenantTls>,
     /// Version of the tenant's policies; not newer than the policies that authorize the request.
     pub(crate) version: u64,
-    /// Filters of the rule, of the endpoints and of the client.
+    /// Filters of the rule and of the endpoints.
     pub(crate) filters: FilterChain,
     _admission: RequestPermit,
 }
@@ -51,11 +51,7 @@ impl RoutedRequest {
         } else {
             None
         };
-        let filters = view
-            .set
-            .filters
-            .with(of_rule)
-            .with(FilterChain::of_client(session.principal.foreign));
+        let filters = view.set.filters.with(of_rule);
         Self {
             view,
             resolved,

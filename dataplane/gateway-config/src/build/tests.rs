@@ -561,21 +561,21 @@ fn a_rule_asks_for_the_filters_of_its_service_only_on_the_way_to_another_one() {
         let service = snapshot.tenant("t").unwrap().service(&key(name)).unwrap();
         service.routes.clone().unwrap()
     };
-    // Whether the body is buffered and the request authorized: by the rule, and by the endpoints to which it leads.
+    // Whether the body is buffered: by the rule, and by the endpoints to which it leads.
     let filters = |snapshot: &Snapshot, name: &str| {
         let RouteOutcome::Target(target) = routes(snapshot, name).decide(80, &AnyRequest, 0).0
         else {
             panic!("not routed")
         };
         let endpoints = snapshot.set(target.slot).unwrap().filters;
-        [target.filters, endpoints].map(|chain| (chain.buffers_body(), chain.authorizes()))
+        [target.filters, endpoints].map(FilterChain::buffers_body)
     };
-    let (none, checked, asked) = ((false, false), (false, true), (true, true));
+    let (none, asked) = (false, true);
     let first = builder.apply(&all, &[], Generation(1));
     assert_eq!(filters(&first, "a"), [none, none]);
     assert_eq!(filters(&first, "b"), [none, none]);
     let second = builder.apply(&[policy("a", None)], &[], Generation(2));
-    assert_eq!(filters(&second, "a"), [checked, none]);
+    assert_eq!(filters(&second, "a"), [none, none]);
     assert_eq!(filters(&second, "b"), [none, none]);
     let third = builder.apply(&[policy("a", Some("z"))], &[], Generation(3));
     assert_eq!(filters(&third, "a"), [asked, none]);
