@@ -357,12 +357,12 @@ impl TenantCatalog {
         touches.extend(gone);
     }
 
-    /// Returns this state with the controller's own resources replaced by `told`; `None` if nothing differs.
-    pub fn with_trust(&self, told: &[Resource], generation: Generation) -> Option<Self> {
+    /// Returns this state with the controller's own resources replaced by `resources`; `None` if nothing differs.
+    pub fn with_trust(&self, resources: &[Resource], generation: Generation) -> Option<Self> {
         let mut gone: BTreeMap<ResourceId, &Arc<EncodedResource>> =
             self.of_hub().map(|e| (e.key(), e)).collect();
         let mut touches = Vec::new();
-        for resource in told {
+        for resource in resources {
             let key: ResourceId = (resource.kind(), resource.name().into());
             let before = gone.remove(&key);
             if before.is_some_and(|old| old.resource == *resource) {

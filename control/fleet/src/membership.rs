@@ -110,7 +110,7 @@ pub(crate) struct Membership {
     /// Random number of this process. It is in the marks of its responses to replicas, whose numbers an earlier process may have used too.
     report_session: u64,
     /// Generation and time at which each tenant was first published to each backend.
-    told: BTreeMap<(BackendName, TenantName), (Generation, Instant)>,
+    first_published: BTreeMap<(BackendName, TenantName), (Generation, Instant)>,
     /// Newest plan whose tables are all in a generation, for the generations at which it changed.
     plans: VecDeque<(Generation, u32)>,
     /// Number of reports when the plan in force last had a table confirmed.
@@ -144,7 +144,7 @@ impl Membership {
             azs: stored.azs,
             ownership,
             report_session: rand::random(),
-            told: BTreeMap::new(),
+            first_published: BTreeMap::new(),
             plans: VecDeque::new(),
             plan_heard: plan.heard(),
             moving: BTreeSet::new(),
@@ -585,7 +585,7 @@ impl Membership {
             *backend == member.row.backend && !member.behind.contains_key(tenant)
         };
         let of_backend = self
-            .told
+            .first_published
             .iter()
             .filter(|((backend, tenant), _)| concerns(backend, tenant));
         member.last_report.is_some()
@@ -606,7 +606,7 @@ impl Membership {
         let key = (member.row.backend.clone(), tenant.clone());
         !member.up
             || self
-                .told
+                .first_published
                 .get(&key)
                 .is_some_and(|(at, _)| *at <= member.whole_of(tenant))
     }
@@ -631,9 +631,11 @@ impl Membership {
             .iter()
             .flat_map(|(b, held)| held.tenants.iter().map(move |t| (b.clone(), t.clone())));
         let pairs: BTreeSet<(BackendName, TenantName)> = pairs.collect();
-        self.told.retain(|pair, _| pairs.contains(pair));
+        self.first_published.retain(|pair, _| pairs.contains(pair));
         for pair in pairs {
-            self.told.entry(pair).or_insert((generation, now));
+            self.first_published
+                .entry(pair)
+                .or_insert((generation, now));
         }
         self.note_plan(generation, plan);
     }

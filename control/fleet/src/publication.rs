@@ -153,14 +153,14 @@ pub(crate) struct TierPublication {
     pub(crate) closed: usize,
 }
 
-/// Decides what to publish of `plan`, when `told` was published last. A table whose new replicas do not have the tenant yet stays as it
+/// Decides what to publish of `plan`, when `last` was published last. A table whose new replicas do not have the tenant yet stays as it
 /// was: the tenant is published to them first.
 pub(crate) fn build_publication(
     plan: &Plan,
     fleet: &Fleet,
     demands: &Demands,
     roster: &Membership,
-    told: (&PublishedTables, &TenantPlacements),
+    last: (&PublishedTables, &TenantPlacements),
 ) -> TierPublication {
     let mut out = TierPublication {
         tier: TierState::default(),
@@ -169,9 +169,9 @@ pub(crate) fn build_publication(
         waiting: BTreeSet::new(),
         closed: 0,
     };
-    let planned = tables(plan, told.0);
+    let planned = tables(plan, last.0);
     for (key, seated) in &planned {
-        let before = told.0.get(key);
+        let before = last.0.get(key);
         if before.is_some_and(|b| Arc::ptr_eq(&b.table, &seated.table))
             || newcomers(before, seated).all(|n| roster.is_ready(n, &seated.table.service.tenant))
         {
@@ -207,7 +207,7 @@ pub(crate) fn build_publication(
             .push(seated.table.clone());
     }
     for (tenant, (addresses, tables)) in parts {
-        let before = told.1.get(tenant);
+        let before = last.1.get(tenant);
         let planned = TenantPlacement {
             addresses: kept(before.map(|b| &b.addresses), addresses),
             tables: kept(before.map(|b| &b.tables), tables),

@@ -62,14 +62,14 @@ impl FleetReconciler {
     /// Creates a reconciler that starts from the plan in the store.
     pub fn new(shared: ReconcilerContext) -> Self {
         let plan = shared.fleet.plan();
-        let told = Arc::new(publication::tables(&plan, &PublishedTables::new()));
+        let tables = Arc::new(publication::tables(&plan, &PublishedTables::new()));
         let mut tick = tokio::time::interval(RECONCILE_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (demands, generation) = (Arc::default(), Generation(0));
         Self {
             shared,
             persisted_plan: Some(plan),
-            published_tables: told,
+            published_tables: tables,
             last_tier: None,
             demands,
             generation,
@@ -336,7 +336,7 @@ impl FleetReconciler {
         demands: Arc<Demands>,
     ) -> Result<TierPublication, PlanRefusal> {
         let (shared, now) = (self.shared.clone(), Instant::now());
-        let (told, given) = (
+        let (tables, given) = (
             self.published_tables.clone(),
             self.last_tier.as_ref().map(|given| given.tenants.clone()),
         );
@@ -348,7 +348,7 @@ impl FleetReconciler {
                 &ships,
                 &demands,
                 &roster,
-                (&told, &given.unwrap_or_default()),
+                (&tables, &given.unwrap_or_default()),
             )
         };
         let telling = tokio::task::spawn_blocking(work).await;
