@@ -28,8 +28,9 @@ pub(super) struct StreamEndReason {
 /// Maximum length of a NACK text in bytes.
 const NACK_TEXT_MAX: usize = 4096;
 
-/// Maximum bytes of the names and versions of held resources in one request. A longer list takes several requests.
-pub(super) const LISTED_BYTES_MAX: usize = 4 << 20;
+/// Maximum bytes of the names and versions of held resources in one request. A longer list takes several requests, because the controller
+/// keeps a buffer for the largest request as long as the stream is open.
+pub(super) const LISTED_BYTES_MAX: usize = 512 << 10;
 
 /// Approximate bytes of an entry of the list beside its name and version.
 const LISTED_ENTRY_BYTES: usize = 16;
