@@ -371,7 +371,10 @@ impl DocumentReader<'_> {
                 fix,
             )),
             FieldVerdict::Unknown => {
-                let fix = format!("remove it, or write one of {}", unknown.known.join(", "));
+                let fix = format!(
+                    "remove it, or write one of {}",
+                    unknown.known_fields.join(", ")
+                );
                 Some(error(
                     origin,
                     self.key.clone(),
