@@ -76,7 +76,7 @@ mod tests {
                 specificity: [0; 5],
                 created: 0,
                 object: String::new(),
-                place: [place, 0],
+                indexes: [place, 0],
             },
             path: PathMatch::Regex(format!("/{place}/[ab]{{3000}}")),
             method: None,

@@ -131,7 +131,7 @@ impl Membership {
     ) -> Self {
         let member = |row: StoredReplica| (row.name.clone(), ReplicaRecord::new(row, None, true));
         // The tables of an edge that has not reported yet are unknown. The planner waits for it until it has been silent for too long.
-        let mut ownership = Ownership::after(plan.heard());
+        let mut ownership = Ownership::after(plan.reports_received());
         stored
             .edges
             .iter()
@@ -146,7 +146,7 @@ impl Membership {
             report_session: rand::random(),
             told: BTreeMap::new(),
             plans: VecDeque::new(),
-            plan_heard: plan.heard(),
+            plan_heard: plan.reports_received(),
             moving: BTreeSet::new(),
             tunnels_version: 1,
         }
@@ -663,7 +663,7 @@ impl Membership {
 
     /// Records which backends have tables in motion in the plan in force: tables with owners, or of a service that left the AZ.
     pub(crate) fn note_motion(&mut self, plan: &Plan) {
-        self.plan_heard = plan.heard();
+        self.plan_heard = plan.reports_received();
         let by_number: BTreeMap<ReplicaNumber, &BackendName> = self
             .members
             .values()

@@ -335,7 +335,7 @@ fn service_addresses(
         .map_or(&[][..], Vec::as_slice);
     let address = |az: &AzName| {
         let number = *fleet.azs.get(az)?;
-        let given = addresses(ranges, number, service.number).ok()?.given;
+        let given = addresses(ranges, number, service.number).ok()?.assigned;
         let edge_lives = roster.edges().is_alive(az);
         let live = service
             .placement

@@ -455,7 +455,7 @@ fn planned(n: u32, version: u32, heads: &[u32]) -> (ServiceId, PlannedService) {
     let table = PlannedTable {
         version,
         confirmed: version,
-        heard: 5,
+        reports_received: 5,
         closing: 0,
         chains,
     };

@@ -275,7 +275,7 @@ mod tests {
             specificity: [0; 5],
             created: 0,
             object: String::new(),
-            place: [0, 0],
+            indexes: [0, 0],
         };
         let http = HttpMatch {
             precedence,

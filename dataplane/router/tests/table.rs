@@ -41,7 +41,7 @@ fn matching(place: u32, path: PathMatch) -> HttpMatch {
         specificity: [0; 5],
         created: 0,
         object: String::new(),
-        place: [place, 0],
+        indexes: [place, 0],
     };
     HttpMatch {
         precedence,

@@ -112,7 +112,7 @@ fn rule(name: &str, of: &str, to: &str, subset: &str) -> Arc<Resource> {
         specificity: [0; 5],
         created: 0,
         object: String::new(),
-        place: [0, 0],
+        indexes: [0, 0],
     };
     let subset = if subset.is_empty() {
         Labels::new()

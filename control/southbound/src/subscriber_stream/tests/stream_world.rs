@@ -105,7 +105,7 @@ pub(super) fn resources(name: &str, says: &TenantScript) -> Vec<Resource> {
                     specificity: [0; 5],
                     created: 0,
                     object: String::new(),
-                    place: [0; 2],
+                    indexes: [0; 2],
                 },
                 path: PathMatch::ElementPrefix("/".into()),
                 method: None,
