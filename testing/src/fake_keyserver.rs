@@ -222,7 +222,7 @@ impl Inner {
             },
             KeyRequest::Sign {
                 key,
-                shown,
+                presented: shown,
                 scheme,
                 input,
                 ..

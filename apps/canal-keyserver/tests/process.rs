@@ -207,7 +207,7 @@ async fn signature(channel: &Channel) -> ServerReply {
     channel
         .start_call(&KeyRequest::Sign {
             key,
-            shown: None,
+            presented: None,
             scheme: 0x0403,
             deadline_ms: 0,
             input: &verify_input(),

@@ -73,7 +73,7 @@ async fn signatures(
             for _ in 0..count / CONCURRENCY {
                 let mut call = channel.start_call(&KeyRequest::Sign {
                     key: key.clone(),
-                    shown: None,
+                    presented: None,
                     scheme,
                     deadline_ms: 0,
                     input: &input,

@@ -265,7 +265,7 @@ impl RequesterChannel {
             Ok(KeyRequest::Begin(begin)) => self.begin(id, &begin),
             Ok(KeyRequest::Sign {
                 key,
-                shown,
+                presented: shown,
                 scheme,
                 deadline_ms,
                 input,

@@ -24,7 +24,7 @@ fn sign(id: &str, scheme: u16, deadline_ms: u32) -> (KeyName, u16, u32) {
 fn start_call(channel: &Channel, (key, scheme, deadline_ms): (KeyName, u16, u32)) -> Call {
     channel.start_call(&KeyRequest::Sign {
         key,
-        shown: None,
+        presented: None,
         scheme,
         deadline_ms,
         input: &verify_input(),
@@ -577,7 +577,7 @@ async fn an_id_that_comes_again_is_another_request() {
             5,
             &KeyRequest::Sign {
                 key: key(),
-                shown: None,
+                presented: None,
                 scheme: 0x0804,
                 deadline_ms: 0,
                 input: &input,

@@ -39,7 +39,7 @@ async fn round(fixture: &KeyServerFixture, channel: &Channel, peers: &Peers, han
         let key = KeyName::Identity(identity(WEB));
         let mut call = channel.start_call(&KeyRequest::Sign {
             key,
-            shown: None,
+            presented: None,
             scheme: 0x0403,
             deadline_ms: 0,
             input: &input,

@@ -15,7 +15,7 @@ fn identity_key(id: &str) -> KeyName {
 fn sign(key: KeyName, scheme: u16, input: &[u8]) -> KeyRequest<'_> {
     KeyRequest::Sign {
         key,
-        shown: None,
+        presented: None,
         scheme,
         deadline_ms: 0,
         input,
@@ -37,7 +37,7 @@ fn of_key(leaf: &[u8]) -> SpkiHash {
 fn sign_for<'a>(leaf: &[u8], key: &KeyName, scheme: u16, input: &'a [u8]) -> KeyRequest<'a> {
     KeyRequest::Sign {
         key: key.clone(),
-        shown: Some(of_key(leaf)),
+        presented: Some(of_key(leaf)),
         scheme,
         deadline_ms: 0,
         input,
@@ -277,7 +277,7 @@ async fn signatures_and_chains_are_of_the_key_that_was_named() {
         }
         let another = KeyRequest::Sign {
             key: key.clone(),
-            shown: Some([7; 32]),
+            presented: Some([7; 32]),
             scheme,
             deadline_ms: 0,
             input: &input,

@@ -71,7 +71,7 @@ impl Requester<'_> {
         .concat();
         self.ask(&KeyRequest::Sign {
             key,
-            shown: None,
+            presented: None,
             scheme: 0x0403,
             deadline_ms: deadline_ms(),
             input: &input,
