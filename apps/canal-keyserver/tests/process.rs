@@ -186,7 +186,7 @@ async fn send(stream: &FakeStream, all: &[Arc<Resource>]) {
             }),
         };
         stream
-            .say(DeltaDiscoveryResponse {
+            .send(DeltaDiscoveryResponse {
                 system_version_info: "1".into(),
                 type_url: kind.type_url().into(),
                 resources: all
@@ -368,7 +368,7 @@ async fn a_key_server_lives_and_ends() {
     ];
     let mut process = KeyServerProcess::start(folder.path(), &reached.addresses[0]);
     let mut stream = controller.stream().await;
-    assert!(stream.hear().await.is_some());
+    assert!(stream.receive().await.is_some());
     send(&stream, &expected).await;
     process.ready().await;
 

@@ -205,7 +205,7 @@ async fn whoever_has_the_keys_both_ends_meet() {
         converse(client, server).await;
     }
     assert_eq!(
-        (rig.near.asked(), rig.far.asked()),
+        (rig.near.request_count(), rig.far.request_count()),
         (4, 0),
         "the own AZ's is asked"
     );
@@ -240,9 +240,9 @@ async fn a_silent_key_server_costs_one_trip_and_is_then_left_alone() {
     );
     // When the key server answers again, the circuit breaker detects that within its open time.
     rig.near.set_behavior(FakeBehavior::Well);
-    let before = rig.near.asked();
+    let before = rig.near.request_count();
     let start = Instant::now();
-    while rig.near.asked() == before {
+    while rig.near.request_count() == before {
         let waited = start.elapsed();
         assert!(
             waited < canal_timing::deadline(Duration::from_secs(10)),
@@ -311,7 +311,7 @@ async fn a_refused_request_is_not_sent_to_another_server() {
             "{e}"
         );
     }
-    assert_eq!(rig.far.asked(), 0);
+    assert_eq!(rig.far.request_count(), 0);
     assert_eq!(
         rig.metric("canal_keys_refused_total{server=\"ks1\",reason=\"not_entitled\"}"),
         2
@@ -321,7 +321,7 @@ async fn a_refused_request_is_not_sent_to_another_server() {
         .set_behavior(FakeBehavior::Refusing(keyrpc::KeyRefusal::NoCertificate));
     let (c, _) = shake(&rig.pair(ALICE, KeyLocation::KeyServer, false).1, &local).await;
     assert!(c.is_ok());
-    assert_eq!(rig.far.asked(), 1);
+    assert_eq!(rig.far.request_count(), 1);
 }
 
 #[tokio::test]
@@ -369,7 +369,7 @@ async fn a_key_server_lost_in_the_middle_ends_the_handshake_soon() {
         start.elapsed(),
         Duration::from_secs(3),
     );
-    assert_eq!(rig.far.asked(), 0, "no other can go on with it");
+    assert_eq!(rig.far.request_count(), 0, "no other can go on with it");
 }
 
 #[tokio::test]
@@ -471,7 +471,7 @@ async fn non_tls_clients_are_refused_without_a_key_request() {
     let mut alert = Vec::new();
     near.read_to_end(&mut alert).await.unwrap();
     assert_eq!(alert, [21, 3, 3, 0, 2, 2, 10]);
-    assert_eq!(rig.near.asked(), 0);
+    assert_eq!(rig.near.request_count(), 0);
 }
 
 #[tokio::test]
@@ -640,7 +640,7 @@ async fn a_key_server_with_a_revoked_certificate_is_not_used() {
     .await;
     assert!(shake(&client, &server).await.0.is_ok());
     assert_eq!(
-        (rig.near.asked(), rig.far.asked()),
+        (rig.near.request_count(), rig.far.request_count()),
         (1, 1),
         "the other AZ's is asked"
     );

@@ -93,7 +93,7 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
 impl AgentFixture {
     async fn new(orders: ReplicaReportResponse) -> Self {
         let controller = FakeController::start().await;
-        controller.reports.heard().replica_orders = orders;
+        controller.reports.report_log().replica_orders = orders;
         let folder = tempfile::tempdir().unwrap();
         let found = ScanAnswer::new(Mutex::new(Some(OwnedSessions::new())));
         let seen = found.clone();
@@ -168,7 +168,7 @@ impl AgentFixture {
             *found.borrow_mut() = self
                 .controller
                 .reports
-                .heard()
+                .report_log()
                 .replicas
                 .last()
                 .filter(|r| wanted(r))
@@ -279,7 +279,7 @@ async fn the_agent_registers_follows_orders_and_reports_owned_sessions_when_need
         fixture
             .controller
             .reports
-            .heard()
+            .report_log()
             .replicas
             .iter()
             .all(|r| r.generation < 12)
@@ -293,7 +293,7 @@ async fn a_report_has_the_mark_from_before_its_scans() {
     let fixture = AgentFixture::new(orders(false)).await;
     let answer = |number| {
         let mark = Some(ReportMark { session: 1, number });
-        fixture.controller.reports.heard().replica_orders = ReplicaReportResponse {
+        fixture.controller.reports.report_log().replica_orders = ReplicaReportResponse {
             mark,
             ..orders(false)
         };
@@ -330,14 +330,14 @@ async fn a_report_has_the_mark_from_before_its_scans() {
     };
     until("a failed scan", failed).await;
     answer(9);
-    let reports = || fixture.controller.reports.heard().replicas.len();
+    let reports = || fixture.controller.reports.report_log().replicas.len();
     let before = reports();
     until("three reports more", || reports() >= before + 3).await;
     assert_eq!(
         fixture
             .controller
             .reports
-            .heard()
+            .report_log()
             .replicas
             .iter()
             .filter_map(number)
@@ -351,7 +351,7 @@ async fn a_report_has_the_mark_from_before_its_scans() {
 async fn a_drain_is_ordered_reported_and_ended_with_last_words() {
     let fixture = AgentFixture::new(orders(false)).await;
     fixture.until("registration", |_| true).await;
-    fixture.controller.reports.heard().replica_orders = orders(true);
+    fixture.controller.reports.report_log().replica_orders = orders(true);
     until("the order to drain", || {
         fixture.agent.dump()["orders"]["drain"] == true
     })
@@ -398,7 +398,7 @@ async fn a_soft_drain_starts_once_heads_moved_and_ends_with_an_undrain() {
     let fixture = AgentFixture::new(orders(false)).await;
     let mut parting = fixture.agent.soft_drain();
     let ordered = async |drain: bool| {
-        fixture.controller.reports.heard().replica_orders = orders(drain);
+        fixture.controller.reports.report_log().replica_orders = orders(drain);
         until("the order", || {
             fixture.agent.dump()["orders"]["drain"] == drain
         })
@@ -433,7 +433,7 @@ async fn reports_name_receiving_cores_and_tunnels_of_the_az_s_edge() {
         report.tunnel_ports,
         [40_000u16.to_be_bytes(), 40_200u16.to_be_bytes()].concat()
     );
-    fixture.controller.reports.heard().replica_orders = ReplicaReportResponse {
+    fixture.controller.reports.report_log().replica_orders = ReplicaReportResponse {
         edge: "250.1.0.100".into(),
         ..orders(false)
     };
@@ -452,7 +452,7 @@ async fn a_query_for_a_session_is_answered_until_it_is_withdrawn() {
         client: client.into(),
         ..SessionQuery::default()
     };
-    fixture.controller.reports.heard().replica_orders = ReplicaReportResponse {
+    fixture.controller.reports.report_log().replica_orders = ReplicaReportResponse {
         queries: vec![query(3, "[fd00::9]:4000"), query(4, "nonsense")],
         ..orders(false)
     };
@@ -471,7 +471,7 @@ async fn a_query_for_a_session_is_answered_until_it_is_withdrawn() {
         })
         .collect();
     assert_eq!(answers, [(3, vec![(7, 4000)])]);
-    fixture.controller.reports.heard().replica_orders = orders(false);
+    fixture.controller.reports.report_log().replica_orders = orders(false);
     fixture
         .until("no answer any more", |r| r.found.is_empty())
         .await;
@@ -486,12 +486,12 @@ async fn slow_search_for_a_session_delays_no_report() {
         client: format!("10.1.1.9:{SLOW_PORT}"),
         ..SessionQuery::default()
     };
-    fixture.controller.reports.heard().replica_orders = ReplicaReportResponse {
+    fixture.controller.reports.report_log().replica_orders = ReplicaReportResponse {
         queries: vec![query],
         ..orders(false)
     };
     until("the search", || fixture.search.has_begun.load(Relaxed)).await;
-    let reports = || fixture.controller.reports.heard().replicas.len();
+    let reports = || fixture.controller.reports.report_log().replicas.len();
     let (before, begun) = (reports(), Instant::now());
     until("three reports while the search runs", || {
         reports() >= before + 3

@@ -27,7 +27,12 @@ fn text(store: u128) -> String {
 async fn held(stream: &mut FakeStream, kinds: usize) -> usize {
     let mut held = 0;
     for _ in 0..kinds {
-        held += stream.hear().await.unwrap().initial_resource_versions.len();
+        held += stream
+            .receive()
+            .await
+            .unwrap()
+            .initial_resource_versions
+            .len();
     }
     held
 }
@@ -39,7 +44,7 @@ async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subs
     let mut stream = controller.stream().await;
     held(&mut stream, 2).await;
     stream
-        .ask(of(
+        .exchange(of(
             OLD,
             response(
                 500,
@@ -50,7 +55,7 @@ async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subs
         ))
         .await;
     stream
-        .ask(response(
+        .exchange(response(
             500,
             ResourceKind::Service,
             &[service("a", 1)],
@@ -69,7 +74,7 @@ async fn restart_from_the_new_store(
     subscriber: Subscriber,
 ) {
     stream
-        .ask(response(3, ResourceKind::Tenant, &[], &["gamma"]))
+        .exchange(response(3, ResourceKind::Tenant, &[], &["gamma"]))
         .await;
     subscriber.stop().await;
     drop(stream);
@@ -79,7 +84,7 @@ async fn restart_from_the_new_store(
     let mut stream = controller.stream().await;
     assert_eq!(held(&mut stream, 2).await, 2);
     stream
-        .ask(of(NEW, response(3, ResourceKind::Tenant, &[], &[])))
+        .exchange(of(NEW, response(3, ResourceKind::Tenant, &[], &[])))
         .await;
     assert_eq!(subscriber.status().store, text(NEW));
 }
@@ -99,7 +104,7 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
     let mut stream = controller.stream().await;
     assert_eq!(held(&mut stream, 2).await, 3);
     stream
-        .say(of(
+        .send(of(
             NEW,
             response(2, ResourceKind::Tenant, &[tenant("alpha", 1)], &[]),
         ))
@@ -121,7 +126,7 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
     );
 
     let ack = stream
-        .ask(of(
+        .exchange(of(
             NEW,
             response(
                 2,
@@ -143,7 +148,7 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
     assert_eq!(subscriber.state().store(), Some(StoreId::from_bits(OLD)));
     // ID 1 of the old store belongs to another service now.
     stream
-        .ask(response(2, ResourceKind::Service, &[service("b", 1)], &[]))
+        .exchange(response(2, ResourceKind::Service, &[service("b", 1)], &[]))
         .await;
     let (origin, generation, mut put, mut removed, counts) = rig.updates().remove(0);
     put.sort();
@@ -179,12 +184,12 @@ async fn the_old_store_returns_before_the_other_is_whole() {
     let mut stream = controller.stream().await;
     held(&mut stream, 2).await;
     stream
-        .say(of(NEW, response(2, ResourceKind::Tenant, &[], &[])))
+        .send(of(NEW, response(2, ResourceKind::Tenant, &[], &[])))
         .await;
     let mut stream = controller.stream().await;
     held(&mut stream, 2).await;
     stream
-        .ask(of(
+        .exchange(of(
             NEW,
             response(2, ResourceKind::Tenant, &[tenant("gamma", 3)], &[]),
         ))
@@ -194,12 +199,12 @@ async fn the_old_store_returns_before_the_other_is_whole() {
     let mut stream = controller.stream().await;
     assert_eq!(held(&mut stream, 2).await, 1, "it goes on where it was");
     stream
-        .say(of(OLD, response(501, ResourceKind::Tenant, &[], &[])))
+        .send(of(OLD, response(501, ResourceKind::Tenant, &[], &[])))
         .await;
     let mut stream = controller.stream().await;
     assert_eq!(held(&mut stream, 2).await, 3, "what was held all the time");
     stream
-        .ask(of(
+        .exchange(of(
             OLD,
             response(501, ResourceKind::Tenant, &[tenant("beta", 9)], &[]),
         ))
@@ -248,7 +253,7 @@ async fn another_store_is_whole_only_once_its_tenants_are_sealed() {
         ),
     ];
     for response in all {
-        stream.ask(of(OLD, response)).await;
+        stream.exchange(of(OLD, response)).await;
     }
     subscriber.until_ready().await;
     rig.updates();
@@ -256,25 +261,25 @@ async fn another_store_is_whole_only_once_its_tenants_are_sealed() {
     let mut stream = controller.stream().await;
     held(&mut stream, 4).await;
     stream
-        .say(of(NEW, response(2, ResourceKind::Tenant, &[], &[])))
+        .send(of(NEW, response(2, ResourceKind::Tenant, &[], &[])))
         .await;
     let mut stream = controller.stream().await;
     held(&mut stream, 4).await;
     stream
-        .ask(of(
+        .exchange(of(
             NEW,
             response(2, ResourceKind::Tenant, &[alpha.clone(), beta.clone()], &[]),
         ))
         .await;
     stream
-        .ask(response(2, ResourceKind::Service, &[service("b", 1)], &[]))
+        .exchange(response(2, ResourceKind::Service, &[service("b", 1)], &[]))
         .await;
     let deny = [policy("alpha", "deny"), policy("beta", "deny")];
     stream
-        .ask(response(2, ResourceKind::Authorization, &deny, &[]))
+        .exchange(response(2, ResourceKind::Authorization, &deny, &[]))
         .await;
     stream
-        .ask(response(
+        .exchange(response(
             2,
             ResourceKind::Manifest,
             &[seal("alpha", &[(&alpha, 2), (&deny[0], 2)])],
@@ -283,7 +288,7 @@ async fn another_store_is_whole_only_once_its_tenants_are_sealed() {
         .await;
     assert_eq!(rig.updates(), [], "beta's manifest is still to come");
     stream
-        .ask(response(
+        .exchange(response(
             2,
             ResourceKind::Manifest,
             &[seal("beta", &[(&beta, 2), (&deny[1], 2)])],

@@ -97,7 +97,7 @@ fn inside() {
                         .await
                 })
                 .unwrap_or_else(|_| panic!("hangs: {name}"));
-            user_mode_linux::say(&format!("ok {name}"));
+            user_mode_linux::print_line(&format!("ok {name}"));
         }
     });
 }
