@@ -107,7 +107,7 @@ fn follow_a_death_and_a_recovery(m: &EdgeMachine, two: ReplicaPage) -> ReplicaPa
     two.close(&m.ns);
     m.until("down in the kernel", || up(m, 2) == Some(2));
     let took = m.until("down at the controller", || {
-        m.seen().unwrap().1 == [("g1".to_string(), true), ("g2".to_string(), false)]
+        m.newest_report().unwrap().1 == [("g1".to_string(), true), ("g2".to_string(), false)]
     });
     judge_time(
         "time until the controller hears of a dead replica",
@@ -127,7 +127,7 @@ fn follow_a_death_and_a_recovery(m: &EdgeMachine, two: ReplicaPage) -> ReplicaPa
     let two = ReplicaPage::open(&m.ns, [250, 1, 0, 12]);
     m.until("back", || up(m, 2) == Some(1));
     let took = m.until("back at the controller", || {
-        m.seen().unwrap().1.iter().all(|(_, up)| *up)
+        m.newest_report().unwrap().1.iter().all(|(_, up)| *up)
     });
     judge_time(
         "time from a found recovery to its report",

@@ -98,7 +98,7 @@ impl KeyServerProcess {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    async fn ended(&mut self) -> ExitStatus {
+    async fn wait_for_exit(&mut self) -> ExitStatus {
         let end = Instant::now() + deadline(SOON);
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -348,7 +348,7 @@ async fn end_after_the_work_in_flight(
         },
     );
     assert!(matches!(call.next().await, ServerReply::Done { .. }));
-    assert_eq!(process.ended().await.code(), Some(0));
+    assert_eq!(process.wait_for_exit().await.code(), Some(0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -419,7 +419,7 @@ async fn a_key_server_lives_and_ends() {
         ServerReply::Refused(KeyRefusal::Draining, _)
     ) {}
     process.signal(Signal::TERM);
-    assert_eq!(process.ended().await.code(), Some(0));
+    assert_eq!(process.wait_for_exit().await.code(), Some(0));
 }
 
 #[test]
