@@ -625,7 +625,7 @@ fn all_open(ships: &[&mut FakeReplica], rims: &[&mut FakeEdge]) -> bool {
 async fn follow_r4_down_and_up([r1, r4]: [&mut FakeReplica; 2], [e1, e2]: [&mut FakeEdge; 2]) {
     e2.sees(&[("r4", false)]);
     let down = |s: &ManualSubscriber| {
-        s.held
+        s.resources
             .iter()
             .any(|((_, n), (_, r))| n == "r4" && matches!(r, Resource::Replica(r) if !r.up))
     };

@@ -110,7 +110,7 @@ fn open(south: &ManualSubscriber) -> BTreeMap<String, bool> {
         _ => None,
     };
     south
-        .held
+        .resources
         .values()
         .filter_map(|(_, resource)| of(resource))
         .collect()
