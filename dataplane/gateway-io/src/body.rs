@@ -543,14 +543,14 @@ fn skim(
 ) -> Result<Option<BodyPiece>, MessageRefusal> {
     let skim = reader.skim(inbox.bytes(), limits)?;
     if skim.consumed == 0 {
-        return Ok(skim.ended.then_some(BodyPiece::End(None)));
+        return Ok(skim.is_end.then_some(BodyPiece::End(None)));
     }
     let bytes = inbox.take(skim.consumed);
     inbox.release();
     Ok(Some(BodyPiece::Data {
         bytes,
         payload: skim.payload_bytes,
-        last: skim.ended || reader.is_done(),
+        last: skim.is_end || reader.is_done(),
     }))
 }
 
