@@ -340,7 +340,7 @@ async fn end_after_the_work_in_flight(
         refused = signature(channel).await;
     }
     let mut server = peers.server();
-    hear(&mut server, &hello);
+    feed_peer(&mut server, &hello);
     channel.send_request(
         call.id,
         &KeyRequest::More {

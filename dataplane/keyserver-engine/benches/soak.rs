@@ -111,7 +111,7 @@ async fn handshakes(
         let own = own.to_string();
         tasks.push(tokio::spawn(async move {
             for _ in 0..count / CONCURRENCY {
-                let said = channel.shake(&own, &mut peers.client()).await;
+                let said = channel.run_handshake(&own, &mut peers.client()).await;
                 assert!(matches!(said, ServerReply::Done { .. }), "{said:?}");
             }
         }));

@@ -214,7 +214,7 @@ async fn a_flood_delays_only_its_own_tenant() {
     let mut longest = Duration::ZERO;
     for _ in 0..30 {
         let begun = Instant::now();
-        let said = quiet.shake(OTHER, &mut peers.client()).await;
+        let said = quiet.run_handshake(OTHER, &mut peers.client()).await;
         assert!(matches!(said, ServerReply::Done { .. }), "{said:?}");
         longest = longest.max(begun.elapsed());
     }
@@ -674,7 +674,7 @@ async fn a_drain_lets_operations_in_progress_end() {
         &[WEB],
     );
     let mut server = peers.server();
-    hear(&mut server, &hello);
+    feed_peer(&mut server, &hello);
     channel.send_request(
         call.id,
         &KeyRequest::More {

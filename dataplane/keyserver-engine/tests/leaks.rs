@@ -33,7 +33,7 @@ async fn round(fixture: &KeyServerFixture, channel: &Channel, peers: &Peers, han
             peers.server()
         };
         assert!(matches!(
-            channel.shake(WEB, &mut peer).await,
+            channel.run_handshake(WEB, &mut peer).await,
             ServerReply::Done { .. }
         ));
         let key = KeyName::Identity(identity(WEB));

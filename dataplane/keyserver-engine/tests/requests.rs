@@ -182,13 +182,13 @@ async fn entitlements_apply_to_open_channels_too() {
     ));
     // Its key is dropped, and a new one is generated when the pod comes back.
     let held = fixture.value("canal_key_generated_keys");
-    let before = fixture.authorities.asked.lock().unwrap().len();
+    let before = fixture.authorities.requested_names.lock().unwrap().len();
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
     assert_eq!(
         (
             fixture.value("canal_key_generated_keys"),
-            fixture.authorities.asked.lock().unwrap().len()
+            fixture.authorities.requested_names.lock().unwrap().len()
         ),
         (held + 1.0, before + 1)
     );
@@ -303,7 +303,7 @@ async fn signatures_and_chains_are_of_the_key_that_was_named() {
             );
         }
     }
-    let asked = fixture.authorities.asked.lock().unwrap().clone();
+    let asked = fixture.authorities.requested_names.lock().unwrap().clone();
     assert!(
         asked
             .iter()
@@ -474,7 +474,7 @@ async fn a_key_that_is_not_there_yet_is_waited_for_and_its_lack_is_named() {
     let crowd = || {
         fixture
             .authorities
-            .asked
+            .requested_names
             .lock()
             .unwrap()
             .iter()
@@ -604,7 +604,7 @@ async fn certificates_are_renewed_at_half_life_and_keys_follow_the_policy() {
     let of_service = || {
         fixture
             .authorities
-            .asked
+            .requested_names
             .lock()
             .unwrap()
             .iter()
@@ -646,7 +646,7 @@ async fn a_root_that_signs_no_more_has_its_certificates_replaced_at_once() {
     let issued = || {
         fixture
             .authorities
-            .asked
+            .requested_names
             .lock()
             .unwrap()
             .iter()
@@ -695,7 +695,7 @@ async fn a_tenant_has_so_many_services() {
     }
     let asked = fixture
         .authorities
-        .asked
+        .requested_names
         .lock()
         .unwrap()
         .iter()
