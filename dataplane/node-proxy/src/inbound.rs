@@ -164,7 +164,7 @@ async fn tunnel(
         ends.dialled,
         started,
     );
-    let meter = local.records.opened(&flow);
+    let meter = local.records.count_opened(&flow);
     let connected = tokio::select! {
         connected = delivery::dial(&context, admission.target, admission.client, ends.peer.ip()) => connected,
         () = std::future::poll_fn(|cx| incoming.poll_abandoned(cx)) => {

@@ -184,7 +184,7 @@ fn denied_by_the_pods_node_takes_the_gateway_with_nothing_lost() {
             "the gateway is asked for what was dialled: {printed}"
         );
         assert_eq!(gateway.authority(), VIP);
-        gateway.ended();
+        gateway.tunnel_end();
     }
     assert_eq!(
         (fallbacks(&fixture), failures(&fixture, "denied")),

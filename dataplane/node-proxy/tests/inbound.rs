@@ -114,7 +114,7 @@ fn every_request_gets_ztunnels_status() {
     for method in [Method::GET, Method::POST, Method::OPTIONS] {
         let status = run(async {
             let h2 = raw::h2(&fixture, HBONE, &PeerHello::gateway(&fixture)).await;
-            raw::ask(&h2, get(method.clone())).await.err()
+            raw::send_request(&h2, get(method.clone())).await.err()
         });
         assert_eq!(status, Some(400), "{method}");
     }
