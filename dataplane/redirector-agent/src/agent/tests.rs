@@ -20,7 +20,7 @@ struct AgentFixture {
     memory: SharedMemory,
     controller: FakeController,
     registry: Registry,
-    found: ScanAnswer,
+    scan_answer: ScanAnswer,
     folder: tempfile::TempDir,
     _trigger: DrainTrigger,
     search: SlowSearch,
@@ -137,7 +137,7 @@ impl AgentFixture {
             memory,
             controller,
             registry,
-            found,
+            scan_answer: found,
             folder,
             _trigger: trigger,
             search,
@@ -220,7 +220,7 @@ async fn the_agent_registers_follows_orders_and_reports_owned_sessions_when_need
         ("b1", "250.1.0.1", 0, 3, 9)
     );
     assert!(fixture.agent.ready().is_err());
-    sessions(&fixture.found, &[(7, 40000), (8, 40001)]);
+    sessions(&fixture.scan_answer, &[(7, 40000), (8, 40001)]);
     // The replica is a head, so it does not report its owned sessions.
     fixture.apply(
         vec![
@@ -255,14 +255,14 @@ async fn the_agent_registers_follows_orders_and_reports_owned_sessions_when_need
         [(7, (5, bit(7, 40000), 1)), (8, (0, bit(8, 40001), 1))].into()
     );
     // Sessions that two scans do not find are gone.
-    sessions(&fixture.found, &[]);
+    sessions(&fixture.scan_answer, &[]);
     fixture
         .until("nothing owned", |r| {
             r.generation == 11 && r.owned.is_empty()
         })
         .await;
     // A failed scan does not prove that there are no sessions.
-    *fixture.found.lock().unwrap() = None;
+    *fixture.scan_answer.lock().unwrap() = None;
     fixture.apply(
         vec![table_of("alpha/default/web", 7, "az1", 6, &[1, 2])],
         12,
@@ -321,7 +321,7 @@ async fn a_report_has_the_mark_from_before_its_scans() {
     fixture
         .until("two scans later", |r| number(r) == Some(7))
         .await;
-    *fixture.found.lock().unwrap() = None;
+    *fixture.scan_answer.lock().unwrap() = None;
     let failed = || {
         fixture
             .registry
@@ -601,7 +601,7 @@ fn wants(generation: u64) -> ScanPurpose {
     }
 }
 
-fn seen(owned: OwnedSessions, before: OwnedSessions) -> SessionScan {
+fn session_scan(owned: OwnedSessions, before: OwnedSessions) -> SessionScan {
     SessionScan {
         owned,
         before,
@@ -613,7 +613,7 @@ fn seen(owned: OwnedSessions, before: OwnedSessions) -> SessionScan {
 
 /// Returns a scan that found the same sessions as the one before it.
 fn quiet() -> SessionScan {
-    seen(owned(1), owned(1))
+    session_scan(owned(1), owned(1))
 }
 
 fn cases_of_purposes() -> Vec<ScanCase> {
@@ -673,7 +673,7 @@ fn cases_of_purposes() -> Vec<ScanCase> {
         (
             "a bucket was emptied",
             wants(5),
-            seen(OwnedSessions::new(), owned(1)),
+            session_scan(OwnedSessions::new(), owned(1)),
             Some((ms(150), ms(2))),
             ScanDecision::Look,
         ),
@@ -691,14 +691,14 @@ fn cases_of_sessions_and_intervals() -> Vec<ScanCase> {
         (
             "a bucket more",
             wants(5),
-            seen(owned(1), owned(2)),
+            session_scan(owned(1), owned(2)),
             Some((ms(150), ms(2))),
             ScanDecision::Look,
         ),
         (
             "sessions more",
             wants(5),
-            seen(more(9), more(1)),
+            session_scan(more(9), more(1)),
             Some((ms(150), ms(2))),
             ScanDecision::Rest,
         ),
