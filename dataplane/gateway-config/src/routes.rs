@@ -213,7 +213,7 @@ impl ServiceRoutes {
             RouteDecision::Refuse { status, reason } => refuse(status, reason),
             RouteDecision::Split(split) => match pick(split, random) {
                 BackendChoice::Refuse { status, reason } => refuse(status, reason),
-                BackendChoice::Backend { place, .. } => {
+                BackendChoice::Backend { index: place, .. } => {
                     let known = self
                         .slots
                         .get(&(Arc::as_ptr(found.rule()) as usize))

@@ -136,7 +136,7 @@ proptest! {
         let (router, faults) = Router::build(&RouteTable::new(rules.clone()), &RouterLimits::DEFAULT);
         prop_assert_eq!(faults, vec![]);
         for request in &requests {
-            let found = router.find(80, request).map(|found| (found.rule().key.rule.clone(), found.place));
+            let found = router.find(80, request).map(|found| (found.rule().key.rule.clone(), found.match_index));
             prop_assert_eq!(found, naive(&rules, 80, request), "{:?}", request);
         }
     }
