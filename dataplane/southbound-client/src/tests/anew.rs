@@ -15,7 +15,7 @@ async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subs
     let mut controller = FakeController::start().await;
     let subscriber = rig.start(&controller);
     let mut stream = controller.stream().await;
-    held(&mut stream).await;
+    count_initial_resources(&mut stream).await;
     let mut tenants = response(
         5,
         ResourceKind::Tenant,
@@ -33,7 +33,7 @@ async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subs
 }
 
 /// Receives the first requests of both kinds and returns how many resources they list.
-async fn held(stream: &mut FakeStream) -> usize {
+async fn count_initial_resources(stream: &mut FakeStream) -> usize {
     stream
         .receive()
         .await
@@ -57,11 +57,15 @@ async fn after_two_refusals_for_a_full_limit_a_stream_lists_nothing_and_receives
     stream.fail(full()).await;
     for _ in 0..2 {
         let mut stream = controller.stream().await;
-        assert_eq!(held(&mut stream).await, 3);
+        assert_eq!(count_initial_resources(&mut stream).await, 3);
         stream.fail(full()).await;
     }
     let mut stream = controller.stream().await;
-    assert_eq!(held(&mut stream).await, 0, "the third begins anew");
+    assert_eq!(
+        count_initial_resources(&mut stream).await,
+        0,
+        "the third begins anew"
+    );
     assert_eq!(
         subscriber.state().count(ResourceKind::Tenant),
         2,
@@ -111,7 +115,7 @@ async fn after_two_refusals_for_a_full_limit_a_stream_lists_nothing_and_receives
     // From here on it lists its resources again.
     drop(stream);
     let mut stream = controller.stream().await;
-    assert_eq!(held(&mut stream).await, 3);
+    assert_eq!(count_initial_resources(&mut stream).await, 3);
 }
 
 #[tokio::test]
@@ -121,7 +125,7 @@ async fn a_controller_without_a_place_for_the_stream_is_no_reason_to_begin_anew(
     controller.refuse_streams(3);
     drop(stream);
     let mut stream = controller.stream().await;
-    assert_eq!(held(&mut stream).await, 3);
+    assert_eq!(count_initial_resources(&mut stream).await, 3);
     assert_eq!(
         rig.metric("canal_southbound_reconnects_total{reason=\"full\"}"),
         3
@@ -138,7 +142,7 @@ async fn a_new_start_takes_no_older_generation() {
         stream.fail(Status::resource_exhausted("full")).await;
     }
     let mut stream = controller.stream().await;
-    assert_eq!(held(&mut stream).await, 0);
+    assert_eq!(count_initial_resources(&mut stream).await, 0);
     let nack = stream
         .exchange(response(
             4,

@@ -24,7 +24,7 @@ fn text(store: u128) -> String {
 }
 
 /// Receives the first requests and returns how many resources they name as present.
-async fn held(stream: &mut FakeStream, kinds: usize) -> usize {
+async fn count_initial_resources(stream: &mut FakeStream, kinds: usize) -> usize {
     let mut held = 0;
     for _ in 0..kinds {
         held += stream
@@ -42,7 +42,7 @@ async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subs
     let mut controller = FakeController::start().await;
     let subscriber = rig.start(&controller);
     let mut stream = controller.stream().await;
-    held(&mut stream, 2).await;
+    count_initial_resources(&mut stream, 2).await;
     stream
         .exchange(of(
             OLD,
@@ -82,7 +82,7 @@ async fn restart_from_the_new_store(
     let subscriber = rig.start(&controller);
     assert_eq!(subscriber.state().store(), Some(StoreId::from_bits(NEW)));
     let mut stream = controller.stream().await;
-    assert_eq!(held(&mut stream, 2).await, 2);
+    assert_eq!(count_initial_resources(&mut stream, 2).await, 2);
     stream
         .exchange(of(NEW, response(3, ResourceKind::Tenant, &[], &[])))
         .await;
@@ -102,7 +102,7 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
     let mut controller = controller.restart().await;
     // The first stream announces another store, so the subscriber restarts it without resources.
     let mut stream = controller.stream().await;
-    assert_eq!(held(&mut stream, 2).await, 3);
+    assert_eq!(count_initial_resources(&mut stream, 2).await, 3);
     stream
         .send(of(
             NEW,
@@ -111,7 +111,7 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
         .await;
     let mut stream = controller.stream().await;
     assert_eq!(
-        held(&mut stream, 2).await,
+        count_initial_resources(&mut stream, 2).await,
         0,
         "nothing of the old store is claimed"
     );
@@ -182,12 +182,12 @@ async fn the_old_store_returns_before_the_other_is_whole() {
     rig.updates();
     let mut controller = controller.restart().await;
     let mut stream = controller.stream().await;
-    held(&mut stream, 2).await;
+    count_initial_resources(&mut stream, 2).await;
     stream
         .send(of(NEW, response(2, ResourceKind::Tenant, &[], &[])))
         .await;
     let mut stream = controller.stream().await;
-    held(&mut stream, 2).await;
+    count_initial_resources(&mut stream, 2).await;
     stream
         .exchange(of(
             NEW,
@@ -197,12 +197,20 @@ async fn the_old_store_returns_before_the_other_is_whole() {
     drop(stream);
 
     let mut stream = controller.stream().await;
-    assert_eq!(held(&mut stream, 2).await, 1, "it goes on where it was");
+    assert_eq!(
+        count_initial_resources(&mut stream, 2).await,
+        1,
+        "it goes on where it was"
+    );
     stream
         .send(of(OLD, response(501, ResourceKind::Tenant, &[], &[])))
         .await;
     let mut stream = controller.stream().await;
-    assert_eq!(held(&mut stream, 2).await, 3, "what was held all the time");
+    assert_eq!(
+        count_initial_resources(&mut stream, 2).await,
+        3,
+        "what was held all the time"
+    );
     stream
         .exchange(of(
             OLD,
@@ -233,7 +241,7 @@ async fn another_store_is_whole_only_once_its_tenants_are_sealed() {
     let mut controller = FakeController::start().await;
     let subscriber = rig.start_sealed(&controller);
     let mut stream = controller.stream().await;
-    held(&mut stream, 4).await;
+    count_initial_resources(&mut stream, 4).await;
     let deny = policy("alpha", "deny");
     let (alpha, beta) = (tenant("alpha", 1), tenant("beta", 2));
     let all = [
@@ -259,12 +267,12 @@ async fn another_store_is_whole_only_once_its_tenants_are_sealed() {
     rig.updates();
     drop(stream);
     let mut stream = controller.stream().await;
-    held(&mut stream, 4).await;
+    count_initial_resources(&mut stream, 4).await;
     stream
         .send(of(NEW, response(2, ResourceKind::Tenant, &[], &[])))
         .await;
     let mut stream = controller.stream().await;
-    held(&mut stream, 4).await;
+    count_initial_resources(&mut stream, 4).await;
     stream
         .exchange(of(
             NEW,
