@@ -316,7 +316,7 @@ impl<'a> Exchange<'a> {
         // A response below 400 does not end the upload: the application may continue to read.
         if self.is_up_over() || self.status >= 400 {
             return Poll::Ready(ExchangeOutcome::Done {
-                request_done: self.up.done,
+                request_done: self.up.is_complete,
             });
         }
         self.arm();
@@ -325,7 +325,7 @@ impl<'a> Exchange<'a> {
 
     /// True if nothing more of the request goes to the endpoint.
     fn is_up_over(&self) -> bool {
-        self.up.done || self.up_cut
+        self.up.is_complete || self.up_cut
     }
 
     /// Ends this part of an exchange that failed with `fault`. Returns the data with which the next
@@ -541,7 +541,7 @@ impl<'a> Exchange<'a> {
                 let Http1Downstream { wire, ended, .. } = &mut **client;
                 // A pipelined request may arrive early, so at most one block of it is read. While the request's body is read, that detects
                 // a close.
-                while (self.up.done || self.up_cut) && !*ended && wire.inbox.len() < BLOCK {
+                while (self.up.is_complete || self.up_cut) && !*ended && wire.inbox.len() < BLOCK {
                     match wire.io.poll_fill(cx, &mut wire.inbox) {
                         Poll::Pending => break,
                         // A client that half-closes may still wait for the response.

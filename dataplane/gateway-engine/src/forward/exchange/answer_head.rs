@@ -78,7 +78,7 @@ impl Exchange<'_> {
                         let view = back.head.view(back.wire.inbox.bytes());
                         let interim = view.is_interim();
                         // The client's bytes of the new protocol begin after the body, so the switch waits for the end of the body.
-                        if view.status() == 101 && !self.up.done && !self.up_cut {
+                        if view.status() == 101 && !self.up.is_complete && !self.up_cut {
                             return Poll::Pending;
                         }
                         if interim {
@@ -179,7 +179,7 @@ impl Exchange<'_> {
             DownstreamSide::Http1(client) => {
                 // The connection stays open only if the request is complete or its upload continues after this response.
                 let goes_on = status < 400 && *keeps && !self.up_cut;
-                let keep = keep && to != Framing::UntilClose && (self.up.done || goes_on);
+                let keep = keep && to != Framing::UntilClose && (self.up.is_complete || goes_on);
                 self.kept = keep;
                 let outgoing = ForwardOptions {
                     framing: to,
@@ -303,7 +303,8 @@ impl Exchange<'_> {
                 let framing = heads::framing_of_answer(self.ask, &parts, ended);
                 // The connection stays open only if the request is complete or its upload continues after this response.
                 let goes_on = status < 400 && !ended && !self.up_cut;
-                let keep = keep && framing != Framing::UntilClose && (self.up.done || goes_on);
+                let keep =
+                    keep && framing != Framing::UntilClose && (self.up.is_complete || goes_on);
                 self.kept = keep;
                 let outgoing = ForwardOptions {
                     framing,
