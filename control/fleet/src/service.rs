@@ -124,7 +124,7 @@ impl FleetService {
         if !is_registered && !report.leaving {
             self.register(name, &report).await?;
         }
-        let known = self.subscribers.known(who);
+        let known = self.subscribers.delivery_progress(who);
         fleet.queries.hear_replica(name, &report.found);
         let (orders, news) = {
             let mut roster = fleet.roster();
@@ -187,7 +187,7 @@ impl FleetService {
         if let Some(replaces) = unknown {
             self.keep_edge(name, &report, replaces).await?;
         }
-        let known = self.subscribers.known(who);
+        let known = self.subscribers.delivery_progress(who);
         fleet.queries.hear_edge(name, &report.paths);
         let (orders, news) = {
             let mut roster = fleet.roster();
