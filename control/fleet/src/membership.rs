@@ -110,7 +110,7 @@ pub(crate) struct Membership {
     /// Random number of this process. It is in the marks of its responses to replicas, whose numbers an earlier process may have used too.
     report_session: u64,
     /// Generation and time at which each tenant was first published to each backend.
-    told: BTreeMap<(BackendName, TenantName), (Generation, Instant)>,
+    first_published: BTreeMap<(BackendName, TenantName), (Generation, Instant)>,
     /// Newest plan whose tables are all in a generation, for the generations at which it changed.
     plans: VecDeque<(Generation, u32)>,
     /// Number of reports when the plan in force last had a table confirmed.
@@ -144,7 +144,7 @@ impl Membership {
             azs: stored.azs,
             ownership,
             report_session: rand::random(),
-            told: BTreeMap::new(),
+            first_published: BTreeMap::new(),
             plans: VecDeque::new(),
             plan_heard: plan.reports_received(),
             moving: BTreeSet::new(),
@@ -217,8 +217,8 @@ impl Membership {
         if let Some(wanted) = self.azs.get(az).filter(|n| **n != given) {
             return Err(ReportError::AzNumber {
                 az: az.clone(),
-                wanted: *wanted,
-                given,
+                expected: *wanted,
+                reported: given,
             });
         }
         if let Some((holder, _)) = self
@@ -343,7 +343,7 @@ impl Membership {
         self.check_address(&report.az, report.underlay, None, Some(name))?;
         self.check_tunnel_end(report)?;
         let is_heard = |edge: &EdgeMember| {
-            edge.heard
+            edge.last_report
                 .is_some_and(|at| now.duration_since(at) < self.times.edge_silent)
         };
         let (others, own): (Vec<&EdgeMember>, Vec<&EdgeMember>) = self
@@ -359,8 +359,8 @@ impl Membership {
             return Err(ReportError::TunnelEnd {
                 az: report.az.clone(),
                 holder,
-                wanted,
-                given: report.tunnel_end,
+                expected: wanted,
+                reported: report.tunnel_end,
             });
         }
         if own.iter().any(|edge| {
@@ -386,8 +386,8 @@ impl Membership {
         if wanted != given {
             return Err(ReportError::AzNumber {
                 az: report.az.clone(),
-                wanted,
-                given,
+                expected: wanted,
+                reported: given,
             });
         }
         if underlay == report.underlay {
@@ -429,14 +429,14 @@ impl Membership {
         let Some(edge) = self.edges.get_mut(name) else {
             return false;
         };
-        let is_new = edge.seen != report.seen || !edge.alive || edge.whole != whole;
+        let is_new = edge.replicas_up != report.replicas_up || !edge.alive || edge.whole != whole;
         edge.whole = whole;
         edge.plan = plan;
-        edge.heard = Some(now);
+        edge.last_report = Some(now);
         edge.alive = true;
         edge.generation = report.generation;
         edge.version = report.version;
-        edge.seen = report.seen;
+        edge.replicas_up = report.replicas_up;
         let before = self.ownership.edge(&report.az);
         // The AZ has only the tables that all its edges have.
         let of_all = self.edges.plan(&report.az).unwrap_or(plan);
@@ -482,7 +482,11 @@ impl Membership {
             let silent =
                 now.duration_since(member.last_report.unwrap_or(self.started)) >= self.times.gone;
             // While an edge sees the replica up, only the path of its reports is broken.
-            if !member.gone && silent && self.edges.speaks(&member.row.az) && word != Some(true) {
+            if !member.gone
+                && silent
+                && self.edges.is_any_reporting(&member.row.az)
+                && word != Some(true)
+            {
                 member.gone = true;
                 self.ownership.forget(member.row.number);
                 out.gone.push(name.clone());
@@ -502,7 +506,7 @@ impl Membership {
     fn observe_edges(&mut self, now: Instant, in_grace: bool, out: &mut MembershipUpdate) {
         let mut fell_silent = BTreeSet::new();
         for edge in self.edges.values_mut() {
-            let alive = edge.heard.map_or(edge.alive && in_grace, |at| {
+            let alive = edge.last_report.map_or(edge.alive && in_grace, |at| {
                 now.duration_since(at) < self.times.edge_silent
             });
             if edge.alive && !alive {
@@ -522,7 +526,7 @@ impl Membership {
             }
         }
         let is_gone = |edge: &&EdgeMember| {
-            now.duration_since(edge.heard.unwrap_or(self.started)) >= self.times.gone
+            now.duration_since(edge.last_report.unwrap_or(self.started)) >= self.times.gone
                 && self.edges.is_alive(&edge.row.az)
         };
         out.gone_edges = self
@@ -542,7 +546,9 @@ impl Membership {
         self.members
             .values_mut()
             .for_each(|member| member.last_report = None);
-        self.edges.values_mut().for_each(|edge| edge.heard = None);
+        self.edges
+            .values_mut()
+            .for_each(|edge| edge.last_report = None);
         self.started = now;
     }
 
@@ -553,7 +559,7 @@ impl Membership {
             at.is_some_and(|at| now.duration_since(at) < self.times.edge_silent)
         };
         !self.members.values().any(|m| recent(m.last_report))
-            && !self.edges.values().any(|e| recent(e.heard))
+            && !self.edges.values().any(|e| recent(e.last_report))
     }
 
     /// Returns the fleet for the planner. Members that are gone are not in it; a replica that has lacked a tenant for long is joining
@@ -585,7 +591,7 @@ impl Membership {
             *backend == member.row.backend && !member.behind.contains_key(tenant)
         };
         let of_backend = self
-            .told
+            .first_published
             .iter()
             .filter(|((backend, tenant), _)| concerns(backend, tenant));
         member.last_report.is_some()
@@ -606,7 +612,7 @@ impl Membership {
         let key = (member.row.backend.clone(), tenant.clone());
         !member.up
             || self
-                .told
+                .first_published
                 .get(&key)
                 .is_some_and(|(at, _)| *at <= member.whole_of(tenant))
     }
@@ -631,9 +637,11 @@ impl Membership {
             .iter()
             .flat_map(|(b, held)| held.tenants.iter().map(move |t| (b.clone(), t.clone())));
         let pairs: BTreeSet<(BackendName, TenantName)> = pairs.collect();
-        self.told.retain(|pair, _| pairs.contains(pair));
+        self.first_published.retain(|pair, _| pairs.contains(pair));
         for pair in pairs {
-            self.told.entry(pair).or_insert((generation, now));
+            self.first_published
+                .entry(pair)
+                .or_insert((generation, now));
         }
         self.note_plan(generation, plan);
     }
@@ -721,7 +729,7 @@ impl Membership {
         let edges = self
             .edges
             .values()
-            .filter(|e| e.alive && e.heard.is_some())
+            .filter(|e| e.alive && e.last_report.is_some())
             .map(|e| e.whole);
         let all_have = members.chain(edges).min().unwrap_or(generation);
         let free = self

@@ -353,7 +353,7 @@ impl FleetReconciler {
         )]
         for (metric, n) in [
             (metrics::FLEET_BUCKETS_MOVED, changes.moved),
-            (metrics::FLEET_BUCKETS_HELD, changes.held),
+            (metrics::FLEET_BUCKETS_HELD, changes.heads_retained),
             (metrics::FLEET_OWNERS_KEPT, changes.owners),
         ] {
             self.shared.metrics.add(metric, &[], n as f64);
@@ -451,7 +451,7 @@ struct PlanDelta {
     /// Number of buckets that have another head.
     moved: usize,
     /// Number of buckets that newly keep their head because their chain is full.
-    held: usize,
+    heads_retained: usize,
     /// Number of former heads that newly stay in a chain for their sessions.
     owners: usize,
 }
@@ -488,7 +488,7 @@ impl PlanDelta {
             };
             plan.notes.iter().map(of).sum()
         };
-        out.held = held(next).saturating_sub(held(parent));
+        out.heads_retained = held(next).saturating_sub(held(parent));
         out
     }
 }

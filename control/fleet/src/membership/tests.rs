@@ -109,7 +109,7 @@ impl RosterFixture {
             version: String::new(),
             cores: 2,
             tunnel_ports: Arc::default(),
-            found: Vec::new(),
+            session_answers: Vec::new(),
         };
         let mut known = DeliveryProgress {
             acked_through: newest,
@@ -127,7 +127,7 @@ impl RosterFixture {
             underlay: Ipv4Addr::new(250, az, 0, host),
             tunnel_end: Ipv4Addr::new(250, az, 0, end),
             generation: Generation(self.generation),
-            seen: seen.iter().map(|(n, up)| (name(n), *up)).collect(),
+            replicas_up: seen.iter().map(|(n, up)| (name(n), *up)).collect(),
             version: String::new(),
             tunnels_version: 0,
             paths: Vec::new(),
