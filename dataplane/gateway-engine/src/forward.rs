@@ -304,7 +304,7 @@ impl RequestState {
     ) -> Result<UpstreamLease, ProxyError> {
         let mut metadata = self.tunnel_metadata(routed, selected);
         if self.info.asked != RequestKind::Upgrade {
-            CloseReport::ask(&mut metadata.headers);
+            CloseReport::request_report(&mut metadata.headers);
         }
         Box::pin(upstream::open_connection(&self.worker, selected, metadata)).await
     }

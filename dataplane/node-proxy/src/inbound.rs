@@ -186,7 +186,7 @@ async fn tunnel(
                 .closed(&flow, &meter, Some((&no.refusal.into(), &no.why)));
         }
     };
-    let reports = CloseReport::is_asked(&incoming.headers);
+    let reports = CloseReport::is_requested(&incoming.headers);
     match incoming.accept(answer(&flow.destination)) {
         Ok(stream) if reports => {
             let (mut tunnel, mut app) = canal_hbone::exchanges::reporting(stream, app);

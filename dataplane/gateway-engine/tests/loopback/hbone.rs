@@ -268,7 +268,7 @@ impl FakeNode {
                             let Ok(mut up) = TcpStream::connect(origin).await else {
                                 return incoming.refuse(503);
                             };
-                            let reports = CloseReport::is_asked(&incoming.headers);
+                            let reports = CloseReport::is_requested(&incoming.headers);
                             let mut down = incoming.accept(HeaderMap::new()).unwrap();
                             if reports {
                                 let (mut down, mut up) = reporting(down, up);
