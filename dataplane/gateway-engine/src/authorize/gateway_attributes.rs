@@ -122,7 +122,9 @@ impl<'a> GatewayAttributes<'a> {
                     .into_iter()
                     .any(|audience| text(audience.as_bytes()));
             }
-            (None, Attribute::RequestClaim(path), Some(token)) => token.look(path, &mut text),
+            (None, Attribute::RequestClaim(path), Some(token)) => {
+                token.visit_claim(path, &mut text)
+            }
             _ => {}
         }
     }
