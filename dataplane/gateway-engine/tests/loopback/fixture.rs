@@ -307,7 +307,7 @@ impl GatewayFixture {
     }
 
     /// Waits for the workers to end; `false` if they did not end within the deadline of `limit`.
-    pub(crate) async fn ended(&mut self, limit: Duration) -> bool {
+    pub(crate) async fn join_workers(&mut self, limit: Duration) -> bool {
         let workers = self.engine.workers().clone();
         let joined = tokio::task::spawn_blocking(move || workers.join());
         tokio::time::timeout(canal_timing::deadline(limit), joined)
