@@ -34,7 +34,7 @@ impl ClientReports {
     /// # Panics
     /// Panics in the gate if anything was lost, with the reports of the runs that lost it.
     #[track_caller]
-    pub fn judge_none_lost(&self, name: &str) {
+    pub fn assert_none_lost(&self, name: &str) {
         let lossy: Vec<&Value> = self
             .0
             .iter()

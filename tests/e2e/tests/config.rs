@@ -105,7 +105,7 @@ fn a_thousand_changes_lose_no_request() {
     println!(
         "{wanted} changes in {took:?}; {requests} requests in {lasted:?}; by half: {answered:?}"
     );
-    reports.judge_none_lost("requests lost by changes");
+    reports.assert_none_lost("requests lost by changes");
     assert!(
         answered.into_iter().all(|half| half >= 1),
         "changes did not move the load: {answered:?} of {requests}"

@@ -116,7 +116,7 @@ fn a_drained_replica_ends_with_no_sessions() {
             reports.sum("failed"),
             reports.sum("requests")
         );
-        reports.judge_none_lost(name);
+        reports.assert_none_lost(name);
     }
 }
 

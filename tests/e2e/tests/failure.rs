@@ -197,7 +197,7 @@ fn planned_restarts_lose_nothing() {
                 .unwrap();
         }
     });
-    reports[0].judge_none_lost("requests lost by planned restarts");
+    reports[0].assert_none_lost("requests lost by planned restarts");
 }
 
 /// Pods come and go without a restart; a new pod is in the mesh as soon as it runs.

@@ -200,7 +200,7 @@ fn a_root_is_replaced_under_load() {
         .into_iter()
         .zip(&reports)
     {
-        reports.judge_none_lost(&format!("{what} while a root is replaced"));
+        reports.assert_none_lost(&format!("{what} while a root is replaced"));
     }
     let after = roots("alpha");
     assert!(
@@ -357,7 +357,7 @@ fn the_revoked_are_out() {
         }
         until_shut_out();
     });
-    reports[0].judge_none_lost("sessions of others lost by a revocation");
+    reports[0].assert_none_lost("sessions of others lost by a revocation");
     assert!(
         revoked_connections() > before,
         "no connection ended because it was revoked"

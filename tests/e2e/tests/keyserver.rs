@@ -70,7 +70,7 @@ fn mesh() -> &'static Mesh {
                 .zip([TopologyKeyFallback::Local, TopologyKeyFallback::Refuse])
             {
                 tenant.keys = Some(TenantKeysTopology {
-                    place: TopologyKeyLocation::KeyServer,
+                    location: TopologyKeyLocation::KeyServer,
                     algorithm: TopologyKeyAlgorithm::EcdsaP256,
                     fallback,
                 });

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use canal_e2e::credential::{Leaf, PemCredential, TestAuthority};
 use canal_e2e::hbone::{TunnelAttempt, TunnelRequest, load};
-use canal_e2e::{Icmp, Mesh, ask_udp_within, query, query_udp, until};
+use canal_e2e::{Icmp, Mesh, query, query_udp, query_udp_within, until};
 use canal_timing::{deadline, judge_losses, timed};
 use canal_world::topology::OutsideTraffic;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -553,7 +553,7 @@ fn a_flood_of_questions_does_not_reach_the_name_service() {
         let mut alphas = 0;
         for _ in 0..20 {
             alphas += u64::from(
-                ask_udp_within(ANSWERED_WITHIN, &mesh.world, ALPHA, server, &question).is_some(),
+                query_udp_within(ANSWERED_WITHIN, &mesh.world, ALPHA, server, &question).is_some(),
             );
         }
         // For a limit of the whole tenant, services on other replicas do not share it, so that each replica may admit the full share.
