@@ -31,7 +31,7 @@ pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {
             timed_assertions(tokens, &mut lines);
         }
         for line in lines {
-            let fix = "use canal_timing::judge_time or timed!, or wait with canal_timing::deadline in the crate's wait function";
+            let fix = "use canal_timing::assert_time or timed!, or wait with canal_timing::deadline in the crate's wait function";
             found.push(format!("{path}:{line}: an assertion on elapsed(); {fix}"));
         }
     }

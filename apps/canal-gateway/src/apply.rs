@@ -155,12 +155,12 @@ mod tests {
             serde_json::json!(["alpha"]),
             "alpha's tables are still being built"
         );
-        canal_timing::judge_time(
+        canal_timing::assert_time(
             "time until a first state with large tables is taken",
             first,
             Duration::from_secs(1),
         );
-        canal_timing::judge_time(
+        canal_timing::assert_time(
             "time until a revocation is in force behind large tables",
             taken,
             Duration::from_secs(1),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::fixture::{ControllerFixture, ManualSubscriber, patience, tenant};
 use canal_controller_core::ControllerLimits;
 use canal_model::program::{Resource, ResourceKind};
-use canal_timing::judge_time;
+use canal_timing::assert_time;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -206,7 +206,7 @@ async fn slow_issuers_of_one_tenant_hold_up_no_other() {
         }
     })
     .await;
-    judge_time(
+    assert_time(
         "time until a tenant has its keys beside one with slow issuers",
         begun.elapsed(),
         Duration::from_secs(4),

@@ -7,7 +7,7 @@ use crate::fixture;
 use crate::fixture::{ControllerFixture, ManualSubscriber, patience, pod, route, service, tenant};
 use canal_controller_core::ControllerLimits;
 use canal_model::program::{Resource, ResourceKind, RouteAction};
-use canal_timing::{judge_time, slack};
+use canal_timing::{assert_time, slack};
 
 #[tokio::test]
 async fn a_node_never_sees_another_tenant() {
@@ -397,7 +397,7 @@ async fn a_stuck_subscriber_delays_no_other() {
             .await;
         worst = worst.max(begun.elapsed());
     }
-    judge_time(
+    assert_time(
         "longest time of a change to a subscriber beside a stuck one",
         worst,
         Duration::from_secs(1),

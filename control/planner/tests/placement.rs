@@ -9,7 +9,7 @@ use canal_model::fleet::{Demands, Fleet, OwnerReport, Ownership, Placement, Repl
 use canal_model::ids::{AzName, BackendName, ServiceId};
 use canal_model::plan::{Plan, PlannedService, UnmetConstraint};
 use canal_planner::{placement, plan};
-use canal_timing::judge_time;
+use canal_timing::assert_time;
 use proptest::prelude::*;
 
 fn fleet(backends: &[&str]) -> Fleet {
@@ -187,7 +187,7 @@ fn large_fleets_are_planned_in_time() {
         let (fleet, demands) = (wide(&["a", "b"], each), demands(services));
         let start = Instant::now();
         let (placements, notes) = placements_and_notes(&fleet, &demands, &BTreeMap::new());
-        judge_time(
+        assert_time(
             &format!("time to place {services} services"),
             start.elapsed(),
             bound,

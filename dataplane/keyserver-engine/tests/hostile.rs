@@ -144,7 +144,7 @@ async fn silent_peers_run_out_of_time() {
     }
     let waited = begun.elapsed();
     assert!(waited >= Duration::from_millis(200), "{waited:?}");
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until silent handshakes run out of time",
         waited,
         Duration::from_secs(3),
@@ -222,7 +222,7 @@ async fn a_flood_delays_only_its_own_tenant() {
     for task in tasks {
         assert!(task.await.unwrap() > 0, "the flood was not above its share");
     }
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "longest handshake of a quiet tenant during a flood",
         longest,
         Duration::from_secs(2),
@@ -358,7 +358,7 @@ async fn silent_connections_of_sixteen_addresses_block_no_other() {
             fixture.channel_from(from, component).await.lives().await,
             "{from}"
         );
-        canal_timing::judge_time(
+        canal_timing::assert_time(
             &format!("time until {from} is served beside silent connections"),
             begun.elapsed(),
             FIRST_BYTE_TIMEOUT,
@@ -369,7 +369,7 @@ async fn silent_connections_of_sixteen_addresses_block_no_other() {
     let begun = Instant::now();
     let mut last = connect_from("127.0.0.2", fixture.address).await.unwrap();
     assert_eq!(last.read(&mut [0]).await.unwrap_or(0), 0);
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until a silent connection is closed",
         begun.elapsed(),
         FIRST_BYTE_TIMEOUT + Duration::from_secs(1),

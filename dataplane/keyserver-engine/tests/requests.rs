@@ -496,7 +496,7 @@ async fn a_key_that_is_not_there_yet_is_waited_for_and_its_lack_is_named() {
     let begun = std::time::Instant::now();
     fixture.authorities.holds.send_replace(false);
     assert!(matches!(call.next().await, ServerReply::Send(_)));
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until a new key is issued for a request before the crowd",
         begun.elapsed(),
         Duration::from_millis(2400),
@@ -621,7 +621,7 @@ async fn certificates_are_renewed_at_half_life_and_keys_follow_the_policy() {
         chains.len() == 2 && took > LIFE.mul_f64(0.4),
         "a second certificate not before half of the first one's life: {took:?}"
     );
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until a certificate is renewed at half of its life",
         took,
         LIFE.mul_f64(0.8),

@@ -15,7 +15,7 @@ use canal_node_proxy::config::{CaptureChoice, PodLimits};
 use canal_node_proxy::connect_policies::{ConnectPolicies, decide_refusals};
 use canal_node_proxy::worker;
 use canal_offload::connect_tables::ConnectRefusals;
-use canal_timing::judge_time;
+use canal_timing::assert_time;
 
 const VIP: &str = "10.96.0.1:80";
 
@@ -448,7 +448,7 @@ fn a_gateway_that_fails_is_passed_over_and_avoided() {
                 .ends_with(&format!("reply={VIP}"))
         );
         let waited = start.elapsed();
-        judge_time(
+        assert_time(
             &format!("time of a connection while the first gateway is {gateway}"),
             waited,
             Duration::from_millis(limit),
@@ -790,7 +790,7 @@ fn an_az_that_is_closed_or_dead_is_left_within_a_second() {
     let took = timed();
     assert!(took >= attempt_timeouts().attempt, "{took:?}");
     // This includes the start of a process and two handshakes.
-    judge_time(
+    assert_time(
         "time of a connection while the near AZ is mute",
         took,
         Duration::from_millis(2_000),
@@ -835,7 +835,7 @@ fn an_az_that_dies_under_its_connection_is_left_within_a_second() {
     fixture.outside.ip(&format!("addr del {NEAR}/32 dev out0"));
     let took = dial();
     // This includes the start of a process and a handshake.
-    judge_time(
+    assert_time(
         "time of a connection after the near AZ died under its connection",
         took,
         Duration::from_millis(1_500),

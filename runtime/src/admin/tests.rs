@@ -175,7 +175,7 @@ async fn readers_that_stall_take_neither_metrics_nor_readiness_away() {
         get(f.addresses.readiness, "GET /healthz/ready").await.0,
         200
     );
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until readiness is answered beside stalled scrapes",
         start.elapsed(),
         Duration::from_secs(1),
@@ -184,7 +184,7 @@ async fn readers_that_stall_take_neither_metrics_nor_readiness_away() {
     let (status, why) = get(f.addresses.metrics, "GET /metrics").await;
     // A reset may overtake the 503.
     assert!(matches!(status, 503 | 0), "{status} {why}");
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until a scrape beside stalled ones is refused",
         start.elapsed(),
         Duration::from_secs(3),

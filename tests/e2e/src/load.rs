@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use canal_timing::{is_timed, judge_losses};
+use canal_timing::{assert_losses, is_timed};
 use serde_json::Value;
 
 use crate::Mesh;
@@ -40,7 +40,7 @@ impl ClientReports {
             .iter()
             .filter(|report| report["ok"] != true)
             .collect();
-        judge_losses(
+        assert_losses(
             name,
             self.sum("failed") + self.sum("broken") + self.sum("unopened"),
             0,

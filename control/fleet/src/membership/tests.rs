@@ -502,7 +502,7 @@ fn a_restart_of_the_controller_changes_nothing_until_the_grace_is_over() {
         (Some(1), None),
         "who does not come within the grace is waited for no longer"
     );
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "real time of a test with simulated time",
         s.begun.elapsed(),
         std::time::Duration::from_secs(1),

@@ -485,7 +485,7 @@ async fn a_drain_waits_for_the_disk_and_not_for_the_subscription() {
     let start = std::time::Instant::now();
     trigger.drain(ms(10_000));
     assert!(trigger.finished(ms(100)).await);
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until a drained subscriber has written its state",
         start.elapsed(),
         ms(2000),

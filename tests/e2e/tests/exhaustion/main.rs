@@ -16,7 +16,7 @@ mod victim;
 
 use std::time::Duration;
 
-use canal_timing::{judge_time, timed};
+use canal_timing::{assert_time, timed};
 use exhaustion_world::{ExhaustionWorld, setup};
 use victim::{P99_MAX, VictimWatch};
 
@@ -103,7 +103,7 @@ fn assert_no_harm(seen: &VictimWatch, attack: &str) {
         println!("{attack}: {complaint}");
     }
     timed!(complaint.is_none(), "another tenant is served, {attack}");
-    judge_time(
+    assert_time(
         &format!("99th percentile of another tenant, {attack}"),
         seen.p99(),
         P99_MAX,

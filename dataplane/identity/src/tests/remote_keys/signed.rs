@@ -469,7 +469,7 @@ async fn a_silent_retry_occupies_no_thread() {
         terminator.accept(far, || {}).await.unwrap_err().reason(),
         "io"
     );
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until a client that does not retry is left",
         start.elapsed(),
         Duration::from_secs(5),
