@@ -101,7 +101,7 @@ fn one_file(path: &str, text: &str, oversized: &mut Oversized<'_>, found: &mut V
         Ok(ast) => SourceVisitor {
             path,
             oversized,
-            found,
+            findings: found,
             in_test: false,
         }
         .visit_file(ast),
@@ -135,7 +135,7 @@ fn crate_root(path: &str, text: &str, found: &mut Vec<String>) {
 struct SourceVisitor<'a, 'tree> {
     path: &'a str,
     oversized: &'a mut Oversized<'tree>,
-    found: &'a mut Vec<String>,
+    findings: &'a mut Vec<String>,
     in_test: bool,
 }
 
@@ -144,14 +144,14 @@ impl SourceVisitor<'_, '_> {
         let n = span.end().line - span.start().line + 1;
         let name = sig.ident.to_string();
         if n > FUNCTION_LINES_MAX && !self.oversized.excuses(&format!("{} {name}", self.path)) {
-            self.found.push(format!(
+            self.findings.push(format!(
                 "{}:{}: fn {name} has {n} lines, the limit is {FUNCTION_LINES_MAX}",
                 self.path,
                 span.start().line
             ));
         }
         if name.split('_').any(|w| EMPTY_WORDS.contains(&w)) {
-            self.found.push(format!(
+            self.findings.push(format!(
                 "{}:{}: fn {name}: the name says nothing; name the thing",
                 self.path,
                 span.start().line
@@ -160,7 +160,7 @@ impl SourceVisitor<'_, '_> {
     }
     fn unsafe_here(&mut self, line: usize) {
         if !UNSAFE_PATHS.iter().any(|r| self.path.starts_with(r)) {
-            self.found.push(format!(
+            self.findings.push(format!(
                 "{}:{line}: unsafe outside the files that may contain it ({})",
                 self.path,
                 UNSAFE_PATHS.join(", ")
@@ -171,7 +171,7 @@ impl SourceVisitor<'_, '_> {
         for a in attrs {
             let line = a.span().start().line;
             if a.path().is_ident("ignore") {
-                self.found.push(format!(
+                self.findings.push(format!(
                     "{}:{line}: an ignored test is no test: make it run or delete it",
                     self.path
                 ));
@@ -182,7 +182,7 @@ impl SourceVisitor<'_, '_> {
                     .require_list()
                     .is_ok_and(|l| !l.tokens.to_string().contains("reason"))
             {
-                self.found.push(format!(
+                self.findings.push(format!(
                     "{}:{line}: `allow` needs `reason = \"…\"`",
                     self.path
                 ));
@@ -217,7 +217,7 @@ impl<'ast> Visit<'ast> for SourceVisitor<'_, '_> {
     fn visit_item_struct(&mut self, s: &'ast syn::ItemStruct) {
         let name = s.ident.to_string().to_lowercase();
         if EMPTY_WORDS.iter().any(|w| name.ends_with(w)) {
-            self.found.push(format!(
+            self.findings.push(format!(
                 "{}:{}: struct {}: the name says nothing; name the thing",
                 self.path,
                 s.span().start().line,
