@@ -114,7 +114,7 @@ struct TargetPorts<'a> {
     /// Targets of the policies that it refuses, with the reason.
     policies: Vec<(&'a PolicyTarget, RefusalReason)>,
     /// Indexes of those of them that target workloads of this namespace with these labels.
-    known: HashMap<(&'a Namespace, &'a Labels), Vec<usize>>,
+    refusals_by_labels: HashMap<(&'a Namespace, &'a Labels), Vec<usize>>,
     /// Number of ports of each workload, by uid.
     counts: BTreeMap<String, usize>,
 }
@@ -137,7 +137,7 @@ impl<'a> TargetPorts<'a> {
             target,
             limits: target.limits(),
             policies: refused.collect(),
-            known: HashMap::new(),
+            refusals_by_labels: HashMap::new(),
             counts: BTreeMap::new(),
         }
     }
@@ -229,7 +229,7 @@ impl<'a> TargetPorts<'a> {
             // The policy search is cached by namespace and labels, which many pods have in common.
             let policies = &self.policies;
             let known = self
-                .known
+                .refusals_by_labels
                 .entry((&workload.namespace, &workload.labels))
                 .or_insert_with(|| {
                     let place = OracleDestination {
@@ -271,7 +271,7 @@ impl<'a> TargetPorts<'a> {
     }
 
     /// Counts a port that the target serves.
-    fn place(&mut self, workloads: &[&Workload]) {
+    fn count_port(&mut self, workloads: &[&Workload]) {
         if self.limits != PlacementLimits::NONE {
             workloads
                 .iter()
@@ -332,7 +332,7 @@ impl<'a> PathDecider<'a> {
         for target in &mut self.targets {
             match target.first_refusal(rules) {
                 None => {
-                    target.place(workloads);
+                    target.count_port(workloads);
                     return PortPath {
                         target: target.target.name(),
                         reason,

@@ -243,7 +243,7 @@ fn rule() -> impl Strategy<Value = AuthorizationRule> {
         operation: Some(operation),
     });
     let when = select(KEYS.to_vec()).prop_flat_map(|(key, values)| {
-        asked(values, values, 0.98).prop_map(move |(values, not_values)| WhenCondition {
+        value_lists(values, values, 0.98).prop_map(move |(values, not_values)| WhenCondition {
             key: key.to_owned(),
             values,
             not_values,
@@ -258,7 +258,7 @@ fn rule() -> impl Strategy<Value = AuthorizationRule> {
 }
 
 /// Generates a list of values and its opposite: with the probability `weight`, one of them or both are set.
-fn asked(
+fn value_lists(
     any: &'static [&'static str],
     none: &'static [&'static str],
     weight: f64,
@@ -284,13 +284,13 @@ fn source() -> impl Strategy<Value = SourceSpec> {
         "10.1",
     ];
     let lists = (
-        asked(&PRINCIPALS, &PRINCIPALS, 0.35),
-        asked(&REQUEST_PRINCIPALS, &REQUEST_PRINCIPALS, 0.2),
-        asked(&NAMESPACES, &NAMESPACES, 0.3),
-        asked(&ACCOUNTS, &ACCOUNTS, 0.3),
-        asked(&BLOCKS, &ODD_BLOCKS, 0.2),
-        asked(&BLOCKS, &BLOCKS, 0.1),
-        asked(&TRUST_DOMAINS, &TRUST_DOMAINS, 0.15),
+        value_lists(&PRINCIPALS, &PRINCIPALS, 0.35),
+        value_lists(&REQUEST_PRINCIPALS, &REQUEST_PRINCIPALS, 0.2),
+        value_lists(&NAMESPACES, &NAMESPACES, 0.3),
+        value_lists(&ACCOUNTS, &ACCOUNTS, 0.3),
+        value_lists(&BLOCKS, &ODD_BLOCKS, 0.2),
+        value_lists(&BLOCKS, &BLOCKS, 0.1),
+        value_lists(&TRUST_DOMAINS, &TRUST_DOMAINS, 0.15),
     );
     lists.prop_map(
         |(
@@ -335,10 +335,10 @@ fn source() -> impl Strategy<Value = SourceSpec> {
 
 fn operation() -> impl Strategy<Value = OperationSpec> {
     let lists = (
-        asked(&HOSTS, &HOSTS, 0.3),
-        asked(&PORTS, &PORTS, 0.3),
-        asked(&METHODS, &METHODS, 0.4),
-        asked(&PATHS, &PATHS, 0.5),
+        value_lists(&HOSTS, &HOSTS, 0.3),
+        value_lists(&PORTS, &PORTS, 0.3),
+        value_lists(&METHODS, &METHODS, 0.4),
+        value_lists(&PATHS, &PATHS, 0.5),
     );
     lists.prop_map(|(hosts, ports, methods, paths)| {
         let mut operation = OperationSpec {
@@ -459,7 +459,7 @@ pub fn facts() -> impl Strategy<Value = OracleFacts> {
         .collect();
     let of_texts: Vec<_> = all
         .into_iter()
-        .map(|(attribute, words)| known(attribute, text(words)))
+        .map(|(attribute, words)| attribute_values(attribute, text(words)))
         .collect();
     let address = select(vec![
         "10.1.0.1",
@@ -482,9 +482,9 @@ pub fn facts() -> impl Strategy<Value = OracleFacts> {
     ];
     let addresses: Vec<_> = addresses
         .into_iter()
-        .map(|attribute| known(attribute, address.clone()))
+        .map(|attribute| attribute_values(attribute, address.clone()))
         .collect();
-    let port = known(
+    let port = attribute_values(
         Attribute::DestinationPort,
         select(vec![80u16, 81, 6379])
             .prop_map(OracleValue::Port)
@@ -494,12 +494,12 @@ pub fn facts() -> impl Strategy<Value = OracleFacts> {
         let mut facts = OracleFacts { is_complete, ..OracleFacts::default() };
         for (attribute, values) in texts.into_iter().chain(addresses).chain([port]) {
             match values {
-                Some(values) => drop(facts.seen.insert(attribute, values)),
+                Some(values) => drop(facts.values.insert(attribute, values)),
                 None => drop(facts.unseen.insert(attribute)),
             }
         }
         let is_beta = |value: &OracleValue| matches!(value, OracleValue::Text(text) if text.starts_with("beta."));
-        facts.is_foreign = facts.seen.get(&Attribute::SourcePrincipal).is_some_and(|values| values.iter().any(is_beta));
+        facts.is_foreign = facts.values.get(&Attribute::SourcePrincipal).is_some_and(|values| values.iter().any(is_beta));
         facts
     })
 }
@@ -511,7 +511,7 @@ fn text(words: &'static [&'static str]) -> BoxedStrategy<OracleValue> {
 }
 
 /// Generates the values of an attribute; `None` means unknown. Most are known, as at a gateway; some have several values.
-fn known(
+fn attribute_values(
     attribute: Attribute,
     value: BoxedStrategy<OracleValue>,
 ) -> impl Strategy<Value = (Attribute, Option<Vec<OracleValue>>)> {

@@ -34,8 +34,8 @@ pub enum OracleValue {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct OracleFacts {
     /// Values of each attribute; an empty list means that the attribute is absent.
-    pub seen: BTreeMap<Attribute, Vec<OracleValue>>,
-    /// If true, attributes that are not in `seen` are absent; else they are unknown.
+    pub values: BTreeMap<Attribute, Vec<OracleValue>>,
+    /// If true, attributes that are not in `values` are absent; else they are unknown.
     pub is_complete: bool,
     /// Attributes that are unknown in any case.
     pub unseen: BTreeSet<Attribute>,
@@ -317,7 +317,7 @@ fn names_peer(clause: &Clause) -> bool {
 
 /// Returns whether a clause holds.
 pub fn clause_holds(clause: &Clause, facts: &OracleFacts) -> OracleTruth {
-    let values: &[OracleValue] = match facts.seen.get(&clause.attribute) {
+    let values: &[OracleValue] = match facts.values.get(&clause.attribute) {
         _ if facts.unseen.contains(&clause.attribute) => {
             return OracleTruth::Maybe(clause.attribute.clone());
         }

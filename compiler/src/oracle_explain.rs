@@ -480,9 +480,9 @@ impl<'a> WorkloadPath<'a> {
     fn gateway(&self) -> HopExplanation {
         let mut facts = self.l4_facts();
         // A gateway is the first hop, so it observes the client's address, and it terminates TLS.
-        facts.seen.insert(Attribute::ServerName, Vec::new());
-        match facts.seen.get(&Attribute::SourceAddress).cloned() {
-            Some(address) => drop(facts.seen.insert(Attribute::RemoteAddress, address)),
+        facts.values.insert(Attribute::ServerName, Vec::new());
+        match facts.values.get(&Attribute::SourceAddress).cloned() {
+            Some(address) => drop(facts.values.insert(Attribute::RemoteAddress, address)),
             None => drop(facts.unseen.insert(Attribute::RemoteAddress)),
         }
         let deny = |why: &str| HopDecision::Denies(why.to_owned());
@@ -493,7 +493,7 @@ impl<'a> WorkloadPath<'a> {
         if !self.is_opaque() {
             match self.token() {
                 Err(why) => return self.step(EnforcementPoint::Gateway, deny(&why), &facts, false),
-                Ok(claims) => facts.seen.extend(claims),
+                Ok(claims) => facts.values.extend(claims),
             }
             if let Err(why) = self.http_facts(&mut facts) {
                 return self.step(EnforcementPoint::Gateway, deny(&why), &facts, false);
@@ -539,7 +539,7 @@ impl<'a> WorkloadPath<'a> {
                     "{status}: {policy} depends on {attribute}, which is not known here"
                 ))
             }
-            verdict => shown(verdict, status),
+            verdict => hop_decision(verdict, status),
         };
         self.step(EnforcementPoint::Gateway, outcome, &facts, true)
     }
@@ -579,7 +579,7 @@ impl<'a> WorkloadPath<'a> {
                     .server_name
                     .iter()
                     .map(|name| OracleValue::Text(name.clone()));
-                facts.seen.insert(Attribute::ServerName, name.collect());
+                facts.values.insert(Attribute::ServerName, name.collect());
                 Ok(())
             }
         }
@@ -633,7 +633,7 @@ impl<'a> WorkloadPath<'a> {
             OracleDecision::Undecided { .. } => {
                 HopDecision::Passes("the gateway has decided what is not seen here".into())
             }
-            verdict => shown(verdict, "refused"),
+            verdict => hop_decision(verdict, "refused"),
         };
         self.step(EnforcementPoint::Node, outcome, &facts, true)
     }
@@ -679,7 +679,7 @@ impl<'a> WorkloadPath<'a> {
             OracleDecision::CallAuthorizer { policy, .. } => HopDecision::Denies(format!(
                 "refused: {policy} calls an authorizer, which a node does not; go through a gateway"
             )),
-            verdict => shown(verdict, "refused"),
+            verdict => hop_decision(verdict, "refused"),
         };
         self.step(EnforcementPoint::Node, outcome, &facts, true)
     }
@@ -693,27 +693,27 @@ impl<'a> WorkloadPath<'a> {
             identity.is_some_and(|id| id.trust_domain != self.ir.tenant.trust_domain);
         let of =
             |show: fn(&Identity) -> String| identity.map(|id| text(show(id))).unwrap_or_default();
-        facts.seen.insert(
+        facts.values.insert(
             Attribute::SourcePrincipal,
             of(|id| id.to_string().replacen("spiffe://", "", 1)),
         );
-        facts.seen.insert(
+        facts.values.insert(
             Attribute::SourceNamespace,
             of(|id| id.namespace.to_string()),
         );
-        facts.seen.insert(
+        facts.values.insert(
             Attribute::SourceServiceAccount,
             of(|id| format!("{}/{}", id.namespace, id.service_account)),
         );
         // Without an address of the client, clauses on it stay undecided.
         match self.address() {
-            Some(address) => drop(facts.seen.insert(
+            Some(address) => drop(facts.values.insert(
                 Attribute::SourceAddress,
                 vec![OracleValue::Address(address)],
             )),
             None => drop(facts.unseen.insert(Attribute::SourceAddress)),
         }
-        facts.seen.insert(
+        facts.values.insert(
             Attribute::DestinationPort,
             vec![OracleValue::Port(self.target_port)],
         );
@@ -723,7 +723,7 @@ impl<'a> WorkloadPath<'a> {
             .iter()
             .map(|address| OracleValue::Address(*address));
         facts
-            .seen
+            .values
             .insert(Attribute::DestinationAddress, addresses.collect());
         facts
     }
@@ -758,17 +758,17 @@ impl<'a> WorkloadPath<'a> {
                 continue;
             }
             let separator = if name == "cookie" { "; " } else { "," };
-            facts.seen.insert(
+            facts.values.insert(
                 Attribute::Header(name),
                 vec![OracleValue::Text(values.join(separator))],
             );
         }
         facts.is_complete = true;
-        facts.seen.insert(
+        facts.values.insert(
             Attribute::Method,
             vec![OracleValue::Text(request.method.clone())],
         );
-        facts.seen.insert(
+        facts.values.insert(
             Attribute::Host,
             vec![OracleValue::Text(request.host.clone())],
         );
@@ -781,7 +781,7 @@ impl<'a> WorkloadPath<'a> {
         match policy_path(&request.target, paths) {
             Some(path) => drop(
                 facts
-                    .seen
+                    .values
                     .insert(Attribute::Path, vec![OracleValue::Text(path)]),
             ),
             None if self.all_policies().iter().any(|policy| reads_path(policy)) => {
@@ -791,7 +791,7 @@ impl<'a> WorkloadPath<'a> {
                 );
             }
             // No policy matches on paths, so the gateway forwards an ambiguous path as it is.
-            None => drop(facts.seen.insert(
+            None => drop(facts.values.insert(
                 Attribute::Path,
                 vec![OracleValue::Text(request.target.clone())],
             )),
@@ -881,7 +881,7 @@ fn reads_path(policy: &Authorization) -> bool {
     !policy.dry_run && (matches!(policy.action, AuthorizationAction::Custom(_)) || asks())
 }
 
-fn shown(verdict: OracleDecision, refused: &str) -> HopDecision {
+fn hop_decision(verdict: OracleDecision, refused: &str) -> HopDecision {
     match verdict {
         OracleDecision::Allow => HopDecision::Passes("allowed".into()),
         OracleDecision::Deny { policy: None, .. } => {

@@ -36,7 +36,7 @@ pub(crate) fn gateway_api(
         ],
         created: created(document.object.metadata()),
         object: object(document),
-        place: place.map(narrow),
+        indexes: place.map(narrow),
     }
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn istio(document: &Document, place: [usize; 2]) -> Precedence {
         specificity: [0; 5],
         created: 0,
         object: object(document),
-        place: place.map(narrow),
+        indexes: place.map(narrow),
     }
 }
 

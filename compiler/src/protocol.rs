@@ -11,7 +11,7 @@ pub(crate) enum DeclaredProtocol {
 }
 
 /// Determines the protocol from `appProtocol` if it is set, else from the part of the port's name before the first `-`.
-pub(crate) fn spoken(app_protocol: Option<&str>, port_name: &str) -> DeclaredProtocol {
+pub(crate) fn declared_protocol(app_protocol: Option<&str>, port_name: &str) -> DeclaredProtocol {
     match app_protocol.filter(|said| !said.is_empty()) {
         Some(said) => match said.to_ascii_lowercase().as_str() {
             "kubernetes.io/h2c" => DeclaredProtocol::Known(AppProtocol::Http2),
@@ -76,7 +76,7 @@ mod tests {
             (Some("example.com/own"), "http", DeclaredProtocol::Unknown),
         ] {
             assert_eq!(
-                spoken(app_protocol, name),
+                declared_protocol(app_protocol, name),
                 expected,
                 "{app_protocol:?} {name:?}"
             );

@@ -240,7 +240,7 @@ fn route(rule: &RouteRule) -> String {
             numbers(&p.specificity),
             p.created,
             p.object,
-            numbers(&p.place)
+            numbers(&p.indexes)
         );
         lines.push(format!(
             "  when {}{} order {order}",

@@ -306,14 +306,14 @@ fn nodes_authorize_direct_ports_as_gateways_do() {
                     let mut at_node = all.clone();
                     at_node.is_complete = false;
                     at_node
-                        .seen
+                        .values
                         .retain(|attribute, _| seen_by_nodes.contains(attribute));
                     if all.is_complete {
                         for attribute in seen_by_nodes
                             .iter()
                             .filter(|attribute| !all.unseen.contains(*attribute))
                         {
-                            at_node.seen.entry(attribute.clone()).or_default();
+                            at_node.values.entry(attribute.clone()).or_default();
                         }
                     }
                     let verdict = evaluate(&own, &at_node, &BTreeSet::new());

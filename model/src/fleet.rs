@@ -175,27 +175,27 @@ pub struct OwnerReport {
 /// The last report of each replica and edge, and the number of reports received.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Ownership {
-    heard: u64,
+    reports_received: u64,
     replicas: BTreeMap<ReplicaNumber, OwnerReport>,
     edges: BTreeMap<AzName, u32>,
 }
 
 impl Ownership {
-    /// Starts without reports. Later reports count as newer than `heard`, which is [`crate::plan::Plan::heard`] after a restart.
+    /// Starts without reports. Later reports count as newer than `heard`, which is [`crate::plan::Plan::reports_received`] after a restart.
     pub fn after(heard: u64) -> Ownership {
         Ownership {
-            heard,
+            reports_received: heard,
             ..Ownership::default()
         }
     }
     /// Records a replica's newest report.
     pub fn record_report(&mut self, replica: ReplicaNumber, report: OwnerReport) {
-        self.heard += 1;
+        self.reports_received += 1;
         self.replicas.insert(replica, report);
     }
     /// Records the newest plan of which an AZ's edge has all tables.
     pub fn record_edge_report(&mut self, az: AzName, plan: u32) {
-        self.heard += 1;
+        self.reports_received += 1;
         self.edges.insert(az, plan);
     }
     /// Removes the report of a replica that was forgotten, or whose number was reassigned.
@@ -208,7 +208,7 @@ impl Ownership {
     }
     /// Returns the number of reports received in total.
     pub fn last_report_number(&self) -> u64 {
-        self.heard
+        self.reports_received
     }
     /// Returns the replica's last report.
     pub fn report(&self, replica: ReplicaNumber) -> Option<&OwnerReport> {

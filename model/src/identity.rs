@@ -92,7 +92,7 @@ impl FromStr for Identity {
     fn from_str(s: &str) -> Result<Self, IdError> {
         let bad = || IdError::Form {
             what: "identity",
-            given: s.chars().take(120).collect(),
+            value: s.chars().take(120).collect(),
             form: "spiffe://<trust domain>/ns/<namespace>/sa/<service account>",
         };
         if s.len() > IDENTITY_BYTES_MAX {

@@ -11,27 +11,27 @@ use serde::{Deserialize, Serialize};
 pub enum IdError {
     /// The string is not an RFC 1123 label (or a subdomain where dots are allowed).
     #[error(
-        "{what} {given:?} is not valid: use 1 to {max} lower-case letters, digits and '-'{dots}, starting and ending with a letter or digit"
+        "{what} {value:?} is not valid: use 1 to {max} lower-case letters, digits and '-'{dots}, starting and ending with a letter or digit"
     )]
     Name {
         what: &'static str,
-        given: String,
+        value: String,
         max: usize,
         dots: &'static str,
     },
     /// The number does not fit the field's width.
-    #[error("{what} {given} is out of range: use {min} to {max}")]
+    #[error("{what} {value} is out of range: use {min} to {max}")]
     Range {
         what: &'static str,
-        given: u64,
+        value: u64,
         min: u64,
         max: u64,
     },
     /// A composed key lacks one of its parts.
-    #[error("{what} {given:?} is not valid: write it as {form}")]
+    #[error("{what} {value:?} is not valid: write it as {form}")]
     Form {
         what: &'static str,
-        given: String,
+        value: String,
         form: &'static str,
     },
 }
@@ -63,7 +63,7 @@ macro_rules! name_type {
                 if ok {
                     Ok(Self(s.into()))
                 } else {
-                    Err(IdError::Name { what: $what, given: s.chars().take(80).collect(), max: $max, dots: if $dots { " in parts joined by '.'" } else { "" } })
+                    Err(IdError::Name { what: $what, value: s.chars().take(80).collect(), max: $max, dots: if $dots { " in parts joined by '.'" } else { "" } })
                 }
             }
             /// Returns the name as text.
@@ -148,7 +148,7 @@ impl Vni {
         } else {
             Err(IdError::Range {
                 what: "VNI",
-                given: n.into(),
+                value: n.into(),
                 min: 1,
                 max: (1 << 24) - 1,
             })
@@ -199,7 +199,7 @@ impl FromStr for StoreId {
         let bits = u128::from_str_radix(text, 16).ok().filter(|_| is_hex);
         bits.map(Self).ok_or_else(|| IdError::Form {
             what: "store ID",
-            given: text.chars().take(80).collect(),
+            value: text.chars().take(80).collect(),
             form: "32 hexadecimal digits in lower case",
         })
     }
@@ -221,7 +221,7 @@ impl ServiceId {
         } else {
             Err(IdError::Range {
                 what: "service ID",
-                given: n.into(),
+                value: n.into(),
                 min: 1,
                 max: (1 << 24) - 1,
             })
@@ -261,7 +261,7 @@ impl ReplicaNumber {
             Ok(n) if (1..=Self::MAX).contains(&n) => Ok(Self(n)),
             _ => Err(IdError::Range {
                 what: "replica number",
-                given: n.into(),
+                value: n.into(),
                 min: 1,
                 max: Self::MAX.into(),
             }),
@@ -324,7 +324,7 @@ impl FromStr for ServiceKey {
         let (Some(t), Some(ns), Some(n)) = (it.next(), it.next(), it.next()) else {
             return Err(IdError::Form {
                 what: "service",
-                given: s.chars().take(80).collect(),
+                value: s.chars().take(80).collect(),
                 form: "tenant/namespace/name",
             });
         };

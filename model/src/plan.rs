@@ -45,7 +45,8 @@ pub struct PlannedTable {
     /// Version that all live replicas of the table and its edge have confirmed by reports: each has at least this version.
     pub confirmed: u32,
     /// Number of reports received when `confirmed` was reached. Only session scans that began later prove that a replica owns nothing.
-    pub heard: u64,
+    #[serde(rename = "heard")]
+    pub reports_received: u64,
     /// Number of the plan in which the service left this AZ; 0 while the AZ serves it.
     pub closing: u32,
     /// Exactly [`BUCKETS`] chains; the first member of each is the head.
@@ -100,11 +101,11 @@ impl Plan {
             .count()
     }
     /// Returns the argument of [`crate::fleet::Ownership::after`] for a controller that starts with this plan.
-    pub fn heard(&self) -> u64 {
+    pub fn reports_received(&self) -> u64 {
         self.services
             .values()
             .flat_map(|service| service.tables.values())
-            .map(|table| table.heard)
+            .map(|table| table.reports_received)
             .max()
             .unwrap_or(0)
     }
@@ -117,14 +118,18 @@ pub enum UnmetConstraint {
     FewAtHome {
         service: ServiceKey,
         az: AzName,
-        wanted: usize,
-        given: usize,
+        #[serde(rename = "wanted")]
+        required: usize,
+        #[serde(rename = "given")]
+        assigned: usize,
     },
     /// The service has fewer backends in other AZs than requested, because these AZs have no more.
     FewAway {
         service: ServiceKey,
-        wanted: usize,
-        given: usize,
+        #[serde(rename = "wanted")]
+        required: usize,
+        #[serde(rename = "given")]
+        assigned: usize,
     },
     /// All backends of the service are also another service's: no other combination is free.
     Shared {
@@ -159,8 +164,8 @@ impl fmt::Display for UnmetConstraint {
             UnmetConstraint::FewAtHome {
                 service,
                 az,
-                wanted,
-                given,
+                required: wanted,
+                assigned: given,
             } => {
                 write!(
                     f,
@@ -169,8 +174,8 @@ impl fmt::Display for UnmetConstraint {
             }
             UnmetConstraint::FewAway {
                 service,
-                wanted,
-                given,
+                required: wanted,
+                assigned: given,
             } => {
                 write!(
                     f,

@@ -474,7 +474,7 @@ pub struct Precedence {
     /// Name of the object, as `kind/namespace/name`.
     pub object: String,
     /// Index of the rule in the object, then of the match in the rule.
-    pub place: [u32; 2],
+    pub indexes: [u32; 2],
 }
 
 /// A condition on the path (without query). Paths are compared in normalized form: unreserved characters decoded, slashes merged, dot

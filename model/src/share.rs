@@ -21,10 +21,10 @@ pub enum Share {
 /// The error for a text or number that is not a valid share.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "share {given:?} is neither a whole number of at least 1 nor a percentage from 1% to 100%; fix: write for example 4096 or \"25%\""
+    "share {text:?} is neither a whole number of at least 1 nor a percentage from 1% to 100%; fix: write for example 4096 or \"25%\""
 )]
 pub struct ShareFormatError {
-    given: String,
+    text: String,
 }
 
 impl Share {
@@ -60,7 +60,7 @@ impl FromStr for Share {
                 .map(Self::Amount),
         };
         share.ok_or_else(|| ShareFormatError {
-            given: text.chars().take(64).collect(),
+            text: text.chars().take(64).collect(),
         })
     }
 }

@@ -30,7 +30,7 @@ struct Inner {
     name: &'static str,
     max: u64,
     used: AtomicU64,
-    shown: SharedGauge,
+    gauge: SharedGauge,
     refused: SharedCounter,
 }
 
@@ -70,7 +70,7 @@ impl Limit {
                 name,
                 max,
                 used: AtomicU64::new(0),
-                shown,
+                gauge: shown,
                 refused,
             }),
         }
@@ -86,7 +86,7 @@ impl Limit {
             i.refused.inc();
             return None;
         }
-        i.shown.add(1);
+        i.gauge.add(1);
         Some(Permit {
             limit: self.clone(),
         })
@@ -111,7 +111,7 @@ impl Limit {
 impl Drop for Permit {
     fn drop(&mut self) {
         self.limit.inner.used.fetch_sub(1, Relaxed);
-        self.limit.inner.shown.add(-1);
+        self.limit.inner.gauge.add(-1);
     }
 }
 

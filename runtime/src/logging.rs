@@ -15,15 +15,15 @@ pub struct LogLevelHandle {
 
 /// The filter is not valid for `tracing_subscriber::EnvFilter`, or the subscriber is already installed.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("log level {given:?}: {why}; write e.g. info or info,canal_hbone=debug")]
+#[error("log level {filter:?}: {why}; write e.g. info or info,canal_hbone=debug")]
 pub struct InvalidLogFilter {
-    pub given: String,
+    pub filter: String,
     pub why: String,
 }
 
 fn filter(given: &str) -> Result<EnvFilter, InvalidLogFilter> {
     EnvFilter::try_new(given).map_err(|e| InvalidLogFilter {
-        given: given.into(),
+        filter: given.into(),
         why: e.to_string(),
     })
 }
@@ -35,7 +35,7 @@ fn filter(given: &str) -> Result<EnvFilter, InvalidLogFilter> {
 pub fn start(given: &str) -> Result<LogLevelHandle, InvalidLogFilter> {
     let (subscriber, level) = subscriber(given, std::io::stderr)?;
     tracing::subscriber::set_global_default(subscriber).map_err(|e| InvalidLogFilter {
-        given: given.into(),
+        filter: given.into(),
         why: e.to_string(),
     })?;
     Ok(level)
@@ -85,7 +85,7 @@ impl LogLevelHandle {
         self.handle
             .reload(filter(given)?)
             .map_err(|e| InvalidLogFilter {
-                given: given.into(),
+                filter: given.into(),
                 why: e.to_string(),
             })?;
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = given.into();

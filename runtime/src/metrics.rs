@@ -151,7 +151,7 @@ pub struct HistogramFamily {
 /// One worker's part of all families, which creates the worker's handles. It is `!Send`.
 #[derive(Clone)]
 pub struct MetricsShard {
-    known: Rc<SeriesCache>,
+    cache: Rc<SeriesCache>,
 }
 
 impl fmt::Debug for MetricsShard {
@@ -310,7 +310,7 @@ impl Registry {
     /// Creates the calling worker's part. Each worker thread creates it once.
     pub fn shard(&self) -> MetricsShard {
         MetricsShard {
-            known: Rc::new(SeriesCache::new(self.inner.generation.clone())),
+            cache: Rc::new(SeriesCache::new(self.inner.generation.clone())),
         }
     }
 
@@ -385,28 +385,28 @@ impl MetricsShard {
     /// Returns the generation of handles. It changes every few minutes, and when a series in use gave way. Owners of cached handles look
     /// them up again after a change.
     pub fn generation(&self) -> u64 {
-        self.known.generation()
+        self.cache.generation()
     }
 
     /// Returns the worker's handle for a label set (values in the family's label order). This is a hash look-up; hot code should cache the
     /// handle.
     pub fn counter(&self, family: &CounterFamily, labels: &[&str]) -> Counter {
         Counter {
-            slots: self.known.slots(&family.core, labels),
+            slots: self.cache.slots(&family.core, labels),
             _thread: OneThread::default(),
         }
     }
     /// Returns the worker's gauge handle, like [`MetricsShard::counter`].
     pub fn gauge(&self, family: &GaugeFamily, labels: &[&str]) -> Gauge {
         Gauge {
-            slots: self.known.slots(&family.core, labels),
+            slots: self.cache.slots(&family.core, labels),
             _thread: OneThread::default(),
         }
     }
     /// Returns the worker's histogram handle, like [`MetricsShard::counter`].
     pub fn histogram(&self, family: &HistogramFamily, labels: &[&str]) -> Histogram {
         Histogram {
-            slots: self.known.slots(&family.core, labels),
+            slots: self.cache.slots(&family.core, labels),
             bounds: family.bounds,
             _thread: OneThread::default(),
         }

@@ -50,10 +50,10 @@ pub struct HeldSessionsArgs {
 /// Counts of one session, including the times it was opened again.
 #[derive(Debug, Default)]
 struct SessionTally {
-    opened: u64,
+    sessions_opened: u64,
     exchanges: u64,
     /// Number of sessions that were open and had been answered at the end of the run.
-    held: u64,
+    sessions_held: u64,
     /// Number of sessions that ended too early, by kind of error.
     broken: BTreeMap<String, u64>,
     /// Number of broken sessions that never got an answer, because they had just been opened.
@@ -68,9 +68,9 @@ struct SessionTally {
 
 impl SessionTally {
     fn merge(&mut self, other: SessionTally) {
-        self.opened += other.opened;
+        self.sessions_opened += other.sessions_opened;
         self.exchanges += other.exchanges;
-        self.held += other.held;
+        self.sessions_held += other.sessions_held;
         self.unanswered += other.unanswered;
         for (from, into) in [
             (other.broken, &mut self.broken),
@@ -148,8 +148,8 @@ pub async fn run(args: &HeldSessionsArgs, stop: watch::Receiver<bool>) -> anyhow
         whole.unopened.values().sum::<u64>(),
     );
     Ok(json!({
-        "ok": broken == 0 && unopened == 0 && whole.opened >= args.count as u64,
-        "sessions": args.count, "opened": whole.opened, "held": whole.held, "exchanges": whole.exchanges, "broken": broken, "unopened": unopened,
+        "ok": broken == 0 && unopened == 0 && whole.sessions_opened >= args.count as u64,
+        "sessions": args.count, "opened": whole.sessions_opened, "held": whole.sessions_held, "exchanges": whole.exchanges, "broken": broken, "unopened": unopened,
         "broken_by": whole.broken, "unanswered": whole.unanswered, "breaks": whole.breaks, "unopened_by": whole.unopened, "gap_ms_max": whole.gap_max.as_secs_f64() * 1e3,
     }))
 }
@@ -181,7 +181,7 @@ async fn hold(
         .await
         {
             Some(Ok(stream)) => {
-                tally.opened += 1;
+                tally.sessions_opened += 1;
                 let (port, before) = (stream.local_addr().map_or(0, |a| a.port()), tally.exchanges);
                 if let Some(problem) =
                     converse(stream, &args, number, &end, &mut whole_at, &mut tally).await
@@ -192,7 +192,7 @@ async fn hold(
                     tally.unanswered += u64::from(exchanges == 0);
                     tally.breaks.push(json!({"at_s": at, "port": port, "exchanges": exchanges, "why": problem.to_string()}));
                 } else {
-                    tally.held += u64::from(tally.exchanges > before);
+                    tally.sessions_held += u64::from(tally.exchanges > before);
                     is_whole = true;
                 }
             }

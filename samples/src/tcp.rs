@@ -81,7 +81,7 @@ async fn attend(
     let served = match mode {
         TcpServerMode::Echo => echo(&mut stream).await,
         TcpServerMode::Drain => drain(&mut stream).await,
-        TcpServerMode::Greet => greet(&mut stream).await,
+        TcpServerMode::Greet => send_banner(&mut stream).await,
         TcpServerMode::Source => source(&mut stream).await,
         TcpServerMode::Reset => reset(&mut stream).await,
         TcpServerMode::Stall => {
@@ -119,7 +119,7 @@ async fn drain(stream: &mut TcpStream) -> std::io::Result<()> {
     stream.shutdown().await
 }
 
-async fn greet(stream: &mut TcpStream) -> std::io::Result<()> {
+async fn send_banner(stream: &mut TcpStream) -> std::io::Result<()> {
     stream.write_all(BANNER).await?;
     stream.shutdown().await?;
     let checker = read_all(stream).await?;

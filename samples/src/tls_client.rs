@@ -152,7 +152,7 @@ async fn once(args: &TlsClientArgs, config: Arc<ClientConfig>) -> anyhow::Result
         .peer_certificates()
         .unwrap_or_default()
         .iter()
-        .map(shown)
+        .map(summarize_certificate)
         .collect();
     Ok(json!({
         "status": status, "body": body, "head": head,
@@ -165,7 +165,7 @@ async fn once(args: &TlsClientArgs, config: Arc<ClientConfig>) -> anyhow::Result
 }
 
 /// Summarizes a certificate as JSON.
-fn shown(der: &CertificateDer<'_>) -> Value {
+fn summarize_certificate(der: &CertificateDer<'_>) -> Value {
     let Ok((_, certificate)) = X509Certificate::from_der(der) else {
         return "unreadable".into();
     };

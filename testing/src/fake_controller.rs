@@ -44,11 +44,11 @@ pub struct FakeStream {
 
 impl FakeStream {
     /// Returns the subscriber's next message; `None` at the end.
-    pub async fn hear(&mut self) -> Option<DeltaDiscoveryRequest> {
+    pub async fn receive(&mut self) -> Option<DeltaDiscoveryRequest> {
         self.requests.message().await.ok().flatten()
     }
     /// Sends a response without waiting for the answer.
-    pub async fn say(&self, response: DeltaDiscoveryResponse) {
+    pub async fn send(&self, response: DeltaDiscoveryResponse) {
         let _ = self.responses.send(Ok(response)).await;
     }
     /// Ends the stream with an error.
@@ -56,9 +56,9 @@ impl FakeStream {
         let _ = self.responses.send(Err(status)).await;
     }
     /// Sends a response and returns the answer.
-    pub async fn ask(&mut self, response: DeltaDiscoveryResponse) -> DeltaDiscoveryRequest {
-        self.say(response).await;
-        self.hear().await.expect("an answer")
+    pub async fn exchange(&mut self, response: DeltaDiscoveryResponse) -> DeltaDiscoveryRequest {
+        self.send(response).await;
+        self.receive().await.expect("an answer")
     }
 }
 
@@ -70,11 +70,11 @@ pub struct FakeObservation {
 
 impl FakeObservation {
     /// Returns the data plane's next message; `None` at the end.
-    pub async fn hear(&mut self) -> Option<ObserveAnswer> {
+    pub async fn receive(&mut self) -> Option<ObserveAnswer> {
         self.answers.message().await.ok().flatten()
     }
     /// Sends an order without waiting for the answer.
-    pub async fn say(&self, order: ObserveOrder) {
+    pub async fn send(&self, order: ObserveOrder) {
         let _ = self.orders.send(Ok(order)).await;
     }
 }

@@ -27,7 +27,7 @@ pub struct FakeFleetService(Arc<Mutex<ReportLog>>);
 
 impl FakeFleetService {
     /// Returns the recorded reports and the answers, which the test may change.
-    pub fn heard(&self) -> MutexGuard<'_, ReportLog> {
+    pub fn report_log(&self) -> MutexGuard<'_, ReportLog> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -39,7 +39,7 @@ impl Fleet for FakeFleetService {
         request: Request<ReplicaReportRequest>,
     ) -> Result<Response<ReplicaReportResponse>, Status> {
         authenticate(&request)?;
-        let mut heard = self.heard();
+        let mut heard = self.report_log();
         heard.replicas.push(request.into_inner());
         Ok(Response::new(heard.replica_orders.clone()))
     }
@@ -49,7 +49,7 @@ impl Fleet for FakeFleetService {
         request: Request<EdgeReportRequest>,
     ) -> Result<Response<EdgeReportResponse>, Status> {
         authenticate(&request)?;
-        let mut heard = self.heard();
+        let mut heard = self.report_log();
         heard.edges.push(request.into_inner());
         Ok(Response::new(heard.edge_orders.clone()))
     }
@@ -59,7 +59,7 @@ impl Fleet for FakeFleetService {
         request: Request<ShareState>,
     ) -> Result<Response<ShareReportAnswer>, Status> {
         authenticate(&request)?;
-        self.heard().shares.push(request.into_inner());
+        self.report_log().shares.push(request.into_inner());
         Ok(Response::new(ShareReportAnswer {}))
     }
 }

@@ -36,9 +36,9 @@ pub enum FakeBehavior {
 
 #[derive(Debug)]
 struct Inner {
-    held: Mutex<HashMap<String, Arc<Certificate>>>,
+    certificates: Mutex<HashMap<String, Arc<Certificate>>>,
     mood: Mutex<FakeBehavior>,
-    asked: AtomicUsize,
+    requests: AtomicUsize,
     abandoned: AtomicUsize,
 }
 
@@ -79,9 +79,9 @@ impl FakeKeyServer {
             "spiffe://components.canal/ns/canal-system/sa/keyserver.{name}"
         )));
         let inner = Arc::new(Inner {
-            held: Mutex::default(),
+            certificates: Mutex::default(),
             mood: Mutex::new(FakeBehavior::Well),
-            asked: AtomicUsize::new(0),
+            requests: AtomicUsize::new(0),
             abandoned: AtomicUsize::new(0),
         });
         let judge = PeerVerifier::new(
@@ -115,7 +115,7 @@ impl FakeKeyServer {
     /// Adds a key and certificate under a name: an identity, or another text form of a [`KeyName`].
     pub fn hold(&self, name: &str, certificate: Certificate) {
         self.inner
-            .held
+            .certificates
             .lock()
             .expect("no panic")
             .insert(name.into(), Arc::new(certificate));
@@ -126,8 +126,8 @@ impl FakeKeyServer {
     }
 
     /// Returns the number of handshakes, signatures and chains requested so far.
-    pub fn asked(&self) -> usize {
-        self.inner.asked.load(Relaxed)
+    pub fn request_count(&self) -> usize {
+        self.inner.requests.load(Relaxed)
     }
 
     /// Returns the number of abandoned requests.
@@ -182,7 +182,7 @@ impl Inner {
             request,
             KeyRequest::Begin(_) | KeyRequest::Sign { .. } | KeyRequest::Chain { .. }
         );
-        self.asked.fetch_add(asks.into(), Relaxed);
+        self.requests.fetch_add(asks.into(), Relaxed);
         match (mood, asks) {
             (FakeBehavior::Mute, _) => return,
             (FakeBehavior::Slow, _)
@@ -196,7 +196,7 @@ impl Inner {
             _ => {}
         }
         match request {
-            KeyRequest::Ping => say(&KeyResponse::Pong, id, out),
+            KeyRequest::Ping => encode_response(&KeyResponse::Pong, id, out),
             KeyRequest::Abandon => {
                 under_way.remove(&id);
                 self.abandoned.fetch_add(1, Relaxed);
@@ -211,7 +211,7 @@ impl Inner {
             }
             KeyRequest::More { bytes } => step(under_way, id, bytes, out),
             KeyRequest::Chain { key } => match self.find(&key) {
-                Some(held) => say(
+                Some(held) => encode_response(
                     &KeyResponse::Certificates {
                         chain: held.chain().iter().map(|c| &**c).collect(),
                     },
@@ -222,7 +222,7 @@ impl Inner {
             },
             KeyRequest::Sign {
                 key,
-                shown,
+                presented: shown,
                 scheme,
                 input,
                 ..
@@ -234,7 +234,7 @@ impl Inner {
                     return refuse(KeyRefusal::OtherKey, "the test gave it another", id, out);
                 }
                 match held.certified().key.choose_scheme(&[scheme.into()]) {
-                    Some(signer) => say(
+                    Some(signer) => encode_response(
                         &KeyResponse::Signature {
                             bytes: &signer.sign(input).expect("it signs"),
                         },
@@ -248,7 +248,7 @@ impl Inner {
     }
 
     fn find(&self, key: &KeyName) -> Option<Arc<Certificate>> {
-        self.held
+        self.certificates
             .lock()
             .expect("no panic")
             .get(&key.to_string())
@@ -276,10 +276,10 @@ fn unknown(id: u64, out: &mut Vec<u8>) {
 }
 
 fn refuse(name: KeyRefusal, text: &str, id: u64, out: &mut Vec<u8>) {
-    say(&KeyResponse::Refused { name, text }, id, out);
+    encode_response(&KeyResponse::Refused { name, text }, id, out);
 }
 
-fn say(response: &KeyResponse<'_>, id: u64, out: &mut Vec<u8>) {
+fn encode_response(response: &KeyResponse<'_>, id: u64, out: &mut Vec<u8>) {
     response.encode(id, out).expect("short enough");
 }
 
@@ -369,8 +369,8 @@ fn step(under_way: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out:
         h.connection.write_tls(&mut send).expect("memory");
     }
     if let Err(e) = taken {
-        say(&KeyResponse::Send { bytes: &send }, id, out);
-        say(
+        encode_response(&KeyResponse::Send { bytes: &send }, id, out);
+        encode_response(
             &KeyResponse::Refused {
                 name: KeyRefusal::PeerCertificate,
                 text: &e.to_string(),
@@ -383,7 +383,7 @@ fn step(under_way: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out:
     }
     if h.connection.is_handshaking() {
         if !send.is_empty() {
-            say(&KeyResponse::Send { bytes: &send }, id, out);
+            encode_response(&KeyResponse::Send { bytes: &send }, id, out);
         }
         return;
     }
@@ -416,7 +416,7 @@ fn step(under_way: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out:
         leaf: &chain.expect("mutual")[0],
         above: shown.above(),
     };
-    say(&KeyResponse::Done(done), id, out);
+    encode_response(&KeyResponse::Done(done), id, out);
     drop(secrets);
     under_way.remove(&id);
 }

@@ -28,7 +28,7 @@ pub const CIPHER: [&str; 4] = [
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Finds the kernel and the folder of its modules.
-fn found() -> Result<(PathBuf, PathBuf), String> {
+fn find_kernel() -> Result<(PathBuf, PathBuf), String> {
     let fix = "install Debian's user-mode-linux (setup/install test does)";
     let path = std::env::var_os("PATH").unwrap_or_default();
     let kernel = std::env::split_paths(&path)
@@ -70,7 +70,7 @@ fn preloaded(folder: &Path) -> PathBuf {
 
 /// Boots the kernel, runs only the test `case`, and returns the console output.
 pub fn run(case: &str) -> String {
-    let (kernel, modules) = found().unwrap_or_else(|e| panic!("{e}"));
+    let (kernel, modules) = find_kernel().unwrap_or_else(|e| panic!("{e}"));
     let folder = tempfile::tempdir().unwrap();
     let console = folder.path().join("console");
     let out = fs::File::create(&console).unwrap();
@@ -122,7 +122,7 @@ pub fn run(case: &str) -> String {
 }
 
 /// Prints to the console, which [`run`] returns.
-pub fn say(text: &str) {
+pub fn print_line(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "lab: {text}");
     let _ = out.flush();
@@ -137,14 +137,14 @@ pub fn first_process(work: impl FnOnce(&Modules) + std::panic::UnwindSafe) {
     // The time limit also applies if no other process is left to kill it.
     std::thread::spawn(|| {
         std::thread::sleep(LIMIT);
-        say("its time is over");
+        print_line("its time is over");
         let _ = reboot(RebootCommand::PowerOff);
     });
     let done = std::panic::catch_unwind(|| {
         settle_in();
         work(&Modules(modules.into()));
     });
-    say(if done.is_ok() { "all done" } else { "failed" });
+    print_line(if done.is_ok() { "all done" } else { "failed" });
     let _ = reboot(RebootCommand::PowerOff);
 }
 

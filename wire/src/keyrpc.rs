@@ -121,7 +121,7 @@ pub enum KeyRequest<'a> {
         key: KeyName,
         /// Hash of the key in the certificate that the peer receives; a signature by another key would be useless. `None` means the present
         /// key.
-        shown: Option<SpkiHash>,
+        presented: Option<SpkiHash>,
         scheme: u16,
         /// Milliseconds after which the response is useless, as in [`HandshakeRequest`].
         deadline_ms: u32,
@@ -246,10 +246,10 @@ impl FrameError {
 
 /// The reason why a message cannot be encoded: a field is larger than the protocol allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{what} has {given} entries or bytes; the key server protocol allows {max}")]
+#[error("{what} has {count} entries or bytes; the key server protocol allows {max}")]
 pub struct EncodeError {
     pub what: &'static str,
-    pub given: usize,
+    pub count: usize,
     pub max: usize,
 }
 
@@ -312,7 +312,7 @@ impl<'a> Frame<'a> {
             MORE => KeyRequest::More { bytes: r.rest() },
             SIGN => KeyRequest::Sign {
                 key: r.key()?,
-                shown: r.spki_hash()?,
+                presented: r.spki_hash()?,
                 scheme: r.u16("scheme")?,
                 deadline_ms: r.u32("deadline")?,
                 input: r.rest(),
@@ -414,7 +414,7 @@ impl KeyRequest<'_> {
             KeyRequest::More { bytes } => w.rest(bytes),
             KeyRequest::Sign {
                 key,
-                shown,
+                presented: shown,
                 scheme,
                 deadline_ms,
                 input,

@@ -41,14 +41,14 @@ pub enum ResourceDecodeError {
         why: String,
     },
     /// The type URL is not one of Canal's.
-    #[error("unknown resource type {0:?}; this build knows those of canal.program.v1: {known}", known = known())]
+    #[error("unknown resource type {0:?}; this build knows those of canal.program.v1: {known}", known = kind_labels())]
     Type(String),
     /// The name on the envelope is not the name in the resource.
     #[error("the envelope names {envelope:?} but holds {inner:?}")]
     Name { envelope: String, inner: String },
 }
 
-fn known() -> String {
+fn kind_labels() -> String {
     let names = ResourceKind::ALL.map(ResourceKind::label);
     names.join(", ")
 }

@@ -490,7 +490,7 @@ fn keys(topology: &Topology, findings: &mut TopologyProblems) {
     for tenant in &topology.tenants {
         if tenant
             .keys
-            .is_some_and(|keys| keys.place == TopologyKeyLocation::KeyServer)
+            .is_some_and(|keys| keys.location == TopologyKeyLocation::KeyServer)
             && !are_there
         {
             findings.add(

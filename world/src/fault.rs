@@ -60,7 +60,7 @@ impl World {
     pub fn heal(&self, one: &str, other: &str) -> Result<()> {
         for (from, to) in [(one, other), (other, one)] {
             let (from, to) = (self.host(from)?, self.host(to)?);
-            let (place, chain, _) = self.place(&from, to)?;
+            let (place, chain, _) = self.drop_location(&from, to)?;
             let lines = [
                 format!("add table {TABLE}"),
                 format!("add chain {TABLE} {chain}"),
@@ -191,7 +191,7 @@ impl World {
     fn inject_fault(&self, from: &str, to: &str, loss: PacketLoss) -> Result<()> {
         let (from, to) = (self.host(from)?, self.host(to)?);
         let packets = matches(&from, &to);
-        let (place, chain, device) = self.place(&from, to)?;
+        let (place, chain, device) = self.drop_location(&from, to)?;
         let hook = if device.is_empty() {
             "prerouting"
         } else {
@@ -220,7 +220,11 @@ impl World {
     /// Returns where packets from `from` to `to` are dropped: the host, the chain there, and a match of the device if the host is the last
     /// hop before `to`. The programs of an edge or tier replica process packets before nft sees them, so their packets are dropped at the
     /// router.
-    fn place(&self, from: &HostStatus, to: HostStatus) -> Result<(HostStatus, String, String)> {
+    fn drop_location(
+        &self,
+        from: &HostStatus,
+        to: HostStatus,
+    ) -> Result<(HostStatus, String, String)> {
         let has_programs = to.environment.kind == "edge"
             || (to.environment.kind == "gateway" && to.environment.overlay.is_empty());
         match (&to.environment.router_device, has_programs) {

@@ -84,7 +84,7 @@ fn spaces_of(world: &str) -> Vec<String> {
 }
 
 /// Returns every world name of which anything exists.
-fn known() -> Result<BTreeSet<String>> {
+fn world_names() -> Result<BTreeSet<String>> {
     let files = names_in(Path::new(WORLDS_DIR))
         .into_iter()
         .map(|name| name.trim_end_matches(".lock").to_owned());
@@ -121,7 +121,7 @@ pub struct WorldListing {
 
 /// Lists all worlds of this machine, including leftovers.
 pub(crate) fn list() -> Result<Vec<WorldListing>> {
-    let listed = known()?.into_iter().map(|name| {
+    let listed = world_names()?.into_iter().map(|name| {
         let paths = WorldPaths::of(&name);
         let topology: Option<serde_json::Value> = read_json(&paths.topology()).ok();
         WorldListing {
@@ -175,7 +175,10 @@ pub(crate) fn gc() -> Result<Vec<String>> {
 /// Works like [`gc`], but spares the world of one name.
 pub(crate) fn gc_beside(spared: Option<&str>) -> Result<Vec<String>> {
     let mut removed = Vec::new();
-    for name in known()?.into_iter().filter(|name| spared != Some(name)) {
+    for name in world_names()?
+        .into_iter()
+        .filter(|name| spared != Some(name))
+    {
         let paths = WorldPaths::of(&name);
         if is_held(&paths) {
             continue;

@@ -299,13 +299,13 @@ impl EnvironmentBuilder<'_> {
             "--listen".into(),
             format!("0.0.0.0:{CONTROLLER_PORT}"),
             "--data-dir".into(),
-            shown(&self.paths.data("controller")),
+            path_text(&self.paths.data("controller")),
             "--config-dir".into(),
-            shown(&self.paths.config()),
+            path_text(&self.paths.config()),
             "--principals".into(),
-            shown(&self.paths.principals()),
+            path_text(&self.paths.principals()),
             "--infra-dir".into(),
-            shown(&self.paths.infra()),
+            path_text(&self.paths.infra()),
         ];
         built_in(
             argv,
@@ -331,11 +331,11 @@ impl EnvironmentBuilder<'_> {
             "--controller".into(),
             format!("https://{address}:{CONTROLLER_PORT}"),
             "--root-ca".into(),
-            shown(&self.paths.root_ca()),
+            path_text(&self.paths.root_ca()),
             "--token-file".into(),
-            shown(&self.paths.token(&host.name)),
+            path_text(&self.paths.token(&host.name)),
             "--data-dir".into(),
-            shown(&self.paths.data(&host.name)),
+            path_text(&self.paths.data(&host.name)),
         ]
     }
 
@@ -369,7 +369,7 @@ impl EnvironmentBuilder<'_> {
             "--device".into(),
             "eth0".into(),
             "--pin-dir".into(),
-            shown(&self.paths.bpffs(&host.name)),
+            path_text(&self.paths.bpffs(&host.name)),
         ]
     }
 
@@ -384,7 +384,7 @@ impl EnvironmentBuilder<'_> {
         argv.extend(["--listen".into(), format!("0.0.0.0:{KEYS_PORT}")]);
         if let Some(tenant) = tenant {
             argv.extend(["--tenant".into(), self.plan.tenants[tenant].name.clone()]);
-            argv.extend(["--tls-dir".into(), shown(&self.paths.tls(&host.name))]);
+            argv.extend(["--tls-dir".into(), path_text(&self.paths.tls(&host.name))]);
         }
         built_in(
             argv,
@@ -434,7 +434,7 @@ impl EnvironmentBuilder<'_> {
             ]);
             argv.extend(self.program_args(host));
             if host.receive_cores > 0 {
-                argv.extend(["--sysfs".into(), shown(&self.paths.sysfs(&host.name))]);
+                argv.extend(["--sysfs".into(), path_text(&self.paths.sysfs(&host.name))]);
             }
         }
         built_in(
@@ -460,9 +460,12 @@ impl EnvironmentBuilder<'_> {
         argv.extend(self.key_server_args());
         argv.extend([
             "--pods-dir".into(),
-            shown(&self.paths.node_pods(&host.name)),
+            path_text(&self.paths.node_pods(&host.name)),
         ]);
-        argv.extend(["--bpf-pin-dir".into(), shown(&self.paths.bpffs(&host.name))]);
+        argv.extend([
+            "--bpf-pin-dir".into(),
+            path_text(&self.paths.bpffs(&host.name)),
+        ]);
         Some(built_in(
             argv,
             process,
@@ -612,7 +615,7 @@ fn pod_namespace(environment: &HostEnvironment) -> &str {
         .map_or("", String::as_str)
 }
 
-fn shown(path: &Path) -> String {
+fn path_text(path: &Path) -> String {
     path.display().to_string()
 }
 

@@ -33,10 +33,10 @@ const PIECE_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) fn has_listener(port: u16) -> bool {
     FAMILIES
         .iter()
-        .any(|family| ask(*family, port).unwrap_or(false))
+        .any(|family| find_listener(*family, port).unwrap_or(false))
 }
 
-fn ask(family: u8, port: u16) -> io::Result<bool> {
+fn find_listener(family: u8, port: u16) -> io::Result<bool> {
     let socket = Socket::new(
         Domain::from(NETLINK),
         Type::DGRAM,

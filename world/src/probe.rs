@@ -163,7 +163,7 @@ mod tests {
         );
         let (code, took) = answered(b"HTTP/1.1 20", short);
         assert!(code.is_none() && took >= short, "half an answer is none");
-        canal_timing::judge_time(
+        canal_timing::assert_time(
             "time until a probe gives half an answer up",
             took,
             Duration::from_secs(2),

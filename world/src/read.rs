@@ -493,7 +493,7 @@ fn tenant(tree: &YamlNode, file: &Path, findings: &mut TopologyProblems) -> Opti
 fn keys(tree: &YamlNode, findings: &mut TopologyProblems) -> Option<TenantKeysTopology> {
     let mut fields = MappingReader::open(tree, "keys", findings)?;
     let keys = TenantKeysTopology {
-        place: fields
+        location: fields
             .parsed_renamed(("location", "place"), "Local or KeyServer", findings)
             .unwrap_or(TopologyKeyLocation::Local),
         algorithm: fields

@@ -122,8 +122,7 @@ fn tenant_object(tenant: &TenantTopology) -> Value {
         object["spec"]["homeAz"] = json!(az);
     }
     if let Some(keys) = tenant.keys {
-        object["spec"]["keys"] =
-            json!({"location": keys.place, "algorithm": keys.algorithm, "fallback": keys.fallback});
+        object["spec"]["keys"] = json!({"location": keys.location, "algorithm": keys.algorithm, "fallback": keys.fallback});
     }
     object
 }

@@ -402,7 +402,7 @@ impl SupervisorState {
         // All replicas get addresses before any is built, so that a request that does not fit is refused as a whole.
         let mut plans = Vec::new();
         for replica in 0..pod.replicas {
-            plans.push(self.place(index, pod, replica, &plans)?);
+            plans.push(self.plan_pod(index, pod, replica, &plans)?);
         }
         for plan in &plans {
             if let Err(error) = self
@@ -420,7 +420,7 @@ impl SupervisorState {
     }
 
     /// Chooses a free address on the replica's node, different from those that are only `planned`.
-    fn place(
+    fn plan_pod(
         &self,
         tenant: usize,
         pod: &PodTemplate,

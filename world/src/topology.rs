@@ -315,7 +315,8 @@ impl fmt::Display for OutsideTraffic {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantKeysTopology {
     /// Location of the private keys.
-    pub place: TopologyKeyLocation,
+    #[serde(rename = "place")]
+    pub location: TopologyKeyLocation,
     /// Algorithm of the private keys.
     pub algorithm: TopologyKeyAlgorithm,
     /// Behavior of data planes while no key server answers.

@@ -65,7 +65,7 @@ pub(crate) struct MappingReader<'t> {
     owner: String,
     pub(crate) spot: FilePosition,
     entries: &'t [(YamlKey, YamlNode)],
-    known: Vec<&'static str>,
+    known_fields: Vec<&'static str>,
 }
 
 impl<'t> MappingReader<'t> {
@@ -84,14 +84,14 @@ impl<'t> MappingReader<'t> {
             owner: owner.to_owned(),
             spot: spot.into(),
             entries,
-            known: Vec::new(),
+            known_fields: Vec::new(),
         })
     }
 
     /// Returns the field's tree, or `None` if the field is absent or empty.
     pub(crate) fn tree(&mut self, name: &'static str) -> Option<&'t YamlNode> {
-        if !self.known.contains(&name) {
-            self.known.push(name);
+        if !self.known_fields.contains(&name) {
+            self.known_fields.push(name);
         }
         let (_, tree) = self.entries.iter().find(|(key, _)| key.name == name)?;
         (!matches!(tree.value, YamlValue::Null)).then_some(tree)
@@ -251,12 +251,12 @@ impl<'t> MappingReader<'t> {
             _,
         ) in self.entries
         {
-            if self.known.iter().any(|name| name == key) {
+            if self.known_fields.iter().any(|name| name == key) {
                 continue;
             }
-            let fix = match nearest(key, &self.known) {
+            let fix = match nearest(key, &self.known_fields) {
                 Some(name) => format!("did you mean `{name}`?"),
-                None => format!("remove it; known here: {}", self.known.join(", ")),
+                None => format!("remove it; known here: {}", self.known_fields.join(", ")),
             };
             findings.add(*spot, format!("{} has no field `{key}`", self.owner), fix);
         }

@@ -199,7 +199,7 @@ pub(crate) fn key_servers(plan: &WorldPlan, az: usize) -> Option<ToolBatch> {
         let others = plan
             .hosts
             .iter()
-            .filter(|other| other.name != host.name && !may_ask(other))
+            .filter(|other| other.name != host.name && !may_query(other))
             .map(|other| other.ip4.to_string());
         lines.push(format!(
             "{to} ip saddr {{ {} }} counter name refused_keys drop",
@@ -222,7 +222,7 @@ pub(crate) fn key_servers(plan: &WorldPlan, az: usize) -> Option<ToolBatch> {
     })
 }
 
-fn may_ask(host: &HostPlan) -> bool {
+fn may_query(host: &HostPlan) -> bool {
     matches!(host.kind, HostKind::Node { .. } | HostKind::Gateway(_))
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::scene;
 use crate::scene::{dial, dial_in_vain};
-use canal_timing::{deadline, judge_time};
+use canal_timing::{assert_time, deadline};
 use canal_world::{KEYS_PORT, Topology, World};
 
 /// Brings up the tier topology with key servers that answer `canal-world-peer dial`. `sleep` replaces the mesh's programs.
@@ -115,8 +115,8 @@ fn a_link_is_late_for_as_long_as_wished() {
         during >= 4 * late,
         "connecting and asking are two round trips: {during:?}"
     );
-    judge_time("time of a dial before a link is late", before, 2 * late);
-    judge_time("time of a dial after a link was late", after, 2 * late);
+    assert_time("time of a dial before a link is late", before, 2 * late);
+    assert_time("time of a dial after a link was late", after, 2 * late);
     let refused = world
         .delay("gw-1a", late)
         .expect_err("a link without a relay")

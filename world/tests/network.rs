@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::scene;
 use crate::scene::{SMOKE, client_output, dial, dial_in_vain, run, world};
-use canal_timing::{judge_time, timed};
+use canal_timing::{assert_time, timed};
 use canal_world::World;
 
 /// Result that a test expects of a dial.
@@ -45,7 +45,7 @@ fn check(world: &World, cases: &[(&str, &str, DialOutcome<'_>)]) {
         *known = took.max(*known);
     }
     for ((word, bound), took) in longest {
-        judge_time(
+        assert_time(
             &format!("time until a dial fails: {word}, bound {bound} s"),
             took,
             Duration::from_secs(bound),

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::scene;
-use canal_timing::{deadline, judge_time};
+use canal_timing::{assert_time, deadline};
 use canal_world::World;
 
 /// Time limit for 100 pods.
@@ -29,5 +29,5 @@ fn a_hundred_pods_are_up_and_ready_in_time() {
         "100 pods on 4 nodes: built and started in {up:.2?}, all ready after {ready:.2?}, gone in {:.2?}",
         ending.elapsed()
     );
-    judge_time("time until a hundred pods are ready", ready, BAR);
+    assert_time("time until a hundred pods are ready", ready, BAR);
 }

@@ -31,7 +31,7 @@ pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {
             timed_assertions(tokens, &mut lines);
         }
         for line in lines {
-            let fix = "use canal_timing::judge_time or timed!, or wait with canal_timing::deadline in the crate's wait function";
+            let fix = "use canal_timing::assert_time or timed!, or wait with canal_timing::deadline in the crate's wait function";
             found.push(format!("{path}:{line}: an assertion on elapsed(); {fix}"));
         }
     }
@@ -44,8 +44,8 @@ fn timed_assertions(tokens: TokenStream, lines: &mut Vec<usize>) {
         let TokenTree::Group(group) = token else {
             continue;
         };
-        if let Some(judged) = judged_arguments(&tokens[..n])
-            && judges_time(group.stream(), judged)
+        if let Some(judged) = checked_arguments(&tokens[..n])
+            && checks_time(group.stream(), judged)
         {
             lines.push(tokens[n - 2].span().start().line);
         }
@@ -55,7 +55,7 @@ fn timed_assertions(tokens: TokenStream, lines: &mut Vec<usize>) {
 
 /// Returns the number of arguments that the assertion before a group depends on; `None` if there is
 /// no assertion before it.
-fn judged_arguments(before: &[TokenTree]) -> Option<usize> {
+fn checked_arguments(before: &[TokenTree]) -> Option<usize> {
     let [.., TokenTree::Ident(name), TokenTree::Punct(mark)] = before else {
         return None;
     };
@@ -66,7 +66,7 @@ fn judged_arguments(before: &[TokenTree]) -> Option<usize> {
     Some(*judged)
 }
 
-fn judges_time(arguments: TokenStream, judged: usize) -> bool {
+fn checks_time(arguments: TokenStream, judged: usize) -> bool {
     let mut argument = 0;
     let mut kept = Vec::new();
     for token in arguments {
@@ -96,7 +96,7 @@ fn has_elapsed(tokens: &[TokenTree]) -> bool {
 mod tests {
     use super::*;
 
-    fn found(path: &str, text: &str) -> Vec<String> {
+    fn findings(path: &str, text: &str) -> Vec<String> {
         let files = [(path.to_owned(), text.to_owned())].into_iter().collect();
         let mut found = Vec::new();
         check(
@@ -130,7 +130,7 @@ mod tests {
                 2,
             ),
         ] {
-            let found = found("a/src/lib.rs", text);
+            let found = findings("a/src/lib.rs", text);
             assert_eq!(found.len(), 1, "{text}");
             assert!(
                 found[0].starts_with(&format!("a/src/lib.rs:{line}: an assertion on elapsed()")),
@@ -147,11 +147,15 @@ mod tests {
             "fn a() { let waited = begun.elapsed(); assert!(waited >= LEAST); }",
             "fn a() { assert!(elapsed < WITHIN); println!(\"{:?}\", begun.elapsed()); }",
         ] {
-            assert_eq!(found("a/src/lib.rs", text), Vec::<String>::new(), "{text}");
+            assert_eq!(
+                findings("a/src/lib.rs", text),
+                Vec::<String>::new(),
+                "{text}"
+            );
         }
         let judged = "fn a() { assert!(begun.elapsed() < WITHIN); }";
         assert_eq!(
-            found("testing/timing/src/lib.rs", judged),
+            findings("testing/timing/src/lib.rs", judged),
             Vec::<String>::new()
         );
     }

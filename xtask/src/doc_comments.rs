@@ -15,7 +15,11 @@ pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {
     for (path, text) in tree.with_suffix(".rs") {
         // The rules on sources report a file that does not parse.
         if let Ok(ast) = crate::ast::parse(text).as_ref() {
-            DocVisitor { path, found }.visit_file(ast);
+            DocVisitor {
+                path,
+                findings: found,
+            }
+            .visit_file(ast);
         }
     }
     println!(
@@ -26,7 +30,7 @@ pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {
 
 struct DocVisitor<'a> {
     path: &'a str,
-    found: &'a mut Vec<String>,
+    findings: &'a mut Vec<String>,
 }
 
 impl DocVisitor<'_> {
@@ -46,7 +50,7 @@ impl DocVisitor<'_> {
         };
         let words: usize = lines.map(|(_, text)| text.split_whitespace().count()).sum();
         if words < WORDS_MIN {
-            self.found.push(format!(
+            self.findings.push(format!(
                 "{}:{line}: a doc comment of {words} words; write a sentence that stands alone, or none",
                 self.path
             ));

@@ -1,5 +1,5 @@
-//! Rules on names: an exported type name stands for one type in the whole workspace, a package has the name of its folder, and no file or
-//! type has a meaningless name. The rules do not know what a name means; `docs/glossary.md` defines that.
+//! Rules on names: an exported type name stands for one type in the whole workspace, a package has the name of its folder, and no file,
+//! type, function or field has a meaningless name. The rules do not know what a name means; `docs/glossary.md` defines that.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +13,8 @@ const MIRRORS: &str = "model/src/policy/";
 const SHARED_NAMES: [&str; 2] = ["Inner", "Flags"];
 /// Maximum number of repeated type names per thousand, private ones included.
 const REPEATED_PER_MILLE_MAX: usize = 20;
-/// Words that no file, folder or type may have as its name: participles and everyday objects, which
-/// do not describe a concept.
+/// Words that no file, folder, type, function or field may have as its whole name: participles and
+/// everyday objects, which do not describe a concept. Local variables and enum variants are free.
 const EMPTY_NAMES: [&str; 46] = [
     "kit", "held", "kept", "told", "said", "worn", "shaken", "fallen", "taken", "seen", "known",
     "found", "heard", "judged", "listed", "made", "asked", "ended", "opened", "shown", "door",
@@ -32,17 +32,24 @@ struct Definition {
 
 pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {
     let mut types: BTreeMap<String, Vec<Definition>> = BTreeMap::new();
+    let mut banned = Vec::new();
     for (path, text) in tree.with_suffix(".rs") {
-        check_path(path, found);
+        check_path(path, &mut banned);
         // The rules on sources report a file that does not parse.
         if let Ok(ast) = crate::ast::parse(text).as_ref() {
-            TypeVisitor {
+            NameVisitor {
                 path,
                 types: &mut types,
+                banned: &mut banned,
             }
             .visit_file(ast);
         }
     }
+    println!(
+        "names: {} banned words are the name of a file, type, function or field",
+        banned.len()
+    );
+    found.append(&mut banned);
     check_types(&types, found);
     check_packages(tree, found);
 }
@@ -68,13 +75,6 @@ fn check_types(types: &BTreeMap<String, Vec<Definition>>, found: &mut Vec<String
             found.push(format!(
                 "{}:{}: `{name}` is exported by {}:{} too; give one of them another name",
                 second.path, second.line, first.path, first.line
-            ));
-        }
-        if EMPTY_NAMES.contains(&name.to_lowercase().as_str()) {
-            let first = &definitions[0];
-            found.push(format!(
-                "{}:{}: `{name}` is no noun that says what the value is, see docs/glossary.md",
-                first.path, first.line
             ));
         }
     }
@@ -126,13 +126,16 @@ fn check_packages(tree: &SourceTree, found: &mut Vec<String>) {
     }
 }
 
-struct TypeVisitor<'a> {
+struct NameVisitor<'a> {
     path: &'a str,
     types: &'a mut BTreeMap<String, Vec<Definition>>,
+    /// Findings on names that are a banned word.
+    banned: &'a mut Vec<String>,
 }
 
-impl TypeVisitor<'_> {
+impl NameVisitor<'_> {
     fn add(&mut self, name: &syn::Ident, visibility: &syn::Visibility) {
+        self.check_name(name, "is no noun that says what the value is");
         let is_exported = !matches!(visibility, syn::Visibility::Inherited);
         let definition = Definition {
             path: self.path.to_owned(),
@@ -144,19 +147,37 @@ impl TypeVisitor<'_> {
             .or_default()
             .push(definition);
     }
+
+    fn check_name(&mut self, name: &syn::Ident, problem: &str) {
+        if EMPTY_NAMES.contains(&name.to_string().to_lowercase().as_str()) {
+            let line = name.span().start().line;
+            self.banned.push(format!(
+                "{}:{line}: `{name}` {problem}, see docs/glossary.md",
+                self.path
+            ));
+        }
+    }
+
+    fn check_function(&mut self, signature: &syn::Signature) {
+        let problem = "does not say what the function does to which object";
+        self.check_name(&signature.ident, problem);
+    }
 }
 
-impl<'ast> Visit<'ast> for TypeVisitor<'_> {
+impl<'ast> Visit<'ast> for NameVisitor<'_> {
     fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
         self.add(&item.ident, &item.vis);
+        syn::visit::visit_item_struct(self, item);
     }
 
     fn visit_item_enum(&mut self, item: &'ast syn::ItemEnum) {
         self.add(&item.ident, &item.vis);
+        syn::visit::visit_item_enum(self, item);
     }
 
     fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
         self.add(&item.ident, &item.vis);
+        syn::visit::visit_item_trait(self, item);
     }
 
     fn visit_item_type(&mut self, item: &'ast syn::ItemType) {
@@ -165,6 +186,29 @@ impl<'ast> Visit<'ast> for TypeVisitor<'_> {
 
     fn visit_item_union(&mut self, item: &'ast syn::ItemUnion) {
         self.add(&item.ident, &item.vis);
+        syn::visit::visit_item_union(self, item);
+    }
+
+    fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
+        self.check_function(&item.sig);
+        syn::visit::visit_item_fn(self, item);
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+        self.check_function(&item.sig);
+        syn::visit::visit_impl_item_fn(self, item);
+    }
+
+    fn visit_trait_item_fn(&mut self, item: &'ast syn::TraitItemFn) {
+        self.check_function(&item.sig);
+        syn::visit::visit_trait_item_fn(self, item);
+    }
+
+    fn visit_field(&mut self, field: &'ast syn::Field) {
+        if let Some(name) = &field.ident {
+            self.check_name(name, "is no noun that says what the field contains");
+        }
+        syn::visit::visit_field(self, field);
     }
 }
 
@@ -172,7 +216,7 @@ impl<'ast> Visit<'ast> for TypeVisitor<'_> {
 mod tests {
     use super::*;
 
-    fn found(files: &[(&str, &str)]) -> Vec<String> {
+    fn findings(files: &[(&str, &str)]) -> Vec<String> {
         let files = files
             .iter()
             .map(|(path, text)| (path.to_string(), text.to_string()))
@@ -181,9 +225,9 @@ mod tests {
             root: std::path::PathBuf::new(),
             files,
         };
-        let mut found = Vec::new();
-        check(&tree, &mut found);
-        found
+        let mut all = Vec::new();
+        check(&tree, &mut all);
+        all
     }
 
     #[test]
@@ -193,42 +237,63 @@ mod tests {
             ("b/src/lib.rs", "pub(crate) enum Permit {}"),
         ];
         assert!(
-            found(&twice)[0]
+            findings(&twice)[0]
                 .starts_with("b/src/lib.rs:1: `Permit` is exported by a/src/lib.rs:1 too"),
             "{:?}",
-            found(&twice)
+            findings(&twice)
         );
         let mirror = [
             ("model/src/policy/canal.rs", "pub struct Tenant;"),
             ("model/src/program.rs", "pub struct Tenant;"),
         ];
         assert!(
-            found(&mirror).iter().all(|f| !f.contains("exported")),
+            findings(&mirror).iter().all(|f| !f.contains("exported")),
             "{:?}",
-            found(&mirror)
+            findings(&mirror)
         );
     }
 
     #[test]
     fn meaningless_names_are_found() {
-        assert!(found(&[("a/src/held.rs", "")])[0].contains("`held` says nothing"));
-        assert!(found(&[("a/tests/rig/mod.rs", "")])[0].contains("`rig` says nothing"));
-        assert!(found(&[("a/src/lib.rs", "struct Seen;")])[0].contains("`Seen` is no noun"));
+        assert!(findings(&[("a/src/held.rs", "")])[0].contains("`held` says nothing"));
+        assert!(findings(&[("a/tests/rig/mod.rs", "")])[0].contains("`rig` says nothing"));
+        let source = |text| findings(&[("a/src/lib.rs", text)]);
+        for (text, expected) in [
+            ("struct Seen;", "a/src/lib.rs:1: `Seen` is no noun"),
+            ("fn held() {}", "`held` does not say what the function"),
+            ("impl A { fn told(&self) {} }", "`told` does not say"),
+            ("trait A { fn look(&self); }", "`look` does not say"),
+            ("fn a() { fn place() {} }", "`place` does not say"),
+            ("struct A { pub kept: u8 }", "`kept` is no noun"),
+            ("enum A { B { given: u8 } }", "`given` is no noun"),
+        ] {
+            let all = source(text);
+            assert!(all.len() == 1 && all[0].contains(expected), "{all:?}");
+        }
+        for text in [
+            "fn a() { let held = 1; }",
+            "struct A { seen_at: u8 }",
+            "enum A { Kept }",
+            "struct A(u8);",
+            "fn place_pod(place: u8) {}",
+        ] {
+            assert_eq!(source(text), Vec::<String>::new(), "{text}");
+        }
     }
 
     #[test]
     fn packages_are_named_as_their_folders() {
         let manifest = |name: &str| format!("[package]\nname = \"{name}\"\n");
         assert_eq!(
-            found(&[("control/hub/Cargo.toml", &manifest("canal-hub"))]),
+            findings(&[("control/hub/Cargo.toml", &manifest("canal-hub"))]),
             Vec::<String>::new()
         );
         assert_eq!(
-            found(&[("bench/keys/Cargo.toml", &manifest("canal-bench-keys"))]),
+            findings(&[("bench/keys/Cargo.toml", &manifest("canal-bench-keys"))]),
             Vec::<String>::new()
         );
         assert!(
-            found(&[("control/hub/Cargo.toml", &manifest("canal-core"))])[0]
+            findings(&[("control/hub/Cargo.toml", &manifest("canal-core"))])[0]
                 .contains("call it canal-hub")
         );
     }

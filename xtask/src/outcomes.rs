@@ -38,7 +38,7 @@ pub(crate) fn read(lines: &[String], tests: &[String]) -> Outcomes {
         Some(running) => vec![running],
         None => tests
             .iter()
-            .filter(|test| !reader.ended.contains(*test))
+            .filter(|test| !reader.finished.contains(*test))
             .cloned()
             .collect(),
     };
@@ -72,7 +72,7 @@ struct OutcomeReader {
     is_panicking: bool,
     lists_failed: bool,
     failed: BTreeSet<String>,
-    ended: BTreeSet<String>,
+    finished: BTreeSet<String>,
     /// The test whose line has no result yet.
     running: Option<String>,
     /// The test whose output this is.
@@ -138,7 +138,7 @@ impl OutcomeReader {
         if result.trim() == "FAILED" {
             self.failed.insert(name.clone());
         }
-        self.ended.insert(name);
+        self.finished.insert(name);
     }
 
     fn read_panic(&mut self, line: &str) {

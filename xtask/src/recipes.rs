@@ -68,7 +68,7 @@ fn paths(line: &str) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
 
-    fn found(recipe: &str) -> Vec<String> {
+    fn findings(recipe: &str) -> Vec<String> {
         let files = [("a/src/lib.rs", "//! a"), ("docs/how-to/add-a.md", recipe)];
         let files = files
             .iter()
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn recipe_with_existing_paths_passes() {
         assert_eq!(
-            found("# Add a\n\n1. Open `a/src/lib.rs`.\n2. Write a file in `a/src`.\n"),
+            findings("# Add a\n\n1. Open `a/src/lib.rs`.\n2. Write a file in `a/src`.\n"),
             Vec::<String>::new()
         );
     }
@@ -96,19 +96,19 @@ mod tests {
     #[test]
     fn missing_path_is_found_in_any_folder() {
         assert!(
-            found("1. Open `a/src/main.rs`.\n")[0]
+            findings("1. Open `a/src/main.rs`.\n")[0]
                 .starts_with("docs/how-to/add-a.md:1: `a/src/main.rs` does not exist")
         );
-        assert!(found("1. Open `b/src/lib.rs`.\n")[0].contains("`b/src/lib.rs` does not exist"));
-        assert!(found("1. Open `gone.toml`.\n")[0].contains("`gone.toml` does not exist"));
+        assert!(findings("1. Open `b/src/lib.rs`.\n")[0].contains("`b/src/lib.rs` does not exist"));
+        assert!(findings("1. Open `gone.toml`.\n")[0].contains("`gone.toml` does not exist"));
     }
 
     #[test]
     fn steps_are_counted_and_name_a_path() {
-        assert!(found("# Add a\n")[0].contains("0 numbered steps"));
-        assert!(found("1. Think.\n")[0].contains("names no path"));
-        assert!(found("1. `a/src`\n3. `a/src`\n")[0].contains("this is step 2, not 3"));
+        assert!(findings("# Add a\n")[0].contains("0 numbered steps"));
+        assert!(findings("1. Think.\n")[0].contains("names no path"));
+        assert!(findings("1. `a/src`\n3. `a/src`\n")[0].contains("this is step 2, not 3"));
         let nine: String = (1..10).map(|n| format!("{n}. `a/src`\n")).collect();
-        assert!(found(&nine)[0].contains("9 numbered steps; write one to 8"));
+        assert!(findings(&nine)[0].contains("9 numbered steps; write one to 8"));
     }
 }

@@ -16,7 +16,7 @@ use crate::process::{self, EndedProcess, ProcessEnd, TimeLimit};
 use crate::report::RunClock;
 use crate::spare::{self, SpareParts};
 use crate::tiers::TimedTests;
-use crate::verdict::{JobResult, judge};
+use crate::verdict::{JobResult, decide_result};
 
 /// Maximum number of lines of a failed check that are shown immediately. Output of failed tests is
 /// shown at the end of the run.
@@ -90,11 +90,11 @@ pub(crate) fn run(
             Err(RecvTimeoutError::Disconnected) => anyhow::bail!("the end of a program was lost"),
         };
         running.retain(|running| running.name != job.name);
-        let result = judge(job, &ended, context.timed);
+        let result = decide_result(job, &ended, context.timed);
         if matches!(ended.end, ProcessEnd::Exited(_)) {
             durations.record(&result.job.name, result.counted);
         }
-        tell(&result, context.clock);
+        print_result(&result, context.clock);
         results.push(result);
     }
 }
@@ -119,8 +119,8 @@ pub(crate) fn run_check(
         &[],
         TimeLimit::of(hard),
     );
-    let result = judge(job, &ended, &TimedTests::default());
-    tell(&result, clock);
+    let result = decide_result(job, &ended, &TimedTests::default());
+    print_result(&result, clock);
     result
 }
 
@@ -137,8 +137,8 @@ pub(crate) fn run_alone(job: Job, context: &RunContext<'_>, hard: Duration) -> J
         TimeLimit::of(hard),
         &format!("{}.second", job.name),
     );
-    let result = judge(job, &ended, context.timed);
-    tell(&result, context.clock);
+    let result = decide_result(job, &ended, context.timed);
+    print_result(&result, context.clock);
     result
 }
 
@@ -243,7 +243,7 @@ fn execute_in(
     process::run(&job.words(), &job.folder, &all, log, limit)
 }
 
-fn tell(result: &JobResult, clock: RunClock) {
+fn print_result(result: &JobResult, clock: RunClock) {
     let (
         name,
         Count {
@@ -305,7 +305,7 @@ mod tests {
         result
     }
 
-    fn taken(parts: usize) -> Vec<RunningJob> {
+    fn running_jobs(parts: usize) -> Vec<RunningJob> {
         vec![RunningJob {
             name: "another".into(),
             parts,
@@ -320,7 +320,7 @@ mod tests {
             let waiting = named(&["unknown", "canal-e2e identity"]);
             for (free, expected) in [(6, Some(0)), (WORKS, Some(0)), (WAITS, Some(1)), (0, None)] {
                 assert_eq!(
-                    decide_next(&waiting, &taken(6 - free), context, 0),
+                    decide_next(&waiting, &running_jobs(6 - free), context, 0),
                     expected,
                     "{free} free"
                 );
@@ -333,7 +333,7 @@ mod tests {
     fn spare_parts_are_used_but_not_beside_a_job_that_needs_more_than_others() {
         with_context("spare", |context| {
             let waiting = named(&["unknown"]);
-            let two = |parts: [usize; 2]| [taken(parts[0]), taken(parts[1])].concat();
+            let two = |parts: [usize; 2]| [running_jobs(parts[0]), running_jobs(parts[1])].concat();
             for (running, spare, expected) in [
                 (two([3, 3]), 0, None),
                 (two([2, 2]), 0, Some(0)),
@@ -345,7 +345,7 @@ mod tests {
                     "{running:?}"
                 );
             }
-            let three = [two([2, 2]), taken(2)].concat();
+            let three = [two([2, 2]), running_jobs(2)].concat();
             assert_eq!(
                 (
                     decide_next(&waiting, &three, context, 1),
@@ -479,7 +479,7 @@ mod tests {
                 grace: Duration::ZERO,
             };
             let ended = execute(&job, context, limit, "hung");
-            let result = judge(job, &ended, context.timed);
+            let result = decide_result(job, &ended, context.timed);
             assert_eq!(
                 (
                     result.failures[0].test.as_str(),

@@ -51,7 +51,7 @@ fn code_lines(text: &str) -> usize {
 mod tests {
     use super::*;
 
-    fn found(folder: &str, lines: usize) -> Vec<String> {
+    fn findings(folder: &str, lines: usize) -> Vec<String> {
         let text = format!("//! a\n\n{}", "let a = 1; // b\n    // c\n".repeat(lines));
         let files = [
             ("Cargo.toml", ""),
@@ -75,9 +75,9 @@ mod tests {
 
     #[test]
     fn crate_beyond_the_limit_is_found() {
-        assert_eq!(found("a", CRATE_LINES_MAX), Vec::<String>::new());
+        assert_eq!(findings("a", CRATE_LINES_MAX), Vec::<String>::new());
         assert!(
-            found("a", CRATE_LINES_MAX + 1)[0]
+            findings("a", CRATE_LINES_MAX + 1)[0]
                 .starts_with("a: 12501 lines of code, the limit is 12500")
         );
     }

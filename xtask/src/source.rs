@@ -60,7 +60,7 @@ fn one_file(path: &str, text: &str, found: &mut Vec<String>) {
     match crate::ast::parse(text).as_ref() {
         Ok(ast) => SourceVisitor {
             path,
-            found,
+            findings: found,
             in_test: false,
         }
         .visit_file(ast),
@@ -93,7 +93,7 @@ fn crate_root(path: &str, text: &str, found: &mut Vec<String>) {
 
 struct SourceVisitor<'a> {
     path: &'a str,
-    found: &'a mut Vec<String>,
+    findings: &'a mut Vec<String>,
     in_test: bool,
 }
 
@@ -102,14 +102,14 @@ impl SourceVisitor<'_> {
         let n = span.end().line - span.start().line + 1;
         let name = sig.ident.to_string();
         if n > FUNCTION_LINES_MAX {
-            self.found.push(format!(
+            self.findings.push(format!(
                 "{}:{}: fn {name} has {n} lines, the limit is {FUNCTION_LINES_MAX}",
                 self.path,
                 span.start().line
             ));
         }
         if name.split('_').any(|w| EMPTY_WORDS.contains(&w)) {
-            self.found.push(format!(
+            self.findings.push(format!(
                 "{}:{}: fn {name}: the name says nothing; name the thing",
                 self.path,
                 span.start().line
@@ -118,7 +118,7 @@ impl SourceVisitor<'_> {
     }
     fn unsafe_here(&mut self, line: usize) {
         if !UNSAFE_PATHS.iter().any(|r| self.path.starts_with(r)) {
-            self.found.push(format!(
+            self.findings.push(format!(
                 "{}:{line}: unsafe outside the files that may contain it ({})",
                 self.path,
                 UNSAFE_PATHS.join(", ")
@@ -129,7 +129,7 @@ impl SourceVisitor<'_> {
         for a in attrs {
             let line = a.span().start().line;
             if a.path().is_ident("ignore") {
-                self.found.push(format!(
+                self.findings.push(format!(
                     "{}:{line}: an ignored test is no test: make it run or delete it",
                     self.path
                 ));
@@ -140,7 +140,7 @@ impl SourceVisitor<'_> {
                     .require_list()
                     .is_ok_and(|l| !l.tokens.to_string().contains("reason"))
             {
-                self.found.push(format!(
+                self.findings.push(format!(
                     "{}:{line}: `allow` needs `reason = \"…\"`",
                     self.path
                 ));
@@ -175,7 +175,7 @@ impl<'ast> Visit<'ast> for SourceVisitor<'_> {
     fn visit_item_struct(&mut self, s: &'ast syn::ItemStruct) {
         let name = s.ident.to_string().to_lowercase();
         if EMPTY_WORDS.iter().any(|w| name.ends_with(w)) {
-            self.found.push(format!(
+            self.findings.push(format!(
                 "{}:{}: struct {}: the name says nothing; name the thing",
                 self.path,
                 s.span().start().line,

@@ -16,7 +16,7 @@ const STEP: usize = 2;
 pub(crate) struct SpareParts {
     max: usize,
     parts: usize,
-    measured: Instant,
+    measured_at: Instant,
     before: ProcessorTime,
 }
 
@@ -33,17 +33,17 @@ impl SpareParts {
         Self {
             max,
             parts: 0,
-            measured: Instant::now(),
+            measured_at: Instant::now(),
             before: ProcessorTime::now(),
         }
     }
 
     /// Measures if an interval is over, and returns the parts.
     pub(crate) fn update(&mut self) -> usize {
-        if self.measured.elapsed() >= INTERVAL {
+        if self.measured_at.elapsed() >= INTERVAL {
             let now = ProcessorTime::now();
             self.parts = decide_parts(self.parts, self.max, now.idle_since(self.before));
-            (self.measured, self.before) = (Instant::now(), now);
+            (self.measured_at, self.before) = (Instant::now(), now);
         }
         self.parts
     }

@@ -158,7 +158,7 @@ impl<'a> SuiteSelection<'a> {
 
 /// A run of the suites.
 struct SuiteRun<'a> {
-    wanted: SuiteSelection<'a>,
+    selection: SuiteSelection<'a>,
     tree: SourceTree,
     /// Path of this program. The build replaces the file by an equal one.
     own: PathBuf,
@@ -188,7 +188,7 @@ pub(crate) fn run(words: &[&str]) -> anyhow::Result<bool> {
     let timed = TimedTests::of(&tree.root)?;
     let run_id = host::run_id();
     let mut run = SuiteRun {
-        wanted,
+        selection: wanted,
         own: std::env::current_exe()?,
         tree,
         logs,
@@ -220,7 +220,7 @@ fn run_key(words: &[&str]) -> String {
 impl SuiteRun<'_> {
     /// Runs the stages. A failed build ends the run, because no test can begin.
     fn stages(&mut self) -> anyhow::Result<()> {
-        for (name, what) in SUITES.iter().filter(|(name, _)| self.wanted.has(name)) {
+        for (name, what) in SUITES.iter().filter(|(name, _)| self.selection.has(name)) {
             println!("== {name}: {what}");
         }
         println!(
@@ -238,10 +238,10 @@ impl SuiteRun<'_> {
         let all = programs::jobs(&self.tree.root, &programs)?;
         let mut jobs: Vec<Job> = all
             .iter()
-            .filter(|job| self.wanted.runs(job))
+            .filter(|job| self.selection.runs(job))
             .filter_map(|job| self.timed.gate(job))
             .collect();
-        if self.wanted.builds() {
+        if self.selection.builds() {
             self.check_tiers(&all);
         }
         jobs.extend(self.checks());
@@ -265,7 +265,7 @@ impl SuiteRun<'_> {
             self.durations.expected(&job.name),
             self.durations.limit(&job.name),
         );
-        self.wanted.has("tidy").then(|| {
+        self.selection.has("tidy").then(|| {
             std::thread::spawn(move || schedule::run_check(job, &logs, clock, expected, limit))
         })
     }
@@ -284,7 +284,7 @@ impl SuiteRun<'_> {
     /// installed cargo-deny.
     fn prepare(&self) -> JoinHandle<anyhow::Result<(Duration, Vec<SupplyResult>)>> {
         let (root, log) = (self.tree.root.clone(), self.logs.join("installation.log"));
-        let (installs, checks) = (self.wanted.installs, self.wanted.has("supply"));
+        let (installs, checks) = (self.selection.installs, self.selection.has("supply"));
         std::thread::spawn(move || {
             let started = Instant::now();
             if installs {
@@ -348,7 +348,7 @@ impl SuiteRun<'_> {
     /// Builds all programs and tests. Returns `None` if that failed, with the reason in the report.
     /// Findings of the lints fail the run but do not end it.
     fn build(&mut self) -> anyhow::Result<Option<Vec<TestProgram>>> {
-        if !self.wanted.builds() {
+        if !self.selection.builds() {
             return Ok(Some(Vec::new()));
         }
         // Discards the timings of an earlier build.
@@ -386,7 +386,7 @@ impl SuiteRun<'_> {
             &programs::packages(&self.tree)?,
         );
         self.report.add("build", BUILD, took, Count::default());
-        if self.wanted.has("lint") {
+        if self.selection.has("lint") {
             std::fs::copy(self.logs.join("build.log"), self.logs.join("lint.log"))?;
             let findings: Vec<String> = build
                 .findings
@@ -428,12 +428,12 @@ impl SuiteRun<'_> {
             ..job
         };
         let mut jobs = vec![cargo_job(root, "plain", "plain", &PLAIN)];
-        if !self.wanted.builds() {
+        if !self.selection.builds() {
             jobs.push(linted(
                 cargo_job(root, "lint", "lint", &LINT),
                 JobOutput::Artifacts,
             ));
-        } else if !self.wanted.has_worlds {
+        } else if !self.selection.has_worlds {
             jobs.push(linted(
                 cargo_job(root, "lint", "benches", &BENCHES),
                 JobOutput::Artifacts,
@@ -450,7 +450,7 @@ impl SuiteRun<'_> {
                 JobOutput::Tests,
             ));
         }
-        jobs.retain(|job| self.wanted.has(job.suite));
+        jobs.retain(|job| self.selection.has(job.suite));
         jobs
     }
 

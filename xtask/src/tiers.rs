@@ -29,7 +29,7 @@ pub(crate) struct TimedTests {
 /// Number of tests that each tier runs.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TierCounts {
-    listed: usize,
+    listed_tests: usize,
     gate: usize,
     timing: usize,
     both: usize,
@@ -38,7 +38,7 @@ pub(crate) struct TierCounts {
 impl TierCounts {
     pub(crate) fn line(self) -> String {
         let Self {
-            listed,
+            listed_tests: listed,
             gate,
             timing,
             both,
@@ -131,7 +131,7 @@ impl TimedTests {
             .flat_map(|job| job.tests.iter().map(move |test| (job, test)))
         {
             let tier = self.tier(&job.name, test);
-            counts.listed += 1;
+            counts.listed_tests += 1;
             counts.gate += usize::from(tier != Some(Tier::Timing));
             counts.timing += usize::from(tier.is_some());
             counts.both += usize::from(tier == Some(Tier::Both));
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(
             counts,
             TierCounts {
-                listed: 5,
+                listed_tests: 5,
                 gate: 3,
                 timing: 3,
                 both: 1
@@ -213,7 +213,10 @@ mod tests {
             ),
             (counts.gate, counts.timing)
         );
-        assert_eq!(counts.gate + counts.timing - counts.both, counts.listed);
+        assert_eq!(
+            counts.gate + counts.timing - counts.both,
+            counts.listed_tests
+        );
         assert_eq!(
             counts.line(),
             "5 listed: 3 in the gate, 3 in test-timing, 1 in both"

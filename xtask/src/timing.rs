@@ -19,7 +19,7 @@ use crate::standstill::{Quiet, Watch};
 use crate::suites::RUN_ID;
 use crate::tiers::TimedTests;
 use crate::timing_table::{self, TimingRow, TimingRun};
-use crate::timing_verdict::{JudgedFigure, Try, VOID_MAX, Verdict, judge, read_try};
+use crate::timing_verdict::{JudgedFigure, Try, VOID_MAX, Verdict, decide_figures, read_try};
 use crate::tree::SourceTree;
 
 const BUILD: [&str; 9] = [
@@ -168,7 +168,7 @@ fn run_test(timed: &TimedTest, wanted: usize, logs: &Path) -> anyhow::Result<Vec
         let quiet = watch.end()?;
         take(one, quiet, &mut tries, &mut voids);
     }
-    Ok(judge(&tries, voids))
+    Ok(decide_figures(&tries, voids))
 }
 
 /// Adds a valid try, or counts a void one.
@@ -330,7 +330,7 @@ mod tests {
             take(one, Quiet::default(), &mut tries, &mut 0);
         }
         std::fs::remove_dir_all(logs).unwrap();
-        judge(&tries, 0)
+        decide_figures(&tries, 0)
             .into_iter()
             .map(|figure| figure.verdict)
             .collect()

@@ -153,7 +153,7 @@ fn ratio(figure: Figure) -> f64 {
 }
 
 /// Decides the verdict on the valid tries of a test.
-pub(crate) fn judge(tries: &[Try], voids: usize) -> Vec<JudgedFigure> {
+pub(crate) fn decide_figures(tries: &[Try], voids: usize) -> Vec<JudgedFigure> {
     let mut figures: BTreeMap<&String, Vec<Figure>> = BTreeMap::new();
     tries
         .iter()
@@ -174,11 +174,11 @@ pub(crate) fn judge(tries: &[Try], voids: usize) -> Vec<JudgedFigure> {
     }
     figures
         .into_iter()
-        .map(|(name, all)| judge_figure(name, &all, tries.len()))
+        .map(|(name, all)| decide_figure(name, &all, tries.len()))
         .collect()
 }
 
-fn judge_figure(name: &str, all: &[Figure], tries: usize) -> JudgedFigure {
+fn decide_figure(name: &str, all: &[Figure], tries: usize) -> JudgedFigure {
     let kind = all[0].kind;
     let (bound, result, is_held) = match kind {
         FigureKind::Holds => {
@@ -257,7 +257,7 @@ mod tests {
                 .each_ref()
                 .map(|lines| &lines[..]),
         );
-        judge(&tries, 0)
+        decide_figures(&tries, 0)
             .iter()
             .find(|figure| figure.name == "a name")
             .unwrap()
@@ -312,7 +312,7 @@ mod tests {
                 .iter()
                 .map(|passed| read_try([].into_iter(), *passed).unwrap())
                 .collect();
-            judge(&tries, 5)[0].clone()
+            decide_figures(&tries, 5)[0].clone()
         };
         assert_eq!(
             (
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn more_than_five_void_tries_say_nothing() {
-        let judged = judge(&[], VOID_MAX + 1);
+        let judged = decide_figures(&[], VOID_MAX + 1);
         assert_eq!(
             (judged[0].verdict, judged[0].tries.as_str()),
             (Verdict::Undecided, "6 void")

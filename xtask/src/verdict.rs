@@ -95,7 +95,7 @@ impl JobResult {
 }
 
 /// Decides the verdict on a job that ended.
-pub(crate) fn judge(job: Job, ended: &EndedProcess, timed: &TimedTests) -> JobResult {
+pub(crate) fn decide_result(job: Job, ended: &EndedProcess, timed: &TimedTests) -> JobResult {
     let (took, counted) = (ended.took, ended.counted);
     let skips = ended
         .lines
@@ -104,8 +104,8 @@ pub(crate) fn judge(job: Job, ended: &EndedProcess, timed: &TimedTests) -> JobRe
         .cloned()
         .collect();
     let (count, failures, is_complete, is_final) = match job.output {
-        JobOutput::Tests => judge_tests(&job, ended, timed),
-        JobOutput::Text | JobOutput::Artifacts => judge_check(&job, ended),
+        JobOutput::Tests => decide_tests(&job, ended, timed),
+        JobOutput::Text | JobOutput::Artifacts => decide_check(&job, ended),
     };
     let first_pass_failures = failures.len();
     JobResult {
@@ -131,7 +131,7 @@ fn why(end: &ProcessEnd) -> Option<String> {
     }
 }
 
-fn judge_check(job: &Job, ended: &EndedProcess) -> (Count, Vec<Failure>, bool, bool) {
+fn decide_check(job: &Job, ended: &EndedProcess) -> (Count, Vec<Failure>, bool, bool) {
     let mut lines = Vec::new();
     let mut findings = 0;
     for line in &ended.lines {
@@ -169,7 +169,7 @@ fn judge_check(job: &Job, ended: &EndedProcess) -> (Count, Vec<Failure>, bool, b
     )
 }
 
-fn judge_tests(
+fn decide_tests(
     job: &Job,
     ended: &EndedProcess,
     timed: &TimedTests,
@@ -285,7 +285,7 @@ pub(crate) fn join(first: JobResult, second: JobResult) -> (JobResult, Vec<Failu
 mod tests {
     use super::*;
 
-    fn ended(lines: &[&str], end: ProcessEnd) -> EndedProcess {
+    fn ended_process(lines: &[&str], end: ProcessEnd) -> EndedProcess {
         let lines = lines
             .iter()
             .flat_map(|line| line.lines())
@@ -308,10 +308,10 @@ mod tests {
         }
     }
 
-    fn judge_all(tests: &[&str], lines: &[&str], end: ProcessEnd) -> JobResult {
-        judge(
+    fn decide_all(tests: &[&str], lines: &[&str], end: ProcessEnd) -> JobResult {
+        decide_result(
             job("unit", tests),
-            &ended(lines, end),
+            &ended_process(lines, end),
             &TimedTests::default(),
         )
     }
@@ -368,7 +368,7 @@ mod tests {
                 "c.rs:3:3: lost",
             ),
         ] {
-            let result = judge_all(tests, &[lines], end);
+            let result = decide_all(tests, &[lines], end);
             assert_eq!(
                 (result.count.passed, result.count.failed),
                 expected,
@@ -384,7 +384,7 @@ mod tests {
                 "{what}"
             );
         }
-        let result = judge_all(
+        let result = decide_all(
             &["a", "b"],
             &["test b ... \n"],
             ProcessEnd::Killed(Duration::from_secs(300)),
@@ -400,9 +400,13 @@ mod tests {
             ..Job::default()
         };
         let failed = |lines: &[&str], end| {
-            judge(lint.clone(), &ended(lines, end), &TimedTests::default())
-                .count
-                .failed
+            decide_result(
+                lint.clone(),
+                &ended_process(lines, end),
+                &TimedTests::default(),
+            )
+            .count
+            .failed
         };
         assert_eq!(failed(&["words"], WELL), 0);
         assert_eq!(failed(&[finding], WELL), 1);
@@ -414,32 +418,34 @@ mod tests {
         let lines = [
             "test a ... ok\nsuccesses:\n---- a stdout ----\nTIMED\tseconds\tend\t0.5\t1\ntest result: ok. 1 passed; 0 failed;",
         ];
-        let unlisted = judge_all(&["a"], &lines, WELL);
+        let unlisted = decide_all(&["a"], &lines, WELL);
         assert!(
             unlisted.failures[0].line().contains("timed-tests.tsv") && !unlisted.may_retry(),
             "{:?}",
             unlisted.failures
         );
         let table = TimedTests::read("canal-hbone\ta\tboth\tthe end\n").unwrap();
-        assert!(!judge(job("unit", &["a"]), &ended(&lines, WELL), &table).is_failed());
+        assert!(
+            !decide_result(job("unit", &["a"]), &ended_process(&lines, WELL), &table).is_failed()
+        );
     }
 
     #[test]
     fn only_failed_tests_run_again_but_of_a_world_the_module() {
         let tests = ["a", "b"];
         assert_eq!(
-            judge_all(&tests, &[BAD], ProcessEnd::Exited(false))
+            decide_all(&tests, &[BAD], ProcessEnd::Exited(false))
                 .retry()
                 .tests,
             ["a"]
         );
-        let e2e = judge(
+        let e2e = decide_result(
             job(E2E_SUITE, &tests),
-            &ended(&[BAD], ProcessEnd::Exited(false)),
+            &ended_process(&[BAD], ProcessEnd::Exited(false)),
             &TimedTests::default(),
         );
         assert_eq!(e2e.retry().tests, tests);
-        let hung = judge_all(
+        let hung = decide_all(
             &tests,
             &["test a ... FAILED\ntest b ... \n"],
             ProcessEnd::Killed(Duration::from_secs(300)),
@@ -449,8 +455,8 @@ mod tests {
 
     #[test]
     fn the_second_pass_is_for_few_failures_that_may_end_otherwise() {
-        let bad = || judge_all(&["a", "b"], &[BAD], ProcessEnd::Exited(false));
-        let good = || judge_all(&["a", "b"], &[GOOD], WELL);
+        let bad = || decide_all(&["a", "b"], &[BAD], ProcessEnd::Exited(false));
+        let good = || decide_all(&["a", "b"], &[GOOD], WELL);
         assert_eq!(
             decide_second_pass(&[bad(), good(), bad(), bad(), bad()]),
             [0, 2, 3, 4]
@@ -471,11 +477,11 @@ mod tests {
 
     #[test]
     fn a_test_that_passes_at_the_second_try_counts_once() {
-        let first = || judge_all(&["a", "b"], &[BAD], ProcessEnd::Exited(false));
+        let first = || decide_all(&["a", "b"], &[BAD], ProcessEnd::Exited(false));
         let again = |lines: &str, end| {
-            judge(
+            decide_result(
                 first().retry(),
-                &ended(&[lines], end),
+                &ended_process(&[lines], end),
                 &TimedTests::default(),
             )
         };

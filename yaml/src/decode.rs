@@ -43,7 +43,7 @@ pub struct UnknownField {
     pub spot: Position,
     pub node: u32,
     /// The fields that are valid at its position.
-    pub known: &'static [&'static str],
+    pub known_fields: &'static [&'static str],
 }
 
 /// Treatment of a field that is written without a value (`field:`).
@@ -84,7 +84,7 @@ pub fn decode<T: for<'de> Deserialize<'de>>(root: &YamlNode, empty: Empty) -> De
             }
             Err(error) => error.at(root, String::new),
         };
-        let Some(place) = error.place else {
+        let Some(place) = error.location else {
             return DecodeResult {
                 object: None,
                 broken,
@@ -237,7 +237,7 @@ impl<'t> ValueReader<'t> {
             entries: entries.iter(),
             value: None,
             reader: self,
-            known,
+            known_fields: known,
             drops_empty,
         })
     }
@@ -338,7 +338,7 @@ struct MapReader<'t> {
     entries: std::slice::Iter<'t, (YamlKey, YamlNode)>,
     value: Option<&'t (YamlKey, YamlNode)>,
     reader: ValueReader<'t>,
-    known: &'static [&'static str],
+    known_fields: &'static [&'static str],
     /// The map is decoded into a struct, whose fields may be left empty.
     drops_empty: bool,
 }
@@ -348,7 +348,7 @@ impl<'t> MapReader<'t> {
     fn skips_empty(&self, entry: &(YamlKey, YamlNode)) -> bool {
         if !self.drops_empty
             || !matches!(entry.1.value, YamlValue::Null)
-            || !self.known.contains(&entry.0.name.as_str())
+            || !self.known_fields.contains(&entry.0.name.as_str())
         {
             return false;
         }
@@ -404,12 +404,12 @@ impl<'de, 't> MapAccess<'de> for MapReader<'t> {
             ));
         };
         let path = self.reader.path.to(PathStep::Field(&key.name));
-        if self.drops_empty && !self.known.contains(&key.name.as_str()) {
+        if self.drops_empty && !self.known_fields.contains(&key.name.as_str()) {
             let unknown = UnknownField {
                 path: path.to_string(),
                 spot: key.spot,
                 node: node.id,
-                known: self.known,
+                known_fields: self.known_fields,
             };
             self.reader.context.notes.borrow_mut().unknown.push(unknown);
         }

@@ -9,7 +9,7 @@ use crate::tree::{Position, YamlNode};
 /// The reason that a value could not be decoded. The decoder sets the location, as near to the value as it knows.
 #[derive(Debug)]
 pub(crate) struct DecodeError {
-    pub(crate) place: Option<ErrorLocation>,
+    pub(crate) location: Option<ErrorLocation>,
     /// The name of the field, if the error is that a field is missing.
     pub(crate) missing: Option<&'static str>,
     pub(crate) problem: String,
@@ -27,7 +27,7 @@ pub(crate) struct ErrorLocation {
 impl DecodeError {
     fn new(problem: impl Into<String>, fix: impl Into<String>) -> Self {
         Self {
-            place: None,
+            location: None,
             missing: None,
             problem: problem.into(),
             fix: fix.into(),
@@ -36,8 +36,8 @@ impl DecodeError {
 
     /// Sets the location, unless a nested value has already set it.
     pub(crate) fn at(mut self, node: &YamlNode, path: impl FnOnce() -> String) -> Self {
-        if self.place.is_none() {
-            self.place = Some(ErrorLocation {
+        if self.location.is_none() {
+            self.location = Some(ErrorLocation {
                 id: node.id,
                 spot: node.spot,
                 path: path(),
@@ -80,7 +80,7 @@ impl de::Error for DecodeError {
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
-        let wanted = wanted(&expected.to_string());
+        let wanted = describe_expected(&expected.to_string());
         let is_scalar = matches!(
             found,
             Unexpected::Bool(_)
@@ -90,20 +90,23 @@ impl de::Error for DecodeError {
         );
         if wanted == "a text" && is_scalar {
             return Self::new(
-                format!("{} is not a text", shown(found)),
+                format!("{} is not a text", describe_unexpected(found)),
                 "put it in quotes",
             );
         }
         Self::new(
-            format!("this is {}, but {wanted} belongs here", shown(found)),
+            format!(
+                "this is {}, but {wanted} belongs here",
+                describe_unexpected(found)
+            ),
             format!("write {wanted}"),
         )
     }
 
     fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
-        let wanted = wanted(&expected.to_string());
+        let wanted = describe_expected(&expected.to_string());
         Self::new(
-            format!("{} is not {wanted}", shown(found)),
+            format!("{} is not {wanted}", describe_unexpected(found)),
             format!("write {wanted}"),
         )
     }
@@ -142,7 +145,7 @@ impl ReplaceLast for String {
     }
 }
 
-fn shown(found: Unexpected<'_>) -> String {
+fn describe_unexpected(found: Unexpected<'_>) -> String {
     match found {
         Unexpected::Bool(value) => value.to_string(),
         Unexpected::Unsigned(value) => value.to_string(),
@@ -157,7 +160,7 @@ fn shown(found: Unexpected<'_>) -> String {
 }
 
 /// Translates serde's names of Rust types into YAML terms.
-fn wanted(expected: &str) -> String {
+fn describe_expected(expected: &str) -> String {
     match expected {
         "a string" => "a text",
         "a boolean" => "true or false",

@@ -197,7 +197,7 @@ impl TreeBuilder {
                         format!("aliases repeat more than {ALIASED_NODES_MAX} values"),
                     );
                 }
-                self.place(copy, 0)
+                self.add_node(copy, 0)
             }
             _ => Ok(()),
         }
@@ -245,7 +245,7 @@ impl TreeBuilder {
         let is_text = matches!(value, YamlValue::Text(_) | YamlValue::Null);
         let written = (!is_text).then(|| text.into());
         let id = self.next_id();
-        self.place(
+        self.add_node(
             YamlNode {
                 id,
                 spot: at,
@@ -330,11 +330,11 @@ impl TreeBuilder {
                 );
             }
         }
-        self.place(open.node, open.anchor)
+        self.add_node(open.node, open.anchor)
     }
 
     /// Adds a complete value to the open list or map, or makes it the root.
-    fn place(&mut self, node: YamlNode, anchor: usize) -> Result<(), SyntaxError> {
+    fn add_node(&mut self, node: YamlNode, anchor: usize) -> Result<(), SyntaxError> {
         if anchor != 0 {
             self.anchors.insert(anchor, node.clone());
         }

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use canal_timing::judge_time;
+use canal_timing::assert_time;
 use canal_wire::api;
 use canal_wire::api::admin_client::AdminClient;
 use canal_wire::api::{ApplyRequest, GetRequest, StatusRequest};
@@ -215,7 +215,7 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
         "too little was written to prove anything: {}",
         acknowledged.len()
     );
-    judge_time(
+    assert_time(
         "quickest of eight starts of a controller after a kill",
         quickest,
         Duration::from_secs(1),
@@ -342,7 +342,7 @@ async fn sigterm_ends_the_process_in_order() {
     .await
     .unwrap();
     assert!(status.success(), "{status}");
-    judge_time(
+    assert_time(
         "time until a controller has ended in order",
         begun.elapsed(),
         Duration::from_secs(2),

@@ -127,7 +127,7 @@ impl Flags {
             canal_offload::default_tier_pin_dir("canal-edge", self.edge.as_str(), &self.data_dir)
         });
         Ok(EdgeConfig {
-            place: EdgeDeviceConfig {
+            device: EdgeDeviceConfig {
                 device: self.device,
                 pin_dir,
                 address: self.anycast.unwrap_or(self.address),
@@ -163,7 +163,7 @@ fn main() -> anyhow::Result<ExitCode> {
     }
     let (detach, config) = (flags.detach, flags.config()?);
     if detach {
-        kernel::detach(&config.place).context("--detach")?;
+        kernel::detach(&config.device).context("--detach")?;
         return Ok(ExitCode::SUCCESS);
     }
     // For control work only: packets never leave the kernel, and probes have a thread of their own.

@@ -11,7 +11,7 @@ use crate::frames::{ACK, OuterHeaders, SYN, read, tcp};
 use canal_abi::tier::{AddressKey, NodeKey};
 use canal_model::program::{Node, Resource, ResourceKind};
 use canal_offload::edge::{EdgeProgram as Loaded, EdgeProgramSettings};
-use canal_timing::{judge_time, timed};
+use canal_timing::{assert_time, timed};
 
 /// Opens the maps like another process.
 fn maps(m: &EdgeMachine) -> Loaded {
@@ -107,14 +107,14 @@ fn follow_a_death_and_a_recovery(m: &EdgeMachine, two: ReplicaPage) -> ReplicaPa
     two.close(&m.ns);
     m.until("down in the kernel", || up(m, 2) == Some(2));
     let took = m.until("down at the controller", || {
-        m.seen().unwrap().1 == [("g1".to_string(), true), ("g2".to_string(), false)]
+        m.newest_report().unwrap().1 == [("g1".to_string(), true), ("g2".to_string(), false)]
     });
-    judge_time(
+    assert_time(
         "time until the controller hears of a dead replica",
         died.elapsed(),
         Duration::from_secs(2),
     );
-    judge_time(
+    assert_time(
         "time from a found death to its report",
         took,
         Duration::from_millis(500),
@@ -127,9 +127,9 @@ fn follow_a_death_and_a_recovery(m: &EdgeMachine, two: ReplicaPage) -> ReplicaPa
     let two = ReplicaPage::open(&m.ns, [250, 1, 0, 12]);
     m.until("back", || up(m, 2) == Some(1));
     let took = m.until("back at the controller", || {
-        m.seen().unwrap().1.iter().all(|(_, up)| *up)
+        m.newest_report().unwrap().1.iter().all(|(_, up)| *up)
     });
-    judge_time(
+    assert_time(
         "time from a found recovery to its report",
         took,
         Duration::from_millis(500),
@@ -330,7 +330,7 @@ fn externally_flushed_programs_and_maps_are_reinstalled() {
         let took = m.until(what, || {
             m.metric(&format!("canal_edge_repairs_total{{what=\"{what}\"}} 1"))
         });
-        judge_time(
+        assert_time(
             &format!("time until removed {what} are installed again"),
             took,
             Duration::from_secs(5),

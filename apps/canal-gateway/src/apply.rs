@@ -76,7 +76,7 @@ mod tests {
                 specificity: [0; 5],
                 created: 0,
                 object: String::new(),
-                place: [place, 0],
+                indexes: [place, 0],
             },
             path: PathMatch::Regex(format!("/{place}/[ab]{{3000}}")),
             method: None,
@@ -155,12 +155,12 @@ mod tests {
             serde_json::json!(["alpha"]),
             "alpha's tables are still being built"
         );
-        canal_timing::judge_time(
+        canal_timing::assert_time(
             "time until a first state with large tables is taken",
             first,
             Duration::from_secs(1),
         );
-        canal_timing::judge_time(
+        canal_timing::assert_time(
             "time until a revocation is in force behind large tables",
             taken,
             Duration::from_secs(1),

@@ -69,7 +69,7 @@ pub(crate) fn start(
     drain: &DrainWatcher,
 ) -> anyhow::Result<ReplicaTasks> {
     // The redirector steers sessions to the engine's own listening sockets.
-    let listeners = engine.take_doors();
+    let listeners = engine.take_listeners();
     let sockets = GatewaySockets {
         hbone: listeners.hbone,
         plain: listeners.plain,

@@ -98,7 +98,7 @@ impl KeyServerProcess {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    async fn ended(&mut self) -> ExitStatus {
+    async fn wait_for_exit(&mut self) -> ExitStatus {
         let end = Instant::now() + deadline(SOON);
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -186,7 +186,7 @@ async fn send(stream: &FakeStream, all: &[Arc<Resource>]) {
             }),
         };
         stream
-            .say(DeltaDiscoveryResponse {
+            .send(DeltaDiscoveryResponse {
                 system_version_info: "1".into(),
                 type_url: kind.type_url().into(),
                 resources: all
@@ -207,7 +207,7 @@ async fn signature(channel: &Channel) -> ServerReply {
     channel
         .start_call(&KeyRequest::Sign {
             key,
-            shown: None,
+            presented: None,
             scheme: 0x0403,
             deadline_ms: 0,
             input: &verify_input(),
@@ -340,7 +340,7 @@ async fn end_after_the_work_in_flight(
         refused = signature(channel).await;
     }
     let mut server = peers.server();
-    hear(&mut server, &hello);
+    feed_peer(&mut server, &hello);
     channel.send_request(
         call.id,
         &KeyRequest::More {
@@ -348,7 +348,7 @@ async fn end_after_the_work_in_flight(
         },
     );
     assert!(matches!(call.next().await, ServerReply::Done { .. }));
-    assert_eq!(process.ended().await.code(), Some(0));
+    assert_eq!(process.wait_for_exit().await.code(), Some(0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -368,7 +368,7 @@ async fn a_key_server_lives_and_ends() {
     ];
     let mut process = KeyServerProcess::start(folder.path(), &reached.addresses[0]);
     let mut stream = controller.stream().await;
-    assert!(stream.hear().await.is_some());
+    assert!(stream.receive().await.is_some());
     send(&stream, &expected).await;
     process.ready().await;
 
@@ -419,7 +419,7 @@ async fn a_key_server_lives_and_ends() {
         ServerReply::Refused(KeyRefusal::Draining, _)
     ) {}
     process.signal(Signal::TERM);
-    assert_eq!(process.ended().await.code(), Some(0));
+    assert_eq!(process.wait_for_exit().await.code(), Some(0));
 }
 
 #[test]

@@ -24,7 +24,7 @@ use canal_net::sys::Netns as OpenNetns;
 use canal_runtime::drain;
 use canal_runtime::metrics::Registry;
 use canal_southbound_client::controller_client::ControllerEndpoint;
-use canal_timing::{deadline, judge_time};
+use canal_timing::{assert_time, deadline};
 use gateway::{FakeGateway, GatewayBehavior};
 use lab::{CaseProcess, Cgroup, LabNetns};
 use sha2::{Digest, Sha256};
@@ -405,7 +405,7 @@ fn pods_come_and_go_by_files() {
     let _gateway = m.gateway();
     m.add_pod();
     let took = m.until("served", || m.listens());
-    judge_time(
+    assert_time(
         "time from a pod's file to its listener",
         took,
         Duration::from_millis(1500),

@@ -48,7 +48,7 @@ pub(crate) struct MeshArgs {
 #[derive(Debug, Clone)]
 struct ControllerAddress {
     /// Name of the controller in messages.
-    place: String,
+    label: String,
     url: String,
     root_ca: PathBuf,
     token: String,
@@ -78,7 +78,7 @@ pub(crate) async fn connect(args: &MeshArgs) -> VerbResult<Admin> {
         (Some(url), Some(root_ca), Some(token_file)) => {
             let token = read(token_file)?;
             ControllerAddress {
-                place: url.clone(),
+                label: url.clone(),
                 url: url.clone(),
                 root_ca: root_ca.clone(),
                 token,
@@ -97,7 +97,7 @@ pub(crate) async fn connect_in(running: Arc<RunningWorld>) -> VerbResult<Admin> 
 
 fn of_world(running: Arc<RunningWorld>) -> VerbResult<ControllerAddress> {
     Ok(ControllerAddress {
-        place: format!("controller of world {}", running.name()),
+        label: format!("controller of world {}", running.name()),
         url: format!("https://127.0.0.1:{}", canal_wire::CONTROLLER_PORT),
         root_ca: running.root_ca(),
         token: running.operator_token()?,
@@ -118,7 +118,7 @@ fn read(path: &Path) -> VerbResult<String> {
 }
 
 async fn connect_to(controller: ControllerAddress) -> VerbResult<Admin> {
-    let place = controller.place.clone();
+    let place = controller.label.clone();
     let wrong = |what: String| {
         VerbError::failed(
             place.clone(),

@@ -40,7 +40,12 @@ pub(crate) async fn stream(
 }
 
 /// Returns the name of a page for messages.
-fn place(running: &RunningWorld, host: &str, page: AdminPage, path: &str) -> VerbResult<String> {
+fn page_name(
+    running: &RunningWorld,
+    host: &str,
+    page: AdminPage,
+    path: &str,
+) -> VerbResult<String> {
     Ok(match page {
         AdminPage::Admin => format!("{host} {} {path}", running.admin_socket(host)?.display()),
         AdminPage::Metrics => format!("{host} port {METRICS_PORT} {path}"),
@@ -79,7 +84,7 @@ async fn send(
     method: Method,
     path: &str,
 ) -> VerbResult<Response<Incoming>> {
-    let place = place(running, host, page, path)?;
+    let place = page_name(running, host, page, path)?;
     let unreachable = |what: String| {
         VerbError::new(
             ExitStatus::Unreachable,
@@ -159,7 +164,7 @@ async fn whole(
         Ok(body) => Ok(body.to_bytes()),
         Err(problem) => Err(VerbError::new(
             ExitStatus::Unreachable,
-            place(running, host, page, path)?,
+            page_name(running, host, page, path)?,
             problem.to_string(),
             "",
         )),

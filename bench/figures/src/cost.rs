@@ -15,7 +15,7 @@ const MEASURED: &str = include_str!("../measured.json");
 pub(crate) struct Flags {
     /// Figures that `canal-bench-tier PART --json FILE` measured. Default: those that were measured for this version
     #[arg(long, value_name = "FILE")]
-    measured: Option<PathBuf>,
+    measurements_file: Option<PathBuf>,
     /// Use the figures of a load with a connection for each request, instead of keep-alive
     #[arg(long)]
     connection_per_request: bool,
@@ -76,7 +76,7 @@ struct Costs {
 
 impl Flags {
     fn costs(&self) -> anyhow::Result<Costs> {
-        let text = match &self.measured {
+        let text = match &self.measurements_file {
             Some(file) => {
                 std::fs::read_to_string(file).with_context(|| file.display().to_string())?
             }
@@ -384,7 +384,7 @@ fn implied(text: &mut String, costs: &Costs) -> std::fmt::Result {
 mod tests {
     use super::*;
 
-    fn measured() -> Value {
+    fn measurements() -> Value {
         serde_json::from_str(MEASURED).unwrap()
     }
 
@@ -395,7 +395,7 @@ mod tests {
                 connection_per_request,
                 ..Flags::default()
             };
-            let costs = flags.costs_of(&measured()).unwrap();
+            let costs = flags.costs_of(&measurements()).unwrap();
             assert!(
                 costs
                     .sources
@@ -420,14 +420,14 @@ mod tests {
                 upstream: 0.5,
                 ..costs
             };
-            assert_eq!(given.costs_of(&measured()).unwrap(), want);
+            assert_eq!(given.costs_of(&measurements()).unwrap(), want);
         }
     }
 
     #[test]
     fn a_missing_figure_names_the_command_that_measures_it() {
         for section in ["cost", "disaggregation", "hop", "sessions"] {
-            let mut without = measured();
+            let mut without = measurements();
             without[section] = Value::Null;
             let error = Flags::default().costs_of(&without).unwrap_err().to_string();
             assert!(

@@ -158,7 +158,7 @@ fn print(algorithm: CertificateAlgorithm, columns: &[&Column], cells: &[Vec<Roun
             "{}{}: {} sessions, {} failed.",
             if column.name == "none" { "\n" } else { "" },
             column.name,
-            sum(|m| m.done),
+            sum(|m| m.completed),
             sum(|m| m.failed)
         );
     }
@@ -268,7 +268,7 @@ impl PinnedServer {
             p50_ms: number("p50_us")? / 1e3,
             p90_ms: number("p90_us")? / 1e3,
             node_us: used.as_secs_f64() * 1e6 / done,
-            done,
+            completed: done,
             failed: number("failed")?,
             ..LoadFigures::default()
         })

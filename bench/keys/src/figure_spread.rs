@@ -14,7 +14,7 @@ pub(crate) struct LoadFigures {
     pub(crate) user_us: f64,
     /// CPU time of the key server per flow.
     pub(crate) keys_us: f64,
-    pub(crate) done: f64,
+    pub(crate) completed: f64,
     pub(crate) failed: f64,
 }
 

@@ -50,7 +50,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
         m.user_us,
         m.node_us - m.user_us,
         m.keys_us,
-        m.done,
+        m.completed,
         m.failed
     );
     if let Some(why) = scene.why() {

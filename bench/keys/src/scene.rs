@@ -214,7 +214,7 @@ impl KeyBenchWorld {
             user_us,
             keys_us: us(keys_after.user, keys_before.user)
                 + us(keys_after.system, keys_before.system),
-            done,
+            completed: done,
             failed: number("failed")?,
         })
     }

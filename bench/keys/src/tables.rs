@@ -153,7 +153,7 @@ fn print_totals(book: &Book<'_>) {
         println!(
             "{}: {} flows, {} failed{why}.",
             mode.name(),
-            book.sum(mode, |m| m.done),
+            book.sum(mode, |m| m.completed),
             book.sum(mode, |m| m.failed)
         );
     }

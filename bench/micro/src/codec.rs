@@ -173,6 +173,6 @@ fn skim_chunks() -> Box<dyn FnMut()> {
     Box::new(move || {
         let skim =
             BodyReader::new(Framing::Chunked).skim(black_box(&body), &MessageLimits::DEFAULT);
-        assert!(skim.is_ok_and(|skim| skim.ended));
+        assert!(skim.is_ok_and(|skim| skim.is_end));
     })
 }

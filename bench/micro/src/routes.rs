@@ -116,7 +116,7 @@ impl RuleSet {
             specificity: [0, u32::MAX - 30, 1, 0, 0],
             created: 1_790_000_000,
             object: "HTTPRoute/bookinfo/routes".into(),
-            place: [i as u32, 0],
+            indexes: [i as u32, 0],
         };
         let id = |what: &str| {
             what.parse()

@@ -73,7 +73,7 @@ done";
         Ok(())
     }
 
-    fn shown(
+    fn load_chain_and_key(
         &self,
         name: &str,
     ) -> anyhow::Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
@@ -87,7 +87,7 @@ done";
 
     /// Returns the load's TLS settings.
     pub(crate) fn client(&self) -> anyhow::Result<Arc<ClientConfig>> {
-        let (chain, key) = self.shown("load")?;
+        let (chain, key) = self.load_chain_and_key("load")?;
         let provider = provider();
         let mut config = ClientConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&rustls::version::TLS13])?
@@ -102,7 +102,7 @@ done";
 
     /// Returns the origin's TLS settings: clients with a certificate of the CA are admitted.
     pub(crate) fn server(&self) -> anyhow::Result<Arc<ServerConfig>> {
-        let (chain, key) = self.shown("origin")?;
+        let (chain, key) = self.load_chain_and_key("origin")?;
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(self.file("ca.pem"))?)?;
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())

@@ -132,7 +132,7 @@ fn rows(flags: &Flags) -> Vec<ResultRow> {
         .flat_map(|case| peers().map(|peer| (peer, *case)));
     let both = peers().flat_map(|peer| large.iter().map(move |case| (peer, *case)));
     each.chain(both)
-        .filter(|(peer, case)| peer.speaks(*case))
+        .filter(|(peer, case)| peer.supports(*case))
         .map(|(peer, case)| ResultRow::new(peer, case))
         .collect()
 }

@@ -116,7 +116,7 @@ pub(crate) struct PeerProxy {
 }
 
 impl PeerProxy {
-    pub(crate) fn speaks(&self, case: ProxyCase) -> bool {
+    pub(crate) fn supports(&self, case: ProxyCase) -> bool {
         self.cases.contains(&case)
     }
 

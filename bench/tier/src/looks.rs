@@ -98,7 +98,7 @@ pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
     }
     let sockets = SessionScanner::kernel();
     let found = || {
-        let owned = netns.enter(|| sockets.look(Instant::now() + Duration::from_secs(60)))??;
+        let owned = netns.enter(|| sockets.scan(Instant::now() + Duration::from_secs(60)))??;
         anyhow::Ok(owned.values().map(|of| of.sessions).sum::<u32>())
     };
     let started = Instant::now();

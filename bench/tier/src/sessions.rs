@@ -41,8 +41,8 @@ struct SessionCounts {
     most: (u64, u64),
     scans: SocketSampler,
     resident: u64,
-    opened: f64,
-    held: f64,
+    opened_sessions: f64,
+    open_at_end: f64,
     broken: f64,
     unopened: f64,
     spent_us: f64,
@@ -72,14 +72,14 @@ pub(crate) fn run(size: &SessionLoad, record: &FigureFile) -> anyhow::Result<()>
             "| {} | {} (held to the end {}) | {}, {} | {} | {} | {} ({}) | {:.0} µs |",
             name.replace('_', " "),
             seen.at_once,
-            seen.held,
+            seen.open_at_end,
             seen.broken,
             seen.unopened,
             seen.outer,
             seen.most.0,
             seen.inner,
             seen.most.1,
-            seen.spent_us / seen.opened
+            seen.spent_us / seen.opened_sessions
         );
         figures[name] = json!({
             "at_once": seen.at_once, "broken": seen.broken, "unopened": seen.unopened, "replicas": seen.replicas,
@@ -191,8 +191,8 @@ impl SessionCounts {
         let out = child.wait_with_output()?;
         let report: Value = serde_json::from_slice(&out.stdout)
             .with_context(|| String::from_utf8_lossy(&out.stdout).into_owned())?;
-        self.opened += number(&report, "opened")?;
-        self.held += number(&report, "held")?;
+        self.opened_sessions += number(&report, "opened")?;
+        self.open_at_end += number(&report, "held")?;
         self.broken += number(&report, "broken")?;
         self.unopened += number(&report, "unopened")?;
         if report["ok"] != true {

@@ -36,7 +36,7 @@ pub(super) struct Audiences<'a> {
     sources: Vec<Source<'a>>,
     /// True if a policy depends on the destination's address.
     by_destination: bool,
-    known: HashMap<AudienceKey, DirectAudience>,
+    cache: HashMap<AudienceKey, DirectAudience>,
     evaluations: usize,
 }
 
@@ -60,7 +60,7 @@ impl<'a> Audiences<'a> {
             policies,
             sources,
             by_destination,
-            known: HashMap::new(),
+            cache: HashMap::new(),
             evaluations: 0,
         }
     }
@@ -91,7 +91,7 @@ impl<'a> Audiences<'a> {
                 Vec::new()
             },
         );
-        if let Some(known) = self.known.get(&question) {
+        if let Some(known) = self.cache.get(&question) {
             return known.clone();
         }
         self.evaluations = self
@@ -109,7 +109,7 @@ impl<'a> Audiences<'a> {
                 .flat_map(|source| source.nodes.iter().copied().cloned())
                 .collect(),
         ));
-        self.known.insert(question, audience.clone());
+        self.cache.insert(question, audience.clone());
         audience
     }
 
@@ -150,7 +150,7 @@ impl<'a> Audiences<'a> {
             service_account: source.service_account.clone(),
         };
         let mut facts = OracleFacts::default();
-        let mut see = |attribute, values| drop(facts.seen.insert(attribute, values));
+        let mut see = |attribute, values| drop(facts.values.insert(attribute, values));
         see(
             Attribute::SourcePrincipal,
             vec![OracleValue::Text(identity.to_string().replacen(

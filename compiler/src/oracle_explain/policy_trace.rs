@@ -47,7 +47,7 @@ fn failing(rule: &PolicyRule, facts: &OracleFacts) -> String {
         all.iter()
             .find(|clause| clause_holds(clause, facts) == OracleTruth::No)
             .map(|clause| {
-                let own = match facts.seen.get(&clause.attribute).map(Vec::as_slice) {
+                let own = match facts.values.get(&clause.attribute).map(Vec::as_slice) {
                     None | Some([]) => "there is none".to_owned(),
                     Some(values) => format!(
                         "it is {}",

@@ -172,7 +172,7 @@ fn security(
     );
     let mut sets = policy::authentication::KeySets {
         fetched: input.jwks,
-        wanted: BTreeSet::new(),
+        required_uris: BTreeSet::new(),
     };
     let authentications = policy::authentication::resolve(
         input.tenant,
@@ -190,7 +190,7 @@ fn security(
         federations: trust::federations(tenant, &corpus.federations, report),
         entitlements: trust::entitlements(tenant, workloads, report),
         authorizers: authorizers.into_values().collect(),
-        jwks: sets.wanted,
+        jwks: sets.required_uris,
         key_servers,
         authorizations,
         authentications,

@@ -100,7 +100,7 @@ pub(crate) struct RegexBudget {
 impl RuleContext<'_> {
     /// Reports a problem that breaks the rule.
     pub(crate) fn broken(&mut self, field: &str, complaint: FieldIssue) {
-        let field = self.place(field, &complaint.field);
+        let field = self.field_path(field, &complaint.field);
         self.broken
             .get_or_insert_with(|| format!("{field}: {}", complaint.problem));
         self.report
@@ -108,7 +108,7 @@ impl RuleContext<'_> {
     }
 
     pub(crate) fn warning(&mut self, field: &str, complaint: FieldIssue) {
-        let field = self.place(field, &complaint.field);
+        let field = self.field_path(field, &complaint.field);
         self.report
             .warning(self.document, field, complaint.problem, complaint.fix);
     }
@@ -146,7 +146,7 @@ impl RuleContext<'_> {
         }
     }
 
-    fn place(&self, field: &str, inner: &str) -> String {
+    fn field_path(&self, field: &str, inner: &str) -> String {
         [self.field.as_str(), field, inner]
             .into_iter()
             .filter(|part| !part.is_empty())
@@ -198,7 +198,7 @@ impl RuleContext<'_> {
     }
 
     fn refused_backend(&mut self, field: &str, complaint: FieldIssue) -> BackendTarget {
-        let field = self.place(field, &complaint.field);
+        let field = self.field_path(field, &complaint.field);
         let reason = format!("{field}: {}", complaint.problem);
         self.report
             .error(self.document, field, complaint.problem, complaint.fix);

@@ -16,7 +16,7 @@ use crate::CompileInput;
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::PORTS_PER_SERVICE_MAX;
 use crate::names::hostname;
-use crate::protocol::{DeclaredProtocol, spoken};
+use crate::protocol::{DeclaredProtocol, declared_protocol};
 
 pub(crate) fn resolve(
     input: &CompileInput<'_>,
@@ -232,7 +232,7 @@ fn ports(
             );
             continue;
         }
-        let protocol = match spoken(written.app_protocol.as_deref(), &written.name) {
+        let protocol = match declared_protocol(written.app_protocol.as_deref(), &written.name) {
             DeclaredProtocol::Known(protocol) => protocol,
             DeclaredProtocol::Unknown => {
                 let said = written.app_protocol.as_deref().unwrap_or_default();

@@ -21,7 +21,7 @@ pub(crate) fn resolve(
 ) -> Vec<Termination> {
     let mut all: BTreeMap<(ServiceKey, u16), Termination> = BTreeMap::new();
     for said in said {
-        let Some((service, port)) = place(tenant, said, services, report) else {
+        let Some((service, port)) = resolve_port(tenant, said, services, report) else {
             continue;
         };
         if all.contains_key(&(service.clone(), port)) {
@@ -39,7 +39,7 @@ pub(crate) fn resolve(
 }
 
 /// Resolves the port of a Termination; `None` if there is no such port, so that there is nothing to refuse.
-fn place(
+fn resolve_port(
     tenant: &TenantName,
     said: &Sourced<'_, Written>,
     services: &BTreeMap<ServiceKey, Service>,

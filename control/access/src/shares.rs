@@ -265,20 +265,20 @@ impl StreamNames {
 /// A limit on what tenants keep, such as bytes or resources, and the amount that each tenant has taken of it.
 pub struct TenantAmounts {
     limit: TenantLimit,
-    held: Mutex<BTreeMap<TenantName, (u64, TenantPermit)>>,
+    amounts: Mutex<BTreeMap<TenantName, (u64, TenantPermit)>>,
 }
 
 impl TenantAmounts {
     fn new(limit: TenantLimit) -> Self {
         Self {
             limit,
-            held: Mutex::default(),
+            amounts: Mutex::default(),
         }
     }
 
     /// Returns the amount that a tenant has taken.
     pub fn get(&self, tenant: &TenantName) -> u64 {
-        self.held
+        self.amounts
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .get(tenant)
@@ -291,7 +291,7 @@ impl TenantAmounts {
     /// The tenant's share, or the whole limit, does not allow the amount; nothing changes.
     pub fn set(&self, tenant: &TenantName, amount: u64) -> Result<(), Box<Diagnostic>> {
         // The map is consistent after each statement, so a panic elsewhere does not spoil it.
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.amounts.lock().unwrap_or_else(PoisonError::into_inner);
         let done = match held.get_mut(tenant) {
             Some((now, permit)) if amount > *now => {
                 permit.grow(amount - *now).map(|()| *now = amount)

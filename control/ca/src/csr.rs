@@ -42,9 +42,9 @@ pub enum CsrError {
     Algorithm,
     /// The request contains an identity other than the requested one.
     #[error(
-        "the request names {named}, the requested identity is {asked}: omit the URI name, or make them equal"
+        "the request names {named}, the requested identity is {requested}: omit the URI name, or make them equal"
     )]
-    Name { named: String, asked: String },
+    Name { named: String, requested: String },
     /// The crypto library failed to sign.
     #[error(
         "the certificate could not be signed: {0}; this is a fault of the controller, try again"
@@ -174,7 +174,7 @@ fn check_names(csr: &X509CertificationRequest<'_>, asked: &Identity) -> Result<(
                     {
                         return Err(CsrError::Name {
                             named: uri.chars().take(200).collect(),
-                            asked,
+                            requested: asked,
                         });
                     }
                 }

@@ -20,11 +20,11 @@ pub enum ExternalCertificateError {
     Form(String),
     /// The certificate contains other names than requested, or additional ones.
     #[error(
-        "its certificate names {seen:?}, requested was {asked:?}; it must use exactly the names that it receives as hosts, URIs too (CFSSL 1.4 or newer)"
+        "its certificate names {names:?}, requested was {requested:?}; it must use exactly the names that it receives as hosts, URIs too (CFSSL 1.4 or newer)"
     )]
     Identity {
-        seen: Vec<String>,
-        asked: Vec<String>,
+        names: Vec<String>,
+        requested: Vec<String>,
     },
     /// The certificate is for another key.
     #[error("its certificate is of another key than the request's")]
@@ -88,7 +88,10 @@ pub fn check_answer(
     sorted.sort();
     seen.sort();
     if seen != sorted {
-        return Err(ExternalCertificateError::Identity { seen, asked: want });
+        return Err(ExternalCertificateError::Identity {
+            names: seen,
+            requested: want,
+        });
     }
     let proved = csr::check(asked.csr, asked.identity, asked.rsa)
         .map_err(|_| ExternalCertificateError::Key)?;

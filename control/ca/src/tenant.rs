@@ -125,7 +125,7 @@ impl TenantAuthority {
         if identity.trust_domain != self.domain {
             return Err(CsrError::Name {
                 named: identity.to_string(),
-                asked: format!("one of trust domain {}", self.domain),
+                requested: format!("one of trust domain {}", self.domain),
             });
         }
         if now >= self.not_after {

@@ -153,7 +153,7 @@ async fn accidents_across_a_restart_take_nothing_away_either() {
         let mut fixture = ControllerFixture::two_tenants().await;
         let mut s = fixture.subscribe("n1").await;
         s.settle().await;
-        let (names, held) = (s.names(), s.held.clone());
+        let (names, held) = (s.names(), s.resources.clone());
         drop(s);
         fixture.stop().await;
         accident(&fixture);
@@ -217,7 +217,7 @@ async fn a_file_owns_its_objects() {
 async fn service_ids_survive_everything() {
     let mut fixture = ControllerFixture::two_tenants().await;
     let id = |s: &ManualSubscriber, name: &str| match s
-        .held
+        .resources
         .get(&(ResourceKind::Service, name.to_string()))
     {
         Some((_, canal_model::program::Resource::Service(s))) => s.id.get(),

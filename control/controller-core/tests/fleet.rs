@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::fixture::{ControllerFixture, ManualSubscriber, Operator, patience, with_token};
 use canal_model::program::{BucketTable, Resource, ResourceKind};
-use canal_timing::{judge_time, slack};
+use canal_timing::{assert_time, slack};
 use canal_wire::fleet::fleet_client::FleetClient;
 use canal_wire::fleet::{
     EdgeReportRequest, FoundSession, FoundSessions, ReplicaProbe, ReplicaReportRequest,
@@ -625,7 +625,7 @@ fn all_open(ships: &[&mut FakeReplica], rims: &[&mut FakeEdge]) -> bool {
 async fn follow_r4_down_and_up([r1, r4]: [&mut FakeReplica; 2], [e1, e2]: [&mut FakeEdge; 2]) {
     e2.sees(&[("r4", false)]);
     let down = |s: &ManualSubscriber| {
-        s.held
+        s.resources
             .iter()
             .any(|((_, n), (_, r))| n == "r4" && matches!(r, Resource::Replica(r) if !r.up))
     };
@@ -733,7 +733,7 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
     };
     let silent = closed.duration_since(reported);
     assert!(silent >= times().edge_silent / 2, "{silent:?}");
-    judge_time(
+    assert_time(
         "time until a silent edge's AZ is closed",
         closed.duration_since(begun),
         Duration::from_millis(1600),

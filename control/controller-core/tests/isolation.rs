@@ -226,7 +226,7 @@ async fn a_tenants_bytes_are_bounded_and_the_provider_can_remove_them() {
     assert_eq!(n1.names(), held);
     std::fs::remove_file(fixture.path("alpha/more.yaml")).unwrap();
     // A smaller share sets the tenant aside at the next start, and no other tenant.
-    let held = n1.held.clone();
+    let held = n1.resources.clone();
     drop((n1, ann, bob));
     fixture.stop().await;
     fixture
@@ -433,7 +433,7 @@ async fn a_reduced_share_leaves_data_planes_what_they_hold() {
     ann.must_apply("alpha", &[&patterns(2, 2)]).await;
     let mut n1 = fixture.subscribe("n1").await;
     n1.settle().await;
-    let held = n1.held.clone();
+    let held = n1.resources.clone();
     drop((n1, ann));
     fixture.stop().await;
     fixture
@@ -560,7 +560,7 @@ fn of(shares: Vec<canal_wire::api::ShareUse>) -> Vec<SeenUse> {
         .collect()
 }
 
-fn seen(component: &str, tenant: &str, used: u64) -> SeenUse {
+fn seen_use(component: &str, tenant: &str, used: u64) -> SeenUse {
     (component.to_string(), tenant.to_string(), used, 2, 1)
 }
 
@@ -569,7 +569,10 @@ async fn check_visible_use(ann: &mut Operator, bob: &mut Operator, root: &mut Op
     let status = ann.status().await;
     assert_eq!(
         of(status.shares),
-        [seen("gateway g1", "alpha", 7), seen("nodes", "alpha", 7)]
+        [
+            seen_use("gateway g1", "alpha", 7),
+            seen_use("nodes", "alpha", 7)
+        ]
     );
     let found = errors(&status.diagnostics);
     assert!(
@@ -580,7 +583,7 @@ async fn check_visible_use(ann: &mut Operator, bob: &mut Operator, root: &mut Op
         "{found:?}"
     );
     let status = bob.status().await;
-    assert_eq!(of(status.shares), [seen("gateway g1", "beta", 8)]);
+    assert_eq!(of(status.shares), [seen_use("gateway g1", "beta", 8)]);
     assert_eq!(
         errors(&status.diagnostics),
         [""; 0],
@@ -590,9 +593,9 @@ async fn check_visible_use(ann: &mut Operator, bob: &mut Operator, root: &mut Op
     assert_eq!(
         all,
         [
-            seen("gateway g1", "alpha", 7),
-            seen("gateway g1", "beta", 8),
-            seen("nodes", "alpha", 7)
+            seen_use("gateway g1", "alpha", 7),
+            seen_use("gateway g1", "beta", 8),
+            seen_use("nodes", "alpha", 7)
         ]
     );
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::fixture::{ControllerFixture, ManualSubscriber, patience, tenant};
 use canal_controller_core::ControllerLimits;
 use canal_model::program::{Resource, ResourceKind};
-use canal_timing::judge_time;
+use canal_timing::assert_time;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 struct FakeIssuer {
     body: String,
     status: &'static str,
-    asked: usize,
+    requests: usize,
     unchanged: usize,
 }
 
@@ -23,7 +23,7 @@ async fn issuer() -> (std::net::SocketAddr, Arc<Mutex<FakeIssuer>>) {
     let state = Arc::new(Mutex::new(FakeIssuer {
         body: set("one"),
         status: "200 OK",
-        asked: 0,
+        requests: 0,
         unchanged: 0,
     }));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -35,7 +35,7 @@ async fn issuer() -> (std::net::SocketAddr, Arc<Mutex<FakeIssuer>>) {
             let head = String::from_utf8_lossy(&head[..n]).to_lowercase();
             let answer = {
                 let mut issuer = held.lock().unwrap();
-                issuer.asked += 1;
+                issuer.requests += 1;
                 let etag = format!("\"{}\"", issuer.body.len());
                 if issuer.status == "200 OK" && head.contains(&format!("if-none-match: {etag}")) {
                     issuer.unchanged += 1;
@@ -70,7 +70,7 @@ fn authentication(name: &str, uri: &str) -> String {
 
 fn keys(s: &ManualSubscriber, name: &str) -> Option<String> {
     match s
-        .held
+        .resources
         .get(&(ResourceKind::Authentication, format!("alpha/shop/{name}")))
     {
         Some((_, Resource::Authentication(a))) => a.rules[0].keys.clone(),
@@ -206,7 +206,7 @@ async fn slow_issuers_of_one_tenant_hold_up_no_other() {
         }
     })
     .await;
-    judge_time(
+    assert_time(
         "time until a tenant has its keys beside one with slow issuers",
         begun.elapsed(),
         Duration::from_secs(4),
@@ -247,7 +247,7 @@ async fn unlisted_hosts_are_not_fetched_and_files_stay_in_the_folder() {
         counted(&fixture, outcome).await;
         assert_eq!(keys(&g1, name).is_some(), *outcome == "fetched", "{name}");
     }
-    assert_eq!(asked.lock().unwrap().asked, 0);
+    assert_eq!(asked.lock().unwrap().requests, 0);
     std::fs::write(fixture.path("alpha/keys/own.json"), set("turned")).unwrap();
     until_keys(&mut g1, "inside", Some("turned")).await;
     let mut root = fixture.admin("root").await;

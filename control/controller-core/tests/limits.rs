@@ -65,7 +65,7 @@ async fn streams_and_names() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     // What a data plane holds is no reason to refuse it: names of its tenant are removed, and those of others are dropped.
-    let resource = first.held.values().next().unwrap().1.clone();
+    let resource = first.resources.values().next().unwrap().1.clone();
     let lists = |tenant: &'static str| {
         let resource = resource.clone();
         (0..5).map(move |i| {
@@ -160,7 +160,7 @@ async fn names_that_only_streams_know_are_on_their_tenants_account() {
     let fixture = ControllerFixture::with(limits, alpha).await;
     let mut node = fixture.subscribe("n1").await;
     node.settle().await;
-    let resource = node.held.values().next().unwrap().1.clone();
+    let resource = node.resources.values().next().unwrap().1.clone();
     let claims = || {
         (0..5)
             .map(|i| {
@@ -228,14 +228,14 @@ async fn a_gateway_comes_back_after_most_of_what_it_holds_was_deleted() {
     gateway
         .until("all routes", |held| routes(held) >= 1_000)
         .await;
-    let held = gateway.held.clone();
+    let held = gateway.resources.clone();
     drop(gateway);
     assert!(root.delete_all("alpha").await.unwrap().accepted);
     let mut gateway = ManualSubscriber::open(fixture.channel().await, "g1", held).await;
     gateway
         .until("the removals", |held| routes(held) < 1_000)
         .await;
-    assert_eq!(routes(&gateway.held), 0);
+    assert_eq!(routes(&gateway.resources), 0);
 }
 
 async fn connections_are(fixture: &ControllerFixture, n: f64) {
@@ -301,7 +301,7 @@ async fn silent(fixture: &ControllerFixture) -> tokio_rustls::client::TlsStream<
 }
 
 /// Resolves when the controller has closed the connection; what it sends before, such as its HTTP/2 settings, does not matter.
-async fn ended(connection: &mut tokio_rustls::client::TlsStream<TcpStream>) {
+async fn wait_for_close(connection: &mut tokio_rustls::client::TlsStream<TcpStream>) {
     while connection.read(&mut [0; 64]).await.unwrap_or(0) > 0 {}
 }
 
@@ -333,7 +333,7 @@ async fn silent_connections_block_no_other_and_are_closed() {
         "no source is the provider's"
     );
     let mut first = held.remove(0);
-    tokio::time::timeout(patience(), ended(&mut first))
+    tokio::time::timeout(patience(), wait_for_close(&mut first))
         .await
         .expect("the oldest gave way");
     let open = fixture.metric("canal_controller_connections").await;
@@ -359,8 +359,8 @@ async fn an_unauthenticated_connection_is_cut_at_its_deadline() {
     .await
     .unwrap();
     let cut = async {
-        ended(&mut quiet).await;
-        ended(&mut speaks).await;
+        wait_for_close(&mut quiet).await;
+        wait_for_close(&mut speaks).await;
     };
     tokio::time::timeout(patience(), cut)
         .await
@@ -526,7 +526,7 @@ async fn tokens_and_requests() {
 }
 
 #[tokio::test]
-async fn doors() {
+async fn admin_connections() {
     let fixture = ControllerFixture::empty().await;
     let address = fixture.hub().admin_address().unwrap();
     let mut open = Vec::new();

@@ -68,7 +68,7 @@ impl Plane {
         }
     }
 
-    async fn say(&self, id: u64, data: &[u8]) {
+    async fn send_answer(&self, id: u64, data: &[u8]) {
         self.answers
             .send(ObserveAnswer {
                 id,
@@ -225,7 +225,7 @@ async fn a_tenants_operator_sees_its_own_and_the_provider_all() {
     assert_eq!(listening, ["g1"]);
     let (id, begin) = g1.begin().await;
     assert_eq!(begin.tenant, "alpha");
-    g1.say(id, b"{}\n").await;
+    g1.send_answer(id, b"{}\n").await;
     let event = next(&mut events).await;
     assert_eq!(
         (event.source.as_str(), event.data.as_slice()),
@@ -289,7 +289,7 @@ async fn a_slow_reader_gets_one_window_and_blocks_no_other() {
     let (mut credit, mut fast_credit, mut sent) = (OBSERVE_WINDOW_BYTES, OBSERVE_WINDOW_BYTES, 0);
     for _ in 0..64 {
         while credit >= cost {
-            g1.say(slow_id, &piece).await;
+            g1.send_answer(slow_id, &piece).await;
             (credit, sent) = (credit - cost, sent + cost);
         }
         while fast_credit < cost {
@@ -300,7 +300,7 @@ async fn a_slow_reader_gets_one_window_and_blocks_no_other() {
             }
         }
         fast_credit -= cost;
-        g1.say(fast_id, &piece).await;
+        g1.send_answer(fast_id, &piece).await;
         assert_eq!(next(&mut fast).await.data.len(), piece.len());
     }
     assert!(
@@ -314,7 +314,7 @@ async fn a_slow_reader_gets_one_window_and_blocks_no_other() {
     while !matches!(g1.order().await, (id, Order::Credit(_)) if id == slow_id) {}
     // A session that gets more than there is credit for ends, and no other one.
     for _ in 0..3 * OBSERVE_WINDOW_BYTES / cost {
-        g1.say(slow_id, &piece).await;
+        g1.send_answer(slow_id, &piece).await;
     }
     let ended = loop {
         if let Some(ended) = next(&mut slow).await.ended {
@@ -322,7 +322,7 @@ async fn a_slow_reader_gets_one_window_and_blocks_no_other() {
         }
     };
     assert_eq!(ended.reason, "over_credit");
-    g1.say(fast_id, b"still\n").await;
+    g1.send_answer(fast_id, b"still\n").await;
     assert_eq!(next(&mut fast).await.data, b"still\n");
 }
 

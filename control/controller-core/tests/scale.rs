@@ -8,7 +8,7 @@ use crate::fixture;
 use crate::fixture::{ControllerFixture, ManualSubscriber, with_token};
 use canal_controller_core::{ControllerLimits, SilenceTimeouts};
 use canal_model::program::Resource;
-use canal_timing::judge_time;
+use canal_timing::assert_time;
 use canal_wire::fleet::fleet_client::FleetClient;
 use canal_wire::fleet::{EdgeReportRequest, ReplicaProbe, ReplicaReportRequest};
 use tonic::transport::Channel;
@@ -110,7 +110,7 @@ fn open(south: &ManualSubscriber) -> BTreeMap<String, bool> {
         _ => None,
     };
     south
-        .held
+        .resources
         .values()
         .filter_map(|(_, resource)| of(resource))
         .collect()
@@ -199,7 +199,7 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
         fixture.metric("canal_controller_compile_seconds_sum").await - seconds
     );
     assert!(open(&node)["az2"]);
-    judge_time(
+    assert_time(
         "time until a silent edge's AZ is closed beside a long compilation",
         closed,
         SILENT + Duration::from_secs(2),

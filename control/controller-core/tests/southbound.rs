@@ -7,7 +7,7 @@ use crate::fixture;
 use crate::fixture::{ControllerFixture, ManualSubscriber, patience, pod, route, service, tenant};
 use canal_controller_core::ControllerLimits;
 use canal_model::program::{Resource, ResourceKind, RouteAction};
-use canal_timing::{judge_time, slack};
+use canal_timing::{assert_time, slack};
 
 #[tokio::test]
 async fn a_node_never_sees_another_tenant() {
@@ -27,7 +27,7 @@ async fn a_node_never_sees_another_tenant() {
             s.names()
         );
         let workloads: Vec<&String> = s
-            .held
+            .resources
             .keys()
             .filter(|(k, _)| *k == ResourceKind::Workload)
             .map(|(_, n)| n)
@@ -59,7 +59,7 @@ async fn a_node_never_sees_another_tenant() {
 /// Checks the account, the services and the own ports of the one direct endpoint.
 fn check_direct_endpoint(n1: &ManualSubscriber) {
     let held = n1
-        .held
+        .resources
         .get(&(ResourceKind::DirectEndpoint, "alpha/shop/cache-0".into()))
         .map(|(_, resource)| resource.clone());
     let Some(Resource::DirectEndpoint(endpoint)) = held else {
@@ -249,7 +249,7 @@ async fn a_reconnect_brings_only_changes_even_after_a_restart() {
     let mut fixture = ControllerFixture::two_tenants().await;
     let mut s = fixture.subscribe("g1").await;
     s.settle().await;
-    let (held, generation) = (s.held.clone(), s.generation);
+    let (held, generation) = (s.resources.clone(), s.generation);
     drop(s);
     fixture
         .admin("ann")
@@ -362,7 +362,7 @@ async fn a_thousand_changes_converge_in_few_messages() {
         "{} messages for 1000 changes",
         row.responses_sent - before
     );
-    let weights = slow.held.values().find_map(|(_, r)| match r {
+    let weights = slow.resources.values().find_map(|(_, r)| match r {
         Resource::Route(r) => match &r.action {
             RouteAction::Split(b) => Some(b.iter().map(|b| b.weight).collect::<Vec<_>>()),
             RouteAction::Refuse { .. } => None,
@@ -397,7 +397,7 @@ async fn a_stuck_subscriber_delays_no_other() {
             .await;
         worst = worst.max(begun.elapsed());
     }
-    judge_time(
+    assert_time(
         "longest time of a change to a subscriber beside a stuck one",
         worst,
         Duration::from_secs(1),
@@ -603,7 +603,7 @@ async fn principals_are_followed_and_a_revoked_token_ends_its_stream() {
 async fn a_stream_names_the_store_first_and_a_lost_store_is_another_with_other_ids() {
     let mut fixture = ControllerFixture::two_tenants().await;
     let ids = |s: &ManualSubscriber| -> Vec<u32> {
-        let services = s.held.values().filter_map(|(_, r)| match r {
+        let services = s.resources.values().filter_map(|(_, r)| match r {
             Resource::Service(service) => Some(service.id.get()),
             _ => None,
         });

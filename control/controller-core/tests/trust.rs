@@ -61,7 +61,7 @@ async fn two_tenants(keys: &str) -> ControllerFixture {
 }
 
 fn bundle(s: &ManualSubscriber, name: &str) -> Option<TrustBundle> {
-    match s.held.get(&(ResourceKind::Bundle, name.to_string())) {
+    match s.resources.get(&(ResourceKind::Bundle, name.to_string())) {
         Some((_, Resource::Bundle(bundle))) => Some(bundle.clone()),
         _ => None,
     }

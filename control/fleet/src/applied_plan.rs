@@ -61,7 +61,7 @@ pub(crate) struct PlanDelta {
     /// Number of buckets that have another head.
     pub(crate) moved: usize,
     /// Number of buckets that newly keep their head because their chain is full.
-    pub(crate) held: usize,
+    pub(crate) heads_retained: usize,
     /// Number of former heads that newly stay in a chain for their sessions.
     pub(crate) owners: usize,
 }
@@ -99,7 +99,7 @@ impl PlanDelta {
             };
             plan.notes.iter().map(of).sum()
         };
-        out.held = held(next).saturating_sub(held(parent));
+        out.heads_retained = held(next).saturating_sub(held(parent));
         out
     }
 }

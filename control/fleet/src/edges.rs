@@ -18,8 +18,8 @@ pub(crate) struct EdgeMember {
     pub(crate) version: String,
     pub(crate) alive: bool,
     /// Time of the last report; `None` if there was none since the start.
-    pub(super) heard: Option<Instant>,
-    pub(super) seen: BTreeMap<ReplicaName, bool>,
+    pub(super) last_report: Option<Instant>,
+    pub(super) replicas_up: BTreeMap<ReplicaName, bool>,
     /// Every resource up to this generation has been acknowledged.
     pub(super) whole: Generation,
     /// Newest plan of which the edge has all tables.
@@ -34,16 +34,16 @@ impl EdgeMember {
             generation: Generation(0),
             version,
             alive,
-            heard: None,
-            seen,
+            last_report: None,
+            replicas_up: seen,
             whole: Generation(0),
             plan: 0,
         }
     }
 
     /// True if the edge is alive and has reported since the start.
-    fn speaks(&self) -> bool {
-        self.alive && self.heard.is_some()
+    fn is_reporting(&self) -> bool {
+        self.alive && self.last_report.is_some()
     }
 }
 
@@ -100,15 +100,15 @@ impl Edges {
     pub(super) fn word(&self, az: &AzName, replica: &ReplicaName) -> Option<bool> {
         decide_word(
             self.of_az(az)
-                .filter(|edge| edge.speaks())
-                .filter_map(|edge| edge.seen.get(replica))
+                .filter(|edge| edge.is_reporting())
+                .filter_map(|edge| edge.replicas_up.get(replica))
                 .copied(),
         )
     }
 
     /// True if an edge of the AZ reports.
-    pub(super) fn speaks(&self, az: &AzName) -> bool {
-        self.of_az(az).any(EdgeMember::speaks)
+    pub(super) fn is_any_reporting(&self, az: &AzName) -> bool {
+        self.of_az(az).any(EdgeMember::is_reporting)
     }
 
     /// Returns the newest plan of which all edges of the AZ that are alive have all tables.

@@ -131,7 +131,7 @@ impl Membership {
     ) -> Self {
         let member = |row: StoredReplica| (row.name.clone(), ReplicaRecord::new(row, None, true));
         // The tables of an edge that has not reported yet are unknown. The planner waits for it until it has been silent for too long.
-        let mut ownership = Ownership::after(plan.heard());
+        let mut ownership = Ownership::after(plan.reports_received());
         stored
             .edges
             .iter()
@@ -146,7 +146,7 @@ impl Membership {
             report_session: rand::random(),
             first_published: BTreeMap::new(),
             plans: VecDeque::new(),
-            plan_heard: plan.heard(),
+            plan_heard: plan.reports_received(),
             moving: BTreeSet::new(),
             tunnels_version: 1,
         }
@@ -217,8 +217,8 @@ impl Membership {
         if let Some(wanted) = self.azs.get(az).filter(|n| **n != given) {
             return Err(ReportError::AzNumber {
                 az: az.clone(),
-                wanted: *wanted,
-                given,
+                expected: *wanted,
+                reported: given,
             });
         }
         if let Some((holder, _)) = self
@@ -343,7 +343,7 @@ impl Membership {
         self.check_address(&report.az, report.underlay, None, Some(name))?;
         self.check_tunnel_end(report)?;
         let is_heard = |edge: &EdgeMember| {
-            edge.heard
+            edge.last_report
                 .is_some_and(|at| now.duration_since(at) < self.times.edge_silent)
         };
         let (others, own): (Vec<&EdgeMember>, Vec<&EdgeMember>) = self
@@ -359,8 +359,8 @@ impl Membership {
             return Err(ReportError::TunnelEnd {
                 az: report.az.clone(),
                 holder,
-                wanted,
-                given: report.tunnel_end,
+                expected: wanted,
+                reported: report.tunnel_end,
             });
         }
         if own.iter().any(|edge| {
@@ -386,8 +386,8 @@ impl Membership {
         if wanted != given {
             return Err(ReportError::AzNumber {
                 az: report.az.clone(),
-                wanted,
-                given,
+                expected: wanted,
+                reported: given,
             });
         }
         if underlay == report.underlay {
@@ -429,14 +429,14 @@ impl Membership {
         let Some(edge) = self.edges.get_mut(name) else {
             return false;
         };
-        let is_new = edge.seen != report.seen || !edge.alive || edge.whole != whole;
+        let is_new = edge.replicas_up != report.replicas_up || !edge.alive || edge.whole != whole;
         edge.whole = whole;
         edge.plan = plan;
-        edge.heard = Some(now);
+        edge.last_report = Some(now);
         edge.alive = true;
         edge.generation = report.generation;
         edge.version = report.version;
-        edge.seen = report.seen;
+        edge.replicas_up = report.replicas_up;
         let before = self.ownership.edge(&report.az);
         // The AZ has only the tables that all its edges have.
         let of_all = self.edges.plan(&report.az).unwrap_or(plan);
@@ -482,7 +482,11 @@ impl Membership {
             let silent =
                 now.duration_since(member.last_report.unwrap_or(self.started)) >= self.times.gone;
             // While an edge sees the replica up, only the path of its reports is broken.
-            if !member.gone && silent && self.edges.speaks(&member.row.az) && word != Some(true) {
+            if !member.gone
+                && silent
+                && self.edges.is_any_reporting(&member.row.az)
+                && word != Some(true)
+            {
                 member.gone = true;
                 self.ownership.forget(member.row.number);
                 out.gone.push(name.clone());
@@ -502,7 +506,7 @@ impl Membership {
     fn observe_edges(&mut self, now: Instant, in_grace: bool, out: &mut MembershipUpdate) {
         let mut fell_silent = BTreeSet::new();
         for edge in self.edges.values_mut() {
-            let alive = edge.heard.map_or(edge.alive && in_grace, |at| {
+            let alive = edge.last_report.map_or(edge.alive && in_grace, |at| {
                 now.duration_since(at) < self.times.edge_silent
             });
             if edge.alive && !alive {
@@ -522,7 +526,7 @@ impl Membership {
             }
         }
         let is_gone = |edge: &&EdgeMember| {
-            now.duration_since(edge.heard.unwrap_or(self.started)) >= self.times.gone
+            now.duration_since(edge.last_report.unwrap_or(self.started)) >= self.times.gone
                 && self.edges.is_alive(&edge.row.az)
         };
         out.gone_edges = self
@@ -542,7 +546,9 @@ impl Membership {
         self.members
             .values_mut()
             .for_each(|member| member.last_report = None);
-        self.edges.values_mut().for_each(|edge| edge.heard = None);
+        self.edges
+            .values_mut()
+            .for_each(|edge| edge.last_report = None);
         self.started = now;
     }
 
@@ -553,7 +559,7 @@ impl Membership {
             at.is_some_and(|at| now.duration_since(at) < self.times.edge_silent)
         };
         !self.members.values().any(|m| recent(m.last_report))
-            && !self.edges.values().any(|e| recent(e.heard))
+            && !self.edges.values().any(|e| recent(e.last_report))
     }
 
     /// Returns the fleet for the planner. Members that are gone are not in it; a replica that has lacked a tenant for long is joining
@@ -665,7 +671,7 @@ impl Membership {
 
     /// Records which backends have tables in motion in the plan in force: tables with owners, or of a service that left the AZ.
     pub(crate) fn note_motion(&mut self, plan: &Plan) {
-        self.plan_heard = plan.heard();
+        self.plan_heard = plan.reports_received();
         let by_number: BTreeMap<ReplicaNumber, &BackendName> = self
             .members
             .values()
@@ -723,7 +729,7 @@ impl Membership {
         let edges = self
             .edges
             .values()
-            .filter(|e| e.alive && e.heard.is_some())
+            .filter(|e| e.alive && e.last_report.is_some())
             .map(|e| e.whole);
         let all_have = members.chain(edges).min().unwrap_or(generation);
         let free = self

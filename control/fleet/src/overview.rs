@@ -178,7 +178,7 @@ impl FleetOverview {
                 .get(az)
                 .and_then(|n| addresses(ranges, *n, service.number).ok())
                 .unwrap_or_default()
-                .given;
+                .assigned;
             api::ExplainedTable {
                 az: az.to_string(),
                 version: t.version,

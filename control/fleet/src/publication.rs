@@ -209,8 +209,8 @@ pub(crate) fn build_publication(
     for (tenant, (addresses, tables)) in parts {
         let before = last.1.get(tenant);
         let planned = TenantPlacement {
-            addresses: kept(before.map(|b| &b.addresses), addresses),
-            tables: kept(before.map(|b| &b.tables), tables),
+            addresses: reuse_if_equal(before.map(|b| &b.addresses), addresses),
+            tables: reuse_if_equal(before.map(|b| &b.tables), tables),
         };
         out.tier.tenants.insert(tenant.clone(), planned);
     }
@@ -219,7 +219,7 @@ pub(crate) fn build_publication(
 }
 
 /// Returns the list from before if it is the same, so that tenants without changes cost nothing.
-fn kept<T: Eq>(before: Option<&Arc<Vec<T>>>, now: Vec<T>) -> Arc<Vec<T>> {
+fn reuse_if_equal<T: Eq>(before: Option<&Arc<Vec<T>>>, now: Vec<T>) -> Arc<Vec<T>> {
     before
         .filter(|before| ***before == now)
         .cloned()
@@ -335,7 +335,7 @@ fn service_addresses(
         .map_or(&[][..], Vec::as_slice);
     let address = |az: &AzName| {
         let number = *fleet.azs.get(az)?;
-        let given = addresses(ranges, number, service.number).ok()?.given;
+        let given = addresses(ranges, number, service.number).ok()?.assigned;
         let edge_lives = roster.edges().is_alive(az);
         let live = service
             .placement

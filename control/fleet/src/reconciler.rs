@@ -403,7 +403,7 @@ impl FleetReconciler {
         )]
         for (metric, n) in [
             (metrics::FLEET_BUCKETS_MOVED, changes.moved),
-            (metrics::FLEET_BUCKETS_HELD, changes.held),
+            (metrics::FLEET_BUCKETS_HELD, changes.heads_retained),
             (metrics::FLEET_OWNERS_KEPT, changes.owners),
         ] {
             self.shared.metrics.add(metric, &[], n as f64);

@@ -43,7 +43,7 @@ pub(crate) struct ReplicaReport {
     /// Source ports of tunnels that spread over these cores, in the form in which they arrived.
     pub(crate) tunnel_ports: Arc<[u8]>,
     /// Sessions of clients that operators query, each with the number of the query.
-    pub(crate) found: Vec<FoundSessions>,
+    pub(crate) session_answers: Vec<FoundSessions>,
 }
 
 /// An edge's report after it was checked.
@@ -54,7 +54,7 @@ pub(crate) struct EdgeReport {
     /// Address at which the tunnels end that the edge serves: its own address, or one that all edges of its AZ share.
     pub(crate) tunnel_end: Ipv4Addr,
     pub(crate) generation: Generation,
-    pub(crate) seen: BTreeMap<ReplicaName, bool>,
+    pub(crate) replicas_up: BTreeMap<ReplicaName, bool>,
     pub(crate) version: String,
     pub(crate) tunnels_version: u64,
     /// Paths on which the edge sends sessions that operators query.
@@ -70,21 +70,27 @@ pub(crate) enum ReportError {
     NotAnEdge(String),
     #[error("{0}")]
     Form(String),
-    #[error("the token is for backend {wanted}, the report names {given}")]
+    #[error("the token is for backend {expected}, the report names {reported}")]
     Backend {
-        wanted: BackendName,
-        given: BackendName,
+        expected: BackendName,
+        reported: BackendName,
     },
-    #[error("the token is for AZ {wanted}, the report names {given}")]
-    Az { wanted: AzName, given: AzName },
+    #[error("the token is for AZ {expected}, the report names {reported}")]
+    Az { expected: AzName, reported: AzName },
     #[error(
         "{0} is no address of the tier; a host of AZ number a has one of 250.a.0.0/16, with a from 1 to 7"
     )]
     Underlay(String),
     #[error("{underlay} is already the address of {holder}; give each host its own")]
     UnderlayTaken { underlay: Ipv4Addr, holder: String },
-    #[error("AZ {az} has number {wanted}, but the address has {given}; an AZ keeps its number")]
-    AzNumber { az: AzName, wanted: u8, given: u8 },
+    #[error(
+        "AZ {az} has number {expected}, but the address has {reported}; an AZ keeps its number"
+    )]
+    AzNumber {
+        az: AzName,
+        expected: u8,
+        reported: u8,
+    },
     #[error(
         "number {number} is that of AZ {holder}, not of {az}; give each AZ its own 250.a.0.0/16"
     )]
@@ -98,19 +104,19 @@ pub(crate) enum ReportError {
     )]
     RegisteredOtherwise(ReplicaName),
     #[error(
-        "AZ {az}: edge {holder}, which reported a moment ago, serves tunnels at {wanted}, this one at {given}; fix: start all edges of an AZ with the \
+        "AZ {az}: edge {holder}, which reported a moment ago, serves tunnels at {expected}, this one at {reported}; fix: start all edges of an AZ with the \
          same --anycast"
     )]
     TunnelEnd {
         az: AzName,
         holder: EdgeName,
-        wanted: Ipv4Addr,
-        given: Ipv4Addr,
+        expected: Ipv4Addr,
+        reported: Ipv4Addr,
     },
     #[error("AZ {az} has {limit} edges already; fix: stop one of them")]
     Edges { az: AzName, limit: usize },
-    #[error("{given} entries in one report, at most {limit} are taken")]
-    Entries { given: usize, limit: usize },
+    #[error("{reported} entries in one report, at most {limit} are taken")]
+    Entries { reported: usize, limit: usize },
     #[error(transparent)]
     Shares(#[from] ShareReportError),
     #[error(transparent)]
@@ -184,7 +190,10 @@ fn form<T, E: std::fmt::Display>(r: Result<T, E>) -> Result<T, ReportError> {
 
 fn bounded(given: usize, limit: usize) -> Result<(), ReportError> {
     if given > limit {
-        Err(ReportError::Entries { given, limit })
+        Err(ReportError::Entries {
+            reported: given,
+            limit,
+        })
     } else {
         Ok(())
     }
@@ -229,7 +238,7 @@ impl ReplicaReport {
             version: m.version.chars().take(100).collect(),
             cores: m.cores,
             tunnel_ports: m.tunnel_ports.into(),
-            found: m.found,
+            session_answers: m.found,
         })
     }
 }
@@ -257,7 +266,7 @@ impl EdgeReport {
                 underlay(&m.anycast)?
             },
             generation: Generation(m.generation),
-            seen,
+            replicas_up: seen,
             version: m.version.chars().take(100).collect(),
             tunnels_version: m.tunnels_version,
             paths: m.paths,

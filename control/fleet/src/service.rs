@@ -50,7 +50,7 @@ impl fleet_server::Fleet for FleetService {
         let caller = AuthenticatedClient::of(&request)?;
         let done = match &caller.principal {
             Principal::Gateway { name, az } => {
-                self.hear_replica(&caller.principal, name, az, request.into_inner())
+                self.handle_replica_report(&caller.principal, name, az, request.into_inner())
                     .await
             }
             other => Err(ReportError::NotAReplica(other.to_string())),
@@ -66,7 +66,7 @@ impl fleet_server::Fleet for FleetService {
         let caller = AuthenticatedClient::of(&request)?;
         let done = match &caller.principal {
             Principal::Edge { name, az } => {
-                self.hear_edge(&caller.principal, name, az, request.into_inner())
+                self.handle_edge_report(&caller.principal, name, az, request.into_inner())
                     .await
             }
             other => Err(ReportError::NotAnEdge(other.to_string())),
@@ -96,7 +96,7 @@ impl fleet_server::Fleet for FleetService {
 
 impl FleetService {
     /// Checks and records a replica's report, and returns its orders.
-    async fn hear_replica(
+    async fn handle_replica_report(
         &self,
         who: &Principal,
         name: &ReplicaName,
@@ -112,8 +112,8 @@ impl FleetService {
             .filter(|b| **b != report.backend)
         {
             return Err(ReportError::Backend {
-                wanted: wanted.clone(),
-                given: report.backend,
+                expected: wanted.clone(),
+                reported: report.backend,
             });
         }
         let fleet = &self.fleet;
@@ -124,8 +124,10 @@ impl FleetService {
         if !is_registered && !report.leaving {
             self.register(name, &report).await?;
         }
-        let known = self.subscribers.known(who);
-        fleet.queries.hear_replica(name, &report.found);
+        let known = self.subscribers.delivery_progress(who);
+        fleet
+            .queries
+            .record_replica_answers(name, &report.session_answers);
         let (orders, news) = {
             let mut roster = fleet.roster();
             let news = roster.record_replica_report(name, report, known, Instant::now());
@@ -172,7 +174,7 @@ impl FleetService {
     }
 
     /// Checks and records an edge's report, and returns its orders.
-    async fn hear_edge(
+    async fn handle_edge_report(
         &self,
         who: &Principal,
         name: &EdgeName,
@@ -187,8 +189,8 @@ impl FleetService {
         if let Some(replaces) = unknown {
             self.keep_edge(name, &report, replaces).await?;
         }
-        let known = self.subscribers.known(who);
-        fleet.queries.hear_edge(name, &report.paths);
+        let known = self.subscribers.delivery_progress(who);
+        fleet.queries.record_edge_answers(name, &report.paths);
         let (orders, news) = {
             let mut roster = fleet.roster();
             let (az, has) = (report.az.clone(), report.tunnels_version);
@@ -244,8 +246,8 @@ fn is_own_az(wanted: &AzName, given: &AzName) -> Result<(), ReportError> {
         Ok(())
     } else {
         Err(ReportError::Az {
-            wanted: wanted.clone(),
-            given: given.clone(),
+            expected: wanted.clone(),
+            reported: given.clone(),
         })
     }
 }

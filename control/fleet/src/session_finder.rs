@@ -97,15 +97,17 @@ pub async fn find_sessions(
     let client = parse_client(client)?;
     let names = FleetNames::of(fleet, tenant);
     let queries = &fleet.queries;
-    let asked = queries.ask_replicas(tenant, client).ok_or_else(too_many)?;
+    let asked = queries
+        .query_replicas(tenant, client)
+        .ok_or_else(too_many)?;
     wait(fleet, REPLICAS_TIMEOUT, || {
         names
             .replicas
             .keys()
-            .all(|name| asked.found().contains_key(name))
+            .all(|name| asked.replica_answers().contains_key(name))
     })
     .await;
-    let found = asked.found();
+    let found = asked.replica_answers();
     // Withdraw the query before the edges are queried.
     drop(asked);
     let silent = names
@@ -123,7 +125,7 @@ pub async fn find_sessions(
             continue;
         };
         let asked = queries
-            .ask_edges(tenant, client, az.clone(), (owned.service, owned.port))
+            .query_edges(tenant, client, az.clone(), (owned.service, owned.port))
             .ok_or_else(too_many)?;
         let edges = names.edges.get(&az).cloned().unwrap_or_default();
         wait(fleet, EDGES_TIMEOUT, || {
@@ -143,7 +145,7 @@ pub async fn find_sessions(
             paths: asked
                 .paths()
                 .iter()
-                .map(|(edge, path)| shown(edge, path, &names))
+                .map(|(edge, path)| edge_path(edge, path, &names))
                 .collect(),
         });
     }
@@ -205,7 +207,7 @@ fn decide_owned(
         .collect()
 }
 
-fn shown(edge: &EdgeName, path: &SessionPath, names: &FleetNames) -> api::EdgePath {
+fn edge_path(edge: &EdgeName, path: &SessionPath, names: &FleetNames) -> api::EdgePath {
     api::EdgePath {
         edge: edge.to_string(),
         table_version: path.table_version,

@@ -55,15 +55,15 @@ pub(crate) struct QueryGuard<'a> {
 
 impl Drop for QueryGuard<'_> {
     fn drop(&mut self) {
-        self.queries.held().open.remove(&self.id);
+        self.queries.lock().open.remove(&self.id);
     }
 }
 
 impl QueryGuard<'_> {
     /// Returns the answers of replicas so far.
-    pub(crate) fn found(&self) -> BTreeMap<ReplicaName, Vec<FoundSession>> {
+    pub(crate) fn replica_answers(&self) -> BTreeMap<ReplicaName, Vec<FoundSession>> {
         self.queries
-            .held()
+            .lock()
             .open
             .get(&self.id)
             .map(|open| open.replicas.clone())
@@ -73,7 +73,7 @@ impl QueryGuard<'_> {
     /// Returns the answers of edges so far.
     pub(crate) fn paths(&self) -> BTreeMap<EdgeName, SessionPath> {
         self.queries
-            .held()
+            .lock()
             .open
             .get(&self.id)
             .map(|open| open.edges.clone())
@@ -82,7 +82,7 @@ impl QueryGuard<'_> {
 }
 
 impl SessionQueries {
-    fn held(&self) -> MutexGuard<'_, QueryState> {
+    fn lock(&self) -> MutexGuard<'_, QueryState> {
         // Every change leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -93,23 +93,23 @@ impl SessionQueries {
     }
 
     /// Queries all replicas for the client's sessions. `None` if as many queries are open as may be.
-    pub(crate) fn ask_replicas(
+    pub(crate) fn query_replicas(
         &self,
         tenant: &TenantName,
         client: SocketAddr,
     ) -> Option<QueryGuard<'_>> {
-        self.ask(tenant, client, Asks::Replicas)
+        self.open_query(tenant, client, Asks::Replicas)
     }
 
     /// Queries the edges of an AZ for the path on which they send a session. `None` if as many queries are open as may be.
-    pub(crate) fn ask_edges(
+    pub(crate) fn query_edges(
         &self,
         tenant: &TenantName,
         client: SocketAddr,
         az: AzName,
         of: (ServiceId, u16),
     ) -> Option<QueryGuard<'_>> {
-        self.ask(
+        self.open_query(
             tenant,
             client,
             Asks::Edges {
@@ -120,8 +120,13 @@ impl SessionQueries {
         )
     }
 
-    fn ask(&self, tenant: &TenantName, client: SocketAddr, asks: Asks) -> Option<QueryGuard<'_>> {
-        let mut state = self.held();
+    fn open_query(
+        &self,
+        tenant: &TenantName,
+        client: SocketAddr,
+        asks: Asks,
+    ) -> Option<QueryGuard<'_>> {
+        let mut state = self.lock();
         let of_tenant = state
             .open
             .values()
@@ -145,7 +150,7 @@ impl SessionQueries {
 
     /// Returns the open queries for the orders of replicas.
     pub(super) fn of_replicas(&self) -> Vec<SessionQuery> {
-        let state = self.held();
+        let state = self.lock();
         let open = state
             .open
             .iter()
@@ -161,7 +166,7 @@ impl SessionQueries {
 
     /// Returns the open queries for the orders of edges of this AZ.
     pub(super) fn of_edges(&self, of: &AzName) -> Vec<SessionQuery> {
-        let state = self.held();
+        let state = self.lock();
         let query = |(id, open): (&u64, &PendingQuery)| match &open.asks {
             Asks::Edges { az, service, port } if az == of => Some(SessionQuery {
                 id: *id,
@@ -175,11 +180,11 @@ impl SessionQueries {
     }
 
     /// Records a replica's answers; those to queries for edges are ignored.
-    pub(super) fn hear_replica(&self, name: &ReplicaName, found: &[FoundSessions]) {
+    pub(super) fn record_replica_answers(&self, name: &ReplicaName, found: &[FoundSessions]) {
         if found.is_empty() {
             return;
         }
-        let mut state = self.held();
+        let mut state = self.lock();
         for answer in found {
             if let Some(open) = state
                 .open
@@ -194,11 +199,11 @@ impl SessionQueries {
     }
 
     /// Records an edge's answers; those to queries for replicas are ignored.
-    pub(super) fn hear_edge(&self, name: &EdgeName, paths: &[SessionPath]) {
+    pub(super) fn record_edge_answers(&self, name: &EdgeName, paths: &[SessionPath]) {
         if paths.is_empty() {
             return;
         }
-        let mut state = self.held();
+        let mut state = self.lock();
         for path in paths {
             if let Some(open) = state
                 .open
@@ -223,22 +228,22 @@ mod tests {
         let (alpha, beta) = ("alpha".parse().unwrap(), "beta".parse().unwrap());
         let client = "10.1.1.9:4000".parse().unwrap();
         let mut open: Vec<_> = (0..TENANT_QUERIES_MAX)
-            .map(|_| queries.ask_replicas(&alpha, client).unwrap())
+            .map(|_| queries.query_replicas(&alpha, client).unwrap())
             .collect();
         assert!(
-            queries.ask_replicas(&alpha, client).is_none()
-                && queries.ask_replicas(&beta, client).is_some()
+            queries.query_replicas(&alpha, client).is_none()
+                && queries.query_replicas(&beta, client).is_some()
         );
         open.pop();
         assert_eq!(queries.of_replicas().len(), TENANT_QUERIES_MAX - 1);
         let az: AzName = "az1".parse().unwrap();
         let edges = queries
-            .ask_edges(&alpha, client, az.clone(), (ServiceId::new(7).unwrap(), 80))
+            .query_edges(&alpha, client, az.clone(), (ServiceId::new(7).unwrap(), 80))
             .unwrap();
         let sent = queries.of_edges(&az);
         assert_eq!((sent.len(), sent[0].service, sent[0].port), (1, 7, 80));
         assert!(queries.of_edges(&"az2".parse().unwrap()).is_empty());
-        queries.hear_edge(
+        queries.record_edge_answers(
             &"e1".parse().unwrap(),
             &[SessionPath {
                 query: sent[0].id,
@@ -254,7 +259,7 @@ mod tests {
                 .collect::<Vec<_>>(),
             [3]
         );
-        queries.hear_replica(
+        queries.record_replica_answers(
             &"gw-1".parse().unwrap(),
             &[FoundSessions {
                 query: sent[0].id,
@@ -262,7 +267,7 @@ mod tests {
             }],
         );
         assert!(
-            edges.found().is_empty(),
+            edges.replica_answers().is_empty(),
             "a replica's answer without a query"
         );
     }

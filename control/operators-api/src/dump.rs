@@ -141,7 +141,7 @@ fn http_match(m: &HttpMatch) -> Value {
     let p = &m.precedence;
     json!({
         "path": path, "method": m.method, "headers": values(&m.headers), "query": values(&m.query),
-        "precedence": json!([p.class, p.specificity, p.created, p.object, p.place]),
+        "precedence": json!([p.class, p.specificity, p.created, p.object, p.indexes]),
     })
 }
 

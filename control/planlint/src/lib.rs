@@ -34,9 +34,15 @@ pub enum Finding {
         backend: BackendName,
     },
     /// The home AZ has fewer backends than required although it has more to give, or no note explains it.
-    FewAtHome { service: ServiceKey, given: usize },
+    FewAtHome {
+        service: ServiceKey,
+        assigned: usize,
+    },
     /// The other AZs have fewer backends than required although they have more to give, or no note explains it.
-    FewAway { service: ServiceKey, given: usize },
+    FewAway {
+        service: ServiceKey,
+        assigned: usize,
+    },
     /// All backends of the service are another service's too, and no note explains it.
     Shared {
         service: ServiceKey,
@@ -167,7 +173,7 @@ struct PlanExceptions<'a> {
     few_home: BTreeSet<&'a ServiceKey>,
     few_away: BTreeSet<&'a ServiceKey>,
     shared: BTreeSet<&'a ServiceKey>,
-    held: BTreeMap<(&'a ServiceKey, &'a AzName), &'a [u8]>,
+    heads_retained: BTreeMap<(&'a ServiceKey, &'a AzName), &'a [u8]>,
 }
 
 impl<'a> PlanExceptions<'a> {
@@ -176,7 +182,7 @@ impl<'a> PlanExceptions<'a> {
             few_home: BTreeSet::new(),
             few_away: BTreeSet::new(),
             shared: BTreeSet::new(),
-            held: BTreeMap::new(),
+            heads_retained: BTreeMap::new(),
         };
         for note in &plan.notes {
             match note {
@@ -188,7 +194,7 @@ impl<'a> PlanExceptions<'a> {
                     az,
                     buckets,
                     ..
-                } => _ = noted.held.insert((service, az), buckets),
+                } => _ = noted.heads_retained.insert((service, az), buckets),
                 UnmetConstraint::HomeUnknown { .. }
                 | UnmetConstraint::NoBackend { .. }
                 | UnmetConstraint::NoReplica { .. }
@@ -198,7 +204,7 @@ impl<'a> PlanExceptions<'a> {
         noted
     }
     fn is_held(&self, service: &ServiceKey, az: &AzName, bucket: usize) -> bool {
-        self.held
+        self.heads_retained
             .get(&(service, az))
             .is_some_and(|buckets| buckets.iter().any(|held| usize::from(*held) == bucket))
     }
@@ -276,7 +282,7 @@ fn check_placement(
         .values()
         .filter(|az| **az == placement.home)
         .count();
-    let (home, away) = wanted(&demands.rules);
+    let (home, away) = required_backends(&demands.rules);
     for (wanted, has, given, noted, at_home) in [
         (
             home,
@@ -299,12 +305,12 @@ fn check_placement(
             findings.push(if at_home {
                 Finding::FewAtHome {
                     service: key(),
-                    given,
+                    assigned: given,
                 }
             } else {
                 Finding::FewAway {
                     service: key(),
-                    given,
+                    assigned: given,
                 }
             });
         }
@@ -323,7 +329,7 @@ fn check_placement(
     }
 }
 
-fn wanted(rules: &ShardingRules) -> (usize, usize) {
+fn required_backends(rules: &ShardingRules) -> (usize, usize) {
     let home = rules.home.clamp(1, ShardingRules::BACKENDS_PER_SERVICE_MAX);
     (
         home,
@@ -520,7 +526,10 @@ impl TableCheck<'_> {
         let full = self.table.chains.iter().any(|chain| {
             chain.iter().filter(|member| member.is_owner()).count() + 1 >= CHAIN_LENGTH_MAX
         });
-        if full || self.heads.is_empty() || self.noted.held.contains_key(&(self.key, self.az)) {
+        if full
+            || self.heads.is_empty()
+            || self.noted.heads_retained.contains_key(&(self.key, self.az))
+        {
             return;
         }
         let mut by_replica: BTreeMap<ReplicaNumber, usize> =

@@ -8,7 +8,7 @@ use canal_model::ids::{AzName, BackendName, ReplicaNumber, ServiceId};
 use canal_model::plan::{ChainMember, Plan, PlannedService, PlannedTable};
 use canal_model::program::{BUCKETS, CHAIN_LENGTH_MAX};
 
-use crate::{AzReplicas, Finding, PlanExceptions, PlanTransition, rebalance, wanted};
+use crate::{AzReplicas, Finding, PlanExceptions, PlanTransition, rebalance, required_backends};
 
 /// Checks the changes between two plans. The result is empty if all of them are allowed.
 pub fn step(step: &PlanTransition) -> Vec<Finding> {
@@ -76,7 +76,7 @@ fn check_service(
     }
     // Backends may be exchanged for uniqueness if this service lost or lacked a backend, or shared
     // all of them: one backend, or all if one does not help.
-    let (home, away) = wanted(&step.demands.rules);
+    let (home, away) = required_backends(&step.demands.rules);
     let is_whole = |placement: &Placement| placement.at_home() == home && placement.away() == away;
     let stays = |az: &AzName, backend| step.fleet.backends.get(backend) == Some(az);
     let is_touched = from

@@ -38,7 +38,7 @@ pub enum AddressError {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct GatewayAddressPair {
     /// The gateway addresses, IPv4 first.
-    pub given: Vec<IpAddr>,
+    pub assigned: Vec<IpAddr>,
     /// Families that have ranges, all of them full.
     pub full: Vec<AddressError>,
 }
@@ -76,7 +76,7 @@ pub fn addresses(
             place.map(|place| part.at(place))
         });
         match found {
-            Some(address) => result.given.push(address),
+            Some(address) => result.assigned.push(address),
             None if parts.is_empty() => {}
             None => result.full.push(AddressError::RangeFull {
                 family,
@@ -211,7 +211,7 @@ mod tests {
         let ranges: Vec<IpNet> = ranges.iter().map(|range| range.parse().unwrap()).collect();
         let got = match addresses(&ranges, az, number) {
             Ok(addresses) => {
-                let given = addresses.given.iter().map(ToString::to_string);
+                let given = addresses.assigned.iter().map(ToString::to_string);
                 given
                     .chain(
                         addresses

@@ -27,7 +27,7 @@ use combine::{CandidatePool, CombinationSearch};
 use index::{ShardSet, ShardSetIndex};
 
 /// Returns placements for all services, if there is any backend. `live` are the placements of the last plan. No service moves for balance.
-pub fn place(
+pub fn decide_placements(
     fleet: &Fleet,
     demands: &Demands,
     live: &LivePlacements,
@@ -383,15 +383,15 @@ impl<'a> ShardAssignment<'a> {
                 notes.push(UnmetConstraint::FewAtHome {
                     service: service(),
                     az: placement.home.clone(),
-                    wanted: self.want.0,
-                    given: at_home,
+                    required: self.want.0,
+                    assigned: at_home,
                 });
             }
             if away < self.want.1 {
                 notes.push(UnmetConstraint::FewAway {
                     service: service(),
-                    wanted: self.want.1,
-                    given: away,
+                    required: self.want.1,
+                    assigned: away,
                 });
             }
             result.insert(*id, placement);

@@ -110,7 +110,7 @@ pub fn next(before: Option<&Arc<PlannedTable>>, request: &TableRequest) -> Table
         None => PlannedTable {
             version: 0,
             confirmed: 0,
-            heard: 0,
+            reports_received: 0,
             closing: 0,
             chains: vec![Vec::new(); BUCKETS],
         },
@@ -260,13 +260,14 @@ fn close(
                 .edge(request.az)
                 .is_none_or(|plan| plan >= closing)
         {
-            (table.confirmed, table.heard) = (closing, request.ownership.last_report_number());
+            (table.confirmed, table.reports_received) =
+                (closing, request.ownership.last_report_number());
         }
     }
     // Only a scan after the confirmation proves that no later SYN reached the member.
     let owns_none = |member: &ReplicaNumber| match report(*member) {
         Some(report) => {
-            report.scanned_after >= table.heard
+            report.scanned_after >= table.reports_received
                 && report
                     .owned
                     .get(&request.service)

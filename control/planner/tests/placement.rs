@@ -9,7 +9,7 @@ use canal_model::fleet::{Demands, Fleet, OwnerReport, Ownership, Placement, Repl
 use canal_model::ids::{AzName, BackendName, ServiceId};
 use canal_model::plan::{Plan, PlannedService, UnmetConstraint};
 use canal_planner::{placement, plan};
-use canal_timing::judge_time;
+use canal_timing::assert_time;
 use proptest::prelude::*;
 
 fn fleet(backends: &[&str]) -> Fleet {
@@ -40,13 +40,13 @@ fn demands(services: u32) -> Demands {
     }
 }
 
-fn place(
+fn placements_and_notes(
     fleet: &Fleet,
     demands: &Demands,
     placed_before: &BTreeMap<ServiceId, Placement>,
 ) -> (BTreeMap<ServiceId, Placement>, Vec<UnmetConstraint>) {
     let mut notes = Vec::new();
-    let placements = placement::place(
+    let placements = placement::decide_placements(
         fleet,
         demands,
         &placed_before
@@ -87,7 +87,8 @@ fn missing_capacity_is_reported_by_name() {
         (&["a1", "a2", "b1", "b2"], 4, ""),
         (&["a1", "a2", "b1", "b2"], 5, "Shared"),
     ] {
-        let (_, mut notes) = place(&fleet(backends), &demands(services), &BTreeMap::new());
+        let (_, mut notes) =
+            placements_and_notes(&fleet(backends), &demands(services), &BTreeMap::new());
         notes.sort();
         let names: Vec<String> = notes
             .iter()
@@ -113,7 +114,7 @@ fn a_tenant_chooses_its_home() {
     let mut demands = demands(3);
     demands.services.get_mut(&id(2)).unwrap().home = Some(az("b"));
     demands.services.get_mut(&id(3)).unwrap().home = Some(az("c"));
-    let (placements, notes) = place(&fleet, &demands, &BTreeMap::new());
+    let (placements, notes) = placements_and_notes(&fleet, &demands, &BTreeMap::new());
     assert_eq!(placements[&id(2)].home, az("b"));
     assert!(
         matches!(&notes[..], [UnmetConstraint::HomeUnknown { az: unknown, .. }] if *unknown == az("c")),
@@ -122,7 +123,7 @@ fn a_tenant_chooses_its_home() {
     let home = placements[&id(1)].home.clone();
     let other = if home == az("a") { az("b") } else { az("a") };
     demands.services.get_mut(&id(1)).unwrap().home = Some(other.clone());
-    let (moved, _) = place(&fleet, &demands, &placements);
+    let (moved, _) = placements_and_notes(&fleet, &demands, &placements);
     assert_eq!(moved[&id(1)].home, other);
     assert_eq!((moved[&id(1)].at_home(), moved[&id(1)].away()), (2, 1));
     assert_eq!(moved[&id(2)], placements[&id(2)]);
@@ -132,11 +133,11 @@ fn a_tenant_chooses_its_home() {
 fn a_lost_backend_moves_only_its_services_and_only_once() {
     let demands = demands(1000);
     let mut fleet = wide(&["a", "b"], 20);
-    let (before, notes) = place(&fleet, &demands, &BTreeMap::new());
+    let (before, notes) = placements_and_notes(&fleet, &demands, &BTreeMap::new());
     assert_eq!(notes, []);
     let lost: BackendName = "a007".parse().unwrap();
     fleet.backends.remove(&lost);
-    let (after, notes) = place(&fleet, &demands, &before);
+    let (after, notes) = placements_and_notes(&fleet, &demands, &before);
     assert_eq!(notes, []);
     let mut exchanged = 0;
     for (id, placement) in &before {
@@ -152,7 +153,7 @@ fn a_lost_backend_moves_only_its_services_and_only_once() {
     assert_eq!(exchanged, 0);
     fleet.backends.insert(lost, az("a"));
     assert_eq!(
-        place(&fleet, &demands, &after).0,
+        placements_and_notes(&fleet, &demands, &after).0,
         after,
         "one that comes back takes nobody away"
     );
@@ -161,7 +162,7 @@ fn a_lost_backend_moves_only_its_services_and_only_once() {
 #[test]
 fn load_is_even_and_homes_as_well() {
     let demands = demands(1000);
-    let (placements, _) = place(&wide(&["a", "b"], 20), &demands, &BTreeMap::new());
+    let (placements, _) = placements_and_notes(&wide(&["a", "b"], 20), &demands, &BTreeMap::new());
     let loads = loads(&demands, &placements);
     let (least, most) = (loads.values().min().unwrap(), loads.values().max().unwrap());
     // The bound is twice the weight of the heaviest service, at a mean of 187.
@@ -185,8 +186,8 @@ fn large_fleets_are_planned_in_time() {
     ] {
         let (fleet, demands) = (wide(&["a", "b"], each), demands(services));
         let start = Instant::now();
-        let (placements, notes) = place(&fleet, &demands, &BTreeMap::new());
-        judge_time(
+        let (placements, notes) = placements_and_notes(&fleet, &demands, &BTreeMap::new());
+        assert_time(
             &format!("time to place {services} services"),
             start.elapsed(),
             bound,

@@ -153,7 +153,8 @@ fn a_scan_from_before_the_confirmation_proves_nothing_however_late_its_report_is
         "{chain:?}"
     );
     tier.edges.values_mut().for_each(|has| *has = newest);
-    AZS.iter().for_each(|name| tier.hear_edge(az(name)));
+    AZS.iter()
+        .for_each(|name| tier.deliver_edge_report(az(name)));
     let prompt: Vec<_> = tier
         .replicas
         .keys()
@@ -163,7 +164,7 @@ fn a_scan_from_before_the_confirmation_proves_nothing_however_late_its_report_is
     for replica in prompt {
         tier.has.insert(replica, newest);
         tier.scan(replica);
-        tier.hear(replica);
+        tier.deliver_report(replica);
     }
     tier.scan(old);
     assert_eq!(
@@ -173,9 +174,9 @@ fn a_scan_from_before_the_confirmation_proves_nothing_however_late_its_report_is
     );
     tier.has.insert(late, newest);
     tier.scan(late);
-    tier.hear(late);
+    tier.deliver_report(late);
     tier.plan();
-    tier.hear(old);
+    tier.deliver_report(old);
     tier.plan();
     tier.deliver_all();
     assert_eq!(tier.orphans(), Vec::<&SimSession>::new());

@@ -18,7 +18,7 @@ const ENTRY_BYTES: usize = 32;
 /// The changes that a response lists, and the number of those that do not fit.
 #[derive(Debug, Default)]
 pub(crate) struct ChangeList {
-    listed: Vec<api::Change>,
+    changes: Vec<api::Change>,
     left_out: u64,
     bytes: usize,
     /// True if the changes have texts: unified diffs.
@@ -70,12 +70,12 @@ impl ChangeList {
             return;
         }
         self.bytes += bytes;
-        self.listed.push(change);
+        self.changes.push(change);
     }
 
     /// Returns the listed changes, and the number of further ones.
     pub(crate) fn into_parts(self) -> (Vec<api::Change>, u64) {
-        (self.listed, self.left_out)
+        (self.changes, self.left_out)
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) fn without_unread(text: &str, root: &YamlNode) -> Option<(String, Yam
     let text = lines.concat();
     // Anchors, quoting styles and comments make cutting by lines unsafe, so the new tree is compared with the old one.
     let root_now = tree::parse(&text).ok()?;
-    says_the_same(root, &root_now).then_some((text, root_now))
+    is_equivalent(root, &root_now).then_some((text, root_now))
 }
 
 /// Empties the lines of one entry of a block map. Returns `None` if the entry does not begin a line.
@@ -56,7 +56,7 @@ fn blank(lines: &mut [&str], key: &YamlKey) -> Option<()> {
 }
 
 /// Returns true if the two documents differ only in annotations that no component reads.
-fn says_the_same(before: &YamlNode, after: &YamlNode) -> bool {
+fn is_equivalent(before: &YamlNode, after: &YamlNode) -> bool {
     let of = |root: &YamlNode, keep: &dyn Fn(&str) -> bool| {
         let annotations = root
             .field("metadata")

@@ -219,7 +219,7 @@ impl TenantFileSet {
                 self.files.retain(|name, _| names.contains(name));
                 visit.changed |= self.files.len() != before;
                 for name in &names {
-                    self.look(directory.as_fd(), name, visit);
+                    self.read_if_changed(directory.as_fd(), name, visit);
                 }
             }
         }
@@ -259,7 +259,12 @@ impl TenantFileSet {
     }
 
     /// Reads one file if it changed.
-    fn look(&mut self, directory: BorrowedFd<'_>, name: &str, visit: &mut TenantVisit<'_>) {
+    fn read_if_changed(
+        &mut self,
+        directory: BorrowedFd<'_>,
+        name: &str,
+        visit: &mut TenantVisit<'_>,
+    ) {
         if visit.is_in(&visit.hints.busy, name) {
             visit.is_moving = true;
             return;
@@ -331,7 +336,7 @@ impl FileState {
         let documents: Vec<Arc<Document>> = if is_clean || !self.was_good {
             parsed.documents.into_iter().map(Arc::new).collect()
         } else {
-            diagnostics.push(kept(path, self.documents.len()));
+            diagnostics.push(retention_warning(path, self.documents.len()));
             self.documents.clone()
         };
         self.was_good |= is_clean;
@@ -347,7 +352,7 @@ impl FileState {
     fn refuse(&mut self, path: &Path, stamp: Option<FileFingerprint>, why: &FileReadError) -> bool {
         let mut diagnostics = vec![complaint(path, why.problem.clone(), why.fix)];
         if self.was_good {
-            diagnostics.push(kept(path, self.documents.len()));
+            diagnostics.push(retention_warning(path, self.documents.len()));
         }
         self.stamp = stamp;
         let changed = self.diagnostics != diagnostics;
@@ -391,7 +396,7 @@ fn complaint(path: &Path, problem: String, fix: &str) -> Diagnostic {
     }
 }
 
-fn kept(path: &Path, objects: usize) -> Diagnostic {
+fn retention_warning(path: &Path, objects: usize) -> Diagnostic {
     let problem = format!("the file is broken, so its last good {objects} objects stay in force");
     Diagnostic {
         severity: Severity::Warning,

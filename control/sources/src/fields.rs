@@ -432,10 +432,10 @@ pub(crate) fn classify_field(
         return FieldVerdict::Unknown;
     };
     match entry.harmless {
-        Harmless::When(wanted) if value.is_some_and(|value| says_only(value, wanted)) => {
+        Harmless::When(wanted) if value.is_some_and(|value| has_only_value(value, wanted)) => {
             FieldVerdict::Noise
         }
-        Harmless::Never if value.is_some_and(asks_nothing) => FieldVerdict::Noise,
+        Harmless::Never if value.is_some_and(is_empty_list) => FieldVerdict::Noise,
         Harmless::LeftOut => FieldVerdict::LeftOut {
             problem: entry.problem,
             fix: entry.fix,
@@ -448,11 +448,11 @@ pub(crate) fn classify_field(
 }
 
 /// Returns true for an empty list, which Helm charts write for an unused feature.
-fn asks_nothing(node: &YamlNode) -> bool {
+fn is_empty_list(node: &YamlNode) -> bool {
     matches!(&node.value, YamlValue::List(items) if items.is_empty())
 }
 
-fn says_only(node: &YamlNode, wanted: &str) -> bool {
+fn has_only_value(node: &YamlNode, wanted: &str) -> bool {
     match &node.value {
         YamlValue::Null => true,
         YamlValue::Bool(value) => value.to_string() == wanted,

@@ -21,7 +21,7 @@ pub fn pinpoint(text: &str, start: &SourceLocation, field: &str) -> SourceLocati
         node = next;
         spot = Some(at);
     }
-    spot.map_or_else(|| start.clone(), |at| place(start, at))
+    spot.map_or_else(|| start.clone(), |at| file_location(start, at))
 }
 
 fn follow<'t>(node: &'t YamlNode, step: &OwnedPathStep) -> Option<(&'t YamlNode, Position)> {
@@ -37,7 +37,7 @@ fn follow<'t>(node: &'t YamlNode, step: &OwnedPathStep) -> Option<(&'t YamlNode,
 }
 
 /// Converts a position in a document that begins at `start` into a position in the file.
-pub(crate) fn place(start: &SourceLocation, at: Position) -> SourceLocation {
+pub(crate) fn file_location(start: &SourceLocation, at: Position) -> SourceLocation {
     SourceLocation {
         file: start.file.clone(),
         line: start.line + at.line.saturating_sub(1),

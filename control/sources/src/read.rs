@@ -17,7 +17,7 @@ use crate::fields::{
     FieldVerdict, RenamedField, UnknownKindAction, classify_field, kind_of, renamed_fields,
 };
 use crate::limits::{DOCUMENTS_PER_FILE_MAX, FILE_BYTES_MAX, FINDINGS_PER_DOCUMENT_MAX};
-use crate::locate::place;
+use crate::locate::file_location;
 use crate::split::{DocumentText, split};
 
 /// The objects and diagnostics of one file.
@@ -148,7 +148,7 @@ impl DocumentReader<'_> {
         let written = match tree::parse(&chunk.text) {
             Ok(root) => root,
             Err(syntax) => {
-                let origin = place(&self.origin, syntax.spot);
+                let origin = file_location(&self.origin, syntax.spot);
                 let problem = format!("this is not YAML: {}", syntax.problem);
                 self.diagnostics.push(error(
                     origin,
@@ -177,7 +177,7 @@ impl DocumentReader<'_> {
 
     /// Returns the document's kind, or adds a diagnostic that says why it has none.
     fn kind(&mut self, root: &YamlNode) -> Option<ObjectKind> {
-        let origin = place(&self.origin, root.spot);
+        let origin = file_location(&self.origin, root.spot);
         if !matches!(root.value, YamlValue::Map(_)) {
             let problem = "this is not an object".to_owned();
             self.diagnostics.push(error(
@@ -277,7 +277,7 @@ impl DocumentReader<'_> {
         let decoded: DecodeResult<T> = decode(root, empty);
         let mut found: Vec<Diagnostic> = Vec::new();
         for broken in decoded.broken {
-            let origin = place(&self.origin, broken.spot);
+            let origin = file_location(&self.origin, broken.spot);
             found.push(error(
                 origin,
                 self.key.clone(),
@@ -329,7 +329,7 @@ impl DocumentReader<'_> {
         );
         let fix = format!("write {}", renamed.new_name);
         let diagnostic = error(
-            place(&self.origin, key.spot),
+            file_location(&self.origin, key.spot),
             self.key.clone(),
             &renamed.path.join("."),
             problem,
@@ -347,7 +347,7 @@ impl DocumentReader<'_> {
         value: Option<&YamlNode>,
         unknown: &UnknownField,
     ) -> Option<Diagnostic> {
-        let origin = place(&self.origin, unknown.spot);
+        let origin = file_location(&self.origin, unknown.spot);
         match classify_field(kind, &pattern(&unknown.path), value) {
             FieldVerdict::Noise => None,
             FieldVerdict::LeftOut { problem, fix } => {
@@ -371,7 +371,10 @@ impl DocumentReader<'_> {
                 fix,
             )),
             FieldVerdict::Unknown => {
-                let fix = format!("remove it, or write one of {}", unknown.known.join(", "));
+                let fix = format!(
+                    "remove it, or write one of {}",
+                    unknown.known_fields.join(", ")
+                );
                 Some(error(
                     origin,
                     self.key.clone(),

@@ -95,17 +95,17 @@ struct Pending {
     /// Files that are open for writing, with the time of their first write event.
     busy: BTreeMap<(String, String), Instant>,
     /// A full scan is due because a tenant was added or removed, or events were lost.
-    look: bool,
+    full_scan_due: bool,
 }
 
 impl Pending {
     fn is_empty(&self) -> bool {
-        self.touched.is_empty() && !self.look
+        self.touched.is_empty() && !self.full_scan_due
     }
 
     /// Returns the hints for the next scan and resets what that scan covers.
     fn take(&mut self, now: Instant) -> Hints {
-        self.look = false;
+        self.full_scan_due = false;
         self.busy
             .retain(|_, since| now.duration_since(*since) < BUSY_MAX);
         let touched = std::mem::take(&mut self.touched);
@@ -123,7 +123,7 @@ impl Pending {
     fn note(&mut self, tenant: &str, event: &Event<std::ffi::OsString>, now: Instant) {
         // An event without a file name is about the directory itself, or reports a queue overflow.
         let Some(name) = event.name.as_ref().and_then(|name| name.to_str()) else {
-            self.look = true;
+            self.full_scan_due = true;
             return;
         };
         let file = (tenant.to_owned(), name.to_owned());
@@ -196,7 +196,7 @@ impl InotifyReader {
                 Ok(None) => return false,
                 Ok(Some(Err(error))) => {
                     tracing::warn!(%error, "inotify failed; looking at all files");
-                    self.pending.look = true;
+                    self.pending.full_scan_due = true;
                 }
                 Ok(Some(Ok(event))) => self.note(&event),
             }
@@ -213,7 +213,7 @@ impl InotifyReader {
                 let tenant = tenant.clone();
                 self.pending.note(&tenant, event, Instant::now());
             }
-            Some(None) | None => self.pending.look = true,
+            Some(None) | None => self.pending.full_scan_due = true,
         }
         if event.mask.contains(EventMask::IGNORED) {
             self.tenants.remove(&event.wd);

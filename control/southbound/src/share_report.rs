@@ -36,8 +36,8 @@ pub enum ShareReportError {
     NotADataPlane(String),
     #[error("the report has {bytes} bytes, at most {limit} are taken")]
     Bytes { bytes: usize, limit: usize },
-    #[error("{given} entries in one report, at most {limit} are taken")]
-    Entries { given: usize, limit: usize },
+    #[error("{count} entries in one report, at most {limit} are taken")]
+    Entries { count: usize, limit: usize },
 }
 
 impl ShareReportError {
@@ -88,7 +88,10 @@ impl ShareReport {
             (state.omitted.len(), OMITTED_MAX),
         ] {
             if given > limit {
-                return Err(ShareReportError::Entries { given, limit });
+                return Err(ShareReportError::Entries {
+                    count: given,
+                    limit,
+                });
             }
         }
         let tenant_of = |name: &str| {

@@ -161,7 +161,7 @@ impl StreamTask {
                 }
                 message = inbound.message() => match message {
                     Ok(Some(request)) => {
-                        self.hear(request, &catalog)?;
+                        self.handle_message(request, &catalog)?;
                         // A list of held resources may take several requests.
                         if !opened {
                             opening.as_mut().reset(Instant::now() + OPENING);
@@ -200,7 +200,11 @@ impl StreamTask {
     }
 
     /// Applies a message of the subscriber, and counts it by its kind.
-    fn hear(&mut self, request: DeltaDiscoveryRequest, catalog: &Catalog) -> Result<(), Status> {
+    fn handle_message(
+        &mut self,
+        request: DeltaDiscoveryRequest,
+        catalog: &Catalog,
+    ) -> Result<(), Status> {
         if let Some(node) = request.node.as_ref().filter(|_| !self.node_info_received) {
             self.node_info_received = true;
             self.stream.is_build(&node.user_agent_version);
@@ -239,7 +243,7 @@ impl StreamTask {
             SubscriberMessage::Stale => metrics.count(metrics::ANSWERS_STALE, &[]),
             SubscriberMessage::UnknownType => self.shared.metrics.refuse("unknown_type"),
         }
-        self.stream.heard(
+        self.stream.record_message(
             self.session.progress(),
             self.session.is_waiting(),
             matches!(heard, SubscriberMessage::Nack { .. }),

@@ -58,8 +58,8 @@ pub(crate) enum SubscriberMessage {
 pub(crate) struct SubscriberProgress {
     pub(crate) kinds: [bool; ResourceKind::ALL.len()],
     /// The catalog was compared up to this generation.
-    pub(crate) seen: Generation,
-    pub(crate) wanted: Generation,
+    pub(crate) compared: Generation,
+    pub(crate) target: Generation,
     pub(crate) sent: Generation,
     pub(crate) acked: Generation,
     /// Newest generation of which a resource was sent; other responses only confirm that nothing differs.
@@ -82,7 +82,7 @@ struct Subscription {
     /// Names that the subscriber asked for, each with the bytes that it is charged for it.
     names: BTreeMap<Arc<str>, usize>,
     /// Names that get an answer even if nothing changed.
-    asked: BTreeSet<Arc<str>>,
+    requested: BTreeSet<Arc<str>>,
 }
 
 impl Subscription {
@@ -134,7 +134,7 @@ pub(crate) struct SubscriberStream {
     limits: SessionLimits,
     kinds: [Subscription; ResourceKind::ALL.len()],
     /// Resources that the subscriber holds.
-    held: HeldResources,
+    held_resources: HeldResources,
     /// Names outside the principal's scope that the subscriber listed as held. The next batch removes them.
     out_of_scope: BTreeSet<ResourceId>,
     /// Number of listed names outside the scope that were not counted yet.
@@ -162,8 +162,8 @@ pub(crate) struct SubscriberStream {
     admitted: BTreeSet<ResourceOwner>,
     /// Placement of services when the catalog was last compared.
     placement: Arc<TierPlacement>,
-    seen: Generation,
-    wanted: Generation,
+    compared: Generation,
+    target: Generation,
     sent: Generation,
     acked: Generation,
     content: Generation,
@@ -176,7 +176,7 @@ impl SubscriberStream {
             principal,
             limits,
             kinds: Default::default(),
-            held: HeldResources::default(),
+            held_resources: HeldResources::default(),
             out_of_scope: BTreeSet::new(),
             names_out_of_scope: 0,
             refused: HashMap::new(),
@@ -193,8 +193,8 @@ impl SubscriberStream {
             behind_log: 0,
             admitted: BTreeSet::new(),
             placement: Arc::default(),
-            seen: Generation(0),
-            wanted: Generation(0),
+            compared: Generation(0),
+            target: Generation(0),
             sent: Generation(0),
             acked: Generation(0),
             content: Generation(0),
@@ -214,7 +214,7 @@ impl SubscriberStream {
 
     /// Calls [`SubscriberStream::handle_request`] with an empty catalog, which has none of the names.
     #[cfg(test)]
-    pub(crate) fn hear_alone(
+    pub(crate) fn handle_request_alone(
         &mut self,
         request: DeltaDiscoveryRequest,
     ) -> Result<SubscriberMessage, StreamLimitError> {
@@ -242,7 +242,7 @@ impl SubscriberStream {
                 let url = request.type_url.chars().take(200).collect();
                 self.queue.push_back(PendingResponse {
                     url,
-                    generation: self.seen,
+                    generation: self.compared,
                     items: Vec::new(),
                 });
             } else {
@@ -295,14 +295,14 @@ impl SubscriberStream {
             let key = item.key();
             self.forget_refusal(&key);
             match item.version() {
-                Some(version) => self.held.put(
+                Some(version) => self.held_resources.put(
                     key,
                     HeldResource {
                         version,
                         charged: 0,
                     },
                 ),
-                None => self.held.remove(&key),
+                None => self.held_resources.remove(&key),
             }
         }
     }
@@ -320,7 +320,7 @@ impl SubscriberStream {
         if kind_of(&planned.url).is_err() {
             self.unknown_pending -= 1;
         }
-        if self.seen == Generation(0) {
+        if self.compared == Generation(0) {
             // Only a response to an unknown type precedes the first batch. It must not have generation 0: a receiver never goes back.
             planned.generation = catalog.generation;
         }
@@ -337,7 +337,7 @@ impl SubscriberStream {
     /// Forms the next batch, if the catalog or a subscription changed.
     fn form_batch(&mut self, catalog: &Catalog) {
         let unanswered = self.kinds.iter().any(|k| k.unanswered);
-        if self.seen == catalog.generation && !self.resync && !unanswered {
+        if self.compared == catalog.generation && !self.resync && !unanswered {
             return;
         }
         // Services that moved change the scope of a gateway, though no resource changed.
@@ -345,17 +345,17 @@ impl SubscriberStream {
             && matches!(self.principal, Principal::Gateway { .. });
         self.placement = catalog.placement.clone();
         let items = self.differences(catalog);
-        self.seen = catalog.generation;
+        self.compared = catalog.generation;
         self.resync = false;
         self.plan(items, catalog.generation);
         for k in &mut self.kinds {
-            k.asked.clear();
+            k.requested.clear();
             k.unanswered &= !k.open;
         }
         if self.queue.is_empty() {
             // Nothing differs: the subscriber already holds everything in its scope, except what it refuses.
-            self.sent = self.sent.max(self.wanted);
-            self.settle(self.wanted);
+            self.sent = self.sent.max(self.target);
+            self.settle(self.target);
         }
     }
 
@@ -368,7 +368,7 @@ impl SubscriberStream {
         let owners: BTreeSet<ResourceOwner> = admitted
             .iter()
             .chain(self.admitted.iter())
-            .chain(self.held.owners())
+            .chain(self.held_resources.owners())
             .cloned()
             .collect();
         let mut items = Vec::new();
@@ -380,7 +380,7 @@ impl SubscriberStream {
             // Deltas are not enough if the scope or a subscription changed.
             let whole = self.resync || is_admitted != self.admitted.contains(owner);
             let logged = view.filter(|_| is_admitted && !whole);
-            let keys = match logged.and_then(|v| v.deltas_after(self.seen)) {
+            let keys = match logged.and_then(|v| v.deltas_after(self.compared)) {
                 Some(deltas) => deltas
                     .flat_map(|d| d.touches.iter().map(|t| t.key.clone()))
                     .collect(),
@@ -422,7 +422,7 @@ impl SubscriberStream {
     ) -> BTreeSet<ResourceId> {
         // Manifests are in no catalog; they are compared separately.
         let held = self
-            .held
+            .held_resources
             .of(owner)
             .filter(|(kind, _)| *kind != ResourceKind::Manifest);
         let offered = view.into_iter().flat_map(|v| v.entries.keys());
@@ -445,7 +445,7 @@ impl SubscriberStream {
         if !subscription.covers(&key.1) {
             return None;
         }
-        let asked = subscription.asked.contains(&key.1);
+        let asked = subscription.requested.contains(&key.1);
         let is_visible = |e: &&Arc<EncodedResource>| {
             scope::visible(&e.resource, &self.principal, &self.placement)
         };
@@ -453,11 +453,11 @@ impl SubscriberStream {
             .filter(|_| is_admitted)
             .and_then(|v| v.entries.get(&key))
             .filter(is_visible);
-        let held = self.held.version(owner, &key);
+        let held = self.held_resources.version(owner, &key);
         let refused = self.refused.get(&key).map(|aside| aside.version);
         match (offered, held) {
             (Some(entry), held) => {
-                self.wanted = self.wanted.max(entry.changed);
+                self.target = self.target.max(entry.changed);
                 // The subscriber holds this version, so a refusal of an earlier one is over.
                 if held == Some(entry.version) && !asked {
                     self.forget_refusal(&key);
@@ -471,7 +471,7 @@ impl SubscriberStream {
                 if view.is_some_and(|v| !v.complete) {
                     return None;
                 }
-                self.wanted = self.wanted.max(generation);
+                self.target = self.target.max(generation);
                 // A removal that the subscriber refused is repeated only if it names the resource
                 // again.
                 (refused != Some(None) || asked).then_some(Item::Remove(key))
@@ -487,10 +487,10 @@ impl SubscriberStream {
     /// Returns removals for subscribed names that do not exist, so that the subscriber need not wait for them.
     fn unknown_names(&self, found: &[Item]) -> Vec<Item> {
         let answered: BTreeSet<ResourceId> = found.iter().map(Item::key).collect();
-        let is_held = |key: &ResourceId| self.held.version(&owner_of(key), key).is_some();
+        let is_held = |key: &ResourceId| self.held_resources.version(&owner_of(key), key).is_some();
         let asked = ResourceKind::ALL.into_iter().flat_map(|kind| {
             self.kinds[kind as usize]
-                .asked
+                .requested
                 .iter()
                 .map(move |n| (kind, n.clone()))
         });
@@ -579,8 +579,8 @@ impl SubscriberStream {
         let kinds = std::array::from_fn(|i| self.kinds[i].open);
         SubscriberProgress {
             kinds,
-            seen: self.seen,
-            wanted: self.wanted,
+            compared: self.compared,
+            target: self.target,
             sent: self.sent,
             acked: self.acked,
             content: self.content,
@@ -590,7 +590,7 @@ impl SubscriberStream {
             } else {
                 self.last_nack.clone()
             },
-            resources: self.held.count(),
+            resources: self.held_resources.count(),
         }
     }
 }

@@ -87,9 +87,9 @@ impl SubscriberRecord {
     fn whole(&self) -> Generation {
         let p = &self.progress;
         let is_whole =
-            !p.refusals.contains_key(&None) && p.acked >= p.wanted && self.unacked_since.is_none();
+            !p.refusals.contains_key(&None) && p.acked >= p.target && self.unacked_since.is_none();
         // Nothing in scope is outstanding, so generations out of scope count as acknowledged too.
-        if is_whole { p.seen } else { p.acked }
+        if is_whole { p.compared } else { p.acked }
     }
 }
 
@@ -175,7 +175,7 @@ impl Subscribers {
     }
 
     /// Returns what a data plane has acknowledged.
-    pub fn known(&self, principal: &Principal) -> DeliveryProgress {
+    pub fn delivery_progress(&self, principal: &Principal) -> DeliveryProgress {
         let inner = self.lock();
         let Some(record) = inner.records.get(principal) else {
             return DeliveryProgress::default();
@@ -246,7 +246,7 @@ impl Subscribers {
             *s.connected.entry(principal_name(principal)).or_insert(0) += 1;
             s.converged += u64::from(
                 r.progress.nack.is_empty()
-                    && r.progress.acked >= wanted(principal, &r.progress, catalog),
+                    && r.progress.acked >= wanted_generation(principal, &r.progress, catalog),
             );
             s.standing += u64::from(
                 r.refused_since
@@ -270,7 +270,7 @@ impl Subscribers {
             .records
             .iter()
             .filter(|(p, _)| visible(p))
-            .map(|(p, r)| shown(p, r, catalog))
+            .map(|(p, r)| api_subscriber(p, r, catalog))
             .collect()
     }
 
@@ -300,7 +300,7 @@ impl Subscribers {
             api::Subscriber {
                 nack: refusal_text(&own),
                 generation_acked: acked,
-                ..shown(principal, record, catalog)
+                ..api_subscriber(principal, record, catalog)
             }
         };
         inner
@@ -352,7 +352,12 @@ impl OpenStream {
     }
 
     /// Records that a message arrived.
-    pub(crate) fn heard(&self, progress: SubscriberProgress, is_waiting: bool, is_nack: bool) {
+    pub(crate) fn record_message(
+        &self,
+        progress: SubscriberProgress,
+        is_waiting: bool,
+        is_nack: bool,
+    ) {
         self.update(|r| {
             r.last_seen_ms = now_ms();
             r.nacks += u64::from(is_nack);
@@ -441,14 +446,18 @@ impl Drop for OpenStream {
 }
 
 /// Returns the newest generation in the scope of a subscriber, even if its stream was not compared with it yet or is closed.
-fn wanted(principal: &Principal, progress: &SubscriberProgress, catalog: &Catalog) -> Generation {
-    let newer = catalog.newest_in_scope(principal, &progress.kinds, progress.seen);
-    newer.map_or(progress.wanted, |g| g.max(progress.wanted))
+fn wanted_generation(
+    principal: &Principal,
+    progress: &SubscriberProgress,
+    catalog: &Catalog,
+) -> Generation {
+    let newer = catalog.newest_in_scope(principal, &progress.kinds, progress.compared);
+    newer.map_or(progress.target, |g| g.max(progress.target))
 }
 
 /// Formats the refusals of some tenants as one line.
 fn refusal_text(of: &[(&ResourceOwner, &TenantRefusals)]) -> String {
-    let all = of.iter().flat_map(|(_, r)| &r.shown);
+    let all = of.iter().flat_map(|(_, r)| &r.examples);
     let one =
         |((kind, name), why): &(ResourceId, String)| format!("{} {name}: {why}", kind.label());
     let mut text = all
@@ -468,7 +477,11 @@ fn refusal_text(of: &[(&ResourceOwner, &TenantRefusals)]) -> String {
 }
 
 /// Converts a subscriber's record to its form in the API. The acknowledged generation is that of the tenant furthest behind.
-fn shown(principal: &Principal, r: &SubscriberRecord, catalog: &Catalog) -> api::Subscriber {
+fn api_subscriber(
+    principal: &Principal,
+    r: &SubscriberRecord,
+    catalog: &Catalog,
+) -> api::Subscriber {
     let (name, tenant, az) = match principal {
         Principal::Node { name, tenant, az } => {
             (name.to_string(), tenant.to_string(), az.to_string())
@@ -488,7 +501,7 @@ fn shown(principal: &Principal, r: &SubscriberRecord, catalog: &Catalog) -> api:
         tenant,
         az,
         connected: !r.streams.is_empty(),
-        generation_wanted: wanted(principal, &r.progress, catalog).0,
+        generation_wanted: wanted_generation(principal, &r.progress, catalog).0,
         generation_sent: r.progress.sent.0,
         generation_acked: r
             .progress

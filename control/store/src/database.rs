@@ -89,7 +89,7 @@ pub(crate) struct Inner {
     sequence: u64,
     /// Highest generation reserved on disk.
     reserved: u64,
-    given: u64,
+    issued_generation: u64,
     doubt: Option<UnconfirmedCommit>,
 }
 
@@ -150,7 +150,7 @@ impl Store {
             ids: loaded.ids,
             sequence: loaded.sequence,
             reserved: loaded.generation,
-            given: loaded.generation,
+            issued_generation: loaded.generation,
             doubt: None,
         };
         Ok(Self {
@@ -189,7 +189,7 @@ impl Store {
     /// Returns [`StoreError::Disk`] or [`StoreError::Damaged`].
     pub fn for_each_object(&self, mut visit: impl FnMut(StoredObject)) -> Result<(), StoreError> {
         let mut inner = self.lock();
-        let database = self.opened(&mut inner)?;
+        let database = self.ensure_open(&mut inner)?;
         let mut read = || -> Result<(), redb::Error> {
             let table = database.begin_read()?.open_table(OBJECTS)?;
             for entry in table.iter()? {
@@ -207,7 +207,7 @@ impl Store {
     /// Returns [`StoreError::Disk`] or [`StoreError::Damaged`].
     pub fn object_keys(&self, tenant: &TenantName) -> Result<Vec<StoredObjectKey>, StoreError> {
         let mut inner = self.lock();
-        let database = self.opened(&mut inner)?;
+        let database = self.ensure_open(&mut inner)?;
         let read = || -> Result<Vec<StoredObjectKey>, redb::Error> {
             let table = database.begin_read()?.open_table(OBJECTS)?;
             let mut out = Vec::new();
@@ -269,7 +269,7 @@ impl Store {
             *n = n.saturating_add_signed(by);
         }
         inner.reserved = inner.reserved.max(generation.0);
-        inner.given = inner.given.max(generation.0);
+        inner.issued_generation = inner.issued_generation.max(generation.0);
         Ok(())
     }
 
@@ -300,9 +300,9 @@ impl Store {
     /// Returns [`StoreError::Disk`] if the reserve is used up and no further generations can be reserved on disk.
     pub fn next_generation(&self) -> Result<Generation, StoreError> {
         let mut inner = self.lock();
-        let left = inner.reserved.saturating_sub(inner.given);
+        let left = inner.reserved.saturating_sub(inner.issued_generation);
         if left <= GENERATIONS_RESERVED / 2 {
-            let target = inner.given + GENERATIONS_RESERVED;
+            let target = inner.issued_generation + GENERATIONS_RESERVED;
             match self.transact(&mut inner, |tx| {
                 tx.open_table(COUNTERS)?
                     .insert(COUNTER_GENERATION, target)?;
@@ -316,13 +316,13 @@ impl Store {
                 }
             }
         }
-        inner.given += 1;
-        Ok(Generation(inner.given))
+        inner.issued_generation += 1;
+        Ok(Generation(inner.issued_generation))
     }
 
     /// Returns the newest generation given out.
     pub fn generation(&self) -> Generation {
-        Generation(self.lock().given)
+        Generation(self.lock().issued_generation)
     }
 
     /// Returns the tenants that were admitted and not forgotten, oldest first. If two tenants claim the same resource, the older one has
@@ -332,7 +332,7 @@ impl Store {
     /// Returns [`StoreError::Disk`] or [`StoreError::Damaged`].
     pub fn tenants(&self) -> Result<Vec<TenantName>, StoreError> {
         let mut inner = self.lock();
-        let database = self.opened(&mut inner)?;
+        let database = self.ensure_open(&mut inner)?;
         let read = || -> Result<Vec<(u64, TenantName)>, redb::Error> {
             let table = database.begin_read()?.open_table(TENANTS)?;
             let mut out = Vec::new();
@@ -355,7 +355,7 @@ impl Store {
     /// Returns [`StoreError::Disk`] or [`StoreError::Damaged`].
     pub fn has_files(&self, tenant: &TenantName) -> Result<bool, StoreError> {
         let mut inner = self.lock();
-        let database = self.opened(&mut inner)?;
+        let database = self.ensure_open(&mut inner)?;
         let read = || -> Result<bool, redb::Error> {
             let row = database
                 .begin_read()?
@@ -412,7 +412,7 @@ impl Store {
         now: u64,
     ) -> Result<BTreeMap<ServiceKey, ServiceId>, StoreError> {
         let mut inner = self.lock();
-        self.opened(&mut inner)?;
+        self.ensure_open(&mut inner)?;
         let allocation = self.allocation(&inner.ids, services, now)?;
         if !allocation.is_empty() {
             self.transact(&mut inner, |tx| {
@@ -456,7 +456,7 @@ impl Store {
         now: u64,
     ) -> Result<BTreeMap<ServiceKey, ServiceId>, StoreError> {
         let mut inner = self.lock();
-        self.opened(&mut inner)?;
+        self.ensure_open(&mut inner)?;
         let fresh = self.allocation(&inner.ids, services, now)?.bound;
         let held = services
             .iter()
@@ -501,7 +501,7 @@ impl Store {
         now: u64,
     ) -> Result<usize, StoreError> {
         let mut inner = self.lock();
-        self.opened(&mut inner)?;
+        self.ensure_open(&mut inner)?;
         let gone: Vec<(ServiceKey, ServiceId)> = inner
             .ids
             .bindings
@@ -538,7 +538,7 @@ impl Store {
     /// Returns [`StoreError::Disk`].
     pub fn settle(&self) -> Result<(), StoreError> {
         let mut inner = self.lock();
-        let given = inner.given;
+        let given = inner.issued_generation;
         self.transact(&mut inner, |tx| {
             tx.open_table(COUNTERS)?.insert(COUNTER_GENERATION, given)?;
             Ok(TransactionOutcome::Commit { before: Vec::new() })
@@ -550,7 +550,7 @@ impl Store {
     /// Compacts the file, which removes its unused pages.
     pub(crate) fn compact(&self) -> Result<(), StoreError> {
         let mut inner = self.lock();
-        self.opened(&mut inner)?;
+        self.ensure_open(&mut inner)?;
         match inner.database.as_mut().map(Database::compact) {
             Some(Err(e)) => Err(StoreError::from_redb(&self.path, e.into())),
             _ => Ok(()),
@@ -568,7 +568,7 @@ impl Store {
     }
 
     /// Returns the open database. After a disk error it opens the file again and rolls back a commit that was reported as failed.
-    pub(crate) fn opened<'a>(&self, inner: &'a mut Inner) -> Result<&'a Database, StoreError> {
+    pub(crate) fn ensure_open<'a>(&self, inner: &'a mut Inner) -> Result<&'a Database, StoreError> {
         if inner.database.is_none() {
             let (database, mut loaded) = open_database(&self.path)?;
             // The file may have been replaced while it was closed. Numbers of another store do not match this process's state.
@@ -611,10 +611,10 @@ impl Store {
         f: impl FnOnce(&WriteTransaction) -> Result<TransactionOutcome, redb::Error>,
     ) -> Result<(), StoreError> {
         let sequence = {
-            self.opened(inner)?;
+            self.ensure_open(inner)?;
             inner.sequence + 1
         };
-        let database = self.opened(inner)?;
+        let database = self.ensure_open(inner)?;
         let mut attempted = Vec::new();
         let run = || -> Result<Option<StoreError>, redb::Error> {
             let mut tx = database.begin_write()?;
@@ -647,7 +647,7 @@ impl Store {
                 let refused = StoreError::from_redb(&self.path, e);
                 tracing::error!(error = %refused, "the store refused a write");
                 // The file is reopened at once: whether the commit landed must be known, and undone, before the next read.
-                let reopened = self.opened(inner).map(|_| ());
+                let reopened = self.ensure_open(inner).map(|_| ());
                 if let Err(e) = reopened {
                     tracing::error!(error = %e, "the store cannot be opened again yet");
                     // A restart must be able to undo the commit too.
@@ -735,7 +735,7 @@ fn decide_counts(
         if *by > 0 && wanted > limit {
             return Err(StoreError::ObjectsPerTenant {
                 tenant: tenant.clone(),
-                wanted,
+                count: wanted,
                 limit,
             });
         }

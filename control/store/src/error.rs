@@ -16,12 +16,12 @@ pub enum StoreError {
     },
     /// The file was written by a newer build.
     #[error(
-        "the store {path} has layout {found}, this build knows {known}; run the build that wrote it, or one that is newer"
+        "the store {path} has layout {layout}, this build knows {newest_known}; run the build that wrote it, or one that is newer"
     )]
     Layout {
         path: PathBuf,
-        found: u64,
-        known: u64,
+        layout: u64,
+        newest_known: u64,
     },
     /// The operating system refused a read or a write.
     #[error(
@@ -33,11 +33,11 @@ pub enum StoreError {
     Damaged { path: PathBuf, why: String },
     /// A tenant has reached its limit of objects.
     #[error(
-        "tenant {tenant} would hold {wanted} objects and may hold {limit}; delete some, or give the controller a larger limit"
+        "tenant {tenant} would hold {count} objects and may hold {limit}; delete some, or give the controller a larger limit"
     )]
     ObjectsPerTenant {
         tenant: TenantName,
-        wanted: usize,
+        count: usize,
         limit: usize,
     },
     /// One object is too large.
@@ -118,8 +118,8 @@ impl StoreError {
             },
             redb::Error::UpgradeRequired(v) => Self::Layout {
                 path,
-                found: v.into(),
-                known: 0,
+                layout: v.into(),
+                newest_known: 0,
             },
             redb::Error::TableTypeMismatch { table, .. } => Self::Damaged {
                 path,

@@ -294,7 +294,7 @@ impl Store {
         f: impl FnOnce(&redb::ReadTransaction) -> Result<T, redb::Error>,
     ) -> Result<T, StoreError> {
         let mut inner = self.lock();
-        let database = self.opened(&mut inner)?;
+        let database = self.ensure_open(&mut inner)?;
         let run = || f(&database.begin_read()?);
         run().map_err(|e| StoreError::from_redb(self.path(), e))
     }

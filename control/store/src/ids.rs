@@ -243,28 +243,28 @@ mod tests {
             IdCase {
                 what: "fresh ids ascend from 1",
                 book: book(&[], 0),
-                wanted: &["a", "b"],
+                services: &["a", "b"],
                 now: 0,
                 bound: Some(&[("a", 1), ("b", 2)]),
             },
             IdCase {
                 what: "a live binding stays",
                 book: book(&[("a", 1, None)], 2),
-                wanted: &["a"],
+                services: &["a"],
                 now: 0,
                 bound: Some(&[]),
             },
             IdCase {
                 what: "a name that returns gets its id back",
                 book: book(&[("a", 1, Some(5))], 2),
-                wanted: &["a"],
+                services: &["a"],
                 now: 6,
                 bound: Some(&[("a", 1)]),
             },
             IdCase {
                 what: "fresh before released",
                 book: book(&[("a", 1, Some(0))], 2),
-                wanted: &["b"],
+                services: &["b"],
                 now: 10 * Q,
                 bound: Some(&[("b", 2)]),
             },
@@ -279,7 +279,7 @@ mod tests {
                     ],
                     5,
                 ),
-                wanted: &["e"],
+                services: &["e"],
                 now: Q + 100,
                 bound: Some(&[("e", 2)]),
             },
@@ -294,7 +294,7 @@ mod tests {
                     ],
                     5,
                 ),
-                wanted: &["e"],
+                services: &["e"],
                 now: Q + 8,
                 bound: None,
             },
@@ -309,7 +309,7 @@ mod tests {
                     ],
                     5,
                 ),
-                wanted: &["e", "a"],
+                services: &["e", "a"],
                 now: 10 * Q,
                 bound: None,
             },
@@ -321,7 +321,7 @@ mod tests {
     struct IdCase {
         what: &'static str,
         book: ServiceIdTable,
-        wanted: &'static [&'static str],
+        services: &'static [&'static str],
         now: u64,
         /// The expected bindings; `None` if the allocation fails.
         bound: Option<&'static [(&'static str, u32)]>,
@@ -331,7 +331,7 @@ mod tests {
     fn allocation() {
         let cases = allocation_cases();
         for c in cases {
-            let wanted: Vec<ServiceKey> = c.wanted.iter().map(|n| key(n)).collect();
+            let wanted: Vec<ServiceKey> = c.services.iter().map(|n| key(n)).collect();
             let got = decide_allocation(&c.book, &wanted, c.now, 4, 4);
             let got = got.ok().map(|a| {
                 a.bound

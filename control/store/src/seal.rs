@@ -114,7 +114,7 @@ impl StoreKey {
     /// # Errors
     /// Returns [`StoreError::Key`] if the key or the context differs, or the bytes are damaged.
     pub fn unseal(&self, bytes: &[u8], place: &str) -> Result<Zeroizing<Vec<u8>>, StoreError> {
-        opened(Some(self), bytes, place)
+        plaintext_key(Some(self), bytes, place)
     }
 }
 
@@ -136,7 +136,7 @@ pub(crate) fn sealed(
 }
 
 /// Returns the plaintext of a stored private key.
-pub(crate) fn opened(
+pub(crate) fn plaintext_key(
     key: Option<&StoreKey>,
     bytes: &[u8],
     place: &str,
@@ -186,7 +186,7 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                opened(key, bytes, place)
+                plaintext_key(key, bytes, place)
                     .ok()
                     .as_ref()
                     .map(|plain| plain.as_slice()),

@@ -10,7 +10,7 @@ use crate::StoredAuthority;
 use crate::database::{Store, TransactionOutcome};
 use crate::error::StoreError;
 use crate::fleet::{json, row};
-use crate::seal::{StoreKey, is_sealed, opened, sealed};
+use crate::seal::{StoreKey, is_sealed, plaintext_key, sealed};
 
 type DomainKey = (&'static str, &'static str);
 type DomainRow = (&'static [u8], &'static str);
@@ -110,7 +110,7 @@ impl Store {
         // The row may contain the key unsealed, so this copy is wiped too.
         let key = zeroize::Zeroizing::new(key);
         Ok(StoredAuthority {
-            key: opened(self.key.as_ref(), &key, &place(name))?,
+            key: plaintext_key(self.key.as_ref(), &key, &domain_text(name))?,
             certificate,
         })
     }
@@ -126,7 +126,7 @@ impl Store {
          -> Result<Option<KeyAndPem>, StoreError> {
             let row = a.as_ref().map(|a| {
                 Ok((
-                    sealed(self.key.as_ref(), &a.key, &place(name))?,
+                    sealed(self.key.as_ref(), &a.key, &domain_text(name))?,
                     a.certificate.clone(),
                 ))
             });
@@ -302,7 +302,7 @@ impl Store {
     }
 }
 
-fn place((tenant, domain): &DomainName) -> String {
+fn domain_text((tenant, domain): &DomainName) -> String {
     format!("{tenant}/{domain}")
 }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use canal_model::ids::{AzName, Generation, ServiceId, ServiceKey, StoreId, TenantName, Vni};
 use canal_model::plan::{Plan, PlannedService};
 use canal_store::{ObjectEdit, Store, StoreLimits, StoredObjectKey};
-use canal_timing::{deadline, judge_time};
+use canal_timing::{assert_time, deadline};
 
 const CHILD: &str = "CANAL_STORE_KILL_CHILD";
 const ROUNDS: u64 = 30;
@@ -194,7 +194,7 @@ fn a_kill_at_any_instant_loses_no_acknowledged_write() {
         acknowledged > ROUNDS,
         "the children wrote too little to prove anything: {acknowledged}"
     );
-    judge_time(
+    assert_time(
         "longest time to open a store after a kill",
         slowest,
         Duration::from_secs(1),

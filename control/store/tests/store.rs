@@ -431,7 +431,7 @@ fn a_newer_layout_is_refused() {
     let Err(e) = Store::open(dir.path(), StoreLimits::default()) else {
         panic!("opened")
     };
-    assert!(matches!(e, StoreError::Layout { found: 7, .. }), "{e}");
+    assert!(matches!(e, StoreError::Layout { layout: 7, .. }), "{e}");
 }
 
 // ---- fleet ----
@@ -455,7 +455,7 @@ fn planned(n: u32, version: u32, heads: &[u32]) -> (ServiceId, PlannedService) {
     let table = PlannedTable {
         version,
         confirmed: version,
-        heard: 5,
+        reports_received: 5,
         closing: 0,
         chains,
     };

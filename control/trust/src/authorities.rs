@@ -122,7 +122,7 @@ pub(crate) struct IssuanceRequest {
 }
 
 impl IssuanceRequest {
-    fn asked(&self) -> CertificateRequest<'_> {
+    fn certificate_request(&self) -> CertificateRequest<'_> {
         let Self {
             csr,
             identity,
@@ -265,7 +265,7 @@ impl TrustAuthorities {
         }
         let folder = locked(&self.folders)
             .as_ref()
-            .and_then(|f| f.held.get(domain).cloned());
+            .and_then(|f| f.folders.get(domain).cloned());
         match (self.externals.get(domain), folder) {
             (Some(external), folder) => {
                 AuthoritySource::External(external.clone(), folder.unwrap_or_default())
@@ -362,7 +362,7 @@ impl TrustAuthorities {
     fn is_blocked(&self, order: &IssuanceRequest) -> bool {
         locked(&self.domains)
             .get(&order.domain())
-            .is_some_and(|d| d.kept.blocked_identities.contains(&order.identity))
+            .is_some_and(|d| d.record.blocked_identities.contains(&order.identity))
     }
 
     /// Issues a certificate. It is in the issuance log before it is returned.
@@ -382,7 +382,7 @@ impl TrustAuthorities {
             ));
         }
         // A holder that requests the same certificate again and again gets short-lived ones.
-        if self.ledger.held(
+        if self.ledger.count_active(
             &order.domain(),
             &order.holder,
             &order.identity.to_string(),
@@ -461,7 +461,7 @@ impl TrustAuthorities {
                     own.ok_or(IssueError::Task)?.signing
                 }
             };
-            Ok(authority.issue(&order.asked(), now_seconds())?)
+            Ok(authority.issue(&order.certificate_request(), now_seconds())?)
         });
         work.await.map_err(|_| IssueError::Task)?
     }
@@ -478,7 +478,7 @@ impl TrustAuthorities {
         let Some(path) = path.filter(|_| !folder.roots.is_empty()) else {
             return Err(IssueError::Files(domain.clone()));
         };
-        let asked = order.asked();
+        let asked = order.certificate_request();
         check_request(&asked)?;
         let done = async {
             let pem = external.sign(&asked, Path::new(&path)).await?;
@@ -644,7 +644,7 @@ impl TrustAuthorities {
         identity: &Identity,
     ) -> Result<String, TrustOperationError> {
         self.change(name, |domain| -> Result<(), TrustOperationError> {
-            if domain.kept.blocked_identities.remove(identity) {
+            if domain.record.blocked_identities.remove(identity) {
                 Ok(())
             } else {
                 Err(DomainError::NotBlocked(identity.to_string()).into())
@@ -657,7 +657,7 @@ impl TrustAuthorities {
     /// Scans the CA folders once, and updates the lists of the trust domains whose folder changed.
     fn look_at_folders(&self, now: u64) {
         let found = match locked(&self.folders).as_mut() {
-            Some(folders) => folders.look(|domain| self.externals.contains_key(domain), now),
+            Some(folders) => folders.scan(|domain| self.externals.contains_key(domain), now),
             None => return,
         };
         let mut changed = BTreeSet::new();

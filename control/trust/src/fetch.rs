@@ -134,7 +134,7 @@ impl FetchClient {
 
     async fn exchange(&self, ask: FetchRequest<'_>) -> Result<FetchResponse, FetchError> {
         let wrong = || FetchError::Uri(ask.uri.to_string());
-        let (host, port) = place(ask.uri).ok_or_else(wrong)?;
+        let (host, port) = host_and_port(ask.uri).ok_or_else(wrong)?;
         // The resolver and `ServerName` take an IPv6 address without brackets.
         let name = host
             .trim_start_matches('[')
@@ -161,7 +161,7 @@ impl FetchClient {
 }
 
 /// Returns the host and port that a URI names; `None` if no request can be sent to it.
-pub(crate) fn place(uri: &Uri) -> Option<(&str, u16)> {
+pub(crate) fn host_and_port(uri: &Uri) -> Option<(&str, u16)> {
     let port = match uri.scheme_str()? {
         "https" => 443,
         "http" => 80,
@@ -251,7 +251,7 @@ mod tests {
             ("https://user:word@a.example/", None),
             ("/x", None),
         ] {
-            assert_eq!(place(&uri.parse().unwrap()), want, "{uri}");
+            assert_eq!(host_and_port(&uri.parse().unwrap()), want, "{uri}");
         }
     }
 
@@ -312,7 +312,7 @@ mod tests {
             ("silence", String::new(), Err("timeout")),
         ];
         let client = FetchClient::new(b"").unwrap();
-        fn ask(uri: &Uri) -> FetchRequest<'_> {
+        fn get_request(uri: &Uri) -> FetchRequest<'_> {
             let (method, headers, body) = (Method::GET, Vec::new(), Bytes::new());
             FetchRequest {
                 method,
@@ -327,7 +327,7 @@ mod tests {
             let uri: Uri = format!("http://{}/keys", server(text).await)
                 .parse()
                 .unwrap();
-            match (client.send(ask(&uri)).await, want) {
+            match (client.send(get_request(&uri)).await, want) {
                 (Ok(got), Ok("64")) => assert_eq!(got.body.len(), 64, "{what}"),
                 (Ok(got), Ok(body)) => assert_eq!(&got.body[..], body.as_bytes(), "{what}"),
                 (Err(e), Err(name)) => assert_eq!(e.name(), name, "{what}: {e}"),
@@ -342,7 +342,7 @@ mod tests {
         ] {
             let uri: Uri = uri.parse().unwrap();
             assert_eq!(
-                client.send(ask(&uri)).await.unwrap_err().name(),
+                client.send(get_request(&uri)).await.unwrap_err().name(),
                 name,
                 "{uri}"
             );

@@ -20,7 +20,7 @@ use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::fetch::{FetchClient, FetchError, FetchRequest, FetchResponse, place};
+use crate::fetch::{FetchClient, FetchError, FetchRequest, FetchResponse, host_and_port};
 
 /// Maximum bytes of a key set.
 pub const JWKS_BYTES_MAX: usize = 256 << 10;
@@ -92,7 +92,7 @@ impl AllowedHost {
         } else {
             80
         };
-        place(uri).is_some_and(|(host, port)| {
+        host_and_port(uri).is_some_and(|(host, port)| {
             host.eq_ignore_ascii_case(&self.host) && port == self.port.unwrap_or(default)
         })
     }
@@ -186,7 +186,7 @@ fn decide_places<'a>(
 /// The URI has another form, or its host is not on the list.
 fn decide_uri(uri: &str, hosts: &[AllowedHost]) -> Result<Uri, JwksError> {
     let parsed: Uri = uri.parse().map_err(|_| FetchError::Uri(uri.into()))?;
-    let (host, port) = place(&parsed).ok_or_else(|| FetchError::Uri(uri.into()))?;
+    let (host, port) = host_and_port(&parsed).ok_or_else(|| FetchError::Uri(uri.into()))?;
     if hosts.iter().any(|h| h.allows(&parsed)) {
         Ok(parsed)
     } else {
@@ -325,11 +325,11 @@ pub async fn follow(context: JwksContext, origin: JwksSource, had: BTreeSet<Jwks
         context,
         origin,
         had,
-        known: BTreeMap::new(),
+        entries: BTreeMap::new(),
         tasks: JoinSet::new(),
     };
     loop {
-        fetcher.look();
+        fetcher.follow_catalog();
         tokio::select! {
             () = tokio::time::sleep(DUE_CHECK_INTERVAL) => {}
             Some(done) = fetcher.tasks.join_next() => match done {
@@ -346,13 +346,13 @@ struct Fetcher {
     origin: JwksSource,
     /// Key sets that the store had at the start of the controller.
     had: BTreeSet<JwksRef>,
-    known: BTreeMap<JwksRef, JwksEntry>,
+    entries: BTreeMap<JwksRef, JwksEntry>,
     tasks: JoinSet<(JwksRef, Result<JwksFetch, JwksError>)>,
 }
 
 impl Fetcher {
     /// Follows the catalog: forgets key sets that no tenant needs any more, and starts the fetches that are due.
-    fn look(&mut self) {
+    fn follow_catalog(&mut self) {
         let catalog = self.context.catalog.borrow().clone();
         let now = Instant::now();
         let wanted = decide_places(
@@ -366,19 +366,19 @@ impl Fetcher {
             |tenant: &TenantName| catalog.tenants.get(tenant).is_none_or(|view| view.complete);
         let gone = |place: &&JwksRef| !wanted.contains_key(*place) && is_certain(&place.0);
         let gone: BTreeSet<JwksRef> = self
-            .known
+            .entries
             .keys()
             .chain(&self.had)
             .filter(gone)
             .cloned()
             .collect();
         for place in gone {
-            self.known.remove(&place);
+            self.entries.remove(&place);
             self.had.remove(&place);
             self.keep(&place, None);
         }
         let mut under_way: BTreeMap<TenantName, usize> = BTreeMap::new();
-        for (place, _) in self.known.iter().filter(|(_, known)| known.under_way) {
+        for (place, _) in self.entries.iter().filter(|(_, known)| known.under_way) {
             *under_way.entry(place.0.clone()).or_default() += 1;
         }
         for (place, is_over) in wanted {
@@ -391,7 +391,7 @@ impl Fetcher {
                 fault: None,
                 under_way: false,
             };
-            let known = self.known.entry(place.clone()).or_insert_with(fresh);
+            let known = self.entries.entry(place.clone()).or_insert_with(fresh);
             let of_tenant = under_way.entry(place.0.clone()).or_default();
             let is_full =
                 self.tasks.len() >= JWKS_FETCHES_MAX || *of_tenant >= JWKS_FETCHES_PER_TENANT_MAX;
@@ -424,7 +424,7 @@ impl Fetcher {
             &[("tenant", place.0.as_str()), ("outcome", outcome)],
         );
         let refresh = self.origin.options.refresh;
-        let Some(known) = self.known.get_mut(&place) else {
+        let Some(known) = self.entries.get_mut(&place) else {
             return;
         };
         known.under_way = false;

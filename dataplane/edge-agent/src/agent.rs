@@ -88,7 +88,7 @@ fn start<T>(what: &'static str, r: std::io::Result<T>) -> Result<T, EdgeError> {
 /// State that all tasks share.
 #[derive(Clone)]
 struct AgentShared {
-    keeper: Arc<Mutex<MapReconciler<KernelMaps>>>,
+    reconciler: Arc<Mutex<MapReconciler<KernelMaps>>>,
     counts: EdgeCounters,
     /// Count of new findings. A change triggers a report.
     news: Arc<watch::Sender<u64>>,
@@ -96,9 +96,11 @@ struct AgentShared {
 }
 
 impl AgentShared {
-    fn keeper(&self) -> MutexGuard<'_, MapReconciler<KernelMaps>> {
+    fn reconciler(&self) -> MutexGuard<'_, MapReconciler<KernelMaps>> {
         // The reconciler's state is consistent between its calls, so a panic elsewhere does not harm it.
-        self.keeper.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reconciler
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn show_replicas(&self, targets: &BTreeMap<ProbeTarget, bool>) {
@@ -108,7 +110,7 @@ impl AgentShared {
 
     /// Handles a new state: updates the prober's targets, and attaches the program if it waited for a first state.
     fn on_state(&self) {
-        let mut keeper = self.keeper();
+        let mut keeper = self.reconciler();
         let targets = keeper.targets().clone();
         if keeper.standing().has_state && !keeper.tables().is_live() {
             // The maps are filled now, so replacing an earlier process's program loses no information.
@@ -134,8 +136,8 @@ impl ProbeListener for AgentShared {
     fn on_probe(&self, target: &ProbeTarget, outcome: ProbeOutcome, changed: Option<bool>) {
         self.counts.probe(outcome.name());
         let Some(up) = changed else { return };
-        let mut keeper = self.keeper();
-        if !keeper.found(target, up) {
+        let mut keeper = self.reconciler();
+        if !keeper.record_probe_result(target, up) {
             return;
         }
         let targets = keeper.targets().clone();
@@ -166,7 +168,7 @@ struct EdgeReporter {
 impl EdgeReporter {
     /// Returns the report to send now, or `None` if this edge forwards nothing; it then sends no report at all.
     fn state(&self) -> Option<EdgeReportRequest> {
-        let mut keeper = self.shared.keeper();
+        let mut keeper = self.shared.reconciler();
         let forwards = keeper.standing().has_state && keeper.tables().is_attached();
         let seen = keeper
             .targets()
@@ -179,13 +181,13 @@ impl EdgeReporter {
         let queries = self.queries.lock().unwrap_or_else(PoisonError::into_inner);
         let paths = queries
             .iter()
-            .filter_map(|query| decide_path(keeper.content(), &self.config.place, query))
+            .filter_map(|query| decide_path(keeper.content(), &self.config.device, query))
             .collect();
         drop((keeper, queries));
         forwards.then(|| EdgeReportRequest {
             az: self.config.az.to_string(),
             underlay: self.config.underlay.to_string(),
-            anycast: self.config.place.address.to_string(),
+            anycast: self.config.device.address.to_string(),
             tunnels_version: self.tunnels_version.load(Ordering::Relaxed),
             paths,
             generation: self.southbound.borrow().generation,
@@ -220,11 +222,11 @@ impl ReportHandler for EdgeReporter {
 
     fn apply(&self, answer: EdgeReportResponse) -> Result<(), String> {
         let orders = report::read_orders(answer, self.tunnels_version.load(Ordering::Relaxed))?;
-        let mut keeper = self.shared.keeper();
-        keeper.tell_hosts(orders.hosts);
+        let mut keeper = self.shared.reconciler();
+        keeper.set_hosts(orders.hosts);
         if let Some((version, tunnels)) = orders.tunnels {
             // A number of tunnels that the operator configured takes precedence.
-            keeper.tell_tunnels(if self.config.has_own_tunnels {
+            keeper.set_tunnels(if self.config.has_own_tunnels {
                 Tunnels::new()
             } else {
                 tunnels
@@ -263,7 +265,7 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     drop(traffic);
     let board = EdgeDump {
         config: config.clone(),
-        keeper: shared.keeper.clone(),
+        reconciler: shared.reconciler.clone(),
         southbound: subscriber.watch(),
         traffic: watcher,
     };
@@ -297,7 +299,7 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     let guard = tokio::spawn(guard(shared.clone(), whole.watcher()));
     let interfaces = Interfaces {
         bindings: config.interface_bindings.clone(),
-        pin_dir: config.place.pin_dir.clone(),
+        pin_dir: config.device.pin_dir.clone(),
     };
     let interfaces = tokio::spawn(canal_interfaces::run(
         interfaces,
@@ -331,10 +333,10 @@ fn begin(config: &EdgeConfig, registry: &Registry) -> Result<AgentShared, EdgeEr
         .shared(&["canal-edge", env!("CARGO_PKG_VERSION")])
         .set(1);
     let counts = EdgeCounters::new(registry);
-    let mut kernel = KernelMaps::load(&config.place)?;
+    let mut kernel = KernelMaps::load(&config.device)?;
     counts.verified("canal_edge", kernel.verified_instructions()?);
     if !kernel.is_durable() {
-        tracing::warn!(pins = %config.place.pin_dir.display(), "maps go with this process's mount namespace; an agent started again begins with empty ones");
+        tracing::warn!(pins = %config.device.pin_dir.display(), "maps go with this process's mount namespace; an agent started again begins with empty ones");
     }
     if kernel.is_adopted() {
         // The maps have the content of an earlier agent, so the program can forward with them at once.
@@ -345,16 +347,16 @@ fn begin(config: &EdgeConfig, registry: &Registry) -> Result<AgentShared, EdgeEr
     let keeper = MapReconciler::adopt(
         kernel,
         config.az.clone(),
-        config.place.address,
+        config.device.address,
         room,
         counts.clone(),
     );
     let keeper = keeper.map_err(|why| EdgeError::Maps {
-        dir: config.place.pin_dir.clone(),
+        dir: config.device.pin_dir.clone(),
         why,
     })?;
     Ok(AgentShared {
-        keeper: Arc::new(Mutex::new(keeper)),
+        reconciler: Arc::new(Mutex::new(keeper)),
         counts,
         news: Arc::new(watch::channel(0).0),
         targets: Arc::new(watch::channel(BTreeMap::new()).0),
@@ -378,7 +380,7 @@ fn subscribe(
     let apply = move |_: &Update, state: &ResourceState| {
         let resources = KINDS.iter().flat_map(|k| state.of(*k).cloned()).collect();
         // Entries that do not fit stay in the state and take effect when there is space. The controller gets their names in the NACK.
-        let omitted = shared.keeper().set_input(resources);
+        let omitted = shared.reconciler().set_input(resources);
         shared.on_state();
         Ok(omitted
             .iter()
@@ -501,7 +503,7 @@ async fn guard(shared: AgentShared, end: DrainObserver) {
 
 /// Checks and repairs once. With `audits`, all elements are read and compared too. New maps are filled in any case.
 fn look_after(shared: &AgentShared, audits: bool) {
-    let mut keeper = shared.keeper();
+    let mut keeper = shared.reconciler();
     let has_state = keeper.standing().has_state;
     let kernel = keeper.tables();
     let look = ProgramStatus {

@@ -46,7 +46,7 @@ pub struct EdgeDeviceConfig {
 pub struct EdgeConfig {
     pub edge: EdgeName,
     pub az: AzName,
-    pub place: EdgeDeviceConfig,
+    pub device: EdgeDeviceConfig,
     /// The host's own underlay address, the source of its control traffic.
     pub underlay: Ipv4Addr,
     /// The operator configured the number of tunnels, so the numbers that replicas report do not count.

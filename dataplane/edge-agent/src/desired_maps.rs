@@ -315,7 +315,7 @@ pub fn decide_maps(
     let by = MapContext {
         tenants: said.tenants().map(|t| (&t.name, t)).collect(),
         az,
-        room,
+        capacity: room,
         have,
     };
     // A kind whose resources did not change is copied. Tenants count for every kind, because entries depend on their VNIs and shares.
@@ -406,7 +406,7 @@ impl DesiredMaps {
 struct MapContext<'a> {
     tenants: BTreeMap<&'a TenantName, &'a Tenant>,
     az: &'a AzName,
-    room: &'a MapCapacity,
+    capacity: &'a MapCapacity,
     have: &'a EdgeMapContent,
 }
 
@@ -515,7 +515,7 @@ impl MapContext<'_> {
         let part = |key: &(ServiceId, Vni, IpAddr), a: &&'a GatewayAddress| {
             (origin(a), Some(key.2.to_string()))
         };
-        let map = ("canal_addresses", self.room.addresses);
+        let map = ("canal_addresses", self.capacity.addresses);
         self.fit(
             &mut by_service,
             map,
@@ -525,7 +525,7 @@ impl MapContext<'_> {
             &mut maps.left_out,
         );
         let is_held = |id: &ServiceId| have.returns.contains_key(id);
-        let map = ("canal_returns", self.room.services);
+        let map = ("canal_returns", self.capacity.services);
         self.fit(
             &mut returns,
             map,
@@ -555,7 +555,7 @@ impl MapContext<'_> {
                 None,
             )
         };
-        let map = ("canal_tables", self.room.services);
+        let map = ("canal_tables", self.capacity.services);
         self.fit(
             &mut tables,
             map,
@@ -617,7 +617,7 @@ impl MapContext<'_> {
         }
         let part =
             |key: &(Vni, IpNet), n: &&'a Node| (EntryOrigin::node(n), Some(key.1.to_string()));
-        let (have, map) = (self.have, ("canal_prefixes", self.room.prefixes));
+        let (have, map) = (self.have, ("canal_prefixes", self.capacity.prefixes));
         self.fit(
             &mut prefixes,
             map,
@@ -626,7 +626,7 @@ impl MapContext<'_> {
             |n| &n.tenant,
             &mut maps.left_out,
         );
-        let map = ("canal_nodes", self.room.nodes);
+        let map = ("canal_nodes", self.capacity.nodes);
         self.fit(
             &mut nodes,
             map,
@@ -704,9 +704,9 @@ impl MapContext<'_> {
                 is_held: held(host),
             })
             .collect();
-        for host in decide_omitted(self.room.hosts, &demands, |()| usize::MAX).into_keys() {
+        for host in decide_omitted(self.capacity.hosts, &demands, |()| usize::MAX).into_keys() {
             hosts.remove(&host);
-            let reason = OmissionReason::Full(self.room.hosts);
+            let reason = OmissionReason::Full(self.capacity.hosts);
             maps.left_out.insert(OmittedEntry {
                 map: "canal_hosts",
                 name: host.to_string(),

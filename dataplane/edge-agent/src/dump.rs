@@ -17,14 +17,17 @@ const LEFT_OUT_SHOWN: usize = 100;
 /// The sources of the dump and of readiness.
 pub(crate) struct EdgeDump {
     pub(crate) config: EdgeConfig,
-    pub(crate) keeper: Arc<Mutex<MapReconciler<KernelMaps>>>,
+    pub(crate) reconciler: Arc<Mutex<MapReconciler<KernelMaps>>>,
     pub(crate) southbound: watch::Receiver<SubscriptionStatus>,
     pub(crate) traffic: DrainObserver,
 }
 
 impl EdgeDump {
     pub(crate) fn json(&self) -> Value {
-        let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keeper = self
+            .reconciler
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let (attached, pinned) = (keeper.tables().is_attached(), keeper.tables().is_pinned());
         let (content, maps) = (keeper.content(), keeper.maps());
         let replicas: Vec<Value> = maps
@@ -47,7 +50,7 @@ impl EdgeDump {
             "edge": self.config.edge.as_str(),
             "az": self.config.az.as_str(),
             "version": env!("CARGO_PKG_VERSION"),
-            "device": self.config.place,
+            "device": self.config.device,
             "program": {"attached": attached, "pinned": pinned},
             "southbound": *self.southbound.borrow(),
             "pendingEntries": keeper.standing().pending_entries,
@@ -71,11 +74,14 @@ impl EdgeDump {
                 "no southbound state yet, neither from the controller nor from a snapshot".into(),
             );
         }
-        let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keeper = self
+            .reconciler
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if !keeper.tables().is_attached() {
             return Err(format!(
                 "the program is not on {}; it is put there again within seconds",
-                self.config.place.device
+                self.config.device.device
             ));
         }
         match keeper.standing().pending_entries {

@@ -36,7 +36,7 @@ const MAPS: [&str; 8] = [
 /// The loaded program with its maps.
 pub struct KernelMaps {
     edge: EdgeProgram,
-    place: EdgeDeviceConfig,
+    device: EdgeDeviceConfig,
     live: bool,
 }
 
@@ -49,7 +49,7 @@ impl KernelMaps {
     pub fn load(place: &EdgeDeviceConfig) -> Result<Self, OffloadError> {
         Ok(Self {
             edge: load(place)?,
-            place: place.clone(),
+            device: place.clone(),
             live: false,
         })
     }
@@ -69,7 +69,7 @@ impl KernelMaps {
     /// # Errors
     /// Returns the [`OffloadError`] if the program cannot be attached.
     pub fn attach(&mut self) -> Result<(), OffloadError> {
-        self.edge.go_live(None, &self.place.device)?;
+        self.edge.go_live(None, &self.device.device)?;
         self.live = true;
         Ok(())
     }
@@ -91,7 +91,7 @@ impl KernelMaps {
     }
 
     fn pins(&self) -> PathBuf {
-        self.place.pin_dir.join(format!("edge-v{ABI}"))
+        self.device.pin_dir.join(format!("edge-v{ABI}"))
     }
 
     /// Loads the program again, with new maps for those whose pins are gone. It does not attach it.
@@ -99,7 +99,7 @@ impl KernelMaps {
     /// # Errors
     /// Returns the [`OffloadError`] if the kernel rejects the program or its maps.
     pub fn reload(&mut self) -> Result<(), OffloadError> {
-        self.edge = load(&self.place)?;
+        self.edge = load(&self.device)?;
         self.live = false;
         Ok(())
     }

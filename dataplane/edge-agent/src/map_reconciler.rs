@@ -53,7 +53,7 @@ pub struct MapReconciler<T> {
     tables: T,
     az: AzName,
     address: Ipv4Addr,
-    room: MapCapacity,
+    capacity: MapCapacity,
     input: ControllerInput,
     maps: DesiredMaps,
     /// The content of the kernel's maps.
@@ -85,7 +85,7 @@ impl<T: MapStore> MapReconciler<T> {
             tables,
             az,
             address,
-            room,
+            capacity: room,
             input,
             maps,
             actual: have,
@@ -111,7 +111,7 @@ impl<T: MapStore> MapReconciler<T> {
             &input,
             &self.az,
             self.address,
-            &self.room,
+            &self.capacity,
             &self.maps,
             &self.actual,
         );
@@ -122,7 +122,7 @@ impl<T: MapStore> MapReconciler<T> {
     }
 
     /// Applies the controller's list of the tier's hosts.
-    pub fn tell_hosts(&mut self, hosts: BTreeSet<Ipv4Addr>) {
+    pub fn set_hosts(&mut self, hosts: BTreeSet<Ipv4Addr>) {
         if self.input.hosts == hosts || !self.standing.has_state {
             // Before the first state there is nothing to decide by; the next report brings the hosts again.
             return;
@@ -132,7 +132,7 @@ impl<T: MapStore> MapReconciler<T> {
             &self.input,
             &self.az,
             self.address,
-            &self.room,
+            &self.capacity,
             &self.maps,
             &self.actual,
         );
@@ -140,7 +140,7 @@ impl<T: MapStore> MapReconciler<T> {
     }
 
     /// Applies the source ports of tunnels to this AZ's replicas.
-    pub fn tell_tunnels(&mut self, tunnels: Tunnels) {
+    pub fn set_tunnels(&mut self, tunnels: Tunnels) {
         if self.input.tunnels.as_ref() == Some(&tunnels) {
             return;
         }
@@ -150,7 +150,7 @@ impl<T: MapStore> MapReconciler<T> {
                 &self.input,
                 &self.az,
                 self.address,
-                &self.room,
+                &self.capacity,
                 &self.maps,
                 &self.actual,
             );
@@ -246,7 +246,7 @@ impl<T: MapStore> MapReconciler<T> {
     }
 
     /// Records a probe result. Returns true if the replica's state changed; the kernel's map is then already updated.
-    pub fn found(&mut self, target: &ProbeTarget, up: bool) -> bool {
+    pub fn record_probe_result(&mut self, target: &ProbeTarget, up: bool) -> bool {
         match self.probe_results.get_mut(target) {
             Some(known) if *known != up => *known = up,
             // The state did not change, or the replica has left meanwhile.

@@ -92,7 +92,7 @@ pub trait ProbeListener: Clone + Send + 'static {
 /// Runs a probe task for each replica.
 pub struct Prober<E> {
     rhythm: ProbeConfig,
-    ear: E,
+    on_result: E,
     tasks: BTreeMap<ProbeTarget, JoinHandle<()>>,
 }
 
@@ -101,7 +101,7 @@ impl<E: ProbeListener> Prober<E> {
     pub fn new(rhythm: ProbeConfig, ear: E) -> Self {
         Self {
             rhythm,
-            ear,
+            on_result: ear,
             tasks: BTreeMap::new(),
         }
     }
@@ -122,7 +122,7 @@ impl<E: ProbeListener> Prober<E> {
                     self.rhythm,
                     target.clone(),
                     ReplicaHealth::new(*up),
-                    self.ear.clone(),
+                    self.on_result.clone(),
                 );
                 self.tasks.insert(target.clone(), tokio::spawn(probing));
             }
@@ -148,25 +148,25 @@ async fn probe<E: ProbeListener>(
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut client = ProbeClient {
         address: SocketAddr::new(target.address.into(), rhythm.port),
-        kept: None,
+        idle_connection: None,
     };
     loop {
         ticks.tick().await;
-        let outcome = ask(&mut client, rhythm.timeout).await;
+        let outcome = probe_once(&mut client, rhythm.timeout).await;
         let before = health.up;
         health = decide_health(health, outcome.on_probe());
         ear.on_probe(&target, outcome, (health.up != before).then_some(health.up));
     }
 }
 
-async fn ask(client: &mut ProbeClient, timeout: Duration) -> ProbeOutcome {
+async fn probe_once(client: &mut ProbeClient, timeout: Duration) -> ProbeOutcome {
     let start = std::time::Instant::now();
-    match tokio::time::timeout(timeout, client.ask()).await {
+    match tokio::time::timeout(timeout, client.send_probe()).await {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(ProbeError::Refused)) => ProbeOutcome::Refused,
         Ok(Err(ProbeError::Other)) => ProbeOutcome::Failed,
         Err(_) => {
-            client.kept = None;
+            client.idle_connection = None;
             // A machine that woke this thread so late may also have delayed the answer.
             if start.elapsed() > timeout + timeout / 2 {
                 ProbeOutcome::Late
@@ -180,7 +180,7 @@ async fn ask(client: &mut ProbeClient, timeout: Duration) -> ProbeOutcome {
 /// HTTP client for one replica's readiness endpoint, with one idle connection.
 struct ProbeClient {
     address: SocketAddr,
-    kept: Option<SendRequest<Empty<Bytes>>>,
+    idle_connection: Option<SendRequest<Empty<Bytes>>>,
 }
 
 enum ProbeError {
@@ -198,10 +198,10 @@ impl From<hyper::Error> for ProbeError {
 const BODY_BYTES_MAX: usize = 4 << 10;
 
 impl ProbeClient {
-    async fn ask(&mut self) -> Result<ProbeOutcome, ProbeError> {
-        if let Some(kept) = self.kept.take()
+    async fn send_probe(&mut self) -> Result<ProbeOutcome, ProbeError> {
+        if let Some(kept) = self.idle_connection.take()
             // The replica may have closed an idle connection normally, so only a failure on a new connection counts.
-            && let Ok(outcome) = self.ask_on(kept).await
+            && let Ok(outcome) = self.send_probe_on(kept).await
         {
             return Ok(outcome);
         }
@@ -214,10 +214,10 @@ impl ProbeClient {
         let (send, connection) = handshake(TokioIo::new(tcp)).await?;
         // This task ends when `send` is dropped.
         tokio::spawn(connection);
-        self.ask_on(send).await
+        self.send_probe_on(send).await
     }
 
-    async fn ask_on(
+    async fn send_probe_on(
         &mut self,
         mut send: SendRequest<Empty<Bytes>>,
     ) -> Result<ProbeOutcome, ProbeError> {
@@ -230,7 +230,7 @@ impl ProbeClient {
         let status = answer.status().as_u16();
         let (body, whole) = read(answer.into_body()).await?;
         if whole {
-            self.kept = Some(send);
+            self.idle_connection = Some(send);
         }
         Ok(decide_outcome(status, &body))
     }

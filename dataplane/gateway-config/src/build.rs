@@ -661,7 +661,7 @@ impl SnapshotBuilder {
             protocol: known_port.map_or(AppProtocol::Detect, |p| p.protocol),
             pool,
             policy_paths,
-            known: known_port.is_some(),
+            exists: known_port.is_some(),
             filters: FilterChain::of_policies(
                 endpoints
                     .iter()

@@ -33,13 +33,13 @@ pub(crate) const VERIFICATIONS_PER_REQUEST_MAX: u32 = 16;
 /// Number of signature verifications that one request has used.
 #[derive(Debug, Default)]
 pub struct VerificationBudget {
-    done: Cell<u32>,
+    used: Cell<u32>,
 }
 
 impl VerificationBudget {
     fn take(&self) -> bool {
-        let done = self.done.get();
-        self.done.set(done + 1);
+        let done = self.used.get();
+        self.used.set(done + 1);
         done < VERIFICATIONS_PER_REQUEST_MAX
     }
 }
@@ -199,10 +199,10 @@ impl JwtRequirements {
         for one in &found {
             let (token, rule) = self.accept(one, (cache, memory), now)?;
             if !rule.forward {
-                one.place.strip(request, changes);
+                one.location.strip(request, changes);
             }
             if first.is_none() {
-                rule.tell(&token, changes);
+                rule.set_claim_headers(&token, changes);
                 first = Some(token);
             }
         }
@@ -221,7 +221,7 @@ impl JwtRequirements {
             && let Some(issuer) = self
                 .rules()
                 .nth(rule)
-                .filter(|issuer| issuer.places.hold(found.place))
+                .filter(|issuer| issuer.places.hold(found.location))
         {
             return Ok((token, issuer));
         }
@@ -232,7 +232,7 @@ impl JwtRequirements {
         let digest = cache.digest(&found.text);
         let mut why = TokenError::Issuer;
         for (n, rule) in self.rules().enumerate() {
-            if rule.name != parsed.issuer() || !rule.places.hold(found.place) {
+            if rule.name != parsed.issuer() || !rule.places.hold(found.location) {
                 continue;
             }
             match parsed.check(rule.keys.as_ref(), &rule.audiences, now, (&digest, memory)) {
@@ -260,7 +260,7 @@ impl JwtRequirements {
 
 impl JwtIssuer {
     /// Sets the headers that describe a valid token to the application.
-    fn tell(&self, token: &Token, changes: &mut RequestMutations) {
+    fn set_claim_headers(&self, token: &Token, changes: &mut RequestMutations) {
         if let Some(name) = &self.payload_header {
             changes.set(name, token.payload.as_bytes());
         }

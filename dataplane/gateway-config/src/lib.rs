@@ -274,7 +274,7 @@ pub struct EndpointSet {
     /// The paths that the endpoints' policies compare.
     pub policy_paths: PolicyPaths,
     /// True if the service and its port exist.
-    pub known: bool,
+    pub exists: bool,
     /// Filters that the endpoints' policies require.
     pub filters: FilterChain,
     pub endpoints: Box<[Endpoint]>,

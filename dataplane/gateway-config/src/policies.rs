@@ -146,7 +146,7 @@ pub struct TenantPolicies {
     authorizations: TargetedPolicies<Authorization>,
     authentications: TargetedPolicies<JwtIssuers>,
     authorizers: HashMap<PolicyKey, Arc<Authorizer>>,
-    made: Arc<PolicyCache>,
+    cache: Arc<PolicyCache>,
     /// Locations of tokens. Collected when a log first reads a published copy; the builder's own copy never collects them.
     token_names: OnceLock<Arc<TokenNames>>,
 }
@@ -260,7 +260,7 @@ impl TenantPolicies {
             .map(|p| Arc::as_ptr(p) as usize)
             .chain(issuers.iter().map(|i| Arc::as_ptr(i) as usize));
         let addresses: Vec<usize> = addresses.collect();
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = made.get(&addresses).and_then(Weak::upgrade) {
             return Some(known);
         }

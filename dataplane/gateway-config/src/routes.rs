@@ -238,7 +238,7 @@ impl ServiceRoutes {
             RouteDecision::Refuse { status, reason } => refuse(status, reason),
             RouteDecision::Split(split) => match pick(split, random) {
                 BackendChoice::Refuse { status, reason } => refuse(status, reason),
-                BackendChoice::Backend { place, .. } => {
+                BackendChoice::Backend { index: place, .. } => {
                     let known = self
                         .targets
                         .get(found.index)
@@ -300,7 +300,7 @@ mod tests {
             specificity: [0; 5],
             created: 0,
             object: String::new(),
-            place: [0, 0],
+            indexes: [0, 0],
         };
         let http = HttpMatch {
             precedence,

@@ -29,7 +29,7 @@ pub fn set_of(endpoints: usize) -> EndpointSet {
         protocol: set.protocol,
         pool: set.pool,
         policy_paths: set.policy_paths,
-        known: true,
+        exists: true,
         filters: set.filters,
         endpoints: set.endpoints.clone(),
     }

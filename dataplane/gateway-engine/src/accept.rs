@@ -152,7 +152,7 @@ pub(crate) async fn run(
             .map(|worker| worker.set_soft_drain(ask))
             .is_some()
     };
-    tokio::task::spawn_local(soft_drain::run(worker.shared.parting.subscribe(), part));
+    tokio::task::spawn_local(soft_drain::run(worker.shared.soft_drain.subscribe(), part));
     let moved = Rc::downgrade(&worker);
     let turn = move |moves: &Moves| moved.upgrade().map(|worker| worker.rebalance(moves));
     tokio::task::spawn_local(rebalance::run(worker.shared.moves.subscribe(), turn));
@@ -270,7 +270,7 @@ fn spawn_connection(
         .shared
         .accepted
         .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    let (open, counted) = (worker.opened(), worker.counts.connections.hold());
+    let (open, counted) = (worker.count_connection(), worker.counts.connections.hold());
     let member = worker.rebalance.enter(client, local, &permit.drain);
     let (worker, door) = (worker.clone(), door.clone());
     // The state of a connection takes several KiB, which tokio would copy ten times.

@@ -102,7 +102,7 @@ impl ExtAuthzGrant {
     }
 
     /// Progress of the ext_authz checks in the policy set at position `n`.
-    fn asked(&self, guards: &DestinationPolicies<'_>, n: usize) -> ExtAuthzProgress {
+    fn progress_of(&self, guards: &DestinationPolicies<'_>, n: usize) -> ExtAuthzProgress {
         match self {
             ExtAuthzGrant::Standing => ExtAuthzProgress::ALL,
             ExtAuthzGrant::Whole(names) if *names == guards.names() => ExtAuthzProgress::ALL,
@@ -267,7 +267,7 @@ fn decide(
         }
         match guard
             .policies
-            .decide_after(&known, consent.asked(guards, n))
+            .decide_after(&known, consent.progress_of(guards, n))
         {
             AuthorizationDecision::Allow => {}
             AuthorizationDecision::CallAuthorizer {

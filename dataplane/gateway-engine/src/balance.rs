@@ -25,7 +25,7 @@ pub(crate) fn endpoint(
     now: Instant,
     mut random: impl FnMut() -> u64,
 ) -> Result<SelectedEndpoint, ProxyError> {
-    if !view.set.known {
+    if !view.set.exists {
         return Err(ProxyError::NoService);
     }
     decide(view, tried, now, &mut random)

@@ -30,10 +30,10 @@ pub struct CloudTierConfig {
 /// Error for a `--plain` value that is not of the form `ADDR:PORT=TENANT/NAMESPACE/SERVICE:PORT`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "plain listener {given:?}: {why}; write ADDRESS:PORT=TENANT/NAMESPACE/SERVICE:PORT, e.g. 127.0.0.1:8080=alpha/default/web:80"
+    "plain listener {text:?}: {why}; write ADDRESS:PORT=TENANT/NAMESPACE/SERVICE:PORT, e.g. 127.0.0.1:8080=alpha/default/web:80"
 )]
 pub struct InvalidPlainListener {
-    given: String,
+    text: String,
     why: String,
 }
 
@@ -41,7 +41,7 @@ impl FromStr for PlainListener {
     type Err = InvalidPlainListener;
     fn from_str(s: &str) -> Result<Self, InvalidPlainListener> {
         let bad = |why: String| InvalidPlainListener {
-            given: s.into(),
+            text: s.into(),
             why,
         };
         let (address, target) = s

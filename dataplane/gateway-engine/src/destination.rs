@@ -194,7 +194,7 @@ impl ResolvedDestination {
             policy_paths: service
                 .map(|(service, _)| service.policy_paths)
                 .unwrap_or_default(),
-            known: true,
+            exists: true,
             filters: FilterChain::of_policies(guard.as_deref()),
             endpoints: [Endpoint {
                 id,

@@ -19,7 +19,7 @@ pub(crate) struct Http1Downstream {
     pub(crate) out: OutHead,
     pub(crate) timer: Timer,
     /// True once the client has half-closed the connection.
-    pub(crate) ended: bool,
+    pub(crate) half_closed: bool,
 }
 
 /// A client's HTTP/2 stream, with the state of its request and response.

@@ -59,7 +59,7 @@ pub struct GatewayEngine {
     shared: Arc<EngineShared>,
     builds: Arc<TableBuilds>,
     workers: Workers,
-    doors: Mutex<ListenerFds>,
+    listeners: Mutex<ListenerFds>,
 }
 
 impl Drop for GatewayEngine {
@@ -112,7 +112,7 @@ impl GatewayEngine {
             dns,
             accepted: AtomicU64::new(0),
             begun: std::time::Instant::now(),
-            parting: tokio::sync::watch::Sender::new(false),
+            soft_drain: tokio::sync::watch::Sender::new(false),
             moves: tokio::sync::watch::Sender::default(),
             registry: registry.clone(),
             config,
@@ -150,7 +150,7 @@ impl GatewayEngine {
             shared,
             builds,
             workers,
-            doors: Mutex::new(doors),
+            listeners: Mutex::new(doors),
         })
     }
 
@@ -177,8 +177,13 @@ impl GatewayEngine {
     }
 
     /// Returns the listeners of a cloud tier replica, for socket steering. Only the first call returns them.
-    pub fn take_doors(&self) -> ListenerFds {
-        std::mem::take(&mut *self.doors.lock().unwrap_or_else(PoisonError::into_inner))
+    pub fn take_listeners(&self) -> ListenerFds {
+        std::mem::take(
+            &mut *self
+                .listeners
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        )
     }
 
     /// Returns the address that accepts plaintext connections inside the tier.
@@ -204,7 +209,7 @@ impl GatewayEngine {
     /// others take over.
     pub fn set_soft_drain(&self, wanted: bool) {
         self.shared
-            .parting
+            .soft_drain
             .send_if_modified(|was| std::mem::replace(was, wanted) != wanted);
     }
 

@@ -361,7 +361,7 @@ pub(crate) async fn hbone(
         permit: permit.clone(),
     });
     let queue = worker.accounts.of(&tenant, &worker.limits).queue.clone();
-    let (trigger, drain) = worker.parting.drain().branch();
+    let (trigger, drain) = worker.soft_drain.drain().branch();
     let phases = drain.watcher();
     let connect = |asked: ConnectResult| {
         // The request was refused and counted by `canal_hbone` already.
@@ -372,7 +372,7 @@ pub(crate) async fn hbone(
         let (queue, carrier) = (queue.clone(), permit.drain.clone());
         // The state of a tunnel takes several KiB, which tokio would copy ten times.
         tokio::task::spawn_local(Box::pin(async move {
-            let _open = worker.opened();
+            let _open = worker.count_connection();
             let _counted = counted;
             Scheduler::run(
                 &queue,

@@ -99,7 +99,7 @@ impl LogFields {
             request_id: field(FieldName::XRequestId),
             forwarded_for: field(FieldName::XForwardedFor),
             route: String::new(),
-            judged: AuthzRecord::default(),
+            authorization: AuthzRecord::default(),
         })
     }
 }
@@ -192,7 +192,7 @@ impl RequestRecord {
     }
 
     /// Returns the name of the client protocol.
-    pub(crate) fn spoken_text(&self) -> &'static str {
+    pub(crate) fn protocol_text(&self) -> &'static str {
         self.spoken.text()
     }
 
@@ -222,7 +222,7 @@ impl RequestRecord {
         FinishedTraffic {
             flag: self.flag,
             detail: &self.detail,
-            judged: self.texts.as_ref().map(|texts| &texts.judged),
+            authorization: self.texts.as_ref().map(|texts| &texts.authorization),
             bytes_in: self.bytes_in,
             bytes_out: self.bytes_out,
             took,
@@ -273,7 +273,7 @@ fn begun<'a>(session: &'a ClientSession, target: &'a RequestTarget) -> FinishedT
         target: target.as_ref().map(|(view, at)| (&**view, *at)),
         flag: ResponseFlag::None,
         detail: "",
-        judged: None,
+        authorization: None,
         bytes_in: 0,
         bytes_out: 0,
         took: Duration::ZERO,
@@ -300,8 +300,8 @@ pub(crate) struct ConnectionRecord {
     worker: Rc<Worker>,
     session: Rc<ClientSession>,
     started: Instant,
-    ended: bool,
-    pub(crate) judged: AuthzRecord,
+    reported: bool,
+    pub(crate) authorization: AuthzRecord,
     /// Detail for the log, in addition to the response flag.
     pub(crate) detail: String,
 }
@@ -312,14 +312,14 @@ impl ConnectionRecord {
             worker: worker.clone(),
             session: session.clone(),
             started: Instant::now(),
-            ended: false,
-            judged: AuthzRecord::default(),
+            reported: false,
+            authorization: AuthzRecord::default(),
             detail: String::new(),
         }
     }
 
     /// Counts an established connection to the endpoint. Returns the counters of its bytes.
-    pub(crate) fn opened(&self, target: &RequestTarget) -> RelayCounters {
+    pub(crate) fn count_opened(&self, target: &RequestTarget) -> RelayCounters {
         self.worker
             .series
             .relay_opened(&begun(&self.session, target))
@@ -327,15 +327,15 @@ impl ConnectionRecord {
 
     /// Ends the record. `bytes` are those from the client and those to it.
     pub(crate) fn end(mut self, target: RequestTarget, flag: ResponseFlag, bytes: (u64, u64)) {
-        self.tell(target, flag, bytes);
+        self.report(target, flag, bytes);
     }
 
-    fn tell(&mut self, target: RequestTarget, flag: ResponseFlag, (received, sent): (u64, u64)) {
-        self.ended = true;
+    fn report(&mut self, target: RequestTarget, flag: ResponseFlag, (received, sent): (u64, u64)) {
+        self.reported = true;
         let finished = FinishedTraffic {
             flag,
             detail: &self.detail,
-            judged: Some(&self.judged),
+            authorization: Some(&self.authorization),
             bytes_in: received,
             bytes_out: sent,
             took: self.started.elapsed(),
@@ -350,8 +350,8 @@ impl ConnectionRecord {
 
 impl Drop for ConnectionRecord {
     fn drop(&mut self) {
-        if !self.ended {
-            self.tell(None, ResponseFlag::Overload, (0, 0));
+        if !self.reported {
+            self.report(None, ResponseFlag::Overload, (0, 0));
         }
     }
 }

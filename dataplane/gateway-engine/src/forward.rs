@@ -64,14 +64,14 @@ fn decide_version(protocol: AppProtocol, client: ClientProtocol) -> ClientProtoc
 
 /// True if the request's connection must belong to its client alone: the service requires it, or the request may upgrade the connection.
 fn is_single(pool: UpstreamPool, info: &RequestInfo) -> bool {
-    pool == UpstreamPool::PerClient || info.asked == RequestKind::Upgrade
+    pool == UpstreamPool::PerClient || info.kind == RequestKind::Upgrade
 }
 
 /// True if the request may go on an idle connection, which the endpoint may close at that moment. A request that could not be repeated then
 /// gets a new connection if it is the client's first: without a mesh it would not meet a close either. A later one could. A request that may
 /// upgrade its connection gets a new one too, which requests no close report (see [`RequestState::open`]).
 fn may_take_idle(info: &RequestInfo, is_answered: bool) -> bool {
-    info.asked != RequestKind::Upgrade && (is_answered || info.is_repeatable())
+    info.kind != RequestKind::Upgrade && (is_answered || info.is_repeatable())
 }
 
 /// Returns the mutations that apply to the request as it is forwarded, if there are any.
@@ -133,15 +133,18 @@ pub(crate) trait HttpDownstream {
 #[derive(Default)]
 pub(crate) struct OpenHead<'h> {
     /// Copy of an HTTP/1.1 head, where the body overwrites the head in the inbox.
-    kept: Option<&'h [u8]>,
+    copy: Option<&'h [u8]>,
     http2: Option<&'h ValidatedHttp2Request>,
 }
 
 /// Result of an exchange of which the client saw at least the response's head.
 pub(crate) enum ExchangeEnd {
-    /// The response is complete. `request_done` means that the request was read to its end as well, `kept` that the response announced an
+    /// The response is complete. `request_done` means that the request was read to its end as well, `keep_alive` that the response announced an
     /// open connection.
-    Complete { request_done: bool, kept: bool },
+    Complete {
+        request_done: bool,
+        keep_alive: bool,
+    },
     /// A 101 response was passed on.
     Upgraded(Option<Box<UpgradedUpstream>>),
     /// The response broke off.
@@ -220,11 +223,15 @@ impl RequestState {
         let (worker, session, to) = (&self.worker, &self.session, selected.address);
         // An ext_authz grant may change the request, so the policies are evaluated again after it.
         loop {
-            let judged = self.record.texts.as_mut().map(|texts| &mut texts.judged);
+            let judged = self
+                .record
+                .texts
+                .as_mut()
+                .map(|texts| &mut texts.authorization);
             match state.decide(worker, session, policies, to, request, judged)? {
                 authorize::AuthorizationStep::Pass => break,
                 authorize::AuthorizationStep::CallAuthorizer(check) => {
-                    let protocol = self.record.spoken_text();
+                    let protocol = self.record.protocol_text();
                     let whole = ext_authz::CheckContext {
                         trial: &state,
                         protocol,
@@ -233,7 +240,7 @@ impl RequestState {
                     let shown = |authorizer: &Authorizer| {
                         ext_authz::request(session, to, request, &whole, authorizer)
                     };
-                    let agreed = Box::pin(ext_authz::ask(worker, session, &check, shown)).await?;
+                    let agreed = Box::pin(ext_authz::check(worker, session, &check, shown)).await?;
                     agreed.apply(request.0, &mut state.changes);
                     state.consent = ExtAuthzGrant::To(check);
                 }
@@ -281,7 +288,8 @@ impl RequestState {
     ) -> Result<UpstreamTransport, ProxyError> {
         if decide_version(routed.view.set.protocol, self.info.spoken) == ClientProtocol::Http2 {
             let metadata = self.tunnel_metadata(routed, selected);
-            let (place, send) = Box::pin(upstream::place(&self.worker, selected, metadata)).await?;
+            let (place, send) =
+                Box::pin(upstream::acquire_stream(&self.worker, selected, metadata)).await?;
             return Ok(UpstreamTransport::Http2(place, send));
         }
         if !opens_connection
@@ -303,8 +311,8 @@ impl RequestState {
         selected: &SelectedEndpoint,
     ) -> Result<UpstreamLease, ProxyError> {
         let mut metadata = self.tunnel_metadata(routed, selected);
-        if self.info.asked != RequestKind::Upgrade {
-            CloseReport::ask(&mut metadata.headers);
+        if self.info.kind != RequestKind::Upgrade {
+            CloseReport::request_report(&mut metadata.headers);
         }
         Box::pin(upstream::open_connection(&self.worker, selected, metadata)).await
     }
@@ -517,7 +525,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         let sent = matches!(back, UpstreamSide::Http2(_)) && is_complete;
         let (front, head) = self.client.exchange();
         let open =
-            OngoingAuthorization::new(session, &selected, routed.version, head.kept, head.http2);
+            OngoingAuthorization::new(session, &selected, routed.version, head.copy, head.http2);
         let mut exchange = Exchange::new(worker, info, record, front, back, sent, open);
         if let Some(suspended) = suspended {
             exchange.resume(suspended);
@@ -548,11 +556,14 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             }
             ExchangeOutcome::Done { request_done } => {
                 session.note_answer();
-                let kept = exchange.kept;
+                let kept = exchange.keep_alive;
                 if let Some(wire) = exchange.into_reusable(request_done) {
                     upstream::return_idle(worker, &selected, wire);
                 }
-                Ok(ExchangeEnd::Complete { request_done, kept })
+                Ok(ExchangeEnd::Complete {
+                    request_done,
+                    keep_alive: kept,
+                })
             }
         }
     }

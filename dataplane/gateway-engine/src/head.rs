@@ -46,7 +46,7 @@ impl ClientProtocol {
 /// Properties of a request's head that later phases need.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestInfo {
-    pub(crate) asked: RequestKind,
+    pub(crate) kind: RequestKind,
     pub(crate) framing: Framing,
     pub(crate) spoken: ClientProtocol,
     /// True if the client keeps its connection open.
@@ -65,7 +65,7 @@ impl RequestInfo {
             _ => RequestKind::Ordinary,
         };
         Self {
-            asked,
+            kind: asked,
             framing: view.framing(),
             spoken: if view.version() == HttpVersion::Http10 {
                 ClientProtocol::Http10
@@ -81,7 +81,7 @@ impl RequestInfo {
     /// Reads the properties of an HTTP/2 request. `ended` means that it has no body.
     pub(crate) fn of_http2(checked: &ValidatedHttp2Request, ended: bool) -> Self {
         Self {
-            asked: if checked.method == Method::HEAD {
+            kind: if checked.method == Method::HEAD {
                 RequestKind::Head
             } else {
                 RequestKind::Ordinary

@@ -147,7 +147,7 @@ fn decide_retry(
 /// Attempts of one request.
 struct Attempts {
     max: usize,
-    made: usize,
+    count: usize,
     /// Endpoints that no byte of the request reached.
     tried: TriedEndpoints,
     opens_connection: bool,
@@ -159,7 +159,7 @@ impl Attempts {
     fn new(max: usize) -> Self {
         Self {
             max,
-            made: 0,
+            count: 0,
             tried: TriedEndpoints::new(),
             opens_connection: false,
             resumed: None,
@@ -178,7 +178,7 @@ impl Attempts {
             resumable,
         } = failed;
         let retry = decide_retry(error.retry(), replay, resumable.is_some());
-        let (Some(retry), true) = (retry, self.made < self.max) else {
+        let (Some(retry), true) = (retry, self.count < self.max) else {
             return Err(error);
         };
         match retry {
@@ -208,7 +208,7 @@ pub(crate) async fn serve<T: ClientTraffic>(mut traffic: T) -> T::End {
         let mut authorization = None;
         let mut attempts = Attempts::new(traffic.attempts_max(routed));
         loop {
-            attempts.made += 1;
+            attempts.count += 1;
             let selected = match attempts.resumed.take() {
                 // The policies already allowed this endpoint.
                 Some(selected) => selected,

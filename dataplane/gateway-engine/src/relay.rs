@@ -108,7 +108,7 @@ impl RelayedConnection {
         selected: &SelectedEndpoint,
         version: u64,
     ) -> (Result<ResponseFlag, ProxyError>, (u64, u64)) {
-        let series = self.record.opened(&self.target);
+        let series = self.record.count_opened(&self.target);
         let meter = Meter::with(series.received, series.sent);
         let prefix = self
             .inbox
@@ -188,13 +188,13 @@ impl ClientTraffic for RelayedConnection {
         _earlier: Option<Box<AuthorizationState>>,
     ) -> Result<Option<Box<AuthorizationState>>, ProxyError> {
         let (worker, session, to) = (&self.worker, &self.session, selected.address);
-        let judged = &mut self.record.judged;
+        let judged = &mut self.record.authorization;
         let mut consent = ExtAuthzGrant::default();
         while let authorize::AuthorizationStep::CallAuthorizer(check) =
             authorize::connection(worker, session, policies, to, &consent, Some(&mut *judged))?
         {
             // Header mutations by the authorizer do not apply to bytes that are not requests.
-            let _ = Box::pin(ext_authz::ask(worker, session, &check, |_| {
+            let _ = Box::pin(ext_authz::check(worker, session, &check, |_| {
                 ext_authz::connection(session, to)
             }))
             .await?;

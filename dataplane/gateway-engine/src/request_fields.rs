@@ -24,7 +24,7 @@ pub(crate) struct LogFields {
     pub(crate) request_id: String,
     pub(crate) forwarded_for: String,
     pub(crate) route: String,
-    pub(crate) judged: AuthzRecord,
+    pub(crate) authorization: AuthzRecord,
 }
 
 /// Effect of the policies on a request or connection, for logs.
@@ -51,7 +51,7 @@ pub(crate) struct FinishedTraffic<'a> {
     pub(crate) flag: ResponseFlag,
     pub(crate) detail: &'a str,
     /// Effect of the policies; `None` if no log reads it.
-    pub(crate) judged: Option<&'a AuthzRecord>,
+    pub(crate) authorization: Option<&'a AuthzRecord>,
     /// Payload bytes from the client.
     pub(crate) bytes_in: u64,
     /// Payload bytes to the client.
@@ -99,7 +99,7 @@ fn text(text: &str) -> FieldValue<'_> {
     FieldValue::Text(Cow::Borrowed(text))
 }
 
-fn known(text: &str) -> FieldValue<'_> {
+fn known_text(text: &str) -> FieldValue<'_> {
     FieldValue::Known(Cow::Borrowed(text))
 }
 
@@ -253,7 +253,7 @@ pub(crate) static FIELDS: &[RequestField] = &[
     field("response_flags", "flags", "response_flags", |f| {
         text(f.flag.text())
     }),
-    field("response_code_details", "", "", |f| known(f.detail)),
+    field("response_code_details", "", "", |f| known_text(f.detail)),
     field("bytes_received", "bytes_received", "", |f| {
         Number(f.bytes_in)
     }),
@@ -265,13 +265,13 @@ pub(crate) static FIELDS: &[RequestField] = &[
         f.of_request(|r| r.answered.map_or(Absent, FieldValue::Duration))
     }),
     http_field("x_forwarded_for", "", "", |f| {
-        f.of_texts(|t| known(&t.forwarded_for))
+        f.of_texts(|t| known_text(&t.forwarded_for))
     }),
     http_field("user_agent", "", "", |f| {
-        f.of_texts(|t| known(&t.user_agent))
+        f.of_texts(|t| known_text(&t.user_agent))
     }),
     http_field("request_id", "request_id", "", |f| {
-        f.of_texts(|t| known(&t.request_id))
+        f.of_texts(|t| known_text(&t.request_id))
     }),
     field("service", "service", "", |f| {
         known_if(Some(f.service_name()))
@@ -287,13 +287,14 @@ pub(crate) static FIELDS: &[RequestField] = &[
         f.of_service(|names| names.key.namespace.as_str())
     }),
     http_field("route_name", "route", "", |f| {
-        f.of_texts(|t| known(&t.route))
+        f.of_texts(|t| known_text(&t.route))
     }),
     field("authorization_policy", "", "", |f| {
-        f.judged.map_or(Absent, |judged| known(&judged.policy))
+        f.authorization
+            .map_or(Absent, |judged| known_text(&judged.policy))
     }),
     field("authorization_hits", "", "", |f| {
-        known_if(f.judged.map(|judged| judged.hits.join(", ")))
+        known_if(f.authorization.map(|judged| judged.hits.join(", ")))
     }),
     field("downstream_remote_address", "", "", |f| Address(f.client)),
     field("", "source", "", |f| known_if(Some(f.source_name()))),
@@ -303,9 +304,9 @@ pub(crate) static FIELDS: &[RequestField] = &[
     field("source_namespace", "", "source_workload_namespace", |f| {
         text(&f.source.party.namespace)
     }),
-    field("source_pod", "", "", |f| known(f.pod)),
+    field("source_pod", "", "", |f| known_text(f.pod)),
     field("source_principal", "", "source_principal", |f| {
-        known(&f.source.party.principal)
+        known_text(&f.source.party.principal)
     }),
     field("", "", "source_app", |f| text(&f.source.party.app)),
     field("", "", "source_version", |f| text(&f.source.party.version)),
@@ -332,7 +333,7 @@ pub(crate) static FIELDS: &[RequestField] = &[
         f.of_destination(|w| text(&w.namespace))
     }),
     field("", "", "destination_principal", |f| {
-        f.of_destination(|w| known(&w.principal))
+        f.of_destination(|w| known_text(&w.principal))
     }),
     field("", "", "destination_app", |f| {
         f.of_destination(|w| text(&w.app))

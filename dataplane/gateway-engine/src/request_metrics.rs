@@ -146,8 +146,8 @@ pub(crate) struct RelayCounters {
 pub(crate) struct RequestSeries {
     families: RequestMetricFamilies,
     shard: MetricsShard,
-    known: RefCell<HashMap<SeriesKey, Rc<RequestHandles>, foldhash::fast::RandomState>>,
-    /// Generation of the registry when `known` was started. Handles must be dropped with a generation, because a handle keeps its series
+    handles: RefCell<HashMap<SeriesKey, Rc<RequestHandles>, foldhash::fast::RandomState>>,
+    /// Generation of the registry when `handles` was started. Handles must be dropped with a generation, because a handle keeps its series
     /// from expiring.
     generation: Cell<u64>,
 }
@@ -188,7 +188,7 @@ impl RequestSeries {
         Self {
             families: families.clone(),
             shard: shard.clone(),
-            known: RefCell::default(),
+            handles: RefCell::default(),
             generation: Cell::new(0),
         }
     }
@@ -216,12 +216,12 @@ impl RequestSeries {
         };
         let generation = self.shard.generation();
         if generation != self.generation.replace(generation) {
-            self.known.borrow_mut().clear();
+            self.handles.borrow_mut().clear();
         }
-        let known = self.known.borrow().get(&key).cloned();
+        let known = self.handles.borrow().get(&key).cloned();
         let series = known.unwrap_or_else(|| {
             let made = Rc::new(self.make(finished));
-            let mut known = self.known.borrow_mut();
+            let mut known = self.handles.borrow_mut();
             if known.len() >= SERIES_MAX {
                 known.clear();
             }

@@ -23,7 +23,7 @@ pub(crate) struct SoftDrain {
     /// True if that branch has a connection.
     used: Cell<bool>,
     /// True while the soft drain is active.
-    asked: Cell<bool>,
+    is_active: Cell<bool>,
 }
 
 impl SoftDrain {
@@ -32,7 +32,7 @@ impl SoftDrain {
             worker: worker.clone(),
             newest: RefCell::new(worker.branch()),
             used: Cell::new(false),
-            asked: Cell::new(false),
+            is_active: Cell::new(false),
         }
     }
 
@@ -45,12 +45,12 @@ impl SoftDrain {
     /// True while responses should announce that the connection closes.
     #[inline]
     pub(crate) fn is_draining(&self) -> bool {
-        self.asked.get()
+        self.is_active.get()
     }
 
     /// Starts or ends the soft drain. While it is active, each call includes all connections that are not included yet.
     pub(crate) fn set(&self, asked: bool) {
-        self.asked.set(asked);
+        self.is_active.set(asked);
         if !asked || !self.used.replace(false) {
             return;
         }

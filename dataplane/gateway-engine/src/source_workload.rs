@@ -22,7 +22,7 @@ pub(crate) struct SourceWorkload {
 /// Sources that a worker has seen.
 #[derive(Debug, Default)]
 pub(crate) struct SourceTable {
-    known: RefCell<HashMap<WorkloadLabels, Rc<SourceWorkload>>>,
+    sources: RefCell<HashMap<WorkloadLabels, Rc<SourceWorkload>>>,
     last: Cell<u32>,
 }
 
@@ -33,7 +33,7 @@ impl SourceTable {
             pod: String::new(),
             ..party.clone()
         };
-        let mut known = self.known.borrow_mut();
+        let mut known = self.sources.borrow_mut();
         if let Some(source) = known.get(&party) {
             return source.clone();
         }
@@ -77,6 +77,6 @@ mod tests {
         }
         let again = sources.of(&party(0));
         assert!(again.number > first.number && again.party == first.party);
-        assert!(sources.known.borrow().len() <= SOURCES_MAX);
+        assert!(sources.sources.borrow().len() <= SOURCES_MAX);
     }
 }

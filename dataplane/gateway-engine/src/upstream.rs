@@ -20,7 +20,7 @@ use canal_wire::hbone::HBONE_PORT;
 use http::HeaderMap;
 use tokio::time::Instant;
 
-pub(crate) use http2::place;
+pub(crate) use http2::acquire_stream;
 
 use crate::endpoints::SelectedEndpoint;
 use crate::proxy_error::ProxyError;

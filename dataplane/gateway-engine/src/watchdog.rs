@@ -60,7 +60,7 @@ enum WorkerChange {
 }
 
 impl WatchedWorker {
-    fn look(&mut self, now: Instant) -> Option<WorkerChange> {
+    fn check_heartbeat(&mut self, now: Instant) -> Option<WorkerChange> {
         let beats = self.heartbeat.beats.load(Relaxed);
         let is_alive = beats != self.beats_seen || self.heartbeat.is_ended.load(Relaxed);
         self.beats_seen = beats;
@@ -129,11 +129,11 @@ impl Watchdog {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn look(&self, now: Instant) {
+    fn check_workers(&self, now: Instant) {
         let mut workers = self.workers();
         for (index, worker) in workers.iter_mut() {
             let since = worker.stuck_since;
-            match worker.look(now) {
+            match worker.check_heartbeat(now) {
                 Some(WorkerChange::BecameStuck) => {
                     self.stalls.inc();
                     tracing::error!(
@@ -173,7 +173,7 @@ pub(crate) async fn run(watchdog: Weak<Watchdog>) {
         let Some(watchdog) = watchdog.upgrade() else {
             return;
         };
-        watchdog.look(Instant::now());
+        watchdog.check_workers(Instant::now());
     }
 }
 
@@ -211,7 +211,7 @@ mod tests {
                         'e' => worker.heartbeat.end(),
                         _ => {}
                     }
-                    worker.look(Instant::now());
+                    worker.check_heartbeat(Instant::now());
                     if worker.stuck_since.is_some() {
                         'S'
                     } else {
@@ -230,7 +230,7 @@ mod tests {
         let (beating, _silent) = (watchdog.register(0), watchdog.register(1));
         for _ in 0..20 {
             beating.beat();
-            watchdog.look(Instant::now());
+            watchdog.check_workers(Instant::now());
         }
         assert_eq!(watchdog.stuck_workers(), [1]);
         let text = registry.render();

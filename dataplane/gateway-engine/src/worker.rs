@@ -63,7 +63,7 @@ pub(crate) struct EngineShared {
     /// Time from which throttles count.
     pub(crate) begun: std::time::Instant,
     /// True while a soft drain is wanted.
-    pub(crate) parting: watch::Sender<bool>,
+    pub(crate) soft_drain: watch::Sender<bool>,
     /// Moved buckets whose connections begin a soft drain.
     pub(crate) moves: watch::Sender<Moves>,
 }
@@ -94,7 +94,7 @@ pub(crate) struct Worker {
     /// Scratch memory for heads that are written at once.
     pub(crate) scratch: RefCell<canal_h1::OutHead>,
     pub(crate) drain: DrainWatcher,
-    pub(crate) parting: SoftDrain,
+    pub(crate) soft_drain: SoftDrain,
     pub(crate) rebalance: Rc<Rebalance>,
     draining: Cell<bool>,
     open: Cell<usize>,
@@ -217,7 +217,7 @@ impl Worker {
                 head_bytes_max: shared.config.limits.head_bytes as usize,
                 ..canal_h1::MessageLimits::DEFAULT
             },
-            parting: SoftDrain::new(&drain),
+            soft_drain: SoftDrain::new(&drain),
             rebalance: Rc::default(),
             drain,
             draining: Cell::new(false),
@@ -253,7 +253,7 @@ impl Worker {
     }
 
     /// Counts a connection as open.
-    pub(crate) fn opened(self: &Rc<Self>) -> OpenConnectionGuard {
+    pub(crate) fn count_connection(self: &Rc<Self>) -> OpenConnectionGuard {
         self.open.set(self.open.get() + 1);
         OpenConnectionGuard(self.clone())
     }
@@ -271,7 +271,7 @@ impl Worker {
     /// True while responses should announce that the connection closes.
     #[inline]
     pub(crate) fn keeps_no_client(&self) -> bool {
-        self.is_draining() || self.parting.is_draining()
+        self.is_draining() || self.soft_drain.is_draining()
     }
 
     /// Starts or ends a soft drain. Idle clients are disconnected soon; the others are notified with their next response.
@@ -282,7 +282,7 @@ impl Worker {
         } else {
             Duration::ZERO
         });
-        self.parting.set(ask);
+        self.soft_drain.set(ask);
     }
 
     /// Begins the soft drain of the next connections of moved buckets. Returns whether more work remains.

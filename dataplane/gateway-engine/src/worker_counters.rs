@@ -204,7 +204,7 @@ impl WorkerCounters {
     pub(crate) fn verified(&self, result: &str) {
         self.shard.counter(&self.verifications, &[result]).inc();
     }
-    pub(crate) fn asked(&self, tenant: &TenantName, authorizer: &str, result: &str) {
+    pub(crate) fn count_ext_authz(&self, tenant: &TenantName, authorizer: &str, result: &str) {
         self.shard
             .counter(&self.authorizers, &[tenant.as_str(), authorizer, result])
             .inc();

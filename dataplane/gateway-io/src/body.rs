@@ -117,10 +117,10 @@ pub struct BodyPump {
     /// Failure of the source that was found while the sink accepted nothing. It follows the bytes that came before.
     failure: Option<BodyErrorCause>,
     /// Set once the source has ended, with the trailers if there are any.
-    ended: Option<Option<HeaderMap>>,
+    source_end: Option<Option<HeaderMap>>,
     /// True once the end of the body was written to the sink.
     closed: bool,
-    pub done: bool,
+    pub is_complete: bool,
     /// Payload bytes moved so far.
     pub payload_bytes: u64,
     /// True if the last poll waited for the source, false if it waited for the sink.
@@ -135,7 +135,7 @@ impl BodyPump {
     /// Starts a body. With `done` there is nothing to move.
     pub fn new(done: bool) -> Self {
         Self {
-            done,
+            is_complete: done,
             ..Self::default()
         }
     }
@@ -158,7 +158,7 @@ impl BodyPump {
         sink: &mut BodySink<'_>,
         limits: &MessageLimits,
     ) -> Poll<Result<(), BodyError>> {
-        if self.done {
+        if self.is_complete {
             return Poll::Ready(Ok(()));
         }
         for _ in 0..PIECES_PER_TURN {
@@ -173,13 +173,13 @@ impl BodyPump {
                 self.give_back(source);
             }
             self.begun = true;
-            if self.ended.is_some() {
+            if self.source_end.is_some() {
                 // Only once: writing the end may have to wait for the sink, and then this code runs again.
                 if !self.closed {
                     self.end(sink).map_err(BodyError::Sink)?;
                 }
                 ready!(self.poll_drain(cx, sink)).map_err(BodyError::Sink)?;
-                self.done = true;
+                self.is_complete = true;
                 return Poll::Ready(Ok(()));
             }
             self.waiting_for_source = true;
@@ -200,7 +200,7 @@ impl BodyPump {
                         .as_ref()
                         .and_then(|map| map.get("grpc-status"))
                         .and_then(|v| v.to_str().ok()?.parse().ok());
-                    self.ended = Some(trailers);
+                    self.source_end = Some(trailers);
                 }
                 Poll::Ready(Ok(BodyPiece::Data {
                     bytes,
@@ -212,7 +212,7 @@ impl BodyPump {
                         self.window_to_release += bytes.len();
                     }
                     if last {
-                        self.ended = Some(None);
+                        self.source_end = Some(None);
                     }
                     self.put(bytes, sink);
                 }
@@ -324,7 +324,7 @@ impl BodyPump {
         outbox.push_from(inbox, skim.consumed);
         self.payload_bytes += skim.payload_bytes;
         if reader.is_done() {
-            self.ended = Some(None);
+            self.source_end = Some(None);
         }
         Ok(true)
     }
@@ -375,7 +375,7 @@ impl BodyPump {
                         n => n,
                     };
                     let part = self.piece.split_to(n.min(self.piece.len()));
-                    let last = self.piece.is_empty() && matches!(self.ended, Some(None));
+                    let last = self.piece.is_empty() && matches!(self.source_end, Some(None));
                     send.send_data(part, last).map_err(|e| cause_of(&e))?;
                     self.closed |= last;
                 }
@@ -403,7 +403,7 @@ impl BodyPump {
 
     /// Writes the end of the body in the sink's protocol.
     fn end(&mut self, sink: &mut BodySink<'_>) -> Result<(), BodyErrorCause> {
-        let trailers = self.ended.as_mut().and_then(Option::take);
+        let trailers = self.source_end.as_mut().and_then(Option::take);
         match sink {
             BodySink::Http1 { chunks: false, .. } => {}
             BodySink::Http1 {
@@ -543,14 +543,14 @@ fn skim(
 ) -> Result<Option<BodyPiece>, MessageRefusal> {
     let skim = reader.skim(inbox.bytes(), limits)?;
     if skim.consumed == 0 {
-        return Ok(skim.ended.then_some(BodyPiece::End(None)));
+        return Ok(skim.is_end.then_some(BodyPiece::End(None)));
     }
     let bytes = inbox.take(skim.consumed);
     inbox.release();
     Ok(Some(BodyPiece::Data {
         bytes,
         payload: skim.payload_bytes,
-        last: skim.ended || reader.is_done(),
+        last: skim.is_end || reader.is_done(),
     }))
 }
 

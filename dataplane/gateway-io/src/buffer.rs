@@ -80,7 +80,7 @@ impl Inbox {
     }
 
     /// Returns the block to read into. It has space for at least one byte, and for at least [`BLOCK`] in total.
-    pub fn room(&mut self) -> &mut BytesMut {
+    pub fn read_block(&mut self) -> &mut BytesMut {
         let chunk = std::mem::take(&mut self.chunk);
         let blocks = &self.blocks;
         let block = self.block.get_or_insert_with(|| blocks.take());
@@ -97,7 +97,7 @@ impl Inbox {
             self.chunk = bytes;
         } else {
             // A message that spans chunks is rare, but it must be contiguous.
-            let block = self.room();
+            let block = self.read_block();
             block.extend_from_slice(&bytes);
         }
     }
@@ -280,7 +280,7 @@ mod tests {
     fn an_inbox_gives_its_block_back_when_empty_and_keeps_chunks_uncopied() {
         let blocks = Blocks::default();
         let mut inbox = Inbox::new(&blocks);
-        inbox.room().extend_from_slice(b"hello");
+        inbox.read_block().extend_from_slice(b"hello");
         inbox.advance(2);
         assert_eq!(inbox.bytes(), b"llo");
         inbox.advance(3);
@@ -300,7 +300,7 @@ mod tests {
         let blocks = Blocks::default();
         let mut inbox = Inbox::new(&blocks);
         let large = vec![b'x'; COPIED_BYTES_MAX + 1];
-        inbox.room().extend_from_slice(&large);
+        inbox.read_block().extend_from_slice(&large);
         let mut out = Outbox::default();
         out.head().extend_from_slice(b"head");
         out.push_from(&mut inbox, large.len());

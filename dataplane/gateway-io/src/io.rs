@@ -44,7 +44,7 @@ impl Io {
             Io::Tcp(stream) => {
                 // Readiness is known without a system call, so the read is the only one.
                 ready!(stream.poll_read_ready(cx))?;
-                let block = inbox.room();
+                let block = inbox.read_block();
                 let read = pin!(stream.read_buf(block)).poll(cx);
                 if !matches!(read, Poll::Ready(Ok(1..))) {
                     inbox.release();

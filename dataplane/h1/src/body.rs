@@ -50,7 +50,7 @@ pub struct Skim {
     /// Number of payload bytes among the consumed bytes.
     pub payload_bytes: u64,
     /// True if the body has ended.
-    pub ended: bool,
+    pub is_end: bool,
 }
 
 /// State of reading one body.
@@ -219,7 +219,7 @@ impl BodyReader {
                 BodyPart::NeedInput => return Ok(skim),
                 BodyPart::End => {
                     return Ok(Skim {
-                        ended: true,
+                        is_end: true,
                         ..skim
                     });
                 }

@@ -27,7 +27,7 @@ enum ChunkLineState {
 /// Chunk line that has been read in part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ChunkLine {
-    place: ChunkLineState,
+    state: ChunkLineState,
     digits: u8,
     size: u64,
     extension_bytes: usize,
@@ -35,7 +35,7 @@ pub(crate) struct ChunkLine {
 
 impl ChunkLine {
     pub(crate) const START: ChunkLine = ChunkLine {
-        place: ChunkLineState::Size,
+        state: ChunkLineState::Size,
         digits: 0,
         size: 0,
         extension_bytes: 0,
@@ -48,16 +48,16 @@ impl ChunkLine {
         limits: &MessageLimits,
         all_extension_bytes: &mut usize,
     ) -> Result<Option<u64>, MessageRefusal> {
-        match (self.place, b) {
+        match (self.state, b) {
             (ChunkLineState::Lf, b'\n') => return Ok(Some(self.size)),
             (ChunkLineState::Lf, _) => return Err(MessageRefusal::BareCr),
             (_, b'\n') => return Err(MessageRefusal::BareLf),
             (ChunkLineState::Size, _) => self.take_size_byte(b)?,
-            (_, b'\r') => self.place = self.decide_end()?,
-            _ => self.place = self.decide_extension_place(b)?,
+            (_, b'\r') => self.state = self.decide_end()?,
+            _ => self.state = self.decide_extension_place(b)?,
         }
         // Extensions cost work and carry no payload, so they are limited per chunk and per body.
-        if !matches!(self.place, ChunkLineState::Size | ChunkLineState::Lf) {
+        if !matches!(self.state, ChunkLineState::Size | ChunkLineState::Lf) {
             self.extension_bytes += 1;
             *all_extension_bytes += 1;
             if self.extension_bytes > limits.chunk_extension_bytes_max {
@@ -79,7 +79,7 @@ impl ChunkLine {
             self.size = self.size << 4 | u64::from(digit);
             return Ok(());
         }
-        self.place = match b {
+        self.state = match b {
             _ if self.digits == 0 => return Err(MessageRefusal::BadChunkSize),
             b'\r' => ChunkLineState::Lf,
             b';' => ChunkLineState::BeforeName,
@@ -91,7 +91,7 @@ impl ChunkLine {
 
     /// Decides whether a CR may end the line here.
     fn decide_end(&self) -> Result<ChunkLineState, MessageRefusal> {
-        match self.place {
+        match self.state {
             ChunkLineState::Name | ChunkLineState::Value | ChunkLineState::AfterQuoted => {
                 Ok(ChunkLineState::Lf)
             }
@@ -101,7 +101,7 @@ impl ChunkLine {
     }
 
     fn decide_extension_place(&self, b: u8) -> Result<ChunkLineState, MessageRefusal> {
-        Ok(match (self.place, b) {
+        Ok(match (self.state, b) {
             (
                 ChunkLineState::BeforeSemicolon
                 | ChunkLineState::Name
@@ -124,7 +124,7 @@ impl ChunkLine {
                 | ChunkLineState::BeforeName
                 | ChunkLineState::BeforeValue,
                 _,
-            ) if is_ows(b) => self.place,
+            ) if is_ows(b) => self.state,
             // Only `;` may follow the size, so another byte is a fault of the size.
             (ChunkLineState::BeforeSemicolon, _) => return Err(MessageRefusal::BadChunkSize),
             (ChunkLineState::BeforeName | ChunkLineState::Name, _) if is_token_byte(b) => {

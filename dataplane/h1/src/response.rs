@@ -29,7 +29,7 @@ pub struct ResponseHead {
     pub(crate) line: StatusLine,
     pub(crate) facts: FramingFields,
     framing: Framing,
-    pub(crate) asked: RequestKind,
+    pub(crate) request_kind: RequestKind,
     len: usize,
 }
 
@@ -59,7 +59,7 @@ impl ResponseHead {
         };
         self.len = len;
         self.line = line;
-        self.asked = asked;
+        self.request_kind = asked;
         self.facts = decide_facts(
             HeaderFields {
                 table: &self.table,
@@ -145,7 +145,8 @@ impl<'a> ResponseView<'a> {
     /// Returns true for 101 and for a 2xx response to CONNECT: the bytes after the head are no longer HTTP.
     pub fn is_tunnel(&self) -> bool {
         self.status() == 101
-            || (self.head.asked == RequestKind::Connect && matches!(self.status(), 200..=299))
+            || (self.head.request_kind == RequestKind::Connect
+                && matches!(self.status(), 200..=299))
     }
 
     /// Returns the fields of the head.

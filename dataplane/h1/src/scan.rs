@@ -19,18 +19,18 @@ const REPARSE_BYTES: usize = 4096;
 /// A head that arrives byte by byte costs at most one parse per line and per [`REPARSE_BYTES`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ScanProgress {
-    seen: usize,
+    scanned: usize,
     parsed: usize,
 }
 
 impl ScanProgress {
     fn is_worth_parsing(&mut self, window: &[u8], bytes_max: usize) -> bool {
-        let first = self.seen == 0;
-        let fresh = window.get(self.seen..).unwrap_or(window);
+        let first = self.scanned == 0;
+        let fresh = window.get(self.scanned..).unwrap_or(window);
         let grown = window.len().saturating_sub(self.parsed) >= REPARSE_BYTES;
         let worth =
             first || grown || window.len() >= bytes_max || memchr::memchr(b'\n', fresh).is_some();
-        self.seen = window.len();
+        self.scanned = window.len();
         if worth {
             self.parsed = window.len();
         }

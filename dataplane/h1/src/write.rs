@@ -172,7 +172,7 @@ impl OutHead {
             self.status_line(view.status(), view.reason())?;
         }
         let describes = out.framing == Framing::None
-            && (view.status() == 304 || view.head.asked == RequestKind::Head)
+            && (view.status() == 304 || view.head.request_kind == RequestKind::Head)
             // RFC 9110 §8.6: these have no length, not even as responses to HEAD.
             && !matches!(view.status(), 100..=199 | 204);
         let states = describes

@@ -264,6 +264,6 @@ proptest! {
         prop_assert_eq!(read_trailers, trailers.clone());
 
         let skim = BodyReader::new(Framing::Chunked).skim(&wire, &LIMITS)?;
-        prop_assert_eq!((skim.consumed, skim.payload_bytes, skim.ended), (body_len, chunks.concat().len() as u64, true));
+        prop_assert_eq!((skim.consumed, skim.payload_bytes, skim.is_end), (body_len, chunks.concat().len() as u64, true));
     }
 }

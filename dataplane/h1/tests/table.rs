@@ -136,10 +136,10 @@ fn request_names_are_unique_and_every_request_refusal_is_reached() {
 #[test]
 fn responses_whole_and_split() {
     for case in responses() {
-        let whole = receive_response(case.bytes, case.asked, None);
+        let whole = receive_response(case.bytes, case.request_kind, None);
         for cut in (1..case.bytes.len()).map(Some) {
             assert_eq!(
-                receive_response(case.bytes, case.asked, cut),
+                receive_response(case.bytes, case.request_kind, cut),
                 whole,
                 "{} cut {cut:?}",
                 case.name

@@ -25,7 +25,7 @@ pub struct CloseReport {
 
 impl CloseReport {
     /// Adds the request for a report to the headers of a CONNECT.
-    pub fn ask(headers: &mut HeaderMap) {
+    pub fn request_report(headers: &mut HeaderMap) {
         headers.insert(
             HeaderName::from_static(CLOSE_REPORT),
             HeaderValue::from_static("1"),
@@ -33,7 +33,7 @@ impl CloseReport {
     }
 
     /// Returns whether a CONNECT with these headers requests a report.
-    pub fn is_asked(headers: &HeaderMap) -> bool {
+    pub fn is_requested(headers: &HeaderMap) -> bool {
         headers.get(CLOSE_REPORT).is_some_and(|value| value == "1")
     }
 
@@ -107,8 +107,8 @@ mod tests {
     #[test]
     fn close_reports_are_sent_only_on_request() {
         let mut headers = HeaderMap::new();
-        assert!(!CloseReport::is_asked(&headers));
-        CloseReport::ask(&mut headers);
-        assert!(CloseReport::is_asked(&headers));
+        assert!(!CloseReport::is_requested(&headers));
+        CloseReport::request_report(&mut headers);
+        assert!(CloseReport::is_requested(&headers));
     }
 }

@@ -32,7 +32,7 @@ enum First {
     Held {
         bytes: Vec<u8>,
         rests: u8,
-        heard: bool,
+        has_read: bool,
     },
     Leaving {
         bytes: Vec<u8>,
@@ -49,7 +49,7 @@ impl<IO> DelayedFirstWrite<IO> {
             first: First::Held {
                 bytes: Vec::new(),
                 rests: 0,
-                heard: false,
+                has_read: false,
             },
         }
     }
@@ -143,14 +143,21 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for DelayedFirstWrite<IO> {
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if let Poll::Ready(read) = Pin::new(&mut this.io).poll_read(cx, buf) {
-            if let First::Held { heard, .. } = &mut this.first {
+            if let First::Held {
+                has_read: heard, ..
+            } = &mut this.first
+            {
                 *heard = true;
             }
             return Poll::Ready(read);
         }
         let leaves = match &mut this.first {
             First::Held { bytes, .. } if bytes.is_empty() => false,
-            First::Held { rests, heard, .. } => {
+            First::Held {
+                rests,
+                has_read: heard,
+                ..
+            } => {
                 *rests += 1;
                 *rests > YIELDS_BEFORE_FLUSH || !*heard && *rests >= SILENT_RESTS
             }
@@ -272,7 +279,7 @@ mod tests {
         )
     }
 
-    async fn hears(peer: &mut DuplexStream, want: &[u8]) {
+    async fn expect_bytes(peer: &mut DuplexStream, want: &[u8]) {
         let mut got = vec![0; want.len()];
         tokio::time::timeout(Duration::from_secs(5), peer.read_exact(&mut got))
             .await
@@ -281,7 +288,7 @@ mod tests {
         assert_eq!(got, want);
     }
 
-    async fn say(io: &mut DelayedFirstWrite<CountedWrites>, what: &[u8]) {
+    async fn write_and_flush(io: &mut DelayedFirstWrite<CountedWrites>, what: &[u8]) {
         io.write_all(what).await.unwrap();
         io.flush().await.unwrap();
     }
@@ -292,18 +299,18 @@ mod tests {
         peer.write_all(b"preface").await.unwrap();
         let own = async {
             let mut got = [0; 7];
-            say(&mut io, b"settings ").await;
+            write_and_flush(&mut io, b"settings ").await;
             io.read_exact(&mut got).await.unwrap();
-            say(&mut io, b"answer").await;
+            write_and_flush(&mut io, b"answer").await;
             io.read_exact(&mut got[..1]).await.unwrap();
             assert_eq!(io.io.writes, 1);
-            say(&mut io, b"more").await;
+            write_and_flush(&mut io, b"more").await;
             assert_eq!(io.io.writes, 2, "afterwards nothing waits");
         };
         let other = async {
-            hears(&mut peer, b"settings answer").await;
+            expect_bytes(&mut peer, b"settings answer").await;
             peer.write_all(b"!").await.unwrap();
-            hears(&mut peer, b"more").await;
+            expect_bytes(&mut peer, b"more").await;
         };
         tokio::join!(own, other);
     }
@@ -311,12 +318,12 @@ mod tests {
     #[tokio::test]
     async fn a_silent_peer_gets_the_first_write_after_the_timeout() {
         let (mut io, mut peer) = pair();
-        say(&mut io, b"settings").await;
+        write_and_flush(&mut io, b"settings").await;
         assert_eq!(io.io.writes, 0);
         let mut got = [0];
         tokio::select! {
             _ = io.read(&mut got) => panic!("nobody said anything"),
-            () = hears(&mut peer, b"settings") => {}
+            () = expect_bytes(&mut peer, b"settings") => {}
         }
     }
 
@@ -327,14 +334,14 @@ mod tests {
         assert_eq!(io.io.writes, 0);
         io.write_all(&[2]).await.unwrap();
         assert_eq!(io.io.writes, 2);
-        hears(&mut peer, &[&[1; COALESCE_BYTES_MAX][..], &[2]].concat()).await;
+        expect_bytes(&mut peer, &[&[1; COALESCE_BYTES_MAX][..], &[2]].concat()).await;
     }
 
     #[tokio::test]
     async fn an_end_flushes_the_pending_write() {
         let (mut io, mut peer) = pair();
-        say(&mut io, b"goaway").await;
+        write_and_flush(&mut io, b"goaway").await;
         io.shutdown().await.unwrap();
-        hears(&mut peer, b"goaway").await;
+        expect_bytes(&mut peer, b"goaway").await;
     }
 }

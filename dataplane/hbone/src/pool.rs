@@ -153,18 +153,18 @@ struct PeerConnections {
 #[derive(Default)]
 struct PendingHandshake {
     outcome: RefCell<Option<Result<(), HboneError>>>,
-    done: Notify,
+    finished: Notify,
 }
 
 impl PendingHandshake {
     /// Waits until the handshake has ended, and returns its result.
     async fn wait(&self) -> Result<(), HboneError> {
-        let mut done = std::pin::pin!(self.done.notified());
+        let mut done = std::pin::pin!(self.finished.notified());
         done.as_mut().enable();
         if self.outcome.borrow().is_none() {
             done.await;
         }
-        // The outcome is always set when `done` fires. If it were missing, the caller would only repeat its loop.
+        // The outcome is always set when `finished` fires. If it were missing, the caller would only repeat its loop.
         self.outcome.borrow().clone().unwrap_or(Ok(()))
     }
 }
@@ -218,7 +218,7 @@ enum StreamChoice {
 /// Decision for a stream whose connections are spread.
 struct SpreadChoice {
     /// `None` if no connection can take the stream.
-    taken: Option<StreamLease>,
+    stream: Option<StreamLease>,
     /// Number of connections to open next to those that are up.
     growth: usize,
     /// The selected connection has its share of streams already, and more connections are coming up.
@@ -346,7 +346,7 @@ impl HbonePool {
                 Sharing::Spread(_) => 0,
             };
             match self
-                .ask(target, taken, request.clone(), reused, limit)
+                .send_connect(target, taken, request.clone(), reused, limit)
                 .await
             {
                 Err((_, again))
@@ -367,7 +367,7 @@ impl HbonePool {
 
     /// Sends the CONNECT and waits for the response: no longer than `dead_limit` if the peer is dead. The error says whether another
     /// connection may be tried.
-    async fn ask(
+    async fn send_connect(
         &self,
         target: &TunnelTarget,
         taken: StreamLease,
@@ -497,7 +497,7 @@ impl HbonePool {
                 slot.choose(&proof, after, self.inner.config.streams_max)
             } else {
                 let SpreadChoice {
-                    taken,
+                    stream: taken,
                     growth,
                     is_crowded,
                 } = slot.choose_spread(&proof, after, &self.inner.config, Instant::now());
@@ -572,7 +572,7 @@ impl HbonePool {
                 .unwrap_or(Ok(()));
             *slot.pending.borrow_mut() = None;
             *mine.outcome.borrow_mut() = Some(outcome);
-            mine.done.notify_waiters();
+            mine.finished.notify_waiters();
             if slot.lost.take() {
                 pool.grow(&key, &target, sharing, &slot);
             }
@@ -680,7 +680,7 @@ impl HbonePool {
         self.inner.counters.closed("client", ended);
         connection.retire(ended);
         if matches!(ended, HboneCloseReason::Error | HboneCloseReason::Ping) {
-            slot.fail(connection.place, Instant::now());
+            slot.fail(connection.index, Instant::now());
         }
         slot.connections
             .borrow_mut()
@@ -807,7 +807,7 @@ impl PeerConnections {
             // No connection answers; new ones would not do better.
             let is_full = open().count() >= config.spread.connections_max as usize;
             return SpreadChoice {
-                taken: if is_full {
+                stream: if is_full {
                     least_busy(&mut open())
                 } else {
                     None
@@ -823,7 +823,7 @@ impl PeerConnections {
         let is_crowded =
             count < target && taken.connection().streams() > config.spread.streams_per_connection;
         SpreadChoice {
-            taken: Some(taken),
+            stream: Some(taken),
             growth,
             is_crowded,
         }
@@ -865,7 +865,7 @@ impl PeerConnections {
         );
         let is_free = |place: &u32| {
             !opening.contains(place)
-                && !connections.iter().any(|c| c.place == *place && c.is_open())
+                && !connections.iter().any(|c| c.index == *place && c.is_open())
         };
         let most = connections.len() + failed.len() + opening.len();
         let mut free = (0..=most as u32).filter(is_free);
@@ -887,7 +887,7 @@ impl PeerConnections {
 
     fn insert(&self, connection: Rc<PooledConnection>) {
         let mut connections = self.connections.borrow_mut();
-        let at = connections.partition_point(|c| c.place <= connection.place);
+        let at = connections.partition_point(|c| c.index <= connection.index);
         connections.insert(at, connection);
     }
 }

@@ -70,13 +70,13 @@ pub struct CertificateStatus {
 
 struct Inner {
     config: CertificateConfig,
-    wanted: Mutex<HashMap<CertificateKey, RenewalState>>,
-    /// Locked, before `wanted`, while the disk changes: nothing is written for an identity after it was forgotten.
+    renewals: Mutex<HashMap<CertificateKey, RenewalState>>,
+    /// Locked, before `renewals`, while the disk changes: nothing is written for an identity after it was forgotten.
     disk: Mutex<()>,
     /// Signals when another root signs.
     trust: OnceLock<TrustStore>,
     wake: Notify,
-    room: Semaphore,
+    request_permits: Semaphore,
     /// Number of the next renewal state.
     next_number: AtomicU64,
     issuer: CertificateClient,
@@ -192,11 +192,11 @@ impl CertificateSource {
         let inner = Arc::new(Inner {
             issuer: CertificateClient::new(config.controller.clone(), config.validity),
             config,
-            wanted: Mutex::default(),
+            renewals: Mutex::default(),
             disk: Mutex::default(),
             trust: OnceLock::new(),
             wake: Notify::new(),
-            room: Semaphore::new(REQUESTS_MAX),
+            request_permits: Semaphore::new(REQUESTS_MAX),
             next_number: AtomicU64::new(0),
             issued: plain("canal_certificates_issued_total", "Certificates obtained."),
             failures: registry.counters(MetricFamily::new(
@@ -226,7 +226,7 @@ impl CertificateSource {
         identity: &Identity,
         algorithm: KeyAlgorithm,
     ) -> Credential {
-        self.place(CertificateKey {
+        self.register(CertificateKey {
             identity: identity.clone(),
             service: None,
             algorithm,
@@ -236,7 +236,7 @@ impl CertificateSource {
 
     /// Returns a credential that is never written to disk: a component's own, for the channel to key servers.
     pub fn credential_in_memory(&self, identity: &Identity) -> Credential {
-        self.place(CertificateKey {
+        self.register(CertificateKey {
             identity: identity.clone(),
             service: None,
             algorithm: KeyAlgorithm::default(),
@@ -252,7 +252,7 @@ impl CertificateSource {
         service: &ServiceKey,
         algorithm: KeyAlgorithm,
     ) -> Credential {
-        self.place(CertificateKey {
+        self.register(CertificateKey {
             identity: gateway.clone(),
             service: Some(service.clone()),
             algorithm,
@@ -270,7 +270,7 @@ impl CertificateSource {
                 algorithm,
                 persistent: true,
             };
-            lock(&self.inner.wanted).remove(&what);
+            lock(&self.inner.renewals).remove(&what);
             if let Err(error) = persisted::remove(&self.inner.config.folder, &what) {
                 tracing::error!(%identity, %error, "a key that is in key servers now is still on disk");
             }
@@ -280,7 +280,7 @@ impl CertificateSource {
     /// Does what [`CertificateSource::forget`] does for all identities of `domain`, including those without a credential.
     pub fn forget_domain(&self, domain: &TrustDomain) {
         let _alone = lock(&self.inner.disk);
-        lock(&self.inner.wanted)
+        lock(&self.inner.renewals)
             .retain(|what, _| !what.persistent || what.identity.trust_domain != *domain);
         persisted::remove_domain(&self.inner.config.folder, domain);
     }
@@ -300,8 +300,8 @@ impl CertificateSource {
         });
     }
 
-    fn place(&self, what: CertificateKey) -> Credential {
-        let mut wanted = lock(&self.inner.wanted);
+    fn register(&self, what: CertificateKey) -> Credential {
+        let mut wanted = lock(&self.inner.renewals);
         if let Some(w) = wanted.get(&what) {
             return w.writer.credential();
         }
@@ -345,7 +345,7 @@ impl CertificateSource {
                 error: w.error.clone(),
             }
         };
-        let mut all: Vec<_> = lock(&self.inner.wanted).iter().map(one).collect();
+        let mut all: Vec<_> = lock(&self.inner.renewals).iter().map(one).collect();
         all.sort_by(|a, b| a.identity.cmp(&b.identity));
         all
     }
@@ -390,8 +390,8 @@ impl Inner {
     /// Returns the certificates to request now with the numbers of their states, and when to check again. Identities without a credential are removed.
     fn due_renewals(&self) -> (Vec<(CertificateKey, u64)>, Duration) {
         let (now, mut due, mut wait) = (SystemTime::now(), Vec::new(), RENEWAL_CHECK_INTERVAL);
-        let mut wanted = lock(&self.wanted);
-        wanted.retain(|_, w| w.under_way || w.writer.wanted());
+        let mut wanted = lock(&self.renewals);
+        wanted.retain(|_, w| w.under_way || w.writer.is_in_use());
         for (what, w) in wanted.iter_mut().filter(|(_, w)| !w.under_way) {
             if let Some(trust) = self.trust.get() {
                 w.renew_if_superseded(trust, now);
@@ -409,7 +409,7 @@ impl Inner {
 
     async fn obtain(&self, what: CertificateKey, number: u64) {
         // The semaphore is never closed; an error would only mean one more concurrent request.
-        let _room = self.room.acquire().await;
+        let _room = self.request_permits.acquire().await;
         let outcome = self.issuer.issue(&what).await;
         if let Ok(issued) = &outcome {
             self.persist(&what, number, issued);
@@ -426,7 +426,7 @@ impl Inner {
     ) {
         let _alone = lock(&self.disk);
         if !what.persistent
-            || lock(&self.wanted)
+            || lock(&self.renewals)
                 .get(what)
                 .is_none_or(|w| w.number != number)
         {
@@ -444,7 +444,7 @@ impl Inner {
         number: u64,
         outcome: Result<Certificate, CertificateRequestError>,
     ) {
-        if let Some(w) = lock(&self.wanted)
+        if let Some(w) = lock(&self.renewals)
             .get_mut(what)
             .filter(|w| w.number == number)
         {
@@ -492,7 +492,7 @@ impl Inner {
                         .map_or(missing, |c| is(&c, now))
                 };
                 inner.upgrade().map_or(0.0, |i| {
-                    lock(&i.wanted).values().filter(wrong).count() as f64
+                    lock(&i.renewals).values().filter(wrong).count() as f64
                 })
             };
         let (a, b) = (Arc::downgrade(self), Arc::downgrade(self));

@@ -97,7 +97,7 @@ pub struct ServerIdentity {
     tenant: TenantName,
     own: KeySource,
     trust: TrustView,
-    made: Arc<ArcSwapOption<CachedConfig<Arc<rustls::ServerConfig>>>>,
+    cached: Arc<ArcSwapOption<CachedConfig<Arc<rustls::ServerConfig>>>>,
 }
 
 /// A configuration and the certificate for which it was built. New trust needs no new configuration, because verifiers read the trust at
@@ -119,7 +119,7 @@ pub struct ClientIdentity {
 #[derive(Debug, Clone)]
 struct ClientHandshakeContext {
     trust: TrustView,
-    made: Arc<ArcSwapOption<CachedConfig<ClientTemplate>>>,
+    cached: Arc<ArcSwapOption<CachedConfig<ClientTemplate>>>,
 }
 
 impl ServerIdentity {
@@ -130,7 +130,7 @@ impl ServerIdentity {
             tenant,
             own: KeySource::Here(credential),
             trust: TrustView::without_bundles(),
-            made: Arc::default(),
+            cached: Arc::default(),
         }
     }
 
@@ -146,13 +146,13 @@ impl ServerIdentity {
             tenant,
             own: KeySource::there(identity, requester, fallback),
             trust: TrustView::without_bundles(),
-            made: Arc::default(),
+            cached: Arc::default(),
         }
     }
 
     /// Sets the trust view of `tenant`. Peers are verified with its newest snapshot.
     pub fn trusting(mut self, trust: TrustView) -> Self {
-        (self.trust, self.made) = (trust, Arc::default());
+        (self.trust, self.cached) = (trust, Arc::default());
         self
     }
 
@@ -203,8 +203,9 @@ impl ServerIdentity {
     ) -> Result<(MtlsStream<IO>, VerifiedPeer), TlsError> {
         begun(credential).await;
         let own = usable(credential)?;
-        let judge = judge(&own, &self.trust);
-        let stream = shake(&TlsAcceptor::from(self.config(&own, &judge)?), io, on_hello).await?;
+        let judge = peer_verifier(&own, &self.trust);
+        let stream =
+            accept_tls(&TlsAcceptor::from(self.config(&own, &judge)?), io, on_hello).await?;
         let (identity, leaf) = judge.peer(
             PeerRole::Client,
             None,
@@ -270,7 +271,7 @@ impl ServerIdentity {
         own: &Arc<Certificate>,
         judge: &PeerVerifier,
     ) -> Result<Arc<rustls::ServerConfig>, TlsError> {
-        if let Some(made) = &*self.made.load()
+        if let Some(made) = &*self.cached.load()
             && Arc::ptr_eq(&made.certificate, own)
         {
             return Ok(made.config.clone());
@@ -280,7 +281,7 @@ impl ServerIdentity {
             judge.clone(),
             &mesh_alpn(),
         )?);
-        self.made.store(Some(Arc::new(CachedConfig {
+        self.cached.store(Some(Arc::new(CachedConfig {
             certificate: own.clone(),
             config: config.clone(),
         })));
@@ -429,15 +430,19 @@ impl PinnedIdentity {
     ) -> Result<(MtlsStream<IO>, Identity), TlsError> {
         let connected = in_time(async {
             match &self.proof.0 {
-                CredentialIdKind::Here(own) => self.calls.greet(own, io, expected).await,
-                CredentialIdKind::There(there, _) => self.have_greeted(there, io, expected).await,
+                CredentialIdKind::Here(own) => {
+                    self.calls.handshake_with_local_key(own, io, expected).await
+                }
+                CredentialIdKind::There(there, _) => {
+                    self.handshake_with_remote_key(there, io, expected).await
+                }
             }
         });
         counted(&self.calls.trust, "client", connected.await)
     }
 
     /// Performs the handshake with a key server.
-    async fn have_greeted<IO: Transport>(
+    async fn handshake_with_remote_key<IO: Transport>(
         &self,
         there: &RemoteKeySource,
         mut io: IO,
@@ -458,7 +463,11 @@ impl PinnedIdentity {
                 ))
             }
             Err(e) => match there.fall_back(&e) {
-                Some(credential) => self.calls.greet(&usable(credential)?, io, expected).await,
+                Some(credential) => {
+                    self.calls
+                        .handshake_with_local_key(&usable(credential)?, io, expected)
+                        .await
+                }
                 None => Err(e),
             },
         }
@@ -469,18 +478,18 @@ impl ClientHandshakeContext {
     fn by(trust: TrustView) -> Self {
         Self {
             trust,
-            made: Arc::default(),
+            cached: Arc::default(),
         }
     }
 
     /// Performs the handshake with a local key.
-    async fn greet<IO: Transport>(
+    async fn handshake_with_local_key<IO: Transport>(
         &self,
         own: &Arc<Certificate>,
         io: IO,
         expected: &Arc<[Identity]>,
     ) -> Result<(MtlsStream<IO>, Identity), TlsError> {
-        let judge = judge(own, &self.trust);
+        let judge = peer_verifier(own, &self.trust);
         // The name is neither sent (SNI is off) nor compared (DNS is ignored), as in ztunnel.
         let no_name = ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into());
         let stream = TlsConnector::from(self.config(own, &judge, expected)?)
@@ -501,7 +510,7 @@ impl ClientHandshakeContext {
         judge: &PeerVerifier,
         expected: &Arc<[Identity]>,
     ) -> Result<Arc<rustls::ClientConfig>, TlsError> {
-        if let Some(made) = &*self.made.load()
+        if let Some(made) = &*self.cached.load()
             && Arc::ptr_eq(&made.certificate, own)
         {
             return Ok(made.config.towards(expected));
@@ -514,7 +523,7 @@ impl ClientHandshakeContext {
             None,
         )?;
         let config = template.towards(expected);
-        self.made.store(Some(Arc::new(CachedConfig {
+        self.cached.store(Some(Arc::new(CachedConfig {
             certificate: own.clone(),
             config: template,
         })));
@@ -522,7 +531,7 @@ impl ClientHandshakeContext {
     }
 }
 
-fn judge(own: &Certificate, trust: &TrustView) -> PeerVerifier {
+fn peer_verifier(own: &Certificate, trust: &TrustView) -> PeerVerifier {
     own.verifier(own.identity().trust_domain.clone(), trust.clone())
 }
 
@@ -535,14 +544,14 @@ impl ClientIdentity {
         };
         let own = usable(credential).unwrap();
         self.calls
-            .config(&own, &judge(&own, &self.calls.trust), expected)
+            .config(&own, &peer_verifier(&own, &self.calls.trust), expected)
             .unwrap()
     }
 }
 
 /// Performs the server's handshake and calls `on_hello` when the ClientHello is complete: the server writes nothing before that. An alert about
 /// a broken ClientHello counts too, because the handshake ends with it.
-async fn shake<IO: Transport>(
+async fn accept_tls<IO: Transport>(
     acceptor: &TlsAcceptor,
     io: PrefixedStream<IO>,
     on_hello: impl Fn(),

@@ -42,7 +42,7 @@ pub struct Terminator {
     terms: TerminationConfig,
     key: TerminationKey,
     trust: TrustView,
-    made: ArcSwapOption<CachedServerConfig>,
+    cached: ArcSwapOption<CachedServerConfig>,
 }
 
 #[derive(Debug)]
@@ -82,7 +82,7 @@ impl Terminator {
             terms,
             key: TerminationKey::Here(credential),
             trust,
-            made: ArcSwapOption::empty(),
+            cached: ArcSwapOption::empty(),
         }
     }
 
@@ -92,7 +92,7 @@ impl Terminator {
             terms,
             key: TerminationKey::There(key),
             trust,
-            made: ArcSwapOption::empty(),
+            cached: ArcSwapOption::empty(),
         }
     }
 
@@ -140,7 +140,7 @@ impl Terminator {
         let peer = match session.peer_certificates() {
             None => None,
             chain => {
-                let (identity, leaf) = self.judge()?.peer(PeerRole::Client, None, chain)?;
+                let (identity, leaf) = self.peer_verifier()?.peer(PeerRole::Client, None, chain)?;
                 Some((
                     VerifiedPeer {
                         tenant: self.terms.tenant.clone(),
@@ -161,7 +161,7 @@ impl Terminator {
 
     fn here(&self, credential: &Credential) -> Result<Arc<ServerConfig>, TlsError> {
         let own = usable(credential)?;
-        if let Some(made) = &*self.made.load()
+        if let Some(made) = &*self.cached.load()
             && matches!(&made.of, CachedKeyId::Here(c) if Arc::ptr_eq(c, &own))
         {
             return Ok(made.config.clone());
@@ -171,7 +171,7 @@ impl Terminator {
             own.signing().clone(),
             self.terms.clients == ClientCertificates::None,
         )?);
-        self.made.store(Some(Arc::new(CachedServerConfig {
+        self.cached.store(Some(Arc::new(CachedServerConfig {
             of: CachedKeyId::Here(own),
             config: config.clone(),
         })));
@@ -180,21 +180,21 @@ impl Terminator {
 
     async fn there(&self, signed: &RemoteKey) -> Result<Arc<ServerConfig>, TlsError> {
         let key = signed.certified().await.map_err(TlsError::KeyServer)?;
-        if let Some(made) = &*self.made.load()
+        if let Some(made) = &*self.cached.load()
             && matches!(&made.of, CachedKeyId::There(k) if Arc::ptr_eq(k, &key))
         {
             return Ok(made.config.clone());
         }
         // No tickets are sent: a resumed session needs no signature, so the owner of the key could not refuse it.
         let config = Arc::new(self.config(Arc::new(FixedCertResolver(key.clone())), false)?);
-        self.made.store(Some(Arc::new(CachedServerConfig {
+        self.cached.store(Some(Arc::new(CachedServerConfig {
             of: CachedKeyId::There(key),
             config: config.clone(),
         })));
         Ok(config)
     }
 
-    fn judge(&self) -> Result<PeerVerifier, TlsError> {
+    fn peer_verifier(&self) -> Result<PeerVerifier, TlsError> {
         let domain = self.terms.trust_domain.clone();
         let trust = self.trust.clone();
         match &self.key {
@@ -225,7 +225,7 @@ impl Terminator {
         let builder =
             ServerConfig::builder_with_provider(provider).with_protocol_versions(versions)?;
         let verifier = |required| {
-            self.judge()
+            self.peer_verifier()
                 .map(|judge| Arc::new(ClientVerifier::new(judge).required(required)))
         };
         let mut config = match self.terms.clients {

@@ -34,7 +34,7 @@ fn expect(ids: &[&str]) -> Arc<[Identity]> {
 
 /// Performs a handshake and returns the results of both sides. The client's side includes a first read, where a server's refusal shows in
 /// TLS 1.3.
-async fn shake(
+async fn handshake(
     client: ClientIdentity,
     server: ServerIdentity,
     expected: &[&str],
@@ -61,7 +61,7 @@ async fn shake(
     tokio::join!(client, server)
 }
 
-fn made(i: &TestCertificate, ca: &TestCa) -> Credential {
+fn fixed_credential(i: &TestCertificate, ca: &TestCa) -> Credential {
     Credential::fixed(Certificate::from_pem(&i.key, &i.chain, &ca.root_pem()).unwrap())
 }
 
@@ -72,7 +72,7 @@ async fn valid_peers_connect_and_learn_their_identities() {
         ClientIdentity::new(ca.credential(&identity(ALICE))),
         server(ca.credential(&identity(BOB))),
     );
-    let (c, s) = shake(client, srv, &[MALLORY, BOB]).await;
+    let (c, s) = handshake(client, srv, &[MALLORY, BOB]).await;
     assert_eq!(c.unwrap(), identity(BOB));
     assert_eq!(
         s.unwrap(),
@@ -248,13 +248,13 @@ async fn wrong_servers_are_refused_by_name() {
         ),
         (
             "client only",
-            server(made(&client_only, &ca)),
+            server(fixed_credential(&client_only, &ca)),
             &[BOB][..],
             "extended key usage",
         ),
     ];
     for (name, srv, expected, text) in cases {
-        let (c, s) = shake(alice(), srv, expected).await;
+        let (c, s) = handshake(alice(), srv, expected).await;
         let error = c.unwrap_err();
         assert!(error.contains(text), "{name}: {error}");
         assert!(s.is_err(), "{name}");
@@ -270,7 +270,10 @@ async fn the_error_names_expected_and_seen() {
     let expected = expect(&[ALICE]);
     let (c, _) = tokio::join!(client.connect(near, &expected), srv.accept(far));
     match c {
-        Err(TlsError::Peer(PeerIdentityError::Identity { expected, seen })) => {
+        Err(TlsError::Peer(PeerIdentityError::Identity {
+            expected,
+            names: seen,
+        })) => {
             assert_eq!(
                 (expected, seen),
                 (vec![identity(ALICE)], vec![BOB.to_string()])
@@ -289,7 +292,7 @@ async fn a_missing_or_expired_own_certificate_fails_before_any_byte() {
     let (writer, empty) = Credential::empty(identity(ALICE));
     // Without a writer there will never be a certificate, so the handshake does not wait.
     drop(writer);
-    for credential in [made(&old, &ca), empty] {
+    for credential in [fixed_credential(&old, &ca), empty] {
         let (near, _far) = tokio::io::duplex(1024);
         let c = ClientIdentity::new(credential.clone())
             .connect(near, &expect(&[BOB]))
@@ -344,14 +347,14 @@ async fn new_handshakes_use_the_new_certificate_and_live_connections_go_on() {
     let (mut c, mut s) = (c.unwrap().0, s.unwrap().0);
 
     writer.replace(new.issue(&identity(BOB)));
-    let (fresh, _) = shake(
+    let (fresh, _) = handshake(
         ClientIdentity::new(new.credential(&identity(ALICE))),
         srv.clone(),
         &[BOB],
     )
     .await;
     assert_eq!(fresh.unwrap(), identity(BOB));
-    let (stale, _) = shake(client, srv, &[BOB]).await;
+    let (stale, _) = handshake(client, srv, &[BOB]).await;
     assert!(stale.unwrap_err().contains("UnknownIssuer"));
 
     c.write_all(b"still here").await.unwrap();
@@ -359,7 +362,7 @@ async fn new_handshakes_use_the_new_certificate_and_live_connections_go_on() {
     let mut got = [0; 10];
     s.read_exact(&mut got).await.unwrap();
     assert_eq!(&got, b"still here");
-    assert!(writer.wanted());
+    assert!(writer.is_in_use());
     drop((credential, s));
 }
 
@@ -373,7 +376,7 @@ async fn client_settings_are_rebuilt_for_each_certificate_and_bundle() {
         expect(&[BOB]),
         [&old, &new].map(|ca| server(ca.credential(&identity(BOB)))),
     );
-    let meets = async |of: &ServerIdentity| shake(client.clone(), of.clone(), &[BOB]).await.0;
+    let meets = async |of: &ServerIdentity| handshake(client.clone(), of.clone(), &[BOB]).await.0;
 
     let first = client.config(&bob);
     assert!(
@@ -434,11 +437,11 @@ async fn connections_of_one_client_expect_their_own_peers_alone() {
         (&carol, &[BOB], false),
     ];
     for (n, (srv, expected, want)) in cases.into_iter().enumerate() {
-        let (c, _) = shake(client.clone(), srv.clone(), expected).await;
+        let (c, _) = handshake(client.clone(), srv.clone(), expected).await;
         assert_eq!(c.is_ok(), want, "case {n}: {c:?}");
     }
     let all =
-        cases.map(|(srv, expected, want)| (shake(client.clone(), srv.clone(), expected), want));
+        cases.map(|(srv, expected, want)| (handshake(client.clone(), srv.clone(), expected), want));
     let tasks: Vec<_> = all
         .into_iter()
         .map(|(shake, want)| async move { (shake.await.0.is_ok(), want) })

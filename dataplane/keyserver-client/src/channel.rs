@@ -74,7 +74,7 @@ pub(super) struct KeyServerChannel {
 }
 
 struct Inner {
-    place: KeyServerTarget,
+    target: KeyServerTarget,
     counts: Arc<KeyClientCounters>,
     table: Mutex<PendingRequests>,
     wake: Notify,
@@ -82,7 +82,7 @@ struct Inner {
     why: Mutex<KeyServerFailure>,
     started: Instant,
     /// Milliseconds from `started` to the last read.
-    heard: AtomicU64,
+    last_read_millis: AtomicU64,
 }
 
 #[derive(Default)]
@@ -104,7 +104,7 @@ enum WriteTurn {
 
 impl PendingRequests {
     /// Returns whether the writer must be woken for the bytes after the first `before`, because it must write them or start to delay.
-    fn tell(&self, before: usize) -> bool {
+    fn must_wake_writer(&self, before: usize) -> bool {
         before == 0 || self.pace.should_write(self.out.len())
     }
 
@@ -130,15 +130,15 @@ impl PendingRequests {
 struct PendingRequest {
     answers: VecDeque<KeyServerAnswer>,
     waker: Option<Waker>,
-    asked: OutstandingFrame,
+    frame: OutstandingFrame,
 }
 
 /// One request with its answers. It is abandoned if it is dropped before its end.
 pub(super) struct KeyServerCall {
     channel: KeyServerChannel,
     id: u64,
-    ended: bool,
-    asked: Instant,
+    is_over: bool,
+    sent_at: Instant,
 }
 
 impl KeyServerChannel {
@@ -150,14 +150,14 @@ impl KeyServerChannel {
         counts: Arc<KeyClientCounters>,
     ) -> Self {
         let inner = Arc::new(Inner {
-            place,
+            target: place,
             counts,
             table: Mutex::default(),
             wake: Notify::new(),
             over: AtomicBool::new(false),
             why: Mutex::new(KeyServerFailure::Lost),
             started: Instant::now(),
-            heard: AtomicU64::new(0),
+            last_read_millis: AtomicU64::new(0),
         });
         let channel = Self { inner };
         let (mine, guard) = (channel.clone(), FailPendingOnDrop(channel.clone()));
@@ -169,7 +169,7 @@ impl KeyServerChannel {
                     .why
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner) = why;
-                tracing::warn!(server = mine.inner.place.name, address = %mine.inner.place.address, reason = why.name(), why = text, "channel to key server");
+                tracing::warn!(server = mine.inner.target.name, address = %mine.inner.target.address, reason = why.name(), why = text, "channel to key server");
             }
         });
         channel
@@ -190,7 +190,10 @@ impl KeyServerChannel {
     }
 
     /// Queues a request and returns the call that receives its answers.
-    pub(super) fn ask(&self, request: &KeyRequest<'_>) -> Result<KeyServerCall, KeyServerFailure> {
+    pub(super) fn send_request(
+        &self,
+        request: &KeyRequest<'_>,
+    ) -> Result<KeyServerCall, KeyServerFailure> {
         let mut table = self.table();
         if self.is_over() {
             return Err(self.why());
@@ -204,18 +207,18 @@ impl KeyServerChannel {
             .map_err(|_| KeyServerFailure::Malformed)?;
         (table.last, table.frames) = (id, table.frames + 1);
         let mut waiting = PendingRequest::default();
-        table.pace.queue(&mut waiting.asked);
+        table.pace.queue(&mut waiting.frame);
         table.waiting.insert(id, waiting);
-        self.tell(table, before);
+        self.wake_writer(table, before);
         Ok(KeyServerCall {
             channel: self.clone(),
             id,
-            ended: false,
-            asked: Instant::now(),
+            is_over: false,
+            sent_at: Instant::now(),
         })
     }
 
-    fn say(&self, id: u64, request: &KeyRequest<'_>) -> Result<(), KeyServerFailure> {
+    fn send_frame(&self, id: u64, request: &KeyRequest<'_>) -> Result<(), KeyServerFailure> {
         let mut table = self.table();
         if self.is_over() {
             return Err(self.why());
@@ -227,14 +230,14 @@ impl KeyServerChannel {
         table.frames += 1;
         let PendingRequests { waiting, pace, .. } = &mut *table;
         if let Some(waiting) = waiting.get_mut(&id) {
-            pace.queue(&mut waiting.asked);
+            pace.queue(&mut waiting.frame);
         }
-        self.tell(table, before);
+        self.wake_writer(table, before);
         Ok(())
     }
 
-    fn tell(&self, table: MutexGuard<'_, PendingRequests>, before: usize) {
-        let tell = table.tell(before);
+    fn wake_writer(&self, table: MutexGuard<'_, PendingRequests>, before: usize) {
+        let tell = table.must_wake_writer(before);
         drop(table);
         if tell {
             self.inner.wake.notify_one();
@@ -248,8 +251,8 @@ impl KeyServerChannel {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn heard(&self) -> Instant {
-        self.inner.started + Duration::from_millis(self.inner.heard.load(Relaxed))
+    fn last_read(&self) -> Instant {
+        self.inner.started + Duration::from_millis(self.inner.last_read_millis.load(Relaxed))
     }
 
     /// Connects and runs the channel until it ends.
@@ -265,7 +268,7 @@ impl KeyServerChannel {
                 format!("not up in {CONNECT_TIMEOUT:?}"),
             )
         })??;
-        let _open = self.inner.counts.channel(&self.inner.place.name);
+        let _open = self.inner.counts.channel(&self.inner.target.name);
         let (read, write) = tokio::io::split(stream);
         let lost = |e: io::Error| (KeyServerFailure::Lost, e.to_string());
         tokio::select! {
@@ -281,7 +284,7 @@ impl KeyServerChannel {
         own: Credential,
         trust: TrustView,
     ) -> Result<(TlsStream<TcpStream>, PeerTrustWatch), (KeyServerFailure, String)> {
-        let place = &self.inner.place;
+        let place = &self.inner.target;
         let certificate = own.current().ok_or_else(|| {
             (
                 KeyServerFailure::NoCertificate,
@@ -328,7 +331,7 @@ impl KeyServerChannel {
 
     fn mark(&self) {
         let now = u64::try_from(self.inner.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.inner.heard.store(now, Relaxed);
+        self.inner.last_read_millis.store(now, Relaxed);
     }
 
     async fn read(
@@ -362,7 +365,7 @@ impl KeyServerChannel {
         let PendingRequests { waiting, pace, .. } = &mut *table;
         // Answers to requests that were abandoned in the meantime are dropped.
         let waker = waiting.get_mut(&id).and_then(|waiting| {
-            pace.record_answer(&mut waiting.asked);
+            pace.record_answer(&mut waiting.frame);
             waiting.answers.push_back(answer);
             waiting.waker.take()
         });
@@ -402,16 +405,16 @@ impl KeyServerChannel {
     /// Ends when the key server stays silent after a PING.
     async fn watch(&self) {
         loop {
-            tokio::time::sleep_until(self.heard() + PING).await;
-            if self.heard().elapsed() < PING {
+            tokio::time::sleep_until(self.last_read() + PING).await;
+            if self.last_read().elapsed() < PING {
                 continue;
             }
-            let before = self.heard();
-            if self.say(PING_ID, &KeyRequest::Ping).is_err() {
+            let before = self.last_read();
+            if self.send_frame(PING_ID, &KeyRequest::Ping).is_err() {
                 return;
             }
             tokio::time::sleep(PING).await;
-            if self.heard() == before {
+            if self.last_read() == before {
                 return;
             }
         }
@@ -479,20 +482,21 @@ impl KeyServerCall {
             }
         })
         .await;
-        self.ended = !matches!(answer, Some(KeyServerAnswer::Send(_)));
+        self.is_over = !matches!(answer, Some(KeyServerAnswer::Send(_)));
         answer
     }
 
     /// Sends more of the peer's bytes.
     pub(super) fn more(&self, bytes: &[u8]) -> Result<(), KeyServerFailure> {
-        bytes
-            .chunks(keyrpc::MORE_BYTES_MAX)
-            .try_for_each(|bytes| self.channel.say(self.id, &KeyRequest::More { bytes }))
+        bytes.chunks(keyrpc::MORE_BYTES_MAX).try_for_each(|bytes| {
+            self.channel
+                .send_frame(self.id, &KeyRequest::More { bytes })
+        })
     }
 
     /// Returns whether the key server has sent anything, for any request, since this request was sent.
-    pub(super) fn heard_since(&self) -> bool {
-        self.channel.heard() > self.asked
+    pub(super) fn has_server_answered(&self) -> bool {
+        self.channel.last_read() > self.sent_at
     }
 
     /// Waits for [`KeyServerCall::answer`] with a timeout. The timeout is split into parts and so counts only while this worker runs: a
@@ -513,11 +517,11 @@ impl KeyServerCall {
     /// [`KeyServerCall::answer_within`].
     pub(super) async fn alive(&self, patience: Duration) -> bool {
         let before = Instant::now();
-        if self.channel.say(PING_ID, &KeyRequest::Ping).is_err() {
+        if self.channel.send_frame(PING_ID, &KeyRequest::Ping).is_err() {
             return false;
         }
         // The time of the last read has a resolution of one millisecond.
-        let heard = || self.channel.heard() + Duration::from_millis(1) >= before;
+        let heard = || self.channel.last_read() + Duration::from_millis(1) >= before;
         for _ in 0..patience.div_duration_f32(PING_CHECK_INTERVAL) as u32 {
             if heard() {
                 return true;
@@ -537,12 +541,12 @@ impl Drop for KeyServerCall {
     fn drop(&mut self) {
         let mut table = self.channel.table();
         if let Some(mut waiting) = table.waiting.remove(&self.id) {
-            table.pace.record_answer(&mut waiting.asked);
+            table.pace.record_answer(&mut waiting.frame);
         }
         drop(table);
-        if !self.ended {
+        if !self.is_over {
             // This fails only on a channel that has ended.
-            let _ = self.channel.say(self.id, &KeyRequest::Abandon);
+            let _ = self.channel.send_frame(self.id, &KeyRequest::Abandon);
         }
     }
 }

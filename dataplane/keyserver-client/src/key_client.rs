@@ -43,7 +43,7 @@ pub struct KeyClientConfig {
 /// One key server with its circuit breaker and counters.
 #[derive(Debug)]
 pub(super) struct KeyServerState {
-    pub(super) place: KeyServerTarget,
+    pub(super) target: KeyServerTarget,
     circuit: CircuitBreaker,
     tally: HandshakeCounters,
 }
@@ -52,7 +52,7 @@ impl KeyServerState {
     fn new(place: KeyServerTarget, counts: &KeyClientCounters) -> Self {
         Self {
             tally: counts.tally(&place.name),
-            place,
+            target: place,
             circuit: CircuitBreaker::new(),
         }
     }
@@ -90,7 +90,7 @@ pub struct KeyClient {
 impl std::fmt::Debug for KeyClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list()
-            .entries(self.inner.provider.iter().map(|k| &k.place.name))
+            .entries(self.inner.provider.iter().map(|k| &k.target.name))
             .finish()
     }
 }
@@ -217,7 +217,7 @@ impl KeyClient {
             )));
         }
         for (n, known) in servers.iter().enumerate() {
-            let name = &known.place.name;
+            let name = &known.target.name;
             let patience = if n + 1 == servers.len() {
                 self.inner.trip * LAST_SERVER_TIMEOUT_FACTOR
             } else {
@@ -229,7 +229,7 @@ impl KeyClient {
                 continue;
             }
             let start = Instant::now();
-            let why = match self.channel(&known.place).ask(request) {
+            let why = match self.channel(&known.target).send_request(request) {
                 Err(why) => why,
                 Ok(mut exchange) => match exchange.answer_within(patience).await {
                     Some(Some(KeyServerAnswer::Refused(why, text))) => {
@@ -253,7 +253,7 @@ impl KeyClient {
                     }
                     Some(None) => exchange.why(),
                     // The server answers others, so it is only slow with this request; the circuit breaker does not count that.
-                    None if exchange.heard_since() => {
+                    None if exchange.has_server_answered() => {
                         counts.failed(name, KeyServerFailure::Deadline);
                         tried.push(format!("{name}: no answer in {patience:?}"));
                         continue;
@@ -292,7 +292,7 @@ impl KeyClient {
             .unwrap_or(u32::MAX);
         let request = KeyRequest::Sign {
             key,
-            shown: Some(shown),
+            presented: Some(shown),
             scheme,
             deadline_ms,
             input,
@@ -304,7 +304,7 @@ impl KeyClient {
                 Ok(bytes)
             }
             _ => Err(KeyServerError::Answer {
-                server: known.place.name.clone(),
+                server: known.target.name.clone(),
                 what: "not a signature",
             }),
         }
@@ -327,7 +327,7 @@ impl KeyClient {
                 ))
             }
             _ => Err(KeyServerError::Answer {
-                server: known.place.name.clone(),
+                server: known.target.name.clone(),
                 what: "no certificates",
             }),
         }

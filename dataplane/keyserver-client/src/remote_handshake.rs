@@ -162,7 +162,7 @@ async fn run_handshake<IO: Transport>(
         .first(&requester.provider(), &begin)
         .await
         .map_err(TlsError::KeyServer)?;
-    let server = &known.place.name;
+    let server = &known.target.name;
     // The peer now gets its first bytes: from here on no other key server can continue the handshake.
     let mut records = RecordTracker::default();
     loop {
@@ -268,7 +268,7 @@ async fn next<IO: Transport>(
     trip: Duration,
     known: &KeyServerState,
 ) -> Result<KeyServerAnswer, TlsError> {
-    let lost = || TlsError::KeyServer(KeyServerError::Lost(known.place.name.clone()));
+    let lost = || TlsError::KeyServer(KeyServerError::Lost(known.target.name.clone()));
     let mut due: Option<Instant> = None;
     loop {
         let before = given.len();

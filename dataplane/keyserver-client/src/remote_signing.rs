@@ -30,7 +30,7 @@ const RETRY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// State of the handshake for which a thread signs.
 struct SigningContext {
-    asked: bool,
+    has_signed: bool,
     failed: Option<KeyServerError>,
 }
 
@@ -48,7 +48,7 @@ struct Inner {
     requester: KeyClient,
     servers: KeyServerOrder,
     key: KeyName,
-    shown: ArcSwapOption<PresentedCertificate>,
+    presented: ArcSwapOption<PresentedCertificate>,
 }
 
 /// The certificates that peers get.
@@ -61,9 +61,9 @@ struct PresentedCertificate {
 impl Inner {
     /// Drops the cached certificates of a key with which no server signs any more, so that the next handshake requests the current ones.
     fn forget(&self, spki: &SpkiHash) {
-        let held = self.shown.load();
+        let held = self.presented.load();
         if held.as_ref().is_some_and(|shown| shown.spki == *spki) {
-            self.shown.compare_and_swap(&held, None);
+            self.presented.compare_and_swap(&held, None);
         }
     }
 }
@@ -91,7 +91,7 @@ impl RemoteKey {
                 requester: requester.clone(),
                 servers,
                 key,
-                shown: ArcSwapOption::empty(),
+                presented: ArcSwapOption::empty(),
             }),
         }
     }
@@ -102,7 +102,7 @@ impl RemoteKey {
     /// # Errors
     /// No certificates were ever received, and no key server answers or the answer is unusable.
     pub async fn certified(&self) -> Result<Arc<CertifiedKey>, KeyServerError> {
-        let held = self.inner.shown.load_full();
+        let held = self.inner.presented.load_full();
         if let Some(shown) = held
             .as_deref()
             .filter(|shown| shown.since.elapsed() < CHAIN_LIFE)
@@ -118,7 +118,7 @@ impl RemoteKey {
             Ok((chain, servers)) => {
                 let shown = self.to_show(chain, servers)?;
                 let certified = shown.certified.clone();
-                self.inner.shown.store(Some(Arc::new(shown)));
+                self.inner.presented.store(Some(Arc::new(shown)));
                 Ok(certified)
             }
             Err(e) => held.map(|shown| shown.certified.clone()).ok_or(e),
@@ -179,11 +179,11 @@ impl RemoteKey {
         let job = move || {
             let _in = runtime.enter();
             NOW.set(Some(SigningContext {
-                asked: false,
+                has_signed: false,
                 failed: None,
             }));
             let mut step = HandshakeProgress::Going(start.into_stream_with(config, |_| {}));
-            if NOW.with_borrow(|now| now.as_ref().is_some_and(|n| !n.asked)) {
+            if NOW.with_borrow(|now| now.as_ref().is_some_and(|n| !n.has_signed)) {
                 // The client must send another key share first; the step after that signs.
                 if let HandshakeProgress::Going(accept) = step {
                     let limited = async { tokio::time::timeout(RETRY_PATIENCE, accept).await };
@@ -265,7 +265,7 @@ struct RemoteSchemeSigner {
 
 impl Signer for RemoteSchemeSigner {
     fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rustls::Error> {
-        let here = NOW.with_borrow_mut(|now| now.as_mut().map(|n| n.asked = true).is_some());
+        let here = NOW.with_borrow_mut(|now| now.as_mut().map(|n| n.has_signed = true).is_some());
         if !here {
             // Waiting here would stop a worker with all its connections.
             return Err(rustls::Error::General(

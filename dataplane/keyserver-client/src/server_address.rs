@@ -57,7 +57,7 @@ pub(super) struct KeyServerTarget {
     pub(super) identity: Identity,
 }
 
-fn place(
+fn key_server_target(
     name: &ObjectName,
     az: AzName,
     tenant: Option<TenantName>,
@@ -84,14 +84,14 @@ pub(super) fn order(own: &AzName, mut servers: Vec<ServerAddress>) -> Vec<KeySer
     servers.sort_by_key(|s| s.az != *own);
     servers
         .iter()
-        .filter_map(|s| place(&s.name, s.az.clone(), None, s.address))
+        .filter_map(|s| key_server_target(&s.name, s.az.clone(), None, s.address))
         .collect()
 }
 
 /// Returns the targets of a tenant's own key server; all its addresses belong to one server.
 pub(super) fn of_tenant(own: &AzName, server: &KeyServer) -> Vec<KeyServerTarget> {
     let at = |address: &SocketAddr| {
-        place(
+        key_server_target(
             &server.name,
             own.clone(),
             Some(server.tenant.clone()),

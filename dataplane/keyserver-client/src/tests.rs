@@ -19,7 +19,7 @@ use super::server_address::KeyServerTarget;
 const ALICE: &str = "spiffe://alpha.example/ns/shop/sa/alice";
 const BOB: &str = "spiffe://alpha.example/ns/shop/sa/bob";
 
-fn place(address: std::net::SocketAddr) -> KeyServerTarget {
+fn key_server_target(address: std::net::SocketAddr) -> KeyServerTarget {
     KeyServerTarget {
         name: "ks1".into(),
         address,
@@ -34,7 +34,7 @@ async fn waiting(components: &TestCa) -> (KeyServerChannel, TcpListener) {
     let counts = Arc::new(KeyClientCounters::new(&Registry::new()));
     (
         KeyServerChannel::start(
-            place(listener.local_addr().unwrap()),
+            key_server_target(listener.local_addr().unwrap()),
             components.credential(&me),
             TrustView::without_bundles(),
             counts,
@@ -50,24 +50,24 @@ async fn a_channel_limits_requests_and_bytes() {
     let held: Vec<_> = (0..IN_FLIGHT_MAX)
         .map(|_| {
             channel
-                .ask(&KeyRequest::Chain {
+                .send_request(&KeyRequest::Chain {
                     key: KeyName::File("alpha/shop/a".parse().unwrap()),
                 })
                 .unwrap()
         })
         .collect();
     assert_eq!(
-        channel.ask(&KeyRequest::Ping).err(),
+        channel.send_request(&KeyRequest::Ping).err(),
         Some(KeyServerFailure::Busy)
     );
     drop(held);
-    assert!(channel.ask(&KeyRequest::Ping).is_ok());
+    assert!(channel.send_request(&KeyRequest::Ping).is_ok());
     let (channel, _listener) = waiting(&components).await;
     let input = vec![0; 60_000];
     let sign = || {
-        channel.ask(&KeyRequest::Sign {
+        channel.send_request(&KeyRequest::Sign {
             key: KeyName::File("alpha/shop/a".parse().unwrap()),
-            shown: None,
+            presented: None,
             scheme: 0x0403,
             deadline_ms: 0,
             input: &input,
@@ -207,13 +207,13 @@ async fn a_key_server_that_talks_nonsense_is_left() {
         let me = identity("spiffe://components.canal/ns/canal-system/sa/gateway.r1");
         let counts = Arc::new(KeyClientCounters::new(&Registry::new()));
         let channel = KeyServerChannel::start(
-            place(listener.local_addr().unwrap()),
+            key_server_target(listener.local_addr().unwrap()),
             components.credential(&me),
             TrustView::without_bundles(),
             counts,
         );
         let mut exchange = channel
-            .ask(&KeyRequest::Chain {
+            .send_request(&KeyRequest::Chain {
                 key: KeyName::File("alpha/shop/a".parse().unwrap()),
             })
             .unwrap();

@@ -73,7 +73,7 @@ async fn signatures(
             for _ in 0..count / CONCURRENCY {
                 let mut call = channel.start_call(&KeyRequest::Sign {
                     key: key.clone(),
-                    shown: None,
+                    presented: None,
                     scheme,
                     deadline_ms: 0,
                     input: &input,
@@ -111,7 +111,7 @@ async fn handshakes(
         let own = own.to_string();
         tasks.push(tokio::spawn(async move {
             for _ in 0..count / CONCURRENCY {
-                let said = channel.shake(&own, &mut peers.client()).await;
+                let said = channel.run_handshake(&own, &mut peers.client()).await;
                 assert!(matches!(said, ServerReply::Done { .. }), "{said:?}");
             }
         }));

@@ -79,7 +79,7 @@ struct ChannelEntry {
     key: KeyName,
     tenant: TenantName,
     progress: RequestProgress,
-    place: QuotaPermit,
+    permit: QuotaPermit,
     _under_way: Option<HandshakeGaugeGuard>,
 }
 
@@ -112,7 +112,7 @@ pub(crate) struct EngineContext {
 
 impl EngineContext {
     /// Returns the key of certificates that a peer is presented: the key of the name, or its predecessor.
-    fn shown(
+    fn presented_key(
         &self,
         certified: Arc<CertifiedPrivateKey>,
         shown: Option<SpkiHash>,
@@ -124,8 +124,8 @@ impl EngineContext {
             KeyName::File(service) => self
                 .files
                 .as_ref()
-                .and_then(|files| files.shown(service, &spki)),
-            name => self.provisioner.shown(name, &spki),
+                .and_then(|files| files.presented_key(service, &spki)),
+            name => self.provisioner.presented_key(name, &spki),
         };
         before.ok_or_else(|| {
             RequestRejection::new(
@@ -265,7 +265,7 @@ impl RequesterChannel {
             Ok(KeyRequest::Begin(begin)) => self.begin(id, &begin),
             Ok(KeyRequest::Sign {
                 key,
-                shown,
+                presented: shown,
                 scheme,
                 deadline_ms,
                 input,
@@ -337,7 +337,7 @@ impl RequesterChannel {
         let scheme = SignatureScheme::from(scheme);
         let input = input.to_vec();
         let then = move |channel: &Arc<Self>, ticket, certified: Arc<CertifiedPrivateKey>| {
-            let certified = channel.core.shown(certified, shown)?;
+            let certified = channel.core.presented_key(certified, shown)?;
             if !certified.key.schemes().contains(&scheme) {
                 return Err(RequestRejection::new(
                     KeyRefusal::Scheme,
@@ -366,7 +366,7 @@ impl RequesterChannel {
             |channel, ticket, certified| {
                 channel.end(ticket, |_| {
                     let chain = certified.chain.iter().map(|c| &**c).collect();
-                    channel.core.counts.done(
+                    channel.core.counts.count_operation(
                         KeyOperation::Chain,
                         certified.key.lane(),
                         &certified.tenant,
@@ -510,7 +510,7 @@ impl RequesterChannel {
             progress: RequestProgress::Busy {
                 pending: Vec::new(),
             },
-            place,
+            permit: place,
             _under_way: under_way,
         };
         table.insert(id, entry);
@@ -641,7 +641,7 @@ impl RequesterChannel {
         let mut late = Vec::new();
         lock(&self.table).retain(|id, entry| {
             let is_late = entry.ticket.deadline <= now;
-            let ends = (is_late || entry.place.is_revoked()) && matches!(entry.progress, RequestProgress::Peer(_));
+            let ends = (is_late || entry.permit.is_revoked()) && matches!(entry.progress, RequestProgress::Peer(_));
             if ends {
                 let no = if is_late {
                     RequestRejection::new(KeyRefusal::HandshakeTime, "the peer let the handshake's time run out")
@@ -672,7 +672,7 @@ impl RequesterChannel {
                 self.refuse(id, &RequestRejection::new(name, text).of(&entry.tenant));
             }),
             OperationResult::Signature { certified, bytes } => self.end(ticket, |_| {
-                self.core.counts.done(
+                self.core.counts.count_operation(
                     KeyOperation::Signature,
                     certified.key.lane(),
                     &certified.tenant,
@@ -684,9 +684,11 @@ impl RequesterChannel {
                 certified,
                 finished,
             } => self.end(ticket, |entry| {
-                self.core
-                    .counts
-                    .done(entry.operation, certified.key.lane(), &certified.tenant);
+                self.core.counts.count_operation(
+                    entry.operation,
+                    certified.key.lane(),
+                    &certified.tenant,
+                );
                 let done = HandshakeResult {
                     bytes: &finished.send,
                     consumed: u32::try_from(finished.consumed).unwrap_or(u32::MAX),
@@ -696,7 +698,7 @@ impl RequesterChannel {
                     server_traffic: &finished.server_traffic,
                     peer: finished.peer.clone(),
                     leaf: &finished.leaf,
-                    above: finished.shown.above(),
+                    above: finished.peer_leaf.above(),
                 };
                 self.enqueue_response(id, &KeyResponse::Done(done));
             }),

@@ -67,7 +67,7 @@ pub(crate) struct KeyServerCounters {
     operations: CounterFamily,
     refusals: CounterFamily,
     unauthenticated: CounterFamily,
-    ended: CounterFamily,
+    channel_ends: CounterFamily,
     pub(crate) handshakes: SharedGauge,
     pub(crate) channels: Limit,
 }
@@ -106,7 +106,7 @@ impl KeyServerCounters {
                 "Connections that did not become channels.",
                 &["reason"],
             ),
-            ended: counters(
+            channel_ends: counters(
                 "canal_key_channels_ended_total",
                 "Channels that ended.",
                 &["reason"],
@@ -122,7 +122,12 @@ impl KeyServerCounters {
         }
     }
 
-    pub(crate) fn done(&self, kind: KeyOperation, lane: OperationQueue, tenant: &TenantName) {
+    pub(crate) fn count_operation(
+        &self,
+        kind: KeyOperation,
+        lane: OperationQueue,
+        tenant: &TenantName,
+    ) {
         self.operations
             .shared(&[kind.name(), lane.name(), tenant.as_str()])
             .inc();
@@ -139,7 +144,7 @@ impl KeyServerCounters {
         self.unauthenticated.shared(&[reason]).inc();
     }
 
-    pub(crate) fn ended(&self, reason: ChannelEndReason) {
-        self.ended.shared(&[reason.name()]).inc();
+    pub(crate) fn count_channel_end(&self, reason: ChannelEndReason) {
+        self.channel_ends.shared(&[reason.name()]).inc();
     }
 }

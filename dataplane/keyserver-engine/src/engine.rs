@@ -298,7 +298,7 @@ async fn watch(core: std::sync::Weak<EngineContext>, drain: DrainObserver) {
 }
 
 /// Performs TLS on a connection that sends its first byte in time.
-async fn greet(
+async fn accept_tls(
     stream: TcpStream,
     config: Arc<rustls::ServerConfig>,
 ) -> Result<TlsStream<TcpStream>, &'static str> {
@@ -340,7 +340,7 @@ async fn start_channel(
         return core.counts.unauthenticated("no_certificate");
     };
     let authenticated = tokio::select! {
-        authenticated = greet(stream, config) => authenticated,
+        authenticated = accept_tls(stream, config) => authenticated,
         () = permit.revoked() => Err("displaced"),
     };
     let stream = match authenticated {
@@ -384,7 +384,7 @@ async fn start_channel(
     };
     channel.clear();
     writer.abort();
-    core.counts.ended(ended);
+    core.counts.count_channel_end(ended);
     tracing::info!(requester = %caller.requester, reason = ?ended, "channel closed");
 }
 

@@ -50,7 +50,7 @@ impl ChannelPeer {
 struct TenantEntitlements {
     name: TenantName,
     trust_domain: TrustDomain,
-    place: KeyLocation,
+    key_location: KeyLocation,
     algorithm: KeyAlgorithm,
     /// Entitlements of this tenant as the controller sent them, by requester.
     entitlements: HashMap<KeyRequester, Arc<Resource>>,
@@ -107,7 +107,7 @@ impl EntitlementIndex {
                     let tenant = TenantEntitlements {
                         name: t.name.clone(),
                         trust_domain: t.trust_domain.clone(),
-                        place: t.keys.location,
+                        key_location: t.keys.location,
                         algorithm: t.keys.algorithm,
                         entitlements: HashMap::new(),
                     };
@@ -168,7 +168,7 @@ impl EntitlementIndex {
         tenant: Option<&'a Arc<TenantEntitlements>>,
     ) -> Result<&'a TenantEntitlements, KeyRefusal> {
         tenant
-            .filter(|t| t.place == KeyLocation::KeyServer)
+            .filter(|t| t.key_location == KeyLocation::KeyServer)
             .map(|t| &**t)
             .ok_or(KeyRefusal::UnknownTenant)
     }
@@ -189,7 +189,7 @@ impl EntitlementIndex {
         for tenant in self
             .names
             .values()
-            .filter(|t| t.place == KeyLocation::KeyServer)
+            .filter(|t| t.key_location == KeyLocation::KeyServer)
         {
             let of = |r: &Arc<Resource>| {
                 if let Resource::Entitlement(e) = &**r {
@@ -237,7 +237,7 @@ impl EntitlementIndex {
             .map(|t| {
                 let shown = serde_json::json!({
                     "trust_domain": t.trust_domain.to_string(),
-                    "keys": format!("{:?}", t.place),
+                    "keys": format!("{:?}", t.key_location),
                     "algorithm": format!("{:?}", t.algorithm),
                     "entitlements": entitlements(t),
                 });

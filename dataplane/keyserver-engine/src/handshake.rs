@@ -60,7 +60,7 @@ pub struct HandshakeOutcome {
     pub peer: Identity,
     pub leaf: CertificateDer<'static>,
     /// Facts about the leaf, and about the certificates above it.
-    pub shown: Arc<PeerLeaf>,
+    pub peer_leaf: Arc<PeerLeaf>,
 }
 
 /// Prints the outcome without its secrets.
@@ -232,7 +232,7 @@ impl RelayedHandshake {
             server_traffic,
             peer,
             leaf: leaf.clone().into_owned(),
-            shown,
+            peer_leaf: shown,
         }))
     }
 }

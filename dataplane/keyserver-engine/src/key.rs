@@ -231,10 +231,10 @@ impl PrivateKey {
         if !self.schemes().contains(&scheme) {
             return Err(PrivateKeyError::Scheme);
         }
-        self.opened()?.sign(scheme, message)
+        self.plaintext()?.sign(scheme, message)
     }
 
-    fn opened(&self) -> Result<Rc<PlaintextKey>, PrivateKeyError> {
+    fn plaintext(&self) -> Result<Rc<PlaintextKey>, PrivateKeyError> {
         if let Some(known) = OPENED.with_borrow_mut(|o| o.find(self.number)) {
             return Ok(known);
         }
@@ -300,7 +300,7 @@ struct CachedPlaintextKey {
 struct PlaintextKeyCache {
     batch: bool,
     linger: Duration,
-    held: Vec<CachedPlaintextKey>,
+    keys: Vec<CachedPlaintextKey>,
 }
 
 thread_local! {
@@ -309,7 +309,7 @@ thread_local! {
 
 impl PlaintextKeyCache {
     fn find(&mut self, number: u64) -> Option<Rc<PlaintextKey>> {
-        let held = self.held.iter_mut().find(|h| h.number == number)?;
+        let held = self.keys.iter_mut().find(|h| h.number == number)?;
         held.used = Instant::now();
         Some(held.open.clone())
     }
@@ -318,11 +318,11 @@ impl PlaintextKeyCache {
         if !self.batch {
             return;
         }
-        if self.held.len() >= OPEN_MAX {
-            self.held.remove(0);
+        if self.keys.len() >= OPEN_MAX {
+            self.keys.remove(0);
         }
         let now = Instant::now();
-        self.held.push(CachedPlaintextKey {
+        self.keys.push(CachedPlaintextKey {
             number: key.number,
             lane: key.lane(),
             open: open.clone(),
@@ -334,7 +334,7 @@ impl PlaintextKeyCache {
     /// Wipes keys that may not stay open: between batches everything but RSA keys that were used a moment ago.
     fn wipe(&mut self) {
         let linger = self.linger;
-        self.held.retain(|h| {
+        self.keys.retain(|h| {
             h.lane == OperationQueue::Rsa
                 && h.used.elapsed() < linger
                 && h.since.elapsed() < OPEN_TIME_MAX
@@ -370,7 +370,7 @@ impl Drop for SigningBatch {
 pub fn wipe_idle() -> bool {
     OPENED.with_borrow_mut(|o| {
         o.wipe();
-        !o.held.is_empty()
+        !o.keys.is_empty()
     })
 }
 

@@ -34,7 +34,7 @@ struct QueuedTask<W> {
 
 struct PoolState<W> {
     queue: FairQueue<QueuedTask<W>>,
-    ended: bool,
+    is_stopped: bool,
 }
 
 struct PoolShared<W> {
@@ -98,7 +98,7 @@ impl<W: PoolTask> OperationPool<W> {
             Arc::new(PoolShared {
                 state: Mutex::new(PoolState {
                     queue: FairQueue::default(),
-                    ended: false,
+                    is_stopped: false,
                 }),
                 ready: Condvar::new(),
                 under_way: AtomicUsize::new(0),
@@ -162,7 +162,7 @@ impl<W: PoolTask> OperationPool<W> {
 impl<W: PoolTask> Drop for OperationPool<W> {
     fn drop(&mut self) {
         for shared in &self.lanes {
-            lock(&shared.state).ended = true;
+            lock(&shared.state).is_stopped = true;
             shared.ready.notify_all();
         }
         // A worker that drops the pool must not wait for itself.
@@ -243,7 +243,7 @@ fn next<W>(shared: &PoolShared<W>, linger: Duration) -> Option<Vec<QueuedTask<W>
             shared.under_way.fetch_add(batch.len(), Relaxed);
             return Some(batch);
         }
-        if state.ended {
+        if state.is_stopped {
             return None;
         }
         if open {

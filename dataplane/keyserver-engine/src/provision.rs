@@ -106,7 +106,7 @@ struct ProvisionEntry {
 
 #[derive(Default)]
 struct ProvisionState {
-    wanted: HashMap<KeyName, ProvisionEntry>,
+    entries: HashMap<KeyName, ProvisionEntry>,
     /// Names that are due, the next one first.
     queue: VecDeque<KeyName>,
 }
@@ -117,7 +117,7 @@ struct Inner {
     trust: TrustStore,
     /// Identity of the key server itself, with its claim.
     own: (Identity, KeyClaim),
-    held: RwLock<HashMap<KeyName, KeySlot>>,
+    keys: RwLock<HashMap<KeyName, KeySlot>>,
     state: Mutex<ProvisionState>,
     wake: Notify,
     /// True if all names must be checked, and not only those queued.
@@ -198,7 +198,7 @@ impl Provisioner {
             vault,
             trust,
             own,
-            held: RwLock::default(),
+            keys: RwLock::default(),
             state: Mutex::default(),
             wake: Notify::new(),
             scan: AtomicBool::new(true),
@@ -221,7 +221,7 @@ impl Provisioner {
         inner.show(registry);
         let name = KeyName::Identity(inner.own.0.clone());
         lock(&inner.state)
-            .wanted
+            .entries
             .insert(name, ProvisionEntry::new(inner.own.1.clone()));
         tokio::spawn(run(Arc::downgrade(&inner), drain));
         Self { inner }
@@ -238,14 +238,14 @@ impl Provisioner {
     }
 
     /// Returns the key of certificates that a peer is presented: the current one, or its predecessor.
-    pub(crate) fn shown(
+    pub(crate) fn presented_key(
         &self,
         name: &KeyName,
         spki: &SpkiHash,
     ) -> Option<Arc<CertifiedPrivateKey>> {
         let held = self
             .inner
-            .held
+            .keys
             .read()
             .unwrap_or_else(PoisonError::into_inner);
         held.get(name)?
@@ -288,7 +288,7 @@ impl Provisioner {
         let mut state = lock(&self.inner.state);
         let own = KeyName::Identity(self.inner.own.0.clone());
         let mut gone = Vec::new();
-        state.wanted.retain(|name, want| {
+        state.entries.retain(|name, want| {
             let claim = match name {
                 KeyName::Identity(_) if *name == own => return true,
                 KeyName::Identity(identity) => claims.get(identity).cloned(),
@@ -311,7 +311,7 @@ impl Provisioner {
         });
         for (identity, claim) in claims {
             state
-                .wanted
+                .entries
                 .entry(KeyName::Identity(identity))
                 .or_insert_with(|| ProvisionEntry::new(claim));
         }
@@ -324,7 +324,7 @@ impl Provisioner {
     /// Returns the number of stored keys, whether their certificates are valid or not.
     pub fn count(&self) -> usize {
         self.inner
-            .held
+            .keys
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .len()
@@ -340,7 +340,7 @@ impl Provisioner {
         let state = lock(&self.inner.state);
         let held = self
             .inner
-            .held
+            .keys
             .read()
             .unwrap_or_else(PoisonError::into_inner);
         let one = |(name, want): (&KeyName, &ProvisionEntry)| {
@@ -352,7 +352,7 @@ impl Provisioner {
                 error: want.error.clone(),
             }
         };
-        let mut all: Vec<_> = state.wanted.iter().map(one).collect();
+        let mut all: Vec<_> = state.entries.iter().map(one).collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     }
@@ -360,7 +360,7 @@ impl Provisioner {
 
 impl Inner {
     fn valid(&self, name: &KeyName) -> Option<Arc<CertifiedPrivateKey>> {
-        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        let held = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         held.get(name)
             .map(KeySlot::current)
             .filter(|c| c.valid_at(SystemTime::now()))
@@ -379,7 +379,10 @@ impl Inner {
             // The certificate came after the caller's check: it is found now, and must not be requested once more.
             return Ok(());
         }
-        let ProvisionState { wanted, queue } = &mut *state;
+        let ProvisionState {
+            entries: wanted,
+            queue,
+        } = &mut *state;
         if !wanted.contains_key(name) {
             let services = wanted
                 .keys()
@@ -413,7 +416,7 @@ impl Inner {
     }
 
     fn hold(&self, name: &KeyName, next: Arc<CertifiedPrivateKey>) {
-        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.keys.write().unwrap_or_else(PoisonError::into_inner);
         let before = held.remove(name);
         held.insert(
             name.clone(),
@@ -422,7 +425,7 @@ impl Inner {
     }
 
     fn forget(&self, names: &[KeyName]) {
-        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.keys.write().unwrap_or_else(PoisonError::into_inner);
         for name in names {
             if held.remove(name).is_some() {
                 tracing::info!(%name, "no requester is entitled to this key or uses it any more; removed");
@@ -433,7 +436,7 @@ impl Inner {
     /// Drops old predecessors. It is separate from [`Inner::poll`], which takes longer, because requests wait for a writer.
     fn tidy(&self) {
         let now = std::time::Instant::now();
-        self.held
+        self.keys
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .values_mut()
@@ -446,8 +449,11 @@ impl Inner {
         // Lock order, everywhere: the state before the keys.
         let mut state = lock(&self.state);
         self.tidy();
-        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
-        let ProvisionState { wanted, queue } = &mut *state;
+        let held = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        let ProvisionState {
+            entries: wanted,
+            queue,
+        } = &mut *state;
         let mut unused = Vec::new();
         for (name, want) in wanted.iter_mut().filter(|(_, w)| !w.queued) {
             let certified = held.get(name).map(KeySlot::current);
@@ -485,7 +491,7 @@ impl Inner {
             (None, renew) => renew.map(|t| t.duration_since(now).unwrap_or_default()),
         };
         let state = lock(&self.state);
-        let resting = state.wanted.values().filter(|w| !w.under_way && !w.queued);
+        let resting = state.entries.values().filter(|w| !w.under_way && !w.queued);
         // Not shorter than 10 ms, so that a name that is always due costs little.
         resting
             .filter_map(left)
@@ -498,7 +504,10 @@ impl Inner {
     fn next(&self) -> Option<(KeyName, KeyClaim)> {
         let now = SystemTime::now();
         let mut state = lock(&self.state);
-        let ProvisionState { wanted, queue } = &mut *state;
+        let ProvisionState {
+            entries: wanted,
+            queue,
+        } = &mut *state;
         while let Some(name) = queue.pop_front() {
             let Some(want) = wanted.get_mut(&name) else {
                 continue;
@@ -588,7 +597,7 @@ impl Inner {
     ) {
         let mut state = lock(&self.state);
         // If the name was dropped meanwhile, its certificate is dropped too.
-        if let Some(want) = state.wanted.get_mut(name) {
+        if let Some(want) = state.entries.get_mut(name) {
             want.under_way = false;
             match outcome {
                 Ok(certified) if want.claim == *claim => {
@@ -628,7 +637,7 @@ impl Inner {
             "Keys made here and held.",
             move || {
                 a.upgrade().map_or(0.0, |i| {
-                    i.held.read().unwrap_or_else(PoisonError::into_inner).len() as f64
+                    i.keys.read().unwrap_or_else(PoisonError::into_inner).len() as f64
                 })
             },
         );
@@ -639,9 +648,9 @@ impl Inner {
                 let Some(inner) = b.upgrade() else { return 0.0 };
                 let now = SystemTime::now();
                 let state = lock(&inner.state);
-                let held = inner.held.read().unwrap_or_else(PoisonError::into_inner);
+                let held = inner.keys.read().unwrap_or_else(PoisonError::into_inner);
                 state
-                    .wanted
+                    .entries
                     .keys()
                     .filter(|k| held.get(k).is_none_or(|h| !h.current().valid_at(now)))
                     .count() as f64

@@ -23,7 +23,7 @@ const IDLE_GATEWAYS_MAX: usize = 256;
 #[derive(Debug)]
 struct RequesterAccount {
     limit: TenantLimit,
-    taken: usize,
+    in_use: usize,
 }
 
 /// Key of an account: the requester, and for a node its tenant, because two tenants may each have a node of the same name.
@@ -45,7 +45,7 @@ impl QuotaCounts {
     /// Drops the accounts of gateways with nothing in progress, and sums their counts.
     fn forget_idle(&mut self) {
         self.idle = 0;
-        for (_, gone) in self.requesters.extract_if(|_, account| account.taken == 0) {
+        for (_, gone) in self.requesters.extract_if(|_, account| account.in_use == 0) {
             let usage = gone.limit.usage();
             self.before.0 +=
                 usage.refused_before + usage.holders.iter().map(|h| h.refused).sum::<u64>();
@@ -112,7 +112,7 @@ impl Quotas {
         } else {
             limit.set_default_share(Share::Percent(100));
         }
-        RequesterAccount { limit, taken: 0 }
+        RequesterAccount { limit, in_use: 0 }
     }
 
     /// Applies the provider's shares. Operations in progress continue.
@@ -174,7 +174,7 @@ impl Quotas {
         let was_idle = counts
             .requesters
             .get(&key)
-            .is_some_and(|account| account.taken == 0);
+            .is_some_and(|account| account.in_use == 0);
         if counts.idle >= IDLE_GATEWAYS_MAX && !was_idle {
             counts.forget_idle();
         }
@@ -201,7 +201,7 @@ impl Quotas {
             }
             Err(_) => return Err(KeyRefusal::RequesterBusy),
         };
-        account.taken += 1;
+        account.in_use += 1;
         *idle = idle.saturating_sub(usize::from(was_idle));
         *tenants.entry(tenant.clone()).or_default() += 1;
         Ok(QuotaPermit {
@@ -278,8 +278,8 @@ impl Drop for QuotaPermit {
             }
         }
         if let Some(account) = counts.requesters.get_mut(&self.account) {
-            account.taken -= 1;
-            match (account.taken, self.quotas.is_divided(&self.account.1)) {
+            account.in_use -= 1;
+            match (account.in_use, self.quotas.is_divided(&self.account.1)) {
                 // The account stays for its counts of refusals; see `QuotaCounts::forget_idle`.
                 (0, true) => counts.idle += 1,
                 // The permit itself retains the limit as long as it needs it.

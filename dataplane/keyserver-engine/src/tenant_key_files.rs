@@ -107,7 +107,7 @@ struct Allow {
 
 struct LoadedKeyFile {
     stamps: (KeyFileFingerprint, KeyFileFingerprint),
-    held: Option<KeySlot>,
+    key: Option<KeySlot>,
     error: String,
 }
 
@@ -117,7 +117,7 @@ pub struct TenantKeyFiles {
     tenant: TenantName,
     vault: Arc<Vault>,
     allow: Mutex<Allow>,
-    known: RwLock<HashMap<ServiceKey, LoadedKeyFile>>,
+    keys: RwLock<HashMap<ServiceKey, LoadedKeyFile>>,
     /// Certificate files whose names are of no service, as of the last scan.
     misnamed: Mutex<Vec<String>>,
     /// Number of keys above [`FILES_MAX`], as of the last scan.
@@ -187,7 +187,7 @@ impl TenantKeyFiles {
                 list: AllowList::new(),
                 error: "not read yet".into(),
             }),
-            known: RwLock::default(),
+            keys: RwLock::default(),
             misnamed: Mutex::default(),
             over: AtomicUsize::new(0),
             broken: registry.counters(broken).shared(&[]),
@@ -242,18 +242,18 @@ impl TenantKeyFiles {
             );
         }
         self.report_misnamed(misnamed);
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.keys.write().unwrap_or_else(PoisonError::into_inner);
         known.retain(|name, _| found.contains_key(name));
         let now = Instant::now();
         known
             .values_mut()
-            .filter_map(|k| k.held.as_mut())
+            .filter_map(|k| k.key.as_mut())
             .for_each(|held| held.tidy(now));
         for (name, stamps) in found {
             if known.get(&name).is_some_and(|k| k.stamps == stamps) {
                 continue;
             }
-            let before = known.remove(&name).and_then(|k| k.held);
+            let before = known.remove(&name).and_then(|k| k.key);
             let (held, error) = match self.load(&name) {
                 Ok(certified) => {
                     tracing::info!(key = %name, until = ?certified.not_after, "key read");
@@ -272,7 +272,7 @@ impl TenantKeyFiles {
                 name,
                 LoadedKeyFile {
                     stamps,
-                    held,
+                    key: held,
                     error,
                 },
             );
@@ -384,25 +384,25 @@ impl TenantKeyFiles {
         if decide(&self.fresh().list, name, &caller.requester) == AllowResult::Refused {
             return Err(KeyRefusal::NotAllowed);
         }
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         known
             .get(name)
-            .and_then(|k| k.held.as_ref())
+            .and_then(|k| k.key.as_ref())
             .map(|held| held.current().clone())
             .ok_or(KeyRefusal::UnknownKey)
     }
 
     /// Returns the key of certificates that a peer is presented: the current one, or its predecessor. [`TenantKeyFiles::find`] decides on
     /// its use.
-    pub(crate) fn shown(
+    pub(crate) fn presented_key(
         &self,
         name: &ServiceKey,
         spki: &SpkiHash,
     ) -> Option<Arc<CertifiedPrivateKey>> {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         known
             .get(name)?
-            .held
+            .key
             .as_ref()?
             .by_spki(spki, Instant::now())
             .cloned()
@@ -410,21 +410,21 @@ impl TenantKeyFiles {
 
     /// Returns the number of keys in use.
     pub fn count(&self) -> usize {
-        self.known
+        self.keys
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .values()
-            .filter(|k| k.held.is_some())
+            .filter(|k| k.key.is_some())
             .count()
     }
 
     /// Returns the status of the keys sorted by name, then of files whose names match no service,
     /// then of the allow list if it is unreadable.
     pub fn status(&self) -> Vec<FileStatus> {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         let one = |(service, k): (&ServiceKey, &LoadedKeyFile)| FileStatus {
             name: stem(service),
-            algorithm: k.held.as_ref().map(|held| held.current().key.lane().name()),
+            algorithm: k.key.as_ref().map(|held| held.current().key.lane().name()),
             error: k.error.clone(),
         };
         let mut all: Vec<_> = known.iter().map(one).collect();

@@ -24,7 +24,7 @@ const NETWORK_PREFIX: (u8, u8) = (24, 64);
 /// Addresses at which a requester authenticated once, the latest last.
 #[derive(Debug, Default)]
 struct ProvedAddresses {
-    known: HashMap<IpAddr, u64>,
+    positions: HashMap<IpAddr, u64>,
     order: VecDeque<(IpAddr, u64)>,
     last: u64,
 }
@@ -32,16 +32,17 @@ struct ProvedAddresses {
 impl ProvedAddresses {
     fn insert(&mut self, address: IpAddr) {
         self.last += 1;
-        self.known.insert(address, self.last);
+        self.positions.insert(address, self.last);
         self.order.push_back((address, self.last));
         // Entries that are not the latest of their address are removed on the same occasion.
-        while self.known.len() > PROVED_ADDRESSES_MAX || self.order.len() > 2 * PROVED_ADDRESSES_MAX
+        while self.positions.len() > PROVED_ADDRESSES_MAX
+            || self.order.len() > 2 * PROVED_ADDRESSES_MAX
         {
             let Some((oldest, at)) = self.order.pop_front() else {
                 return;
             };
-            if self.known.get(&oldest) == Some(&at) {
-                self.known.remove(&oldest);
+            if self.positions.get(&oldest) == Some(&at) {
+                self.positions.remove(&oldest);
             }
         }
     }
@@ -118,7 +119,7 @@ impl Unauthenticated {
             .proved
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .known
+            .positions
             .contains_key(&address);
         let pool = if has_proved {
             &self.returning
@@ -203,9 +204,9 @@ mod tests {
             proved.insert(at(1, 1));
         }
         assert!(
-            proved.known.len() <= PROVED_ADDRESSES_MAX
+            proved.positions.len() <= PROVED_ADDRESSES_MAX
                 && proved.order.len() <= 2 * PROVED_ADDRESSES_MAX
         );
-        assert!(proved.known.contains_key(&at(1, 1)));
+        assert!(proved.positions.contains_key(&at(1, 1)));
     }
 }

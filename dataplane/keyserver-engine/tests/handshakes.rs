@@ -24,7 +24,7 @@ async fn handshakes_of_both_roles_and_both_algorithms() {
                 peer,
                 secrets,
                 ..
-            } = channel.shake(own, &mut client).await
+            } = channel.run_handshake(own, &mut client).await
             else {
                 panic!("not done")
             };
@@ -37,7 +37,7 @@ async fn handshakes_of_both_roles_and_both_algorithms() {
         if tenant == "alpha" {
             let mut server = peers.server();
             assert!(matches!(
-                channel.shake(own, &mut server).await,
+                channel.run_handshake(own, &mut server).await,
                 ServerReply::Done { .. }
             ));
             assert!(!server.is_handshaking());
@@ -96,7 +96,7 @@ async fn data_right_behind_a_handshake_does_not_break_it() {
             ServerReply::Send(bytes) => bytes,
             other => panic!("{other:?}, no flight"),
         };
-        hear(&mut client, &bytes);
+        feed_peer(&mut client, &bytes);
         channel.send_request(
             call.id,
             &KeyRequest::More {
@@ -151,7 +151,7 @@ async fn a_fragmented_flight_is_read_record_by_record() {
     let ServerReply::Send(bytes) = call.next().await else {
         panic!("no flight")
     };
-    hear(&mut client, &bytes);
+    feed_peer(&mut client, &bytes);
     let flight = flight(&mut client);
     // The flight starts with a change of cipher spec, a record without content.
     let spec = 6;
@@ -274,7 +274,7 @@ async fn peers_are_refused_by_name_with_an_alert() {
         } else {
             peers.server()
         };
-        let said = channel.shake(WEB, &mut peer).await;
+        let said = channel.run_handshake(WEB, &mut peer).await;
         assert!(
             matches!(&said, ServerReply::Refused(name, text) if *name == want && !text.is_empty()),
             "{what}: {said:?}"
@@ -299,7 +299,7 @@ async fn peers_are_refused_by_name_with_an_alert() {
         "alpha.example",
         &[WEB],
     );
-    let said = channel.shake(WEB, &mut peers.client()).await;
+    let said = channel.run_handshake(WEB, &mut peers.client()).await;
     assert!(
         matches!(&said, ServerReply::Done { peer, .. } if peer == BETA_PEER),
         "{said:?}"

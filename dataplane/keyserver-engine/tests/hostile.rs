@@ -24,7 +24,7 @@ fn sign(id: &str, scheme: u16, deadline_ms: u32) -> (KeyName, u16, u32) {
 fn start_call(channel: &Channel, (key, scheme, deadline_ms): (KeyName, u16, u32)) -> Call {
     channel.start_call(&KeyRequest::Sign {
         key,
-        shown: None,
+        presented: None,
         scheme,
         deadline_ms,
         input: &verify_input(),
@@ -144,7 +144,7 @@ async fn silent_peers_run_out_of_time() {
     }
     let waited = begun.elapsed();
     assert!(waited >= Duration::from_millis(200), "{waited:?}");
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until silent handshakes run out of time",
         waited,
         Duration::from_secs(3),
@@ -214,7 +214,7 @@ async fn a_flood_delays_only_its_own_tenant() {
     let mut longest = Duration::ZERO;
     for _ in 0..30 {
         let begun = Instant::now();
-        let said = quiet.shake(OTHER, &mut peers.client()).await;
+        let said = quiet.run_handshake(OTHER, &mut peers.client()).await;
         assert!(matches!(said, ServerReply::Done { .. }), "{said:?}");
         longest = longest.max(begun.elapsed());
     }
@@ -222,7 +222,7 @@ async fn a_flood_delays_only_its_own_tenant() {
     for task in tasks {
         assert!(task.await.unwrap() > 0, "the flood was not above its share");
     }
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "longest handshake of a quiet tenant during a flood",
         longest,
         Duration::from_secs(2),
@@ -358,7 +358,7 @@ async fn silent_connections_of_sixteen_addresses_block_no_other() {
             fixture.channel_from(from, component).await.lives().await,
             "{from}"
         );
-        canal_timing::judge_time(
+        canal_timing::assert_time(
             &format!("time until {from} is served beside silent connections"),
             begun.elapsed(),
             FIRST_BYTE_TIMEOUT,
@@ -369,7 +369,7 @@ async fn silent_connections_of_sixteen_addresses_block_no_other() {
     let begun = Instant::now();
     let mut last = connect_from("127.0.0.2", fixture.address).await.unwrap();
     assert_eq!(last.read(&mut [0]).await.unwrap_or(0), 0);
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until a silent connection is closed",
         begun.elapsed(),
         FIRST_BYTE_TIMEOUT + Duration::from_secs(1),
@@ -577,7 +577,7 @@ async fn an_id_that_comes_again_is_another_request() {
             5,
             &KeyRequest::Sign {
                 key: key(),
-                shown: None,
+                presented: None,
                 scheme: 0x0804,
                 deadline_ms: 0,
                 input: &input,
@@ -674,7 +674,7 @@ async fn a_drain_lets_operations_in_progress_end() {
         &[WEB],
     );
     let mut server = peers.server();
-    hear(&mut server, &hello);
+    feed_peer(&mut server, &hello);
     channel.send_request(
         call.id,
         &KeyRequest::More {

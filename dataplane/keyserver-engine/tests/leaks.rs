@@ -33,13 +33,13 @@ async fn round(fixture: &KeyServerFixture, channel: &Channel, peers: &Peers, han
             peers.server()
         };
         assert!(matches!(
-            channel.shake(WEB, &mut peer).await,
+            channel.run_handshake(WEB, &mut peer).await,
             ServerReply::Done { .. }
         ));
         let key = KeyName::Identity(identity(WEB));
         let mut call = channel.start_call(&KeyRequest::Sign {
             key,
-            shown: None,
+            presented: None,
             scheme: 0x0403,
             deadline_ms: 0,
             input: &input,

@@ -15,7 +15,7 @@ fn identity_key(id: &str) -> KeyName {
 fn sign(key: KeyName, scheme: u16, input: &[u8]) -> KeyRequest<'_> {
     KeyRequest::Sign {
         key,
-        shown: None,
+        presented: None,
         scheme,
         deadline_ms: 0,
         input,
@@ -37,7 +37,7 @@ fn of_key(leaf: &[u8]) -> SpkiHash {
 fn sign_for<'a>(leaf: &[u8], key: &KeyName, scheme: u16, input: &'a [u8]) -> KeyRequest<'a> {
     KeyRequest::Sign {
         key: key.clone(),
-        shown: Some(of_key(leaf)),
+        presented: Some(of_key(leaf)),
         scheme,
         deadline_ms: 0,
         input,
@@ -182,13 +182,13 @@ async fn entitlements_apply_to_open_channels_too() {
     ));
     // Its key is dropped, and a new one is generated when the pod comes back.
     let held = fixture.value("canal_key_generated_keys");
-    let before = fixture.authorities.asked.lock().unwrap().len();
+    let before = fixture.authorities.requested_names.lock().unwrap().len();
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
     assert_eq!(
         (
             fixture.value("canal_key_generated_keys"),
-            fixture.authorities.asked.lock().unwrap().len()
+            fixture.authorities.requested_names.lock().unwrap().len()
         ),
         (held + 1.0, before + 1)
     );
@@ -277,7 +277,7 @@ async fn signatures_and_chains_are_of_the_key_that_was_named() {
         }
         let another = KeyRequest::Sign {
             key: key.clone(),
-            shown: Some([7; 32]),
+            presented: Some([7; 32]),
             scheme,
             deadline_ms: 0,
             input: &input,
@@ -303,7 +303,7 @@ async fn signatures_and_chains_are_of_the_key_that_was_named() {
             );
         }
     }
-    let asked = fixture.authorities.asked.lock().unwrap().clone();
+    let asked = fixture.authorities.requested_names.lock().unwrap().clone();
     assert!(
         asked
             .iter()
@@ -474,7 +474,7 @@ async fn a_key_that_is_not_there_yet_is_waited_for_and_its_lack_is_named() {
     let crowd = || {
         fixture
             .authorities
-            .asked
+            .requested_names
             .lock()
             .unwrap()
             .iter()
@@ -496,7 +496,7 @@ async fn a_key_that_is_not_there_yet_is_waited_for_and_its_lack_is_named() {
     let begun = std::time::Instant::now();
     fixture.authorities.holds.send_replace(false);
     assert!(matches!(call.next().await, ServerReply::Send(_)));
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until a new key is issued for a request before the crowd",
         begun.elapsed(),
         Duration::from_millis(2400),
@@ -604,7 +604,7 @@ async fn certificates_are_renewed_at_half_life_and_keys_follow_the_policy() {
     let of_service = || {
         fixture
             .authorities
-            .asked
+            .requested_names
             .lock()
             .unwrap()
             .iter()
@@ -621,7 +621,7 @@ async fn certificates_are_renewed_at_half_life_and_keys_follow_the_policy() {
         chains.len() == 2 && took > LIFE.mul_f64(0.4),
         "a second certificate not before half of the first one's life: {took:?}"
     );
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until a certificate is renewed at half of its life",
         took,
         LIFE.mul_f64(0.8),
@@ -646,7 +646,7 @@ async fn a_root_that_signs_no_more_has_its_certificates_replaced_at_once() {
     let issued = || {
         fixture
             .authorities
-            .asked
+            .requested_names
             .lock()
             .unwrap()
             .iter()
@@ -695,7 +695,7 @@ async fn a_tenant_has_so_many_services() {
     }
     let asked = fixture
         .authorities
-        .asked
+        .requested_names
         .lock()
         .unwrap()
         .iter()

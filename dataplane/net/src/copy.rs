@@ -160,7 +160,7 @@ pub async fn both<A: Leg, B: Leg>(
                 is_stalled: true,
             }));
         }
-        match (there.done, back.done) {
+        match (there.is_complete, back.is_complete) {
             (true, true) => Poll::Ready(match (there.broken.take(), back.broken.take()) {
                 (Some(error), _) => Err(CopyFailure::of(CopySide::B, error)),
                 (None, Some(error)) => Err(CopyFailure::of(CopySide::A, error)),
@@ -258,8 +258,8 @@ struct CopyDirection {
     chunk: Bytes,
     buffer: BytesMut,
     moved: u64,
-    ended: bool,
-    done: bool,
+    source_ended: bool,
+    is_complete: bool,
     /// Reason for an early end.
     broken: Option<io::Error>,
     /// The sink did not accept the chunk at the last poll.
@@ -272,7 +272,7 @@ struct CopyDirection {
 impl CopyDirection {
     /// Ends the direction because the sink accepts no more bytes.
     fn give_up(&mut self, error: io::Error) {
-        (self.chunk, self.buffer, self.done, self.broken) =
+        (self.chunk, self.buffer, self.is_complete, self.broken) =
             (Bytes::new(), BytesMut::new(), true, Some(error));
         self.is_refused = false;
     }
@@ -323,7 +323,7 @@ impl CopyDirection {
         sink: &mut D,
         count: impl Fn(usize),
     ) -> Poll<Result<(), CopyError>> {
-        if self.done {
+        if self.is_complete {
             return Poll::Ready(Ok(()));
         }
         for _ in 0..CHUNKS_PER_TURN {
@@ -336,9 +336,9 @@ impl CopyDirection {
             }
             // Frees the memory of the chunk, because the next wait may be long.
             self.chunk = Bytes::new();
-            if self.ended {
+            if self.source_ended {
                 ready!(sink.poll_finish(cx)).map_err(CopyError::Sink)?;
-                self.done = true;
+                self.is_complete = true;
                 return Poll::Ready(Ok(()));
             }
             let limit = buffer_size(self.moved);
@@ -346,7 +346,7 @@ impl CopyDirection {
                 .map_err(CopyError::Source)?
             {
                 Some(chunk) => self.chunk = chunk,
-                None => self.ended = true,
+                None => self.source_ended = true,
             }
         }
         // Both ends are still ready: other tasks run first, then this one continues.

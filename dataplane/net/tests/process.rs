@@ -124,7 +124,7 @@ fn sigterm_drains_and_work_in_hand_finishes() {
         waited >= Duration::from_millis(250),
         "{waited:?}: the work was cut short"
     );
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until a drained process has ended",
         waited,
         Duration::from_secs(10),
@@ -145,7 +145,7 @@ fn a_second_signal_forces() {
     output.until("draining");
     terminate(&child);
     assert_eq!(child.wait().unwrap().code(), Some(3));
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until a process ends after a second signal",
         start.elapsed(),
         Duration::from_secs(10),

@@ -85,7 +85,7 @@ async fn keep_plain(
     address: SocketAddr,
     drain: &DrainWatcher,
 ) {
-    let mut wanted = context.plaintext.wanted();
+    let mut wanted = context.plaintext.must_listen();
     loop {
         tokio::select! {
             changed = wanted.wait_for(|wanted| *wanted) => if changed.is_err() { return },
@@ -147,7 +147,7 @@ async fn keep_open(
     loop {
         match sys::listen(Some(&context.netns), address, &options) {
             Ok(listener) => {
-                opened(context, listener_kind, address, &listener);
+                record_listener(context, listener_kind, address, &listener);
                 accept(local, context, listener_kind, listener, drain, wanted).await;
                 match listener_kind {
                     ListenerRole::Plain => context.plaintext.closed(),
@@ -171,15 +171,15 @@ async fn keep_open(
     }
 }
 
-fn opened(
+fn record_listener(
     context: &PodContext,
     listener_kind: ListenerRole,
     address: SocketAddr,
     listener: &TcpListener,
 ) {
     if listener_kind != ListenerRole::Plain {
-        context.opened();
-    } else if let Err(error) = context.plaintext.opened(address.is_ipv4(), listener) {
+        context.count_listener();
+    } else if let Err(error) = context.plaintext.add_listener(address.is_ipv4(), listener) {
         tracing::error!(pod = context.pod.load().uid, %error, "plaintext into the pod is refused");
     }
 }

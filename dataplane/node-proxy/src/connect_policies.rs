@@ -107,7 +107,7 @@ pub fn decide_refusals(before: &ConnectRefusals, now: &ConnectRefusals) -> Vec<C
 /// Contents of the connect hook's tables by tenant.
 #[derive(Debug)]
 pub struct ConnectPolicies {
-    held: HashMap<TenantName, TenantDestinations>,
+    tenants: HashMap<TenantName, TenantDestinations>,
     /// Tenants that do not fit into the tables.
     omitted: HashSet<TenantName>,
     destinations: GaugeFamily,
@@ -128,7 +128,7 @@ impl ConnectPolicies {
             &[],
         );
         Self {
-            held: HashMap::new(),
+            tenants: HashMap::new(),
             omitted: HashSet::new(),
             destinations: registry.gauges(destinations),
             writes: registry.counters(writes).shared(&[]),
@@ -141,7 +141,7 @@ impl ConnectPolicies {
             return;
         };
         let gone: Vec<TenantName> = self
-            .held
+            .tenants
             .keys()
             .filter(|name| view.tenant(name).is_none())
             .cloned()
@@ -153,7 +153,7 @@ impl ConnectPolicies {
         for tenant in view.tenants() {
             let name = &tenant.tenant.name;
             let wanted = decide_destinations(tenant);
-            if self.held.get(name) != Some(&wanted) {
+            if self.tenants.get(name) != Some(&wanted) {
                 self.update(capture, tables, name, wanted);
             }
         }
@@ -170,13 +170,13 @@ impl ConnectPolicies {
             self.remove(capture, tables, name);
             return self.omit(name, &wanted, "its destinations exceed a tenant's share");
         }
-        let before = self.held.remove(name).unwrap_or_default();
+        let before = self.tenants.remove(name).unwrap_or_default();
         match tables.update_tenant(capture.tenant_number(name), &before, &wanted) {
             Ok(writes) => {
                 self.writes.add((writes.put + writes.removed) as u64);
                 self.omitted.remove(name);
                 self.show(name, &wanted, true);
-                self.held.insert(name.clone(), wanted);
+                self.tenants.insert(name.clone(), wanted);
             }
             Err(error) => self.omit(name, &wanted, &error.to_string()),
         }
@@ -190,7 +190,7 @@ impl ConnectPolicies {
     }
 
     fn remove(&mut self, capture: &CaptureBackend, tables: &ConnectTables, name: &TenantName) {
-        let Some(held) = self.held.remove(name) else {
+        let Some(held) = self.tenants.remove(name) else {
             return;
         };
         if let Err(error) = tables.remove_tenant(capture.tenant_number(name), &held) {

@@ -150,7 +150,7 @@ pub(crate) struct ReportedConnection<'a> {
 
 impl<'a> ReportedConnection<'a> {
     /// Returns the fields of a connection that is about to be dialed.
-    pub(crate) fn opened(flow: &'a FlowRecord, flag: &'a str) -> Self {
+    pub(crate) fn before_dial(flow: &'a FlowRecord, flag: &'a str) -> Self {
         Self {
             flow,
             flag,
@@ -387,7 +387,7 @@ mod tests {
             is_direct: false,
             started: Instant::now(),
         };
-        let values = label_values(&ReportedConnection::opened(&flow, "CONNECT"));
+        let values = label_values(&ReportedConnection::before_dial(&flow, "CONNECT"));
         let value = |name: &str| values[LABELS.iter().position(|l| *l == name).unwrap()];
         for (name, want) in [
             ("reporter", "source"),

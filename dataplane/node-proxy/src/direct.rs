@@ -63,7 +63,12 @@ impl DirectPeer {
 
     /// Returns the HBONE address at which `pod` reaches the peer, if possible of the family that the application dialed.
     pub fn address(&self, pod: &LocalPod, dialled: IpAddr) -> Option<SocketAddr> {
-        let reachable = || self.addresses.iter().copied().filter(|ip| pod.speaks(*ip));
+        let reachable = || {
+            self.addresses
+                .iter()
+                .copied()
+                .filter(|ip| pod.has_family_of(*ip))
+        };
         let same = reachable().find(|ip| ip.is_ipv4() == dialled.is_ipv4());
         same.or_else(|| reachable().next())
             .map(|ip| SocketAddr::new(ip, HBONE_PORT))

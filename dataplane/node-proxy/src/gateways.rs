@@ -257,7 +257,7 @@ impl GatewayHealthTable {
     ) -> Vec<GatewayCandidate> {
         let memory = self.memory.borrow();
         let reachable =
-            |e: &Arc<GatewayEndpoint>| e.addresses.iter().copied().find(|a| pod.speaks(*a));
+            |e: &Arc<GatewayEndpoint>| e.addresses.iter().copied().find(|a| pod.has_family_of(*a));
         entrances
             .iter()
             .filter_map(|e| Some((e, SocketAddr::new(reachable(e)?, HBONE_PORT))))

@@ -164,7 +164,7 @@ async fn tunnel(
         ends.dialled,
         started,
     );
-    let meter = local.records.opened(&flow);
+    let meter = local.records.count_opened(&flow);
     let connected = tokio::select! {
         connected = delivery::dial(&context, admission.target, admission.client, ends.peer.ip()) => connected,
         () = std::future::poll_fn(|cx| incoming.poll_abandoned(cx)) => {
@@ -186,7 +186,7 @@ async fn tunnel(
                 .closed(&flow, &meter, Some((&no.refusal.into(), &no.why)));
         }
     };
-    let reports = CloseReport::is_asked(&incoming.headers);
+    let reports = CloseReport::is_requested(&incoming.headers);
     match incoming.accept(answer(&flow.destination)) {
         Ok(stream) if reports => {
             let (mut tunnel, mut app) = canal_hbone::exchanges::reporting(stream, app);

@@ -82,7 +82,7 @@ pub(crate) async fn carry(
         );
     };
     let flow = flow(&context, peer, destination, started);
-    let meter = local.records.opened(&flow);
+    let meter = local.records.count_opened(&flow);
     let connected = tokio::select! {
         connected = delivery::dial(&context, admission.target, admission.client, peer.ip()) => connected.map_err(|no| (ConnectionFailure::from(no.refusal), no.why)),
         () = gone(&client) => Err((RESET, "the peer gave up".to_string())),

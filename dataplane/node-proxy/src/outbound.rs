@@ -105,7 +105,7 @@ pub(crate) async fn carry(
         origin,
         started,
     );
-    let meter = local.records.opened(&flow);
+    let meter = local.records.count_opened(&flow);
     let dialled = tokio::select! {
         dialled = dial(&local, &context, &view, &pod, &way, &flow) => dialled,
         () = gone(&client) => return local.records.closed(&flow, &meter, Some((&RESET, "the application gave up"))),

@@ -159,7 +159,7 @@ impl PlaintextCapture {
         let guard =
             prepared.or_else(|e| capture.fall_back(&pod.uid, e).map(|()| PlaintextHook::Nft));
         let done = self.settle(context, pod, guard);
-        context.plaintext.set_wanted(done);
+        context.plaintext.set_must_listen(done);
         done
     }
 
@@ -211,7 +211,7 @@ impl PlaintextCapture {
             HookState::Guarded(PlaintextHook::Nft) => nft::leave_inbound(&pod.netns),
             HookState::Open | HookState::Failed(_) => Ok(()),
         };
-        context.plaintext.set_wanted(false);
+        context.plaintext.set_must_listen(false);
         match left {
             Ok(()) => tracing::info!(
                 pod = pod.uid,

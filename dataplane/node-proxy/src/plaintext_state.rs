@@ -37,18 +37,18 @@ pub(crate) enum HookState {
 pub struct PlaintextState {
     state: Mutex<HookState>,
     /// True while workers must listen for plaintext.
-    wanted: watch::Sender<bool>,
+    must_listen: watch::Sender<bool>,
     listeners: AtomicU64,
-    opened: Notify,
+    listener_added: Notify,
 }
 
 impl Default for PlaintextState {
     fn default() -> Self {
         Self {
             state: Mutex::default(),
-            wanted: watch::Sender::new(false),
+            must_listen: watch::Sender::new(false),
             listeners: AtomicU64::new(0),
-            opened: Notify::new(),
+            listener_added: Notify::new(),
         }
     }
 }
@@ -63,35 +63,35 @@ impl PlaintextState {
     }
 
     /// Sets whether workers must listen from now on.
-    pub(crate) fn set_wanted(&self, wanted: bool) {
-        self.wanted
+    pub(crate) fn set_must_listen(&self, wanted: bool) {
+        self.must_listen
             .send_if_modified(|before| std::mem::replace(before, wanted) != wanted);
     }
 
     /// Resolves once a worker listens.
     pub(crate) async fn listened(&self) {
         while self.listeners() == 0 {
-            self.opened.notified().await;
+            self.listener_added.notified().await;
         }
     }
 
     /// Returns a receiver of whether workers must listen.
-    pub fn wanted(&self) -> watch::Receiver<bool> {
-        self.wanted.subscribe()
+    pub fn must_listen(&self) -> watch::Receiver<bool> {
+        self.must_listen.subscribe()
     }
 
     /// Adds a worker's listener, `socket`.
     ///
     /// # Errors
     /// The BPF program cannot redirect to the socket; the listener counts nevertheless.
-    pub fn opened(&self, is_ipv4: bool, socket: &impl AsFd) -> Result<(), OffloadError> {
+    pub fn add_listener(&self, is_ipv4: bool, socket: &impl AsFd) -> Result<(), OffloadError> {
         let family = if is_ipv4 { Listener::V4 } else { Listener::V6 };
         let done = match &*self.state() {
             HookState::Guarded(PlaintextHook::Bpf(inbound)) => inbound.listen(family, socket),
             _ => Ok(()),
         };
         self.listeners.fetch_add(1, Relaxed);
-        self.opened.notify_one();
+        self.listener_added.notify_one();
         done
     }
 

@@ -146,7 +146,7 @@ impl LocalPod {
     }
 
     /// Returns whether the pod has an address of the family of `ip`.
-    pub fn speaks(&self, ip: IpAddr) -> bool {
+    pub fn has_family_of(&self, ip: IpAddr) -> bool {
         self.ips.iter().any(|own| own.is_ipv4() == ip.is_ipv4())
     }
 
@@ -225,7 +225,10 @@ mod tests {
                 .unwrap()
                 .workload_api
         );
-        assert!(p.speaks("10.9.9.9".parse().unwrap()) && p.speaks("fd00::9".parse().unwrap()));
+        assert!(
+            p.has_family_of("10.9.9.9".parse().unwrap())
+                && p.has_family_of("fd00::9".parse().unwrap())
+        );
         let mut q = p.clone();
         q.labels.clear();
         q.probe_ports.insert(8080);

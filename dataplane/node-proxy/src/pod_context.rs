@@ -158,7 +158,7 @@ impl PodContext {
     }
 
     /// Counts a listener that a worker opened for the pod's own connections or for those of the mesh.
-    pub(crate) fn opened(&self) {
+    pub(crate) fn count_listener(&self) {
         self.listeners.fetch_add(1, Relaxed);
     }
 

@@ -160,7 +160,7 @@ pub struct PodRegistry {
 struct PodEntry {
     served_pod: ServedPod,
     context: Arc<PodContext>,
-    taken: CapturedPod,
+    captured: CapturedPod,
     packets: PodPackets,
     /// Workload API of a pod that requests it, once the tenant is known.
     api: Option<WorkloadApi>,
@@ -415,7 +415,7 @@ impl PodReconciler {
         let mut entry = PodEntry {
             served_pod,
             context,
-            taken,
+            captured: taken,
             packets,
             api: None,
             refused_at_connect,
@@ -440,7 +440,7 @@ impl PodReconciler {
         let Some(PodEntry {
             served_pod,
             context,
-            taken,
+            captured: taken,
             packets,
             mut trigger,
             ..
@@ -517,7 +517,7 @@ impl PodReconciler {
         };
         for entry in self.entries.values_mut() {
             let Some(Ok(now)) = entry
-                .taken
+                .captured
                 .netns_cookie()
                 .map(|cookie| tables.refusals(cookie))
             else {

@@ -28,7 +28,7 @@ pub struct ConnectRefusal {
 /// Metric families of connections, registered once per process.
 #[derive(Debug, Clone)]
 pub struct ConnectionMetricFamilies {
-    opened: CounterFamily,
+    opened_connections: CounterFamily,
     closed: CounterFamily,
     sent: CounterFamily,
     received: CounterFamily,
@@ -68,7 +68,7 @@ impl ConnectionMetricFamilies {
             &["gateway", "cause"],
         );
         Self {
-            opened: tcp("istio_tcp_connections_opened_total", "The total number of TCP connections opened."),
+            opened_connections: tcp("istio_tcp_connections_opened_total", "The total number of TCP connections opened."),
             closed: tcp("istio_tcp_connections_closed_total", "The total number of TCP connections closed."),
             sent: tcp("istio_tcp_sent_bytes_total", "The size of total bytes sent during response in case of a TCP connection."),
             received: tcp("istio_tcp_received_bytes_total", "The size of total bytes received during request in case of a TCP connection."),
@@ -271,9 +271,11 @@ impl ConnectionRecorder {
     }
 
     /// Counts a connection that is about to be dialed, and returns its byte meter.
-    pub fn opened(&self, flow: &FlowRecord) -> Meter {
-        let labels = label_values(&ReportedConnection::opened(flow, FLAG_NONE));
-        self.shard.counter(&self.families.opened, &labels).inc();
+    pub fn count_opened(&self, flow: &FlowRecord) -> Meter {
+        let labels = label_values(&ReportedConnection::before_dial(flow, FLAG_NONE));
+        self.shard
+            .counter(&self.families.opened_connections, &labels)
+            .inc();
         Meter::with(
             self.shard.counter(&self.families.received, &labels),
             self.shard.counter(&self.families.sent, &labels),

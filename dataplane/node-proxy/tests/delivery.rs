@@ -322,7 +322,7 @@ fn application_without_listener_refuses_at_once() {
         Err(503)
     );
     // Resets stay inside as well.
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time of two refusals without a listener",
         start.elapsed(),
         Duration::from_secs(5),

@@ -184,7 +184,7 @@ fn denied_by_the_pods_node_takes_the_gateway_with_nothing_lost() {
             "the gateway is asked for what was dialled: {printed}"
         );
         assert_eq!(gateway.authority(), VIP);
-        gateway.ended();
+        gateway.tunnel_end();
     }
     assert_eq!(
         (fallbacks(&fixture), failures(&fixture, "denied")),
@@ -264,7 +264,7 @@ fn mute_pod_costs_no_more_than_one_attempt_and_new_views_hold_at_once() {
             .line()
             .ends_with(&format!("reply={VIP}"))
     );
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time of a connection to a mute pod",
         started.elapsed(),
         Duration::from_secs(5),

@@ -114,7 +114,7 @@ fn every_request_gets_ztunnels_status() {
     for method in [Method::GET, Method::POST, Method::OPTIONS] {
         let status = run(async {
             let h2 = raw::h2(&fixture, HBONE, &PeerHello::gateway(&fixture)).await;
-            raw::ask(&h2, get(method.clone())).await.err()
+            raw::send_request(&h2, get(method.clone())).await.err()
         });
         assert_eq!(status, Some(400), "{method}");
     }
@@ -280,7 +280,7 @@ fn a_silent_peer_is_dropped_after_the_timeout() {
         .within(|| std::net::TcpStream::connect(HBONE).unwrap());
     let start = std::time::Instant::now();
     let _ = mute.read(&mut [0]);
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until a silent peer is dropped",
         start.elapsed(),
         canal_tls::HANDSHAKE_TIMEOUT + Duration::from_secs(2),
@@ -480,7 +480,7 @@ fn silent_connections_give_way_to_newer_ones() {
         !matches!(silent[0].read(&mut [0]), Ok(1..)),
         "a quarter of eight may wait: the oldest is closed"
     );
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until the oldest silent connection gives way",
         begun.elapsed(),
         Duration::from_secs(5),

@@ -15,7 +15,7 @@ use canal_node_proxy::config::{CaptureChoice, PodLimits};
 use canal_node_proxy::connect_policies::{ConnectPolicies, decide_refusals};
 use canal_node_proxy::worker;
 use canal_offload::connect_tables::ConnectRefusals;
-use canal_timing::judge_time;
+use canal_timing::assert_time;
 
 const VIP: &str = "10.96.0.1:80";
 
@@ -123,7 +123,7 @@ fn through_the_mesh(capture: CaptureChoice) {
             "{forwarded}"
         );
         assert_eq!(headers["traceparent"].len(), 55);
-        assert_eq!(gateway.ended(), "end after 2");
+        assert_eq!(gateway.tunnel_end(), "end after 2");
     }
     check_reports(&fixture);
 }
@@ -325,7 +325,7 @@ fn bytes_half_closes_and_sizes_come_through_unchanged() {
         let printed = fixture.app("echo", &[VIP, &n.to_string()]).line();
         assert_eq!(printed, format!("{n} right=true"));
         assert_eq!(
-            (gateway.authority().as_str(), gateway.ended()),
+            (gateway.authority().as_str(), gateway.tunnel_end()),
             (VIP, format!("Ok({n})"))
         );
     }
@@ -368,7 +368,7 @@ fn resets_are_carried_both_ways() {
             ("up", VIP)
         );
         app.go_on();
-        let ended = gateway.ended();
+        let ended = gateway.tunnel_end();
         assert!(
             ended.starts_with("ConnectionReset"),
             "RST becomes RST_STREAM: {ended}"
@@ -448,7 +448,7 @@ fn a_gateway_that_fails_is_passed_over_and_avoided() {
                 .ends_with(&format!("reply={VIP}"))
         );
         let waited = start.elapsed();
-        judge_time(
+        assert_time(
             &format!("time of a connection while the first gateway is {gateway}"),
             waited,
             Duration::from_millis(limit),
@@ -691,7 +691,7 @@ fn a_drain_finishes_open_connections_and_accepts_no_new_ones() {
         "error ConnectionRefused Some(111)"
     );
     open.go_on();
-    assert_eq!(gateway.ended(), "end after 1");
+    assert_eq!(gateway.tunnel_end(), "end after 1");
     fixture.logged(|l| l["result"] == "complete");
 }
 
@@ -733,7 +733,7 @@ fn on_the_cloud_tier_services_are_reached_at_their_gateway_addresses_and_pods_at
             "{dial}"
         );
         assert_eq!(
-            (at.authority().as_str(), at.ended()),
+            (at.authority().as_str(), at.tunnel_end()),
             (dial, "end after 2".to_string())
         );
     }
@@ -790,7 +790,7 @@ fn an_az_that_is_closed_or_dead_is_left_within_a_second() {
     let took = timed();
     assert!(took >= attempt_timeouts().attempt, "{took:?}");
     // This includes the start of a process and two handshakes.
-    judge_time(
+    assert_time(
         "time of a connection while the near AZ is mute",
         took,
         Duration::from_millis(2_000),
@@ -835,7 +835,7 @@ fn an_az_that_dies_under_its_connection_is_left_within_a_second() {
     fixture.outside.ip(&format!("addr del {NEAR}/32 dev out0"));
     let took = dial();
     // This includes the start of a process and a handshake.
-    judge_time(
+    assert_time(
         "time of a connection after the near AZ died under its connection",
         took,
         Duration::from_millis(1_500),
@@ -893,7 +893,7 @@ fn a_goaway_moves_the_next_stream_to_whoever_is_at_the_address_now() {
                 .ends_with(&format!("reply={VIP}"))
         );
         assert_eq!(next.authority(), VIP);
-        next.ended();
+        next.tunnel_end();
     }
     let connections = [&leaving, &next, &far].map(|g| g.connections.load(Relaxed));
     assert_eq!(connections, [1, 1, 0]);
@@ -903,7 +903,7 @@ fn a_goaway_moves_the_next_stream_to_whoever_is_at_the_address_now() {
     );
     open.go_on();
     assert_eq!(
-        leaving.ended(),
+        leaving.tunnel_end(),
         "end after 1",
         "what was open finishes where it is"
     );

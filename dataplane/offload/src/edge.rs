@@ -146,7 +146,7 @@ impl EdgeProgram {
     ) -> Result<Self, OffloadError> {
         let pins = pin_dir.map(|d| TierPins::open(d, "edge")).transpose()?;
         // Loading replaces pinned maps that do not fit, so the pins are compared before and after.
-        let found = pins.as_ref().and_then(TierPins::found);
+        let found = pins.as_ref().and_then(TierPins::maps_inode);
         let object = tier::load(
             "bpf/edge.bpf.c",
             object_bytes(),
@@ -154,7 +154,7 @@ impl EdgeProgram {
             pins.as_ref(),
             Some((SETTINGS, to_bytes(&settings.plain()))),
         )?;
-        let adopted = found.is_some() && pins.as_ref().and_then(TierPins::found) == found;
+        let adopted = found.is_some() && pins.as_ref().and_then(TierPins::maps_inode) == found;
         let counts = tier::map(&object, "canal_edge_counts")?;
         Ok(Self {
             hook: None,

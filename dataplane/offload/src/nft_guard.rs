@@ -129,7 +129,7 @@ impl NftPodGuard {
     /// # Errors
     /// Returns [`OffloadError::Nft`] if nft refuses the rules.
     pub fn set_udp(&self, udp: &UdpFromTier) -> Result<UdpExcess, OffloadError> {
-        let (ports, tier, left_out) = udp.held();
+        let (ports, tier, left_out) = udp.split_at_capacity();
         for end in &self.ends {
             nft(Path::new(OWN), &udp_sets(&end.table, &ports, &tier))?;
         }

@@ -26,9 +26,9 @@ const TAKEN_STEP: u64 = 64;
 #[derive(Debug, Clone)]
 pub struct Origins {
     map: Arc<MapHandle>,
-    /// Counts by network namespace: those of the programs here, those of the proxy in `taken`. They limit each pod to a share of the map.
+    /// Counts by network namespace: those of the programs here, those of the proxy in `taken_by_proxy`. They limit each pod to a share of the map.
     pods: Arc<MapHandle>,
-    taken: Arc<MapHandle>,
+    taken_by_proxy: Arc<MapHandle>,
     untold: Arc<AtomicU64>,
     swept: Arc<AtomicU64>,
 }
@@ -38,7 +38,7 @@ impl Origins {
         Self {
             map: Arc::new(map),
             pods: Arc::new(pods),
-            taken: Arc::new(taken),
+            taken_by_proxy: Arc::new(taken),
             untold: Arc::default(),
             swept: Arc::default(),
         }
@@ -61,14 +61,14 @@ impl Origins {
         let found = self.map.lookup_and_delete(to_bytes(&key)).ok().flatten()?;
         if self.untold.fetch_add(1, Ordering::Relaxed) % TAKEN_STEP == TAKEN_STEP - 1 {
             // Two workers at once may lose one step; the next sweep counts again.
-            let before = number(&self.taken, netns_cookie);
+            let before = number(&self.taken_by_proxy, netns_cookie);
             self.put_taken(netns_cookie, before.wrapping_add(TAKEN_STEP));
         }
         from_bytes::<Origin>(&found).map(|o| o.destination())
     }
 
     fn put_taken(&self, netns_cookie: u64, taken: u64) {
-        if let Err(error) = self.taken.update(
+        if let Err(error) = self.taken_by_proxy.update(
             &netns_cookie.to_ne_bytes(),
             &taken.to_ne_bytes(),
             MapFlags::ANY,
@@ -112,7 +112,7 @@ impl Origins {
             let Some(waits) = waiting.get(&cookie) else {
                 // A connection that is published in between is not counted, which raises the pod's limit by one while it waits.
                 let _ = self.pods.delete(&key);
-                let _ = self.taken.delete(&key);
+                let _ = self.taken_by_proxy.delete(&key);
                 continue;
             };
             let Ok(Some(found)) = self.pods.lookup(&key, MapFlags::ANY) else {

@@ -74,7 +74,7 @@ pub struct UdpExcess {
 
 impl UdpFromTier {
     /// Returns the ports and ranges that fit into a guard, and how many do not. Without an open port there are no ranges.
-    pub(crate) fn held(&self) -> (BTreeSet<u16>, BTreeSet<IpNet>, UdpExcess) {
+    pub(crate) fn split_at_capacity(&self) -> (BTreeSet<u16>, BTreeSet<IpNet>, UdpExcess) {
         let ports: BTreeSet<u16> = self.ports.iter().copied().take(UDP_PORTS_MAX).collect();
         let wanted = if ports.is_empty() { 0 } else { self.tier.len() };
         let tier: BTreeSet<IpNet> = self
@@ -303,7 +303,7 @@ impl PodGuard {
     /// # Errors
     /// Returns [`OffloadError::Map`] if a map cannot be written.
     pub fn set_udp(&self, udp: &UdpFromTier) -> Result<UdpExcess, OffloadError> {
-        let (ports, ranges, left_out) = udp.held();
+        let (ports, ranges, left_out) = udp.split_at_capacity();
         replace_set(
             &self.udp_ports,
             UDP_PORTS,

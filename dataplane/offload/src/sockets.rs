@@ -186,7 +186,7 @@ pub fn reset(netns: &Path, connections: &[SocketInfo]) -> Result<u64, OffloadErr
         let socket = diag()?;
         let mut n = 0;
         for c in connections {
-            ask(
+            send_request(
                 &socket,
                 &request(SOCK_DESTROY, REQUEST | ACK, c.family, u32::MAX, &c.id),
             )?;
@@ -207,7 +207,7 @@ pub fn is_here(local: SocketAddr, remote: SocketAddr) -> bool {
         } else {
             libc::AF_INET6
         };
-        ask(
+        send_request(
             &socket,
             &request(
                 SOCK_DIAG_BY_FAMILY,
@@ -251,7 +251,7 @@ fn diag() -> io::Result<OwnedFd> {
     )?)
 }
 
-fn ask(socket: impl AsFd, request: &[u8]) -> io::Result<()> {
+fn send_request(socket: impl AsFd, request: &[u8]) -> io::Result<()> {
     sendto(
         socket,
         request,
@@ -279,7 +279,7 @@ fn dump(states: u32) -> io::Result<Vec<SocketInfo>> {
     let mut all = Vec::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
         let socket = diag()?;
-        ask(
+        send_request(
             &socket,
             &request(
                 SOCK_DIAG_BY_FAMILY,

@@ -56,7 +56,7 @@ impl TierPins {
     }
 
     /// Returns a number that identifies the pinned maps and changes when new ones replace them; `None` if no map is pinned.
-    pub(crate) fn found(&self) -> Option<u64> {
+    pub(crate) fn maps_inode(&self) -> Option<u64> {
         fs::metadata(self.maps())
             .ok()
             .filter(|_| self.has_maps())

@@ -19,7 +19,7 @@ use canal_wire::tier::flow_hash;
 mod forwarded;
 mod refused;
 
-use forwarded::{answered_by_pods, asked, sent_to_nodes};
+use forwarded::{answered_by_pods, forward_cases, sent_to_nodes};
 use refused::{by_their_addresses, by_their_form};
 
 const EDGE: &str = "250.1.0.1";
@@ -192,7 +192,7 @@ const R6: &str = "[fdca:a1:0:250::fa01:2]:5000";
 fn frames_are_rewritten_in_place_and_sent_back_to_the_router() {
     let e = world(&SETTINGS);
     for (case, frame, outside, inside, counter) in
-        [asked(), answered_by_pods(), sent_to_nodes()].concat()
+        [forward_cases(), answered_by_pods(), sent_to_nodes()].concat()
     {
         let (verdict, out, moved) = run(&e, &frame);
         assert_eq!((verdict, &moved[..]), (SENT, &[counter][..]), "{case}");
@@ -317,7 +317,7 @@ impl FrameRandom {
 #[test]
 fn spoiled_frames_leave_by_one_exit_each() {
     let e = world(&SETTINGS);
-    let frames: Vec<Vec<u8>> = [asked(), answered_by_pods(), sent_to_nodes()]
+    let frames: Vec<Vec<u8>> = [forward_cases(), answered_by_pods(), sent_to_nodes()]
         .concat()
         .into_iter()
         .map(|c| c.1)

@@ -67,7 +67,7 @@ impl InboundPod {
     }
 
     /// Attaches the pod's program with the proxy's listeners.
-    fn taken(&self, inbound: &InboundPrograms) -> (PodInbound, TcpListener, TcpListener) {
+    fn attach_pod(&self, inbound: &InboundPrograms) -> (PodInbound, TcpListener, TcpListener) {
         let mut pod = inbound.prepare("a/b/pod", &self.ns.path()).unwrap();
         let (v4, v6) = (
             self.proxy(ListenerFamily::V4),
@@ -134,7 +134,7 @@ fn every_other_port_is_captured_with_its_original_destination() {
         .into_iter()
         .map(|at| pod.ns.listen(at))
         .collect();
-    let (_pod, v4, v6) = pod.taken(&inbound);
+    let (_pod, v4, v6) = pod.attach_pod(&inbound);
     for (case, to, listener, verdict) in [
         (
             "the application listens on all",
@@ -182,7 +182,7 @@ fn every_other_port_is_captured_with_its_original_destination() {
 #[test]
 fn bytes_cost_nothing_after_the_connection_is_up() {
     let (pod, inbound) = (InboundPod::new(), InboundPrograms::load(None).unwrap());
-    let (_pod, v4, _v6) = pod.taken(&inbound);
+    let (_pod, v4, _v6) = pod.attach_pod(&inbound);
     let mut client = pod.dial(&format!("{V4}:80")).unwrap();
     let (mut s, _) = v4.accept().unwrap();
     let looked = inbound.counters().unwrap();
@@ -200,7 +200,7 @@ fn bytes_cost_nothing_after_the_connection_is_up() {
 fn hbone_and_local_connections_are_not_captured() {
     let (pod, inbound) = (InboundPod::new(), InboundPrograms::load(None).unwrap());
     let (hbone, app) = (pod.ns.listen("0.0.0.0:15008"), pod.ns.listen("0.0.0.0:80"));
-    let (_pod, ..) = pod.taken(&inbound);
+    let (_pod, ..) = pod.attach_pod(&inbound);
     assert_eq!(
         answer(&hbone, pod.dial(&format!("{V4}:15008")).unwrap()),
         format!("{V4}:15008")
@@ -282,7 +282,7 @@ fn without_a_listener_everything_is_refused_and_counted() {
 #[test]
 fn connections_spread_over_all_listeners_of_a_group() {
     let (pod, inbound) = (InboundPod::new(), InboundPrograms::load(None).unwrap());
-    let (_pod, v4, _v6) = pod.taken(&inbound);
+    let (_pod, v4, _v6) = pod.attach_pod(&inbound);
     let other = pod.proxy(ListenerFamily::V4);
     let clients: Vec<_> = (0..64)
         .map(|_| pod.dial(&format!("{V4}:80")).unwrap())
@@ -334,7 +334,7 @@ fn a_killed_proxy_leaves_the_pod_refused_and_the_next_one_adopts_it() {
         (1, 1),
         "the counters went on"
     );
-    let (taken, v4, _v6) = pod.taken(&inbound);
+    let (taken, v4, _v6) = pod.attach_pod(&inbound);
     assert!(taken.is_adopted());
     assert_eq!(answer(&v4, pod.dial(&to).unwrap()), to);
     drop(taken);
@@ -424,7 +424,7 @@ fn connections_from_before_are_found_and_reset() {
     let _out = pod
         .ns
         .within(|| TcpStream::connect("10.77.0.9:99").unwrap());
-    let (_taken, proxy, _v6) = pod.taken(&inbound);
+    let (_taken, proxy, _v6) = pod.attach_pod(&inbound);
     let mut through = pod.dial(&format!("{V4}:80")).unwrap();
     let (mut taken, _) = proxy.accept().unwrap();
 

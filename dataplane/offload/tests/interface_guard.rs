@@ -86,16 +86,16 @@ fn count(guard: &InterfaceGuard, name: &str) -> u64 {
 
 impl GuardedHost {
     /// Returns true if the host receives what container `index` sends from `from`.
-    fn hears(&self, index: usize, from: &str, to: &str) -> bool {
-        self.hears_within(canal_timing::deadline(NEVER), index, from, to)
+    fn receives(&self, index: usize, from: &str, to: &str) -> bool {
+        self.receives_within(canal_timing::deadline(NEVER), index, from, to)
     }
 
     /// Returns true if the host does not receive what container `index` sends from `from`.
-    fn never_hears(&self, index: usize, from: &str, to: &str) -> bool {
-        !self.hears_within(NEVER, index, from, to)
+    fn never_receives(&self, index: usize, from: &str, to: &str) -> bool {
+        !self.receives_within(NEVER, index, from, to)
     }
 
-    fn hears_within(&self, limit: Duration, index: usize, from: &str, to: &str) -> bool {
+    fn receives_within(&self, limit: Duration, index: usize, from: &str, to: &str) -> bool {
         let to: IpAddr = to.parse().unwrap();
         let heard = self
             .host
@@ -148,7 +148,7 @@ fn a_container_sends_by_its_own_addresses_and_no_others() {
     s.containers[0].ip(&format!("addr add {B4}/24 dev eth0"));
     s.containers[0].ip(&format!("addr add {B6}/64 dev eth0 nodad"));
     assert!(
-        s.hears(0, A4, HOST4) && s.hears(0, B4, HOST4) && s.hears(0, B6, HOST6),
+        s.receives(0, A4, HOST4) && s.receives(0, B4, HOST4) && s.receives(0, B6, HOST6),
         "nothing guards yet"
     );
     let guard = InterfaceGuard::load(Some(&s.host.path()), None).unwrap();
@@ -160,7 +160,7 @@ fn a_container_sends_by_its_own_addresses_and_no_others() {
         (1, B6, HOST6),
     ] {
         assert!(
-            s.hears(container, from, to),
+            s.receives(container, from, to),
             "{from} is the container's own"
         );
     }
@@ -169,7 +169,7 @@ fn a_container_sends_by_its_own_addresses_and_no_others() {
         let before = count(&guard, "drop_address")
             + count(&guard, "drop_arp")
             + count(&guard, "drop_discovery");
-        assert!(s.never_hears(container, from, to), "{from} is another's");
+        assert!(s.never_receives(container, from, to), "{from} is another's");
         assert!(
             count(&guard, "drop_address")
                 + count(&guard, "drop_arp")
@@ -190,10 +190,10 @@ fn a_container_sends_by_its_own_addresses_and_no_others() {
     assert_eq!(refused[1].last_address, Some("10.88.0.99".parse().unwrap()));
     // The container uses another MAC, then its own again.
     s.containers[0].ip("link set eth0 address 02:00:00:00:00:0b");
-    assert!(s.never_hears(0, A4, HOST4));
+    assert!(s.never_receives(0, A4, HOST4));
     assert!(count(&guard, "drop_mac") > 0);
     s.containers[0].ip("link set eth0 address 02:00:00:00:00:0a");
-    assert!(s.hears(0, A4, HOST4));
+    assert!(s.receives(0, A4, HOST4));
 }
 
 /// Builds an Ethernet frame.
@@ -528,7 +528,7 @@ fn interfaces_stay_guarded_over_an_agents_restart_until_they_are_released() {
     );
     drop(first);
     assert!(
-        s.hears(0, A4, HOST4) && s.never_hears(0, B4, HOST4),
+        s.receives(0, A4, HOST4) && s.never_receives(0, B4, HOST4),
         "no agent runs"
     );
     let second = load();
@@ -538,17 +538,20 @@ fn interfaces_stay_guarded_over_an_agents_restart_until_they_are_released() {
     );
     assert!(second.apply(&both()).unwrap().is_empty());
     assert!(second.is_guarded("to-a") && second.is_guarded("to-b"));
-    assert!(s.hears(0, A4, HOST4) && s.never_hears(0, B4, HOST4));
+    assert!(s.receives(0, A4, HOST4) && s.never_receives(0, B4, HOST4));
     assert!(
         count(&second, "drop_arp") + count(&second, "drop_address") > 0,
         "the counters are the earlier agent's too"
     );
     // An address moves from b to a, and b is not bound any more.
     second.apply(&[binding("to-a", MAC_A, &[A4, B4])]).unwrap();
-    assert!(s.hears(0, B4, HOST4) && !second.is_guarded("to-b"));
+    assert!(s.receives(0, B4, HOST4) && !second.is_guarded("to-b"));
     drop(second);
     interface_guard::remove(Some(&s.host.path()), pins.path()).unwrap();
     assert!(!pins.path().exists(), "nothing stays");
     s.containers[0].ip("addr add 10.88.0.77/24 dev eth0");
-    assert!(s.hears(0, "10.88.0.77", HOST4), "nothing guards any more");
+    assert!(
+        s.receives(0, "10.88.0.77", HOST4),
+        "nothing guards any more"
+    );
 }

@@ -58,7 +58,7 @@ fn deny_drops_packets_that_nft_sees() {
                     if kind == "frame" { "sent" } else { EPERM },
                     "{kind} to {to}"
                 );
-                assert!(!receiver.hears(NEVER), "{kind} to {to}: it left the pod");
+                assert!(!receiver.receives(NEVER), "{kind} to {to}: it left the pod");
                 assert_eq!(
                     count(&lab, &held, &format!("stopped_{reason}")),
                     before + 1,
@@ -70,7 +70,10 @@ fn deny_drops_packets_that_nft_sees() {
             let mut released = lab.sender(kind, to);
             released.go_on();
             assert_eq!(
-                (released.line().as_str(), receiver.hears(arrives_within())),
+                (
+                    released.line().as_str(),
+                    receiver.receives(arrives_within())
+                ),
                 ("sent", true),
                 "{kind} to {to}: let go"
             );
@@ -82,20 +85,20 @@ fn deny_drops_packets_that_nft_sees() {
         client.go_on();
         client.line();
         assert!(
-            !receiver.hears(NEVER),
+            !receiver.receives(NEVER),
             "a raw socket's TCP to {to} left the pod"
         );
         let mut client = lab.sender("reset", to);
         client.go_on();
         client.line();
         assert!(
-            !receiver.hears(NEVER),
+            !receiver.receives(NEVER),
             "a raw socket's RST with a payload to {to} left the pod"
         );
         let mut client = lab.sender("bare reset", to);
         client.go_on();
         assert_eq!(
-            (client.line().as_str(), receiver.hears(arrives_within())),
+            (client.line().as_str(), receiver.receives(arrives_within())),
             ("sent", true),
             "a RST without payload to {to} passes"
         );
@@ -122,7 +125,7 @@ fn passthrough_counts_unencrypted_packets_on_the_nodes_end() {
             let (mut client, before) = (lab.sender(kind, to), count(&lab, &held, &counter));
             client.go_on();
             assert_eq!(
-                (client.line().as_str(), receiver.hears(arrives_within())),
+                (client.line().as_str(), receiver.receives(arrives_within())),
                 ("sent", true),
                 "{kind} to {to}"
             );

@@ -305,7 +305,10 @@ fn deny_stops_every_protocol_of_new_and_of_older_sockets() {
             let mut unguarded = lab.sender(kind, to);
             unguarded.go_on();
             assert_eq!(
-                (unguarded.line().as_str(), receiver.hears(arrives_within())),
+                (
+                    unguarded.line().as_str(),
+                    receiver.receives(arrives_within())
+                ),
                 ("sent", true),
                 "{kind} to {to}: the control"
             );
@@ -323,7 +326,7 @@ fn deny_stops_every_protocol_of_new_and_of_older_sockets() {
                     "{kind} to {to}, {which} socket"
                 );
                 assert!(
-                    !receiver.hears(NEVER),
+                    !receiver.receives(NEVER),
                     "{kind} to {to}, {which} socket: it left the pod"
                 );
                 assert_eq!(
@@ -342,7 +345,10 @@ fn deny_stops_every_protocol_of_new_and_of_older_sockets() {
             let mut released = lab.sender(kind, to);
             released.go_on();
             assert_eq!(
-                (released.line().as_str(), receiver.hears(arrives_within())),
+                (
+                    released.line().as_str(),
+                    receiver.receives(arrives_within())
+                ),
                 ("sent", true),
                 "{kind} to {to}: let go"
             );
@@ -364,7 +370,7 @@ fn passthrough_counts_unencrypted_packets() {
             let (mut client, before) = (lab.sender(kind, to), count(&guard, &counter));
             client.go_on();
             assert_eq!(
-                (client.line().as_str(), receiver.hears(arrives_within())),
+                (client.line().as_str(), receiver.receives(arrives_within())),
                 ("sent", true),
                 "{kind} to {to}"
             );
@@ -532,11 +538,11 @@ fn errors_about_tcp_enter_and_errors_about_other_packets_do_not() {
         };
         let before = (count(&guard, "passed_error"), count(&guard, "stopped_icmp"));
         assert!(
-            send(6) && receiver.hears(arrives_within()),
+            send(6) && receiver.receives(arrives_within()),
             "{to}: about TCP"
         );
         send(17);
-        assert!(!receiver.hears(NEVER), "{to}: about a datagram");
+        assert!(!receiver.receives(NEVER), "{to}: about a datagram");
         assert_eq!(
             (count(&guard, "passed_error"), count(&guard, "stopped_icmp")),
             (before.0 + 1, before.1 + 1),
@@ -551,7 +557,7 @@ fn errors_about_tcp_enter_and_errors_about_other_packets_do_not() {
             })
             .unwrap();
         assert!(
-            send(17) && receiver.hears(arrives_within()),
+            send(17) && receiver.receives(arrives_within()),
             "{to}: about an answer to the tier"
         );
         assert_eq!(count(&guard, "passed_error"), before.0 + 2, "{to}");
@@ -571,7 +577,7 @@ fn a_guard_outlives_its_process_and_keeps_its_policy() {
             client.go_on();
             client.line();
             assert_eq!(
-                receiver.hears(if arrives { arrives_within() } else { NEVER }),
+                receiver.receives(if arrives { arrives_within() } else { NEVER }),
                 arrives,
                 "{case}, {kind}"
             );

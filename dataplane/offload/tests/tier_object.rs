@@ -62,7 +62,7 @@ fn every_struct_of_the_header_has_one_layout_in_c_and_in_rust() {
     check_layouts("interface_guard", interface_guard::object_bytes());
 }
 
-fn measured() -> Vec<(&'static str, u32)> {
+fn verified_instructions() -> Vec<(&'static str, u32)> {
     let settings = EdgeProgramSettings {
         address: [250, 1, 0, 1].into(),
         tunnels: 20,
@@ -123,7 +123,7 @@ fn the_verifiers_work_stays_within_budget() {
         .map(|l| l.split_once(' ').unwrap())
         .map(|(n, i)| (n.to_string(), i.parse().unwrap()))
         .collect();
-    let measured = measured();
+    let measured = verified_instructions();
     if std::env::var_os("BLESS").is_some() {
         budgets.extend(measured.iter().map(|(n, i)| ((*n).to_string(), *i)));
         std::fs::write(

@@ -80,21 +80,21 @@ struct Inner {
     config: ReplicaConfig,
     counts: RedirectorCounters,
     sessions: SessionCountFn,
-    held: Mutex<AgentState>,
+    agent_state: Mutex<AgentState>,
     looked: Mutex<SessionScan>,
     searches: SessionSearches,
     news: watch::Sender<u64>,
-    parting: watch::Sender<bool>,
+    soft_drain: watch::Sender<bool>,
     rebalance: OnceLock<RebalanceFn>,
 }
 
 struct AgentState {
-    keeper: RedirectorReconciler,
+    reconciler: RedirectorReconciler,
     resources: Vec<Arc<Resource>>,
     orders: Option<ControllerOrders>,
     /// Mark of the newest response.
     mark: Option<ReportMark>,
-    wanted: RedirectorMapContent,
+    desired: RedirectorMapContent,
     moves: HeadMoves,
     /// Generation of the newest state.
     newest_generation: u64,
@@ -187,11 +187,11 @@ impl RedirectorAgent {
         let counts = RedirectorCounters::new(registry);
         let kept = read_orders(&config.orders);
         let held = AgentState {
-            keeper: RedirectorReconciler::adopt(kernel, counts.clone())?,
+            reconciler: RedirectorReconciler::adopt(kernel, counts.clone())?,
             resources: Vec::new(),
             orders: kept,
             mark: None,
-            wanted: RedirectorMapContent::default(),
+            desired: RedirectorMapContent::default(),
             moves: HeadMoves::default(),
             newest_generation: 0,
             generation: 0,
@@ -206,11 +206,11 @@ impl RedirectorAgent {
         let inner = Arc::new(Inner {
             counts,
             sessions,
-            held: Mutex::new(held),
+            agent_state: Mutex::new(held),
             looked: Mutex::default(),
             searches: SessionSearches::default(),
             news: watch::channel(0).0,
-            parting: watch::channel(false).0,
+            soft_drain: watch::channel(false).0,
             rebalance: OnceLock::new(),
             config,
         });
@@ -252,7 +252,7 @@ impl RedirectorAgent {
             held.generation = held.newest_generation;
         }
         let omitted = held
-            .wanted
+            .desired
             .omitted
             .iter()
             .map(|entry| (entry.kind, entry.name.clone(), entry.why.clone()))
@@ -269,7 +269,7 @@ impl RedirectorAgent {
     pub fn start_steering(&self) -> Result<(), String> {
         self.inner
             .maps_are_current()
-            .keeper
+            .reconciler
             .kernel()
             .start_steering()
     }
@@ -278,7 +278,7 @@ impl RedirectorAgent {
     pub fn stop_steering(&self) {
         self.inner
             .maps_are_current()
-            .keeper
+            .reconciler
             .kernel()
             .stop_steering();
     }
@@ -294,7 +294,7 @@ impl RedirectorAgent {
 
     /// Returns a receiver of whether clients should reconnect elsewhere: this replica drains, and new sessions go to others.
     pub fn soft_drain(&self) -> watch::Receiver<bool> {
-        self.inner.parting.subscribe()
+        self.inner.soft_drain.subscribe()
     }
 
     /// Sets the function that is notified of buckets whose head moved, from the next state on. Only the first call has an effect.
@@ -338,7 +338,7 @@ impl RedirectorAgent {
         let held = self.inner.maps_are_current();
         let looked = self.inner.record_scan();
         let mut tables: Vec<_> = held
-            .keeper
+            .reconciler
             .have()
             .tables
             .values()
@@ -366,7 +366,7 @@ impl RedirectorAgent {
                 "number": o.number, "edge": o.edge.map(|e| e.to_string()), "drain": o.drain,
                 "hosts": o.hosts.iter().map(ToString::to_string).collect::<Vec<_>>(),
             })),
-            "replicas": held.keeper.have().replicas.iter()
+            "replicas": held.reconciler.have().replicas.iter()
                 .map(|(n, s)| json!({"number": n, "underlay": s.address.to_string(), "up": s.up})).collect::<Vec<_>>(),
             "tables": tables.iter().map(row).collect::<Vec<_>>(),
             "scanned_generation": looked.generation,
@@ -383,7 +383,7 @@ impl RedirectorAgent {
             } else {
                 self.inner.update_soft_drain(&mut held);
             }
-            match held.keeper.kernel().repair() {
+            match held.reconciler.kernel().repair() {
                 Ok(true) => {
                     self.inner.counts.repaired();
                     tracing::warn!("redirector BPF programs were removed externally; reinstalled");
@@ -395,11 +395,11 @@ impl RedirectorAgent {
                 ),
             }
             self.inner.measure_receive(&mut held, true);
-            match held.keeper.kernel().received_by_core() {
+            match held.reconciler.kernel().received_by_core() {
                 Ok(cores) => self.inner.counts.received(&cores),
                 Err(error) => tracing::warn!(error, "redirector: packets by core cannot be read"),
             }
-            match held.keeper.kernel().counts() {
+            match held.reconciler.kernel().counts() {
                 Ok(counts) => self.inner.counts.packets(&counts),
                 Err(error) => tracing::warn!(error, "the redirector's counters cannot be read"),
             }
@@ -409,7 +409,9 @@ impl RedirectorAgent {
 
 impl Inner {
     fn maps_are_current(&self) -> MutexGuard<'_, AgentState> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.agent_state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn record_scan(&self) -> MutexGuard<'_, SessionScan> {
@@ -439,7 +441,7 @@ impl Inner {
         if !again && held.receive.as_ref().is_some_and(|(of, _)| *of == edge) {
             return;
         }
-        match held.keeper.kernel().receive(edge) {
+        match held.reconciler.kernel().receive(edge) {
             Ok(receive) => {
                 if held
                     .receive
@@ -467,7 +469,7 @@ impl Inner {
             return;
         }
         let rules = ContentRules {
-            held: Some(&held.keeper),
+            present: Some(&held.reconciler),
         };
         let wanted = decide_content(
             held.resources.iter(),
@@ -475,10 +477,10 @@ impl Inner {
             held.orders.as_ref(),
             &rules,
         );
-        held.wanted = wanted;
+        held.desired = wanted;
         let AgentState {
-            keeper,
-            wanted,
+            reconciler: keeper,
+            desired: wanted,
             orders,
             live,
             moves,
@@ -521,16 +523,20 @@ impl Inner {
         let parts = decide_soft_drain(
             held.drains_since.map(|since| since.elapsed()),
             number,
-            held.keeper.have().tables.values().filter_map(|r| table(r)),
+            held.reconciler
+                .have()
+                .tables
+                .values()
+                .filter_map(|r| table(r)),
         );
-        self.parting
+        self.soft_drain
             .send_if_modified(|was| std::mem::replace(was, parts) != parts);
     }
 
     fn purpose(&self) -> ScanPurpose {
         let held = self.maps_are_current();
         let versions = held
-            .keeper
+            .reconciler
             .have()
             .tables
             .iter()
@@ -547,7 +553,7 @@ impl Inner {
     }
 
     /// Scans the kernel's sockets if a scan is due. The recorded table versions are those from before the scan.
-    async fn look(&self) {
+    async fn scan_sessions(&self) {
         let purpose = self.purpose();
         let begun = Instant::now();
         {
@@ -563,20 +569,20 @@ impl Inner {
                     return;
                 }
                 ScanDecision::Rest => {
-                    self.counts.look("spared", Duration::ZERO);
+                    self.counts.count_scan("spared", Duration::ZERO);
                     return;
                 }
                 ScanDecision::Look => {}
             }
         }
         let sockets = self.config.sockets.clone();
-        let read = tokio::task::spawn_blocking(move || sockets.look(begun + SCAN_TIMEOUT)).await;
+        let read = tokio::task::spawn_blocking(move || sockets.scan(begun + SCAN_TIMEOUT)).await;
         let took = begun.elapsed();
         let mut looked = self.record_scan();
         looked.last = Some((begun, took));
         match read.unwrap_or_else(|e| Err(SessionScanError::Io(std::io::Error::other(e)))) {
             Ok(owned) => {
-                self.counts.look("ok", took);
+                self.counts.count_scan("ok", took);
                 self.counts
                     .owned(owned.values().map(|o| u64::from(o.sessions)).sum());
                 looked.before = std::mem::replace(&mut looked.owned, owned);
@@ -586,7 +592,7 @@ impl Inner {
             }
             Err(error) => {
                 // The last complete scan stays valid, with the generation at which it was made.
-                self.counts.look(
+                self.counts.count_scan(
                     if matches!(error, SessionScanError::Late) {
                         "late"
                     } else {
@@ -659,7 +665,7 @@ impl ReportHandler for Inner {
     type Answer = ReplicaReportResponse;
 
     async fn report(&self) -> Option<ReplicaReportRequest> {
-        self.look().await;
+        self.scan_sessions().await;
         Some(self.state())
     }
 

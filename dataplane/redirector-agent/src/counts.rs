@@ -178,7 +178,7 @@ impl RedirectorCounters {
     pub(crate) fn search(&self, result: &str) {
         self.searches.shared(&[result]).inc();
     }
-    pub(crate) fn look(&self, result: &str, took: Duration) {
+    pub(crate) fn count_scan(&self, result: &str, took: Duration) {
         self.looks.shared(&[result]).inc();
         self.scan_time
             .add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));

@@ -34,7 +34,7 @@ pub struct ThrottleRates {
 #[derive(Default)]
 pub struct ContentRules<'a> {
     /// Entries that the maps contain already; they stay where not all entries of a tenant fit.
-    pub held: Option<&'a dyn HeldEntries>,
+    pub present: Option<&'a dyn HeldEntries>,
 }
 
 /// Reports which entries the maps contain.
@@ -189,7 +189,7 @@ fn omit_tables(
     tenants: &BTreeMap<&TenantName, &Tenant>,
     rules: &ContentRules<'_>,
 ) {
-    let is_held = |id: u32| rules.held.is_some_and(|held| held.has_table(id));
+    let is_held = |id: u32| rules.present.is_some_and(|held| held.has_table(id));
     let of = content
         .tables
         .iter()
@@ -227,7 +227,7 @@ fn omit_throttles(
     tenants: &BTreeMap<&TenantName, &Tenant>,
     rules: &ContentRules<'_>,
 ) {
-    let is_held = |scope: ThrottleScope| rules.held.is_some_and(|held| held.has_throttle(scope));
+    let is_held = |scope: ThrottleScope| rules.present.is_some_and(|held| held.has_throttle(scope));
     // The limit of the whole tenant is the last one to be left out.
     let demands: Vec<_> = throttles
         .iter()
@@ -611,7 +611,9 @@ pub(crate) mod tests {
         .chain(limits)
         .chain([throttle(None, None, 1)])
         .collect();
-        let rules = ContentRules { held: Some(&Nine) };
+        let rules = ContentRules {
+            present: Some(&Nine),
+        };
         let content = decide_content(all.iter(), &"az1".parse().unwrap(), None, &rules);
         assert_eq!(
             content.tables.keys().copied().collect::<Vec<_>>(),

@@ -144,7 +144,7 @@ mod tests {
         Arc::new(Resource::Table(table))
     }
 
-    fn held(table: &Arc<Resource>) -> BTreeMap<u32, Arc<Resource>> {
+    fn only_table(table: &Arc<Resource>) -> BTreeMap<u32, Arc<Resource>> {
         [(7, table.clone())].into()
     }
 
@@ -173,49 +173,53 @@ mod tests {
         let service = ServiceId::new(7).unwrap();
         let change = |left, returned| vec![(service, HeadChange { left, returned })];
         assert!(
-            decide_changes(&BTreeMap::new(), &held(&one), 1).is_empty(),
+            decide_changes(&BTreeMap::new(), &only_table(&one), 1).is_empty(),
             "what an earlier process had is not known"
         );
         assert!(
-            decide_changes(&held(&one), &held(&two), 0).is_empty(),
+            decide_changes(&only_table(&one), &only_table(&two), 0).is_empty(),
             "a replica without a number"
         );
-        let changes = || decide_changes(&held(&one), &held(&two), 1);
+        let changes = || decide_changes(&only_table(&one), &only_table(&two), 1);
         assert!(
             moves
-                .take(changes(), &held(&one), &replicas(&[2, 3]))
+                .take(changes(), &only_table(&one), &replicas(&[2, 3]))
                 .is_empty(),
             "it could not be written"
         );
         assert_eq!(
-            moves.take(changes(), &held(&two), &replicas(&[1, 2])),
+            moves.take(changes(), &only_table(&two), &replicas(&[1, 2])),
             change(0b10, 0),
             "replica 3 is not up"
         );
         assert!(
             moves
-                .take(Vec::new(), &held(&two), &replicas(&[1, 2]))
+                .take(Vec::new(), &only_table(&two), &replicas(&[1, 2]))
                 .is_empty(),
             "no change is reported twice"
         );
         assert_eq!(
-            moves.take(Vec::new(), &held(&two), &replicas(&[1, 2, 3])),
+            moves.take(Vec::new(), &only_table(&two), &replicas(&[1, 2, 3])),
             change(0b100, 0)
         );
-        let changes = decide_changes(&held(&two), &held(&three), 1);
+        let changes = decide_changes(&only_table(&two), &only_table(&three), 1);
         assert_eq!(
-            moves.take(changes, &held(&three), &replicas(&[1, 2, 3])),
+            moves.take(changes, &only_table(&three), &replicas(&[1, 2, 3])),
             change(1, 0b10)
         );
         // A bucket that returned before the gateway was notified of its move.
-        let changes = decide_changes(&held(&one), &held(&two), 1);
-        assert!(moves.take(changes, &held(&two), &replicas(&[1])).is_empty());
-        let changes = decide_changes(&held(&two), &held(&one), 1);
+        let changes = decide_changes(&only_table(&one), &only_table(&two), 1);
+        assert!(
+            moves
+                .take(changes, &only_table(&two), &replicas(&[1]))
+                .is_empty()
+        );
+        let changes = decide_changes(&only_table(&two), &only_table(&one), 1);
         assert_eq!(
-            moves.take(changes, &held(&one), &replicas(&[1, 2, 3])),
+            moves.take(changes, &only_table(&one), &replicas(&[1, 2, 3])),
             change(0, 0b110)
         );
-        let changes = decide_changes(&held(&one), &held(&two), 1);
+        let changes = decide_changes(&only_table(&one), &only_table(&two), 1);
         assert!(
             moves
                 .take(changes, &BTreeMap::new(), &replicas(&[1, 2, 3]))

@@ -54,7 +54,7 @@ pub struct GatewaySockets {
 /// The redirector's programs on this process's network namespace.
 pub struct TierPrograms {
     redirector: RedirectorPrograms,
-    doors: SocketSteering,
+    steering: SocketSteering,
     options: RedirectorOptions,
     sockets: GatewaySockets,
     /// Replicas that were up and are not any more, by number, with their address and the time.
@@ -99,7 +99,7 @@ impl TierPrograms {
         }
         Ok(Self {
             redirector,
-            doors,
+            steering: doors,
             options,
             sockets,
             suspects: HashMap::new(),
@@ -240,7 +240,7 @@ impl RedirectorMaps for TierPrograms {
         Ok(())
     }
 
-    fn found(&mut self) -> Result<LeftoverEntries, String> {
+    fn leftover_entries(&mut self) -> Result<LeftoverEntries, String> {
         let r = &self.redirector;
         let scope = |k: ThrottleKey| {
             if k.scope == abi::THROTTLE_SERVICE {
@@ -275,7 +275,7 @@ impl RedirectorMaps for TierPrograms {
         let redirector = of("redirector", text(self.redirector.counts())?);
         Ok(redirector
             .chain(of("tunnel", text(self.redirector.tunnel_counts())?))
-            .chain(of("socket_steering", text(self.doors.counts())?))
+            .chain(of("socket_steering", text(self.steering.counts())?))
             .collect())
     }
 
@@ -296,7 +296,7 @@ impl RedirectorMaps for TierPrograms {
             (ServiceListener::Hbone, sockets.hbone),
         ] {
             if let Some(socket) = socket {
-                text(self.doors.set(door, &socket))?;
+                text(self.steering.set(door, &socket))?;
             }
         }
         Ok(())

@@ -33,7 +33,7 @@ pub trait RedirectorMaps: Send + 'static {
     /// Sets this replica's number and its AZ's edge.
     fn set_self(&mut self, number: u16, edge: Option<Ipv4Addr>) -> Result<(), String>;
     /// Returns the entries that an earlier process left.
-    fn found(&mut self) -> Result<LeftoverEntries, String>;
+    fn leftover_entries(&mut self) -> Result<LeftoverEntries, String>;
     /// Returns the programs' counters by program and name, since the maps were created.
     fn counts(&mut self) -> Result<Vec<(&'static str, &'static str, u64)>, String>;
     /// Checks that the programs are attached, and attaches them again if not. Returns whether it had to.
@@ -77,7 +77,7 @@ impl RedirectorReconciler {
         mut kernel: Box<dyn RedirectorMaps>,
         counts: RedirectorCounters,
     ) -> Result<Self, String> {
-        let found = kernel.found()?;
+        let found = kernel.leftover_entries()?;
         Ok(Self {
             kernel,
             actual: RedirectorMapContent::default(),

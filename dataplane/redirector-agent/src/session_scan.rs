@@ -80,7 +80,7 @@ type Find =
 /// Finds sessions in the kernel or another source. Clones share it.
 #[derive(Clone)]
 pub struct SessionScanner {
-    look: Arc<SessionScanFn>,
+    scan: Arc<SessionScanFn>,
     find: Arc<Find>,
 }
 
@@ -88,21 +88,21 @@ impl SessionScanner {
     /// Creates a scanner of the kernel's sockets in the network namespace of the scanning thread.
     pub fn kernel() -> Self {
         Self::of(
-            |until| look(|| Instant::now() > until),
+            |until| scan_kernel(|| Instant::now() > until),
             |client, until| find(client, || Instant::now() > until),
         )
     }
 
     /// Creates a scanner of another source.
     pub fn of(
-        look: impl Fn(Instant) -> Result<OwnedSessions, SessionScanError> + Send + Sync + 'static,
+        scan: impl Fn(Instant) -> Result<OwnedSessions, SessionScanError> + Send + Sync + 'static,
         find: impl Fn(SocketAddr, Instant) -> Result<Vec<(ServiceId, u16)>, SessionScanError>
         + Send
         + Sync
         + 'static,
     ) -> Self {
         Self {
-            look: Arc::new(look),
+            scan: Arc::new(scan),
             find: Arc::new(find),
         }
     }
@@ -111,8 +111,8 @@ impl SessionScanner {
     ///
     /// # Errors
     /// The scan failed, or was incomplete at `until`.
-    pub fn look(&self, until: Instant) -> Result<OwnedSessions, SessionScanError> {
-        (self.look)(until)
+    pub fn scan(&self, until: Instant) -> Result<OwnedSessions, SessionScanError> {
+        (self.scan)(until)
     }
 
     /// Returns a client's sessions: service and service port. Blocks the thread. Tenants' addresses may overlap, so several tenants may
@@ -136,7 +136,7 @@ impl std::fmt::Debug for SessionScanner {
 }
 
 /// Returns all sessions of both families.
-fn look(late: impl FnMut() -> bool) -> Result<OwnedSessions, SessionScanError> {
+fn scan_kernel(late: impl FnMut() -> bool) -> Result<OwnedSessions, SessionScanError> {
     let mut owned = OwnedSessions::new();
     dump(late, &mut |session| add(&mut owned, session))?;
     Ok(owned)

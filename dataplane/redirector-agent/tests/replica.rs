@@ -154,7 +154,7 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-async fn ask(to: IpAddr, name: &str, over_tcp: bool) -> Message {
+async fn resolve(to: IpAddr, name: &str, over_tcp: bool) -> Message {
     let mut query = Message::new();
     query
         .set_id(7)
@@ -251,7 +251,7 @@ fn tenants_query_their_own_address_and_get_their_own_names() {
             ("fdca:a1:0:240::5", "10.0.1.1"),
         ] {
             for over_tcp in [false, true] {
-                let answer = ask(
+                let answer = resolve(
                     to.parse().unwrap(),
                     "web.default.svc.cluster.local.",
                     over_tcp,
@@ -266,7 +266,7 @@ fn tenants_query_their_own_address_and_get_their_own_names() {
             }
         }
         assert_eq!(
-            ask("240.0.0.5".parse().unwrap(), "www.example.com.", false)
+            resolve("240.0.0.5".parse().unwrap(), "www.example.com.", false)
                 .await
                 .response_code(),
             ResponseCode::Refused
@@ -305,7 +305,12 @@ fn maps_follow_states_and_outlive_the_process() {
             let mut programs =
                 TierPrograms::attach(&pins.attach(), &pins.orders(), GatewaySockets::default())
                     .unwrap();
-            let mut tables: Vec<u32> = programs.found().unwrap().tables.into_iter().collect();
+            let mut tables: Vec<u32> = programs
+                .leftover_entries()
+                .unwrap()
+                .tables
+                .into_iter()
+                .collect();
             tables.sort_unstable();
             tables
         };
@@ -425,7 +430,7 @@ fn sessions_are_found_where_the_kernel_shows_them() {
         // Scanned on this thread, because it is the one in the namespace.
         let look = || {
             Sessions::kernel()
-                .look(Instant::now() + canal_timing::deadline(Duration::from_secs(5)))
+                .scan(Instant::now() + canal_timing::deadline(Duration::from_secs(5)))
                 .unwrap()
         };
         let id = ServiceId::new(7).unwrap();

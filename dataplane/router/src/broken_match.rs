@@ -4,11 +4,11 @@ use canal_model::program::RouteKey;
 
 /// One broken match. It matches no request, and requests that the rule's other matches match are refused with 500.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("rule {rule}, match {place}: {kind}")]
+#[error("rule {rule}, match {match_index}: {kind}")]
 pub struct BrokenMatch {
     pub rule: RouteKey,
     /// Index of the match within its rule, from 0.
-    pub place: usize,
+    pub match_index: usize,
     pub kind: BrokenMatchKind,
 }
 

@@ -18,7 +18,7 @@ use crate::router::{ANY_PORT, CompiledMatch, HostMatches, NO_CONDITIONS, PathReg
 /// One match of one rule that is to be added.
 struct Candidate<'a> {
     rule: u32,
-    place: usize,
+    match_index: usize,
     http: &'a HttpMatch,
 }
 
@@ -110,11 +110,11 @@ impl Router {
         for at in table.order() {
             let candidate = Candidate {
                 rule: at.rule as u32,
-                place: at.match_index,
+                match_index: at.match_index,
                 http: table.entry(*at).1,
             };
             if let Err(kind) = builder.add(&candidate, limits) {
-                builder.record_broken_match(candidate.rule, candidate.place, kind);
+                builder.record_broken_match(candidate.rule, candidate.match_index, kind);
             }
         }
         builder.finish(table.rules().into())
@@ -125,7 +125,7 @@ impl RouterBuilder<'_> {
     fn record_broken_match(&mut self, rule: u32, place: usize, kind: BrokenMatchKind) {
         let fault = BrokenMatch {
             rule: self.rules[rule as usize].key.clone(),
-            place,
+            match_index: place,
             kind,
         };
         self.broken
@@ -166,7 +166,10 @@ impl RouterBuilder<'_> {
                 self.conditions.len() as u32 - 1
             }
         };
-        let (place, port) = (candidate.place as u32, rule.parent_port.unwrap_or(ANY_PORT));
+        let (place, port) = (
+            candidate.match_index as u32,
+            rule.parent_port.unwrap_or(ANY_PORT),
+        );
         self.matches.push(CompiledMatch {
             rule: candidate.rule,
             match_index: place,

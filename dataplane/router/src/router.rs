@@ -76,7 +76,7 @@ pub struct RouteMatch<'a> {
     /// Index of the rule in [`Router::rules`].
     pub index: usize,
     /// Index of the match within the rule.
-    pub place: usize,
+    pub match_index: usize,
 }
 
 impl<'a> RouteMatch<'a> {
@@ -133,7 +133,7 @@ impl Router {
         Some(RouteMatch {
             router: self,
             index: found.rule as usize,
-            place: found.match_index as usize,
+            match_index: found.match_index as usize,
         })
     }
 

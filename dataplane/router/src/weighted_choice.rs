@@ -8,8 +8,8 @@ pub const NO_WEIGHT_STATUS: u16 = 503;
 /// The backend that a weighted split selects for one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackendChoice<'a> {
-    /// Send the request to this backend. `place` is its index in the split, for state per backend.
-    Backend { place: usize, backend: &'a Backend },
+    /// Send the request to this backend. `index` is its position in the split, for state per backend.
+    Backend { index: usize, backend: &'a Backend },
     /// Refuse the request: the chosen backend is broken, which fails its share of requests, or no backend has a weight.
     Refuse { status: u16, reason: &'a str },
 }
@@ -23,7 +23,10 @@ pub fn pick(split: &[Backend], random: u64) -> BackendChoice<'_> {
         let weight = u64::from(backend.weight);
         if left < weight {
             return match &backend.target {
-                BackendTarget::Service { .. } => BackendChoice::Backend { place, backend },
+                BackendTarget::Service { .. } => BackendChoice::Backend {
+                    index: place,
+                    backend,
+                },
                 BackendTarget::Refuse { status, reason } => BackendChoice::Refuse {
                     status: *status,
                     reason,
@@ -65,7 +68,7 @@ mod tests {
             let draws = 1_000_000u64;
             for i in 0..draws {
                 match pick(&split, i * (u64::MAX / draws)) {
-                    BackendChoice::Backend { place, .. } => counts[place] += 1,
+                    BackendChoice::Backend { index: place, .. } => counts[place] += 1,
                     BackendChoice::Refuse { .. } => panic!("{weights:?}"),
                 }
             }

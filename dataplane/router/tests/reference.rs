@@ -54,7 +54,7 @@ fn http_match() -> impl Strategy<Value = HttpMatch> {
             specificity: specificity.try_into().expect("five"),
             created,
             object: String::new(),
-            place: [place, 0],
+            indexes: [place, 0],
         },
     );
     let method = option::weighted(0.3, select(vec!["GET", "POST"]).prop_map(String::from));
@@ -91,7 +91,7 @@ fn rule_set() -> impl Strategy<Value = Vec<Arc<RouteRule>>> {
         let build = |(i, (hosts, mut matches, port)): (usize, (_, Vec<HttpMatch>, _))| {
             for (j, http) in matches.iter_mut().enumerate() {
                 http.precedence.object = format!("{i:03}");
-                http.precedence.place[1] = j as u32;
+                http.precedence.indexes[1] = j as u32;
             }
             let mut rule = Arc::unwrap_or_clone(rule(&i.to_string(), hosts, matches));
             rule.parent_port = port;
@@ -136,7 +136,7 @@ proptest! {
         let (router, faults) = Router::build(&RouteTable::new(rules.clone()), &RouterLimits::DEFAULT);
         prop_assert_eq!(faults, vec![]);
         for request in &requests {
-            let found = router.find(80, request).map(|found| (found.rule().key.rule.clone(), found.place));
+            let found = router.find(80, request).map(|found| (found.rule().key.rule.clone(), found.match_index));
             prop_assert_eq!(found, naive(&rules, 80, request), "{:?}", request);
         }
     }

@@ -41,7 +41,7 @@ fn matching(place: u32, path: PathMatch) -> HttpMatch {
         specificity: [0; 5],
         created: 0,
         object: String::new(),
-        place: [place, 0],
+        indexes: [place, 0],
     };
     HttpMatch {
         precedence,
@@ -65,7 +65,7 @@ fn check(rules: &[Arc<RouteRule>], cases: &[(&str, &str)]) {
         let request = request(text);
         let found = router
             .find(80, &request)
-            .map(|found| (found.rule().key.rule.clone(), found.place));
+            .map(|found| (found.rule().key.rule.clone(), found.match_index));
         assert_eq!(found.as_ref().map_or("", |(name, _)| name), *want, "{text}");
         assert_eq!(
             naive(rules, 80, &request),
@@ -443,7 +443,7 @@ fn several_matches_of_one_rule() {
     assert_eq!(
         build(&rules)
             .find(80, &request("/a"))
-            .map(|found| found.place),
+            .map(|found| found.match_index),
         Some(1)
     );
 }

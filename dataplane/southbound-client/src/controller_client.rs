@@ -64,14 +64,14 @@ pub struct ControllerConnection {
     pub authorization: MetadataValue<Ascii>,
     /// The address, of those configured, that this connection uses.
     pub address: String,
-    heard: LastActivity,
+    last_activity: LastActivity,
     mute_after: Duration,
 }
 
 impl ControllerConnection {
     /// Returns whether the controller has sent nothing, PING answers included, for so long that a failed call failed because of that.
     pub fn is_mute(&self) -> bool {
-        self.heard.idle_time() >= self.mute_after
+        self.last_activity.idle_time() >= self.mute_after
     }
 
     /// Builds a request that carries the token.
@@ -147,7 +147,7 @@ impl ControllerEndpoint {
             channel,
             authorization,
             address,
-            heard,
+            last_activity: heard,
             mute_after: keepalive.0 + keepalive.1 / 2,
         })
     }

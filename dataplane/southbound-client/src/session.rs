@@ -241,7 +241,7 @@ fn subscription(kind: ResourceKind, state: &ResourceState) -> Vec<DeltaDiscovery
         ..DeltaDiscoveryRequest::default()
     }];
     let mut bytes = 0;
-    for (name, held) in state.held(kind) {
+    for (name, held) in state.resources_of(kind) {
         let entry = name.len() + held.version.len() + LISTED_ENTRY_BYTES;
         if bytes + entry > LISTED_BYTES_MAX {
             requests.push(DeltaDiscoveryRequest {

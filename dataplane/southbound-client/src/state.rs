@@ -103,7 +103,7 @@ impl ResourceState {
     }
 
     /// Returns all resources of a kind with their names and versions, sorted by name.
-    pub fn held(
+    pub fn resources_of(
         &self,
         kind: ResourceKind,
     ) -> impl Iterator<Item = (&Arc<str>, &VersionedResource)> {
@@ -290,10 +290,10 @@ pub(super) enum NackReason {
     #[error("{0:?} is not a generation: write a decimal number in system_version_info")]
     Generation(String),
     #[error(
-        "generation {offered} is older than {held}, which this data plane holds of the same store; if the controller's store was set back on \
+        "generation {offered} is older than {current}, which this data plane holds of the same store; if the controller's store was set back on \
          purpose, remove this data plane's snapshot file and restart it"
     )]
-    Stale { offered: u64, held: u64 },
+    Stale { offered: u64, current: u64 },
     #[error("{name}: {why}")]
     Envelope { name: String, why: &'static str },
     #[error("{0}")]
@@ -407,7 +407,7 @@ fn examine_header(
     if generation < state.generation {
         return Err(NackReason::Stale {
             offered: generation.0,
-            held: state.generation.0,
+            current: state.generation.0,
         });
     }
     Ok((kind, generation))

@@ -19,7 +19,7 @@ use super::state::{ClosedTenants, ResourceState};
 use super::state_file::{self, StateFileError};
 use super::{ApplyFn, SubscriberConfig, SubscriptionStatus, Update, UpdateSource};
 
-pub(super) use intake::{NackReply, tell_whole};
+pub(super) use intake::{NackReply, deliver_whole};
 
 /// A write may use at most one part in this many of the time, so a large state that changes often is written less often.
 const WRITE_SHARE: u32 = 10;
@@ -59,7 +59,7 @@ pub(super) struct StateOwner {
     pub(super) status: watch::Sender<SubscriptionStatus>,
     pub(super) counts: SubscriptionCounters,
     /// Closed tenants as they were logged last.
-    shown: Arc<ClosedTenants>,
+    logged: Arc<ClosedTenants>,
     /// The stream must be restarted, because the state differs from what the controller assumes.
     pub(super) resync: bool,
     /// Kinds that a controller has answered in this run.
@@ -111,7 +111,7 @@ impl StateOwner {
             apply,
             status: watch::channel(SubscriptionStatus::default()).0,
             counts,
-            shown: Arc::default(),
+            logged: Arc::default(),
             resync: false,
             answered: HashSet::new(),
             stream_was_useful: false,
@@ -227,7 +227,7 @@ impl StateOwner {
             // The manifests on disk decide which tenants are closed.
             state.review_all(&self.kinds);
         }
-        tell_whole(
+        deliver_whole(
             &mut self.apply,
             &ResourceState::default(),
             &mut state,
@@ -346,18 +346,18 @@ impl StateOwner {
         self.counts.closed(closed.len());
         for (tenant, closure) in closed
             .iter()
-            .filter(|(tenant, closure)| self.shown.get(*tenant) != Some(*closure))
+            .filter(|(tenant, closure)| self.logged.get(*tenant) != Some(*closure))
         {
             tracing::error!(%tenant, cause = closure.cause.name(), detail = closure.detail, "tenant is closed: nothing of it is served");
         }
         for tenant in self
-            .shown
+            .logged
             .keys()
             .filter(|tenant| !closed.contains_key(*tenant))
         {
             tracing::info!(%tenant, "tenant is open again");
         }
-        self.shown = closed.clone();
+        self.logged = closed.clone();
         self.status.send_modify(|s| {
             (s.generation, s.resources, s.store) = (generation, resources, store);
             if s.closed != *closed {

@@ -72,7 +72,7 @@ struct Inner {
     free: RefCell<Vec<Block>>,
     current: RefCell<Option<Block>>,
     /// Number of blocks allocated so far.
-    made: Cell<usize>,
+    allocated: Cell<usize>,
     shard: MetricsShard,
     dropped: CounterFamily,
 }
@@ -177,7 +177,7 @@ impl AccessLog {
             back,
             free: RefCell::default(),
             current: RefCell::new(None),
-            made: Cell::new(0),
+            allocated: Cell::new(0),
             shard: shard.clone(),
             dropped: self.dropped.clone(),
         });
@@ -259,7 +259,8 @@ impl Inner {
             return true;
         }
         let needed = decide_free_needed((waiting + LINE_MAX) as u64, (BLOCKS * BLOCK) as u64);
-        let has_less = |free: usize| needed > ((BLOCKS - self.made.get() + free) * BLOCK) as u64;
+        let has_less =
+            |free: usize| needed > ((BLOCKS - self.allocated.get() + free) * BLOCK) as u64;
         if !has_less(self.free.borrow().len()) {
             return false;
         }
@@ -281,10 +282,10 @@ impl Inner {
         if let Some(block) = free.pop() {
             return Some(block);
         }
-        if self.made.get() == BLOCKS {
+        if self.allocated.get() == BLOCKS {
             return None;
         }
-        self.made.set(self.made.get() + 1);
+        self.allocated.set(self.allocated.get() + 1);
         Some(Block::with_capacity(BLOCK))
     }
 
@@ -292,7 +293,7 @@ impl Inner {
     fn waiting(&self) -> usize {
         let mut free = self.free.borrow_mut();
         free.extend(self.back.try_iter());
-        self.made.get() - free.len() - usize::from(self.current.borrow().is_some())
+        self.allocated.get() - free.len() - usize::from(self.current.borrow().is_some())
     }
 
     fn drop_line(&self, reason: &str, queue: Option<&TenantLogQueue>) {

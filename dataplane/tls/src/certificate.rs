@@ -268,7 +268,7 @@ impl CredentialWriter {
         self.current.send_replace(Some(Arc::new(certificate)));
     }
     /// Returns whether any [`Credential`] of this writer still exists.
-    pub fn wanted(&self) -> bool {
+    pub fn is_in_use(&self) -> bool {
         !self.current.is_closed()
     }
 }

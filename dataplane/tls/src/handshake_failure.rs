@@ -269,25 +269,25 @@ fn of_certificate(e: &CertificateError) -> HandshakeFailure {
 pub enum PeerIdentityError {
     /// The server has another identity.
     #[error(
-        "the peer is {seen:?}, expected one of {expected:?}; is the address taken by another workload?"
+        "the peer is {names:?}, expected one of {expected:?}; is the address taken by another workload?"
     )]
     Identity {
         expected: Vec<Identity>,
-        seen: Vec<String>,
+        names: Vec<String>,
     },
     /// The peer belongs to another tenant, with which there is no federation.
-    #[error("the peer is {seen:?}, expected an identity of trust domain {expected}")]
+    #[error("the peer is {names:?}, expected an identity of trust domain {expected}")]
     TrustDomain {
         expected: TrustDomain,
-        seen: Vec<String>,
+        names: Vec<String>,
     },
     /// The client's certificate names no or several identities, so that its identity would be a guess (X509-SVID §2).
     #[error(
-        "the peer's certificate names {seen:?}, expected exactly one identity of trust domain {expected}"
+        "the peer's certificate names {names:?}, expected exactly one identity of trust domain {expected}"
     )]
     Ambiguous {
         expected: TrustDomain,
-        seen: Vec<String>,
+        names: Vec<String>,
     },
     /// The chain has too many certificates.
     #[error("the peer shows {0} certificates; at most {CHAIN_CERTIFICATES_MAX} are looked at")]

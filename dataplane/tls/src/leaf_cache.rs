@@ -60,7 +60,7 @@ fn read(
     if !names.contains(&peer.to_string()) {
         return Err("a peer that its certificate does not name");
     }
-    PeerLeaf::shown(peer.clone(), leaf, above, until).map_err(unreadable)
+    PeerLeaf::from_key_server(peer.clone(), leaf, above, until).map_err(unreadable)
 }
 
 #[cfg(test)]

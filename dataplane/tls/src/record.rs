@@ -53,7 +53,7 @@ pub struct RecordStream<IO> {
     /// The peer requested a key update that has not been sent yet.
     owes_update: bool,
     said_close: bool,
-    heard: ReceiveState,
+    receive_state: ReceiveState,
 }
 
 /// State of the peer's direction.
@@ -78,8 +78,8 @@ impl<IO> std::fmt::Debug for RecordStream<IO> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "RecordStream {{ heard: {:?}, said_close: {} }}",
-            self.heard, self.said_close
+            "RecordStream {{ receive_state: {:?}, said_close: {} }}",
+            self.receive_state, self.said_close
         )
     }
 }
@@ -148,7 +148,7 @@ impl<IO> RecordStream<IO> {
             written: 0,
             owes_update: false,
             said_close: false,
-            heard,
+            receive_state: heard,
         })
     }
 
@@ -183,7 +183,7 @@ impl<IO> RecordStream<IO> {
 
     /// Records why the peer's direction has ended, and queues an alert to the peer if one is due.
     fn fail(&mut self, error: RecordError) -> io::Error {
-        self.heard = ReceiveState::Broken(error);
+        self.receive_state = ReceiveState::Broken(error);
         if let (Some(description), false) = (error.alert(), self.said_close) {
             self.said_close = true;
             // If even this cannot be encrypted, nothing can be sent.
@@ -296,7 +296,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for RecordStream<IO> {
                 plain.start += n;
                 return Poll::Ready(Ok(()));
             }
-            match this.heard {
+            match this.receive_state {
                 ReceiveState::Closed => return Poll::Ready(Ok(())),
                 ReceiveState::Broken(error) => return Poll::Ready(Err(broken(error))),
                 ReceiveState::Open => {}
@@ -311,7 +311,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for RecordStream<IO> {
             }
             match next {
                 Ok(RecordStep::Data) => {}
-                Ok(RecordStep::Closed) => this.heard = ReceiveState::Closed,
+                Ok(RecordStep::Closed) => this.receive_state = ReceiveState::Closed,
                 Ok(RecordStep::Read(whole)) => {
                     if !ready!(this.poll_in(cx, whole))? {
                         // The transport ended without close_notify.

@@ -65,11 +65,11 @@ impl PeerLeaf {
             .map_err(unreadable)?;
         }
         let above = IssuerChain::read(&bytes).map_err(unreadable)?;
-        Self::shown(identity, leaf, above, not_after)
+        Self::from_key_server(identity, leaf, above, not_after)
     }
 
     /// Does what [`PeerLeaf::read`] does for a chain that a key server verified, where the key server gives the issuers above the leaf.
-    pub(super) fn shown(
+    pub(super) fn from_key_server(
         identity: Identity,
         leaf: &CertificateDer<'_>,
         above: IssuerChain<'_>,

@@ -99,11 +99,17 @@ pub(super) fn decide_client(
 ) -> Result<Identity, PeerIdentityError> {
     let (expected, seen) = (own.clone(), uris.to_vec());
     let [one] = uris else {
-        return Err(PeerIdentityError::Ambiguous { expected, seen });
+        return Err(PeerIdentityError::Ambiguous {
+            expected,
+            names: seen,
+        });
     };
     match one.parse::<Identity>() {
         Ok(id) if known(&id.trust_domain) => Ok(id),
-        _ => Err(PeerIdentityError::TrustDomain { expected, seen }),
+        _ => Err(PeerIdentityError::TrustDomain {
+            expected,
+            names: seen,
+        }),
     }
 }
 
@@ -119,7 +125,7 @@ pub(super) fn decide_server(
     });
     found.ok_or_else(|| PeerIdentityError::Identity {
         expected: expected.to_vec(),
-        seen: uris.to_vec(),
+        names: uris.to_vec(),
     })
 }
 
@@ -182,7 +188,7 @@ impl PeerVerifier {
 
     /// Verifies the peer, and returns its identity and the data of its chain to retain. Signatures are checked once per chain and trust
     /// anchors.
-    pub(super) fn judge(
+    pub(super) fn verify_peer(
         &self,
         role: PeerRole,
         expected: &ExpectedPeer,
@@ -206,7 +212,7 @@ impl PeerVerifier {
         let refused = || {
             PeerIdentityError::TrustDomain {
                 expected: self.own.clone(),
-                seen: facts.uris.clone(),
+                names: facts.uris.clone(),
             }
             .error()
         };
@@ -443,7 +449,7 @@ impl ClientCertVerifier for ClientVerifier {
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         self.judge
-            .judge(PeerRole::Client, &self.expected, leaf, above, now)?;
+            .verify_peer(PeerRole::Client, &self.expected, leaf, above, now)?;
         Ok(ClientCertVerified::assertion())
     }
     fn verify_tls12_signature(
@@ -496,7 +502,7 @@ impl ServerCertVerifier for ServerVerifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         self.judge
-            .judge(PeerRole::Server, &self.expected, leaf, above, now)?;
+            .verify_peer(PeerRole::Server, &self.expected, leaf, above, now)?;
         Ok(ServerCertVerified::assertion())
     }
     fn verify_tls12_signature(

@@ -182,7 +182,7 @@ impl TryFrom<String> for Timeout {
     fn try_from(text: String) -> Result<Self, IdError> {
         let form = || IdError::Form {
             what: "time",
-            given: text.chars().take(40).collect(),
+            value: text.chars().take(40).collect(),
             form: "1h30m, 2s or 500ms",
         };
         let (mut rest, mut sum, mut parts) = (text.as_str(), Duration::ZERO, 0);

@@ -74,7 +74,7 @@ impl FromStr for Timestamp {
             .map(Self)
             .ok_or_else(|| IdError::Form {
                 what: "time",
-                given: s.chars().take(80).collect(),
+                value: s.chars().take(80).collect(),
                 form: "2026-01-31T23:59:59Z (RFC 3339)",
             })
     }

@@ -207,7 +207,7 @@ impl FromStr for ObjectKey {
     fn from_str(s: &str) -> Result<Self, IdError> {
         let form = || IdError::Form {
             what: "object",
-            given: s.chars().take(120).collect(),
+            value: s.chars().take(120).collect(),
             form: "Kind namespace/name",
         };
         let (kind, rest) = s.split_once(' ').ok_or_else(form)?;

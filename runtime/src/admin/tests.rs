@@ -31,7 +31,7 @@ async fn exchange(
     )
 }
 
-async fn ask(address: std::net::SocketAddr, line: &str) -> (u16, String) {
+async fn get(address: std::net::SocketAddr, line: &str) -> (u16, String) {
     exchange(
         TcpStream::connect(address).await.unwrap(),
         line,
@@ -85,7 +85,7 @@ impl Fixture {
         }
     }
 
-    async fn ask_socket(&self, line: &str) -> (u16, String) {
+    async fn get_by_socket(&self, line: &str) -> (u16, String) {
         let folder = std::fs::File::open(&self.addresses.data_dir).unwrap();
         let path = format!(
             "/proc/self/fd/{}/{SOCKET_NAME}",
@@ -110,7 +110,7 @@ impl Fixture {
 async fn sensitive_pages_are_on_the_socket_only() {
     let f = Fixture::new();
     for line in ["POST /quitquitquit", "GET /config_dump"] {
-        let (status, why) = ask(f.addresses.admin, line).await;
+        let (status, why) = get(f.addresses.admin, line).await;
         assert!(
             status == 403 && why.contains("fix: ") && !why.contains("secret"),
             "{line}: {status} {why}"
@@ -118,15 +118,15 @@ async fn sensitive_pages_are_on_the_socket_only() {
     }
     assert!(f.refused("admin", "socket_only"));
     assert_eq!(f.drain.phase(), drain::DrainPhase::Running);
-    assert_eq!(ask(f.addresses.admin, "GET /version").await.0, 200);
-    let (status, dump) = f.ask_socket("GET /config_dump").await;
+    assert_eq!(get(f.addresses.admin, "GET /version").await.0, 200);
+    let (status, dump) = f.get_by_socket("GET /config_dump").await;
     assert!(status == 200 && dump.contains("secret"), "{status} {dump}");
     let mode = std::fs::metadata(f.addresses.data_dir.join(SOCKET_NAME)).unwrap();
     assert_eq!(
         std::os::unix::fs::PermissionsExt::mode(&mode.permissions()) & 0o777,
         0o600
     );
-    assert_eq!(f.ask_socket("POST /quitquitquit").await.0, 200);
+    assert_eq!(f.get_by_socket("POST /quitquitquit").await.0, 200);
     assert!(matches!(
         f.drain.phase(),
         drain::DrainPhase::Draining { .. }
@@ -172,19 +172,19 @@ async fn readers_that_stall_take_neither_metrics_nor_readiness_away() {
     }
     let start = std::time::Instant::now();
     assert_eq!(
-        ask(f.addresses.readiness, "GET /healthz/ready").await.0,
+        get(f.addresses.readiness, "GET /healthz/ready").await.0,
         200
     );
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until readiness is answered beside stalled scrapes",
         start.elapsed(),
         Duration::from_secs(1),
     );
     // Two scrapes run at the same time, however many are requested; the others are refused at once.
-    let (status, why) = ask(f.addresses.metrics, "GET /metrics").await;
+    let (status, why) = get(f.addresses.metrics, "GET /metrics").await;
     // A reset may overtake the 503.
     assert!(matches!(status, 503 | 0), "{status} {why}");
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until a scrape beside stalled ones is refused",
         start.elapsed(),
         Duration::from_secs(3),
@@ -197,7 +197,7 @@ async fn readers_that_stall_take_neither_metrics_nor_readiness_away() {
     // Clients that do not read are closed, and others are served.
     let end =
         std::time::Instant::now() + canal_timing::deadline(WRITE_TIMEOUT + Duration::from_secs(5));
-    while ask(f.addresses.metrics, "GET /metrics").await.0 != 200 {
+    while get(f.addresses.metrics, "GET /metrics").await.0 != 200 {
         assert!(std::time::Instant::now() < end);
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
@@ -249,15 +249,15 @@ async fn every_path_answers() {
         ("GET /quitquitquit", 405, "use POST"),
         ("GET /echo?x=1&q=a%20b%2Bc+d%zz%4", 200, "a b+c d%zz%4"),
     ] {
-        let (got, body) = ask(address, line).await;
+        let (got, body) = get(address, line).await;
         assert!(got == status && body.contains(part), "{line}: {got} {body}");
     }
     up.store(true, Relaxed);
-    assert_eq!(ask(address, "GET /healthz/ready").await.0, 200);
+    assert_eq!(get(address, "GET /healthz/ready").await.0, 200);
     assert_eq!(drain.phase(), drain::DrainPhase::Running);
     trigger.drain(Duration::from_secs(60));
     // The server stays available to operators during the drain.
-    assert_eq!(ask(address, "GET /version").await.0, 200);
+    assert_eq!(get(address, "GET /version").await.0, 200);
     trigger.force();
     let closes = async {
         while TcpStream::connect(address).await.is_ok() {
@@ -342,11 +342,11 @@ async fn a_new_connection_replaces_one_without_a_request() {
     }
     // All connections are new, so the request is refused at once and not queued.
     assert!(
-        matches!(ask(address, "GET /version").await.0, 503 | 0),
+        matches!(get(address, "GET /version").await.0, 503 | 0),
         "a reset may overtake the 503"
     );
     tokio::time::advance(Duration::from_millis(1100)).await;
-    assert_eq!(ask(address, "GET /version").await.0, 200);
+    assert_eq!(get(address, "GET /version").await.0, 200);
     // The oldest connection was closed.
     assert_eq!(silent[0].read(&mut [0; 1]).await.unwrap_or(0), 0);
     let text = registry.render();

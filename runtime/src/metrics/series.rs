@@ -151,7 +151,7 @@ impl FamilyCore {
         arena: &mut Arena,
     ) -> FoundSeries {
         let mut table = lock(&self.table);
-        let (at, moved_one) = self.place(&mut table, labels);
+        let (at, moved_one) = self.find_or_insert(&mut table, labels);
         let Some(series) = table.list.get_mut(at).and_then(Option::as_mut) else {
             unreachable!("a place that was just found is taken");
         };
@@ -171,7 +171,7 @@ impl FamilyCore {
     /// Returns the part of the series that every thread may write.
     pub(super) fn shared(&self, labels: &[&str], arena: &mut Arena) -> (CellRange, bool) {
         let mut table = lock(&self.table);
-        let (at, moved_one) = self.place(&mut table, labels);
+        let (at, moved_one) = self.find_or_insert(&mut table, labels);
         let Some(series) = table.list.get_mut(at).and_then(Option::as_mut) else {
             unreachable!("a place that was just found is taken");
         };
@@ -185,7 +185,7 @@ impl FamilyCore {
     }
 
     /// Returns the index of the series for `labels`, and whether a series in use gave way to it.
-    fn place(&self, table: &mut SeriesTable, labels: &[&str]) -> (usize, bool) {
+    fn find_or_insert(&self, table: &mut SeriesTable, labels: &[&str]) -> (usize, bool) {
         debug_assert_eq!(
             labels.len(),
             self.family.labels.len(),
@@ -268,7 +268,7 @@ impl FamilyCore {
             let Some(series) = table.list[at].as_mut() else {
                 continue;
             };
-            series.look(&mut sum, now);
+            series.sum_parts(&mut sum, now);
             let is_concerned = !series.is_other && concerns(series.owner.as_ref());
             if is_concerned && series.is_idle(self.shape, &sum, PRESSED_IDLE_TIMEOUT, now) {
                 has_ended |= self.expire(table, at);
@@ -366,7 +366,7 @@ impl FamilyCore {
             let Some(series) = table.list[at].as_mut() else {
                 continue;
             };
-            series.look(&mut sum, now);
+            series.sum_parts(&mut sum, now);
             let is_over =
                 self.owned.is_some() && series.is_idle(self.shape, &sum, SERIES_IDLE_TIMEOUT, now);
             if is_over && self.expire(&mut table, at) {
@@ -463,7 +463,7 @@ impl Series {
     }
 
     /// Sums the numbers, and records the time if they have changed.
-    fn look(&mut self, sum: &mut [u64], now: Instant) {
+    fn sum_parts(&mut self, sum: &mut [u64], now: Instant) {
         sum.fill(0);
         for (total, n) in sum.iter_mut().zip(&self.base) {
             *total = *n;

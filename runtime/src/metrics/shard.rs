@@ -182,13 +182,13 @@ mod tests {
         let scrape = |after: Duration| registry.exposition_at(start + after).for_each(drop);
         count(0..3 * ENTRIES_MIN);
         assert!(
-            shard.known.full.borrow().len() >= 3 * ENTRIES_MIN - 1,
+            shard.cache.full.borrow().len() >= 3 * ENTRIES_MIN - 1,
             "each has a rest in which it counts"
         );
         scrape(Duration::from_secs(1));
         scrape(2 * SERIES_IDLE_TIMEOUT);
         count(3 * ENTRIES_MIN..5 * ENTRIES_MIN);
-        let left = shard.known.full.borrow().len();
+        let left = shard.cache.full.borrow().len();
         assert!(left <= 2 * ENTRIES_MIN, "{left} owners are remembered");
     }
 }

@@ -350,7 +350,7 @@ fn refusals_of_endless_sources_do_not_fill_the_memory() {
 /// One step of a random history.
 #[derive(Debug, Clone)]
 enum LedgerStep {
-    Take { holder: u8, amount: u64, way: u8 },
+    Take { holder: u8, amount: u64, method: u8 },
     Grow { at: usize, amount: u64 },
     Shrink { at: usize, amount: u64 },
     Drop { at: usize },
@@ -358,7 +358,7 @@ enum LedgerStep {
 
 fn step() -> impl Strategy<Value = LedgerStep> {
     prop_oneof![
-        4 => (0..4u8, 0..6u64, 0..3u8).prop_map(|(holder, amount, way)| LedgerStep::Take { holder, amount, way }),
+        4 => (0..4u8, 0..6u64, 0..3u8).prop_map(|(holder, amount, method)| LedgerStep::Take { holder, amount, method }),
         1 => (any::<usize>(), 0..4u64).prop_map(|(at, amount)| LedgerStep::Grow { at, amount }),
         1 => (any::<usize>(), 0..4u64).prop_map(|(at, amount)| LedgerStep::Shrink { at, amount }),
         2 => any::<usize>().prop_map(|at| LedgerStep::Drop { at }),
@@ -385,9 +385,9 @@ proptest! {
         for step in steps {
             let len = permits.len().max(1);
             match step {
-                LedgerStep::Take { holder: n, amount, way } => {
+                LedgerStep::Take { holder: n, amount, method } => {
                     let before = revoked(&limit);
-                    let taken = match way {
+                    let taken = match method {
                         0 => limit.take(&holder(n), amount),
                         1 => limit.take_revocable(&holder(n), amount),
                         _ => limit.take_replacing(&holder(n), amount),

@@ -1,6 +1,6 @@
 //! Time in tests: the deadlines and fixture times of the gate and of the timing tier, and
 //! assertions on time, which only fail in the timing tier. It measures nothing and contains no
-//! test. Start at [`judge_time`].
+//! test. Start at [`assert_time`].
 //!
 //! `make test`, the gate, checks responses, counts and bytes: a test in it must give the same
 //! verdict on a slow machine. `make test-timing` sets [`VARIABLE`] and also checks bounds on time,
@@ -65,7 +65,7 @@ fn slack_of(is_timed: bool) -> u32 {
 /// # Panics
 /// Panics in the timing tier if it does not hold and no runner collects figures.
 #[track_caller]
-pub fn judge(name: &str, holds: bool) {
+pub fn assert_holds(name: &str, holds: bool) {
     report("holds", name, holds, "true", holds);
 }
 
@@ -75,7 +75,7 @@ pub fn judge(name: &str, holds: bool) {
 /// # Panics
 /// Panics in the timing tier if the time is longer and no runner collects figures.
 #[track_caller]
-pub fn judge_time(name: &str, measured: Duration, bound: Duration) {
+pub fn assert_time(name: &str, measured: Duration, bound: Duration) {
     report(
         "seconds",
         name,
@@ -91,7 +91,7 @@ pub fn judge_time(name: &str, measured: Duration, bound: Duration) {
 /// # Panics
 /// Panics in the timing tier if more were lost and no runner collects figures.
 #[track_caller]
-pub fn judge_losses(name: &str, lost: u64, bound: u64) {
+pub fn assert_losses(name: &str, lost: u64, bound: u64) {
     report("losses", name, lost, bound, lost <= bound);
 }
 
@@ -115,7 +115,7 @@ fn report(kind: &str, name: &str, figure: impl Debug, bound: impl Display, holds
 #[macro_export]
 macro_rules! timed {
     ($holds:expr, $($name:tt)+) => {
-        $crate::judge(&format!($($name)+), $holds)
+        $crate::assert_holds(&format!($($name)+), $holds)
     };
 }
 

@@ -321,7 +321,7 @@ impl guard::Attributes for OracleAttributes<'_> {
         if self.0.unseen.contains(attribute) {
             return AttributeVisibility::Unknown;
         }
-        let Some(values) = self.0.seen.get(attribute) else {
+        let Some(values) = self.0.values.get(attribute) else {
             return if self.0.is_complete {
                 AttributeVisibility::Known
             } else {

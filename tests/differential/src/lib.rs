@@ -14,4 +14,4 @@ pub mod probe;
 mod routing;
 pub mod target;
 
-pub use routing::{RoutingComparison, RoutingTally, shown};
+pub use routing::{RoutingComparison, RoutingTally, format_verdict};

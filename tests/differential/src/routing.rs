@@ -60,7 +60,7 @@ impl RoutingComparison {
     ) -> Result<RoutingVerdict, String> {
         let expected = decide(&self.ir, request);
         let differs = |who: &str, verdict: &str| {
-            let oracle = shown(&expected);
+            let oracle = format_verdict(&expected);
             Err(format!(
                 "{who} says {verdict}, the oracle {oracle}\n{request:?}\noracle: {expected:?}\n{}",
                 self.ir
@@ -68,7 +68,10 @@ impl RoutingComparison {
         };
         let verdict = self.gateway.decide(request);
         if verdict != expected {
-            return differs("the router", &format!("{} ({verdict:?})", shown(&verdict)));
+            return differs(
+                "the router",
+                &format!("{} ({verdict:?})", format_verdict(&verdict)),
+            );
         }
         let over_http1 = self.gateway.decide_http1(request);
         if let Some(verdict) = &over_http1
@@ -76,7 +79,7 @@ impl RoutingComparison {
         {
             return differs(
                 "the router behind HTTP/1.1",
-                &format!("{} ({verdict:?})", shown(verdict)),
+                &format!("{} ({verdict:?})", format_verdict(verdict)),
             );
         }
         let is_service = expected != RoutingVerdict::NoService;
@@ -105,7 +108,7 @@ fn kind(verdict: &RoutingVerdict) -> &'static str {
 }
 
 /// Formats a verdict briefly, as cases expect it: `OBJECT RULE` for a split.
-pub fn shown(verdict: &RoutingVerdict) -> String {
+pub fn format_verdict(verdict: &RoutingVerdict) -> String {
     let rule = |key: &RouteKey| format!("{} {}", key.name, key.rule);
     match verdict {
         RoutingVerdict::Split { rule: key, .. } => rule(key),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use canal_differential::policy::{Policy, files, name_of};
 use canal_differential::probe::probes;
-use canal_differential::{RoutingComparison, RoutingTally, shown};
+use canal_differential::{RoutingComparison, RoutingTally, format_verdict};
 
 fn folder(place: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(place)
@@ -28,12 +28,12 @@ fn check(path: &Path, tally: &mut RoutingTally) -> Vec<String> {
                 name_of(path),
                 question.text
             )),
-            (Ok(verdict), Some(expected)) if shown(&verdict) != *expected => {
+            (Ok(verdict), Some(expected)) if format_verdict(&verdict) != *expected => {
                 wrong.push(format!(
                     "{}: {}: all say {}",
                     name_of(path),
                     question.text,
-                    shown(&verdict)
+                    format_verdict(&verdict)
                 ));
             }
             (Ok(_), _) => {}

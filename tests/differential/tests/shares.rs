@@ -30,7 +30,10 @@ fn share(target: &BackendTarget) -> SplitOutcome {
 
 fn picked(split: &[Backend], random: u64) -> SplitOutcome {
     match pick(split, random) {
-        BackendChoice::Backend { place, backend } => {
+        BackendChoice::Backend {
+            index: place,
+            backend,
+        } => {
             assert_eq!(&split[place], backend, "the place is the backend's");
             share(&backend.target)
         }

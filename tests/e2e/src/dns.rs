@@ -56,7 +56,7 @@ fn read(bytes: &[u8]) -> Option<DnsAnswer> {
 pub fn query_udp(world: &World, host: &str, server: IpAddr, question: &[u8]) -> Option<DnsAnswer> {
     let started = Instant::now();
     loop {
-        let answer = ask_udp_within(TIMEOUT, world, host, server, question);
+        let answer = query_udp_within(TIMEOUT, world, host, server, question);
         if answer.is_some() || started.elapsed() >= deadline(TIMEOUT) {
             return answer;
         }
@@ -64,7 +64,7 @@ pub fn query_udp(world: &World, host: &str, server: IpAddr, question: &[u8]) -> 
 }
 
 /// Sends the query over UDP once, and waits this long for the answer.
-pub fn ask_udp_within(
+pub fn query_udp_within(
     timeout: Duration,
     world: &World,
     host: &str,

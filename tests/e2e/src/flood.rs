@@ -63,7 +63,7 @@ pub struct ConnectionFlood<'f> {
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct FloodReport {
     /// Number of TCP connections that were opened, repeated ones included.
-    pub opened: u64,
+    pub connections_opened: u64,
     /// Number of connections that could not be opened, or not brought into their state.
     pub refused: u64,
 }
@@ -89,7 +89,7 @@ impl ConnectionFlood<'_> {
         reports
             .into_iter()
             .fold(FloodReport::default(), |sum, one| FloodReport {
-                opened: sum.opened + one.opened,
+                connections_opened: sum.connections_opened + one.connections_opened,
                 refused: sum.refused + one.refused,
             })
     }
@@ -108,7 +108,7 @@ impl ConnectionFlood<'_> {
                 sleep(Duration::from_millis(100)).await;
                 continue;
             };
-            report.opened += 1;
+            report.connections_opened += 1;
             let held = timeout_at(ends, hold(&self.hold, tcp, permit)).await;
             if let Ok(Err(_)) = held {
                 report.refused += 1;
@@ -266,7 +266,7 @@ pub fn churn(world: &World, host: &str, to: SocketAddr, lasts: Duration) -> Floo
                 while Instant::now() < ends {
                     match timeout(OPEN_TIMEOUT, TcpStream::connect(to)).await {
                         Ok(Ok(tcp)) => {
-                            report.opened += 1;
+                            report.connections_opened += 1;
                             // A reset instead of a close prevents ports from running out in TIME_WAIT.
                             let _ = tcp.set_zero_linger();
                         }
@@ -286,7 +286,7 @@ pub fn churn(world: &World, host: &str, to: SocketAddr, lasts: Duration) -> Floo
     reports
         .into_iter()
         .fold(FloodReport::default(), |sum, one| FloodReport {
-            opened: sum.opened + one.opened,
+            connections_opened: sum.connections_opened + one.connections_opened,
             refused: sum.refused + one.refused,
         })
 }

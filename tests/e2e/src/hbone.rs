@@ -181,7 +181,7 @@ async fn open(tunnel: &TunnelRequest<'_>) -> TunnelAttempt {
         Err(e) => return TunnelAttempt::Refused(format!("HTTP/2: {e}")),
     };
     let driver = tokio::spawn(connection);
-    match ask(tunnel, client).await {
+    match send_request(tunnel, client).await {
         Ok(opened) => opened,
         // The connection knows the reason of a failed stream better: TLS 1.3 reports a refused client certificate late.
         Err(e) => match tokio::time::timeout(Duration::from_millis(200), driver).await {
@@ -191,7 +191,7 @@ async fn open(tunnel: &TunnelRequest<'_>) -> TunnelAttempt {
     }
 }
 
-async fn ask(
+async fn send_request(
     tunnel: &TunnelRequest<'_>,
     client: h2::client::SendRequest<Bytes>,
 ) -> Result<TunnelAttempt, h2::Error> {

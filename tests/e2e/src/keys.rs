@@ -69,9 +69,9 @@ impl Requester<'_> {
             &[7; 32],
         ]
         .concat();
-        self.ask(&KeyRequest::Sign {
+        self.call(&KeyRequest::Sign {
             key,
-            shown: None,
+            presented: None,
             scheme: 0x0403,
             deadline_ms: deadline_ms(),
             input: &input,
@@ -80,7 +80,7 @@ impl Requester<'_> {
 
     /// Requests the certificate chain of a key.
     pub fn chain(&self, key: KeyName) -> KeyServerReply {
-        self.ask(&KeyRequest::Chain { key })
+        self.call(&KeyRequest::Chain { key })
     }
 
     /// Requests a handshake as a client.
@@ -93,15 +93,15 @@ impl Requester<'_> {
             deadline_ms: deadline_ms(),
             bytes: &[],
         };
-        self.ask(&KeyRequest::Begin(begin))
+        self.call(&KeyRequest::Begin(begin))
     }
 
     /// Sends a ping and returns the reply.
     pub fn ping(&self) -> KeyServerReply {
-        self.ask(&KeyRequest::Ping)
+        self.call(&KeyRequest::Ping)
     }
 
-    fn ask(&self, request: &KeyRequest<'_>) -> KeyServerReply {
+    fn call(&self, request: &KeyRequest<'_>) -> KeyServerReply {
         let mut bytes = Vec::new();
         request
             .encode(1, &mut bytes)

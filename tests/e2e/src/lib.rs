@@ -22,7 +22,7 @@ pub mod scaleout;
 mod wait;
 
 pub use client_outcome::ClientOutcome;
-pub use dns::{DnsAnswer, ask_udp_within, query, query_tcp, query_udp};
+pub use dns::{DnsAnswer, query, query_tcp, query_udp, query_udp_within};
 pub use icmp::{Icmp, IcmpPacket};
 pub use load::{ClientReports, load_while};
 pub use mesh::{Mesh, bin, root};

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use canal_timing::{is_timed, judge_losses};
+use canal_timing::{assert_losses, is_timed};
 use serde_json::Value;
 
 use crate::Mesh;
@@ -34,13 +34,13 @@ impl ClientReports {
     /// # Panics
     /// Panics in the gate if anything was lost, with the reports of the runs that lost it.
     #[track_caller]
-    pub fn judge_none_lost(&self, name: &str) {
+    pub fn assert_none_lost(&self, name: &str) {
         let lossy: Vec<&Value> = self
             .0
             .iter()
             .filter(|report| report["ok"] != true)
             .collect();
-        judge_losses(
+        assert_losses(
             name,
             self.sum("failed") + self.sum("broken") + self.sum("unopened"),
             0,

@@ -29,7 +29,7 @@ pub struct FoundKey {
     /// Owner of the key, by its certificate.
     pub owner: String,
     /// The memory region or the file that has the key.
-    pub place: String,
+    pub location: String,
 }
 
 /// Returns the point of a certificate's P-256 key.
@@ -78,7 +78,7 @@ pub fn in_process(pid: u32, publics: &Publics) -> Vec<FoundKey> {
                     .into_iter()
                     .map(|owner| FoundKey {
                         owner,
-                        place: format!("memory {line}"),
+                        location: format!("memory {line}"),
                     }),
             );
             at += (length.max(OVERLAP + 1) - OVERLAP) as u64;
@@ -106,7 +106,7 @@ pub fn in_files(dir: &Path, publics: &Publics) -> Vec<FoundKey> {
                     let bytes = std::fs::read(&path).unwrap_or_default();
                     found.extend(in_bytes(&bytes, publics).into_iter().map(|owner| FoundKey {
                         owner,
-                        place: path.display().to_string(),
+                        location: path.display().to_string(),
                     }));
                 }
                 _ => {}

@@ -60,7 +60,7 @@ struct SeenAddresses {
     forwarded: String,
 }
 
-fn seen(pod: &str, url: &str, more: &[&str]) -> SeenAddresses {
+fn observe_addresses(pod: &str, url: &str, more: &[&str]) -> SeenAddresses {
     let argv: Vec<&str> = ["curl", "-sS", "-g", "--max-time", "60", url]
         .into_iter()
         .chain(more.iter().copied())
@@ -110,21 +110,24 @@ fn tcp_application_sees_the_client_pod() {
         ] {
             for client in pods {
                 assert_eq!(
-                    seen(client, &target, &[]).peer.ip(),
+                    observe_addresses(client, &target, &[]).peer.ip(),
                     address(client, v4),
                     "{client} to {target}"
                 );
             }
         }
     }
-    let bound = seen(CLIENT, &url(12), &["--local-port", "45678"]);
+    let bound = observe_addresses(CLIENT, &url(12), &["--local-port", "45678"]);
     assert_eq!(
         bound.peer.port(),
         45678,
         "the client's own port is kept where it is free"
     );
     // The server is its own client here; only in this case may it see its own address.
-    assert_eq!(seen(raw, &url(12), &[]).peer.ip(), address(raw, true));
+    assert_eq!(
+        observe_addresses(raw, &url(12), &[]).peer.ip(),
+        address(raw, true)
+    );
 }
 
 /// A connection that serves many clients comes from a gateway, which names the client. A connection for one client, which the service's
@@ -138,11 +141,11 @@ fn http_application_sees_gateway_and_the_client_in_its_header() {
             (url6(10), url6(11))
         };
         for client in [CLIENT, OTHER] {
-            let pooled = seen(client, &shared, &[]);
+            let pooled = observe_addresses(client, &shared, &[]);
             assert!(is_gateways(pooled.peer.ip()), "{}", pooled.peer);
             assert_eq!(pooled.forwarded, address(client, v4).to_string());
             for _ in 0..3 {
-                let single = seen(client, &own, &[]);
+                let single = observe_addresses(client, &own, &[]);
                 assert_eq!(single.peer.ip(), address(client, v4), "{client}");
                 assert_eq!(single.forwarded, address(client, v4).to_string());
             }
@@ -155,7 +158,7 @@ fn http_application_sees_gateway_and_the_client_in_its_header() {
 fn forged_sources_are_not_believed() {
     let other = address(OTHER, true);
     let forged = format!("forwarded: for=\"{other}:4711\"");
-    let output = seen(
+    let output = observe_addresses(
         CLIENT,
         &url(11),
         &[
@@ -174,12 +177,12 @@ fn plaintext_client_is_seen_by_guarded_application() {
     let guarded = SocketAddr::new(address("alpha/default/guarded-0", true), 8080);
     let target = format!("http://{guarded}/headers");
     assert_eq!(
-        seen(BARE, &target, &[]).peer.ip(),
+        observe_addresses(BARE, &target, &[]).peer.ip(),
         address(BARE, true),
         "past every gateway, through the guard"
     );
     assert_eq!(
-        seen(CLIENT, &url(13), &[]).peer.ip(),
+        observe_addresses(CLIENT, &url(13), &[]).peer.ip(),
         address(CLIENT, true),
         "and over the mesh"
     );

@@ -8,7 +8,7 @@ use std::process::Child;
 use std::time::Duration;
 
 use canal_e2e::{Mesh, until};
-use canal_timing::judge_losses;
+use canal_timing::assert_losses;
 use canal_world::Signal;
 use serde_json::Value;
 
@@ -340,7 +340,7 @@ fn random_faults_lose_only_requests_in_flight() {
         println!(
             "{kind}: {rounds} rounds, {failed} of {requests} requests failed, {strange} answers of the other tenant, gap {gap_ms_max} ms"
         );
-        judge_losses(
+        assert_losses(
             &format!("requests of a client lost in a round, {kind}"),
             lost_max.0,
             lost_max.1,

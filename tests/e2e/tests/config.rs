@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use canal_e2e::{Mesh, deadline_ms, load_while, until};
-use canal_timing::{deadline, is_timed, judge_time, timed};
+use canal_timing::{assert_time, deadline, is_timed, timed};
 use canal_world::Signal;
 
 const CLIENT: &str = "alpha/default/client-0";
@@ -105,7 +105,7 @@ fn a_thousand_changes_lose_no_request() {
     println!(
         "{wanted} changes in {took:?}; {requests} requests in {lasted:?}; by half: {answered:?}"
     );
-    reports.judge_none_lost("requests lost by changes");
+    reports.assert_none_lost("requests lost by changes");
     assert!(
         answered.into_iter().all(|half| half >= 1),
         "changes did not move the load: {answered:?} of {requests}"
@@ -119,7 +119,7 @@ fn a_thousand_changes_lose_no_request() {
         requests >= lasted.as_secs() * RATE * 2 / 3,
         "rate of requests during changes"
     );
-    judge_time("time of a thousand changes", took, CHANGED_WITHIN);
+    assert_time("time of a thousand changes", took, CHANGED_WITHIN);
     mesh.converge(deadline(IN_FORCE_WITHIN));
     for (kind, name) in [
         ("HTTPRoute", "reviews"),

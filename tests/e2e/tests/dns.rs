@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use canal_e2e::{DnsAnswer, Mesh, query, query_tcp, query_udp, until};
-use canal_timing::{deadline, judge_time};
+use canal_timing::{assert_time, deadline};
 use canal_world::{Signal, World};
 
 const NEAR: &str = "beta/default/client-0";
@@ -197,7 +197,7 @@ fn another_azs_address_is_the_answer_only_while_the_local_one_is_closed() {
         "AZ 2's address is the answer",
         || all(PARTS2),
     );
-    judge_time(
+    assert_time(
         "time until DNS answers with the other AZ's address",
         closed,
         CLOSED_WITHIN,

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use canal_e2e::{Mesh, deadline_ms, load_while, until};
-use canal_timing::{deadline, is_timed, judge_time};
+use canal_timing::{assert_time, deadline, is_timed};
 use serde_json::Value;
 
 /// A pod behind a node proxy, and one whose node runs no part of the mesh.
@@ -98,7 +98,7 @@ fn a_drained_replica_ends_with_no_sessions() {
                 || number(&replica(&mesh, &name), "accepted") > accepted,
             )
         });
-        judge_time(
+        assert_time(
             "time until a replica takes sessions after its drain was cancelled",
             took,
             SETTLED_WITHIN,
@@ -116,7 +116,7 @@ fn a_drained_replica_ends_with_no_sessions() {
             reports.sum("failed"),
             reports.sum("requests")
         );
-        reports.judge_none_lost(name);
+        reports.assert_none_lost(name);
     }
 }
 
@@ -188,7 +188,7 @@ fn drained(mesh: &Mesh, name: &str) -> u64 {
         &format!("{name} has no session"),
         none_left,
     );
-    judge_time(
+    assert_time(
         "time until a drained replica has no session",
         took,
         EMPTY_WITHIN,

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use canal_e2e::{Mesh, until};
-use canal_timing::{deadline, is_timed, judge_losses, judge_time, timed};
+use canal_timing::{assert_losses, assert_time, deadline, is_timed, timed};
 use canal_world::Signal;
 use serde_json::Value;
 
@@ -125,9 +125,9 @@ fn unharmed(what: &str, loads: Vec<(String, Child)>) {
     for (load, report) in reports {
         let failed = report["failed"].as_u64().expect("a count");
         assert!(is_timed() || failed == 0, "{what}: {load}: {report}");
-        judge_losses(&format!("requests lost when {what}: {load}"), failed, 0);
+        assert_losses(&format!("requests lost when {what}: {load}"), failed, 0);
         let gap = Duration::from_secs_f64(report["gap_ms_max"].as_f64().expect("a gap") / 1000.0);
-        judge_time(
+        assert_time(
             &format!("time without a response when {what}: {load}"),
             gap,
             GAP_MAX,

@@ -5,7 +5,7 @@
 use std::sync::OnceLock;
 
 use canal_e2e::exchanges::{BATCH, ExchangeWorld, RaceClient, least_failed};
-use canal_timing::{is_timed, judge_losses, timed};
+use canal_timing::{assert_losses, is_timed, timed};
 use serde_json::json;
 
 fn world() -> &'static ExchangeWorld {
@@ -53,7 +53,7 @@ fn posts_that_meet_a_close_are_answered_once() {
         let bound = least_failed(&world().race_beside(RaceClient::KeptConnection, tries))
             .unwrap_or(tries)
             + tries / 100;
-        judge_losses(
+        assert_losses(
             "POSTs that fail at a close, against the best other proxy",
             later.failed,
             bound,
@@ -67,7 +67,7 @@ fn answers_to_uploads_that_are_refused_unread_arrive() {
     for client in ["curl", "python"] {
         let failures = world().uploads(client, tries);
         println!("{client}: of {tries} uploads refused unread: {failures:?}");
-        judge_losses(
+        assert_losses(
             &format!(
                 "uploads refused unread that get no answer, against those without a mesh, {client}"
             ),

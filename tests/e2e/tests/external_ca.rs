@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use canal_e2e::credential::TestAuthority;
 use canal_e2e::{Mesh, until};
-use canal_timing::{deadline, is_timed, judge_losses, slack};
+use canal_timing::{assert_losses, deadline, is_timed, slack};
 use canal_world::{Signal, Topology};
 use serde_json::json;
 
@@ -98,7 +98,7 @@ fn hang(mesh: &Mesh) {
     mesh.world.kill("cfssl", Signal::Cont).unwrap();
     let report = mesh.end("load while the authority hangs", load).json();
     println!("load while the authority hangs: {report}");
-    judge_losses(
+    assert_losses(
         "requests lost while the authority hangs",
         report["failed"].as_u64().unwrap_or(u64::MAX),
         0,

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use canal_e2e::{Mesh, deadline_ms, load_while, until};
-use canal_timing::{deadline, is_timed, judge_losses, judge_time};
+use canal_timing::{assert_losses, assert_time, deadline, is_timed};
 use canal_world::Signal;
 
 const CLIENT: &str = "alpha/default/client-0";
@@ -139,7 +139,7 @@ fn a_killed_replica_costs_only_its_own_requests() {
         "replica killed: {} of {} requests lost, longest gap {} ms",
         report["failed"], report["requests"], report["gap_ms_max"]
     );
-    judge_losses(
+    assert_losses(
         "requests lost by the kill of a replica",
         report["failed"].as_u64().unwrap_or(u64::MAX),
         8,
@@ -147,7 +147,7 @@ fn a_killed_replica_costs_only_its_own_requests() {
     let gap = Duration::from_secs_f64(
         report["gap_ms_max"].as_f64().unwrap_or(f64::from(u32::MAX)) / 1000.0,
     );
-    judge_time(
+    assert_time(
         "gap after the kill of a replica",
         gap,
         Duration::from_secs(1),
@@ -197,7 +197,7 @@ fn planned_restarts_lose_nothing() {
                 .unwrap();
         }
     });
-    reports[0].judge_none_lost("requests lost by planned restarts");
+    reports[0].assert_none_lost("requests lost by planned restarts");
 }
 
 /// Pods come and go without a restart; a new pod is in the mesh as soon as it runs.

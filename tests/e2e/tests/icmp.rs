@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use canal_e2e::{Icmp, IcmpPacket, Mesh, deadline_ms};
-use canal_timing::{deadline, is_timed, judge_time};
+use canal_timing::{assert_time, deadline, is_timed};
 use canal_world::topology::{OutsideTraffic, Topology};
 use socket2::{Domain, Socket, Type};
 
@@ -261,7 +261,7 @@ fn a_replica_learns_that_an_endpoint_is_unreachable() {
             ("IPv6", 2)
         };
         let gap = Duration::from_secs_f64(report["gap_ms_max"].as_f64().expect("a time") / 1000.0);
-        judge_time(
+        assert_time(
             &format!("time until a session opens beside an unreachable endpoint, {family}"),
             gap,
             Duration::from_secs(bound),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use canal_e2e::credential::{Leaf, PemCredential, TestAuthority};
 use canal_e2e::hbone::{TunnelAttempt, TunnelRequest, tunnel};
 use canal_e2e::{Mesh, deadline_ms, load_while, until};
-use canal_timing::{deadline, is_timed, judge_losses, judge_time, timed};
+use canal_timing::{assert_losses, assert_time, deadline, is_timed, timed};
 use canal_world::Topology;
 use serde_json::Value;
 
@@ -195,12 +195,12 @@ fn a_root_is_replaced_under_load() {
         })
     });
     println!("a root was replaced in {took:?}");
-    judge_time("time until a root is replaced", took, REPLACED_WITHIN);
+    assert_time("time until a root is replaced", took, REPLACED_WITHIN);
     for (what, reports) in ["requests lost", "new connections lost", "sessions lost"]
         .into_iter()
         .zip(&reports)
     {
-        reports.judge_none_lost(&format!("{what} while a root is replaced"));
+        reports.assert_none_lost(&format!("{what} while a root is replaced"));
     }
     let after = roots("alpha");
     assert!(
@@ -357,7 +357,7 @@ fn the_revoked_are_out() {
         }
         until_shut_out();
     });
-    reports[0].judge_none_lost("sessions of others lost by a revocation");
+    reports[0].assert_none_lost("sessions of others lost by a revocation");
     assert!(
         revoked_connections() > before,
         "no connection ended because it was revoked"
@@ -420,17 +420,17 @@ fn the_revoked_are_out_at_once() {
         theirs["broken"].as_u64() >= Some(20),
         "all sessions of a revoked peer end within a second"
     );
-    judge_time(
+    assert_time(
         "time until a revoked peer's connection ends",
         broken.unwrap_or(Duration::MAX),
         AT_ONCE,
     );
-    judge_time(
+    assert_time(
         "time until a revoked peer opens nothing new",
         taken + again,
         AT_ONCE,
     );
-    judge_losses(
+    assert_losses(
         "sessions of others lost by a revocation",
         others["broken"].as_u64().unwrap_or(u64::MAX),
         0,

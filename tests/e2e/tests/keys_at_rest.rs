@@ -23,7 +23,7 @@ const GATEWAY: &str = "spiffe://beta.example/ns/canal-system/sa/gateway";
 fn up() -> Mesh {
     let mesh = Mesh::up_with("trust.yaml", "e2e-at-rest", |topology| {
         topology.tenants[1].keys = Some(TenantKeysTopology {
-            place: TopologyKeyLocation::KeyServer,
+            location: TopologyKeyLocation::KeyServer,
             algorithm: TopologyKeyAlgorithm::EcdsaP256,
             fallback: TopologyKeyFallback::Refuse,
         });
@@ -79,7 +79,12 @@ fn component(mesh: &Mesh, host: &str, identity: &str) -> PemCredential {
 }
 
 /// Returns the public keys that key servers have for beta's identities on a host.
-fn held(mesh: &Mesh, host: &str, component_identity: &str, identities: &[&str]) -> Publics {
+fn public_keys_of(
+    mesh: &Mesh,
+    host: &str,
+    component_identity: &str,
+    identities: &[&str],
+) -> Publics {
     let credential = component(mesh, host, component_identity);
     let mut publics = Publics::new();
     for server in ["ks-1", "ks-2"] {
@@ -125,7 +130,7 @@ fn private_keys_are_only_in_key_servers_and_there_sealed() {
         let places = |kind: &str| {
             found
                 .iter()
-                .filter(|found| found.owner == *owner && found.place.starts_with(kind))
+                .filter(|found| found.owner == *owner && found.location.starts_with(kind))
                 .count()
         };
         assert!(
@@ -148,19 +153,19 @@ fn private_keys_are_only_in_key_servers_and_there_sealed() {
         .map(|sa| format!("spiffe://beta.example/ns/default/sa/{sa}"))
         .collect();
     let far: Vec<&str> = far.iter().map(String::as_str).collect();
-    let mut all = held(
+    let mut all = public_keys_of(
         &mesh,
         "beta-n1",
         "spiffe://components.canal/ns/beta/sa/node.beta-n1",
         &beta,
     );
-    all.extend(held(
+    all.extend(public_keys_of(
         &mesh,
         "beta-n2",
         "spiffe://components.canal/ns/beta/sa/node.beta-n2",
         &far,
     ));
-    all.extend(held(
+    all.extend(public_keys_of(
         &mesh,
         "gw-1",
         "spiffe://components.canal/ns/canal-system/sa/gateway.gw-1",

@@ -10,7 +10,7 @@ use canal_e2e::credential::{Leaf, PemCredential, TestAuthority, request_with_key
 use canal_e2e::hbone::{TunnelAttempt, TunnelLoad, TunnelRequest, load, tunnel};
 use canal_e2e::keys::{KeyServerReply, Requester};
 use canal_e2e::{Mesh, until};
-use canal_timing::{deadline, is_timed, judge_losses, judge_time, timed};
+use canal_timing::{assert_losses, assert_time, deadline, is_timed, timed};
 use canal_wire::keyrpc::{FRAME_MAX, KeyName, PORT};
 use canal_world::topology::{
     TenantKeysTopology, TopologyKeyAlgorithm, TopologyKeyFallback, TopologyKeyLocation,
@@ -70,7 +70,7 @@ fn mesh() -> &'static Mesh {
                 .zip([TopologyKeyFallback::Local, TopologyKeyFallback::Refuse])
             {
                 tenant.keys = Some(TenantKeysTopology {
-                    place: TopologyKeyLocation::KeyServer,
+                    location: TopologyKeyLocation::KeyServer,
                     algorithm: TopologyKeyAlgorithm::EcdsaP256,
                     fallback,
                 });
@@ -185,12 +185,12 @@ fn unharmed(what: &str, loads: &[(&str, TunnelLoad)]) {
             failed.len()
         );
         // Handshakes that a key server had begun are lost with it: at most those in progress when it ended and when it returned.
-        judge_losses(
+        assert_losses(
             &format!("handshakes lost that were under way, {what}, {tenant}"),
             *again,
             2 * CLIENTS as u64,
         );
-        judge_losses(
+        assert_losses(
             &format!("handshakes lost twice, {what}, {tenant}"),
             failed.len() as u64,
             0,
@@ -199,7 +199,7 @@ fn unharmed(what: &str, loads: &[(&str, TunnelLoad)]) {
             *reached > 20,
             "more than 20 handshakes are made, {what}, {tenant}"
         );
-        judge_time(
+        assert_time(
             &format!("time of the slowest handshake, {what}, {tenant}"),
             *slowest,
             TIMEOUT,

@@ -113,7 +113,7 @@ impl ObserveWorld {
             .collect()
     }
 
-    fn ask(&self, pod: &str, path: &str) {
+    fn wait_for_answer(&self, pod: &str, path: &str) {
         until(deadline(SOON), "the service answers", || {
             self.mesh.code(
                 pod,
@@ -126,7 +126,7 @@ impl ObserveWorld {
     /// Sends requests until a client has ended.
     fn request_until_ended(&self, pod: &str, path: &str, child: &mut Child) {
         until(deadline(SOON), "the client has seen enough", || {
-            self.ask(pod, path);
+            self.wait_for_answer(pod, path);
             child.try_wait().expect("it is ours").is_some()
         });
     }
@@ -152,8 +152,8 @@ fn each_operator_taps_its_own_tenant_and_proxyless_traffic_too() {
         "tap -n 1 --tenant beta --path /blob?size=10&b -o json",
     );
     until(deadline(SOON), "all have seen their own", || {
-        setup.ask(ALPHA, "/blob?size=10&a");
-        setup.ask(BETA, "/blob?size=10&b");
+        setup.wait_for_answer(ALPHA, "/blob?size=10&a");
+        setup.wait_for_answer(BETA, "/blob?size=10&b");
         [&mut ann, &mut bob, &mut root]
             .into_iter()
             .all(|child| child.try_wait().expect("it is ours").is_some())
@@ -291,8 +291,8 @@ fn check_views(setup: &ObserveWorld, operator: &str, own: &str, other: &str) {
 fn logs_dumps_and_metrics_are_of_the_own_tenant() {
     let setup = setup();
     for _ in 0..20 {
-        setup.ask(ALPHA, "/blob?size=10&log-a");
-        setup.ask(BETA, "/blob?size=10&log-b");
+        setup.wait_for_answer(ALPHA, "/blob?size=10&log-a");
+        setup.wait_for_answer(BETA, "/blob?size=10&log-b");
     }
     until(deadline(SOON), "the lines are written", || {
         logs(setup, "ann").contains("&log-a") && logs(setup, "bob").contains("&log-b")

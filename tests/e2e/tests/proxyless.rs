@@ -65,7 +65,7 @@ fn setup() -> &'static ProxylessCase {
         write("tls/allow.yaml", ALLOWED);
         let mesh = Mesh::up_with("trust.yaml", "e2e-bare", |topology| {
             let keys = TenantKeysTopology {
-                place: TopologyKeyLocation::KeyServer,
+                location: TopologyKeyLocation::KeyServer,
                 algorithm: TopologyKeyAlgorithm::EcdsaP256,
                 fallback: TopologyKeyFallback::Refuse,
             };

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use canal_e2e::{Mesh, until};
-use canal_timing::{deadline, judge_time};
+use canal_timing::{assert_time, deadline};
 use serde_json::Value;
 
 const CLIENT: &str = "alpha/default/client-0";
@@ -234,7 +234,7 @@ fn unreachable_destinations_are_refused_by_connect() {
         for to in &refused {
             assert_eq!(seen[to][0], "ECONNREFUSED", "{reason}: {to}: {seen}");
             let took = Duration::from_secs_f64(seen[to][1].as_f64().expect("seconds"));
-            judge_time(
+            assert_time(
                 "time until an unreachable destination is refused",
                 took,
                 REFUSED_WITHIN,

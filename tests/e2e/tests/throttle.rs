@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use canal_e2e::credential::{Leaf, PemCredential, TestAuthority};
 use canal_e2e::hbone::{TunnelAttempt, TunnelRequest, load};
-use canal_e2e::{Icmp, Mesh, ask_udp_within, query, query_udp, until};
-use canal_timing::{deadline, judge_losses, timed};
+use canal_e2e::{Icmp, Mesh, query, query_udp, query_udp_within, until};
+use canal_timing::{assert_losses, deadline, timed};
 use canal_world::topology::OutsideTraffic;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -242,7 +242,7 @@ fn sessions(to: SocketAddr, spared: u64) -> FloodResult {
         "the other tenant opens more than 30 sessions beside a flood, {}",
         family(to.ip())
     );
-    judge_losses(
+    assert_losses(
         &format!(
             "sessions of the other tenant lost beside a flood, {}",
             family(to.ip())
@@ -482,7 +482,7 @@ fn packets_are_cut_to_the_rate() {
                 "the limit of echoes is answered, and no more, {counter}, {}",
                 family(to)
             );
-            judge_losses(
+            assert_losses(
                 &format!(
                     "echoes of the other tenant lost beside a flood, {counter}, {}",
                     family(to)
@@ -499,7 +499,7 @@ fn packets_are_cut_to_the_rate() {
         );
         lift();
         let (sent, answered) = echoes(BETA, address("web-0", false), 200);
-        judge_losses(
+        assert_losses(
             &format!("echoes lost without a limit, {counter}"),
             sent - answered,
             0,
@@ -553,7 +553,7 @@ fn a_flood_of_questions_does_not_reach_the_name_service() {
         let mut alphas = 0;
         for _ in 0..20 {
             alphas += u64::from(
-                ask_udp_within(ANSWERED_WITHIN, &mesh.world, ALPHA, server, &question).is_some(),
+                query_udp_within(ANSWERED_WITHIN, &mesh.world, ALPHA, server, &question).is_some(),
             );
         }
         // For a limit of the whole tenant, services on other replicas do not share it, so that each replica may admit the full share.

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use canal_e2e::{ClientOutcome, Mesh, until};
-use canal_timing::{deadline, is_timed, judge_losses, judge_time, timed};
+use canal_timing::{assert_losses, assert_time, deadline, is_timed, timed};
 use canal_world::Signal;
 use canal_world::topology::Component;
 use serde_json::Value;
@@ -414,7 +414,7 @@ fn a_killed_replica_costs_only_its_own_sessions() {
         (1..=own).contains(&(broken - too_early)),
         "a killed replica breaks sessions, and none but its own"
     );
-    judge_time(
+    assert_time(
         "time until the sessions of a killed replica are answered again",
         gap(&held),
         KILLED_GAP_MAX,
@@ -503,12 +503,12 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
         // This is in the load's own time, and allows for a request that started in time and ended late.
         let whole_at = died - begun + WHOLE_WITHIN + TIMEOUT;
         let last = Duration::from_millis(report["failed_last_ms"].as_u64().unwrap_or(0));
-        judge_time(
+        assert_time(
             &format!("time from the death until the last loss, {name}"),
             last.saturating_sub(died - begun),
             whole_at - (died - begun),
         );
-        judge_losses(
+        assert_losses(
             &format!("requests lost, {name}"),
             number(&report, "failed"),
             losses_max,
@@ -518,7 +518,7 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
             "the load is sent at its rate, {name}"
         );
         if is_new {
-            judge_time(
+            assert_time(
                 &format!("time without a response, {name}"),
                 gap(&report),
                 GAP_MAX,
@@ -697,12 +697,12 @@ fn a_grey_failure_gets_no_new_session() {
         !lost.is_empty(),
         "a session meets the workers that stand still"
     );
-    judge_time(
+    assert_time(
         "time until a grey replica gets no new session",
         last,
         Duration::from_secs(2),
     );
-    judge_time(
+    assert_time(
         "time until a replica that runs again gets new sessions",
         back,
         BACK_WITHIN,
@@ -741,12 +741,12 @@ fn a_dead_az_is_replaced_within_two_seconds() {
     });
     for (client, report) in reports {
         println!("az1's tier dead: {client}: {report}");
-        judge_time(
+        assert_time(
             &format!("time without a response when az1's tier dies, {client}"),
             gap(&report),
             AZ_GAP_MAX,
         );
-        judge_losses(
+        assert_losses(
             &format!("requests lost when az1's tier dies, {client}"),
             number(&report, "failed"),
             AZ_LOSSES_MAX,

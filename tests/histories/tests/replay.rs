@@ -241,7 +241,7 @@ impl HistoryReplay<'_> {
             self.hosts[slot].deliver(&frame[HEAD..]);
         }
         if last.verdict == PacketVerdict::Keep {
-            self.taken(sent, last.here);
+            self.check_delivered(sent, last.here);
         }
         self.no_reset();
     }
@@ -289,7 +289,7 @@ impl HistoryReplay<'_> {
     }
 
     /// Checks what a kernel does with a delivered packet: a SYN-ACK for a request, bytes for the gateway, an end.
-    fn taken(&mut self, sent: &SentPacket, here: ReplicaNumber) {
+    fn check_delivered(&mut self, sent: &SentPacket, here: ReplicaNumber) {
         let host = &mut self.hosts[self.slots[&here]];
         let client = self.clients.get_mut(&sent.connection).unwrap();
         match sent.kind {

@@ -156,7 +156,7 @@ impl FieldWriter<'_> {
         fits(what, bytes.len(), max)?;
         let length = u16::try_from(bytes.len()).map_err(|_| EncodeError {
             what,
-            given: bytes.len(),
+            count: bytes.len(),
             max,
         })?;
         self.0.extend_from_slice(&length.to_be_bytes());
@@ -169,7 +169,7 @@ impl FieldWriter<'_> {
         fits(what, bytes.len(), BODY_MAX)?;
         let length = u32::try_from(bytes.len()).map_err(|_| EncodeError {
             what,
-            given: bytes.len(),
+            count: bytes.len(),
             max: BODY_MAX,
         })?;
         self.0.extend_from_slice(&length.to_be_bytes());
@@ -202,7 +202,7 @@ impl FieldWriter<'_> {
         fits(what, all.len(), max)?;
         let count = u16::try_from(all.len()).map_err(|_| EncodeError {
             what,
-            given: all.len(),
+            count: all.len(),
             max,
         })?;
         self.0.extend_from_slice(&count.to_be_bytes());
@@ -214,6 +214,10 @@ fn fits(what: &'static str, given: usize, max: usize) -> Result<(), EncodeError>
     if given <= max {
         Ok(())
     } else {
-        Err(EncodeError { what, given, max })
+        Err(EncodeError {
+            what,
+            count: given,
+            max,
+        })
     }
 }

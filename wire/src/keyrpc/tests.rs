@@ -30,7 +30,7 @@ fn requests() -> Vec<KeyRequest<'static>> {
     };
     let sign = |key, shown, scheme, deadline_ms, input: &'static [u8]| KeyRequest::Sign {
         key,
-        shown,
+        presented: shown,
         scheme,
         deadline_ms,
         input,
@@ -176,7 +176,7 @@ fn issuer_chains_round_trip_and_an_empty_one_costs_nothing() {
         }
         .append(&mut bytes)
         .unwrap_err()
-        .given,
+        .count,
         1 << 16
     );
     assert_eq!(IssuerChain::read(&[0; 36]).unwrap().links().count(), 9);

@@ -331,7 +331,7 @@ fn http_match(
             specificity,
             created: c.created,
             object: c.object,
-            place,
+            indexes: place,
         },
         path,
         method: (!m.method.is_empty()).then_some(m.method),

@@ -188,7 +188,7 @@ fn http_match(m: &p::HttpMatch) -> w::HttpMatch {
             specificity: c.specificity.to_vec(),
             created: c.created,
             object: c.object.clone(),
-            position: c.place.to_vec(),
+            position: c.indexes.to_vec(),
         }),
         path: Some(w::PathMatch { path: Some(path) }),
         method: m.method.clone().unwrap_or_default(),

@@ -18,7 +18,7 @@ fn routes() -> [Resource; 2] {
         specificity: [1, 2, 3, 4, 5],
         created: 7,
         object: "HTTPRoute/a/b".into(),
-        place: [8, 9],
+        indexes: [8, 9],
     };
     let matches = vec![
         p::HttpMatch {

@@ -76,7 +76,7 @@ fn requesters_get_the_providers_key_servers_and_their_names() {
         );
     }
     assert_eq!(
-        topology.tenants[0].keys.map(|keys| keys.place),
+        topology.tenants[0].keys.map(|keys| keys.location),
         Some(TopologyKeyLocation::KeyServer)
     );
     assert_eq!(

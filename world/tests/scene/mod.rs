@@ -46,19 +46,19 @@ pub(crate) fn keep_leftovers() {
             return Arc::new(lock);
         }
         // The runner of the tests stops the clock of this job between these two lines.
-        say("WAITS FOR LOCK");
+        print_line("WAITS FOR LOCK");
         let mut lock = None;
         becomes("the lock on leftovers", 20 * SOON, || {
             lock = take();
             lock.is_some()
         });
-        say("HAS LOCK");
+        print_line("HAS LOCK");
         Arc::new(lock.expect("just taken"))
     });
 }
 
 /// Writes a line to the standard output of this process, which `println!` would not reach in a test.
-fn say(line: &str) {
+fn print_line(line: &str) {
     let mut out = std::io::stdout().lock();
     // The line begins anew, because libtest prints `test name ... ` without an end.
     writeln!(out, "\n{line}")

@@ -221,7 +221,7 @@ mod tests {
                     "alpha",
                     &json!({ "failed": failed, "succeeded": succeeded, "requests": 10 })
                 )
-                .held,
+                .is_met,
                 want
             );
         }

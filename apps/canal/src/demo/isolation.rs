@@ -36,7 +36,7 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
     )
     .await?;
     promises.push(Expectation {
-        held: pods.held && own == same,
+        is_met: pods.is_met && own == same,
         ..pods
     });
     for v6 in [false, true] {

@@ -131,7 +131,7 @@ mod tests {
             let report = json!({ "failed": failed, "succeeded": 100, "requests": 2400, "failed_last_ms": last, "gap_ms_max": gap });
             let held: Vec<bool> = evaluate("gw-1", 3000, &report)
                 .iter()
-                .map(|p| p.held)
+                .map(|p| p.is_met)
                 .collect();
             assert_eq!(held, want, "{name}");
         }

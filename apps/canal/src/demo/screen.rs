@@ -20,16 +20,16 @@ pub(crate) enum OutputForm {
 #[derive(Debug, Clone)]
 pub(crate) struct Expectation {
     pub(crate) expected: String,
-    pub(crate) seen: String,
-    pub(crate) held: bool,
+    pub(crate) observation: String,
+    pub(crate) is_met: bool,
 }
 
 impl Expectation {
     pub(crate) fn new(held: bool, expected: impl Into<String>, seen: impl Into<String>) -> Self {
         Self {
             expected: expected.into(),
-            seen: seen.into(),
-            held,
+            observation: seen.into(),
+            is_met: held,
         }
     }
 }
@@ -94,11 +94,11 @@ impl DemoOutput {
             )]
         });
         for promise in &promises {
-            let mark = if promise.held { "held  " } else { "BROKEN" };
+            let mark = if promise.is_met { "held  " } else { "BROKEN" };
             self.print_line(&format!("   {mark}  expected {}", promise.expected));
             self.print_line(&format!(
                 "           seen {}",
-                promise.seen.replace('\n', "\n                ")
+                promise.observation.replace('\n', "\n                ")
             ));
         }
         for line in std::mem::take(&mut self.notes) {
@@ -106,19 +106,19 @@ impl DemoOutput {
         }
         let each = promises
             .iter()
-            .map(|p| json!({ "expected": p.expected, "seen": p.seen, "held": p.held }));
+            .map(|p| json!({ "expected": p.expected, "seen": p.observation, "held": p.is_met }));
         let seconds = step.started.elapsed().as_secs_f64();
         self.steps.push(json!({ "title": step.title, "seconds": seconds, "promises": each.collect::<Vec<_>>() }));
         self.promises.extend(promises);
     }
 
     pub(crate) fn all_held(&self) -> bool {
-        !self.promises.is_empty() && self.promises.iter().all(|p| p.held)
+        !self.promises.is_empty() && self.promises.iter().all(|p| p.is_met)
     }
 
     /// Prints the summary, and with JSON the report.
     pub(crate) fn finish(&self, elapsed: Duration) -> VerbResult {
-        let held = self.promises.iter().filter(|p| p.held).count();
+        let held = self.promises.iter().filter(|p| p.is_met).count();
         let text = format!(
             "{held} of {} promises held, in {:.0} s; the world is gone again",
             self.promises.len(),
@@ -126,10 +126,9 @@ impl DemoOutput {
         );
         self.print_line(&format!("\n{text}"));
         if !self.all_held() {
-            self.promises
-                .iter()
-                .filter(|p| !p.held)
-                .for_each(|p| self.print_line(&format!("   BROKEN  {}: {}", p.expected, p.seen)));
+            self.promises.iter().filter(|p| !p.is_met).for_each(|p| {
+                self.print_line(&format!("   BROKEN  {}: {}", p.expected, p.observation))
+            });
         }
         match self.form {
             OutputForm::Table => Ok(()),

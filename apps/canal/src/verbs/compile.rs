@@ -234,7 +234,7 @@ fn policies(compiled: &CompiledPrograms) -> usize {
     .sum()
 }
 
-fn found(compiled: &CompiledPrograms, severity: Severity) -> usize {
+fn count_diagnostics(compiled: &CompiledPrograms, severity: Severity) -> usize {
     compiled
         .diagnostics
         .iter()
@@ -248,7 +248,7 @@ fn value(all: &[CompiledPrograms], diagnostics: &[&Diagnostic]) -> Value {
         json!({
             "tenant": c.tenant.as_str(), "services": count(c, ResourceKind::Service), "workloads": count(c, ResourceKind::Workload),
             "routes": count(c, ResourceKind::Route), "policies": policies(c), "gateways": count(c, ResourceKind::Gateway), "resources": names,
-            "errors": found(c, Severity::Error), "warnings": found(c, Severity::Warning),
+            "errors": count_diagnostics(c, Severity::Error), "warnings": count_diagnostics(c, Severity::Warning),
         })
     });
     let texts: Vec<String> = diagnostics.iter().map(ToString::to_string).collect();
@@ -274,8 +274,8 @@ fn table(all: &[CompiledPrograms]) -> Vec<String> {
             count(c, ResourceKind::Route).to_string(),
             policies(c).to_string(),
             count(c, ResourceKind::Gateway).to_string(),
-            found(c, Severity::Error).to_string(),
-            found(c, Severity::Warning).to_string(),
+            count_diagnostics(c, Severity::Error).to_string(),
+            count_diagnostics(c, Severity::Warning).to_string(),
         ]);
     }
     table.lines()

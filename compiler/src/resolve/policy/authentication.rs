@@ -35,7 +35,7 @@ const FRAMING: [&str; 8] = [
 /// Key sets that were fetched, and those that are needed.
 pub(in crate::resolve) struct KeySets<'a> {
     pub(in crate::resolve) fetched: &'a BTreeMap<String, String>,
-    pub(in crate::resolve) wanted: BTreeSet<String>,
+    pub(in crate::resolve) required_uris: BTreeSet<String>,
 }
 
 /// Returns the request authentications, sorted by key.
@@ -254,7 +254,7 @@ fn key_set(
                 return None;
             }
             // The controller fetches the set, and compiles the tenant again when it has it.
-            sets.wanted.insert(uri.clone());
+            sets.required_uris.insert(uri.clone());
             let Some(keys) = sets.fetched.get(uri) else {
                 reading.warning(
                     field,
@@ -287,7 +287,7 @@ fn check_uri(uri: &str, sets: &KeySets<'_>) -> Result<(), (String, &'static str)
             "write a shorter one",
         ));
     }
-    if !sets.wanted.contains(uri) && sets.wanted.len() >= JWKS_URIS_PER_TENANT_MAX {
+    if !sets.required_uris.contains(uri) && sets.required_uris.len() >= JWKS_URIS_PER_TENANT_MAX {
         return Err((
             format!("the tenant has more than {JWKS_URIS_PER_TENANT_MAX} addresses of keys"),
             "use jwks, or fewer issuers",
@@ -346,7 +346,7 @@ mod tests {
         let (fetched, wanted) = (BTreeMap::new(), BTreeSet::new());
         let sets = KeySets {
             fetched: &fetched,
-            wanted,
+            required_uris: wanted,
         };
         for (uri, good) in [
             ("https://issuer.example/keys?x=1", true),

@@ -115,7 +115,7 @@ fn read(
 
 fn dry_run(reading: &mut PolicyResolver<'_, AuthorizationPolicy>) -> bool {
     match reading
-        .said
+        .source
         .object
         .metadata
         .annotations
@@ -140,10 +140,10 @@ fn action(
     known: &PolicyReferences<'_>,
     reading: &mut PolicyResolver<'_, AuthorizationPolicy>,
 ) -> AuthorizationAction {
-    let spec = &reading.said.object.spec;
+    let spec = &reading.source.object.spec;
     if spec.provider.is_some()
         && spec.action != PolicyAction::Custom
-        && reading.said.fault("spec.action").is_none()
+        && reading.source.fault("spec.action").is_none()
     {
         reading.breaks(
             "spec.provider",
@@ -151,7 +151,7 @@ fn action(
             "remove it, or write the action",
         );
     }
-    let never = spec.rules.is_empty() && reading.said.fault("spec.rules").is_none();
+    let never = spec.rules.is_empty() && reading.source.fault("spec.rules").is_none();
     if never && matches!(spec.action, PolicyAction::Deny | PolicyAction::Custom) {
         reading.breaks(
             "spec.rules",
@@ -172,9 +172,9 @@ fn custom(
     known: &PolicyReferences<'_>,
     reading: &mut PolicyResolver<'_, AuthorizationPolicy>,
 ) -> AuthorizationAction {
-    let AuthorizationPolicy { metadata, spec } = reading.said.object;
+    let AuthorizationPolicy { metadata, spec } = reading.source.object;
     // The fault has been reported, and it breaks the policy.
-    if reading.said.fault("spec.provider").is_some() {
+    if reading.source.fault("spec.provider").is_some() {
         return AuthorizationAction::Deny;
     }
     let name = spec

@@ -34,7 +34,7 @@ pub(super) fn rule(
                 rule.from
                     .push(of_source(context, &format!("{at}.source"), source, reading))
             }
-            None if reading.said.fault(&at).is_none() => {
+            None if reading.source.fault(&at).is_none() => {
                 reading.breaks(format!("{at}.source"), "the source is missing", "write it")
             }
             None => {}
@@ -53,7 +53,7 @@ pub(super) fn rule(
                 operation,
                 reading,
             )),
-            None if reading.said.fault(&at).is_none() => reading.breaks(
+            None if reading.source.fault(&at).is_none() => reading.breaks(
                 format!("{at}.operation"),
                 "the operation is missing",
                 "write it",
@@ -83,7 +83,7 @@ fn items<'w, T>(
     let Some(list) = list else { return Vec::new() };
     if list.is_empty() {
         // If the list is empty because its items were rejected, that was reported before.
-        if reading.said.fault(field).is_none() {
+        if reading.source.fault(field).is_none() {
             reading.breaks(
                 field,
                 "the list is empty",
@@ -182,7 +182,7 @@ fn of_source(
             reading,
         ));
     }
-    asks(field, &all, reading);
+    check_not_empty(field, &all, reading);
     all
 }
 
@@ -215,13 +215,13 @@ fn of_operation(
         ),
     ];
     let all = clauses(context, field, &lists, reading);
-    asks(field, &all, reading);
+    check_not_empty(field, &all, reading);
     all
 }
 
 /// Reports a source or operation without any condition.
-fn asks(field: &str, all: &AllOf, reading: &mut AuthorizationResolver<'_>) {
-    if all.is_empty() && reading.said.fault(field).is_none() {
+fn check_not_empty(field: &str, all: &AllOf, reading: &mut AuthorizationResolver<'_>) {
+    if all.is_empty() && reading.source.fault(field).is_none() {
         reading.breaks(
             field,
             "it has no condition",
@@ -277,7 +277,7 @@ fn of_condition(
     condition: &WhenCondition,
     reading: &mut AuthorizationResolver<'_>,
 ) -> Option<Clause> {
-    if reading.said.fault(field).is_some() {
+    if reading.source.fault(field).is_some() {
         return None;
     }
     let attribute = match attribute(&condition.key) {
@@ -310,7 +310,7 @@ fn matches(
 ) -> Vec<AttributeMatch> {
     let mut found: Vec<AttributeMatch> = Vec::new();
     for (at, value) in items(field, values, VALUES_MAX, reading) {
-        if reading.said.fault(&at).is_some() {
+        if reading.source.fault(&at).is_some() {
             continue;
         }
         match one(value) {

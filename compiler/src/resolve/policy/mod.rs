@@ -20,7 +20,7 @@ use crate::diagnostic_collector::DiagnosticCollector;
 
 /// The state of reading one policy: all problems are reported, and the first one that breaks the policy is its reason.
 struct PolicyResolver<'a, T> {
-    said: &'a Sourced<'a, T>,
+    source: &'a Sourced<'a, T>,
     report: &'a mut DiagnosticCollector,
     broken: Option<String>,
 }
@@ -35,7 +35,7 @@ impl<'a, T> PolicyResolver<'a, T> {
             .find(|fault| fault.field.starts_with("spec"));
         let broken = broken.map(|fault| reason(&fault.field, &fault.problem));
         Self {
-            said,
+            source: said,
             report,
             broken,
         }
@@ -50,7 +50,7 @@ impl<'a, T> PolicyResolver<'a, T> {
     ) {
         let (field, problem) = (field.into(), problem.into());
         self.broken.get_or_insert_with(|| reason(&field, &problem));
-        self.report.error(self.said.document, field, problem, fix);
+        self.report.error(self.source.document, field, problem, fix);
     }
 
     /// Reports a problem that affects only a part of the policy.
@@ -60,7 +60,7 @@ impl<'a, T> PolicyResolver<'a, T> {
         problem: impl Into<String>,
         fix: impl Into<String>,
     ) {
-        self.report.error(self.said.document, field, problem, fix);
+        self.report.error(self.source.document, field, problem, fix);
     }
 
     fn warning(
@@ -69,7 +69,8 @@ impl<'a, T> PolicyResolver<'a, T> {
         problem: impl Into<String>,
         fix: impl Into<String>,
     ) {
-        self.report.warning(self.said.document, field, problem, fix);
+        self.report
+            .warning(self.source.document, field, problem, fix);
     }
 }
 

@@ -29,7 +29,7 @@ struct PodGroup<'a> {
 struct AccessPath<'a> {
     /// Service through which the pod is reached; `None` for its own address.
     service: Option<&'a ServiceKey>,
-    place: String,
+    label: String,
     /// Port of the pod, if it is known.
     port: Option<u16>,
     sees: HopVisibility,
@@ -72,13 +72,13 @@ fn ways<'a>(
     terminations: &[Termination],
 ) -> Vec<AccessPath<'a>> {
     if workload.endpoints.is_empty() {
-        let place = format!(
+        let label = format!(
             "the pod {}/{}, which is behind no Service",
             workload.namespace, workload.name
         );
         return vec![AccessPath {
             service: None,
-            place,
+            label,
             port: None,
             sees: HopVisibility {
                 http: false,
@@ -107,7 +107,7 @@ fn ways<'a>(
         };
         Some(AccessPath {
             service: Some(&endpoint.service),
-            place,
+            label: place,
             port: Some(endpoint.target_port),
             sees: HopVisibility { http, server_name },
         })
@@ -171,10 +171,10 @@ pub(in crate::resolve) fn blind(
         .rules
         .iter()
         .enumerate()
-        .filter(|(_, rule)| asks(rule, |attribute| !attribute.is_l4()))
+        .filter(|(_, rule)| has_condition_on(rule, |attribute| !attribute.is_l4()))
     {
         let mut places: BTreeMap<&Attribute, BTreeSet<&str>> = BTreeMap::new();
-        let by_name = asks(rule, |attribute| *attribute == Attribute::ServerName);
+        let by_name = has_condition_on(rule, |attribute| *attribute == Attribute::ServerName);
         // On paths where HTTP is observed, only server names may be unobservable.
         for group in ground
             .groups
@@ -190,7 +190,7 @@ pub(in crate::resolve) fn blind(
                 let counts = is_selected
                     || matches!((&policy.target, way.service), (PolicyTarget::Service(own), Some(to)) if own == to);
                 if counts && let Some(attribute) = unseen(rule, way) {
-                    places.entry(attribute).or_default().insert(&way.place);
+                    places.entry(attribute).or_default().insert(&way.label);
                 }
             }
         }
@@ -200,14 +200,14 @@ pub(in crate::resolve) fn blind(
                 .map(|(attribute, places)| UnobservableCondition {
                     rule: number,
                     attribute: attribute.clone(),
-                    places: listed(&places),
+                    places: join_names(&places),
                 }),
         );
     }
     found
 }
 
-fn asks(rule: &PolicyRule, for_it: fn(&Attribute) -> bool) -> bool {
+fn has_condition_on(rule: &PolicyRule, for_it: fn(&Attribute) -> bool) -> bool {
     rule.from
         .iter()
         .chain(&rule.to)
@@ -234,7 +234,7 @@ fn is_for(target: &PolicyTarget, own: &Namespace, labels: &Labels) -> bool {
     }
 }
 
-fn listed(places: &BTreeSet<&str>) -> String {
+fn join_names(places: &BTreeSet<&str>) -> String {
     let shown: Vec<&str> = places.iter().take(SHOWN_MAX).copied().collect();
     match places.len().saturating_sub(SHOWN_MAX) {
         0 => shown.join(", "),

@@ -59,8 +59,8 @@ pub(super) fn targets<T>(
         target_refs,
     } = *written;
     let widest = || vec![widest(metadata)];
-    if reading.said.fault("spec.selector").is_some()
-        || reading.said.fault("spec.targetRef").is_some()
+    if reading.source.fault("spec.selector").is_some()
+        || reading.source.fault("spec.targetRef").is_some()
     {
         return widest();
     }

@@ -347,7 +347,7 @@ pub(super) fn claim<'a>(parts: impl Iterator<Item = &'a str>) -> Result<Vec<Stri
 mod tests {
     use super::*;
 
-    fn shown(attribute: Attribute, value: &str) -> String {
+    fn describe_match(attribute: Attribute, value: &str) -> String {
         let namespace = Namespace::new("shop").unwrap();
         let trust_domain = TrustDomain::new("alpha.example").unwrap();
         match read(
@@ -367,7 +367,7 @@ mod tests {
     fn check(cases: impl IntoIterator<Item = (Attribute, &'static str, &'static str)>) {
         for (attribute, value, want) in cases {
             assert_eq!(
-                shown(attribute.clone(), value),
+                describe_match(attribute.clone(), value),
                 want,
                 "{attribute:?} {value:?}"
             );
@@ -437,7 +437,10 @@ mod tests {
             (A::SourceNamespace, "*", "Present"),
             (A::SourceNamespace, "a*", r#"Prefix("a")"#),
         ]);
-        assert_eq!(shown(A::Host, &"a".repeat(VALUE_BYTES_MAX + 1)), "refused");
+        assert_eq!(
+            describe_match(A::Host, &"a".repeat(VALUE_BYTES_MAX + 1)),
+            "refused"
+        );
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl FakeReplica {
 
     /// Reconnects after a restart of the controller, with the resources that it holds.
     pub(super) async fn reconnect(&mut self, fixture: &ControllerFixture) {
-        let (held, content) = (self.south.held.clone(), self.south.content);
+        let (held, content) = (self.south.resources.clone(), self.south.content);
         self.client = FleetClient::new(fixture.channel().await);
         self.south = ManualSubscriber::open(fixture.channel().await, self.token, held).await;
         self.south.content = content;
@@ -134,7 +134,7 @@ pub(super) fn tables(south: &ManualSubscriber) -> BTreeMap<String, BucketTable> 
         Resource::Table(t) => Some((key.1.clone(), t.clone())),
         _ => None,
     };
-    south.held.iter().filter_map(of).collect()
+    south.resources.iter().filter_map(of).collect()
 }
 
 pub(super) fn addresses(south: &ManualSubscriber) -> BTreeMap<String, GatewayAddress> {
@@ -142,7 +142,7 @@ pub(super) fn addresses(south: &ManualSubscriber) -> BTreeMap<String, GatewayAdd
         Resource::Address(a) => Some((key.1.clone(), a.clone())),
         _ => None,
     };
-    south.held.iter().filter_map(of).collect()
+    south.resources.iter().filter_map(of).collect()
 }
 
 pub(super) fn heads(table: &BucketTable) -> BTreeSet<u16> {

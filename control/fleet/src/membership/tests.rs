@@ -109,7 +109,7 @@ impl RosterFixture {
             version: String::new(),
             cores: 2,
             tunnel_ports: Arc::default(),
-            found: Vec::new(),
+            session_answers: Vec::new(),
         };
         let mut known = DeliveryProgress {
             acked_through: newest,
@@ -127,7 +127,7 @@ impl RosterFixture {
             underlay: Ipv4Addr::new(250, az, 0, host),
             tunnel_end: Ipv4Addr::new(250, az, 0, end),
             generation: Generation(self.generation),
-            seen: seen.iter().map(|(n, up)| (name(n), *up)).collect(),
+            replicas_up: seen.iter().map(|(n, up)| (name(n), *up)).collect(),
             version: String::new(),
             tunnels_version: 0,
             paths: Vec::new(),
@@ -502,7 +502,7 @@ fn a_restart_of_the_controller_changes_nothing_until_the_grace_is_over() {
         (Some(1), None),
         "who does not come within the grace is waited for no longer"
     );
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "real time of a test with simulated time",
         s.begun.elapsed(),
         std::time::Duration::from_secs(1),

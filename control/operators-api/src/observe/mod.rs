@@ -97,7 +97,7 @@ pub(crate) struct SessionEvent {
 }
 
 impl SessionEvent {
-    fn ended(session: u64, reason: &str, why: impl Into<String>) -> Self {
+    fn session_end(session: u64, reason: &str, why: impl Into<String>) -> Self {
         Self {
             session,
             data: Vec::new(),
@@ -197,7 +197,7 @@ impl ObservationRegistry {
         };
         if let Err((reason, why)) = asked {
             // Sending does not fail: the caller has the receiver.
-            let _ = events.send(SessionEvent::ended(id, reason, why));
+            let _ = events.send(SessionEvent::session_end(id, reason, why));
         }
         OpenSession {
             registry: self.clone(),
@@ -231,7 +231,7 @@ impl ObservationRegistry {
                     id: answer.id,
                     order: Some(Order::End(true)),
                 }));
-                SessionEvent::ended(
+                SessionEvent::session_end(
                     answer.id,
                     "over_credit",
                     "it sent more than allowed; fix: check the process",
@@ -293,7 +293,9 @@ impl DataPlaneStream {
     fn end_all(self, reason: &str, why: &str) {
         for (id, session) in self.sessions {
             // Sending fails only if the reader has left.
-            let _ = session.events.send(SessionEvent::ended(id, reason, why));
+            let _ = session
+                .events
+                .send(SessionEvent::session_end(id, reason, why));
         }
     }
 }

@@ -312,7 +312,7 @@ mod tests {
         catalog
     }
 
-    fn wanted(
+    fn decide_request(
         tenant: Option<&str>,
         subject: Subject,
         named: &str,
@@ -340,7 +340,7 @@ mod tests {
     #[test]
     fn a_tenants_operator_is_shown_its_own_only() {
         let alpha = Some("alpha");
-        let own = wanted(alpha, Subject::ConfigDump, "n1", "").unwrap();
+        let own = decide_request(alpha, Subject::ConfigDump, "n1", "").unwrap();
         assert_eq!(own.targets.len(), 1);
         assert_eq!(
             (
@@ -358,14 +358,16 @@ mod tests {
             (Subject::Unspecified, "", "", Code::InvalidArgument),
         ] {
             assert_eq!(
-                wanted(alpha, subject, named, of).unwrap_err().code(),
+                decide_request(alpha, subject, named, of)
+                    .unwrap_err()
+                    .code(),
                 code,
                 "{subject:?} {named} {of}"
             );
         }
         let (hidden, unknown) = (
-            wanted(alpha, Subject::ConfigDump, "edge-1", ""),
-            wanted(alpha, Subject::ConfigDump, "edge-9", ""),
+            decide_request(alpha, Subject::ConfigDump, "edge-1", ""),
+            decide_request(alpha, Subject::ConfigDump, "edge-9", ""),
         );
         let text = |r: Result<ObservationRequest, Status>| {
             r.unwrap_err().message().replace("edge-9", "edge-1")
@@ -379,32 +381,38 @@ mod tests {
 
     #[test]
     fn the_provider_sees_all_and_names_the_tenant_where_a_name_is_not_enough() {
-        let tap = wanted(None, Subject::Tap, "", "").unwrap();
+        let tap = decide_request(None, Subject::Tap, "", "").unwrap();
         assert!(
             tap.tenant.is_none()
                 && tap.targets.len() == 1
                 && tap.targets[0].begin.tenant.is_empty()
         );
-        let narrow = wanted(None, Subject::Tap, "", "beta").unwrap();
+        let narrow = decide_request(None, Subject::Tap, "", "beta").unwrap();
         assert_eq!(narrow.targets[0].begin.tenant, "beta");
         assert_eq!(
-            wanted(None, Subject::Logs, "n1", "").unwrap_err().code(),
+            decide_request(None, Subject::Logs, "n1", "")
+                .unwrap_err()
+                .code(),
             Code::InvalidArgument
         );
         assert_eq!(
-            wanted(None, Subject::Logs, "n1", "beta").unwrap().targets[0]
+            decide_request(None, Subject::Logs, "n1", "beta")
+                .unwrap()
+                .targets[0]
                 .principal
                 .to_string(),
             "node beta/n1"
         );
         assert_eq!(
-            wanted(None, Subject::Logs, "edge-1", "")
+            decide_request(None, Subject::Logs, "edge-1", "")
                 .unwrap_err()
                 .code(),
             Code::FailedPrecondition
         );
         assert_eq!(
-            wanted(None, Subject::Tap, "", "nosuch").unwrap_err().code(),
+            decide_request(None, Subject::Tap, "", "nosuch")
+                .unwrap_err()
+                .code(),
             Code::NotFound
         );
     }

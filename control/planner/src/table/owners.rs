@@ -29,13 +29,17 @@ pub(super) fn confirm(table: &mut PlannedTable, request: &TableRequest, heads: &
         .min(table.version);
     if had > table.confirmed {
         table.confirmed = had;
-        table.heard = request.ownership.last_report_number();
+        table.reports_received = request.ownership.last_report_number();
     }
 }
 
 /// Marks members that may own sessions as owners, and owners that have proved to own none as standbys.
 pub(super) fn update_owners(table: &mut PlannedTable, request: &TableRequest, vacant: &Vacant) {
-    let (version, confirmed, heard) = (table.version.max(1), table.confirmed, table.heard);
+    let (version, confirmed, heard) = (
+        table.version.max(1),
+        table.confirmed,
+        table.reports_received,
+    );
     let mut stood_in = false;
     for (bucket, chain) in table.chains.iter_mut().enumerate() {
         // A SYN goes to the first member that is up, so a standby gets it while all members before it are down.
@@ -70,6 +74,6 @@ pub(super) fn update_owners(table: &mut PlannedTable, request: &TableRequest, va
     }
     if stood_in {
         // Scans from before a replica replaced a dead head do not prove that it owns nothing now.
-        table.heard = request.ownership.last_report_number();
+        table.reports_received = request.ownership.last_report_number();
     }
 }

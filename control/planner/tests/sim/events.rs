@@ -81,10 +81,10 @@ pub(crate) fn apply(tier: &mut SimTier, event: SimEvent, most: usize) {
         }
         SimEvent::Hear(at) => {
             if let Some(replica) = any_of(at) {
-                tier.hear(replica);
+                tier.deliver_report(replica);
             }
         }
-        SimEvent::HearEdge(at) => tier.hear_edge(az(AZS[at])),
+        SimEvent::HearEdge(at) => tier.deliver_edge_report(az(AZS[at])),
         SimEvent::Open(service, at, bucket) => _ = tier.open(id(service), &az(AZS[at]), bucket),
         SimEvent::Close(at) => {
             if !tier.sessions.is_empty() {

@@ -207,7 +207,7 @@ impl SimTier {
     }
 
     /// The controller receives the replica's oldest report in transit, and the replica the response.
-    pub(crate) fn hear(&mut self, replica: ReplicaNumber) {
+    pub(crate) fn deliver_report(&mut self, replica: ReplicaNumber) {
         if let Some(report) = self.reports.get_mut(&replica).and_then(VecDeque::pop_front) {
             self.ownership.record_report(replica, report);
             self.marks
@@ -215,7 +215,7 @@ impl SimTier {
         }
     }
 
-    pub(crate) fn hear_edge(&mut self, az: AzName) {
+    pub(crate) fn deliver_edge_report(&mut self, az: AzName) {
         if let Some(plan) = self.plans.get(self.edges[&az]) {
             self.ownership.record_edge_report(az, plan.number);
         }
@@ -233,11 +233,11 @@ impl SimTier {
                     .get(&replica)
                     .is_some_and(|reports| !reports.is_empty())
                 {
-                    self.hear(replica);
+                    self.deliver_report(replica);
                 }
             }
             for az in self.edges.keys().cloned().collect::<Vec<_>>() {
-                self.hear_edge(az);
+                self.deliver_edge_report(az);
             }
         }
     }
@@ -531,7 +531,12 @@ fn difference(one: &Plan, other: &Plan) -> String {
                 .find(|(_, (one, other))| one != other);
             if one != other {
                 let head = |table: &PlannedTable| {
-                    (table.version, table.confirmed, table.heard, table.closing)
+                    (
+                        table.version,
+                        table.confirmed,
+                        table.reports_received,
+                        table.closing,
+                    )
                 };
                 return format!(
                     "{service:?}@{az} {:?} {:?}: bucket {chains:?}",

@@ -47,10 +47,10 @@ impl SubscriberStream {
         }
         // Manifests of tenants that left the subscriber's scope are removed.
         let held = self
-            .held
+            .held_resources
             .owners()
             .filter(|owner| !admitted.contains(*owner))
-            .flat_map(|owner| self.held.of(owner));
+            .flat_map(|owner| self.held_resources.of(owner));
         let gone: Vec<ResourceId> = held
             .filter(|(kind, _)| *kind == ResourceKind::Manifest)
             .cloned()
@@ -85,7 +85,7 @@ impl SubscriberStream {
                 .map(|(kind, name, version)| (*kind, &***name, version.as_str())),
         );
         let entry = EncodedResource::new(Resource::Manifest(sealed), Generation(0));
-        let is_held = self.held.version(&owner, &entry.key()) == Some(entry.version);
+        let is_held = self.held_resources.version(&owner, &entry.key()) == Some(entry.version);
         let is_sealed = |item: &Item| {
             let key = item.key();
             key.0.is_security() && super::owner_of(&key).as_ref() == Some(tenant)

@@ -120,7 +120,7 @@ struct PricedName {
 #[derive(Default)]
 struct PricedRequest {
     subscribed: Vec<PricedName>,
-    held: Vec<(PricedName, ResourceVersion)>,
+    held_versions: Vec<(PricedName, ResourceVersion)>,
     /// Listed names that the principal cannot hold.
     out_of_scope: Vec<Arc<str>>,
     /// Number of listed names that are longer than any name.
@@ -182,7 +182,7 @@ impl SubscriberStream {
         if self.is_of_provider() {
             self.subscribed_bytes
         } else {
-            self.subscribed_bytes + self.held.charged
+            self.subscribed_bytes + self.held_resources.charged
         }
     }
 
@@ -220,7 +220,7 @@ impl SubscriberStream {
             .iter()
             .any(|name| name == "*");
         for PricedName { name, price } in priced.subscribed {
-            subscription.asked.insert(name.clone());
+            subscription.requested.insert(name.clone());
             if let Entry::Vacant(new) = subscription.names.entry(name) {
                 self.subscribed_bytes += price;
                 new.insert(price);
@@ -231,15 +231,15 @@ impl SubscriberStream {
                 subscription.wildcard = false;
             } else {
                 self.subscribed_bytes -= subscription.names.remove(name.as_str()).unwrap_or(0);
-                subscription.asked.remove(name.as_str());
+                subscription.requested.remove(name.as_str());
             }
         }
         let is_listing = !request.initial_resource_versions.is_empty()
             && (first || request.response_nonce.is_empty());
         let names_changed = !request.resource_names_subscribe.is_empty()
             || !request.resource_names_unsubscribe.is_empty();
-        for (PricedName { name, price }, version) in priced.held {
-            self.held.put(
+        for (PricedName { name, price }, version) in priced.held_versions {
+            self.held_resources.put(
                 (kind, name),
                 HeldResource {
                     version,
@@ -310,7 +310,7 @@ impl SubscriberStream {
             } else if !scope::may_hold_of(owner.as_ref(), &self.principal) {
                 priced.out_of_scope.push(name.as_str().into());
             } else {
-                priced.held.push((
+                priced.held_versions.push((
                     names.price(kind, owner, name),
                     ResourceVersion::read(version),
                 ));
@@ -335,7 +335,11 @@ impl SubscriberStream {
         let held: usize = if self.is_of_provider() {
             0
         } else {
-            priced.held.iter().map(|(name, _)| name.price).sum()
+            priced
+                .held_versions
+                .iter()
+                .map(|(name, _)| name.price)
+                .sum()
         };
         let bytes = self.name_bytes() + subscribed + held;
         if bytes > self.limits.stream_name_bytes {
@@ -370,7 +374,7 @@ impl SubscriberStream {
         // A name that was requested explicitly has been answered already.
         let is_due = |key: &ResourceId| {
             let subscription = &self.kinds[key.0 as usize];
-            subscription.covers(&key.1) && !subscription.asked.contains(&key.1)
+            subscription.covers(&key.1) && !subscription.requested.contains(&key.1)
         };
         listed
             .into_iter()
@@ -382,14 +386,14 @@ impl SubscriberStream {
     /// Returns whether the stream still has to do with this name: the subscriber holds it or subscribed to it by name.
     pub(super) fn has_name(&self, key: &ResourceId) -> bool {
         self.kinds[key.0 as usize].names.contains_key(&key.1)
-            || self.held.version(&owner_of(key), key).is_some()
+            || self.held_resources.version(&owner_of(key), key).is_some()
     }
 
     /// Forgets held resources that are no longer subscribed to. The subscriber drops them by itself, so no removal is sent.
     fn forget_uncovered(&mut self, kind: ResourceKind) {
         let subscription = &self.kinds[kind as usize];
         if !subscription.wildcard {
-            self.held
+            self.held_resources
                 .retain(|(k, name)| *k != kind || subscription.names.contains_key(name));
         }
     }

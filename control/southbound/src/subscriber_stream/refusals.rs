@@ -64,7 +64,7 @@ pub(crate) struct TenantRefusals {
     pub(crate) acked: Generation,
     pub(crate) count: usize,
     /// Kind, name and reason of the first [`REFUSED_SHOWN_MAX`] refused resources.
-    pub(crate) shown: Vec<(ResourceId, String)>,
+    pub(crate) examples: Vec<(ResourceId, String)>,
 }
 
 /// Standing refusals by owner. Those of the provider's resources hold back the acknowledged generation of the whole data plane.
@@ -194,11 +194,11 @@ impl SubscriberStream {
                 continue;
             };
             of_owner.count += 1;
-            if of_owner.shown.len() < REFUSED_SHOWN_MAX {
-                of_owner.shown.push((key.clone(), aside.reason.clone()));
+            if of_owner.examples.len() < REFUSED_SHOWN_MAX {
+                of_owner.examples.push((key.clone(), aside.reason.clone()));
             }
         }
-        refusals.values_mut().for_each(|r| r.shown.sort());
+        refusals.values_mut().for_each(|r| r.examples.sort());
         self.refusals = Arc::new(refusals);
     }
 

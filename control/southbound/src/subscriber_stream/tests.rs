@@ -166,11 +166,11 @@ fn a_reconnect_brings_only_what_changed() {
         .chain(rest)
         .collect();
     assert_eq!(c.settle(&w), want);
-    c.held.insert(
+    c.resources.insert(
         (ResourceKind::Service, "alpha/shop/old".into()),
         (
             "no version of ours".into(),
-            c.held.values().next().unwrap().1.clone(),
+            c.resources.values().next().unwrap().1.clone(),
         ),
     );
     c.check_parents = false;
@@ -266,7 +266,7 @@ fn a_log_keeps_a_limited_amount_of_what_was_replaced() {
         "the subscriber was compared with the whole tenant"
     );
     let left = |(kind, _): &&(ResourceKind, String)| *kind == ResourceKind::Service;
-    assert_eq!(c.held.keys().filter(left).count(), 1);
+    assert_eq!(c.resources.keys().filter(left).count(), 1);
     assert!(c.is_converged());
 }
 
@@ -360,11 +360,11 @@ fn names_may_be_subscribed_one_by_one() {
                 response_nonce: r.nonce,
                 ..request(ResourceKind::Service)
             };
-            assert_eq!(s.hear_alone(ack).unwrap(), SubscriberMessage::Ack);
+            assert_eq!(s.handle_request_alone(ack).unwrap(), SubscriberMessage::Ack);
         }
         lines
     };
-    s.hear_alone(ask(
+    s.handle_request_alone(ask(
         &[
             "alpha/shop/a",
             "alpha/shop/none",
@@ -378,13 +378,13 @@ fn names_may_be_subscribed_one_by_one() {
         sent_names(&mut s, &w),
         ["+alpha/shop/a -alpha/shop/none -nobody/x/y -not a name!"]
     );
-    s.hear_alone(ask(&["alpha/shop/a"], &[])).unwrap();
+    s.handle_request_alone(ask(&["alpha/shop/a"], &[])).unwrap();
     assert_eq!(
         sent_names(&mut s, &w),
         ["+alpha/shop/a"],
         "asked for again, it is sent again"
     );
-    s.hear_alone(ask(&["alpha/shop/b"], &["alpha/shop/a"]))
+    s.handle_request_alone(ask(&["alpha/shop/b"], &["alpha/shop/a"]))
         .unwrap();
     assert_eq!(sent_names(&mut s, &w), ["+alpha/shop/b"]);
     w.set(
@@ -399,9 +399,10 @@ fn names_may_be_subscribed_one_by_one() {
         ["+alpha/shop/b"],
         "what was unsubscribed is not sent"
     );
-    s.hear_alone(ask(&["*"], &[])).unwrap();
+    s.handle_request_alone(ask(&["*"], &[])).unwrap();
     assert_eq!(sent_names(&mut s, &w), ["+alpha/shop/a"]);
-    s.hear_alone(ask(&[], &["*", "alpha/shop/b"])).unwrap();
+    s.handle_request_alone(ask(&[], &["*", "alpha/shop/b"]))
+        .unwrap();
     assert_eq!(
         (sent_names(&mut s, &w), s.progress().resources),
         (vec![], 0),
@@ -409,7 +410,7 @@ fn names_may_be_subscribed_one_by_one() {
     );
 
     let mut on_demand = SubscriberStream::new(gateway("g1"), SessionLimits::default());
-    on_demand.hear_alone(ask(&["*"], &["*"])).unwrap();
+    on_demand.handle_request_alone(ask(&["*"], &["*"])).unwrap();
     assert_eq!(
         sent_names(&mut on_demand, &w),
         [""],
@@ -426,7 +427,7 @@ fn limits_of_one_stream() {
     let mut s = SubscriberStream::new(gateway("g1"), limits);
     let names = (0..4).map(|i| format!("n{i}")).collect();
     let refused = s
-        .hear_alone(DeltaDiscoveryRequest {
+        .handle_request_alone(DeltaDiscoveryRequest {
             resource_names_subscribe: names,
             ..request(ResourceKind::Service)
         })
@@ -452,7 +453,7 @@ fn limits_of_one_stream() {
         .collect();
     assert!(services.len() > 1, "{services:?}");
     assert_eq!(
-        c.held
+        c.resources
             .keys()
             .filter(|(k, _)| *k == ResourceKind::Service)
             .count(),
@@ -502,7 +503,7 @@ fn strange_messages_change_nothing() {
     };
     for nonce in ["1", "999", "x", "-1"] {
         assert_eq!(
-            c.session.hear_alone(stale(nonce)).unwrap(),
+            c.session.handle_request_alone(stale(nonce)).unwrap(),
             SubscriberMessage::Stale,
             "{nonce}"
         );
@@ -513,7 +514,7 @@ fn strange_messages_change_nothing() {
         ..DeltaDiscoveryRequest::default()
     };
     assert_eq!(
-        c.session.hear_alone(newer.clone()).unwrap(),
+        c.session.handle_request_alone(newer.clone()).unwrap(),
         SubscriberMessage::UnknownType
     );
     let answer = c.session.next_response(&w.catalog).unwrap();
@@ -522,14 +523,14 @@ fn strange_messages_change_nothing() {
         (newer.type_url.as_str(), 0)
     );
     c.session
-        .hear_alone(DeltaDiscoveryRequest {
+        .handle_request_alone(DeltaDiscoveryRequest {
             response_nonce: answer.nonce,
             ..newer.clone()
         })
         .unwrap();
     assert!(c.session.next_response(&w.catalog).is_none() && !c.session.is_waiting());
     let mut first = SubscriberStream::new(gateway("g1"), SessionLimits::default());
-    first.hear_alone(newer).unwrap();
+    first.handle_request_alone(newer).unwrap();
     assert_eq!(
         first.next_response(&w.catalog).unwrap().system_version_info,
         "1",
@@ -600,7 +601,7 @@ fn random_histories_end_well() {
         c.settle(&w);
         let want = visible_versions(&w, &principal);
         let got: BTreeMap<_, _> = c
-            .held
+            .resources
             .iter()
             .map(|(k, (v, _))| (k.clone(), v.clone()))
             .collect();

@@ -85,8 +85,8 @@ pub(super) fn open_database(path: &Path) -> Result<(Database, LoadedState), Stor
     if found != SCHEMA {
         return Err(StoreError::Layout {
             path: path.into(),
-            found,
-            known: SCHEMA,
+            layout: found,
+            newest_known: SCHEMA,
         });
     }
     let loaded = load(&database).map_err(|e| StoreError::from_redb(path, e))?;

@@ -1,5 +1,5 @@
 //! CAs that are provided as files: `--ca-dir`, with one folder per trust domain. A folder is read again when it changes. The last good
-//! state stays in force. Start at [`AuthorityFolders::look`].
+//! state stays in force. Start at [`AuthorityFolders::scan`].
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -144,7 +144,7 @@ fn decide_domains(names: impl Iterator<Item = String>, limit: usize) -> Vec<Trus
 /// All CA folders in their last good state.
 pub(crate) struct AuthorityFolders {
     root: PathBuf,
-    pub(crate) held: BTreeMap<TrustDomain, AuthorityFolder>,
+    pub(crate) folders: BTreeMap<TrustDomain, AuthorityFolder>,
 }
 
 /// The change of a folder that a scan found.
@@ -160,7 +160,7 @@ impl AuthorityFolders {
     pub(crate) fn new(root: PathBuf) -> Self {
         Self {
             root,
-            held: BTreeMap::new(),
+            folders: BTreeMap::new(),
         }
     }
 
@@ -170,7 +170,7 @@ impl AuthorityFolders {
     }
 
     /// Scans all folders, and reads those that changed.
-    pub(crate) fn look(
+    pub(crate) fn scan(
         &mut self,
         is_external: impl Fn(&TrustDomain) -> bool,
         now: u64,
@@ -189,8 +189,10 @@ impl AuthorityFolders {
             }
         }
         // A folder that was removed must be noticed too.
-        let all: std::collections::BTreeSet<TrustDomain> =
-            there.into_iter().chain(self.held.keys().cloned()).collect();
+        let all: std::collections::BTreeSet<TrustDomain> = there
+            .into_iter()
+            .chain(self.folders.keys().cloned())
+            .collect();
         all.into_iter()
             .filter_map(|domain| self.look_at(domain, &is_external, now))
             .collect()
@@ -205,13 +207,13 @@ impl AuthorityFolders {
         let path = self.of(&domain);
         let stamp = stamp(&path);
         if self
-            .held
+            .folders
             .get(&domain)
             .is_some_and(|held| held.stamp == stamp)
         {
             return None;
         }
-        let held = self.held.entry(domain.clone()).or_default();
+        let held = self.folders.entry(domain.clone()).or_default();
         // A state that is not good is reported once, not by every scan.
         held.stamp = stamp;
         match read(&path, &domain, is_external(&domain), now) {
@@ -277,17 +279,18 @@ mod tests {
             }
             let domain: TrustDomain = "a.example".parse().unwrap();
             assert_eq!(
-                folders.look(|_| false, 1_800_000_000),
+                folders.scan(|_| false, 1_800_000_000),
                 [FolderChange::Broken(domain.clone(), want)],
                 "{what}"
             );
             assert_eq!(
-                folders.look(|_| false, 1_800_000_000),
+                folders.scan(|_| false, 1_800_000_000),
                 [],
                 "{what}: reported once"
             );
             assert!(
-                folders.held[&domain].fault.is_some() && folders.held[&domain].roots.is_empty(),
+                folders.folders[&domain].fault.is_some()
+                    && folders.folders[&domain].roots.is_empty(),
                 "{what}"
             );
         }

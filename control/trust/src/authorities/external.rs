@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use super::authority_folder::text;
-use crate::fetch::{FetchClient, FetchError, FetchRequest, place};
+use crate::fetch::{FetchClient, FetchError, FetchRequest, host_and_port};
 
 /// Maximum number of requests to one external CA at once.
 pub const EXTERNAL_REQUESTS_MAX: usize = 16;
@@ -47,7 +47,7 @@ impl std::str::FromStr for ExternalCa {
         let domain = TrustDomain::new(domain).map_err(|e| e.to_string())?;
         let url = url.trim_end_matches('/').to_string();
         match url.parse::<Uri>() {
-            Ok(uri) if place(&uri).is_some() => Ok(Self { domain, url }),
+            Ok(uri) if host_and_port(&uri).is_some() => Ok(Self { domain, url }),
             _ => Err(format!(
                 "{url} is not a usable URL; write http://host[:port] or https://host[:port]"
             )),
@@ -88,7 +88,7 @@ impl ExternalCaError {
 pub(crate) struct ExternalCaClient {
     url: String,
     client: FetchClient,
-    room: Semaphore,
+    request_permits: Semaphore,
 }
 
 impl ExternalCaClient {
@@ -96,7 +96,7 @@ impl ExternalCaClient {
         Self {
             url: url.into(),
             client,
-            room: Semaphore::new(EXTERNAL_REQUESTS_MAX),
+            request_permits: Semaphore::new(EXTERNAL_REQUESTS_MAX),
         }
     }
 
@@ -111,7 +111,10 @@ impl ExternalCaClient {
         folder: &Path,
     ) -> Result<String, ExternalCaError> {
         // Requests must not gather at a slow CA: a client that waits would have gone before its turn.
-        let _room = self.room.try_acquire().map_err(|_| ExternalCaError::Busy)?;
+        let _room = self
+            .request_permits
+            .try_acquire()
+            .map_err(|_| ExternalCaError::Busy)?;
         let settings = |name: &str| text(&folder.join(name)).map_err(ExternalCaError::Settings);
         let (key, profile, root) = (
             settings("auth-key")?,
@@ -312,7 +315,7 @@ mod tests {
         let waiting: Vec<_> = (0..EXTERNAL_REQUESTS_MAX)
             .map(|_| tokio::spawn(ask(external.clone(), dir.path().into())))
             .collect();
-        while external.room.available_permits() > 0 {
+        while external.request_permits.available_permits() > 0 {
             tokio::task::yield_now().await;
         }
         assert_eq!(

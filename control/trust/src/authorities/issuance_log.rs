@@ -56,7 +56,7 @@ struct IssuanceEntry {
 struct ActiveCertificates {
     rows: HashMap<DomainName, BTreeMap<String, Arc<StoredCertificate>>>,
     /// Number of certificates that each holder has of each identity, by a hash of both: a collision costs a shorter lifetime.
-    held: HashMap<u64, usize>,
+    counts: HashMap<u64, usize>,
     seed: RandomState,
     limit: TenantLimit,
     accounts: HashMap<ShareHolder, AccountUsage>,
@@ -89,7 +89,7 @@ impl ActiveCertificates {
     fn new(limit: TenantLimit) -> Self {
         Self {
             rows: HashMap::new(),
-            held: HashMap::new(),
+            counts: HashMap::new(),
             seed: RandomState::new(),
             limit,
             accounts: HashMap::new(),
@@ -97,7 +97,13 @@ impl ActiveCertificates {
     }
 
     /// Returns the hash of a holder and of what its certificate is for.
-    fn seat(&self, name: &DomainName, holder: &str, identity: &str, names: &[String]) -> u64 {
+    fn holder_hash(
+        &self,
+        name: &DomainName,
+        holder: &str,
+        identity: &str,
+        names: &[String],
+    ) -> u64 {
         self.seed.hash_one((name, holder, identity, names))
     }
 
@@ -138,13 +144,13 @@ impl ActiveCertificates {
 
     /// Adds an entry that is on disk.
     fn insert(&mut self, name: DomainName, row: StoredCertificate) {
-        let seat = self.seat(&name, &row.holder, &row.identity, &row.names);
+        let seat = self.holder_hash(&name, &row.holder, &row.identity, &row.names);
         let before = self
             .rows
             .entry(name)
             .or_default()
             .insert(row.serial.clone(), Arc::new(row));
-        *self.held.entry(seat).or_default() += usize::from(before.is_none());
+        *self.counts.entry(seat).or_default() += usize::from(before.is_none());
     }
 
     /// Removes the entries that have expired.
@@ -154,11 +160,11 @@ impl ActiveCertificates {
             of_domain.retain(|_, row| {
                 let stays = row.until >= now;
                 if !stays {
-                    let seat = self.seat(name, &row.holder, &row.identity, &row.names);
-                    if let Some(held) = self.held.get_mut(&seat) {
+                    let seat = self.holder_hash(name, &row.holder, &row.identity, &row.names);
+                    if let Some(held) = self.counts.get_mut(&seat) {
                         *held -= 1;
                         if *held == 0 {
-                            self.held.remove(&seat);
+                            self.counts.remove(&seat);
                         }
                     }
                     self.give_back(&account(name, &row.holder));
@@ -261,7 +267,7 @@ impl IssuanceLog {
     }
 
     /// Returns the number of certificates of an identity, with these names, that a holder has in the log.
-    pub(crate) fn held(
+    pub(crate) fn count_active(
         &self,
         name: &DomainName,
         holder: &str,
@@ -269,8 +275,8 @@ impl IssuanceLog {
         names: &[String],
     ) -> usize {
         let live = locked(&self.live);
-        live.held
-            .get(&live.seat(name, holder, identity, names))
+        live.counts
+            .get(&live.holder_hash(name, holder, identity, names))
             .copied()
             .unwrap_or(0)
     }

@@ -41,7 +41,7 @@ pub async fn run_maintenance(context: Arc<MaintenanceContext>) {
         looks += 1;
         let context = context.clone();
         let looked = tokio::task::spawn_blocking(move || {
-            look(&context, looks.is_multiple_of(PRUNE_EVERY_N_RUNS))
+            maintain_once(&context, looks.is_multiple_of(PRUNE_EVERY_N_RUNS))
         });
         if looked.await.is_err() {
             tracing::error!(
@@ -52,7 +52,7 @@ pub async fn run_maintenance(context: Arc<MaintenanceContext>) {
 }
 
 /// Runs maintenance once; `prune` removes expired certificates from the log.
-fn look(context: &MaintenanceContext, prune: bool) {
+fn maintain_once(context: &MaintenanceContext, prune: bool) {
     let (trust, now) = (&context.trust, now_seconds());
     trust.look_at_folders(now);
     let names: Vec<DomainName> = locked(&trust.domains).keys().cloned().collect();
@@ -95,7 +95,7 @@ impl TrustAuthorities {
         locked(&self.waiting).insert(name.clone(), waiting);
         let sight = RotationState {
             phase,
-            since: domain.kept.since,
+            since: domain.record.since,
             clear_since,
             now,
         };

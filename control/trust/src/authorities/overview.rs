@@ -31,7 +31,7 @@ impl TrustAuthorities {
         let source = self.source(&name.1);
         let sight = RotationState {
             phase: domain.phase(),
-            since: domain.kept.since,
+            since: domain.record.since,
             clear_since: None,
             now,
         };
@@ -42,19 +42,24 @@ impl TrustAuthorities {
             trust_domain: name.1.to_string(),
             source: source.name().into(),
             phase: sight.phase.as_str().into(),
-            since: domain.kept.since,
+            since: domain.record.since,
             roots: roots(&source, &domain, &rows),
             waiting,
             overdue: is_overdue(&sight, &self.patience),
             issued: rows.len() as u64,
-            revoked: domain.kept.revoked.iter().filter(|r| r.until > now).count() as u64,
+            revoked: domain
+                .record
+                .revoked
+                .iter()
+                .filter(|r| r.until > now)
+                .count() as u64,
             blocked_identities: domain
-                .kept
+                .record
                 .blocked_identities
                 .iter()
                 .map(Identity::to_string)
                 .collect(),
-            crl_number: domain.kept.crl_number,
+            crl_number: domain.record.crl_number,
             error: fault(&source),
             bundle: self.roots(name).unwrap_or_default(),
             certificates: if with_certificates {
@@ -91,12 +96,12 @@ impl TrustAuthorities {
         g.set(
             metrics::CA_REVOKED,
             &label,
-            domain.kept.revoked.len() as f64,
+            domain.record.revoked.len() as f64,
         );
         g.set(
             metrics::CA_BLOCKED,
             &label,
-            domain.kept.blocked_identities.len() as f64,
+            domain.record.blocked_identities.len() as f64,
         );
         g.set(
             metrics::CA_ISSUED,

@@ -58,7 +58,7 @@ pub(crate) struct ManagedRoots {
 #[derive(Clone, Default)]
 pub(crate) struct DomainState {
     pub(crate) own: Option<ManagedRoots>,
-    pub(crate) kept: DomainRecord,
+    pub(crate) record: DomainRecord,
 }
 
 /// Reason why an operator's order on a trust domain is not carried out.
@@ -127,7 +127,7 @@ impl DomainState {
         } else {
             serde_json::from_str(&stored.state).map_err(|e| e.to_string())?
         };
-        Ok(Self { own, kept })
+        Ok(Self { own, record: kept })
     }
 
     /// Returns the state in the form in which it is stored.
@@ -144,17 +144,17 @@ impl DomainState {
                 .and_then(|own| own.other.as_ref())
                 .map(row),
             // Serializing this record cannot fail: it has only texts, numbers, and maps of texts.
-            state: serde_json::to_string(&self.kept).unwrap_or_default(),
+            state: serde_json::to_string(&self.record).unwrap_or_default(),
         }
     }
 
     pub(crate) fn phase(&self) -> RotationPhase {
-        RotationPhase::read(&self.kept.phase).unwrap_or_default()
+        RotationPhase::read(&self.record.phase).unwrap_or_default()
     }
 
     fn begin(&mut self, phase: RotationPhase, now: u64) {
-        self.kept.phase = phase.as_str().into();
-        self.kept.since = now;
+        self.record.phase = phase.as_str().into();
+        self.record.since = now;
     }
 
     /// Begins the rotation to the root `new`, which does not sign yet.
@@ -180,8 +180,8 @@ impl DomainState {
         if let Some(own) = &mut self.own
             && let Some(old) = own.other.take()
         {
-            self.kept.crls.remove(old.fingerprint());
-            self.kept.revoked.retain(|r| r.root != old.fingerprint());
+            self.record.crls.remove(old.fingerprint());
+            self.record.revoked.retain(|r| r.root != old.fingerprint());
         }
         self.begin(RotationPhase::Steady, now);
     }
@@ -195,7 +195,12 @@ impl DomainState {
         certificates: impl Iterator<Item = &'a StoredCertificate>,
         now: u64,
     ) -> Result<usize, DomainError> {
-        let known: BTreeSet<String> = self.kept.revoked.iter().map(|r| r.serial.clone()).collect();
+        let known: BTreeSet<String> = self
+            .record
+            .revoked
+            .iter()
+            .map(|r| r.serial.clone())
+            .collect();
         let new: Vec<RevokedCertificate> = certificates
             .filter(|c| !known.contains(&c.serial))
             .map(|c| RevokedCertificate {
@@ -205,38 +210,42 @@ impl DomainState {
                 until: c.until,
             })
             .collect();
-        self.kept
+        self.record
             .revoked
             .retain(|r| r.until.saturating_add(REVOKED_AFTER_END_SECONDS) > now);
-        if self.kept.revoked.len() + new.len() > REVOKED_MAX {
+        if self.record.revoked.len() + new.len() > REVOKED_MAX {
             return Err(DomainError::RevokedMax);
         }
         let count = new.len();
-        self.kept.revoked.extend(new);
+        self.record.revoked.extend(new);
         Ok(count)
     }
 
     /// Blocks an identity, which gets no more certificates.
     pub(crate) fn bar(&mut self, identity: &Identity) -> Result<(), DomainError> {
-        if self.kept.blocked_identities.len() >= BLOCKED_MAX
-            && !self.kept.blocked_identities.contains(identity)
+        if self.record.blocked_identities.len() >= BLOCKED_MAX
+            && !self.record.blocked_identities.contains(identity)
         {
             return Err(DomainError::BlockedMax);
         }
-        self.kept.blocked_identities.insert(identity.clone());
+        self.record.blocked_identities.insert(identity.clone());
         Ok(())
     }
 
     /// True if the revocation lists are past half of their lifetime.
     pub(crate) fn lists_are_old(&self, now: u64) -> bool {
-        !self.kept.crls.is_empty()
-            && !self.kept.revoked.is_empty()
-            && now.saturating_sub(self.kept.crl_made) >= CRL_LIFETIME_SECONDS / 2
+        !self.record.crls.is_empty()
+            && !self.record.revoked.is_empty()
+            && now.saturating_sub(self.record.crl_made) >= CRL_LIFETIME_SECONDS / 2
     }
 
     /// True if the revocation lists from the files are not those that are published.
     pub(crate) fn lists_differ(&self, foreign: &[ImportedCrl]) -> bool {
-        !self.kept.foreign.iter().eq(foreign.iter().map(|f| &f.pem))
+        !self
+            .record
+            .foreign
+            .iter()
+            .eq(foreign.iter().map(|f| &f.pem))
     }
 
     /// Signs all revocation lists again. `signers` are the CAs that can sign now. Lists of others stay while something on them has not
@@ -247,14 +256,14 @@ impl DomainState {
         foreign: &[ImportedCrl],
         now: u64,
     ) -> Result<(), CsrError> {
-        self.kept
+        self.record
             .revoked
             .retain(|r| r.until.saturating_add(REVOKED_AFTER_END_SECONDS) > now);
-        let number = self.kept.crl_number + 1;
+        let number = self.record.crl_number + 1;
         let mut made = BTreeMap::new();
         for (at, signer) in signers.iter().enumerate() {
             let of_signer = self
-                .kept
+                .record
                 .revoked
                 .iter()
                 .filter(|r| r.root == signer.fingerprint());
@@ -270,9 +279,9 @@ impl DomainState {
                 made.insert(signer.fingerprint().to_string(), lists);
             }
         }
-        for (fingerprint, lists) in &self.kept.crls {
+        for (fingerprint, lists) in &self.record.crls {
             let is_needed = self
-                .kept
+                .record
                 .revoked
                 .iter()
                 .any(|r| r.root == *fingerprint && r.until > now);
@@ -284,27 +293,27 @@ impl DomainState {
                 made.insert(fingerprint.clone(), lists.clone());
             }
         }
-        if made != self.kept.crls {
-            (self.kept.crl_number, self.kept.crl_made) = (number, now);
+        if made != self.record.crls {
+            (self.record.crl_number, self.record.crl_made) = (number, now);
         }
-        self.kept.crls = made;
-        self.kept.foreign = foreign.iter().map(|f| f.pem.clone()).collect();
+        self.record.crls = made;
+        self.record.foreign = foreign.iter().map(|f| f.pem.clone()).collect();
         Ok(())
     }
 
     /// Returns the revocation lists that are published.
     pub(crate) fn lists(&self) -> Vec<String> {
-        self.kept.crls.values().flatten().cloned().collect()
+        self.record.crls.values().flatten().cloned().collect()
     }
 
     /// Returns the blocked identities, which are published too: a certificate of theirs that another program signed with this CA is on no list.
     pub(crate) fn blocked(&self) -> Vec<Identity> {
-        self.kept.blocked_identities.iter().cloned().collect()
+        self.record.blocked_identities.iter().cloned().collect()
     }
 
     /// True if the certificate with this serial is revoked.
     pub(crate) fn is_revoked(&self, serial: &str) -> bool {
-        self.kept.revoked.iter().any(|r| r.serial == serial)
+        self.record.revoked.iter().any(|r| r.serial == serial)
     }
 }
 
@@ -330,7 +339,7 @@ mod tests {
                 signing: first,
                 other: None,
             }),
-            kept: DomainRecord::default(),
+            record: DomainRecord::default(),
         }
     }
 
@@ -366,7 +375,7 @@ mod tests {
             let own = d.own.as_ref().unwrap();
             seen.push((
                 d.phase(),
-                d.kept.since,
+                d.record.since,
                 own.signing.fingerprint() == old,
                 own.other.is_some(),
             ));
@@ -395,7 +404,7 @@ mod tests {
         };
         d.make_lists(&signers(&d), &[], now).unwrap();
         assert_eq!(
-            (d.lists().len(), d.kept.crl_number),
+            (d.lists().len(), d.record.crl_number),
             (0, 0),
             "nothing is revoked, nothing is published"
         );
@@ -406,7 +415,7 @@ mod tests {
         assert_eq!(d.revoke(rows.iter(), now), Ok(2));
         assert_eq!(d.revoke(rows.iter(), now), Ok(0), "once is enough");
         d.make_lists(&signers(&d), &[], now).unwrap();
-        assert_eq!((d.lists().len(), d.kept.crl_number), (1, 1));
+        assert_eq!((d.lists().len(), d.record.crl_number), (1, 1));
         assert!(d.is_revoked("0a") && !d.is_revoked("0c"));
         assert!(!d.lists_are_old(now + 100) && d.lists_are_old(now + CRL_LIFETIME_SECONDS / 2));
         // Both have expired, and one more list with them was published.
@@ -420,7 +429,7 @@ mod tests {
         assert_eq!(d.lists().len(), 1);
         d.retire(now + 5001);
         assert_eq!(
-            (d.lists().len(), d.kept.revoked.len()),
+            (d.lists().len(), d.record.revoked.len()),
             (0, 0),
             "a root that is gone needs no list"
         );

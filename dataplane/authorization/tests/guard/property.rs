@@ -77,7 +77,7 @@ fn policy() -> impl Strategy<Value = Authorization> {
         })
 }
 
-fn given() -> impl Strategy<Value = ParsedFacts> {
+fn parsed_facts() -> impl Strategy<Value = ParsedFacts> {
     let values =
         proptest::option::weighted(0.7, proptest::sample::subsequence(VALUES.to_vec(), 0..3));
     (
@@ -209,7 +209,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn the_guard_agrees_with_the_definition(policies in proptest::collection::vec(policy().prop_map(Arc::new), 0..5), given in given()) {
+    fn the_guard_agrees_with_the_definition(policies in proptest::collection::vec(policy().prop_map(Arc::new), 0..5), given in parsed_facts()) {
         let set = PolicySet::new(&policies);
         prop_assert_eq!(plain(set.decide(&given)), naive::decide(&policies, &given));
     }
@@ -218,7 +218,7 @@ proptest! {
     #[test]
     fn more_knowledge_never_contradicts(
         policies in proptest::collection::vec(policy().prop_map(Arc::new), 0..5),
-        given in given(),
+        given in parsed_facts(),
         rest in proptest::collection::vec(proptest::sample::subsequence(VALUES.to_vec(), 0..3), 4),
     ) {
         let mut more = given.clone();

@@ -101,7 +101,7 @@ fn target(n: u8) -> ProbeTarget {
     }
 }
 
-fn keeper(content: EdgeMapContent) -> (MapReconciler<Small>, Registry) {
+fn new_reconciler(content: EdgeMapContent) -> (MapReconciler<Small>, Registry) {
     let registry = Registry::new();
     let small = Small {
         content,
@@ -120,7 +120,7 @@ fn keeper(content: EdgeMapContent) -> (MapReconciler<Small>, Registry) {
     )
 }
 
-fn say(resources: &[Resource]) -> Vec<Arc<Resource>> {
+fn shared_resources(resources: &[Resource]) -> Vec<Arc<Resource>> {
     resources.iter().map(|r| Arc::new(r.clone())).collect()
 }
 
@@ -130,9 +130,9 @@ fn shows(registry: &Registry, line: &str) -> bool {
 
 #[test]
 fn a_full_map_accepts_new_entries_once_old_ones_are_removed() {
-    let (mut k, registry) = keeper(EdgeMapContent::default());
-    k.set_input(say(&[tenant(), node(1), node(2)]));
-    k.set_input(say(&[tenant(), node(3), node(4)]));
+    let (mut k, registry) = new_reconciler(EdgeMapContent::default());
+    k.set_input(shared_resources(&[tenant(), node(1), node(2)]));
+    k.set_input(shared_resources(&[tenant(), node(3), node(4)]));
     assert_eq!(
         (
             k.tables.content.prefixes.len(),
@@ -153,7 +153,7 @@ fn a_full_map_accepts_new_entries_once_old_ones_are_removed() {
 
 #[test]
 fn a_tenants_share_of_metric_series_follows_its_tenant_object() {
-    let (mut k, registry) = keeper(EdgeMapContent::default());
+    let (mut k, registry) = new_reconciler(EdgeMapContent::default());
     let mut own = tenant();
     let Resource::Tenant(alpha) = &mut own else {
         panic!("a tenant")
@@ -163,7 +163,7 @@ fn a_tenants_share_of_metric_series_follows_its_tenant_object() {
         "7".parse().unwrap(),
     );
     // An omitted entry creates a metric series of the tenant.
-    k.set_input(say(&[own, node(1), node(2), node(3)]));
+    k.set_input(shared_resources(&[own, node(1), node(2), node(3)]));
     assert!(
         shows(
             &registry,
@@ -172,7 +172,7 @@ fn a_tenants_share_of_metric_series_follows_its_tenant_object() {
         "{}",
         registry.render()
     );
-    k.set_input(say(&[tenant(), node(1), node(2), node(3)]));
+    k.set_input(shared_resources(&[tenant(), node(1), node(2), node(3)]));
     assert!(shows(
         &registry,
         "canal_share_max{limit=\"metric_series\",tenant=\"alpha\"} 1000"
@@ -181,7 +181,7 @@ fn a_tenants_share_of_metric_series_follows_its_tenant_object() {
 
 #[test]
 fn excess_is_refused_by_name_in_any_state_and_working_entries_stay() {
-    let (mut k, registry) = keeper(EdgeMapContent::default());
+    let (mut k, registry) = new_reconciler(EdgeMapContent::default());
     let name = |refused: Vec<(ResourceKind, String, String)>| {
         refused
             .into_iter()
@@ -195,7 +195,7 @@ fn excess_is_refused_by_name_in_any_state_and_working_entries_stay() {
             .collect::<Vec<_>>()
     };
     assert_eq!(
-        name(k.set_input(say(&[tenant(), node(1), node(2), node(3)]))),
+        name(k.set_input(shared_resources(&[tenant(), node(1), node(2), node(3)]))),
         nodes(&["n3"])
     );
     assert_eq!(k.tables.content.prefixes.len(), 2);
@@ -208,7 +208,7 @@ fn excess_is_refused_by_name_in_any_state_and_working_entries_stay() {
         "canal_edge_map_refused_total{map=\"canal_prefixes\",tenant=\"alpha\"} 1"
     ));
     // A later state is applied although more of it is omitted.
-    let all = say(&[
+    let all = shared_resources(&[
         tenant(),
         node(1),
         node(2),
@@ -223,19 +223,19 @@ fn excess_is_refused_by_name_in_any_state_and_working_entries_stay() {
         "canal_edge_map_refused_total{map=\"canal_prefixes\",tenant=\"alpha\"} 2"
     ));
     // Nodes 2 and 3 worked. Node 1 returns and is the newest, although its key is the smallest.
-    k.set_input(say(&[tenant(), node(2), node(3)]));
+    k.set_input(shared_resources(&[tenant(), node(2), node(3)]));
     assert!(shows(
         &registry,
         "canal_edge_map_entries_omitted{map=\"canal_prefixes\",reason=\"share\"} 0"
     ));
     assert_eq!(
-        name(k.set_input(say(&[tenant(), node(1), node(2), node(3)]))),
+        name(k.set_input(shared_resources(&[tenant(), node(1), node(2), node(3)]))),
         nodes(&["n1"])
     );
-    let (mut again, _) = keeper(k.tables.content.clone());
+    let (mut again, _) = new_reconciler(k.tables.content.clone());
     let before = again.tables.content.prefixes.clone();
     assert_eq!(
-        name(again.set_input(say(&[tenant(), node(1), node(2), node(3)]))),
+        name(again.set_input(shared_resources(&[tenant(), node(1), node(2), node(3)]))),
         nodes(&["n1"]),
         "the agent was started again"
     );
@@ -255,8 +255,8 @@ fn earlier_probes_override_the_controller_and_own_probes_override_both() {
         .into(),
         ..EdgeMapContent::default()
     };
-    let (mut k, _) = keeper(earlier);
-    let all = say(&[
+    let (mut k, _) = new_reconciler(earlier);
+    let all = shared_resources(&[
         replica(1, "az1", true),
         replica(2, "az1", true),
         replica(3, "az2", false),
@@ -276,11 +276,11 @@ fn earlier_probes_override_the_controller_and_own_probes_override_both() {
         [target(1), target(2)],
         "the other AZ's is not this edge's to probe"
     );
-    assert!(k.found(&target(1), true) && k.found(&target(2), false));
+    assert!(k.record_probe_result(&target(1), true) && k.record_probe_result(&target(2), false));
     assert_eq!(up(&k), [true, false, false], "in the kernel at once");
-    assert!(!k.found(&target(2), false), "no news");
+    assert!(!k.record_probe_result(&target(2), false), "no news");
     assert!(
-        !k.found(&target(3), true) && !k.found(&target(9), true),
+        !k.record_probe_result(&target(3), true) && !k.record_probe_result(&target(9), true),
         "not this edge's"
     );
     k.set_input(all);
@@ -293,19 +293,23 @@ fn nothing_is_touched_before_the_first_state() {
         hosts: [(ip(7), 7)].into(),
         ..EdgeMapContent::default()
     };
-    let (mut k, _) = keeper(earlier.clone());
-    k.tell_hosts([ip(1)].into());
+    let (mut k, _) = new_reconciler(earlier.clone());
+    k.set_hosts([ip(1)].into());
     assert_eq!(k.audit(), Ok(0));
     assert_eq!(k.tables.content, earlier);
     k.set_input(Vec::new());
-    k.tell_hosts([ip(1)].into());
+    k.set_hosts([ip(1)].into());
     assert_eq!(k.tables.content.hosts, [(ip(1), 0), (ip(254), 0)].into());
 }
 
 #[test]
 fn an_audit_repairs_external_changes_and_failed_writes() {
-    let (mut k, registry) = keeper(EdgeMapContent::default());
-    k.set_input(say(&[tenant(), node(1), replica(1, "az1", true)]));
+    let (mut k, registry) = new_reconciler(EdgeMapContent::default());
+    k.set_input(shared_resources(&[
+        tenant(),
+        node(1),
+        replica(1, "az1", true),
+    ]));
     assert_eq!(k.audit(), Ok(0));
     k.tables.content.nodes.clear();
     k.tables.content.hosts.insert(ip(66), 0);
@@ -313,10 +317,14 @@ fn an_audit_repairs_external_changes_and_failed_writes() {
     assert_eq!(k.tables.content, k.maps.content);
     k.tables.deaf = true;
     assert!(
-        k.found(&target(1), false),
+        k.record_probe_result(&target(1), false),
         "it is news for the controller, kernel or not"
     );
-    k.set_input(say(&[tenant(), node(2), replica(1, "az1", true)]));
+    k.set_input(shared_resources(&[
+        tenant(),
+        node(2),
+        replica(1, "az1", true),
+    ]));
     assert!(k.standing().pending_entries > 0);
     assert!(shows(
         &registry,

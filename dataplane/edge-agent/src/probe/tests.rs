@@ -90,10 +90,14 @@ async fn a_connection_is_reused_and_a_closed_one_is_no_failure() {
         let (address, seen) = replica(Some(answer), close).await;
         let mut client = ProbeClient {
             address,
-            kept: None,
+            idle_connection: None,
         };
         for _ in 0..3 {
-            assert_eq!(ask(&mut client, deadline(LONG)).await, want, "{answer:?}");
+            assert_eq!(
+                probe_once(&mut client, deadline(LONG)).await,
+                want,
+                "{answer:?}"
+            );
         }
         assert_eq!(*seen.lock().unwrap(), connections, "{answer:?}");
     }
@@ -105,10 +109,10 @@ async fn silence_and_refusal_have_their_names() {
     // A machine that wakes this thread half of the timeout too late would make it `Late`.
     let timeout = Duration::from_millis(500) * canal_timing::slack();
     assert_eq!(
-        ask(
+        probe_once(
             &mut ProbeClient {
                 address,
-                kept: None
+                idle_connection: None
             },
             timeout
         )
@@ -120,10 +124,10 @@ async fn silence_and_refusal_have_their_names() {
         .local_addr()
         .unwrap();
     assert_eq!(
-        ask(
+        probe_once(
             &mut ProbeClient {
                 address: free,
-                kept: None
+                idle_connection: None
             },
             deadline(LONG)
         )
@@ -134,13 +138,13 @@ async fn silence_and_refusal_have_their_names() {
     let (address, _) = replica(None, false).await;
     let mut client = ProbeClient {
         address,
-        kept: None,
+        idle_connection: None,
     };
     let held_up = async {
         tokio::time::sleep(Duration::from_millis(1)).await;
         std::thread::sleep(Duration::from_millis(150));
     };
-    let (outcome, ()) = tokio::join!(ask(&mut client, Duration::from_millis(50)), held_up);
+    let (outcome, ()) = tokio::join!(probe_once(&mut client, Duration::from_millis(50)), held_up);
     assert_eq!(outcome, ProbeOutcome::Late);
 }
 

@@ -115,7 +115,7 @@ fn rule(name: &str, of: &str, to: &str, subset: &str) -> Arc<Resource> {
         specificity: [0; 5],
         created: 0,
         object: String::new(),
-        place: [0, 0],
+        indexes: [0, 0],
     };
     let subset = if subset.is_empty() {
         Labels::new()
@@ -381,7 +381,7 @@ fn ten_thousand_services_load_fast_and_a_change_is_small() {
     }
     let change = start.elapsed() / 100;
     // The bounds are generous, because this runs unoptimized on a shared machine. A change must not cost as much as a load.
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time to apply one change to 10,000 services",
         change,
         std::time::Duration::from_millis(20),

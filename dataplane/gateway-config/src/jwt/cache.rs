@@ -42,7 +42,7 @@ struct CacheEntry {
 /// One worker's cache of tokens, with a [`TokenMemory`] for each tenant.
 #[derive(Debug, Default)]
 pub struct TokenCache {
-    known: RefCell<HashMap<TokenCacheKey, CacheEntry>>,
+    entries: RefCell<HashMap<TokenCacheKey, CacheEntry>>,
     tenants: RefCell<HashMap<u32, Rc<TokenMemory>>>,
 }
 
@@ -172,7 +172,7 @@ impl TokenCache {
     }
 
     pub(crate) fn get(&self, name: &TokenCacheKey, now: u64) -> Option<(Arc<Token>, usize)> {
-        let known = self.known.borrow();
+        let known = self.entries.borrow();
         known
             .get(name)
             .filter(|entry| now < entry.until)
@@ -181,7 +181,7 @@ impl TokenCache {
 
     pub(crate) fn put(&self, name: TokenCacheKey, token: Arc<Token>, rule: usize, now: u64) {
         let until = token.until.unwrap_or(now + UNLIMITED_SECONDS);
-        let mut known = self.known.borrow_mut();
+        let mut known = self.entries.borrow_mut();
         insert_bounded(
             &mut known,
             ENTRIES_MAX,
@@ -193,6 +193,6 @@ impl TokenCache {
 
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.known.borrow().len()
+        self.entries.borrow().len()
     }
 }

@@ -301,7 +301,7 @@ impl Token {
     }
 
     /// Passes the values of a claim to `each` until it returns true.
-    pub fn look(&self, path: &[String], each: &mut dyn FnMut(&[u8]) -> bool) {
+    pub fn visit_claim(&self, path: &[String], each: &mut dyn FnMut(&[u8]) -> bool) {
         let Some(value) = self.claim(path) else {
             return;
         };
@@ -343,7 +343,7 @@ impl Token {
         let mut parts: Vec<String> = Vec::new();
         match self.claim(path)? {
             Value::String(text) => return Some(text.clone()),
-            _ => self.look(path, &mut |part| {
+            _ => self.visit_claim(path, &mut |part| {
                 parts.push(String::from_utf8_lossy(part).into_owned());
                 false
             }),

@@ -113,7 +113,7 @@ fn percent_decoded(name: &[u8]) -> Cow<'_, str> {
 /// A token and its location.
 #[derive(Debug)]
 pub(super) struct ExtractedToken<'p> {
-    pub(super) place: &'p TokenLocation,
+    pub(super) location: &'p TokenLocation,
     pub(super) text: Vec<u8>,
 }
 
@@ -156,9 +156,9 @@ pub(super) fn find<'p, R: RoutableRequest>(
     for place in all.flat_map(|places| &places.0) {
         if !seen.contains(&place) {
             seen.push(place);
-            place.look(request, &mut |text| {
+            place.visit_tokens(request, &mut |text| {
                 found.push(ExtractedToken {
-                    place,
+                    location: place,
                     text: text.to_vec(),
                 })
             });
@@ -185,7 +185,7 @@ fn cookies(line: &[u8]) -> impl Iterator<Item = (&[u8], &[u8], &[u8])> {
 }
 
 impl TokenLocation {
-    fn look<R: RoutableRequest>(&self, request: &R, each: &mut dyn FnMut(&[u8])) {
+    fn visit_tokens<R: RoutableRequest>(&self, request: &R, each: &mut dyn FnMut(&[u8])) {
         let mut token = |text: &[u8]| {
             let text = text.trim_ascii();
             if !text.is_empty() {

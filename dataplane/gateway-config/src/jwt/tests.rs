@@ -559,7 +559,7 @@ fn tokens_are_found_removed_and_forwarded() {
     let values = |path: &[&str]| {
         let path: Vec<String> = path.iter().map(ToString::to_string).collect();
         let mut values = Vec::new();
-        checked.look(&path, &mut |value| {
+        checked.visit_claim(&path, &mut |value| {
             values.push(String::from_utf8(value.to_vec()).unwrap());
             false
         });

@@ -38,7 +38,7 @@ fn route(tenant: &str, service: &str, path: &str) -> Arc<Resource> {
         specificity: [0; 5],
         created: 0,
         object: String::new(),
-        place: [0, 0],
+        indexes: [0, 0],
     };
     Arc::new(Resource::Route(RouteRule {
         key: RouteKey {

@@ -1,7 +1,7 @@
 //! Calls a tenant's external authorizer: `envoy.service.auth.v3.Authorization/Check` over gRPC.
 //!
 //! The policies decide which authorizer is called, and when. The authorizer is a service of the tenant and is reached like all its
-//! services. Start with [`ask`].
+//! services. Start with [`check`].
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -81,7 +81,7 @@ fn join(name: &str, line: &mut Vec<u8>, value: &[u8]) {
 ///
 /// # Errors
 /// The authorizer denied the request, or it gave no usable response and does not fail open.
-pub(crate) async fn ask(
+pub(crate) async fn check(
     worker: &Rc<Worker>,
     session: &ClientSession,
     question: &ExtAuthzCheck,
@@ -96,7 +96,7 @@ pub(crate) async fn ask(
     else {
         worker
             .counts
-            .asked(&session.account.tenant, &name, "unknown");
+            .count_ext_authz(&session.account.tenant, &name, "unknown");
         return Err(ProxyError::Unasked("authorizer_unknown"));
     };
     drop(snapshot);
@@ -139,7 +139,9 @@ pub(crate) async fn ask(
             }
         }
     };
-    worker.counts.asked(&session.account.tenant, &name, result);
+    worker
+        .counts
+        .count_ext_authz(&session.account.tenant, &name, result);
     judged
 }
 
@@ -191,7 +193,7 @@ async fn call(
         tls: tls.as_ref(),
         headers: HeaderMap::new(),
     };
-    let (_place, mut send) = upstream::place(worker, &chosen, introduction)
+    let (_place, mut send) = upstream::acquire_stream(worker, &chosen, introduction)
         .await
         .map_err(|_| "authorizer_unreachable")?;
     let uri = Uri::builder()

@@ -122,7 +122,9 @@ impl<'a> GatewayAttributes<'a> {
                     .into_iter()
                     .any(|audience| text(audience.as_bytes()));
             }
-            (None, Attribute::RequestClaim(path), Some(token)) => token.look(path, &mut text),
+            (None, Attribute::RequestClaim(path), Some(token)) => {
+                token.visit_claim(path, &mut text)
+            }
             _ => {}
         }
     }
@@ -149,7 +151,7 @@ fn header(request: &dyn RequestAttributes, name: &str, text: &mut dyn FnMut(&[u8
 }
 
 /// An attribute with a single value is known, whether or not that value sufficed.
-fn known(_: bool) -> AttributeVisibility {
+fn always_known(_: bool) -> AttributeVisibility {
     AttributeVisibility::Known
 }
 
@@ -175,11 +177,13 @@ impl Attributes for GatewayAttributes<'_> {
             }
             // A client's own `x-forwarded-for` is not trusted, so both attributes are the client's address.
             Attribute::SourceAddress | Attribute::RemoteAddress => {
-                return known(each(AttributeValue::Address(self.client)));
+                return always_known(each(AttributeValue::Address(self.client)));
             }
-            Attribute::DestinationPort => return known(each(AttributeValue::Port(self.to.port()))),
+            Attribute::DestinationPort => {
+                return always_known(each(AttributeValue::Port(self.to.port())));
+            }
             Attribute::DestinationAddress => {
-                return known(each(AttributeValue::Address(self.to.ip())));
+                return always_known(each(AttributeValue::Address(self.to.ip())));
             }
             Attribute::ServerName => self.who.server_name.as_deref().map_or((), text),
             _ => match self.subject {

@@ -62,7 +62,7 @@ pub(crate) struct OngoingAuthorization<'a> {
     /// Version of the policies that authorized it last.
     version: Cell<u64>,
     /// Copy of an HTTP/1.1 request's head, where the body overwrites the head in the inbox.
-    pub(crate) kept: Option<&'a [u8]>,
+    pub(crate) head_copy: Option<&'a [u8]>,
     checked: Option<&'a ValidatedHttp2Request>,
     /// Set while signatures must be verified before the next authorization.
     verifying: RefCell<Option<Rc<Verifying>>>,
@@ -73,7 +73,7 @@ pub(crate) struct OngoingAuthorization<'a> {
 struct Verifying {
     work: jwt::VerificationBudget,
     /// True when a verification has finished and the request must be authorized again.
-    done: Cell<bool>,
+    is_due: Cell<bool>,
 }
 
 /// Policies of the newest snapshot.
@@ -95,7 +95,7 @@ impl<'a> OngoingAuthorization<'a> {
             session,
             chosen,
             version: Cell::new(version),
-            kept,
+            head_copy: kept,
             checked,
             verifying: RefCell::new(None),
         }
@@ -132,7 +132,7 @@ impl<'a> OngoingAuthorization<'a> {
                 .verifying
                 .borrow()
                 .as_ref()
-                .is_some_and(|verifying| verifying.done.take())
+                .is_some_and(|verifying| verifying.is_due.take())
     }
 
     /// Verifies a signature in a separate task, then wakes `waker`; [`OngoingAuthorization::is_outdated`] is true from then on.
@@ -141,7 +141,7 @@ impl<'a> OngoingAuthorization<'a> {
         let (worker, session) = (worker.clone(), self.session.clone());
         tokio::task::spawn_local(async move {
             super::verify(&worker, &session.account, &verifying.work, todo).await;
-            verifying.done.set(true);
+            verifying.is_due.set(true);
             waker.wake();
         });
     }

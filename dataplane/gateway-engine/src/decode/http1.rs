@@ -46,7 +46,7 @@ pub(crate) async fn serve(
         head: RequestHead::new(),
         out: OutHead::new(),
         timer,
-        ended: false,
+        half_closed: false,
     };
     loop {
         let next = match read_head(worker, &mut client).await {
@@ -86,7 +86,7 @@ async fn read_head(worker: &Worker, client: &mut Http1Downstream) -> HeadRead {
         wire,
         head,
         timer,
-        ended,
+        half_closed: ended,
         ..
     } = client;
     let times = &worker.shared.config.times;
@@ -141,7 +141,10 @@ async fn read_head(worker: &Worker, client: &mut Http1Downstream) -> HeadRead {
 /// Closes so that the client receives the last response, and after it an orderly end.
 async fn close(worker: &Worker, client: &mut Http1Downstream) {
     let Http1Downstream {
-        wire, timer, ended, ..
+        wire,
+        timer,
+        half_closed: ended,
+        ..
     } = client;
     if *ended && wire.inbox.is_empty() {
         return wire.io.end();

@@ -59,7 +59,7 @@ pub(crate) async fn serve(
         Err(late) => return worker.counts.late(late),
     };
     let streams = Rc::new(Cell::new(0usize));
-    let drain = worker.parting.drain();
+    let drain = worker.soft_drain.drain();
     let mut draining = pin!(async {
         tokio::select! {
             () = drain.draining() => {}

@@ -124,7 +124,7 @@ impl Http2Upstream {
     }
 
     /// Makes the connection accept requests from now on.
-    pub(crate) fn opened(&self, send: SendRequest<Bytes>, account: Rc<FlowAccount>) {
+    pub(crate) fn set_open(&self, send: SendRequest<Bytes>, account: Rc<FlowAccount>) {
         let _ = self.account.set(account);
         self.turn(Http2UpstreamState::Open(send));
     }

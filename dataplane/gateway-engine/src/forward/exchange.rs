@@ -56,13 +56,13 @@ pub(crate) struct Http1UpstreamSide {
     /// True if the endpoint keeps the connection open after this response.
     keeps: bool,
     /// True once the endpoint has sent a byte.
-    heard: bool,
+    has_responded: bool,
     /// True if an interim response announced a body, which may follow in place of the final response.
     has_stray_body: bool,
 }
 
 pub(crate) struct Http2UpstreamSide {
-    place: StreamPermit,
+    permit: StreamPermit,
     response: ResponseFuture,
     send: SendStream<Bytes>,
     body: Option<RecvStream>,
@@ -79,7 +79,7 @@ impl UpstreamSide {
             reused,
             sent_before,
             keeps,
-            heard,
+            has_responded: heard,
             has_stray_body,
         }))
     }
@@ -89,7 +89,7 @@ impl UpstreamSide {
         send: SendStream<Bytes>,
     ) -> Self {
         Self::Http2(Box::new(Http2UpstreamSide {
-            place,
+            permit: place,
             response,
             send,
             body: None,
@@ -150,7 +150,7 @@ pub(crate) struct Exchange<'a> {
     down_reader: BodyReader,
     down_framing: (Framing, Framing),
     upgrade: bool,
-    stage: ExchangePhase,
+    phase: ExchangePhase,
     /// Progress of the request's body when [`Exchange::head_wait`] was set.
     progress: Option<Progress>,
     /// Time since which the final head is awaited. Only progress of the request's body resets it; interim responses do not.
@@ -159,7 +159,7 @@ pub(crate) struct Exchange<'a> {
     patient: bool,
     open: OngoingAuthorization<'a>,
     /// True if the response announced to an HTTP/1.1 client that its connection stays open.
-    pub(crate) kept: bool,
+    pub(crate) keep_alive: bool,
 }
 
 /// Progress of a request's body: payload bytes, whether it is complete, whether it waits for the client.
@@ -208,13 +208,13 @@ impl<'a> Exchange<'a> {
             down_reader: BodyReader::new(Framing::None),
             down_framing: (Framing::None, Framing::None),
             upgrade: false,
-            stage: ExchangePhase::Head,
+            phase: ExchangePhase::Head,
             progress: None,
             head_wait: worker.clock.now(),
             // A client's content type alone must not disable timeouts.
             patient: ask.grpc && open.protocol() == AppProtocol::Grpc,
             open,
-            kept: false,
+            keep_alive: false,
         };
         exchange.timer().watch(Some(exchange.open.tenant()));
         exchange
@@ -253,14 +253,14 @@ impl<'a> Exchange<'a> {
         if let Poll::Ready(late) = self.timer().poll(cx) {
             self.worker.counts.late(late);
             // The client has its response; only the rest of the upload is lost.
-            if self.stage == ExchangePhase::Rest {
+            if self.phase == ExchangePhase::Rest {
                 return Poll::Ready(ExchangeOutcome::Done {
                     request_done: false,
                 });
             }
             // The client stopped sending before a response began, so a 408 can still be sent.
             let unsent = late == TimeoutKind::Client
-                && self.stage == ExchangePhase::Head
+                && self.phase == ExchangePhase::Head
                 && !self.client_lags();
             return self.fail(if unsent {
                 ProxyError::RequestTimeout
@@ -279,7 +279,7 @@ impl<'a> Exchange<'a> {
         }
         match self.poll_up(cx) {
             // The response is complete, so a failure of the upload changes nothing.
-            Poll::Ready(Err(_)) if self.stage == ExchangePhase::Rest => {
+            Poll::Ready(Err(_)) if self.phase == ExchangePhase::Rest => {
                 return Poll::Ready(ExchangeOutcome::Done {
                     request_done: false,
                 });
@@ -287,9 +287,9 @@ impl<'a> Exchange<'a> {
             Poll::Ready(Err(fault)) => return self.fail(fault),
             _ => {}
         }
-        if self.stage == ExchangePhase::Head {
+        if self.phase == ExchangePhase::Head {
             match self.poll_head(cx) {
-                Poll::Ready(Ok(())) => self.stage = ExchangePhase::Body,
+                Poll::Ready(Ok(())) => self.phase = ExchangePhase::Body,
                 Poll::Ready(Err(fault)) => return self.fail(fault),
                 Poll::Pending => {
                     if let Poll::Ready(fault) = self.poll_gone(cx) {
@@ -300,12 +300,12 @@ impl<'a> Exchange<'a> {
                 }
             }
         }
-        if self.stage == ExchangePhase::Body {
+        if self.phase == ExchangePhase::Body {
             match self.poll_down(cx) {
                 Poll::Ready(Ok(())) if self.upgrade => {
                     return Poll::Ready(ExchangeOutcome::Upgraded);
                 }
-                Poll::Ready(Ok(())) => self.stage = ExchangePhase::Rest,
+                Poll::Ready(Ok(())) => self.phase = ExchangePhase::Rest,
                 Poll::Ready(Err(fault)) => return self.fail(fault),
                 Poll::Pending => {
                     self.arm();
@@ -316,7 +316,7 @@ impl<'a> Exchange<'a> {
         // A response below 400 does not end the upload: the application may continue to read.
         if self.is_up_over() || self.status >= 400 {
             return Poll::Ready(ExchangeOutcome::Done {
-                request_done: self.up.done,
+                request_done: self.up.is_complete,
             });
         }
         self.arm();
@@ -325,7 +325,7 @@ impl<'a> Exchange<'a> {
 
     /// True if nothing more of the request goes to the endpoint.
     fn is_up_over(&self) -> bool {
-        self.up.done || self.up_cut
+        self.up.is_complete || self.up_cut
     }
 
     /// Ends this part of an exchange that failed with `fault`. Returns the data with which the next
@@ -384,7 +384,7 @@ impl<'a> Exchange<'a> {
     fn fail(&self, fault: ProxyError) -> Poll<ExchangeOutcome> {
         Poll::Ready(ExchangeOutcome::Failed {
             fault,
-            answered: self.stage != ExchangePhase::Head,
+            answered: self.phase != ExchangePhase::Head,
         })
     }
 
@@ -400,7 +400,7 @@ impl<'a> Exchange<'a> {
         // A gRPC stream may be silent for long in either direction.
         let of = |time: Duration| if self.patient { times.relay } else { time };
         let now = self.worker.clock.now();
-        let (late, since, after) = match self.stage {
+        let (late, since, after) = match self.phase {
             ExchangePhase::Head => {
                 let progress = (
                     self.up.payload_bytes,
@@ -511,7 +511,7 @@ impl<'a> Exchange<'a> {
         match (&self.back, is_unsent) {
             // The stream's own window is untouched, so the credit that is missing is the connection's.
             (UpstreamSide::Http2(back), true) if self.first_credit.is_none() => {
-                self.first_credit = Some(back.place.connection().account().credit().begin_wait());
+                self.first_credit = Some(back.permit.connection().account().credit().begin_wait());
             }
             (_, true) => {}
             (_, false) => self
@@ -538,10 +538,14 @@ impl<'a> Exchange<'a> {
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<ProxyError> {
         match &mut self.front {
             DownstreamSide::Http1(client) => {
-                let Http1Downstream { wire, ended, .. } = &mut **client;
+                let Http1Downstream {
+                    wire,
+                    half_closed: ended,
+                    ..
+                } = &mut **client;
                 // A pipelined request may arrive early, so at most one block of it is read. While the request's body is read, that detects
                 // a close.
-                while (self.up.done || self.up_cut) && !*ended && wire.inbox.len() < BLOCK {
+                while (self.up.is_complete || self.up_cut) && !*ended && wire.inbox.len() < BLOCK {
                     match wire.io.poll_fill(cx, &mut wire.inbox) {
                         Poll::Pending => break,
                         // A client that half-closes may still wait for the response.
@@ -586,7 +590,7 @@ impl<'a> Exchange<'a> {
             UpstreamSide::Http2(back) => match &mut back.body {
                 Some(recv) => BodySource::Http2 {
                     recv,
-                    account: back.place.connection().account(),
+                    account: back.permit.connection().account(),
                 },
                 None => return Poll::Ready(Ok(())),
             },
@@ -644,7 +648,7 @@ impl<'a> Exchange<'a> {
         match self.back {
             // A connection on which an upgrade was offered has no close report, so it is not reused.
             UpstreamSide::Http1(back)
-                if request_done && back.keeps && self.ask.asked != RequestKind::Upgrade =>
+                if request_done && back.keeps && self.ask.kind != RequestKind::Upgrade =>
             {
                 Some(back.wire)
             }

@@ -432,7 +432,7 @@ pub(crate) fn framing_of_answer(
         .get(CONTENT_LENGTH)
         .and_then(|v| v.to_str().ok()?.parse().ok());
     match (length, ended) {
-        _ if ask.asked == RequestKind::Head
+        _ if ask.kind == RequestKind::Head
             || matches!(response.status.as_u16(), 100..=199 | 204 | 304) =>
         {
             Framing::None

@@ -54,7 +54,7 @@ pub(crate) fn reauthorize_request(
     ask: &RequestInfo,
     client: &Http1Downstream,
 ) -> Result<(), AuthorizationInterrupt> {
-    let head = match open.kept {
+    let head = match open.head_copy {
         Some(kept) => kept,
         None if !ask.has_body() => client.wire.inbox.bytes(),
         // The tenant got its first policies while the body was in transit, so the head was not retained.
@@ -105,7 +105,7 @@ pub(crate) async fn serve(
     let client = Http1Client {
         connection: client,
         len,
-        kept: None,
+        head_copy: None,
         proto,
         request_id: [0; 36],
     };
@@ -122,7 +122,7 @@ struct Http1Client<'a> {
     /// Length of the head, with which the connection's inbox begins until the request's body is read.
     len: usize,
     /// Copy of the head, if the body overwrites it in the inbox and reauthorization may need it.
-    kept: Option<Box<[u8]>>,
+    head_copy: Option<Box<[u8]>>,
     /// The gateway's value of `x-forwarded-proto`; `None` if the client's own value is used.
     proto: Option<&'static str>,
     /// ID with which the request is forwarded if the client sent none.
@@ -234,7 +234,7 @@ impl HttpDownstream for Http1Client<'_> {
     fn begin_body(&mut self, session: &ClientSession) {
         let inbox = &mut self.connection.wire.inbox;
         if session.is_policed() {
-            self.kept = Some(inbox.bytes()[..self.len].into());
+            self.head_copy = Some(inbox.bytes()[..self.len].into());
         }
         inbox.advance(self.len);
     }
@@ -243,7 +243,7 @@ impl HttpDownstream for Http1Client<'_> {
         (
             DownstreamSide::Http1(self.connection),
             OpenHead {
-                kept: self.kept.as_deref(),
+                copy: self.head_copy.as_deref(),
                 http2: None,
             },
         )
@@ -255,7 +255,10 @@ impl HttpDownstream for Http1Client<'_> {
         ended: Result<ExchangeEnd, ProxyError>,
     ) -> ConnectionDisposition {
         match ended {
-            Ok(ExchangeEnd::Complete { request_done, kept }) => {
+            Ok(ExchangeEnd::Complete {
+                request_done,
+                keep_alive: kept,
+            }) => {
                 self.consume_head(&state.info);
                 if request_done && kept {
                     ConnectionDisposition::Keep
@@ -265,7 +268,10 @@ impl HttpDownstream for Http1Client<'_> {
             }
             Ok(ExchangeEnd::Upgraded(None)) => ConnectionDisposition::Cut,
             Ok(ExchangeEnd::Upgraded(Some(upstream))) => {
-                let head = self.kept.take().or_else(|| self.consume_head(&state.info));
+                let head = self
+                    .head_copy
+                    .take()
+                    .or_else(|| self.consume_head(&state.info));
                 ConnectionDisposition::Relay(Box::new(UpgradedConnection {
                     upstream,
                     record: state.record,
@@ -317,7 +323,7 @@ impl Http1Client<'_> {
         let options = LocalReplyOptions {
             keep,
             spoken: info.spoken,
-            head: info.asked == RequestKind::Head,
+            head: info.kind == RequestKind::Head,
         };
         match local_reply::http1(worker, self.connection, &error, options).await {
             Some(bytes) => {

@@ -60,7 +60,7 @@ pub(crate) fn serve(
             let client = Http2Client {
                 stream,
                 head,
-                ended,
+                is_bodyless: ended,
             };
             // Tokio copies a task of this size ten times between its creation and its end, and a box never.
             Some(Box::pin(pipeline::serve(HttpRequest::new(
@@ -80,7 +80,7 @@ struct Http2Client {
     stream: Http2Downstream,
     head: ValidatedHttp2Request,
     /// True if the stream ended with the head.
-    ended: bool,
+    is_bodyless: bool,
 }
 
 impl HttpDownstream for Http2Client {
@@ -149,7 +149,7 @@ impl HttpDownstream for Http2Client {
             UpstreamTransport::Http2(place, mut send) => {
                 let request = heads::request_2_to_2(head)?;
                 let (response, stream) = send
-                    .send_request(request, self.ended)
+                    .send_request(request, self.is_bodyless)
                     .map_err(|e| http2_fault(&e))?;
                 Ok(UpstreamSide::http2(place, response, stream))
             }
@@ -157,7 +157,7 @@ impl HttpDownstream for Http2Client {
     }
 
     fn is_complete(&self, _info: &RequestInfo) -> bool {
-        self.ended
+        self.is_bodyless
     }
 
     fn begin_body(&mut self, _session: &ClientSession) {}
@@ -166,7 +166,7 @@ impl HttpDownstream for Http2Client {
         (
             DownstreamSide::Http2(&mut self.stream),
             OpenHead {
-                kept: None,
+                copy: None,
                 http2: Some(&self.head),
             },
         )
@@ -180,7 +180,7 @@ impl HttpDownstream for Http2Client {
             // The gateway has passed a part of the body on and cannot send the request again, but
             // the client can: no application has processed it (RFC 9113 §8.7). A response would
             // mean that the request failed.
-            Err(error @ ProxyError::UpstreamRefused) if !self.ended => {
+            Err(error @ ProxyError::UpstreamRefused) if !self.is_bodyless => {
                 state.record.fault(&error);
                 if state.info.grpc {
                     state.record.grpc_status = Some(error.grpc_status());
@@ -188,7 +188,7 @@ impl HttpDownstream for Http2Client {
                 self.stream.respond.send_reset(Reason::REFUSED_STREAM);
             }
             Err(error) => {
-                let is_head = state.info.asked == RequestKind::Head;
+                let is_head = state.info.kind == RequestKind::Head;
                 refuse(
                     &mut self.stream.respond,
                     &mut state.record,

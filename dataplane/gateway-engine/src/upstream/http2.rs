@@ -1,7 +1,7 @@
 //! Streams on HTTP/2 connections to endpoints: a request takes a stream, and opens the connection if it is the first. One task drives each
 //! connection.
 //!
-//! Start with [`place`].
+//! Start with [`acquire_stream`].
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -20,7 +20,7 @@ use crate::proxy_error::ProxyError;
 use crate::worker::Worker;
 
 /// Takes a stream on a connection to the endpoint. Opens a connection if all are full.
-pub(crate) async fn place(
+pub(crate) async fn acquire_stream(
     worker: &Rc<Worker>,
     chosen: &SelectedEndpoint,
     introduction: TunnelMetadata<'_>,
@@ -103,7 +103,7 @@ async fn open(
             Err(fault)
         }
         Ok(((send, mut connection), mut growth)) => {
-            on.opened(send, held);
+            on.set_open(send, held);
             // The reference is weak, so that the driver does not extend the connection's life beyond its endpoint and its requests.
             let (on, counts) = (Rc::downgrade(on), worker.counts.clone());
             let queue = account.map(|account| account.queue.clone());

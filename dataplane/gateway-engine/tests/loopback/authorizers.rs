@@ -430,7 +430,7 @@ async fn client_that_trickles_a_shown_body_is_refused_in_time() {
     }
     assert_eq!(client.answer().await.unwrap().status, 408);
     assert_eq!(response.await.unwrap().status(), 408);
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until trickled bodies are refused",
         began.elapsed(),
         Duration::from_secs(10),

@@ -159,7 +159,7 @@ async fn weights_hold_over_many_requests() {
 
 #[tokio::test]
 async fn the_less_busy_endpoint_is_preferred() {
-    let (slow, release) = OriginServer::held().await;
+    let (slow, release) = OriginServer::gated().await;
     let fast = OriginServer::named("fast").await;
     let fixture = GatewayFixture::new(EngineSetup::default(), &[slow.address, fast.address]);
     let web = fixture.web;

@@ -34,13 +34,13 @@ fn large(of: &str) -> Vec<Resource> {
     let rule = |n: u32| {
         let regex = |i: u32| {
             let mut http = prefix("");
-            http.precedence.place = [i, 0];
+            http.precedence.indexes = [i, 0];
             http.path = PathMatch::Regex(format!("/{n}/{i}/[ab]{{3000}}"));
             http
         };
         let mut all: Vec<HttpMatch> = (0..22).map(regex).collect();
         let mut rest = prefix("/");
-        rest.precedence.place = [99, 0];
+        rest.precedence.indexes = [99, 0];
         all.push(rest);
         Resource::Route(RouteRule {
             key: RouteKey {
@@ -125,7 +125,7 @@ async fn others_policies_are_in_force_before_one_tenants_large_tables() {
     fixture.apply(changes.1);
     assert_eq!(HttpClient::get(beta, "/").await.status, 403);
     let taken = started.elapsed();
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until another tenant's DENY is in force behind large tables",
         taken,
         Duration::from_secs(1),

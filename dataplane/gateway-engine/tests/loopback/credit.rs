@@ -145,7 +145,7 @@ fn post(
     })
 }
 
-async fn ended(what: &str, work: JoinHandle<usize>) -> usize {
+async fn finish_in_time(what: &str, work: JoinHandle<usize>) -> usize {
     let ended = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), work).await;
     ended
         .unwrap_or_else(|_| panic!("it waits for ever: {what}"))
@@ -162,7 +162,7 @@ async fn a_stream_that_an_endpoint_does_not_read_leaves_others_another_connectio
         fixture.until(GAUGE, &[], 1.0).await;
         assert_eq!((to.origin.connections(), waiting.is_finished()), (1, false));
         assert_eq!(
-            ended(
+            finish_in_time(
                 "the next request",
                 post(&fixture, over_http2, "/", b"third".to_vec())
             )
@@ -171,14 +171,14 @@ async fn a_stream_that_an_endpoint_does_not_read_leaves_others_another_connectio
         );
         assert_eq!(to.origin.connections(), 2);
         to.read_now.send(true).unwrap();
-        assert_eq!(ended("the stalled request", stalled).await, WINDOW);
-        assert_eq!(ended("the request that waited", waiting).await, 6);
+        assert_eq!(finish_in_time("the stalled request", stalled).await, WINDOW);
+        assert_eq!(finish_in_time("the request that waited", waiting).await, 6);
         until("the connection is no longer counted", || {
             fixture.metric(GAUGE, &[]) == 0.0
         })
         .await;
         assert_eq!(
-            ended(
+            finish_in_time(
                 "a request on either connection",
                 post(&fixture, over_http2, "/", b"fourth".to_vec())
             )
@@ -211,6 +211,6 @@ async fn an_endpoint_gets_no_more_connections_when_four_give_no_credit() {
     assert_eq!(to.origin.connections(), WITHHELD_CONNECTIONS_MAX);
     to.read_now.send(true).unwrap();
     for request in all {
-        assert!(ended("a request that waited", request).await > 0);
+        assert!(finish_in_time("a request that waited", request).await > 0);
     }
 }

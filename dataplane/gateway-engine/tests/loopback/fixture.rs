@@ -121,7 +121,7 @@ pub(crate) fn route(
     action: RouteAction,
 ) -> Resource {
     let mut http = http;
-    http.precedence.place = [place, 0];
+    http.precedence.indexes = [place, 0];
     Resource::Route(RouteRule {
         key: RouteKey {
             tenant: TENANT.parse().unwrap(),
@@ -144,7 +144,7 @@ pub(crate) fn prefix(path: &str) -> HttpMatch {
         specificity: [0; 5],
         created: 0,
         object: String::new(),
-        place: [0, 0],
+        indexes: [0, 0],
     };
     HttpMatch {
         precedence,
@@ -307,7 +307,7 @@ impl GatewayFixture {
     }
 
     /// Waits for the workers to end; `false` if they did not end within the deadline of `limit`.
-    pub(crate) async fn ended(&mut self, limit: Duration) -> bool {
+    pub(crate) async fn join_workers(&mut self, limit: Duration) -> bool {
         let workers = self.engine.workers().clone();
         let joined = tokio::task::spawn_blocking(move || workers.join());
         tokio::time::timeout(canal_timing::deadline(limit), joined)

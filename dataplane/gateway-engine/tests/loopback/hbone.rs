@@ -228,7 +228,7 @@ impl LoopbackMesh {
 
 /// HBONE server of a node for one pod. It relays to the origin, whatever address the CONNECT names.
 pub(crate) struct FakeNode {
-    pub(crate) seen: Rc<std::cell::RefCell<Vec<(ConnectAuthority, HeaderMap, String)>>>,
+    pub(crate) connects: Rc<std::cell::RefCell<Vec<(ConnectAuthority, HeaderMap, String)>>>,
 }
 
 impl FakeNode {
@@ -268,7 +268,7 @@ impl FakeNode {
                             let Ok(mut up) = TcpStream::connect(origin).await else {
                                 return incoming.refuse(503);
                             };
-                            let reports = CloseReport::is_asked(&incoming.headers);
+                            let reports = CloseReport::is_requested(&incoming.headers);
                             let mut down = incoming.accept(HeaderMap::new()).unwrap();
                             if reports {
                                 let (mut down, mut up) = reporting(down, up);
@@ -290,7 +290,7 @@ impl FakeNode {
                 });
             }
         });
-        Self { seen }
+        Self { connects: seen }
     }
 }
 
@@ -326,7 +326,7 @@ fn requests_pass_from_node_to_node() {
                 );
             }
         }
-        let seen = node.seen.take();
+        let seen = node.connects.take();
         assert_eq!(
             seen.len(),
             2,
@@ -449,7 +449,7 @@ fn pool_per_client_keeps_clients_apart_and_names_them() {
                 }
             }
         }
-        let seen = node.seen.take();
+        let seen = node.connects.take();
         let sources: Vec<String> = seen
             .iter()
             .map(|(_, headers, _)| headers["forwarded"].to_str().unwrap().to_string())
@@ -477,7 +477,7 @@ fn pool_per_client_keeps_clients_apart_and_names_them() {
         let mut client = mesh.client("10.96.0.1:80").await;
         client.send(b"GET /x HTTP/1.1\r\nHost: web\r\n\r\n").await;
         assert_eq!(client.answer().await.unwrap().status, 200);
-        let seen = node.seen.take();
+        let seen = node.connects.take();
         assert!(
             seen.len() == 1 && seen[0].1.get("forwarded").is_none(),
             "{}",
@@ -702,7 +702,7 @@ fn tcp_is_relayed_with_the_clients_name_and_its_half_close() {
         client.stream.shutdown().await.unwrap();
         assert!(client.closed().await);
         assert_eq!(client.buffer, b"a,b");
-        let (_, headers, _) = node.seen.borrow()[0].clone();
+        let (_, headers, _) = node.connects.borrow()[0].clone();
         let forwarded = format!(
             "for=\"{}:4711\";host=web.default.svc.cluster.local",
             mesh.address(CLIENT)
@@ -831,7 +831,7 @@ fn unknown_protocols_are_detected_by_first_bytes_or_silence() {
 #[test]
 fn draining_sends_goaway_and_loses_nothing() {
     local(|| async {
-        let (origin, release) = OriginServer::held().await;
+        let (origin, release) = OriginServer::gated().await;
         let mut mesh = LoopbackMesh::new(EngineSetup::default());
         let _node = mesh.pod(10, "web-0", &origin).await;
         let mut client = mesh.client("10.96.0.1:80").await;
@@ -851,7 +851,7 @@ fn draining_sends_goaway_and_loses_nothing() {
         );
         assert!(client.closed().await, "an orderly end");
         drop(client);
-        assert!(mesh.fixture.ended(Duration::from_secs(8)).await);
+        assert!(mesh.fixture.join_workers(Duration::from_secs(8)).await);
     });
 }
 

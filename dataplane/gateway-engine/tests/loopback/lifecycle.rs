@@ -45,7 +45,7 @@ async fn a_service_that_goes_away_is_a_503_on_open_connections() {
 
 #[tokio::test]
 async fn draining_finishes_requests_and_closes_idle_connections() {
-    let (origin, release) = OriginServer::held().await;
+    let (origin, release) = OriginServer::gated().await;
     release.send_replace(true);
     let times = GatewayTimeouts {
         drain_idle: Duration::from_millis(500),
@@ -77,7 +77,7 @@ async fn draining_finishes_requests_and_closes_idle_connections() {
     fixture
         .until("canal_gateway_timeouts_total", &["what=\"drain\""], 1.0)
         .await;
-    assert!(fixture.ended(Duration::from_secs(5)).await);
+    assert!(fixture.join_workers(Duration::from_secs(5)).await);
     assert!(
         TcpStream::connect(fixture.web).await.is_err(),
         "nobody listens"
@@ -123,7 +123,7 @@ async fn no_request_is_lost_when_draining_under_load() {
         .collect();
     until("load", || answered.load(Ordering::SeqCst) > 100).await;
     fixture.drain(canal_timing::deadline(Duration::from_secs(10)));
-    assert!(fixture.ended(Duration::from_secs(8)).await);
+    assert!(fixture.join_workers(Duration::from_secs(8)).await);
     stop.store(true, Ordering::SeqCst);
     for client in clients {
         client.await.unwrap();
@@ -132,7 +132,7 @@ async fn no_request_is_lost_when_draining_under_load() {
 
 #[tokio::test]
 async fn http2_clients_get_goaway_and_their_streams_finish() {
-    let (origin, release) = OriginServer::held().await;
+    let (origin, release) = OriginServer::gated().await;
     let mut fixture = GatewayFixture::new(
         EngineSetup {
             protocol: AppProtocol::Http1,
@@ -172,18 +172,18 @@ async fn http2_clients_get_goaway_and_their_streams_finish() {
         .await
         .unwrap();
     drop((client, body));
-    assert!(fixture.ended(Duration::from_secs(5)).await);
+    assert!(fixture.join_workers(Duration::from_secs(5)).await);
 }
 
 #[tokio::test]
 async fn open_work_is_forced_after_the_timeout() {
-    let (origin, _release) = OriginServer::held().await;
+    let (origin, _release) = OriginServer::gated().await;
     let mut fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
     let mut client = HttpClient::connect(fixture.web).await;
     client.send(GET).await;
     until("the request", || origin.requests() == 1).await;
     fixture.drain(Duration::from_millis(300));
-    assert!(fixture.ended(Duration::from_secs(3)).await);
+    assert!(fixture.join_workers(Duration::from_secs(3)).await);
     assert!(client.answer().await.is_none());
 }
 
@@ -260,7 +260,7 @@ async fn a_soft_drain_fails_no_request_and_can_be_revoked() {
 
 #[tokio::test]
 async fn a_soft_drain_lets_http2_streams_finish_and_clients_return() {
-    let (origin, release) = OriginServer::held().await;
+    let (origin, release) = OriginServer::gated().await;
     let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
     let client = connect(&fixture).await;
     let get = || Request::builder().uri("http://web/").body(()).unwrap();
@@ -340,7 +340,7 @@ async fn worker_that_stands_still_is_reported_until_it_turns_again() {
     assert!(fixture.metric("canal_gateway_worker_stalls_total", &[]) >= 1.0);
     // Workers that end gracefully are not reported as stuck.
     fixture.drain(Duration::from_secs(1));
-    assert!(fixture.ended(Duration::from_secs(5)).await);
+    assert!(fixture.join_workers(Duration::from_secs(5)).await);
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     assert!(fixture.engine.stuck_workers().is_empty());
 }

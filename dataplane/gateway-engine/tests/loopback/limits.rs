@@ -118,7 +118,7 @@ async fn requests_in_flight_of_a_tenant_and_of_the_process() {
             "overload",
         ),
     ] {
-        let (origin, release) = OriginServer::held().await;
+        let (origin, release) = OriginServer::gated().await;
         let fixture = GatewayFixture::new(with(limits), &[origin.address]);
         let mut busy = Vec::new();
         for _ in 0..2 {
@@ -228,7 +228,7 @@ async fn streams_of_a_connection() {
 
 #[tokio::test]
 async fn idle_connections_of_an_endpoint() {
-    let (origin, release) = OriginServer::held().await;
+    let (origin, release) = OriginServer::gated().await;
     let fixture = GatewayFixture::new(
         with(GatewayLimits {
             idle_per_endpoint: 2,

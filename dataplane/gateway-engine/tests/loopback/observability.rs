@@ -343,7 +343,7 @@ async fn tokens_are_in_neither_log_nor_tap() {
         .unwrap();
     }
     fixture.drain(Duration::from_secs(2));
-    assert!(fixture.ended(Duration::from_secs(5)).await);
+    assert!(fixture.join_workers(Duration::from_secs(5)).await);
     fixture.engine.finish();
     dump_text += &std::fs::read_to_string(&path).unwrap();
     assert!(

@@ -98,7 +98,7 @@ impl OriginServer {
     }
 
     /// Starts a server that reads requests and answers them while the sender has `true`. It begins with `false`.
-    pub(crate) async fn held() -> (Self, watch::Sender<bool>) {
+    pub(crate) async fn gated() -> (Self, watch::Sender<bool>) {
         let (release, released) = watch::channel(false);
         let origin = Self::each(move |mut peer| {
             let mut released = released.clone();

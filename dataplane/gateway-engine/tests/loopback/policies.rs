@@ -514,7 +514,7 @@ fn identities_decide_and_http_attributes_are_undecided_on_tcp() {
             mesh.fixture.apply(vec![rules.clone()]);
             assert_eq!(works().await, want, "{rules:?}");
         }
-        let seen = node.seen.take();
+        let seen = node.connects.take();
         assert!(seen.iter().all(|(_, headers, _)| headers["canal-source"]
             == "spiffe://alpha.example/ns/default/sa/client"));
         assert_eq!(
@@ -853,7 +853,7 @@ async fn audits_and_dry_runs_are_counted_and_logged() {
         );
     }
     fixture.drain(Duration::from_secs(2));
-    assert!(fixture.ended(Duration::from_secs(5)).await);
+    assert!(fixture.join_workers(Duration::from_secs(5)).await);
     fixture.engine.finish();
     let log = std::fs::read_to_string(file).unwrap();
     let lines: Vec<serde_json::Value> = log

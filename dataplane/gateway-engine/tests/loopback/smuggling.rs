@@ -142,7 +142,7 @@ fn without_additions(head: &str) -> String {
 #[tokio::test]
 async fn no_malformed_answer_of_the_table_reaches_a_client_as_a_success() {
     let mut refused = 0;
-    for case in responses().filter(|case| matches!(case.asked, RequestKind::Ordinary)) {
+    for case in responses().filter(|case| matches!(case.request_kind, RequestKind::Ordinary)) {
         let bytes = case.bytes.to_vec();
         let origin = OriginServer::each(move |mut peer: Peer| {
             let bytes = bytes.clone();

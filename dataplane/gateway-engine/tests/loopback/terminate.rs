@@ -365,7 +365,10 @@ async fn a_key_server_signs_for_a_service_and_may_refuse() {
         .await;
     server.hold("alpha/default/web", named(&tls_client.ca, &gateway));
     assert_eq!(
-        (tls_client.status(&config, NAME).await, server.asked() > 0),
+        (
+            tls_client.status(&config, NAME).await,
+            server.request_count() > 0
+        ),
         (200, true)
     );
     server.set_behavior(FakeBehavior::Refusing(KeyRefusal::NotAllowed));

@@ -17,21 +17,21 @@ use crate::buffer::{Inbox, Outbox};
 pub struct TlsIo {
     stream: TlsStream<TcpStream>,
     /// True if the TLS session may contain records that the socket did not accept.
-    held: bool,
+    has_unsent_records: bool,
 }
 
 impl TlsIo {
     pub fn new(stream: TlsStream<TcpStream>) -> Self {
         Self {
             stream,
-            held: false,
+            has_unsent_records: false,
         }
     }
 
     /// Flushes pending records as far as the socket accepts them. The task that waits to read is woken for the rest.
     fn let_out(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        if self.held {
-            self.held = Pin::new(&mut self.stream).poll_flush(cx)?.is_pending();
+        if self.has_unsent_records {
+            self.has_unsent_records = Pin::new(&mut self.stream).poll_flush(cx)?.is_pending();
         }
         Ok(())
     }
@@ -42,7 +42,7 @@ impl TlsIo {
         inbox: &mut Inbox,
     ) -> Poll<io::Result<usize>> {
         self.let_out(cx)?;
-        let block = inbox.room();
+        let block = inbox.read_block();
         let read = pin!(self.stream.read_buf(block)).poll(cx);
         if !matches!(read, Poll::Ready(Ok(1..))) {
             inbox.release();
@@ -57,15 +57,15 @@ impl TlsIo {
     ) -> Poll<io::Result<()>> {
         while !outbox.is_empty() {
             let n = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, &outbox.vectors()))?;
-            self.held = true;
+            self.has_unsent_records = true;
             if n == 0 {
                 return Poll::Ready(Err(ErrorKind::WriteZero.into()));
             }
             outbox.advance(n);
         }
-        if self.held {
+        if self.has_unsent_records {
             ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
-            self.held = false;
+            self.has_unsent_records = false;
         }
         Poll::Ready(Ok(()))
     }
@@ -98,7 +98,7 @@ impl TlsIo {
     ) -> Poll<io::Result<usize>> {
         let n = ready!(Pin::new(&mut self.stream).poll_write(cx, data))?;
         data.advance(n);
-        self.held = true;
+        self.has_unsent_records = true;
         self.let_out(cx)?;
         Poll::Ready(Ok(n))
     }
@@ -133,12 +133,12 @@ impl AsyncWrite for TlsIo {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.held = true;
+        self.has_unsent_records = true;
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
-        self.held = false;
+        self.has_unsent_records = false;
         Poll::Ready(Ok(()))
     }
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -10,7 +10,7 @@ use super::ORDINARY;
 #[derive(Debug, Clone, Copy)]
 pub struct ResponseCase {
     pub name: &'static str,
-    pub asked: RequestKind,
+    pub request_kind: RequestKind,
     pub bytes: &'static [u8],
     pub want: ResponseWant,
 }
@@ -40,7 +40,7 @@ const fn refuse(
 ) -> ResponseCase {
     ResponseCase {
         name,
-        asked,
+        request_kind: asked,
         bytes,
         want: ResponseWant::Refuse(refusal),
     }
@@ -55,7 +55,7 @@ const fn accept(
 ) -> ResponseCase {
     ResponseCase {
         name,
-        asked,
+        request_kind: asked,
         bytes,
         want: ResponseWant::Accept {
             framing,

@@ -40,7 +40,7 @@ pub(crate) struct PooledConnection {
     /// Number of the connection, in the order in which the pool established them.
     pub(crate) serial: u64,
     /// Place among the connections to its peer, which determines its bucket.
-    pub(super) place: u32,
+    pub(super) index: u32,
     /// Time of its last stream, as a number in the order of the thread's streams.
     pub(super) turn: Cell<u64>,
     /// Time after which the connection is too old for new streams.
@@ -252,7 +252,7 @@ pub(super) struct NewConnection {
     proof: CredentialId,
     peer: Identity,
     standing: PeerTrustWatch,
-    worn: Option<RotateHint>,
+    rotate_hint: Option<RotateHint>,
 }
 
 /// Connects to the target. With a bucket, it selects a source port that leads there, if possible.
@@ -357,7 +357,7 @@ pub(super) async fn establish(
         proof: identity.proof().clone(),
         peer,
         standing,
-        worn,
+        rotate_hint: worn,
     })
 }
 
@@ -381,11 +381,11 @@ impl NewConnection {
             proof,
             peer,
             standing,
-            worn,
+            rotate_hint: worn,
         } = self;
         let connection = Rc::new(PooledConnection {
             serial,
-            place,
+            index: place,
             turn: Cell::new(0),
             age_end: Instant::now() + config.spread.age_limit(rand::random()),
             streams_left: Cell::new(config.spread.lifetime_streams_max),

@@ -104,7 +104,7 @@ fn begin_exchange(rig: &Rc<HboneFixture>, is_spread: bool) -> JoinHandle<()> {
     tokio::task::spawn_local(async move { exchange(&rig, is_spread).await })
 }
 
-async fn ended<T>(what: &str, work: impl Future<Output = T>) -> T {
+async fn finish_in_time<T>(what: &str, work: impl Future<Output = T>) -> T {
     tokio::time::timeout(canal_timing::deadline(ms(2_000)), work)
         .await
         .unwrap_or_else(|_| panic!("it waits for ever: {what}"))
@@ -132,19 +132,21 @@ fn a_connection_without_credit_is_passed_by_until_credit_comes() {
             let waiting = begin_exchange(&rig, is_spread);
             until("the connection is counted", || rig.metric(GAUGE) == 1).await;
             assert_eq!((rig.pool.size(), waiting.is_finished()), ((1, 2), false));
-            ended(
+            finish_in_time(
                 "a new stream, on another connection",
                 exchange(&rig, is_spread),
             )
             .await;
             assert_eq!(rig.pool.size().0, 2);
             read_now.send(true).unwrap();
-            ended("the stream that waited", waiting).await.unwrap();
+            finish_in_time("the stream that waited", waiting)
+                .await
+                .unwrap();
             until("the connection is no longer counted", || {
                 rig.metric(GAUGE) == 0
             })
             .await;
-            ended("a stream on either connection", exchange(&rig, is_spread)).await;
+            finish_in_time("a stream on either connection", exchange(&rig, is_spread)).await;
             assert_eq!(
                 (
                     rig.pool.size().0,
@@ -165,7 +167,9 @@ fn a_peer_gets_no_more_connections_when_four_have_no_credit() {
             let (rig, read_now) = coupled(one_connection()).await;
             let (mut stalled, mut waiting) = (Vec::new(), Vec::new());
             for n in 1..=WITHHELD_CONNECTIONS_MAX {
-                stalled.push(ended("a tunnel on a new connection", stall(&rig, is_spread)).await);
+                stalled.push(
+                    finish_in_time("a tunnel on a new connection", stall(&rig, is_spread)).await,
+                );
                 waiting.push(begin_exchange(&rig, is_spread));
                 until("the connection is counted", || {
                     rig.metric(GAUGE) == n as u64
@@ -181,7 +185,9 @@ fn a_peer_gets_no_more_connections_when_four_have_no_credit() {
             assert_eq!(rig.pool.size().0, WITHHELD_CONNECTIONS_MAX);
             read_now.send(true).unwrap();
             for waiting in waiting {
-                ended("a stream that waited", waiting).await.unwrap();
+                finish_in_time("a stream that waited", waiting)
+                    .await
+                    .unwrap();
             }
         });
     }
@@ -198,7 +204,7 @@ fn a_connection_without_credit_and_streams_is_closed() {
         waiting.abort();
         drop(stalled);
         until("its streams have ended", || rig.pool.size().1 == 0).await;
-        ended("a new stream", exchange(&rig, false)).await;
+        finish_in_time("a new stream", exchange(&rig, false)).await;
         until("only the new connection is left", || rig.pool.size().0 == 1).await;
         assert_eq!(rig.metric("canal_hbone_handshakes_total"), 2);
     });
@@ -242,7 +248,7 @@ fn spread_streams_use_the_connection_that_has_credit_while_four_have_none() {
         .await;
         for _ in 0..WITHHELD_CONNECTIONS_MAX {
             held.push(open(&rig, true, ECHO).await);
-            ended(
+            finish_in_time(
                 "a new stream, on the connection that has credit",
                 exchange(&rig, true),
             )
@@ -251,7 +257,9 @@ fn spread_streams_use_the_connection_that_has_credit_while_four_have_none() {
         assert_eq!((rig.pool.size().0, rig.metric(COUNTER)), (most, 0));
         read_now.send(true).unwrap();
         for waiting in waiting {
-            ended("a stream that waited", waiting).await.unwrap();
+            finish_in_time("a stream that waited", waiting)
+                .await
+                .unwrap();
         }
     });
 }

@@ -64,7 +64,7 @@ fn inside() {
                     tokio::time::timeout(canal_timing::deadline(ms(30_000)), case()).await
                 })
                 .unwrap_or_else(|_| panic!("hangs: {name}"));
-            user_mode_linux::say(&format!("ok {name}"));
+            user_mode_linux::print_line(&format!("ok {name}"));
         }
     });
 }

@@ -24,7 +24,7 @@ fn a_revoked_client_is_cut_off_at_once_and_cannot_come_back() {
         let start = Instant::now();
         rig.revoke(&[7]);
         assert!(s.read_u8().await.is_err());
-        canal_timing::judge_time(
+        canal_timing::assert_time(
             "time until a revoked client's stream ends",
             start.elapsed(),
             ms(1000),
@@ -102,7 +102,7 @@ fn pooled_connections_to_a_revoked_server_are_cut() {
             s.read_u8().await.unwrap_err().kind(),
             std::io::ErrorKind::ConnectionReset
         );
-        canal_timing::judge_time(
+        canal_timing::assert_time(
             "time until a stream to a revoked server ends",
             start.elapsed(),
             ms(1000),

@@ -47,8 +47,8 @@ pub enum CertificateRequestError {
     Timeout,
     #[error("the controller's answer is unusable: {0}")]
     Answer(String),
-    #[error("the certificate names {seen}, requested was {asked}")]
-    Identity { asked: Identity, seen: String },
+    #[error("the certificate names {names}, requested was {requested}")]
+    Identity { requested: Identity, names: String },
     #[error("the certificate is not valid at this machine's time; is one of the two clocks wrong?")]
     Clock,
     #[error("no key could be made: {0}")]
@@ -253,15 +253,15 @@ fn accept(
     let (chain, bundle) = (signed.chain.join("\n"), signed.bundle);
     let certificate = Certificate::from_pem(&key, &chain, &bundle).map_err(|e| match e {
         CertificateError::Identity(seen) => CertificateRequestError::Identity {
-            asked: identity.clone(),
-            seen: seen.join(", "),
+            requested: identity.clone(),
+            names: seen.join(", "),
         },
         e => CertificateRequestError::Answer(e.to_string()),
     })?;
     if certificate.identity() != identity {
         return Err(CertificateRequestError::Identity {
-            asked: identity.clone(),
-            seen: certificate.identity().to_string(),
+            requested: identity.clone(),
+            names: certificate.identity().to_string(),
         });
     }
     if !certificate.valid_at(now) {

@@ -100,7 +100,7 @@ struct CertificatesFixture {
     registry: Registry,
     controller: FakeController,
     ca: Arc<TestCa>,
-    asked: Arc<AtomicUsize>,
+    requests: Arc<AtomicUsize>,
     _trigger: DrainTrigger,
     drain: DrainWatcher,
 }
@@ -114,7 +114,7 @@ impl CertificatesFixture {
             registry: Registry::new(),
             controller: FakeController::start().await,
             ca: Arc::new(TestCa::new("alpha")),
-            asked: Arc::default(),
+            requests: Arc::default(),
             _trigger: trigger,
             drain,
         };
@@ -123,7 +123,7 @@ impl CertificatesFixture {
     }
 
     fn issue(&self, life: Duration) {
-        let (ca, asked) = (self.ca.clone(), self.asked.clone());
+        let (ca, asked) = (self.ca.clone(), self.requests.clone());
         self.controller.issue(move |r| {
             asked.fetch_add(1, Relaxed);
             Ok(answer(&ca, &r, life))
@@ -267,13 +267,13 @@ async fn certificates_are_renewed_at_half_life_without_a_gap() {
         first.valid_at(SystemTime::now()),
         "replaced while the old one is still good"
     );
-    assert!(rig.asked.load(Relaxed) >= 2);
+    assert!(rig.requests.load(Relaxed) >= 2);
     drop(credential);
-    let asked = rig.asked.load(Relaxed);
+    let asked = rig.requests.load(Relaxed);
     until("it is forgotten", || source.status().is_empty()).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(
-        rig.asked.load(Relaxed) <= asked + 1,
+        rig.requests.load(Relaxed) <= asked + 1,
         "nobody wants it any more"
     );
 }
@@ -571,15 +571,15 @@ async fn remote_and_component_keys_are_on_no_disk() {
     assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 1);
     source.forget(&identity(carol));
     // A certificate that arrives after its identity was forgotten is not stored either.
-    let (asked, ca) = (rig.asked.load(Relaxed), rig.ca.clone());
-    let seen = rig.asked.clone();
+    let (asked, ca) = (rig.requests.load(Relaxed), rig.ca.clone());
+    let seen = rig.requests.clone();
     rig.controller.issue(move |r| {
         seen.fetch_add(1, Relaxed);
         std::thread::sleep(Duration::from_millis(300));
         Ok(answer(&ca, &r, Duration::from_secs(3600)))
     });
     let _alice = source.credential(&identity(ALICE));
-    until("it is asked for", || rig.asked.load(Relaxed) > asked).await;
+    until("it is asked for", || rig.requests.load(Relaxed) > asked).await;
     source.forget(&identity(ALICE));
     tokio::time::sleep(Duration::from_millis(600)).await;
     assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 0);
@@ -622,10 +622,10 @@ async fn forgotten_identities_are_not_stored() {
     let rig = CertificatesFixture::new(Duration::from_secs(3600)).await;
     let source = rig.source();
     for round in 0..200 {
-        let asked = rig.asked.load(Relaxed);
+        let asked = rig.requests.load(Relaxed);
         let held = source.credential(&identity(ALICE));
         let request = async {
-            while rig.asked.load(Relaxed) == asked {
+            while rig.requests.load(Relaxed) == asked {
                 tokio::task::yield_now().await;
             }
         };
@@ -655,10 +655,10 @@ async fn a_certificate_of_a_root_that_signs_no_more_is_renewed_soon_and_once() {
         .replace([rig.ca.bundle("alpha", "alpha.example", false, vec![])])
         .unwrap();
     tokio::time::sleep(Duration::from_millis(50)).await;
-    assert_eq!(rig.asked.load(Relaxed), 1);
+    assert_eq!(rig.requests.load(Relaxed), 1);
     // Another root signs from here on.
     let next = Arc::new(TestCa::new("next"));
-    let (ca, asked) = (next.clone(), rig.asked.clone());
+    let (ca, asked) = (next.clone(), rig.requests.clone());
     rig.controller.issue(move |r| {
         asked.fetch_add(1, Relaxed);
         Ok(answer(&ca, &r, Duration::from_secs(3600)))
@@ -671,5 +671,5 @@ async fn a_certificate_of_a_root_that_signs_no_more_is_renewed_soon_and_once() {
     })
     .await;
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(rig.asked.load(Relaxed), 2);
+    assert_eq!(rig.requests.load(Relaxed), 2);
 }

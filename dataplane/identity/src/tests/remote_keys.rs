@@ -142,7 +142,7 @@ type HandshakeEnds = (
     >,
 );
 
-async fn shake(client: &ClientIdentity, server: &ServerIdentity) -> HandshakeEnds {
+async fn handshake(client: &ClientIdentity, server: &ServerIdentity) -> HandshakeEnds {
     let (near, far) = duplex(64 << 10);
     let expected = bob();
     tokio::time::timeout(canal_timing::deadline(Duration::from_secs(20)), async {
@@ -188,7 +188,7 @@ async fn whoever_has_the_keys_both_ends_meet() {
             (client.identity(), server.identity()),
             (&identity(ALICE), &identity(BOB))
         );
-        let (client, server) = shake(&client, &server).await;
+        let (client, server) = handshake(&client, &server).await;
         let ((client, seen), (server, peer)) = (client.unwrap(), server.unwrap());
         assert_eq!(
             (seen, peer.identity, peer.tenant.as_str()),
@@ -205,7 +205,7 @@ async fn whoever_has_the_keys_both_ends_meet() {
         converse(client, server).await;
     }
     assert_eq!(
-        (rig.near.asked(), rig.far.asked()),
+        (rig.near.request_count(), rig.far.request_count()),
         (4, 0),
         "the own AZ's is asked"
     );
@@ -225,14 +225,14 @@ async fn a_silent_key_server_costs_one_trip_and_is_then_left_alone() {
     );
     rig.near.set_behavior(FakeBehavior::Mute);
     for n in 1..=FAILURES_MAX {
-        let (c, _) = shake(&client, &server).await;
+        let (c, _) = handshake(&client, &server).await;
         assert!(c.is_ok(), "{n}");
         assert_eq!(
             rig.metric("canal_keys_failures_total{server=\"ks1\",reason=\"deadline\"}"),
             u64::from(n)
         );
     }
-    let (c, _) = shake(&client, &server).await;
+    let (c, _) = handshake(&client, &server).await;
     assert!(c.is_ok());
     assert_eq!(
         rig.metric("canal_keys_failures_total{server=\"ks1\",reason=\"circuit_open\"}"),
@@ -240,15 +240,15 @@ async fn a_silent_key_server_costs_one_trip_and_is_then_left_alone() {
     );
     // When the key server answers again, the circuit breaker detects that within its open time.
     rig.near.set_behavior(FakeBehavior::Well);
-    let before = rig.near.asked();
+    let before = rig.near.request_count();
     let start = Instant::now();
-    while rig.near.asked() == before {
+    while rig.near.request_count() == before {
         let waited = start.elapsed();
         assert!(
             waited < canal_timing::deadline(Duration::from_secs(10)),
             "{waited:?}"
         );
-        assert!(shake(&client, &server).await.0.is_ok());
+        assert!(handshake(&client, &server).await.0.is_ok());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -260,7 +260,7 @@ async fn without_any_key_server_policy_decides() {
     rig.far
         .set_behavior(FakeBehavior::Refusing(keyrpc::KeyRefusal::Draining));
     let local = rig.pair(BOB, KeyLocation::Local, false).0;
-    let (c, s) = shake(&rig.pair(ALICE, KeyLocation::KeyServer, false).1, &local).await;
+    let (c, s) = handshake(&rig.pair(ALICE, KeyLocation::KeyServer, false).1, &local).await;
     let e = c.unwrap_err();
     assert_eq!(e.reason(), "no_key_server");
     assert!(
@@ -268,7 +268,7 @@ async fn without_any_key_server_policy_decides() {
         "{e}"
     );
     assert!(s.is_err());
-    let (c, s) = shake(
+    let (c, s) = handshake(
         &rig.pair(ALICE, KeyLocation::Local, false).1,
         &rig.pair(BOB, KeyLocation::KeyServer, false).0,
     )
@@ -285,7 +285,7 @@ async fn without_any_key_server_policy_decides() {
         rig.pair(ALICE, KeyLocation::KeyServer, true).1,
         rig.pair(BOB, KeyLocation::KeyServer, true).0,
     );
-    let (c, s) = shake(&client, &server).await;
+    let (c, s) = handshake(&client, &server).await;
     let (c, s) = (c.unwrap().0, s.unwrap().0);
     assert!(!c.is_remote() && !s.is_remote());
     converse(c, s).await;
@@ -298,7 +298,7 @@ async fn a_refused_request_is_not_sent_to_another_server() {
     let local = rig.pair(BOB, KeyLocation::Local, false).0;
     let carol = "spiffe://alpha.example/ns/shop/sa/carol";
     for fallback in [false, true] {
-        let (c, _) = shake(&rig.pair(carol, KeyLocation::KeyServer, fallback).1, &local).await;
+        let (c, _) = handshake(&rig.pair(carol, KeyLocation::KeyServer, fallback).1, &local).await;
         let e = c.unwrap_err();
         assert!(
             matches!(
@@ -311,7 +311,7 @@ async fn a_refused_request_is_not_sent_to_another_server() {
             "{e}"
         );
     }
-    assert_eq!(rig.far.asked(), 0);
+    assert_eq!(rig.far.request_count(), 0);
     assert_eq!(
         rig.metric("canal_keys_refused_total{server=\"ks1\",reason=\"not_entitled\"}"),
         2
@@ -319,9 +319,9 @@ async fn a_refused_request_is_not_sent_to_another_server() {
     // A key server without a certificate is no reason to fail, because another one may have it.
     rig.near
         .set_behavior(FakeBehavior::Refusing(keyrpc::KeyRefusal::NoCertificate));
-    let (c, _) = shake(&rig.pair(ALICE, KeyLocation::KeyServer, false).1, &local).await;
+    let (c, _) = handshake(&rig.pair(ALICE, KeyLocation::KeyServer, false).1, &local).await;
     assert!(c.is_ok());
-    assert_eq!(rig.far.asked(), 1);
+    assert_eq!(rig.far.request_count(), 1);
 }
 
 #[tokio::test]
@@ -364,12 +364,12 @@ async fn a_key_server_lost_in_the_middle_ends_the_handshake_soon() {
     far.write_all(&[22, 3, 3, 0, 4, 2, 0, 0, 0]).await.unwrap();
     let e = lost.await.unwrap().unwrap_err();
     assert_eq!(e.reason(), "key_server");
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until a handshake ends whose key server was lost",
         start.elapsed(),
         Duration::from_secs(3),
     );
-    assert_eq!(rig.far.asked(), 0, "no other can go on with it");
+    assert_eq!(rig.far.request_count(), 0, "no other can go on with it");
 }
 
 #[tokio::test]
@@ -471,7 +471,7 @@ async fn non_tls_clients_are_refused_without_a_key_request() {
     let mut alert = Vec::new();
     near.read_to_end(&mut alert).await.unwrap();
     assert_eq!(alert, [21, 3, 3, 0, 2, 2, 10]);
-    assert_eq!(rig.near.asked(), 0);
+    assert_eq!(rig.near.request_count(), 0);
 }
 
 #[tokio::test]
@@ -494,7 +494,7 @@ async fn a_refused_peer_gets_an_alert_and_a_revoked_one_is_detected() {
     let client = ClientIdentity::new(stranger.credential(&identity(ALICE)))
         .trusting(rig.store.view(&"alpha".parse().unwrap()));
     let server = rig.pair(BOB, KeyLocation::KeyServer, true).0;
-    let (c, s) = shake(&client, &server).await;
+    let (c, s) = handshake(&client, &server).await;
     let verdict = s.unwrap_err();
     assert!(matches!(
         verdict,
@@ -523,7 +523,7 @@ async fn a_refused_peer_gets_an_alert_and_a_revoked_one_is_detected() {
     let made =
         canal_tls::Certificate::from_pem(&issued.key, &issued.chain, &rig.ca.root_pem()).unwrap();
     let client = ClientIdentity::new(canal_tls::Credential::fixed(made));
-    let (c, s) = shake(&client, &server).await;
+    let (c, s) = handshake(&client, &server).await;
     let (_c, s) = (c.unwrap(), s.unwrap().0);
     let mut standing = s.peer_trust().clone();
     assert!(futures::poll!(std::pin::pin!(standing.wait_for_loss())).is_pending());
@@ -554,7 +554,7 @@ async fn revoking_an_intermediate_ends_remote_handshakes() {
         rig.pair(ALICE, KeyLocation::KeyServer, false).1,
         rig.pair(BOB, KeyLocation::KeyServer, false).0,
     );
-    let (c, s) = shake(&client, &server).await;
+    let (c, s) = handshake(&client, &server).await;
     let (c, s) = (c.unwrap().0, s.unwrap().0);
     assert!(
         c.is_remote() && s.is_remote() && c.peer_leaf().above().links().map(|l| l.serial).eq([[5]])
@@ -585,12 +585,12 @@ async fn revoking_an_intermediate_ends_remote_handshakes() {
     }
     // The key server has not received the revocation yet, but its requester has, on either side.
     assert_eq!(
-        shake(&client, &server).await.0.unwrap_err().reason(),
+        handshake(&client, &server).await.0.unwrap_err().reason(),
         "revoked"
     );
     let unaware = ClientIdentity::new(canal_tls::Credential::fixed(held(ALICE)));
     assert_eq!(
-        shake(&unaware, &server).await.1.unwrap_err().reason(),
+        handshake(&unaware, &server).await.1.unwrap_err().reason(),
         "revoked"
     );
 }
@@ -602,7 +602,7 @@ async fn a_crowd_shares_one_channel_and_its_writes() {
         rig.pair(ALICE, KeyLocation::KeyServer, false).1,
         rig.pair(BOB, KeyLocation::KeyServer, false).0,
     );
-    let crowd = futures::future::join_all((0..40).map(|_| shake(&client, &server))).await;
+    let crowd = futures::future::join_all((0..40).map(|_| handshake(&client, &server))).await;
     for (c, s) in crowd {
         assert!(c.is_ok() && s.is_ok(), "{:?} {:?}", c.err(), s.err());
     }
@@ -622,7 +622,7 @@ async fn a_key_server_with_a_revoked_certificate_is_not_used() {
         rig.pair(ALICE, KeyLocation::KeyServer, false).1,
         rig.pair(BOB, KeyLocation::Local, false).0,
     );
-    assert!(shake(&client, &server).await.0.is_ok());
+    assert!(handshake(&client, &server).await.0.is_ok());
     let list = rig.components.revocations(&[5]);
     let parts = rig
         .components
@@ -638,9 +638,9 @@ async fn a_key_server_with_a_revoked_certificate_is_not_used() {
         rig.metric("canal_keys_channels{server=\"ks1\"}") == 0
     })
     .await;
-    assert!(shake(&client, &server).await.0.is_ok());
+    assert!(handshake(&client, &server).await.0.is_ok());
     assert_eq!(
-        (rig.near.asked(), rig.far.asked()),
+        (rig.near.request_count(), rig.far.request_count()),
         (1, 1),
         "the other AZ's is asked"
     );

@@ -23,11 +23,11 @@ impl TestListener {
             registry,
             ca: TestCa::new("alpha"),
         };
-        door.tell(vec![]);
+        door.publish_bundle(vec![]);
         door
     }
 
-    fn tell(&self, revoked: Vec<String>) {
+    fn publish_bundle(&self, revoked: Vec<String>) {
         self.store
             .replace([self.ca.bundle("alpha", "alpha.example", false, revoked)])
             .unwrap();
@@ -111,7 +111,10 @@ async fn client_trust_follows_bundles_without_a_rebuild() {
         let (c, _) = tokio::join!(client.connect(near, &bob), srv.accept(far));
         c.map(|(_, id)| id).map_err(|e| e.refusal().name())
     };
-    assert_eq!(meets(server(made(&old, &door.ca))).await, Ok(identity(BOB)));
+    assert_eq!(
+        meets(server(fixed_credential(&old, &door.ca))).await,
+        Ok(identity(BOB))
+    );
     assert_eq!(
         meets(server(next.credential(&identity(BOB)))).await,
         Err("unknown_issuer")
@@ -121,7 +124,7 @@ async fn client_trust_follows_bundles_without_a_rebuild() {
         .replace([next.bundle("alpha", "alpha.example", false, vec![])])
         .unwrap();
     assert_eq!(
-        meets(server(made(&old, &door.ca))).await,
+        meets(server(fixed_credential(&old, &door.ca))).await,
         Err("unknown_issuer"),
         "the old root is believed no more"
     );
@@ -405,7 +408,7 @@ fn names_are_distinguished() {
 
 /// Issues a credential for `id` with this serial number.
 fn numbered(ca: &TestCa, id: &str, serial: u64) -> Credential {
-    made(
+    fixed_credential(
         &ca.issue_with(&identity(id), |p| p.serial_number = Some(serial.into())),
         ca,
     )
@@ -424,12 +427,12 @@ async fn a_revoked_peer_is_refused_and_its_open_connections_learn_of_it() {
     assert_eq!(s.peer_leaf().serial(), [77]);
     let (mut at_server, mut at_client) = (s.peer_trust().clone(), c.peer_trust().clone());
     // Another serial number, or the same one of another issuer, revokes nothing.
-    door.tell(vec![
+    door.publish_bundle(vec![
         door.ca.revocations(&[76]),
         TestCa::new("other").revocations(&[77]),
     ]);
     assert!(futures::poll!(std::pin::pin!(at_server.wait_for_loss())).is_pending());
-    door.tell(vec![door.ca.revocations(&[76, 77])]);
+    door.publish_bundle(vec![door.ca.revocations(&[76, 77])]);
     assert_eq!(at_server.wait_for_loss().await, TrustLoss::Revoked);
     assert!(
         door.view().current().revokes(s.peer_leaf())
@@ -437,20 +440,20 @@ async fn a_revoked_peer_is_refused_and_its_open_connections_learn_of_it() {
     );
     assert!(futures::poll!(std::pin::pin!(at_client.wait_for_loss())).is_pending());
     // The chain is in the cache and is refused anyway.
-    let (_, s) = shake(client.clone(), srv.clone(), &[BOB]).await;
+    let (_, s) = handshake(client.clone(), srv.clone(), &[BOB]).await;
     assert!(s.unwrap_err().contains("Revoked"));
     assert_eq!(
         door.count("canal_tls_refused_total{side=\"server\",reason=\"revoked\"}"),
         1
     );
     // An empty list restores the trust.
-    door.tell(vec![door.ca.revocations(&[])]);
-    let (_, s) = shake(client.clone(), srv.clone(), &[BOB]).await;
+    door.publish_bundle(vec![door.ca.revocations(&[])]);
+    let (_, s) = handshake(client.clone(), srv.clone(), &[BOB]).await;
     assert!(s.is_ok());
     // The next list revokes the server's certificate.
-    door.tell(vec![door.ca.revocations(&[78])]);
+    door.publish_bundle(vec![door.ca.revocations(&[78])]);
     assert_eq!(at_client.wait_for_loss().await, TrustLoss::Revoked);
-    let (c, _) = shake(client, srv, &[BOB]).await;
+    let (c, _) = handshake(client, srv, &[BOB]).await;
     assert!(c.unwrap_err().contains("Revoked"));
 }
 
@@ -464,15 +467,15 @@ async fn a_revoked_intermediate_revokes_its_certificates() {
     let (_c, s) = tokio::join!(client.connect(near, &expected), srv.accept(far));
     let mut standing = s.unwrap().0.peer_trust().clone();
     // First the root revokes the leaf's number, which has no effect, and then the intermediate's.
-    door.tell(vec![door.ca.revocations(&[9])]);
+    door.publish_bundle(vec![door.ca.revocations(&[9])]);
     assert!(futures::poll!(std::pin::pin!(standing.wait_for_loss())).is_pending());
-    door.tell(vec![door.ca.revocations(&[5])]);
+    door.publish_bundle(vec![door.ca.revocations(&[5])]);
     assert_eq!(standing.wait_for_loss().await, TrustLoss::Revoked);
-    let (_, s) = shake(client.clone(), door.server(), &[BOB]).await;
+    let (_, s) = handshake(client.clone(), door.server(), &[BOB]).await;
     assert!(s.unwrap_err().contains("Revoked"));
     // An intermediate's list revokes certificates that the intermediate signed.
-    door.tell(vec![below.revocations(&[9])]);
-    let (_, s) = shake(client, door.server(), &[BOB]).await;
+    door.publish_bundle(vec![below.revocations(&[9])]);
+    let (_, s) = handshake(client, door.server(), &[BOB]).await;
     assert!(s.unwrap_err().contains("Revoked"));
 }
 
@@ -480,7 +483,7 @@ async fn a_revoked_intermediate_revokes_its_certificates() {
 async fn a_revocation_list_by_another_key_is_no_word_about_anyone() {
     let door = TestListener::new();
     // The list has the same issuer name but another key. An attacker who could issue such a list could also omit revocations.
-    door.tell(vec![TestCa::new("alpha").revocations(&[1])]);
+    door.publish_bundle(vec![TestCa::new("alpha").revocations(&[1])]);
     let alice = door.ca.issue_with(&identity(ALICE), |_| {});
     let config = showing(&door.ca, &alice.key, certificates(&alice.chain));
     assert_eq!(
@@ -508,7 +511,7 @@ async fn federated_peers_come_in_with_their_own_name_and_no_other_s() {
         store.replace(both).unwrap();
         store.view(&"beta".parse().unwrap())
     }
-    let (_, s) = shake(mallory(), door.server(), &[BOB]).await;
+    let (_, s) = handshake(mallory(), door.server(), &[BOB]).await;
     assert!(
         s.unwrap_err()
             .contains("expected an identity of trust domain alpha.example")
@@ -547,7 +550,7 @@ async fn federated_peers_come_in_with_their_own_name_and_no_other_s() {
     let mut standing = s.peer_trust().clone();
     door.store.replace([own]).unwrap();
     assert_eq!(standing.wait_for_loss().await, TrustLoss::Unfederated);
-    let (_, s) = shake(mallory(), door.server(), &[BOB]).await;
+    let (_, s) = handshake(mallory(), door.server(), &[BOB]).await;
     assert!(s.is_err());
 }
 
@@ -584,18 +587,26 @@ async fn a_blocked_identity_is_out_whatever_certificate_it_has() {
         door.refusal(config, door.server()).await,
         HandshakeFailure::Revoked
     );
-    assert!(shake(client(BOB), door.server(), &[BOB]).await.1.is_ok());
+    assert!(
+        handshake(client(BOB), door.server(), &[BOB])
+            .await
+            .1
+            .is_ok()
+    );
     // As a server it is refused, too.
-    let (refused, _) = shake(
+    let (refused, _) = handshake(
         client(BOB),
         server(door.ca.credential(&identity(ALICE))).trusting(door.view()),
         &[ALICE],
     )
     .await;
     assert!(refused.is_err());
-    door.tell(vec![]);
+    door.publish_bundle(vec![]);
     assert!(
-        shake(client(ALICE), door.server(), &[BOB]).await.1.is_ok(),
+        handshake(client(ALICE), door.server(), &[BOB])
+            .await
+            .1
+            .is_ok(),
         "restored"
     );
 }
@@ -629,11 +640,16 @@ async fn while_a_root_is_replaced_both_are_believed_and_the_old_one_is_known_as_
     let leaf = |ca: &TestCa| ca.issue(&identity(ALICE)).chain().to_vec();
     let td = &identity(ALICE).trust_domain;
     tell(&[&old]);
-    assert!(shake(side(&new).0, side(&old).1, &[BOB]).await.1.is_err());
+    assert!(
+        handshake(side(&new).0, side(&old).1, &[BOB])
+            .await
+            .1
+            .is_err()
+    );
     assert!(!view.current().is_superseded(td, &leaf(&old)));
     tell(&[&new, &old]);
     for (c, s) in [(&old, &new), (&new, &old), (&old, &old), (&new, &new)] {
-        let (c, s) = shake(side(c).0, side(s).1, &[BOB]).await;
+        let (c, s) = handshake(side(c).0, side(s).1, &[BOB]).await;
         assert!(c.is_ok() && s.is_ok(), "{c:?} {s:?}");
     }
     assert!(
@@ -661,7 +677,12 @@ async fn while_a_root_is_replaced_both_are_believed_and_the_old_one_is_known_as_
             .is_superseded(&identity(MALLORY).trust_domain, &leaf(&old))
     );
     tell(&[&new]);
-    assert!(shake(side(&old).0, side(&new).1, &[BOB]).await.1.is_err());
+    assert!(
+        handshake(side(&old).0, side(&new).1, &[BOB])
+            .await
+            .1
+            .is_err()
+    );
 }
 
 #[tokio::test]
@@ -678,12 +699,12 @@ async fn a_chain_is_verified_once_per_trust() {
         )
     };
     for n in 0..3 {
-        let (c, s) = shake(client.clone(), srv.clone(), &[BOB]).await;
+        let (c, s) = handshake(client.clone(), srv.clone(), &[BOB]).await;
         assert!(c.is_ok() && s.is_ok());
         assert_eq!(counts(), (2, 2 * n));
     }
     // The same chain in the other role is verified again, because the permitted usage differs.
-    let (c, _) = shake(
+    let (c, _) = handshake(
         ClientIdentity::new(door.ca.credential(&identity(BOB))).trusting(door.view()),
         srv.clone(),
         &[BOB],
@@ -691,8 +712,8 @@ async fn a_chain_is_verified_once_per_trust() {
     .await;
     assert!(c.is_ok());
     assert_eq!(counts(), (3, 5));
-    door.tell(vec![door.ca.revocations(&[4711])]);
-    let (c, s) = shake(client, srv, &[BOB]).await;
+    door.publish_bundle(vec![door.ca.revocations(&[4711])]);
+    let (c, s) = handshake(client, srv, &[BOB]).await;
     assert!(c.is_ok() && s.is_ok());
     assert_eq!(counts(), (5, 5));
 }
@@ -752,7 +773,7 @@ fn unusable_bundle_leaves_its_tenant_as_it_was_and_changes_others() {
     }
     assert_eq!(door.view().current().generation(), before);
     // The same bundle again is not a change.
-    door.tell(vec![]);
+    door.publish_bundle(vec![]);
     assert_eq!(door.view().current().generation(), before);
     // Without any bundle, the bundle of this side's own certificate is used again.
     door.store.replace([]).unwrap();

@@ -18,14 +18,14 @@ pub(crate) struct MessageFlight {
     side: Side,
     pub(crate) out: Vec<u8>,
     pub(crate) transcript: Vec<u8>,
-    pub(crate) heard: ReceivedRecords,
+    pub(crate) received: ReceivedRecords,
     pub(crate) lane: Option<RecordDirection>,
     /// Position in `out` from which the bytes wait for the other side's first data.
     pub(crate) pause: usize,
     schedule: Option<Schedule>,
     /// Traffic secret of a client, which is known before it sends.
     traffic: Option<Secret>,
-    rig: &'static HandshakeFixture,
+    fixture: &'static HandshakeFixture,
 }
 
 impl MessageFlight {
@@ -47,7 +47,7 @@ impl MessageFlight {
     }
 
     /// Appends a handshake message that is part of the transcript.
-    pub(crate) fn say(&mut self, message: &[u8]) {
+    pub(crate) fn add_handshake_message(&mut self, message: &[u8]) {
         self.transcript.extend_from_slice(message);
         message
             .chunks(16 << 10)
@@ -55,7 +55,7 @@ impl MessageFlight {
     }
 
     pub(crate) fn certificate(&mut self, chain: &[Vec<u8>]) {
-        self.say(&certificate(chain));
+        self.add_handshake_message(&certificate(chain));
     }
 
     /// Returns the input of a CertificateVerify signature of the side `as_side`.
@@ -69,7 +69,7 @@ impl MessageFlight {
     }
 
     pub(crate) fn verify(&mut self, scheme: u16, signature: &[u8]) {
-        self.say(&message(
+        self.add_handshake_message(&message(
             VERIFY,
             &[&scheme.to_be_bytes(), &vec16(signature)[..]].concat(),
         ));
@@ -99,7 +99,7 @@ impl MessageFlight {
     }
 
     pub(crate) fn finish_with(&mut self, verdict: &[u8]) {
-        self.say(&message(FINISHED, verdict));
+        self.add_handshake_message(&message(FINISHED, verdict));
         self.advance();
     }
 
@@ -140,42 +140,45 @@ impl MessageFlight {
             kind: SERVER_HELLO,
             version: 0x0303,
             random: [7; 32],
-            session: self.heard.session.clone(),
+            session: self.received.session.clone(),
             suites: vec![AES128],
             compressions: vec![0],
             extensions: vec![
                 (VERSIONS, vec![3, 4]),
-                (KEY_SHARE, self.rig.keys.share(X25519)),
+                (KEY_SHARE, self.fixture.keys.share(X25519)),
             ],
         }
     }
 
     /// Sends the ServerHello `hello`, and then uses the handshake keys over X25519, whatever it says.
-    pub(crate) fn greet(&mut self, hello: &CraftedHello) {
-        self.say(&hello.message());
+    pub(crate) fn send_server_hello(&mut self, hello: &CraftedHello) {
+        self.add_handshake_message(&hello.message());
         self.protect();
     }
 
     pub(crate) fn protect(&mut self) {
         let theirs = self
-            .heard
+            .received
             .shares()
             .into_iter()
             .find(|(group, _)| *group == X25519)
             .expect("a share of X25519");
-        let schedule = Schedule::new(&self.rig.keys.agree(X25519, &theirs.1), &self.transcript);
+        let schedule = Schedule::new(
+            &self.fixture.keys.agree(X25519, &theirs.1),
+            &self.transcript,
+        );
         self.lane = Some(RecordDirection::new(&schedule.server));
         self.schedule = Some(schedule);
     }
 
     /// Sends a server's EncryptedExtensions with this list.
     pub(crate) fn extend(&mut self, list: &[(u16, Vec<u8>)]) {
-        self.say(&message(EXTENSIONS, &extensions(list)));
+        self.add_handshake_message(&message(EXTENSIONS, &extensions(list)));
     }
 
     /// Sends a server's CertificateRequest with these extensions.
     pub(crate) fn request(&mut self, list: &[(u16, Vec<u8>)]) {
-        self.say(&message(REQUEST, &[vec8(&[]), extensions(list)].concat()));
+        self.add_handshake_message(&message(REQUEST, &[vec8(&[]), extensions(list)].concat()));
     }
 }
 
@@ -277,7 +280,7 @@ impl AttackerView {
 }
 
 /// Reads a record with its header.
-pub(crate) async fn hear(io: &mut (impl AsyncRead + Unpin)) -> Option<Vec<u8>> {
+pub(crate) async fn read_record(io: &mut (impl AsyncRead + Unpin)) -> Option<Vec<u8>> {
     let mut record = vec![0; 5];
     io.read_exact(&mut record).await.ok()?;
     record.resize(
@@ -324,7 +327,7 @@ pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
     if opening.close {
         let _ = io.shutdown().await;
     }
-    while let Some(bytes) = hear(&mut io).await {
+    while let Some(bytes) = read_record(&mut io).await {
         let (kind, content) = match (&mut lane, bytes[0]) {
             (Some(lane), DATA) => lane.open(&bytes).expect("the server protects its records"),
             _ => (bytes[0], bytes[5..].to_vec()),
@@ -361,12 +364,12 @@ pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
                         side: Side::Client,
                         out: Vec::new(),
                         transcript: transcript.clone(),
-                        heard: ReceivedRecords::default(),
+                        received: ReceivedRecords::default(),
                         lane: Some(RecordDirection::new(&made.client)),
                         pause: usize::MAX,
                         schedule: Some(made),
                         traffic: Some(client),
-                        rig,
+                        fixture: rig,
                     };
                     script(rig, &mut speech);
                     later = seen.open(&mut io, speech).await;
@@ -387,7 +390,7 @@ pub(crate) async fn ambush<IO: AsyncRead + AsyncWrite + Unpin>(
 ) -> AttackerView {
     let (mut seen, mut hello) = (AttackerView::default(), Vec::new());
     let hello = loop {
-        let Some(bytes) = hear(&mut io).await else {
+        let Some(bytes) = read_record(&mut io).await else {
             return seen;
         };
         hello.extend_from_slice(&bytes[5..]);
@@ -399,12 +402,12 @@ pub(crate) async fn ambush<IO: AsyncRead + AsyncWrite + Unpin>(
         side: Side::Server,
         out: Vec::new(),
         transcript: hello.clone(),
-        heard: ReceivedRecords::read(&hello),
+        received: ReceivedRecords::read(&hello),
         lane: None,
         pause: usize::MAX,
         schedule: None,
         traffic: None,
-        rig,
+        fixture: rig,
     };
     script(rig, &mut speech);
     let flight = speech.transcript.clone();
@@ -416,7 +419,7 @@ pub(crate) async fn ambush<IO: AsyncRead + AsyncWrite + Unpin>(
         ];
     }
     let mut later = seen.open(&mut io, speech).await;
-    while let Some(bytes) = hear(&mut io).await {
+    while let Some(bytes) = read_record(&mut io).await {
         let opened = if bytes[0] == DATA {
             lanes.iter_mut().find_map(|l| l.open(&bytes))
         } else {

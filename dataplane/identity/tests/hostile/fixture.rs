@@ -225,7 +225,7 @@ pub(crate) async fn call(client: ClientIdentity, io: impl Transport) -> Observed
 }
 
 /// Runs both sides and compares the result with `expect`. The error text describes the difference.
-fn judge<F, A>(
+fn check_case<F, A>(
     side: &str,
     name: &str,
     registry: &Registry,
@@ -309,7 +309,7 @@ pub(crate) fn check(cases: &[HostileCase]) {
         let (registry, view) = FIXTURE.trust();
         let server = FIXTURE.server(view);
         let foe = async |io| attack(&FIXTURE, io, &case.opening, case.script).await;
-        judge(
+        check_case(
             "server",
             case.name,
             &registry,
@@ -339,7 +339,7 @@ pub(crate) fn check_traps(traps: &[Flight]) {
         let (registry, view) = FIXTURE.trust();
         let client = FIXTURE.client(view);
         let foe = async |io| ambush(&FIXTURE, io, trap.script).await;
-        judge(
+        check_case(
             "client",
             trap.name,
             &registry,

@@ -156,17 +156,17 @@ const MESSAGES_OUT_OF_ORDER: &[Flight] = &[
     ),
     flight(
         "a hello instead of a flight",
-        |r, s| s.say(&r.hello().message()),
+        |r, s| s.add_handshake_message(&r.hello().message()),
         refused(Protocol, UNEXPECTED),
     ),
     flight(
         "a ticket instead of a flight",
-        |_, s| s.say(&message(TICKET, &[0; 20])),
+        |_, s| s.add_handshake_message(&message(TICKET, &[0; 20])),
         refused(Protocol, DECODE),
     ),
     flight(
         "EndOfEarlyData nobody waits for",
-        |_, s| s.say(&message(5, &[])),
+        |_, s| s.add_handshake_message(&message(5, &[])),
         refused(Protocol, UNEXPECTED),
     ),
     flight(
@@ -180,7 +180,7 @@ const MESSAGES_OUT_OF_ORDER: &[Flight] = &[
     flight(
         "a compressed Certificate",
         |_, s| {
-            s.say(&message(
+            s.add_handshake_message(&message(
                 25,
                 &[&[0, 1][..], &vec24(&[1; 9])[..], &[0; 9]].concat(),
             ))
@@ -189,7 +189,7 @@ const MESSAGES_OUT_OF_ORDER: &[Flight] = &[
     ),
     flight(
         "unknown message",
-        |_, s| s.say(&message(99, &[0; 9])),
+        |_, s| s.add_handshake_message(&message(99, &[0; 9])),
         refused(Protocol, UNEXPECTED),
     ),
     flight(
@@ -306,7 +306,7 @@ const PROOFS_THAT_PROVE_NOTHING: &[Flight] = &[
         "bytes after the signature",
         |r, s| {
             s.certificate(&r.alice.chain);
-            s.say(&message(VERIFY, &[4, 3, 0, 1, 1, 0]));
+            s.add_handshake_message(&message(VERIFY, &[4, 3, 0, 1, 1, 0]));
         },
         refused(Protocol, DECODE),
     ),
@@ -617,14 +617,14 @@ const CERTIFICATES_IN_BAD_SHAPE: &[Flight] = &[
     ),
     flight(
         "a list that overruns",
-        |_, s| s.say(&message(CERTIFICATE, &[0, 0, 9, 9, 0, 0, 1, 7])),
+        |_, s| s.add_handshake_message(&message(CERTIFICATE, &[0, 0, 9, 9, 0, 0, 1, 7])),
         refused(Protocol, DECODE),
     ),
     flight(
         "bytes after the list",
         |r, s| {
             let m = certificate(&r.alice.chain);
-            s.say(&message(CERTIFICATE, &[&m[4..], &[0]].concat()));
+            s.add_handshake_message(&message(CERTIFICATE, &[&m[4..], &[0]].concat()));
         },
         refused(Protocol, DECODE),
     ),
@@ -632,7 +632,7 @@ const CERTIFICATES_IN_BAD_SHAPE: &[Flight] = &[
         "a context",
         |r, s| {
             let m = certificate(&r.alice.chain);
-            s.say(&message(CERTIFICATE, &[&[1, 9], &m[5..]].concat()));
+            s.add_handshake_message(&message(CERTIFICATE, &[&[1, 9], &m[5..]].concat()));
         },
         refused(Protocol, DECODE),
     ),
@@ -640,7 +640,7 @@ const CERTIFICATES_IN_BAD_SHAPE: &[Flight] = &[
         "an extension nobody asked for",
         |r, s| {
             let entry = [vec24(&r.alice.chain[0]), extensions(&[(0xfafa, vec![1])])].concat();
-            s.say(&message(CERTIFICATE, &[vec8(&[]), vec24(&entry)].concat()));
+            s.add_handshake_message(&message(CERTIFICATE, &[vec8(&[]), vec24(&entry)].concat()));
         },
         refused(Protocol, DECODE),
     ),
@@ -652,7 +652,7 @@ const CERTIFICATES_IN_BAD_SHAPE: &[Flight] = &[
                 extensions(&[(5, vec![1, 0, 0, 1, 7])]),
             ]
             .concat();
-            s.say(&message(CERTIFICATE, &[vec8(&[]), vec24(&entry)].concat()));
+            s.add_handshake_message(&message(CERTIFICATE, &[vec8(&[]), vec24(&entry)].concat()));
         },
         dropped(Protocol),
     ),

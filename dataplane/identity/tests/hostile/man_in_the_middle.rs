@@ -151,7 +151,7 @@ async fn meet(
 }
 
 /// Returns the results of the server and of the client.
-pub(crate) fn shake(
+pub(crate) fn handshake_through(
     change: &ByteChange,
 ) -> (Result<(), HandshakeFailure>, Result<(), HandshakeFailure>) {
     let tale = runtime().block_on(meet(FIXTURE.pair(), Some(change.clone())));
@@ -253,7 +253,7 @@ fn a_flipped_bit_of_either_first_flight() {
                         tale.of_server.0
                     };
                     // Signatures differ in length, so this stream may end before the recorded one.
-                    if at < heard.len() && place(&heard, at) > 2 {
+                    if at < heard.len() && offset_in_record(&heard, at) > 2 {
                         wrong.push(format!("byte {at}, of the client: {of_client}"));
                     }
                 }
@@ -265,7 +265,7 @@ fn a_flipped_bit_of_either_first_flight() {
 }
 
 /// Returns the position of a byte within its record.
-fn place(stream: &[u8], at: usize) -> usize {
+fn offset_in_record(stream: &[u8], at: usize) -> usize {
     let mut start = 0;
     loop {
         let end =
@@ -299,7 +299,7 @@ fn any_change_of_a_whole_handshake() {
     // Half of the changes are at a record's edge or in its header, where the state machines are.
     let edges = |stream: &[u8]| {
         (0..stream.len())
-            .filter(|at| place(stream, *at) <= 9)
+            .filter(|at| offset_in_record(stream, *at) <= 9)
             .collect::<Vec<_>>()
     };
     let places = (edges(&client), edges(&server));

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::attacker::{MessageFlight, Opening, ambush, attack};
 use super::craft::{HANDSHAKE, record};
 use super::fixture::{FIXTURE, call, expected, runtime, serve};
-use super::man_in_the_middle::{ByteChange, recorded, shake};
+use super::man_in_the_middle::{ByteChange, handshake_through, recorded};
 
 /// Sends one byte per interval `every`, and reads nothing.
 async fn trickle(mut io: DuplexStream, bytes: Vec<u8>, every: Duration) {
@@ -137,7 +137,7 @@ fn peers_that_go_away_at_any_byte() {
     let (client, server) = recorded();
     for (of_client, stream) in [(true, client), (false, server)] {
         for n in places(&stream) {
-            let (by_server, by_client) = shake(&ByteChange::cut(of_client, n));
+            let (by_server, by_client) = handshake_through(&ByteChange::cut(of_client, n));
             let came = if of_client { by_server } else { by_client };
             assert_eq!(
                 came,

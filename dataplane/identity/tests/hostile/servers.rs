@@ -23,19 +23,19 @@ const fn trap(name: &'static str, script: AttackScript, expect: Expect) -> Fligh
     }
 }
 
-fn asks(s: &mut MessageFlight) {
+fn add_certificate_request(s: &mut MessageFlight) {
     s.request(&[(SIGNATURES, vec16(&list16(&[ECDSA])))]);
 }
 
 /// Sends ServerHello, EncryptedExtensions and CertificateRequest of an honest server.
-fn opened(s: &mut MessageFlight) {
-    s.greet(&s.reply());
+fn add_opening_messages(s: &mut MessageFlight) {
+    s.send_server_hello(&s.reply());
     s.extend(&[(ALPN, protocols(&[b"h2"]))]);
-    asks(s);
+    add_certificate_request(s);
 }
 
 fn shows(s: &mut MessageFlight, badge: &TestCredential) {
-    opened(s);
+    add_opening_messages(s);
     s.certificate(&badge.chain);
     s.proof(badge);
     s.finish();
@@ -59,18 +59,18 @@ fn greets(
     change: impl FnOnce(CraftedHello) -> CraftedHello,
 ) {
     let hello = change(s.reply());
-    s.greet(&hello);
+    s.send_server_hello(&hello);
     s.extend(&[(ALPN, protocols(&[b"h2"]))]);
-    asks(s);
+    add_certificate_request(s);
     proven(r, s);
     s.ping();
 }
 
 /// Acts as an honest server, except for its EncryptedExtensions.
 fn extends(r: &'static HandshakeFixture, s: &mut MessageFlight, list: &[(u16, Vec<u8>)]) {
-    s.greet(&s.reply());
+    s.send_server_hello(&s.reply());
     s.extend(list);
-    asks(s);
+    add_certificate_request(s);
     proven(r, s);
     s.ping();
 }
@@ -80,7 +80,7 @@ fn retries(s: &mut MessageFlight, list: &[(u16, Vec<u8>)]) {
     let hello = s
         .reply()
         .change(|h| (h.random, h.extensions) = (RETRY, [&[(VERSIONS, vec![3, 4])], list].concat()));
-    s.say(&hello.message());
+    s.add_handshake_message(&hello.message());
 }
 
 fn wants(group: u16) -> (u16, Vec<u8>) {
@@ -109,13 +109,13 @@ const SERVER_HELLOS: &[Flight] = &[
     ),
     trap(
         "a client hello",
-        |r, s| s.say(&r.hello().message()),
+        |r, s| s.add_handshake_message(&r.hello().message()),
         refused(Protocol, UNEXPECTED),
     ),
     trap(
         "half a hello, then the end",
         |_, s| {
-            s.say(&s.reply().message());
+            s.add_handshake_message(&s.reply().message());
             s.out.truncate(40);
         },
         dropped(Io),
@@ -141,7 +141,7 @@ const SERVER_HELLOS: &[Flight] = &[
                 .without(VERSIONS)
                 .without(KEY_SHARE)
                 .change(|h| h.suites = vec![0xc02b]);
-            s.say(&hello.message());
+            s.add_handshake_message(&hello.message());
         },
         refused(Version, VERSION),
     ),
@@ -159,7 +159,7 @@ const SERVER_HELLOS: &[Flight] = &[
         "TLS 1.1",
         |_, s| {
             let hello = s.reply().without(VERSIONS).change(|h| h.version = 0x0302);
-            s.say(&hello.message());
+            s.add_handshake_message(&hello.message());
         },
         refused(Version, VERSION),
     ),
@@ -170,7 +170,7 @@ const SERVER_HELLOS: &[Flight] = &[
                 .reply()
                 .without(VERSIONS)
                 .change(|h| h.random[24..].copy_from_slice(b"DOWNGRD\x01"));
-            s.say(&hello.message());
+            s.add_handshake_message(&hello.message());
         },
         refused(Version, VERSION),
     ),
@@ -275,7 +275,7 @@ const SERVER_HELLOS: &[Flight] = &[
         "bytes after the hello",
         |_, s| {
             let m = s.reply().message();
-            s.say(&message(SERVER_HELLO, &[&m[4..], &[0]].concat()));
+            s.add_handshake_message(&message(SERVER_HELLO, &[&m[4..], &[0]].concat()));
         },
         refused(Protocol, DECODE),
     ),
@@ -290,14 +290,14 @@ const SERVER_HELLOS: &[Flight] = &[
     trap(
         "extensions in clear",
         |_, s| {
-            s.say(&s.reply().message());
+            s.add_handshake_message(&s.reply().message());
             s.extend(&[]);
         },
         dropped(Protocol),
     ),
     trap(
         "a hello of 1 MiB",
-        |_, s| s.say(&message(SERVER_HELLO, &vec![3; 1 << 20])),
+        |_, s| s.add_handshake_message(&message(SERVER_HELLO, &vec![3; 1 << 20])),
         dropped(Protocol),
     ),
 ];
@@ -357,7 +357,7 @@ const RETRY_REQUESTS: &[Flight] = &[
         "then another suite",
         |_, s| {
             retries(s, &[wants(P256)]);
-            s.say(&s.reply().change(|h| h.suites = vec![0x1302]).message());
+            s.add_handshake_message(&s.reply().change(|h| h.suites = vec![0x1302]).message());
         },
         refused(Protocol, ILLEGAL),
     ),
@@ -365,7 +365,7 @@ const RETRY_REQUESTS: &[Flight] = &[
         "then the group it did not ask for",
         |_, s| {
             retries(s, &[wants(P256)]);
-            s.say(&s.reply().message());
+            s.add_handshake_message(&s.reply().message());
         },
         refused(Protocol, ILLEGAL),
     ),
@@ -379,7 +379,7 @@ const RETRY_REQUESTS: &[Flight] = &[
                     vec![0x1303],
                 )
             });
-            s.say(&hello.message());
+            s.add_handshake_message(&hello.message());
         },
         refused(Protocol, ILLEGAL),
     ),
@@ -389,7 +389,7 @@ const RETRY_REQUESTS: &[Flight] = &[
             let hello = s.reply().change(|h| {
                 (h.random, h.extensions) = (RETRY, vec![(VERSIONS, vec![3, 3]), wants(P256)])
             });
-            s.say(&hello.message());
+            s.add_handshake_message(&hello.message());
         },
         refused(Protocol, ILLEGAL),
     ),
@@ -404,7 +404,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     trap(
         "no request",
         |r, s| {
-            s.greet(&s.reply());
+            s.send_server_hello(&s.reply());
             s.extend(&[]);
             proven(r, s);
             s.ping();
@@ -453,7 +453,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     trap(
         "no extensions message",
         |r, s| {
-            s.greet(&s.reply());
+            s.send_server_hello(&s.reply());
             proven(r, s);
         },
         refused(Protocol, UNEXPECTED),
@@ -461,7 +461,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     trap(
         "only Finished",
         |_, s| {
-            opened(s);
+            add_opening_messages(s);
             s.finish();
         },
         refused(Protocol, UNEXPECTED),
@@ -469,8 +469,8 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     trap(
         "two requests",
         |r, s| {
-            opened(s);
-            asks(s);
+            add_opening_messages(s);
+            add_certificate_request(s);
             proven(r, s);
         },
         refused(Protocol, UNEXPECTED),
@@ -478,7 +478,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     trap(
         "a request without signatures",
         |_, s| {
-            s.greet(&s.reply());
+            s.send_server_hello(&s.reply());
             s.extend(&[]);
             s.request(&[]);
         },
@@ -487,7 +487,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     trap(
         "a request of signatures nobody has",
         |r, s| {
-            s.greet(&s.reply());
+            s.send_server_hello(&s.reply());
             s.extend(&[]);
             s.request(&[(SIGNATURES, vec16(&list16(&[0x0203])))]);
             proven(r, s);
@@ -498,9 +498,9 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     trap(
         "a request with a context",
         |_, s| {
-            s.greet(&s.reply());
+            s.send_server_hello(&s.reply());
             s.extend(&[]);
-            s.say(&message(
+            s.add_handshake_message(&message(
                 REQUEST,
                 &[
                     vec8(&[1]),
@@ -514,7 +514,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     trap(
         "the end in the middle",
         |r, s| {
-            opened(s);
+            add_opening_messages(s);
             s.certificate(&r.bob.chain);
         },
         dropped(Io),
@@ -522,7 +522,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     trap(
         "application data before Finished",
         |r, s| {
-            opened(s);
+            add_opening_messages(s);
             s.certificate(&r.bob.chain);
             s.put(DATA, b"ping");
         },
@@ -531,7 +531,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     trap(
         "a ticket before Finished",
         |_, s| {
-            opened(s);
+            add_opening_messages(s);
             s.put(HANDSHAKE, &ticket());
         },
         refused(Protocol, UNEXPECTED),
@@ -539,7 +539,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     trap(
         "a bad tag",
         |r, s| {
-            opened(s);
+            add_opening_messages(s);
             proven(r, s);
             s.wait();
             s.ping();
@@ -550,7 +550,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     trap(
         "a bad tag in the flight",
         |_, s| {
-            opened(s);
+            add_opening_messages(s);
             *s.out.last_mut().unwrap() ^= 1;
         },
         refused(Protocol, BAD_MAC),
@@ -563,7 +563,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     trap(
         "changes of cipher without end, after the hello",
         |_, s| {
-            opened(s);
+            add_opening_messages(s);
             s.raw(&CCS.repeat(5000));
         },
         dropped(Protocol),
@@ -571,7 +571,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     trap(
         "empty records without end",
         |_, s| {
-            opened(s);
+            add_opening_messages(s);
             (0..5000).for_each(|_| s.put(HANDSHAKE, &[]));
         },
         dropped(Protocol),
@@ -579,7 +579,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     trap(
         "a proof with a flipped bit",
         |r, s| {
-            opened(s);
+            add_opening_messages(s);
             s.certificate(&r.bob.chain);
             let mut signature = r.bob.sign(&s.to_sign(Side::Server));
             *signature.last_mut().unwrap() ^= 1;
@@ -590,7 +590,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     trap(
         "a proof as a client",
         |r, s| {
-            opened(s);
+            add_opening_messages(s);
             s.certificate(&r.bob.chain);
             let signature = r.bob.sign(&s.to_sign(Side::Client));
             s.verify(ECDSA, &signature);
@@ -600,7 +600,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     trap(
         "a proof by another",
         |r, s| {
-            opened(s);
+            add_opening_messages(s);
             s.certificate(&r.bob.chain);
             s.proof(&r.alice);
         },
@@ -619,7 +619,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     trap(
         "Certificate without proof",
         |r, s| {
-            opened(s);
+            add_opening_messages(s);
             s.certificate(&r.bob.chain);
             s.finish();
         },
@@ -628,7 +628,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     trap(
         "Finished with a flipped bit",
         |r, s| {
-            opened(s);
+            add_opening_messages(s);
             s.certificate(&r.bob.chain);
             s.proof(&r.bob);
             let mut verdict = s.verdict();
@@ -640,7 +640,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
     trap(
         "Finished of no bytes",
         |r, s| {
-            opened(s);
+            add_opening_messages(s);
             s.certificate(&r.bob.chain);
             s.proof(&r.bob);
             s.finish_with(&[]);
@@ -655,7 +655,7 @@ fn encrypted_flights() {
 }
 
 fn labelled(r: &'static HandshakeFixture, s: &mut MessageFlight, scheme: u16) {
-    opened(s);
+    add_opening_messages(s);
     s.certificate(&r.bob.chain);
     let signature = r.bob.sign(&s.to_sign(Side::Server));
     s.verify(scheme, &signature);
@@ -733,7 +733,7 @@ const CERTIFICATES: &[Flight] = &[
     trap(
         "none",
         |_, s| {
-            opened(s);
+            add_opening_messages(s);
             s.certificate(&[]);
             s.proof(&FIXTURE.bob);
         },
@@ -742,7 +742,7 @@ const CERTIFICATES: &[Flight] = &[
     trap(
         "garbage",
         |_, s| {
-            opened(s);
+            add_opening_messages(s);
             s.certificate(&[vec![0x5a; 800]]);
             s.proof(&FIXTURE.bob);
         },
@@ -751,7 +751,7 @@ const CERTIFICATES: &[Flight] = &[
     trap(
         "cut off",
         |r, s| {
-            opened(s);
+            add_opening_messages(s);
             s.certificate(&[r.bob.chain[0][..200].to_vec()]);
             s.proof(&FIXTURE.bob);
         },
@@ -760,7 +760,7 @@ const CERTIFICATES: &[Flight] = &[
     trap(
         "a hundred",
         |r, s| {
-            opened(s);
+            add_opening_messages(s);
             s.certificate(&vec![r.bob.chain[0].clone(); 100]);
             s.proof(&FIXTURE.bob);
         },
@@ -769,7 +769,7 @@ const CERTIFICATES: &[Flight] = &[
     trap(
         "more than 32 KiB",
         |r, s| {
-            opened(s);
+            add_opening_messages(s);
             s.certificate(&[r.bob.chain[0].clone(), vec![0x30; 33 << 10]]);
             s.proof(&FIXTURE.bob);
         },
@@ -778,7 +778,7 @@ const CERTIFICATES: &[Flight] = &[
     trap(
         "a mebibyte",
         |_, s| {
-            opened(s);
+            add_opening_messages(s);
             s.certificate(&[vec![0x30; 1 << 20]]);
         },
         dropped(Protocol),
@@ -786,17 +786,17 @@ const CERTIFICATES: &[Flight] = &[
     trap(
         "a list that overruns",
         |_, s| {
-            opened(s);
-            s.say(&message(CERTIFICATE, &[0, 0, 9, 9, 0, 0, 1, 7]));
+            add_opening_messages(s);
+            s.add_handshake_message(&message(CERTIFICATE, &[0, 0, 9, 9, 0, 0, 1, 7]));
         },
         refused(Protocol, DECODE),
     ),
     trap(
         "an extension nobody asked for",
         |r, s| {
-            opened(s);
+            add_opening_messages(s);
             let entry = [vec24(&r.bob.chain[0]), extensions(&[(0xfafa, vec![1])])].concat();
-            s.say(&message(CERTIFICATE, &[vec8(&[]), vec24(&entry)].concat()));
+            s.add_handshake_message(&message(CERTIFICATE, &[vec8(&[]), vec24(&entry)].concat()));
         },
         refused(Protocol, DECODE),
     ),
@@ -828,7 +828,7 @@ macro_rules! after {
         trap(
             $name,
             |r, $s| {
-                opened($s);
+                add_opening_messages($s);
                 proven(r, $s);
                 $s.wait();
                 $what;

@@ -102,7 +102,7 @@ fn output(peer: &mut Connection) -> Vec<u8> {
     out
 }
 
-fn hear(peer: &mut Connection, mut bytes: &[u8]) {
+fn feed_peer(peer: &mut Connection, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         peer.read_tls(&mut bytes).unwrap();
         // The peer's bytes show whether it accepted these.
@@ -111,7 +111,7 @@ fn hear(peer: &mut Connection, mut bytes: &[u8]) {
 }
 
 /// Runs the handshake to its end. Each flight of the peer is cut into pieces of `piece` bytes.
-fn shake(
+fn run_handshake(
     handshake: &mut RelayedHandshake,
     peer: &mut Connection,
     piece: usize,
@@ -120,7 +120,7 @@ fn shake(
     let mut step = handshake.step(b"");
     for _ in 0..8 {
         match step {
-            HandshakeStep::Wait { send } => hear(peer, &send),
+            HandshakeStep::Wait { send } => feed_peer(peer, &send),
             end => return end,
         }
         let mut flight = output(peer);
@@ -130,7 +130,7 @@ fn shake(
         step = HandshakeStep::Wait { send: Vec::new() };
         for bytes in flight.chunks(piece) {
             match handshake.step(bytes) {
-                HandshakeStep::Wait { send } => hear(peer, &send),
+                HandshakeStep::Wait { send } => feed_peer(peer, &send),
                 end => {
                     step = end;
                     break;
@@ -161,8 +161,8 @@ fn both_roles_and_both_algorithms_end_well_in_any_pieces() {
             for piece in [1, 7, 100, 1 << 16] {
                 let mut handshake = RelayedHandshake::begin(terms(&certified, role)).unwrap();
                 let mut peer = peer(&ca, &issued, other, b"h2");
-                let done = finished(shake(&mut handshake, &mut peer, piece, b""));
-                hear(&mut peer, &done.send);
+                let done = finished(run_handshake(&mut handshake, &mut peer, piece, b""));
+                feed_peer(&mut peer, &done.send);
                 let what = format!("{algorithm:?} {role:?} {piece}");
                 assert!(!peer.is_handshaking(), "{what}");
                 assert_eq!(
@@ -204,7 +204,7 @@ fn no_byte_beyond_the_handshake_is_consumed() {
     let record = [&[23, 3, 3, 0, 9][..], b"encrypted"].concat();
     let extra = [&record[..], &record[..3]].concat();
     let mut handshake = RelayedHandshake::begin(terms(&certified, HandshakeRole::Server)).unwrap();
-    let done = finished(shake(
+    let done = finished(run_handshake(
         &mut handshake,
         &mut peer(&ca, &issued, HandshakeRole::Client, b"h2"),
         1 << 16,
@@ -217,7 +217,7 @@ fn no_byte_beyond_the_handshake_is_consumed() {
     let HandshakeStep::Wait { send } = handshake.step(b"") else {
         panic!("a ClientHello")
     };
-    hear(&mut server, &send);
+    feed_peer(&mut server, &send);
     let flight = [output(&mut server), extra.clone()].concat();
     let done = finished(handshake.step(&flight));
     assert_eq!(handshake.received - done.consumed, extra.len());
@@ -230,7 +230,7 @@ fn the_secrets_are_those_of_the_connection() {
     let certified = certified(&ca, KeyAlgorithm::EcdsaP256);
     let mut handshake = RelayedHandshake::begin(terms(&certified, HandshakeRole::Server)).unwrap();
     let mut client = peer(&ca, &issued, HandshakeRole::Client, b"h2");
-    let done = finished(shake(&mut handshake, &mut client, 1 << 16, b""));
+    let done = finished(run_handshake(&mut handshake, &mut client, 1 << 16, b""));
     // The client's first record opens with the client's secret (RFC 8446 §5.2, §7.3).
     std::io::Write::write_all(&mut client.writer(), b"hello").unwrap();
     let record = output(&mut client);
@@ -424,7 +424,7 @@ fn peers_are_refused_by_name_and_get_an_alert() {
         };
         let mut handshake = RelayedHandshake::begin(terms(&certified, own)).unwrap();
         let mut other_end = peer(&ca, &issued, role, b"h2");
-        match shake(&mut handshake, &mut other_end, 1 << 16, b"") {
+        match run_handshake(&mut handshake, &mut other_end, 1 << 16, b"") {
             HandshakeStep::Failed {
                 alert,
                 refusal,
@@ -467,7 +467,7 @@ fn a_revoked_peer_is_refused() {
     let own = Arc::new(own);
     let run = || {
         let mut handshake = RelayedHandshake::begin(terms(&own, HandshakeRole::Server)).unwrap();
-        shake(
+        run_handshake(
             &mut handshake,
             &mut peer(&ca, &issued, HandshakeRole::Client, b"h2"),
             1 << 16,
@@ -494,7 +494,7 @@ fn unknown_peers_are_refused_by_name() {
     let server = || RelayedHandshake::begin(terms(&certified, HandshakeRole::Server)).unwrap();
     let mut wrong = peer(&ca, &issued, HandshakeRole::Client, b"http/1.1");
     assert!(matches!(
-        shake(&mut server(), &mut wrong, 1 << 16, b""),
+        run_handshake(&mut server(), &mut wrong, 1 << 16, b""),
         HandshakeStep::Failed {
             refusal: KeyRefusal::PeerProtocol,
             ..

@@ -90,7 +90,7 @@ fn search_alone() -> MutexGuard<'static, ()> {
 }
 
 /// Returns how often any of `needles` is in this process's writable memory.
-fn found(needles: &[Vec<u8>]) -> usize {
+fn count_in_memory(needles: &[Vec<u8>]) -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let memory = std::fs::File::open("/proc/self/mem").unwrap();
     let mut count = 0;
@@ -195,20 +195,24 @@ fn keys() -> Vec<(OperationQueue, PrivateKey, SignatureScheme, Vec<Vec<u8>>)> {
 fn a_key_is_in_memory_only_while_it_signs() {
     let _alone = search_alone();
     for (lane, key, scheme, needles) in keys() {
-        assert_eq!(found(&needles), 0, "{lane:?}: before");
+        assert_eq!(count_in_memory(&needles), 0, "{lane:?}: before");
         {
             let _batch = SigningBatch::begin(Duration::ZERO);
             key.sign(scheme, b"message").unwrap();
             assert!(
-                found(&needles) > 0,
+                count_in_memory(&needles) > 0,
                 "{lane:?}: the scan must find a key that is open"
             );
         }
-        assert_eq!(found(&needles), 0, "{lane:?}: after a batch");
+        assert_eq!(count_in_memory(&needles), 0, "{lane:?}: after a batch");
         for _ in 0..20 {
             key.sign(scheme, b"message").unwrap();
         }
-        assert_eq!(found(&needles), 0, "{lane:?}: after single operations");
+        assert_eq!(
+            count_in_memory(&needles),
+            0,
+            "{lane:?}: after single operations"
+        );
     }
 }
 
@@ -223,28 +227,28 @@ fn an_rsa_key_lingers_and_is_wiped_when_it_rests() {
         // The key must linger longer than the search takes.
         sign(OPEN_TIME_MAX * 1000);
         OPENED.with_borrow_mut(|o| {
-            o.held
+            o.keys
                 .iter_mut()
                 .for_each(|h| h.since += OPEN_TIME_MAX * 1000)
         });
         assert_eq!(
-            (found(&needles) > 0, wipe_idle()),
+            (count_in_memory(&needles) > 0, wipe_idle()),
             (lane == OperationQueue::Rsa, lane == OperationQueue::Rsa),
             "{lane:?}: just after the batch"
         );
         // A key does not stay open forever, however often it is used.
         OPENED.with_borrow_mut(|o| {
-            o.held
+            o.keys
                 .iter_mut()
                 .for_each(|h| h.since -= OPEN_TIME_MAX * 1002)
         });
         assert!(!wipe_idle());
-        assert_eq!(found(&needles), 0, "{lane:?}: after its time");
+        assert_eq!(count_in_memory(&needles), 0, "{lane:?}: after its time");
         let short = Duration::from_millis(20);
         sign(short);
         std::thread::sleep(short);
         assert!(!wipe_idle());
-        assert_eq!(found(&needles), 0, "{lane:?}: after a rest");
+        assert_eq!(count_in_memory(&needles), 0, "{lane:?}: after a rest");
     }
 }
 
@@ -257,5 +261,5 @@ fn a_thread_has_few_keys_open() {
         key.sign(SignatureScheme::ECDSA_NISTP256_SHA256, b"message")
             .unwrap();
     }
-    assert_eq!(OPENED.with_borrow(|o| o.held.len()), OPEN_MAX);
+    assert_eq!(OPENED.with_borrow(|o| o.keys.len()), OPEN_MAX);
 }

@@ -9,7 +9,7 @@ struct GatedWork {
     name: &'static str,
     started: mpsc::Sender<&'static str>,
     go: Option<mpsc::Receiver<()>>,
-    done: mpsc::Sender<&'static str>,
+    completions: mpsc::Sender<&'static str>,
 }
 
 impl PoolTask for GatedWork {
@@ -21,7 +21,7 @@ impl PoolTask for GatedWork {
         }
     }
     fn answer(self, (): ()) {
-        self.done.send(self.name).unwrap();
+        self.completions.send(self.name).unwrap();
     }
 }
 
@@ -29,7 +29,7 @@ struct PoolFixture {
     registry: Registry,
     lanes: OperationPool<GatedWork>,
     started: (mpsc::Sender<&'static str>, mpsc::Receiver<&'static str>),
-    done: (mpsc::Sender<&'static str>, mpsc::Receiver<&'static str>),
+    completions: (mpsc::Sender<&'static str>, mpsc::Receiver<&'static str>),
 }
 
 const SOON: Duration = Duration::from_secs(10);
@@ -49,7 +49,7 @@ impl PoolFixture {
             registry,
             lanes,
             started: mpsc::channel(),
-            done: mpsc::channel(),
+            completions: mpsc::channel(),
         }
     }
     fn push(&self, lane: OperationQueue, tenant: &str, name: &'static str) {
@@ -72,7 +72,7 @@ impl PoolFixture {
             name,
             started: self.started.0.clone(),
             go,
-            done: self.done.0.clone(),
+            completions: self.completions.0.clone(),
         };
         self.lanes.push(lane, &tenant.parse().unwrap(), work);
     }
@@ -82,8 +82,8 @@ impl PoolFixture {
             .recv_timeout(canal_timing::deadline(SOON))
             .unwrap()
     }
-    fn done(&self) -> &'static str {
-        self.done
+    fn wait_for_completion(&self) -> &'static str {
+        self.completions
             .1
             .recv_timeout(canal_timing::deadline(SOON))
             .unwrap()
@@ -99,7 +99,7 @@ fn one_at_a_time_never_waits() {
     let fixture = PoolFixture::new(1);
     for _ in 0..500 {
         fixture.push(OperationQueue::Ecdsa, "alpha", "x");
-        fixture.done();
+        fixture.wait_for_completion();
     }
     fixture.shows("canal_key_operations_queued_total{algorithm=\"ecdsa\"} 0");
     fixture.shows("canal_key_batch_size_bucket{algorithm=\"ecdsa\",le=\"1\"} 500");
@@ -116,7 +116,7 @@ fn concurrent_operations_are_batched_and_tenants_take_turns() {
     }
     fixture.push(OperationQueue::Ecdsa, "quiet", "q");
     go.send(()).unwrap();
-    let order: Vec<_> = (0..5).map(|_| fixture.done()).collect();
+    let order: Vec<_> = (0..5).map(|_| fixture.wait_for_completion()).collect();
     assert_eq!(order, ["first", "a", "q", "b", "c"]);
     fixture.shows("canal_key_operations_queued_total{algorithm=\"ecdsa\"} 4");
     fixture.shows("canal_key_batch_size_sum{algorithm=\"ecdsa\"} 5");
@@ -132,18 +132,21 @@ fn short_operations_of_a_batch_are_answered_together() {
     let third = fixture.hold(OperationQueue::Ecdsa, "alpha", "third");
     go.send(()).unwrap();
     assert_eq!(
-        (fixture.done(), fixture.started()),
+        (fixture.wait_for_completion(), fixture.started()),
         ("first", "second"),
         "alone it was answered at once"
     );
     second.send(()).unwrap();
     assert_eq!(fixture.started(), "third");
     assert!(
-        fixture.done.1.try_recv().is_err(),
+        fixture.completions.1.try_recv().is_err(),
         "the second's answer waits for the third's"
     );
     third.send(()).unwrap();
-    assert_eq!((fixture.done(), fixture.done()), ("second", "third"));
+    assert_eq!(
+        (fixture.wait_for_completion(), fixture.wait_for_completion()),
+        ("second", "third")
+    );
 }
 
 #[test]
@@ -159,7 +162,7 @@ fn a_long_line_is_received_in_parts() {
         2 * RSA_BATCH_MAX + 1
     );
     go.send(()).unwrap();
-    (0..=2 * RSA_BATCH_MAX).for_each(|_| assert!(!fixture.done().is_empty()));
+    (0..=2 * RSA_BATCH_MAX).for_each(|_| assert!(!fixture.wait_for_completion().is_empty()));
     fixture.shows("canal_key_batch_size_count{algorithm=\"rsa\"} 3");
     fixture.shows("canal_key_batch_size_bucket{algorithm=\"rsa\",le=\"8\"} 3");
 }
@@ -170,9 +173,9 @@ fn rsa_does_not_hold_up_ecdsa() {
     let go = fixture.hold(OperationQueue::Rsa, "alpha", "slow");
     assert_eq!(fixture.started(), "slow");
     fixture.push(OperationQueue::Ecdsa, "alpha", "quick");
-    assert_eq!(fixture.done(), "quick");
+    assert_eq!(fixture.wait_for_completion(), "quick");
     go.send(()).unwrap();
-    assert_eq!(fixture.done(), "slow");
+    assert_eq!(fixture.wait_for_completion(), "slow");
 }
 
 #[test]
@@ -198,8 +201,8 @@ fn the_end_comes_after_queued_frames() {
     drop(fixture.lanes);
     assert_eq!(
         (
-            fixture.done.1.recv().unwrap(),
-            fixture.done.1.recv().unwrap()
+            fixture.completions.1.recv().unwrap(),
+            fixture.completions.1.recv().unwrap()
         ),
         ("first", "last")
     );

@@ -176,7 +176,7 @@ async fn a_slow_reader_holds_the_writer() {
 /// A leg that sends some chunks and then ends, and that may refuse the bytes sent to it.
 struct Closing {
     says: Vec<Bytes>,
-    heard: Vec<u8>,
+    received: Vec<u8>,
     refuses: bool,
     /// True once bytes were refused; a refusing leg sends nothing before.
     refused: bool,
@@ -192,7 +192,7 @@ impl Closing {
             .collect();
         Self {
             says,
-            heard: Vec::new(),
+            received: Vec::new(),
             refuses,
             refused: false,
             aborted: false,
@@ -218,7 +218,7 @@ impl Leg for Closing {
             self.refused = true;
             return Poll::Ready(Err(ErrorKind::BrokenPipe.into()));
         }
-        self.heard.extend_from_slice(data);
+        self.received.extend_from_slice(data);
         Poll::Ready(Ok(std::mem::take(data).len()))
     }
     fn poll_finish(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -262,7 +262,7 @@ async fn a_response_before_the_close_is_delivered_to_the_end() {
             matches!(&end, CopyEnd::Broken { side: s, error } if *s == side && error.kind() == ErrorKind::BrokenPipe),
             "{end:?}"
         );
-        assert_eq!(talking.heard, b"413 too large");
+        assert_eq!(talking.received, b"413 too large");
         assert!(talking.aborted && closing.aborted);
     }
 }

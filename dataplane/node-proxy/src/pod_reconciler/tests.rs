@@ -27,7 +27,7 @@ fn served(names: &[&str]) -> HashMap<String, ServedPod> {
         .collect()
 }
 
-fn found(pods: Vec<(&str, LocalPod, Option<Inode>)>) -> PodScan {
+fn pod_scan(pods: Vec<(&str, LocalPod, Option<Inode>)>) -> PodScan {
     PodScan {
         pods: pods
             .into_iter()
@@ -64,23 +64,23 @@ fn check(
 #[test]
 fn only_what_changed_is_touched() {
     let same = |n| (n, pod(n), Some(NETNS));
-    check("nothing", &[], found(vec![]), (&[], &[], &[], &[]));
+    check("nothing", &[], pod_scan(vec![]), (&[], &[], &[], &[]));
     check(
         "a new pod",
         &["a"],
-        found(vec![same("a"), same("b")]),
+        pod_scan(vec![same("a"), same("b")]),
         (&[], &[], &["b"], &[]),
     );
     check(
         "a pod gone",
         &["a", "b"],
-        found(vec![same("a")]),
+        pod_scan(vec![same("a")]),
         (&["b"], &[], &[], &[]),
     );
     check(
         "the same",
         &["a"],
-        found(vec![same("a")]),
+        pod_scan(vec![same("a")]),
         (&[], &[], &[], &[]),
     );
     let mut labelled = pod("a");
@@ -88,7 +88,7 @@ fn only_what_changed_is_touched() {
     check(
         "labels only",
         &["a"],
-        found(vec![("a", labelled, Some(NETNS))]),
+        pod_scan(vec![("a", labelled, Some(NETNS))]),
         (&[], &["a"], &[], &[]),
     );
     let mut moved = pod("a");
@@ -96,25 +96,25 @@ fn only_what_changed_is_touched() {
     check(
         "another address",
         &["a"],
-        found(vec![("a", moved, Some(NETNS))]),
+        pod_scan(vec![("a", moved, Some(NETNS))]),
         (&["a"], &[], &["a"], &[]),
     );
     check(
         "made again under its name",
         &["a"],
-        found(vec![("a", pod("a"), Some((4, 101)))]),
+        pod_scan(vec![("a", pod("a"), Some((4, 101)))]),
         (&["a"], &[], &["a"], &[]),
     );
     check(
         "its namespace is gone before its file",
         &["a"],
-        found(vec![("a", pod("a"), None)]),
+        pod_scan(vec![("a", pod("a"), None)]),
         (&[], &[], &[], &[]),
     );
     check(
         "two files, one pod",
         &[],
-        found(vec![same("a"), ("z", pod("a"), Some(NETNS))]),
+        pod_scan(vec![same("a"), ("z", pod("a"), Some(NETNS))]),
         (&[], &[], &["a"], &["z.json"]),
     );
     let torn = PodScan {
@@ -132,7 +132,7 @@ fn only_what_changed_is_touched() {
 #[test]
 fn a_node_holds_no_more_pods_than_its_limit() {
     let names: Vec<String> = (0..=PODS_MAX).map(|n| format!("p{n:04}")).collect();
-    let all = found(
+    let all = pod_scan(
         names
             .iter()
             .map(|n| (n.as_str(), pod(n), Some(NETNS)))

@@ -147,7 +147,7 @@ impl WorkloadApiService {
     }
 
     /// Takes a permit from the pod's limit of streams.
-    fn place(&self, method: &'static str) -> Result<Permit, Status> {
+    fn take_permit(&self, method: &'static str) -> Result<Permit, Status> {
         let place = self.streams.take().ok_or_else(|| {
             self.count(method, "stream_limit");
             Status::resource_exhausted(format!(
@@ -222,7 +222,7 @@ impl SpiffeWorkloadApi for WorkloadApiService {
         request: Request<X509svidRequest>,
     ) -> ApiResult<Self::FetchX509SVIDStream> {
         self.admit("FetchX509SVID", &request)?;
-        let place = self.place("FetchX509SVID")?;
+        let place = self.take_permit("FetchX509SVID")?;
         Ok(Response::new(self.follow(place, |svid, bundles| {
             svid_answer(svid, bundles, SystemTime::now())
         })))
@@ -233,7 +233,7 @@ impl SpiffeWorkloadApi for WorkloadApiService {
         request: Request<X509BundlesRequest>,
     ) -> ApiResult<Self::FetchX509BundlesStream> {
         self.admit("FetchX509Bundles", &request)?;
-        let place = self.place("FetchX509Bundles")?;
+        let place = self.take_permit("FetchX509Bundles")?;
         Ok(Response::new(self.follow(place, bundles_answer)))
     }
 

@@ -72,8 +72,8 @@ fn accept(
         Certificate::from_pem(pem, &signed.chain.join("\n"), &signed.bundle).map_err(unusable)?;
     if certificate.identity() != identity {
         return Err(CertificateRequestError::Identity {
-            asked: identity.clone(),
-            seen: certificate.identity().to_string(),
+            requested: identity.clone(),
+            names: certificate.identity().to_string(),
         });
     }
     if !certificate.valid_at(now) {

@@ -11,7 +11,7 @@ pub(super) type ForwardCase = (
     &'static str,
 );
 
-pub(super) fn asked() -> Vec<ForwardCase> {
+pub(super) fn forward_cases() -> Vec<ForwardCase> {
     let options = with_ip4(tcp(POD, SVC, SYN, b""), 0x4000, &[1, 1, 1, 0]);
     let mut summed = OuterHeaders::new(NODE, EDGE, TENANT);
     (summed.summed, summed.hop) = (true, 9);

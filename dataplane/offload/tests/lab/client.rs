@@ -287,7 +287,7 @@ pub fn run(case: &[String]) {
         "udp" => udp(&case[1..]),
         "send" => super::packets::send(&case[1..]),
         "receive" => super::packets::receive(&case[1..]),
-        "ask" => super::packets::ask(&case[1..]),
+        "ask" => super::packets::send_query(&case[1..]),
         "datagram" => super::packets::datagram(&case[1..]),
         "answer" => super::packets::answer(&case[1..]),
         other => panic!("no case {other}"),

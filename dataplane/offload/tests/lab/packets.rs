@@ -236,7 +236,7 @@ pub fn answer(args: &[String]) {
 }
 
 /// Sends a query and reports whether a reply arrived. Arguments: `RESOLVER`.
-pub fn ask(args: &[String]) {
+pub fn send_query(args: &[String]) {
     let to: SocketAddr = args[0].parse().unwrap();
     let any: IpAddr = if to.is_ipv4() {
         Ipv4Addr::UNSPECIFIED.into()
@@ -274,7 +274,7 @@ impl Receiver {
     }
 
     /// Returns true if a packet with the text arrives in time.
-    pub fn hears(&self, within: Duration) -> bool {
+    pub fn receives(&self, within: Duration) -> bool {
         let end = Instant::now() + within;
         while Instant::now() < end {
             let mut block = [MaybeUninit::<u8>::uninit(); 2048];

@@ -20,7 +20,7 @@ struct AgentFixture {
     memory: SharedMemory,
     controller: FakeController,
     registry: Registry,
-    found: ScanAnswer,
+    scan_answer: ScanAnswer,
     folder: tempfile::TempDir,
     _trigger: DrainTrigger,
     search: SlowSearch,
@@ -93,7 +93,7 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
 impl AgentFixture {
     async fn new(orders: ReplicaReportResponse) -> Self {
         let controller = FakeController::start().await;
-        controller.reports.heard().replica_orders = orders;
+        controller.reports.report_log().replica_orders = orders;
         let folder = tempfile::tempdir().unwrap();
         let found = ScanAnswer::new(Mutex::new(Some(OwnedSessions::new())));
         let seen = found.clone();
@@ -137,7 +137,7 @@ impl AgentFixture {
             memory,
             controller,
             registry,
-            found,
+            scan_answer: found,
             folder,
             _trigger: trigger,
             search,
@@ -168,7 +168,7 @@ impl AgentFixture {
             *found.borrow_mut() = self
                 .controller
                 .reports
-                .heard()
+                .report_log()
                 .replicas
                 .last()
                 .filter(|r| wanted(r))
@@ -220,7 +220,7 @@ async fn the_agent_registers_follows_orders_and_reports_owned_sessions_when_need
         ("b1", "250.1.0.1", 0, 3, 9)
     );
     assert!(fixture.agent.ready().is_err());
-    sessions(&fixture.found, &[(7, 40000), (8, 40001)]);
+    sessions(&fixture.scan_answer, &[(7, 40000), (8, 40001)]);
     // The replica is a head, so it does not report its owned sessions.
     fixture.apply(
         vec![
@@ -255,14 +255,14 @@ async fn the_agent_registers_follows_orders_and_reports_owned_sessions_when_need
         [(7, (5, bit(7, 40000), 1)), (8, (0, bit(8, 40001), 1))].into()
     );
     // Sessions that two scans do not find are gone.
-    sessions(&fixture.found, &[]);
+    sessions(&fixture.scan_answer, &[]);
     fixture
         .until("nothing owned", |r| {
             r.generation == 11 && r.owned.is_empty()
         })
         .await;
     // A failed scan does not prove that there are no sessions.
-    *fixture.found.lock().unwrap() = None;
+    *fixture.scan_answer.lock().unwrap() = None;
     fixture.apply(
         vec![table_of("alpha/default/web", 7, "az1", 6, &[1, 2])],
         12,
@@ -279,7 +279,7 @@ async fn the_agent_registers_follows_orders_and_reports_owned_sessions_when_need
         fixture
             .controller
             .reports
-            .heard()
+            .report_log()
             .replicas
             .iter()
             .all(|r| r.generation < 12)
@@ -293,7 +293,7 @@ async fn a_report_has_the_mark_from_before_its_scans() {
     let fixture = AgentFixture::new(orders(false)).await;
     let answer = |number| {
         let mark = Some(ReportMark { session: 1, number });
-        fixture.controller.reports.heard().replica_orders = ReplicaReportResponse {
+        fixture.controller.reports.report_log().replica_orders = ReplicaReportResponse {
             mark,
             ..orders(false)
         };
@@ -321,7 +321,7 @@ async fn a_report_has_the_mark_from_before_its_scans() {
     fixture
         .until("two scans later", |r| number(r) == Some(7))
         .await;
-    *fixture.found.lock().unwrap() = None;
+    *fixture.scan_answer.lock().unwrap() = None;
     let failed = || {
         fixture
             .registry
@@ -330,14 +330,14 @@ async fn a_report_has_the_mark_from_before_its_scans() {
     };
     until("a failed scan", failed).await;
     answer(9);
-    let reports = || fixture.controller.reports.heard().replicas.len();
+    let reports = || fixture.controller.reports.report_log().replicas.len();
     let before = reports();
     until("three reports more", || reports() >= before + 3).await;
     assert_eq!(
         fixture
             .controller
             .reports
-            .heard()
+            .report_log()
             .replicas
             .iter()
             .filter_map(number)
@@ -351,7 +351,7 @@ async fn a_report_has_the_mark_from_before_its_scans() {
 async fn a_drain_is_ordered_reported_and_ended_with_last_words() {
     let fixture = AgentFixture::new(orders(false)).await;
     fixture.until("registration", |_| true).await;
-    fixture.controller.reports.heard().replica_orders = orders(true);
+    fixture.controller.reports.report_log().replica_orders = orders(true);
     until("the order to drain", || {
         fixture.agent.dump()["orders"]["drain"] == true
     })
@@ -398,7 +398,7 @@ async fn a_soft_drain_starts_once_heads_moved_and_ends_with_an_undrain() {
     let fixture = AgentFixture::new(orders(false)).await;
     let mut parting = fixture.agent.soft_drain();
     let ordered = async |drain: bool| {
-        fixture.controller.reports.heard().replica_orders = orders(drain);
+        fixture.controller.reports.report_log().replica_orders = orders(drain);
         until("the order", || {
             fixture.agent.dump()["orders"]["drain"] == drain
         })
@@ -433,7 +433,7 @@ async fn reports_name_receiving_cores_and_tunnels_of_the_az_s_edge() {
         report.tunnel_ports,
         [40_000u16.to_be_bytes(), 40_200u16.to_be_bytes()].concat()
     );
-    fixture.controller.reports.heard().replica_orders = ReplicaReportResponse {
+    fixture.controller.reports.report_log().replica_orders = ReplicaReportResponse {
         edge: "250.1.0.100".into(),
         ..orders(false)
     };
@@ -452,7 +452,7 @@ async fn a_query_for_a_session_is_answered_until_it_is_withdrawn() {
         client: client.into(),
         ..SessionQuery::default()
     };
-    fixture.controller.reports.heard().replica_orders = ReplicaReportResponse {
+    fixture.controller.reports.report_log().replica_orders = ReplicaReportResponse {
         queries: vec![query(3, "[fd00::9]:4000"), query(4, "nonsense")],
         ..orders(false)
     };
@@ -471,7 +471,7 @@ async fn a_query_for_a_session_is_answered_until_it_is_withdrawn() {
         })
         .collect();
     assert_eq!(answers, [(3, vec![(7, 4000)])]);
-    fixture.controller.reports.heard().replica_orders = orders(false);
+    fixture.controller.reports.report_log().replica_orders = orders(false);
     fixture
         .until("no answer any more", |r| r.found.is_empty())
         .await;
@@ -486,18 +486,18 @@ async fn slow_search_for_a_session_delays_no_report() {
         client: format!("10.1.1.9:{SLOW_PORT}"),
         ..SessionQuery::default()
     };
-    fixture.controller.reports.heard().replica_orders = ReplicaReportResponse {
+    fixture.controller.reports.report_log().replica_orders = ReplicaReportResponse {
         queries: vec![query],
         ..orders(false)
     };
     until("the search", || fixture.search.has_begun.load(Relaxed)).await;
-    let reports = || fixture.controller.reports.heard().replicas.len();
+    let reports = || fixture.controller.reports.report_log().replicas.len();
     let (before, begun) = (reports(), Instant::now());
     until("three reports while the search runs", || {
         reports() >= before + 3
     })
     .await;
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time of three reports while a search runs",
         begun.elapsed(),
         Duration::from_millis(1200),
@@ -601,7 +601,7 @@ fn wants(generation: u64) -> ScanPurpose {
     }
 }
 
-fn seen(owned: OwnedSessions, before: OwnedSessions) -> SessionScan {
+fn session_scan(owned: OwnedSessions, before: OwnedSessions) -> SessionScan {
     SessionScan {
         owned,
         before,
@@ -613,7 +613,7 @@ fn seen(owned: OwnedSessions, before: OwnedSessions) -> SessionScan {
 
 /// Returns a scan that found the same sessions as the one before it.
 fn quiet() -> SessionScan {
-    seen(owned(1), owned(1))
+    session_scan(owned(1), owned(1))
 }
 
 fn cases_of_purposes() -> Vec<ScanCase> {
@@ -673,7 +673,7 @@ fn cases_of_purposes() -> Vec<ScanCase> {
         (
             "a bucket was emptied",
             wants(5),
-            seen(OwnedSessions::new(), owned(1)),
+            session_scan(OwnedSessions::new(), owned(1)),
             Some((ms(150), ms(2))),
             ScanDecision::Look,
         ),
@@ -691,14 +691,14 @@ fn cases_of_sessions_and_intervals() -> Vec<ScanCase> {
         (
             "a bucket more",
             wants(5),
-            seen(owned(1), owned(2)),
+            session_scan(owned(1), owned(2)),
             Some((ms(150), ms(2))),
             ScanDecision::Look,
         ),
         (
             "sessions more",
             wants(5),
-            seen(more(9), more(1)),
+            session_scan(more(9), more(1)),
             Some((ms(150), ms(2))),
             ScanDecision::Rest,
         ),

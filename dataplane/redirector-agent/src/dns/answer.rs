@@ -66,7 +66,7 @@ pub fn decide_reply(
         own.set_max_payload(UDP_MAX).set_version(0);
         answer.set_edns(own);
         if edns.version() > 0 {
-            return say(
+            return encode_reply(
                 answer,
                 ResponseCode::BADVERS,
                 "bad_version",
@@ -76,7 +76,7 @@ pub fn decide_reply(
         }
     }
     if asked.op_code() != OpCode::Query {
-        return say(
+        return encode_reply(
             answer,
             ResponseCode::NotImp,
             "not_implemented",
@@ -85,7 +85,7 @@ pub fn decide_reply(
         );
     }
     let [question] = asked.queries() else {
-        return say(
+        return encode_reply(
             answer,
             ResponseCode::FormErr,
             "malformed",
@@ -94,7 +94,7 @@ pub fn decide_reply(
         );
     };
     let (code, result) = fill(&mut answer, question, zones, tenant, az);
-    say(answer, code, result, transport, &asked)
+    encode_reply(answer, code, result, transport, &asked)
 }
 
 /// Handles bytes that are not a message: the client gets FORMERR if they could be a query.
@@ -226,7 +226,7 @@ fn soa(serial: u32) -> Option<Record> {
 }
 
 /// Encodes the response. One that is too large for its transport is sent without records and marked as truncated.
-fn say(
+fn encode_reply(
     mut answer: Message,
     code: ResponseCode,
     result: &'static str,

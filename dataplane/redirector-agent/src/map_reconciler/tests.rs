@@ -70,7 +70,7 @@ impl RedirectorMaps for SharedMemory {
         self.0.lock().unwrap().own = Some((number, edge));
         Ok(())
     }
-    fn found(&mut self) -> Result<LeftoverEntries, String> {
+    fn leftover_entries(&mut self) -> Result<LeftoverEntries, String> {
         let m = self.0.lock().unwrap();
         Ok(LeftoverEntries {
             tables: m.tables.keys().copied().collect(),

@@ -62,7 +62,10 @@ impl Service<Uri> for Connector {
             let tcp = TcpStream::connect(to.as_str()).await?;
             tcp.set_nodelay(true)?;
             heard.mark();
-            Ok(TokioIo::new(MonitoredStream { tcp, heard }))
+            Ok(TokioIo::new(MonitoredStream {
+                tcp,
+                last_activity: heard,
+            }))
         })
     }
 }
@@ -70,7 +73,7 @@ impl Service<Uri> for Connector {
 /// A TCP connection that records each read.
 pub(super) struct MonitoredStream {
     tcp: TcpStream,
-    heard: LastActivity,
+    last_activity: LastActivity,
 }
 
 impl AsyncRead for MonitoredStream {
@@ -81,7 +84,7 @@ impl AsyncRead for MonitoredStream {
     ) -> Poll<io::Result<()>> {
         let read = Pin::new(&mut self.tcp).poll_read(cx, buf);
         if read.is_ready() {
-            self.heard.mark();
+            self.last_activity.mark();
         }
         read
     }

@@ -176,7 +176,7 @@ impl ResourceState {
     ) -> BTreeMap<TenantName, Manifest> {
         let mut held: BTreeMap<&TenantName, Vec<(ResourceKind, &str, &str)>> = BTreeMap::new();
         for kind in ResourceKind::security().filter(|kind| subscribed.contains(kind)) {
-            for (name, h) in self.held(kind) {
+            for (name, h) in self.resources_of(kind) {
                 if let Some(tenant) = h.resource.tenant().filter(|t| tenants.contains(*t)) {
                     held.entry(tenant)
                         .or_default()

@@ -122,7 +122,7 @@ impl StateOwner {
             ChangeScope::Nothing => {
                 _ = advance(&mut state, &change, &refused, &self.kinds, watches)
             }
-            ChangeScope::Change => refused.extend(tell_change(
+            ChangeScope::Change => refused.extend(deliver_change(
                 &mut self.apply,
                 &mut state,
                 change,
@@ -133,7 +133,7 @@ impl StateOwner {
             ChangeScope::Whole => {
                 let undo = advance(&mut state, &change, &refused, &self.kinds, watches);
                 let delivered = ResourceState::default();
-                let all = match tell_whole(
+                let all = match deliver_whole(
                     &mut self.apply,
                     &delivered,
                     &mut state,
@@ -196,7 +196,7 @@ impl StateOwner {
         } else {
             ResourceState::default()
         };
-        let all = match tell_whole(
+        let all = match deliver_whole(
             &mut self.apply,
             &delivered,
             &mut incoming,
@@ -260,7 +260,7 @@ fn advance(
 
 /// Applies a change and calls the callback. Resources that it refuses are restored by name. If it refuses the whole change, the two halves
 /// are tried, down to single tenants.
-fn tell_change(
+fn deliver_change(
     apply: &mut ApplyFn,
     state: &mut ResourceState,
     change: ValidatedChange,
@@ -269,20 +269,20 @@ fn tell_change(
     watches: bool,
 ) -> Vec<RefusedResource> {
     let undo = advance(state, &change, refused, kinds, watches);
-    match ask(apply, &change.update, state) {
+    match call_apply(apply, &change.update, state) {
         Ok(list) if list.is_empty() => Vec::new(),
         Ok(list) => {
             list.iter()
                 .for_each(|r| state.restore(&undo, r.kind, &r.name));
-            close_and_tell(apply, state, &list, watches);
+            close_and_deliver(apply, state, &list, watches);
             list
         }
         Err(why) => {
             state.undo(undo);
             if let Some([first, second]) = change.split() {
                 // The closures of the earlier refusals go with the first half and stay.
-                let mut all = tell_change(apply, state, first, refused, kinds, watches);
-                all.extend(tell_change(apply, state, second, &[], kinds, watches));
+                let mut all = deliver_change(apply, state, first, refused, kinds, watches);
+                all.extend(deliver_change(apply, state, second, &[], kinds, watches));
                 return all;
             }
             let list: Vec<_> = change
@@ -291,14 +291,14 @@ fn tell_change(
                 .collect();
             state.generation = state.generation.max(change.update.generation);
             let closures: Vec<_> = refused.iter().chain(&list).cloned().collect();
-            close_and_tell(apply, state, &closures, watches);
+            close_and_deliver(apply, state, &closures, watches);
             list
         }
     }
 }
 
 /// Closes the tenants of refused security resources, and announces that to the callback, which must not serve them from now on.
-fn close_and_tell(
+fn close_and_deliver(
     apply: &mut ApplyFn,
     state: &mut ResourceState,
     refused: &[RefusedResource],
@@ -315,7 +315,7 @@ fn close_and_tell(
         upserts: Vec::new(),
         removals: Vec::new(),
     };
-    if let Err(why) = ask(apply, &nothing, state) {
+    if let Err(why) = call_apply(apply, &nothing, state) {
         tracing::error!(why, "the data plane refuses a state that it had accepted");
     }
 }
@@ -323,7 +323,7 @@ fn close_and_tell(
 /// Passes a whole state to the callback, in place of `delivered`, which is empty the first time. Resources that it refuses are removed from the
 /// state. If it refuses everything, halves of the tenants are tried, down to single tenants, and refused tenants are left out. `Err` means
 /// that no tenant was accepted.
-pub(crate) fn tell_whole(
+pub(crate) fn deliver_whole(
     apply: &mut ApplyFn,
     delivered: &ResourceState,
     state: &mut ResourceState,
@@ -336,15 +336,15 @@ pub(crate) fn tell_whole(
         removals: delivered.missing_in(state),
         ..whole(kinds, state)
     };
-    let refused = match ask(apply, &all, state) {
+    let refused = match call_apply(apply, &all, state) {
         Ok(list) => list,
-        Err(why) => tell_halves(apply, delivered, state, &all, why, watches)?,
+        Err(why) => deliver_halves(apply, delivered, state, &all, why, watches)?,
     };
     if refused.is_empty() {
         return Ok(refused);
     }
     refused.iter().for_each(|r| state.remove(r.kind, &r.name));
-    close_and_tell(apply, state, &refused, watches);
+    close_and_deliver(apply, state, &refused, watches);
     Ok(refused)
 }
 
@@ -386,7 +386,7 @@ impl BuildUp<'_> {
             self.delivered.missing_in(&next)
         };
         match (
-            ask(
+            call_apply(
                 self.apply,
                 &Update {
                     upserts,
@@ -422,7 +422,7 @@ impl BuildUp<'_> {
 }
 
 /// Builds the state tenant by tenant, with the provider's resources first. Returns the resources of the tenants that the callback refuses.
-fn tell_halves(
+fn deliver_halves(
     apply: &mut ApplyFn,
     delivered: &ResourceState,
     state: &mut ResourceState,
@@ -479,7 +479,7 @@ fn tell_halves(
 }
 
 /// Calls the callback. A panic there is a refusal, because a configuration that triggers a bug must not stop the data plane.
-pub(crate) fn ask(
+pub(crate) fn call_apply(
     apply: &mut ApplyFn,
     update: &Update,
     state: &ResourceState,

@@ -15,7 +15,7 @@ async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subs
     let mut controller = FakeController::start().await;
     let subscriber = rig.start(&controller);
     let mut stream = controller.stream().await;
-    held(&mut stream).await;
+    count_initial_resources(&mut stream).await;
     let mut tenants = response(
         5,
         ResourceKind::Tenant,
@@ -23,9 +23,9 @@ async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subs
         &[],
     );
     tenants.control_plane = Some(control_plane(StoreId::from_bits(7)));
-    stream.ask(tenants).await;
+    stream.exchange(tenants).await;
     stream
-        .ask(response(5, ResourceKind::Service, &[service("a", 1)], &[]))
+        .exchange(response(5, ResourceKind::Service, &[service("a", 1)], &[]))
         .await;
     subscriber.until_ready().await;
     rig.updates();
@@ -33,9 +33,19 @@ async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subs
 }
 
 /// Receives the first requests of both kinds and returns how many resources they list.
-async fn held(stream: &mut FakeStream) -> usize {
-    stream.hear().await.unwrap().initial_resource_versions.len()
-        + stream.hear().await.unwrap().initial_resource_versions.len()
+async fn count_initial_resources(stream: &mut FakeStream) -> usize {
+    stream
+        .receive()
+        .await
+        .unwrap()
+        .initial_resource_versions
+        .len()
+        + stream
+            .receive()
+            .await
+            .unwrap()
+            .initial_resource_versions
+            .len()
 }
 
 #[tokio::test]
@@ -47,11 +57,15 @@ async fn after_two_refusals_for_a_full_limit_a_stream_lists_nothing_and_receives
     stream.fail(full()).await;
     for _ in 0..2 {
         let mut stream = controller.stream().await;
-        assert_eq!(held(&mut stream).await, 3);
+        assert_eq!(count_initial_resources(&mut stream).await, 3);
         stream.fail(full()).await;
     }
     let mut stream = controller.stream().await;
-    assert_eq!(held(&mut stream).await, 0, "the third begins anew");
+    assert_eq!(
+        count_initial_resources(&mut stream).await,
+        0,
+        "the third begins anew"
+    );
     assert_eq!(
         subscriber.state().count(ResourceKind::Tenant),
         2,
@@ -68,14 +82,14 @@ async fn after_two_refusals_for_a_full_limit_a_stream_lists_nothing_and_receives
         &[],
     );
     tenants.control_plane = Some(control_plane(StoreId::from_bits(7)));
-    let ack = stream.ask(tenants).await;
+    let ack = stream.exchange(tenants).await;
     assert_eq!(
         (ack.error_detail, rig.updates()),
         (None, vec![]),
         "half a state changes nothing"
     );
     stream
-        .ask(response(6, ResourceKind::Service, &[service("b", 2)], &[]))
+        .exchange(response(6, ResourceKind::Service, &[service("b", 2)], &[]))
         .await;
     let (origin, generation, mut put, mut removed, counts) = rig.updates().remove(0);
     put.sort();
@@ -101,7 +115,7 @@ async fn after_two_refusals_for_a_full_limit_a_stream_lists_nothing_and_receives
     // From here on it lists its resources again.
     drop(stream);
     let mut stream = controller.stream().await;
-    assert_eq!(held(&mut stream).await, 3);
+    assert_eq!(count_initial_resources(&mut stream).await, 3);
 }
 
 #[tokio::test]
@@ -111,7 +125,7 @@ async fn a_controller_without_a_place_for_the_stream_is_no_reason_to_begin_anew(
     controller.refuse_streams(3);
     drop(stream);
     let mut stream = controller.stream().await;
-    assert_eq!(held(&mut stream).await, 3);
+    assert_eq!(count_initial_resources(&mut stream).await, 3);
     assert_eq!(
         rig.metric("canal_southbound_reconnects_total{reason=\"full\"}"),
         3
@@ -128,9 +142,9 @@ async fn a_new_start_takes_no_older_generation() {
         stream.fail(Status::resource_exhausted("full")).await;
     }
     let mut stream = controller.stream().await;
-    assert_eq!(held(&mut stream).await, 0);
+    assert_eq!(count_initial_resources(&mut stream).await, 0);
     let nack = stream
-        .ask(response(
+        .exchange(response(
             4,
             ResourceKind::Tenant,
             &[tenant("alpha", 1)],
@@ -150,7 +164,7 @@ async fn a_long_list_takes_several_requests() {
         .map(|n| service(&format!("s{n:0>50}"), 10 + u32::try_from(n).unwrap()))
         .collect();
     stream
-        .ask(response(6, ResourceKind::Service, &services, &[]))
+        .exchange(response(6, ResourceKind::Service, &services, &[]))
         .await;
     drop(stream);
     let mut controller = controller.restart().await;
@@ -158,7 +172,7 @@ async fn a_long_list_takes_several_requests() {
     let mut listed = std::collections::BTreeSet::new();
     let mut requests = 0;
     while listed.len() < count + 3 {
-        let request = stream.hear().await.unwrap();
+        let request = stream.receive().await.unwrap();
         let bytes: usize = request
             .initial_resource_versions
             .iter()

@@ -27,7 +27,7 @@ fn tenants() -> [Resource; 2] {
 /// Answers all first requests with both tenants, one service of alpha, and one policy of each tenant.
 async fn first_batch(stream: &mut FakeStream, bad: Option<&str>) {
     for kind in SEALED {
-        let heard = stream.hear().await.unwrap();
+        let heard = stream.receive().await.unwrap();
         assert!(
             heard.type_url.ends_with(kind.type_url()),
             "manifests are subscribed to last"
@@ -36,7 +36,7 @@ async fn first_batch(stream: &mut FakeStream, bad: Option<&str>) {
     let [alpha, beta] = tenants();
     let [of_alpha, of_beta] = [policy("alpha", "deny"), policy("beta", "deny")];
     stream
-        .ask(response(
+        .exchange(response(
             5,
             ResourceKind::Tenant,
             &[alpha.clone(), beta.clone()],
@@ -44,7 +44,7 @@ async fn first_batch(stream: &mut FakeStream, bad: Option<&str>) {
         ))
         .await;
     stream
-        .ask(response(5, ResourceKind::Service, &[service("a", 1)], &[]))
+        .exchange(response(5, ResourceKind::Service, &[service("a", 1)], &[]))
         .await;
     let policies = response(
         5,
@@ -53,20 +53,23 @@ async fn first_batch(stream: &mut FakeStream, bad: Option<&str>) {
         &[],
     );
     match bad {
-        Some(name) => assert_eq!(refused(&stream.ask(broken(policies, name)).await), [name]),
-        None => assert_eq!(stream.ask(policies).await.error_detail, None),
+        Some(name) => assert_eq!(
+            refused(&stream.exchange(broken(policies, name)).await),
+            [name]
+        ),
+        None => assert_eq!(stream.exchange(policies).await.error_detail, None),
     }
     let manifests = [
         seal("alpha", &[(&alpha, 5), (&of_alpha, 5)]),
         seal("beta", &[(&beta, 5), (&of_beta, 5)]),
     ];
     stream
-        .say(response(5, ResourceKind::Manifest, &manifests, &[]))
+        .send(response(5, ResourceKind::Manifest, &manifests, &[]))
         .await;
     // `None` means that the stream was restarted, because a resource was refused that had been acknowledged.
     assert!(
         stream
-            .hear()
+            .receive()
             .await
             .is_none_or(|answer| answer.error_detail.is_none())
     );
@@ -122,7 +125,7 @@ async fn cold_start_with_a_refused_policy_closes_its_tenant_alone() {
     // After the fix, the policy arrives again, and then its manifest.
     let ([alpha, _], fixed) = (tenants(), policy("alpha", "deny"));
     stream
-        .ask(response(
+        .exchange(response(
             6,
             ResourceKind::Authorization,
             std::slice::from_ref(&fixed),
@@ -135,7 +138,7 @@ async fn cold_start_with_a_refused_policy_closes_its_tenant_alone() {
         "closed until the manifest agrees"
     );
     stream
-        .ask(response(
+        .exchange(response(
             6,
             ResourceKind::Manifest,
             &[seal("alpha", &[(&alpha, 5), (&fixed, 6)])],
@@ -160,12 +163,12 @@ async fn cold_start_gets_ready_when_every_policy_is_refused() {
     let subscriber = rig.start_sealed(&controller);
     let mut stream = controller.stream().await;
     for _ in SEALED {
-        stream.hear().await.unwrap();
+        stream.receive().await.unwrap();
     }
     let [alpha, beta] = tenants();
     let of_alpha = policy("alpha", "deny");
     stream
-        .ask(response(
+        .exchange(response(
             5,
             ResourceKind::Tenant,
             &[alpha.clone(), beta.clone()],
@@ -173,10 +176,10 @@ async fn cold_start_gets_ready_when_every_policy_is_refused() {
         ))
         .await;
     stream
-        .ask(response(5, ResourceKind::Service, &[], &[]))
+        .exchange(response(5, ResourceKind::Service, &[], &[]))
         .await;
     stream
-        .ask(broken(
+        .exchange(broken(
             response(
                 5,
                 ResourceKind::Authorization,
@@ -191,7 +194,7 @@ async fn cold_start_gets_ready_when_every_policy_is_refused() {
         seal("beta", &[(&beta, 5)]),
     ];
     stream
-        .ask(response(5, ResourceKind::Manifest, &manifests, &[]))
+        .exchange(response(5, ResourceKind::Manifest, &manifests, &[]))
         .await;
     subscriber.until_ready().await;
     assert_eq!(
@@ -209,7 +212,7 @@ async fn change_of_several_responses_closes_no_tenant() {
     let ([alpha, _], added, changed) =
         (tenants(), policy("alpha", "more"), policy("alpha", "deny"));
     stream
-        .ask(response(
+        .exchange(response(
             6,
             ResourceKind::Authorization,
             &[added.clone(), changed.clone()],
@@ -218,7 +221,7 @@ async fn change_of_several_responses_closes_no_tenant() {
         .await;
     assert!(closed(&subscriber).is_empty());
     stream
-        .ask(response(
+        .exchange(response(
             6,
             ResourceKind::Manifest,
             &[seal("alpha", &[(&alpha, 5), (&added, 6), (&changed, 6)])],
@@ -228,7 +231,7 @@ async fn change_of_several_responses_closes_no_tenant() {
     assert!(closed(&subscriber).is_empty());
     // This controller seals a version that it did not send.
     stream
-        .ask(response(
+        .exchange(response(
             7,
             ResourceKind::Manifest,
             &[seal("alpha", &[(&alpha, 5), (&added, 6), (&changed, 7)])],
@@ -248,7 +251,7 @@ async fn new_tenant_is_closed_until_its_manifest_comes() {
     let (_controller, mut stream, subscriber) = started(&rig, None).await;
     let gamma = tenant("gamma", 3);
     stream
-        .ask(response(
+        .exchange(response(
             6,
             ResourceKind::Tenant,
             std::slice::from_ref(&gamma),
@@ -260,7 +263,7 @@ async fn new_tenant_is_closed_until_its_manifest_comes() {
         [("gamma".to_string(), ClosureCause::NoManifest)]
     );
     stream
-        .ask(response(
+        .exchange(response(
             6,
             ResourceKind::Manifest,
             &[seal("gamma", &[(&gamma, 6)])],
@@ -269,10 +272,10 @@ async fn new_tenant_is_closed_until_its_manifest_comes() {
         .await;
     assert!(closed(&subscriber).is_empty());
     stream
-        .ask(response(7, ResourceKind::Tenant, &[], &["gamma"]))
+        .exchange(response(7, ResourceKind::Tenant, &[], &["gamma"]))
         .await;
     stream
-        .ask(response(7, ResourceKind::Manifest, &[], &["gamma"]))
+        .exchange(response(7, ResourceKind::Manifest, &[], &["gamma"]))
         .await;
     assert!(closed(&subscriber).is_empty());
 }
@@ -297,12 +300,12 @@ async fn resource_that_the_data_plane_cannot_use_closes_its_tenant_alone() {
     );
     let mut stream = controller.stream().await;
     for kind in SEALED {
-        let held = stream.hear().await.unwrap().initial_resource_versions;
+        let held = stream.receive().await.unwrap().initial_resource_versions;
         assert!(!held.contains_key("alpha/shop/deny"), "{kind:?}");
         assert!(kind != ResourceKind::Authorization || held.contains_key("beta/shop/deny"));
     }
     let nack = stream
-        .ask(response(
+        .exchange(response(
             5,
             ResourceKind::Authorization,
             &[policy("alpha", "deny")],
@@ -350,11 +353,11 @@ async fn state_that_one_tenant_breaks_is_applied_without_it() {
     let subscriber = rig.start_sealed(&controller);
     let mut stream = controller.stream().await;
     for _ in SEALED {
-        stream.hear().await.unwrap();
+        stream.receive().await.unwrap();
     }
     let (beta, trips) = (tenant("beta", 2), tenant("panic", 3));
     stream
-        .ask(response(
+        .exchange(response(
             5,
             ResourceKind::Tenant,
             &[beta.clone(), trips.clone()],
@@ -362,13 +365,13 @@ async fn state_that_one_tenant_breaks_is_applied_without_it() {
         ))
         .await;
     stream
-        .ask(response(5, ResourceKind::Service, &[], &[]))
+        .exchange(response(5, ResourceKind::Service, &[], &[]))
         .await;
     stream
-        .ask(response(5, ResourceKind::Authorization, &[], &[]))
+        .exchange(response(5, ResourceKind::Authorization, &[], &[]))
         .await;
     stream
-        .say(response(
+        .send(response(
             5,
             ResourceKind::Manifest,
             &[seal("beta", &[(&beta, 5)]), seal("panic", &[(&trips, 5)])],

@@ -23,10 +23,10 @@ async fn serve_all(stream: &mut FakeStream, generation: u64) {
     );
     let services = response(generation, ResourceKind::Service, &[service("a", 1)], &[]);
     for _ in 0..2 {
-        stream.hear().await.unwrap();
+        stream.receive().await.unwrap();
     }
-    assert_eq!(stream.ask(tenants).await.error_detail, None);
-    assert_eq!(stream.ask(services).await.error_detail, None);
+    assert_eq!(stream.exchange(tenants).await.error_detail, None);
+    assert_eq!(stream.exchange(services).await.error_detail, None);
 }
 
 async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subscriber) {
@@ -43,7 +43,10 @@ async fn a_first_start_subscribes_acks_and_is_ready_when_every_kind_was_answered
     let mut controller = FakeController::start().await;
     let subscriber = rig.start(&controller);
     let mut stream = controller.stream().await;
-    let (first, second) = (stream.hear().await.unwrap(), stream.hear().await.unwrap());
+    let (first, second) = (
+        stream.receive().await.unwrap(),
+        stream.receive().await.unwrap(),
+    );
     let node = first.node.unwrap();
     assert_eq!(
         (node.id.as_str(), node.user_agent_version.as_str()),
@@ -53,7 +56,7 @@ async fn a_first_start_subscribes_acks_and_is_ready_when_every_kind_was_answered
     assert_eq!(first.resource_names_subscribe, ["*"]);
     assert!(first.initial_resource_versions.is_empty() && second.node.is_none());
     let ack = stream
-        .ask(response(
+        .exchange(response(
             5,
             ResourceKind::Tenant,
             &[tenant("alpha", 1)],
@@ -70,7 +73,7 @@ async fn a_first_start_subscribes_acks_and_is_ready_when_every_kind_was_answered
     );
     // An empty response counts as an answer.
     stream
-        .ask(response(5, ResourceKind::Service, &[], &[]))
+        .exchange(response(5, ResourceKind::Service, &[], &[]))
         .await;
     subscriber.until_ready().await;
     assert!(
@@ -106,15 +109,15 @@ async fn a_reconnect_names_known_versions_and_changes_apply_once() {
     rig.updates();
     let mut controller = controller.restart().await;
     let mut stream = controller.stream().await;
-    let held = stream.hear().await.unwrap().initial_resource_versions;
+    let held = stream.receive().await.unwrap().initial_resource_versions;
     assert_eq!(held.len(), 2);
     assert_eq!(held["alpha"], "v5");
     assert_eq!(
-        stream.hear().await.unwrap().initial_resource_versions["alpha/shop/a"],
+        stream.receive().await.unwrap().initial_resource_versions["alpha/shop/a"],
         "v5"
     );
     stream
-        .ask(response(
+        .exchange(response(
             6,
             ResourceKind::Tenant,
             &[tenant("beta", 7)],
@@ -122,7 +125,7 @@ async fn a_reconnect_names_known_versions_and_changes_apply_once() {
         ))
         .await;
     stream
-        .ask(response(6, ResourceKind::Service, &[], &[]))
+        .exchange(response(6, ResourceKind::Service, &[], &[]))
         .await;
     assert_eq!(
         rig.updates(),
@@ -141,7 +144,7 @@ async fn a_reconnect_names_known_versions_and_changes_apply_once() {
 /// Checks that a refusal of the whole and a panic lead to the one tenant that causes them.
 async fn trace_a_panic_to_its_tenant(stream: &mut FakeStream, subscriber: &Subscriber) {
     let nack = stream
-        .ask(response(
+        .exchange(response(
             8,
             ResourceKind::Tenant,
             &[tenant("panic", 3), tenant("gamma", 3), tenant("zeta", 5)],
@@ -176,7 +179,7 @@ async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
         &["beta"],
     );
     bad.resources[1].resource.as_mut().unwrap().value = vec![0xff; 9];
-    let nack = stream.ask(bad).await;
+    let nack = stream.exchange(bad).await;
     assert_eq!(
         (nack.response_nonce.as_str(), refused(&nack)),
         ("n6", vec!["gamma".to_string()])
@@ -195,7 +198,7 @@ async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
 
     rig.unusable.lock().unwrap().insert("delta".into());
     let nack = stream
-        .ask(response(
+        .exchange(response(
             7,
             ResourceKind::Tenant,
             &[tenant("delta", 3), tenant("beta", 4)],
@@ -214,7 +217,7 @@ async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
     trace_a_panic_to_its_tenant(&mut stream, &subscriber).await;
 
     let nack = stream
-        .ask(response(4, ResourceKind::Tenant, &[], &["alpha", "beta"]))
+        .exchange(response(4, ResourceKind::Tenant, &[], &["alpha", "beta"]))
         .await;
     assert!(
         nack.error_detail
@@ -238,7 +241,7 @@ async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
     );
     assert_eq!(
         stream
-            .ask(response(9, ResourceKind::Tenant, &[], &["beta"]))
+            .exchange(response(9, ResourceKind::Tenant, &[], &["beta"]))
             .await
             .error_detail,
         None
@@ -277,13 +280,18 @@ async fn the_client_boots_from_the_state_file_and_resumes_from_it() {
     let subscriber = rig.start(&elsewhere);
     let mut stream = elsewhere.stream().await;
     assert_eq!(
-        stream.hear().await.unwrap().initial_resource_versions.len(),
+        stream
+            .receive()
+            .await
+            .unwrap()
+            .initial_resource_versions
+            .len(),
         2
     );
-    stream.hear().await.unwrap();
+    stream.receive().await.unwrap();
     // A state from disk is not rolled back to an older generation either.
     let nack = stream
-        .ask(response(3, ResourceKind::Tenant, &[], &[]))
+        .exchange(response(3, ResourceKind::Tenant, &[], &[]))
         .await;
     assert!(nack.error_detail.unwrap().message.contains("older"));
     drop(subscriber);
@@ -427,7 +435,7 @@ async fn writes_are_spaced_out_and_the_last_state_is_on_disk_at_the_end() {
     let (_controller, mut stream, subscriber) = started(&rig).await;
     for generation in 6..40 {
         stream
-            .ask(response(
+            .exchange(response(
                 generation,
                 ResourceKind::Service,
                 &[service("a", generation as u32)],
@@ -449,7 +457,7 @@ async fn writes_are_spaced_out_and_the_last_state_is_on_disk_at_the_end() {
     })
     .await;
     stream
-        .ask(response(
+        .exchange(response(
             40,
             ResourceKind::Service,
             &[service("a", 40)],
@@ -465,7 +473,7 @@ async fn a_drain_waits_for_the_disk_and_not_for_the_subscription() {
     let rig = SubscriptionFixture::new();
     let (_controller, mut stream, subscriber) = started(&rig).await;
     stream
-        .ask(response(
+        .exchange(response(
             6,
             ResourceKind::Service,
             &[service("late", 6)],
@@ -477,7 +485,7 @@ async fn a_drain_waits_for_the_disk_and_not_for_the_subscription() {
     let start = std::time::Instant::now();
     trigger.drain(ms(10_000));
     assert!(trigger.finished(ms(100)).await);
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until a drained subscriber has written its state",
         start.elapsed(),
         ms(2000),
@@ -491,7 +499,7 @@ async fn a_drain_waits_for_the_disk_and_not_for_the_subscription() {
     // The subscription still follows the controller, because a draining data plane may need a change.
     assert_eq!(
         stream
-            .ask(response(
+            .exchange(response(
                 7,
                 ResourceKind::Service,
                 &[],

@@ -11,10 +11,10 @@ use proptest::prelude::*;
 
 use super::fixture::{response, service, tenant};
 use crate::state::examine;
-use crate::state_owner::tell_whole;
+use crate::state_owner::deliver_whole;
 use crate::{ApplyFn, RefusedResource, ResourceState, UpdateSource};
 
-fn held() -> ResourceState {
+fn initial_state() -> ResourceState {
     let mut state = ResourceState::default();
     for r in [
         response(
@@ -35,7 +35,7 @@ fn held() -> ResourceState {
 fn names(state: &ResourceState) -> Vec<String> {
     let mut all: Vec<_> = ResourceKind::ALL
         .iter()
-        .flat_map(|k| state.held(*k))
+        .flat_map(|k| state.resources_of(*k))
         .map(|(n, h)| format!("{n}={}", h.version))
         .collect();
     all.sort();
@@ -143,7 +143,7 @@ fn response_cases() -> Vec<ResponseCase> {
 #[test]
 fn bad_response_is_refused_whole_and_bad_resource_by_name() {
     let cases = response_cases();
-    let state = held();
+    let state = initial_state();
     for (at, (name, response, reason, text)) in cases.into_iter().enumerate() {
         let examined = examine(
             &state,
@@ -171,7 +171,7 @@ fn bad_response_is_refused_whole_and_bad_resource_by_name() {
 #[test]
 fn good_responses_change_only_the_resources_they_name() {
     let before = ["alpha/shop/a=v5", "alpha=v5", "beta=v5"];
-    assert_eq!(names(&held()), before);
+    assert_eq!(names(&initial_state()), before);
     let cases = [
         (
             "replaced",
@@ -205,7 +205,7 @@ fn good_responses_change_only_the_resources_they_name() {
         ),
     ];
     for (name, response, after) in cases {
-        let mut state = held();
+        let mut state = initial_state();
         let (change, refused) = examine(
             &state,
             &[ResourceKind::Tenant, ResourceKind::Service],
@@ -223,7 +223,7 @@ fn good_responses_change_only_the_resources_they_name() {
 
 #[test]
 fn unchanged_versions_are_not_delivered_again() {
-    let state = held();
+    let state = initial_state();
     let r = response(
         5,
         ResourceKind::Tenant,
@@ -314,7 +314,7 @@ fn one_bad_tenant_of_many_is_found_by_halves() {
             .map(|r| RefusedResource::by_caller(r.kind(), r.name(), "cannot be used"));
         Ok(unusable.into_iter().collect())
     });
-    let refused = tell_whole(
+    let refused = deliver_whole(
         &mut apply,
         &ResourceState::default(),
         &mut state,

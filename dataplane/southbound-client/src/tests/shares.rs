@@ -26,11 +26,11 @@ async fn shares_and_omitted_resources_are_reported_and_stored() {
     let subscriber = rig.start(&controller);
     let mut stream = controller.stream().await;
     for _ in 0..2 {
-        stream.hear().await.unwrap();
+        stream.receive().await.unwrap();
     }
     assert_eq!(
         stream
-            .ask(response(
+            .exchange(response(
                 1,
                 ResourceKind::Tenant,
                 &[tenant("alpha", 1)],
@@ -41,7 +41,7 @@ async fn shares_and_omitted_resources_are_reported_and_stored() {
         None
     );
     let ack = stream
-        .ask(response(1, ResourceKind::Service, &[service("a", 1)], &[]))
+        .exchange(response(1, ResourceKind::Service, &[service("a", 1)], &[]))
         .await;
     assert_eq!(ack.error_detail, None, "want of room is no refusal");
     assert_eq!(
@@ -52,7 +52,7 @@ async fn shares_and_omitted_resources_are_reported_and_stored() {
     let is_reported = |omitted: &[&str], used: u64| {
         controller
             .reports
-            .heard()
+            .report_log()
             .shares
             .last()
             .is_some_and(|state| {
@@ -68,7 +68,7 @@ async fn shares_and_omitted_resources_are_reported_and_stored() {
     let _more = limit.take(&alpha, 1).unwrap();
     rig.no_room.lock().unwrap().clear();
     stream
-        .ask(response(
+        .exchange(response(
             2,
             ResourceKind::Tenant,
             &[tenant("alpha", 2)],
@@ -76,7 +76,7 @@ async fn shares_and_omitted_resources_are_reported_and_stored() {
         ))
         .await;
     until("the change is reported", || is_reported(&[], 8)).await;
-    let reports = controller.reports.heard().shares.len();
+    let reports = controller.reports.report_log().shares.len();
     assert!(
         rig.metric("canal_southbound_share_reports_total{result=\"ok\"}") >= reports as u64 - 1
             && reports >= 2

@@ -24,10 +24,15 @@ fn text(store: u128) -> String {
 }
 
 /// Receives the first requests and returns how many resources they name as present.
-async fn held(stream: &mut FakeStream, kinds: usize) -> usize {
+async fn count_initial_resources(stream: &mut FakeStream, kinds: usize) -> usize {
     let mut held = 0;
     for _ in 0..kinds {
-        held += stream.hear().await.unwrap().initial_resource_versions.len();
+        held += stream
+            .receive()
+            .await
+            .unwrap()
+            .initial_resource_versions
+            .len();
     }
     held
 }
@@ -37,9 +42,9 @@ async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subs
     let mut controller = FakeController::start().await;
     let subscriber = rig.start(&controller);
     let mut stream = controller.stream().await;
-    held(&mut stream, 2).await;
+    count_initial_resources(&mut stream, 2).await;
     stream
-        .ask(of(
+        .exchange(of(
             OLD,
             response(
                 500,
@@ -50,7 +55,7 @@ async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subs
         ))
         .await;
     stream
-        .ask(response(
+        .exchange(response(
             500,
             ResourceKind::Service,
             &[service("a", 1)],
@@ -69,7 +74,7 @@ async fn restart_from_the_new_store(
     subscriber: Subscriber,
 ) {
     stream
-        .ask(response(3, ResourceKind::Tenant, &[], &["gamma"]))
+        .exchange(response(3, ResourceKind::Tenant, &[], &["gamma"]))
         .await;
     subscriber.stop().await;
     drop(stream);
@@ -77,9 +82,9 @@ async fn restart_from_the_new_store(
     let subscriber = rig.start(&controller);
     assert_eq!(subscriber.state().store(), Some(StoreId::from_bits(NEW)));
     let mut stream = controller.stream().await;
-    assert_eq!(held(&mut stream, 2).await, 2);
+    assert_eq!(count_initial_resources(&mut stream, 2).await, 2);
     stream
-        .ask(of(NEW, response(3, ResourceKind::Tenant, &[], &[])))
+        .exchange(of(NEW, response(3, ResourceKind::Tenant, &[], &[])))
         .await;
     assert_eq!(subscriber.status().store, text(NEW));
 }
@@ -97,16 +102,16 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
     let mut controller = controller.restart().await;
     // The first stream announces another store, so the subscriber restarts it without resources.
     let mut stream = controller.stream().await;
-    assert_eq!(held(&mut stream, 2).await, 3);
+    assert_eq!(count_initial_resources(&mut stream, 2).await, 3);
     stream
-        .say(of(
+        .send(of(
             NEW,
             response(2, ResourceKind::Tenant, &[tenant("alpha", 1)], &[]),
         ))
         .await;
     let mut stream = controller.stream().await;
     assert_eq!(
-        held(&mut stream, 2).await,
+        count_initial_resources(&mut stream, 2).await,
         0,
         "nothing of the old store is claimed"
     );
@@ -121,7 +126,7 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
     );
 
     let ack = stream
-        .ask(of(
+        .exchange(of(
             NEW,
             response(
                 2,
@@ -143,7 +148,7 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
     assert_eq!(subscriber.state().store(), Some(StoreId::from_bits(OLD)));
     // ID 1 of the old store belongs to another service now.
     stream
-        .ask(response(2, ResourceKind::Service, &[service("b", 1)], &[]))
+        .exchange(response(2, ResourceKind::Service, &[service("b", 1)], &[]))
         .await;
     let (origin, generation, mut put, mut removed, counts) = rig.updates().remove(0);
     put.sort();
@@ -177,14 +182,14 @@ async fn the_old_store_returns_before_the_other_is_whole() {
     rig.updates();
     let mut controller = controller.restart().await;
     let mut stream = controller.stream().await;
-    held(&mut stream, 2).await;
+    count_initial_resources(&mut stream, 2).await;
     stream
-        .say(of(NEW, response(2, ResourceKind::Tenant, &[], &[])))
+        .send(of(NEW, response(2, ResourceKind::Tenant, &[], &[])))
         .await;
     let mut stream = controller.stream().await;
-    held(&mut stream, 2).await;
+    count_initial_resources(&mut stream, 2).await;
     stream
-        .ask(of(
+        .exchange(of(
             NEW,
             response(2, ResourceKind::Tenant, &[tenant("gamma", 3)], &[]),
         ))
@@ -192,14 +197,22 @@ async fn the_old_store_returns_before_the_other_is_whole() {
     drop(stream);
 
     let mut stream = controller.stream().await;
-    assert_eq!(held(&mut stream, 2).await, 1, "it goes on where it was");
+    assert_eq!(
+        count_initial_resources(&mut stream, 2).await,
+        1,
+        "it goes on where it was"
+    );
     stream
-        .say(of(OLD, response(501, ResourceKind::Tenant, &[], &[])))
+        .send(of(OLD, response(501, ResourceKind::Tenant, &[], &[])))
         .await;
     let mut stream = controller.stream().await;
-    assert_eq!(held(&mut stream, 2).await, 3, "what was held all the time");
+    assert_eq!(
+        count_initial_resources(&mut stream, 2).await,
+        3,
+        "what was held all the time"
+    );
     stream
-        .ask(of(
+        .exchange(of(
             OLD,
             response(501, ResourceKind::Tenant, &[tenant("beta", 9)], &[]),
         ))
@@ -228,7 +241,7 @@ async fn another_store_is_whole_only_once_its_tenants_are_sealed() {
     let mut controller = FakeController::start().await;
     let subscriber = rig.start_sealed(&controller);
     let mut stream = controller.stream().await;
-    held(&mut stream, 4).await;
+    count_initial_resources(&mut stream, 4).await;
     let deny = policy("alpha", "deny");
     let (alpha, beta) = (tenant("alpha", 1), tenant("beta", 2));
     let all = [
@@ -248,33 +261,33 @@ async fn another_store_is_whole_only_once_its_tenants_are_sealed() {
         ),
     ];
     for response in all {
-        stream.ask(of(OLD, response)).await;
+        stream.exchange(of(OLD, response)).await;
     }
     subscriber.until_ready().await;
     rig.updates();
     drop(stream);
     let mut stream = controller.stream().await;
-    held(&mut stream, 4).await;
+    count_initial_resources(&mut stream, 4).await;
     stream
-        .say(of(NEW, response(2, ResourceKind::Tenant, &[], &[])))
+        .send(of(NEW, response(2, ResourceKind::Tenant, &[], &[])))
         .await;
     let mut stream = controller.stream().await;
-    held(&mut stream, 4).await;
+    count_initial_resources(&mut stream, 4).await;
     stream
-        .ask(of(
+        .exchange(of(
             NEW,
             response(2, ResourceKind::Tenant, &[alpha.clone(), beta.clone()], &[]),
         ))
         .await;
     stream
-        .ask(response(2, ResourceKind::Service, &[service("b", 1)], &[]))
+        .exchange(response(2, ResourceKind::Service, &[service("b", 1)], &[]))
         .await;
     let deny = [policy("alpha", "deny"), policy("beta", "deny")];
     stream
-        .ask(response(2, ResourceKind::Authorization, &deny, &[]))
+        .exchange(response(2, ResourceKind::Authorization, &deny, &[]))
         .await;
     stream
-        .ask(response(
+        .exchange(response(
             2,
             ResourceKind::Manifest,
             &[seal("alpha", &[(&alpha, 2), (&deny[0], 2)])],
@@ -283,7 +296,7 @@ async fn another_store_is_whole_only_once_its_tenants_are_sealed() {
         .await;
     assert_eq!(rig.updates(), [], "beta's manifest is still to come");
     stream
-        .ask(response(
+        .exchange(response(
             2,
             ResourceKind::Manifest,
             &[seal("beta", &[(&beta, 2), (&deny[1], 2)])],

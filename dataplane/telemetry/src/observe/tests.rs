@@ -56,7 +56,7 @@ impl Stand {
         tokio::spawn(serve(connected, sources, drain.watcher()));
         drop(drain);
         let mut observation = controller.observation().await;
-        let hello = observation.hear().await.unwrap();
+        let hello = observation.receive().await.unwrap();
         let all = [
             Subject::Tap,
             Subject::Logs,
@@ -77,7 +77,7 @@ impl Stand {
 
     async fn order(&self, id: u64, order: Order) {
         self.observation
-            .say(ObserveOrder {
+            .send(ObserveOrder {
                 id,
                 order: Some(order),
             })
@@ -99,7 +99,7 @@ impl Stand {
     async fn answer(&mut self) -> Option<ObserveAnswer> {
         tokio::time::timeout(
             Duration::from_millis(300) * canal_timing::slack(),
-            self.observation.hear(),
+            self.observation.receive(),
         )
         .await
         .ok()
@@ -162,7 +162,7 @@ async fn a_reader_without_credit_gets_one_window_and_the_drop_count() {
             .await;
         let answer = tokio::time::timeout(
             canal_timing::deadline(Duration::from_secs(10)),
-            stand.observation.hear(),
+            stand.observation.receive(),
         )
         .await
         .unwrap()

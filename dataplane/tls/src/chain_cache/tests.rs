@@ -33,12 +33,12 @@ fn cached_chains_expire_with_the_certificate_and_are_bounded() {
     let members = ExpectedPeer::Members(judge.own.clone());
     assert!(
         judge
-            .judge(PeerRole::Client, &members, &leaf, &[], at(2026))
+            .verify_peer(PeerRole::Client, &members, &leaf, &[], at(2026))
             .is_ok()
     );
     assert!(
         judge
-            .judge(PeerRole::Client, &members, &leaf, &[], at(2125))
+            .verify_peer(PeerRole::Client, &members, &leaf, &[], at(2125))
             .is_err()
     );
     let verified = verified_for_test(&identity(ALICE), &leaf);

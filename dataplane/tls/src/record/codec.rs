@@ -164,9 +164,9 @@ pub(super) enum RecordContent {
     Data,
     /// The record has no data for the application.
     Nothing,
-    /// The peer uses its next keys from here on. If `asked` is true, it requests the same of this side.
+    /// The peer uses its next keys from here on. If `is_requested` is true, it requests the same of this side.
     Update {
-        asked: bool,
+        is_requested: bool,
     },
     /// The record was a close_notify alert.
     Closed,
@@ -337,7 +337,9 @@ impl Opener {
         match self.talk.process_content(kind, content)? {
             RecordContent::Data => Ok(DecryptedRecord::Data(end)),
             RecordContent::Nothing => Ok(DecryptedRecord::Control { update: false }),
-            RecordContent::Update { asked } => {
+            RecordContent::Update {
+                is_requested: asked,
+            } => {
                 self.direction.update()?;
                 Ok(DecryptedRecord::Control { update: asked })
             }
@@ -410,7 +412,9 @@ impl PostHandshakeReader {
                     if rest.len() > length {
                         return Err(RecordError::Unexpected);
                     }
-                    said = RecordContent::Update { asked: asked == 1 };
+                    said = RecordContent::Update {
+                        is_requested: asked == 1,
+                    };
                 }
                 _ => return Err(RecordError::Unexpected),
             }

@@ -54,9 +54,9 @@ pub struct KernelStream<IO> {
     peers: TrafficSecret,
     bits: usize,
     /// Decrypted bytes; those from `read` on are not read yet.
-    kept: Vec<u8>,
+    plaintext: Vec<u8>,
     read: usize,
-    heard: ReceiveState,
+    receive_state: ReceiveState,
     said_close: bool,
     /// Alert that waits to be sent.
     saying: Option<[u8; 2]>,
@@ -67,9 +67,9 @@ pub struct KernelStream<IO> {
     limit: u64,
     /// Number of reads that returned records.
     reads: u32,
-    worn: RotateHint,
+    rotate_hint: RotateHint,
     sealed: SentRecordCount,
-    look: Option<(Pin<Box<Sleep>>, Duration)>,
+    queue_poll: Option<(Pin<Box<Sleep>>, Duration)>,
 }
 
 /// Counts that show whether TCP has all encrypted bytes.
@@ -86,8 +86,8 @@ impl<IO> std::fmt::Debug for KernelStream<IO> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "KernelStream {{ heard: {:?}, said_close: {} }}",
-            self.heard, self.said_close
+            "KernelStream {{ receive_state: {:?}, said_close: {} }}",
+            self.receive_state, self.said_close
         )
     }
 }
@@ -208,22 +208,22 @@ pub(crate) fn hand_over<IO: Transport>(
         talk: early.talk,
         own: own_secret,
         peers: peers_secret,
-        kept: early.plain,
+        plaintext: early.plain,
         read: 0,
-        heard: ReceiveState::Open,
+        receive_state: ReceiveState::Open,
         said_close: false,
         saying: None,
         owes_update: false,
         records: 0,
         limit: limit(),
         reads: 0,
-        worn: RotateHint::new(),
+        rotate_hint: RotateHint::new(),
         sealed: SentRecordCount {
             before,
             records: 0,
             content: 0,
         },
-        look: None,
+        queue_poll: None,
     })))
 }
 
@@ -273,7 +273,7 @@ impl<IO> KernelStream<IO> {
 
     /// Returns the hint that is set when the keys are near their limit and cannot be renewed.
     pub(crate) fn rotate_hint(&self) -> &RotateHint {
-        &self.worn
+        &self.rotate_hint
     }
 
     /// Sets the number of records that keys may protect, for tests.
@@ -293,7 +293,7 @@ impl<IO: Transport> KernelStream<IO> {
 
     /// Records why the connection has ended; `alert` is for the peer.
     fn end(&mut self, error: RecordError, alert: Option<[u8; 2]>) -> io::Error {
-        self.heard = ReceiveState::Broken(error);
+        self.receive_state = ReceiveState::Broken(error);
         // The kernel stores a bad record as the socket's error, which would make it refuse the alert.
         let _ = self.tcp().and_then(|tcp| tcp.take_error());
         if let (Some(alert), false) = (alert, self.said_close) {
@@ -337,7 +337,7 @@ impl<IO: Transport> KernelStream<IO> {
             self.limit / 8 * 7
         };
         if records >= most && !kernel_rekeys() {
-            self.worn.set();
+            self.rotate_hint.set();
         }
     }
 
@@ -354,7 +354,7 @@ impl<IO: Transport> KernelStream<IO> {
     }
 
     /// Sends pending content other than data: an alert, or a key update.
-    fn poll_say(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_send_pending(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.owes_update && !self.said_close {
             ready!(self.poll_send(cx, HANDSHAKE, &UPDATE))?;
             self.owes_update = false;
@@ -394,20 +394,22 @@ impl<IO: Transport> KernelStream<IO> {
             if !kernel_rekeys() {
                 // The end is orderly: the peer gets all data that was written.
                 let error = self.end(RecordError::Rekey, Some(CLOSING));
-                let _ = self.poll_say(cx);
+                let _ = self.poll_send_pending(cx);
                 return Poll::Ready(Err(error));
             }
             self.owes_update = true;
         }
-        self.poll_say(cx)
+        self.poll_send_pending(cx)
     }
 
     /// Performs the action that a record's content requires.
     fn obey(&mut self, said: RecordContent) -> Result<(), RecordError> {
         match said {
             RecordContent::Data | RecordContent::Nothing => {}
-            RecordContent::Closed => self.heard = ReceiveState::Closed,
-            RecordContent::Update { asked } => {
+            RecordContent::Closed => self.receive_state = ReceiveState::Closed,
+            RecordContent::Update {
+                is_requested: asked,
+            } => {
                 self.renew_peers()?;
                 self.owes_update |= asked;
             }
@@ -415,7 +417,7 @@ impl<IO: Transport> KernelStream<IO> {
         Ok(())
     }
 
-    /// Reads once. Data is then in `buf` or in `kept`.
+    /// Reads once. Data is then in `buf` or in `plaintext`.
     fn poll_receive(
         &mut self,
         cx: &mut Context<'_>,
@@ -424,15 +426,15 @@ impl<IO: Transport> KernelStream<IO> {
         let tcp = self.io.tcp().ok_or(io::ErrorKind::NotConnected)?;
         let small = buf.remaining() < ROOM_MIN;
         let received = if small {
-            self.kept.resize(ROOM_MIN, 0);
-            poll_records(tcp, cx, &mut ReadBuf::new(&mut self.kept))
+            self.plaintext.resize(ROOM_MIN, 0);
+            poll_records(tcp, cx, &mut ReadBuf::new(&mut self.plaintext))
         } else {
             poll_records(tcp, cx, buf)
         };
         let (got, kind) = match received {
             Poll::Ready(Ok(received)) => received,
             other => {
-                self.kept = Vec::new();
+                self.plaintext = Vec::new();
                 return other.map(|done| {
                     done.map(drop)
                         .map_err(|e| of_kernel(&e).map_or(e, |error| self.fail(error)))
@@ -441,13 +443,13 @@ impl<IO: Transport> KernelStream<IO> {
         };
         // Without a record type, TCP ended before close_notify.
         let Some(kind) = kind else {
-            self.kept.clear();
+            self.plaintext.clear();
             return Poll::Ready(Err(self.fail(RecordError::Truncated)));
         };
         self.check_peer_key_usage();
         let at = buf.filled().len();
         let content = if small {
-            &self.kept[..got]
+            &self.plaintext[..got]
         } else {
             &buf.initialized()[at..at + got]
         };
@@ -459,7 +461,7 @@ impl<IO: Transport> KernelStream<IO> {
             0
         };
         if small {
-            self.kept.truncate(data);
+            self.plaintext.truncate(data);
         } else {
             buf.advance(data);
         }
@@ -473,7 +475,7 @@ impl<IO: Transport> KernelStream<IO> {
     /// before.
     fn poll_given(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
-            if let Some((sleep, _)) = &mut self.look {
+            if let Some((sleep, _)) = &mut self.queue_poll {
                 ready!(sleep.as_mut().poll(cx));
             }
             let tcp = self.tcp()?;
@@ -481,16 +483,16 @@ impl<IO: Transport> KernelStream<IO> {
                 self.sealed.records + sys::tls_records(tcp, TlsDirection::Out, self.bits)?;
             let all = self.sealed.before + self.sealed.content + records * AROUND;
             if sys::tcp_bytes_queued(tcp)?.is_none_or(|given| given >= all) {
-                self.look = None;
+                self.queue_poll = None;
                 return Poll::Ready(Ok(()));
             }
             let wait = self
-                .look
+                .queue_poll
                 .take()
                 .map_or(SEND_QUEUE_POLL_BACKOFF.0, |(_, wait)| {
                     (wait * 2).min(SEND_QUEUE_POLL_BACKOFF.1)
                 });
-            self.look = Some((
+            self.queue_poll = Some((
                 Box::pin(tokio::time::sleep_until(Instant::now() + wait)),
                 wait,
             ));
@@ -512,7 +514,7 @@ impl<IO: Transport> KernelStream<IO> {
             // The kernel reports an error of the other direction once, to the first caller.
             Err(e) => {
                 let error = of_kernel(&e).map_or(e, |error| self.fail(error));
-                let _ = self.poll_say(cx);
+                let _ = self.poll_send_pending(cx);
                 Poll::Ready(Err(error))
             }
         }
@@ -528,18 +530,18 @@ impl<IO: Transport> AsyncRead for KernelStream<IO> {
         let this = self.get_mut();
         let before = buf.filled().len();
         loop {
-            if this.read < this.kept.len() {
-                let n = (this.kept.len() - this.read).min(buf.remaining());
-                buf.put_slice(&this.kept[this.read..this.read + n]);
+            if this.read < this.plaintext.len() {
+                let n = (this.plaintext.len() - this.read).min(buf.remaining());
+                buf.put_slice(&this.plaintext[this.read..this.read + n]);
                 this.read += n;
                 return Poll::Ready(Ok(()));
             }
             this.read = 0;
-            this.kept.clear();
+            this.plaintext.clear();
             if buf.filled().len() > before || buf.remaining() == 0 {
                 return Poll::Ready(Ok(()));
             }
-            match this.heard {
+            match this.receive_state {
                 ReceiveState::Closed => return Poll::Ready(Ok(())),
                 ReceiveState::Broken(error) => return Poll::Ready(Err(broken(error))),
                 ReceiveState::Open => {}
@@ -547,7 +549,7 @@ impl<IO: Transport> AsyncRead for KernelStream<IO> {
             let received = ready!(this.poll_receive(cx, buf));
             if this.owes_update || this.saying.is_some() {
                 // Best effort: content that is not sent now goes with the next write or flush.
-                let said = this.poll_say(cx);
+                let said = this.poll_send_pending(cx);
                 if let (Ok(()), Poll::Ready(Err(e))) = (&received, said) {
                     return Poll::Ready(Err(e));
                 }
@@ -580,7 +582,7 @@ impl<IO: Transport> AsyncWrite for KernelStream<IO> {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        ready!(this.poll_say(cx))?;
+        ready!(this.poll_send_pending(cx))?;
         Pin::new(&mut this.io).poll_flush(cx)
     }
 
@@ -589,7 +591,7 @@ impl<IO: Transport> AsyncWrite for KernelStream<IO> {
         if !this.said_close {
             (this.said_close, this.saying) = (true, Some(CLOSING));
         }
-        ready!(this.poll_say(cx))?;
+        ready!(this.poll_send_pending(cx))?;
         ready!(this.poll_given(cx))?;
         Pin::new(&mut this.io).poll_shutdown(cx)
     }

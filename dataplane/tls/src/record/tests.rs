@@ -84,15 +84,15 @@ pub(super) const SUITES: [SupportedCipherSuite; 2] = [
 
 type Ends<IO> = (client::TlsStream<IO>, server::TlsStream<IO>);
 
-async fn shaken(
+async fn handshake(
     suite: SupportedCipherSuite,
     tickets: usize,
 ) -> (Ends<DuplexStream>, u16, Vec<u8>, Vec<u8>) {
-    shaken_over(suite, tickets, tokio::io::duplex(256 << 10)).await
+    handshake_over(suite, tickets, tokio::io::duplex(256 << 10)).await
 }
 
 /// Returns two rustls ends after their handshake, and the secrets. The server has sent tickets, which the client has not read.
-pub(super) async fn shaken_over<IO: AsyncRead + AsyncWrite + Unpin>(
+pub(super) async fn handshake_over<IO: AsyncRead + AsyncWrite + Unpin>(
     suite: SupportedCipherSuite,
     tickets: usize,
     (near, far): (IO, IO),
@@ -212,7 +212,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncDuplex for T {}
 #[tokio::test]
 async fn rustls_understands_it_and_is_understood() {
     for suite in SUITES {
-        let ((c, mut s), number, client, server) = shaken(suite, 3).await;
+        let ((c, mut s), number, client, server) = handshake(suite, 3).await;
         let secrets = TrafficSecrets {
             suite: number,
             side: EndpointRole::Client,
@@ -223,7 +223,7 @@ async fn rustls_understands_it_and_is_understood() {
         let mut ours = RecordStream::new(c.into_inner().0, &secrets, &[]).unwrap();
         converse(&mut ours, &mut s).await;
 
-        let ((mut c, s), number, client, server) = shaken(suite, 0).await;
+        let ((mut c, s), number, client, server) = handshake(suite, 0).await;
         let secrets = TrafficSecrets {
             suite: number,
             side: EndpointRole::Server,
@@ -238,7 +238,7 @@ async fn rustls_understands_it_and_is_understood() {
 #[tokio::test]
 async fn key_updates_interoperate_with_rustls() {
     for suite in SUITES {
-        let ((c, mut s), number, client, server) = shaken(suite, 3).await;
+        let ((c, mut s), number, client, server) = handshake(suite, 3).await;
         let secrets = TrafficSecrets {
             suite: number,
             side: EndpointRole::Client,
@@ -267,7 +267,7 @@ async fn key_updates_interoperate_with_rustls() {
 
 #[tokio::test]
 async fn bytes_read_with_the_handshake_come_first() {
-    let ((mut c, s), number, client, server) = shaken(SUITES[1], 0).await;
+    let ((mut c, s), number, client, server) = handshake(SUITES[1], 0).await;
     c.write_all(b"early, whole").await.unwrap();
     c.flush().await.unwrap();
     let (mut io, _) = s.into_inner();
@@ -292,7 +292,7 @@ pub(super) enum Says {
     Sealed(Vec<u8>, u8, usize),
 }
 
-async fn heard(says: Vec<Says>) -> Result<Vec<u8>, String> {
+async fn read_from_peer(says: Vec<Says>) -> Result<Vec<u8>, String> {
     let (near, far) = tokio::io::duplex(4 << 20);
     let (client, server) = (of(0x1302, &[1; 48]), of(0x1302, &[2; 48]));
     let secrets = TrafficSecrets {
@@ -301,11 +301,11 @@ async fn heard(says: Vec<Says>) -> Result<Vec<u8>, String> {
         client: &client,
         server: &server,
     };
-    heard_by(RecordStream::new(near, &secrets, &[]).unwrap(), far, says).await
+    read_with(RecordStream::new(near, &secrets, &[]).unwrap(), far, says).await
 }
 
 /// Sends all items as the server (client secret of ones, server secret of twos), then ends, and returns the reader's result.
-pub(super) async fn heard_by(
+pub(super) async fn read_with(
     mut reader: impl AsyncRead + Unpin,
     mut far: impl AsyncWrite + Unpin,
     says: Vec<Says>,
@@ -564,7 +564,7 @@ pub(super) fn check(name: &str, got: Result<Vec<u8>, String>, want: Result<&str,
 #[tokio::test]
 async fn a_peer_that_breaks_the_rules_is_refused_by_name() {
     for (name, says, want) in cases() {
-        check(name, heard(says).await, want);
+        check(name, read_from_peer(says).await, want);
     }
 }
 

@@ -197,7 +197,7 @@ impl AttackWorld {
         for (name, value) in headers {
             asked = asked.with(name, value);
         }
-        seen(&tunnel(&self.mesh.world, &asked))
+        outcome_of(&tunnel(&self.mesh.world, &asked))
     }
 
     /// Returns a page's head and body as curl in a pod gets them, or curl's error.
@@ -268,7 +268,7 @@ pub(crate) fn poll(within: Duration, sight: impl Fn() -> AttackOutcome) -> Attac
     }
 }
 
-pub(crate) fn seen(opened: &TunnelAttempt) -> AttackOutcome {
+pub(crate) fn outcome_of(opened: &TunnelAttempt) -> AttackOutcome {
     AttackOutcome::of(opened.reached(), opened)
 }
 
@@ -391,7 +391,7 @@ fn set(name: &str, change: impl FnOnce(&mut Topology)) -> AttackWorld {
     let authorities = authorities(files.path());
     let mesh = Mesh::up_with("trust.yaml", name, |topology| {
         let keys = TenantKeysTopology {
-            place: TopologyKeyLocation::KeyServer,
+            location: TopologyKeyLocation::KeyServer,
             algorithm: TopologyKeyAlgorithm::EcdsaP256,
             fallback: TopologyKeyFallback::Refuse,
         };

@@ -486,7 +486,7 @@ fn beta_operator(setup: &AttackWorld) -> Caller<'_> {
 }
 
 fn operators() -> Vec<Attack> {
-    fn seen<T: std::fmt::Debug>(answer: Result<T, impl std::fmt::Debug>) -> AttackOutcome {
+    fn outcome_of<T: std::fmt::Debug>(answer: Result<T, impl std::fmt::Debug>) -> AttackOutcome {
         AttackOutcome::of(answer.is_ok(), answer.map(|_| ()))
     }
     let foreign =
@@ -496,17 +496,17 @@ fn operators() -> Vec<Attack> {
     vec![
         foreign(Attack::new(
             "alpha's objects",
-            |s| seen(beta_operator(s).get("alpha")),
-            |s| seen(beta_operator(s).get("beta")),
+            |s| outcome_of(beta_operator(s).get("alpha")),
+            |s| outcome_of(beta_operator(s).get("beta")),
         )),
         foreign(Attack::new(
             "a removal from alpha",
-            |s| seen(beta_operator(s).delete("alpha", "AuthorizationPolicy", "clients")),
-            |s| seen(beta_operator(s).delete("beta", "AuthorizationPolicy", "clients")),
+            |s| outcome_of(beta_operator(s).delete("alpha", "AuthorizationPolicy", "clients")),
+            |s| outcome_of(beta_operator(s).delete("beta", "AuthorizationPolicy", "clients")),
         )),
         foreign(Attack::new(
             "a new root for alpha",
-            |s| seen(beta_operator(s).rotate("alpha")),
+            |s| outcome_of(beta_operator(s).rotate("alpha")),
             |s| {
                 AttackOutcome::of(
                     s.mesh.canal(&["ca", "status", "--tenant", "alpha"]).code == Some(0),
@@ -517,7 +517,7 @@ fn operators() -> Vec<Attack> {
         foreign(Attack::new(
             "a revocation in alpha",
             |s| {
-                seen(
+                outcome_of(
                     beta_operator(s).revoke("alpha", "spiffe://alpha.example/ns/default/sa/nobody"),
                 )
             },
@@ -530,7 +530,7 @@ fn operators() -> Vec<Attack> {
         )),
         provider(Attack::new(
             "a replica out of service",
-            |s| seen(beta_operator(s).drain("gw-3")),
+            |s| outcome_of(beta_operator(s).drain("gw-3")),
             |s| {
                 AttackOutcome::of(
                     s.mesh.canal(&["gateway", "undrain", "gw-3"]).code == Some(0),
@@ -540,8 +540,8 @@ fn operators() -> Vec<Attack> {
         )),
         Attack::new(
             "the operators' API by a node's token",
-            |s| seen(Caller::as_itself(&s.mesh.world, "beta-n1").get("alpha")),
-            |s| seen(beta_operator(s).get("beta")),
+            |s| outcome_of(Caller::as_itself(&s.mesh.world, "beta-n1").get("alpha")),
+            |s| outcome_of(beta_operator(s).get("beta")),
         )
         .counted("controller", CONTROLLER, &["reason=\"not_an_operator\""]),
     ]

@@ -9,7 +9,7 @@ use canal_timing::deadline;
 use canal_world::KEYS_PORT;
 
 use super::attack_world::{
-    Attack, AttackOutcome, AttackWorld, BETA, CLIENT, GATEWAY, INTRUDER, poll, seen,
+    Attack, AttackOutcome, AttackWorld, BETA, CLIENT, GATEWAY, INTRUDER, outcome_of, poll,
 };
 
 const ALPHA_WEB: &str = "alpha/default/web-0";
@@ -207,7 +207,7 @@ fn certificates_of_nobody() -> Vec<Attack> {
                 "no certificate, at alpha's node",
                 |s| {
                     let (listener, authority) = (s.pod(ALPHA_WEB, 15008), s.pod(ALPHA_WEB, 8080));
-                    seen(&tunnel(
+                    outcome_of(&tunnel(
                         &s.mesh.world,
                         &TunnelRequest::new(
                             CLIENT,
@@ -305,7 +305,7 @@ fn destinations() -> Vec<Attack> {
                     &uri,
                 );
                 through_own_gateway.method = "GET";
-                seen(&tunnel(&s.mesh.world, &through_own_gateway))
+                outcome_of(&tunnel(&s.mesh.world, &through_own_gateway))
             },
             alphas_node,
         )

@@ -15,7 +15,11 @@ use super::exhaustion_world::{ALPHA_NODE, ExhaustionWorld};
 const OWN: &str = "spiffe://alpha.example/ns/default/sa/client";
 pub(super) const COMPONENT: &str = "spiffe://components.canal/ns/alpha/sa/node.alpha-n1";
 
-fn held(name: &'static str, connections: usize, hold: fn() -> Hold<'static>) -> ExhaustionCase {
+fn open_connections(
+    name: &'static str,
+    connections: usize,
+    hold: fn() -> Hold<'static>,
+) -> ExhaustionCase {
     ExhaustionCase::new(name, connections as u64 / 4, move |setup, lasts| {
         let flood = ConnectionFlood {
             host: ALPHA_NODE,
@@ -25,7 +29,7 @@ fn held(name: &'static str, connections: usize, hold: fn() -> Hold<'static>) -> 
             lasts,
         };
         let report = flood.run(&setup.mesh.world);
-        report.opened + report.refused
+        report.connections_opened + report.refused
     })
 }
 
@@ -130,15 +134,15 @@ fn remove(setup: &ExhaustionWorld) {
 pub(super) fn cases() -> Vec<ExhaustionCase> {
     let unknown = "type.googleapis.com/canal.program.v1.Nobody";
     vec![
-        held("connections to the controller without a byte", 3000, || {
+        open_connections("connections to the controller without a byte", 3000, || {
             Hold::Silent
         }),
-        held(
+        open_connections(
             "connections to the controller with half a TLS hello",
             1500,
             || Hold::Bytes(vec![0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc]),
         ),
-        held("TLS to the controller and no request", 300, || {
+        open_connections("TLS to the controller and no request", 300, || {
             Hold::Tls(None)
         }),
         calls("calls with a token that nobody has", 20, 4, |setup| {

@@ -202,7 +202,7 @@ pub(super) fn setup() -> &'static ExhaustionWorld {
         let mesh = Mesh::up_with("trust.yaml", "e2e-exhaustion", |topology| {
             for tenant in &mut topology.tenants {
                 tenant.keys = Some(TenantKeysTopology {
-                    place: TopologyKeyLocation::KeyServer,
+                    location: TopologyKeyLocation::KeyServer,
                     algorithm: TopologyKeyAlgorithm::EcdsaP256,
                     fallback: TopologyKeyFallback::Refuse,
                 });

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use canal_e2e::controller::Caller;
 use canal_e2e::until;
-use canal_timing::{deadline, is_timed, judge_time, timed};
+use canal_timing::{assert_time, deadline, is_timed, timed};
 use canal_world::Signal;
 
 use super::configuration::{CONFIGURATION_SHARES, PATTERNS, fill, patterns, remove, used};
@@ -172,12 +172,12 @@ fn one_tenant_at_every_share_delays_no_other_and_leaves_nothing_when_deleted() {
         let denied = (0..TIMES).map(|_| deny(setup)).max().unwrap_or_default();
         (denied, revoke(setup))
     });
-    judge_time(
+    assert_time(
         "time until another tenant's DENY is in force",
         denied,
         OTHERS_WITHIN,
     );
-    judge_time(
+    assert_time(
         "time until another tenant's revoked identity is out",
         revoked,
         OTHERS_WITHIN,
@@ -254,7 +254,7 @@ fn a_restarted_gateway_serves_others_before_one_tenants_full_shares() {
         .for_each(|name| world.stop(name).unwrap_or_else(|e| panic!("{name}: {e}")));
     let took: Vec<_> = (0..TIMES).map(|_| restart()).collect();
     println!("a gateway was restarted in {quiet:?} without alpha's objects, in {took:?} with them");
-    judge_time(
+    assert_time(
         "time until a restarted gateway serves another tenant",
         took.into_iter().max().unwrap_or_default(),
         GATEWAY_WITHIN,

@@ -28,11 +28,15 @@ fn flood<'f>(
     }
 }
 
-fn held(name: &'static str, connections: usize, hold: fn() -> Hold<'static>) -> ExhaustionCase {
+fn open_connections(
+    name: &'static str,
+    connections: usize,
+    hold: fn() -> Hold<'static>,
+) -> ExhaustionCase {
     let tries_min = connections as u64 / 2;
     ExhaustionCase::new(name, tries_min, move |setup, lasts| {
         let report = flood(hold(), connections, setup, lasts).run(&setup.mesh.world);
-        report.opened + report.refused
+        report.connections_opened + report.refused
     })
 }
 
@@ -43,20 +47,20 @@ pub(super) fn half_hello() -> Vec<u8> {
 
 pub(super) fn cases() -> Vec<ExhaustionCase> {
     let mut cases = vec![
-        held("TCP connections without a byte", MANY, || Hold::Silent),
-        held("half a TLS hello on each connection", MANY, || {
+        open_connections("TCP connections without a byte", MANY, || Hold::Silent),
+        open_connections("half a TLS hello on each connection", MANY, || {
             Hold::Bytes(half_hello())
         }),
-        held("a TLS hello byte by byte", MANY / 3, || {
+        open_connections("a TLS hello byte by byte", MANY / 3, || {
             Hold::Drip(half_hello(), Duration::from_millis(300))
         }),
-        held("bytes that are no TLS", MANY / 3, || {
+        open_connections("bytes that are no TLS", MANY / 3, || {
             Hold::Bytes(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec())
         }),
-        held("endless bytes that are no TLS", 50, || {
+        open_connections("endless bytes that are no TLS", 50, || {
             Hold::Flood(vec![0x16; 16 << 10])
         }),
-        held("TLS without a certificate", SOME, || Hold::Tls(None)),
+        open_connections("TLS without a certificate", SOME, || Hold::Tls(None)),
     ];
     cases.push(ExhaustionCase::new(
         "TLS with a certificate and no tunnel",
@@ -65,7 +69,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
             let credential = setup.member("alpha", "client");
             flood(Hold::Tls(Some(&credential)), SOME, setup, lasts)
                 .run(&setup.mesh.world)
-                .opened
+                .connections_opened
         },
     ));
     let streams = |name, connections: usize, streams: usize, payload: usize| {
@@ -83,7 +87,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
                 };
                 flood(hold, connections, setup, lasts)
                     .run(&setup.mesh.world)
-                    .opened
+                    .connections_opened
             },
         )
     };
@@ -106,7 +110,9 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
                 credential: &credential,
                 authority: &web,
             };
-            flood(hold, 20, setup, lasts).run(&setup.mesh.world).opened
+            flood(hold, 20, setup, lasts)
+                .run(&setup.mesh.world)
+                .connections_opened
         },
     ));
     cases.push(ExhaustionCase::new(
@@ -114,7 +120,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
         1000,
         |setup, lasts| {
             let report = churn(&setup.mesh.world, ALPHA, setup.gateway(), lasts);
-            report.opened + report.refused
+            report.connections_opened + report.refused
         },
     ));
     cases

@@ -16,7 +16,11 @@ fn server(setup: &ExhaustionWorld) -> SocketAddr {
     SocketAddr::from((setup.mesh.address(NEAR), PORT))
 }
 
-fn held(name: &'static str, connections: usize, hold: fn() -> Hold<'static>) -> ExhaustionCase {
+fn open_connections(
+    name: &'static str,
+    connections: usize,
+    hold: fn() -> Hold<'static>,
+) -> ExhaustionCase {
     ExhaustionCase::new(name, connections as u64 / 4, move |setup, lasts| {
         let flood = ConnectionFlood {
             host: ALPHA_NODE,
@@ -26,26 +30,26 @@ fn held(name: &'static str, connections: usize, hold: fn() -> Hold<'static>) -> 
             lasts,
         };
         let report = flood.run(&setup.mesh.world);
-        report.opened + report.refused
+        report.connections_opened + report.refused
     })
 }
 
 pub(super) fn cases() -> Vec<ExhaustionCase> {
     vec![
-        held("channels without a byte", 1500, || Hold::Silent),
-        held("channels with half a TLS hello", 1500, || {
+        open_connections("channels without a byte", 1500, || Hold::Silent),
+        open_connections("channels with half a TLS hello", 1500, || {
             Hold::Bytes(vec![0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc])
         }),
-        held("channels with a TLS hello byte by byte", 500, || {
+        open_connections("channels with a TLS hello byte by byte", 500, || {
             Hold::Drip(
                 vec![0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc],
                 Duration::from_millis(300),
             )
         }),
-        held("channels with TLS and no certificate", 200, || {
+        open_connections("channels with TLS and no certificate", 200, || {
             Hold::Tls(None)
         }),
-        held("channels with endless garbage", 50, || {
+        open_connections("channels with endless garbage", 50, || {
             Hold::Flood(vec![0xff; 16 << 10])
         }),
         ExhaustionCase::new(
@@ -53,7 +57,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
             1000,
             |setup, lasts| {
                 let report = churn(&setup.mesh.world, ALPHA_NODE, server(setup), lasts);
-                report.opened + report.refused
+                report.connections_opened + report.refused
             },
         ),
     ]

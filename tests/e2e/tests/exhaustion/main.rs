@@ -16,7 +16,7 @@ mod victim;
 
 use std::time::Duration;
 
-use canal_timing::{judge_time, timed};
+use canal_timing::{assert_time, timed};
 use exhaustion_world::{ExhaustionWorld, setup};
 use victim::{P99_MAX, VictimWatch};
 
@@ -92,18 +92,18 @@ fn run_case(setup: &ExhaustionWorld, case: &ExhaustionCase) -> Result<(), String
     }
     println!("{}: {tries} tries; {seen}", case.name);
     timed!(tries >= case.tries_min, "enough attempts, {}", case.name);
-    judge_harm(&seen, case.name);
+    assert_no_harm(&seen, case.name);
     setup.memory_complaint().map_or(Ok(()), Err)
 }
 
 /// Checks the harm to beta.
-fn judge_harm(seen: &VictimWatch, attack: &str) {
+fn assert_no_harm(seen: &VictimWatch, attack: &str) {
     let complaint = seen.complaint();
     if let Some(complaint) = &complaint {
         println!("{attack}: {complaint}");
     }
     timed!(complaint.is_none(), "another tenant is served, {attack}");
-    judge_time(
+    assert_time(
         &format!("99th percentile of another tenant, {attack}"),
         seen.p99(),
         P99_MAX,
@@ -114,7 +114,7 @@ fn run(group: &str) {
     let setup = setup();
     let quiet = VictimWatch::run(setup, lasts());
     println!("quiet: {quiet}");
-    judge_harm(&quiet, "without an attack");
+    assert_no_harm(&quiet, "without an attack");
     let mut wrong = Vec::new();
     for case in groups()
         .into_iter()

@@ -94,12 +94,12 @@ impl QueryOfDeath<'_> {
             is_timed() || is_beside || failed == 0,
             "{name} shares no replica that died: {report}\n{placed}"
         );
-        judge_losses(
+        assert_losses(
             &format!("requests lost beside a query of death, {name}"),
             failed,
             losses_max,
         );
-        judge_time(
+        assert_time(
             &format!("time without a response beside a query of death, {name}"),
             gap(report),
             gap_max,

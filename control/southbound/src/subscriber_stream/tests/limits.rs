@@ -132,7 +132,9 @@ fn a_providers_data_plane_is_never_refused_for_what_it_holds() {
         s.progress().resources
     );
     assert!(
-        s.held.owners().all(|owner| *owner == Some(tenant("alpha"))),
+        s.held_resources
+            .owners()
+            .all(|owner| *owner == Some(tenant("alpha"))),
         "nothing is left of a tenant that is gone"
     );
     // A part that comes after the first batch counts too.
@@ -169,7 +171,7 @@ fn a_tenants_listed_names_are_charged_until_they_are_forgotten() {
     let mut s = SubscriberStream::new(node("alpha", "n1"), limits(bytes - 1));
     let refused = subscribe_holding(&mut s, &w, &names, 1).unwrap_err();
     assert_eq!(
-        (refused.reason(), s.held.count(), s.name_bytes()),
+        (refused.reason(), s.held_resources.count(), s.name_bytes()),
         ("name_bytes", 0, 0),
         "nothing of a refused request is kept"
     );
@@ -185,7 +187,11 @@ fn names_outside_the_scope_are_dropped_at_once_and_cost_nothing() {
     let foreign: Vec<String> = (0..100_000).map(|n| format!("beta/shop/{n}")).collect();
     subscribe_holding(&mut s, &w, &foreign, 3).unwrap();
     assert_eq!(
-        (s.name_bytes(), s.held.count(), s.take_names_out_of_scope()),
+        (
+            s.name_bytes(),
+            s.held_resources.count(),
+            s.take_names_out_of_scope()
+        ),
         (0, 0, 100_000)
     );
     assert!(s.out_of_scope.len() < 1_000, "{}", s.out_of_scope.len());

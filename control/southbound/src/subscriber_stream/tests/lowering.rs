@@ -56,7 +56,7 @@ fn check(w: &StreamWorld, principal: Principal, program: &[Resource]) -> usize {
     let what = principal.to_string();
     let mut c = TestSubscriber::new(principal);
     c.settle(w);
-    let sent: Vec<&Resource> = c.held.values().map(|(_, resource)| resource).collect();
+    let sent: Vec<&Resource> = c.resources.values().map(|(_, resource)| resource).collect();
     let names = |resources: &[&Resource]| {
         resources
             .iter()

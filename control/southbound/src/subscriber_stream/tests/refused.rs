@@ -63,7 +63,7 @@ fn refused_policies_of_one_tenant_leave_anothers_in_force() {
         let (_, c) = cold_gateway(by_name, splits);
         let case = format!("by name {by_name}, {splits} splits");
         assert!(
-            c.held
+            c.resources
                 .contains_key(&(ResourceKind::Authorization, "beta/shop/deny".into())),
             "{case}"
         );
@@ -78,10 +78,10 @@ fn refused_policies_of_one_tenant_leave_anothers_in_force() {
             [Some(tenant("alpha"))],
             "{case}"
         );
-        assert!(p.acked >= p.wanted, "{case}: beta has all of its resources");
+        assert!(p.acked >= p.target, "{case}: beta has all of its resources");
         if by_name {
             assert!(
-                c.held
+                c.resources
                     .contains_key(&(ResourceKind::Authorization, "alpha/shop/a0".into())),
                 "what is not named was taken"
             );
@@ -190,7 +190,7 @@ fn refused_resource_of_the_provider_holds_up_everything() {
     c.settle(&w);
     let p = c.session.progress();
     assert!(
-        p.acked < p.wanted && p.refusals.contains_key(&None),
+        p.acked < p.target && p.refusals.contains_key(&None),
         "{p:?}"
     );
 }
@@ -205,7 +205,7 @@ fn one_refused_resource_does_not_hold_up_the_others() {
     c.refuses.insert("alpha/shop/s5".into());
     c.settle(&w);
     assert_eq!(
-        c.held
+        c.resources
             .keys()
             .filter(|(k, _)| *k == ResourceKind::Service)
             .count(),
@@ -214,11 +214,11 @@ fn one_refused_resource_does_not_hold_up_the_others() {
     let p = c.session.progress();
     let refusals = &p.refusals[&Some(tenant("alpha"))];
     assert!(
-        p.nack.contains("s5 is not good") && p.acked >= p.wanted && refusals.acked < p.wanted,
+        p.nack.contains("s5 is not good") && p.acked >= p.target && refusals.acked < p.target,
         "{p:?}"
     );
     assert_eq!(
-        (refusals.count, &*refusals.shown[0].0.1),
+        (refusals.count, &*refusals.examples[0].0.1),
         (1, "alpha/shop/s5")
     );
     assert_eq!(c.settle(&w), [""; 0], "what was refused is not sent again");
@@ -284,7 +284,7 @@ fn the_search_for_the_bad_one_has_an_end() {
         "five splits, then whole responses are set aside"
     );
     assert_eq!(
-        c.held
+        c.resources
             .keys()
             .filter(|(k, _)| *k == ResourceKind::Service)
             .count(),

@@ -105,7 +105,7 @@ pub(super) fn resources(name: &str, says: &TenantScript) -> Vec<Resource> {
                     specificity: [0; 5],
                     created: 0,
                     object: String::new(),
-                    place: [0; 2],
+                    indexes: [0; 2],
                 },
                 path: PathMatch::ElementPrefix("/".into()),
                 method: None,
@@ -203,7 +203,7 @@ pub(super) fn gateway(name: &str) -> Principal {
 /// planes do.
 pub(super) struct TestSubscriber {
     pub(super) session: SubscriberStream,
-    pub(super) held: BTreeMap<(ResourceKind, String), (String, Resource)>,
+    pub(super) resources: BTreeMap<(ResourceKind, String), (String, Resource)>,
     pub(super) refuses: BTreeSet<String>,
     pub(super) by_name: bool,
     /// True for a tenant whose held resources agreed with its manifest when that came.
@@ -221,7 +221,7 @@ impl TestSubscriber {
     pub(super) fn with_limits(principal: Principal, limits: SessionLimits) -> Self {
         let mut c = Self {
             session: SubscriberStream::new(principal, limits),
-            held: BTreeMap::new(),
+            resources: BTreeMap::new(),
             refuses: BTreeSet::new(),
             by_name: false,
             sealed: BTreeMap::new(),
@@ -234,7 +234,7 @@ impl TestSubscriber {
 
     pub(super) fn subscribe(&mut self) {
         for kind in ResourceKind::ALL {
-            let held = self.held.iter().filter(|((k, _), _)| *k == kind);
+            let held = self.resources.iter().filter(|((k, _), _)| *k == kind);
             let initial_resource_versions = held
                 .map(|((_, n), (v, _))| (n.clone(), v.clone()))
                 .collect();
@@ -243,7 +243,7 @@ impl TestSubscriber {
                 ..request(kind)
             };
             assert_eq!(
-                self.session.hear_alone(request).unwrap(),
+                self.session.handle_request_alone(request).unwrap(),
                 SubscriberMessage::Subscription
             );
         }
@@ -290,7 +290,7 @@ impl TestSubscriber {
         if refused.is_empty() {
             self.take(kind, response);
             assert_eq!(
-                self.session.hear_alone(answer).unwrap(),
+                self.session.handle_request_alone(answer).unwrap(),
                 SubscriberMessage::Ack
             );
             return;
@@ -315,7 +315,7 @@ impl TestSubscriber {
         }
         answer.error_detail = Some(error);
         assert!(matches!(
-            self.session.hear_alone(answer).unwrap(),
+            self.session.handle_request_alone(answer).unwrap(),
             SubscriberMessage::Nack { .. }
         ));
     }
@@ -329,7 +329,7 @@ impl TestSubscriber {
                 self.compare(wanted);
                 continue;
             }
-            self.held.insert((kind, r.name), (r.version, resource));
+            self.resources.insert((kind, r.name), (r.version, resource));
         }
         for name in response.removed_resources {
             if kind == ResourceKind::Manifest {
@@ -337,7 +337,7 @@ impl TestSubscriber {
                 continue;
             }
             assert!(
-                self.held.remove(&(kind, name.clone())).is_some(),
+                self.resources.remove(&(kind, name.clone())).is_some(),
                 "{name} was removed and is not held"
             );
         }
@@ -349,7 +349,7 @@ impl TestSubscriber {
     /// Compares the held security resources with the manifest, as data planes do.
     pub(super) fn compare(&mut self, wanted: &program::Manifest) {
         let of_tenant = self
-            .held
+            .resources
             .iter()
             .filter(|((kind, _), (_, r))| kind.is_security() && r.tenant() == Some(&wanted.tenant));
         let held = manifest::compute(
@@ -364,12 +364,12 @@ impl TestSubscriber {
     pub(super) fn nothing_dangles(&self) {
         let has = |kind, name: String| {
             assert!(
-                self.held.contains_key(&(kind, name.clone())),
+                self.resources.contains_key(&(kind, name.clone())),
                 "{name} is missing after {:?}",
                 self.log.last()
             )
         };
-        for (_, resource) in self.held.values() {
+        for (_, resource) in self.resources.values() {
             match resource {
                 Resource::Route(r) => {
                     has(ResourceKind::Service, r.parent.to_string());
@@ -399,7 +399,7 @@ impl TestSubscriber {
     }
 
     pub(super) fn names(&self) -> Vec<String> {
-        self.held
+        self.resources
             .keys()
             .map(|(k, n)| format!("{k:?} {n}"))
             .collect()
@@ -407,6 +407,6 @@ impl TestSubscriber {
 
     pub(super) fn is_converged(&self) -> bool {
         let p = self.session.progress();
-        p.acked >= p.wanted && p.nack.is_empty()
+        p.acked >= p.target && p.nack.is_empty()
     }
 }

@@ -67,7 +67,7 @@ impl Exchange<'_> {
                 match back.head.parse(
                     back.wire.inbox.bytes(),
                     self.worker.h1_limits(),
-                    self.ask.asked,
+                    self.ask.kind,
                 ) {
                     Err(refusal) => {
                         return Poll::Ready(Err(ProxyError::UpstreamProtocol(refusal.name())));
@@ -78,7 +78,7 @@ impl Exchange<'_> {
                         let view = back.head.view(back.wire.inbox.bytes());
                         let interim = view.is_interim();
                         // The client's bytes of the new protocol begin after the body, so the switch waits for the end of the body.
-                        if view.status() == 101 && !self.up.done && !self.up_cut {
+                        if view.status() == 101 && !self.up.is_complete && !self.up_cut {
                             return Poll::Pending;
                         }
                         if interim {
@@ -101,18 +101,19 @@ impl Exchange<'_> {
                 return Poll::Ready(Ok(()));
             };
             match ready!(back.wire.io.poll_fill(cx, &mut back.wire.inbox)) {
-                Ok(1..) => back.heard = true,
-                Ok(0) if back.heard => {
+                Ok(1..) => back.has_responded = true,
+                Ok(0) if back.has_responded => {
                     return Poll::Ready(Err(ProxyError::UpstreamProtocol("truncated_head")));
                 }
                 Ok(0) | Err(_)
-                    if !back.heard && back.wire.io.is_undelivered_beyond(back.sent_before) =>
+                    if !back.has_responded
+                        && back.wire.io.is_undelivered_beyond(back.sent_before) =>
                 {
                     return Poll::Ready(Err(ProxyError::UpstreamUndelivered));
                 }
                 Ok(0) | Err(_) => {
                     return Poll::Ready(Err(ProxyError::UpstreamClosed {
-                        reused: back.reused && !back.heard,
+                        reused: back.reused && !back.has_responded,
                     }));
                 }
             }
@@ -179,8 +180,8 @@ impl Exchange<'_> {
             DownstreamSide::Http1(client) => {
                 // The connection stays open only if the request is complete or its upload continues after this response.
                 let goes_on = status < 400 && *keeps && !self.up_cut;
-                let keep = keep && to != Framing::UntilClose && (self.up.done || goes_on);
-                self.kept = keep;
+                let keep = keep && to != Framing::UntilClose && (self.up.is_complete || goes_on);
+                self.keep_alive = keep;
                 let outgoing = ForwardOptions {
                     framing: to,
                     persistence: if self.upgrade {
@@ -240,7 +241,7 @@ impl Exchange<'_> {
             Ok(response) => Poll::Ready(self.final_2(response)),
             Err(e) => Poll::Ready(Err(match http2_fault(&e) {
                 ProxyError::UpstreamClosed { .. } => ProxyError::UpstreamClosed {
-                    reused: back.place.reused,
+                    reused: back.permit.reused,
                 },
                 fault => fault,
             })),
@@ -287,7 +288,7 @@ impl Exchange<'_> {
         let (mut parts, body) = response.into_parts();
         let status = parts.status.as_u16();
         // A body that the status or HEAD forbids is dropped, and its stream is reset. An HTTP/1.1 client would take it for the next response.
-        let has_no_body = matches!(status, 204 | 304) || self.ask.asked == RequestKind::Head;
+        let has_no_body = matches!(status, 204 | 304) || self.ask.kind == RequestKind::Head;
         let ended = body.is_end_stream() || has_no_body;
         if status == 204 {
             parts.headers.remove(CONTENT_LENGTH);
@@ -303,8 +304,9 @@ impl Exchange<'_> {
                 let framing = heads::framing_of_answer(self.ask, &parts, ended);
                 // The connection stays open only if the request is complete or its upload continues after this response.
                 let goes_on = status < 400 && !ended && !self.up_cut;
-                let keep = keep && framing != Framing::UntilClose && (self.up.done || goes_on);
-                self.kept = keep;
+                let keep =
+                    keep && framing != Framing::UntilClose && (self.up.is_complete || goes_on);
+                self.keep_alive = keep;
                 let outgoing = ForwardOptions {
                     framing,
                     persistence: self.ask.spoken.persistence(keep),

@@ -342,10 +342,10 @@ async fn certificates_and_signatures_are_of_one_key() {
     rig.near.set_behavior(FakeBehavior::Mute);
     shake().await.unwrap();
     rig.near.set_behavior(FakeBehavior::Well);
-    let asked = rig.near.asked();
+    let asked = rig.near.request_count();
     shake().await.unwrap();
     assert_eq!(
-        rig.near.asked(),
+        rig.near.request_count(),
         asked,
         "who gave the certificates is asked first"
     );
@@ -469,7 +469,7 @@ async fn a_silent_retry_occupies_no_thread() {
         terminator.accept(far, || {}).await.unwrap_err().reason(),
         "io"
     );
-    canal_timing::judge_time(
+    canal_timing::assert_time(
         "time until a client that does not retry is left",
         start.elapsed(),
         Duration::from_secs(5),

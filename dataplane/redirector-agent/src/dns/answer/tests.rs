@@ -23,7 +23,7 @@ fn zones() -> DnsZones {
     decide_zones(all.iter(), 42)
 }
 
-fn ask(name: &str, kind: RecordType) -> Message {
+fn query_message(name: &str, kind: RecordType) -> Message {
     let mut message = Message::new();
     message
         .set_id(0)
@@ -276,7 +276,7 @@ const ANSWER_CASES: [AnswerCase; 23] = [
 #[test]
 fn answers_are_by_family_and_missing_names_have_an_soa() {
     for (tenant, name, kind, code, answers, authorities, result) in ANSWER_CASES {
-        let (answer, given, _) = reply(&ask(name, kind), tenant, DnsTransport::Udp);
+        let (answer, given, _) = reply(&query_message(name, kind), tenant, DnsTransport::Udp);
         let got = (
             answer.response_code(),
             answer.answers().len(),
@@ -315,7 +315,7 @@ fn large_answers_are_cut_on_udp_only() {
         (Some(100), DnsTransport::Udp, 512, true),
         (None, DnsTransport::Tcp, 65535, false),
     ] {
-        let mut message = ask(name, RecordType::A);
+        let mut message = query_message(name, RecordType::A);
         if let Some(payload) = payload {
             message
                 .set_edns(Edns::new())
@@ -340,13 +340,13 @@ fn large_answers_are_cut_on_udp_only() {
 
 #[test]
 fn unserved_queries_get_an_error_code() {
-    let mut other = ask("web.default.", RecordType::A);
+    let mut other = query_message("web.default.", RecordType::A);
     other.set_op_code(OpCode::Notify);
     assert_eq!(
         reply(&other, "alpha", DnsTransport::Udp).0.response_code(),
         ResponseCode::NotImp
     );
-    let mut two = ask("web.default.", RecordType::A);
+    let mut two = query_message("web.default.", RecordType::A);
     two.add_query(Query::query(
         Name::from_ascii("four.default.").unwrap(),
         RecordType::A,
@@ -355,13 +355,13 @@ fn unserved_queries_get_an_error_code() {
         reply(&two, "alpha", DnsTransport::Udp).0.response_code(),
         ResponseCode::FormErr
     );
-    let mut chaos = ask("web.default.", RecordType::A);
+    let mut chaos = query_message("web.default.", RecordType::A);
     chaos.queries_mut()[0].set_query_class(DNSClass::CH);
     assert_eq!(
         reply(&chaos, "alpha", DnsTransport::Udp).0.response_code(),
         ResponseCode::Refused
     );
-    let mut future = ask("web.default.", RecordType::A);
+    let mut future = query_message("web.default.", RecordType::A);
     future
         .set_edns(Edns::new())
         .extensions_mut()
@@ -378,7 +378,7 @@ fn unserved_queries_get_an_error_code() {
         1,
         "BADVERS is 16"
     );
-    let mut response = ask("web.default.", RecordType::A);
+    let mut response = query_message("web.default.", RecordType::A);
     response.set_message_type(MessageType::Response);
     let silence = decide_reply(
         &response.to_vec().unwrap(),
@@ -393,7 +393,7 @@ fn unserved_queries_get_an_error_code() {
 #[test]
 fn no_bytes_cause_a_panic() {
     let (zones, tenant, az) = (zones(), "alpha".parse().unwrap(), "az1".parse().unwrap());
-    let good = ask("web.default.svc.cluster.local.", RecordType::A)
+    let good = query_message("web.default.svc.cluster.local.", RecordType::A)
         .to_vec()
         .unwrap();
     for n in 0..20_000 {

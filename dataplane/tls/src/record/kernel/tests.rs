@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::*;
-use crate::record::tests::{SUITES, cases, check, converse, heard_by, of, shaken_over};
+use crate::record::tests::{SUITES, cases, check, converse, handshake_over, of, read_with};
 use crate::record::{RecordStream, codec};
 
 type KernelCaseFn = fn() -> Pin<Box<dyn Future<Output = ()>>>;
@@ -27,7 +27,7 @@ const INSIDE: [(&str, KernelCaseFn); 15] = [
     }),
     (
         "the peer gets an alert, and nothing is written after the end",
-        || Box::pin(told_why()),
+        || Box::pin(alerts_to_the_peer()),
     ),
     ("a peer's new keys end the connection, by name", || {
         Box::pin(peers_update())
@@ -38,7 +38,7 @@ const INSIDE: [(&str, KernelCaseFn); 15] = [
     ),
     (
         "a connection says when its keys' time is nearly over",
-        || Box::pin(worn()),
+        || Box::pin(rotate_hints()),
     ),
     ("a writer after a bad record gets the error as well", || {
         Box::pin(writer_first())
@@ -97,7 +97,7 @@ fn inside() {
                         .await
                 })
                 .unwrap_or_else(|_| panic!("hangs: {name}"));
-            user_mode_linux::say(&format!("ok {name}"));
+            user_mode_linux::print_line(&format!("ok {name}"));
         }
     });
 }
@@ -181,7 +181,7 @@ fn name_of(error: &io::Error) -> String {
 
 async fn rustls_understands() {
     for suite in SUITES {
-        let ((c, mut s), number, client, server) = shaken_over(suite, 3, tcp_pair().await).await;
+        let ((c, mut s), number, client, server) = handshake_over(suite, 3, tcp_pair().await).await;
         let secrets = TrafficSecrets {
             suite: number,
             side: EndpointRole::Client,
@@ -191,7 +191,7 @@ async fn rustls_understands() {
         // The server's tickets are in the socket already and must be skipped.
         converse(&mut handed(c.into_inner().0, &secrets, &[]), &mut s).await;
 
-        let ((mut c, s), number, client, server) = shaken_over(suite, 0, tcp_pair().await).await;
+        let ((mut c, s), number, client, server) = handshake_over(suite, 0, tcp_pair().await).await;
         let secrets = TrafficSecrets {
             suite: number,
             side: EndpointRole::Server,
@@ -246,13 +246,13 @@ async fn rule_breakers() {
             .map(|(_, want)| Err(*want));
         check(
             name,
-            heard_by(reader, far, says).await,
+            read_with(reader, far, says).await,
             other.unwrap_or(want),
         );
     }
 }
 
-async fn told_why() {
+async fn alerts_to_the_peer() {
     let (mut a, far) = client_end().await;
     let mut far = server_end(far);
     let far_io = far.get_ref();
@@ -279,7 +279,7 @@ async fn told_why() {
 
 async fn peers_update() {
     for suite in SUITES {
-        let ((c, mut s), number, client, server) = shaken_over(suite, 0, tcp_pair().await).await;
+        let ((c, mut s), number, client, server) = handshake_over(suite, 0, tcp_pair().await).await;
         let secrets = TrafficSecrets {
             suite: number,
             side: EndpointRole::Client,
@@ -325,7 +325,7 @@ async fn spent_keys() {
     assert_eq!(name_of(&a.read_u8().await.unwrap_err()), "rekey");
 }
 
-async fn worn() {
+async fn rotate_hints() {
     let (mut a, far) = client_end().await;
     let mut far = server_end(far);
     let out = a.rotate_hint().clone().out();
@@ -545,7 +545,7 @@ async fn slices() {
 }
 
 async fn small_reads() {
-    let ((c, mut s), number, client, server) = shaken_over(SUITES[0], 4, tcp_pair().await).await;
+    let ((c, mut s), number, client, server) = handshake_over(SUITES[0], 4, tcp_pair().await).await;
     let secrets = TrafficSecrets {
         suite: number,
         side: EndpointRole::Client,
@@ -562,7 +562,7 @@ async fn small_reads() {
     let mut rest = Vec::new();
     ours.read_to_end(&mut rest).await.unwrap();
     assert!(rest == text[3000..]);
-    assert_eq!(ours.kept.len(), 0);
+    assert_eq!(ours.plaintext.len(), 0);
     ours.shutdown().await.unwrap();
     assert_ended(s).await;
 }
