@@ -1,4 +1,5 @@
-//! Builds the IR: puts checked rules into the route table of their service. `precedence` defines the order of the table.
+//! Builds the IR: puts checked rules into the route table of their service. `precedence` defines
+//! the order of the table.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

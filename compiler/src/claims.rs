@@ -1,5 +1,6 @@
-//! Compares the claims of tenants on shared identifiers (VNI, trust domain, addresses), and decides which tenant yields if two claim the
-//! same. Tenants are compared nowhere else: everything else is compiled tenant by tenant. Start at [`collisions`].
+//! Compares the claims of tenants on shared identifiers (VNI, trust domain, addresses), and decides
+//! which tenant yields if two claim the same. Tenants are compared nowhere else: everything else is
+//! compiled tenant by tenant. Start at [`collisions`].
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -25,7 +26,8 @@ pub struct Isolation {
     pub vni: Vni,
     pub trust_domain: TrustDomain,
     pub pod_cidrs: Vec<IpNet>,
-    /// Ranges of gateway addresses. If not empty, the tenant is on the cloud tier, which separates tenants by VNI alone.
+    /// Ranges of gateway addresses. If not empty, the tenant is on the cloud tier, which separates
+    /// tenants by VNI alone.
     pub gateway_cidrs: Vec<IpNet>,
 }
 
@@ -65,8 +67,8 @@ pub struct ClaimConflicts {
 
 /// Compares the claims of all tenants, given in the order in which the controller first saw them.
 ///
-/// The later tenant yields, so that no tenant can displace a running one. A tenant that yields does not defend its claims against later
-/// ones.
+/// The later tenant yields, so that no tenant can displace a running one. A tenant that yields does
+/// not defend its claims against later ones.
 pub fn collisions<'a>(claims: impl IntoIterator<Item = &'a TenantClaims>) -> ClaimConflicts {
     let mut found = ClaimConflicts::default();
     let mut seen: Vec<&TenantClaims> = Vec::new();
@@ -133,7 +135,8 @@ fn clashes(older: &TenantClaims, newer: &TenantClaims, report: &mut impl FnMut(D
                 "give every tenant its own trust domain",
             );
         }
-        // On the cloud tier VNIs separate tenants, so their ranges may overlap if both tenants are on it.
+        // On the cloud tier VNIs separate tenants, so their ranges may overlap if both tenants are
+        // on it.
         let apart_by_vni = old.is_on_tier() && new.is_on_tier();
         for (field, net) in new.ranges().filter(|_| !apart_by_vni) {
             if let Some((_, taken)) = old.ranges().find(|(_, taken)| overlap(taken, net)) {
@@ -147,7 +150,8 @@ fn clashes(older: &TenantClaims, newer: &TenantClaims, report: &mut impl FnMut(D
         }
     }
     for new in &newer.gateways {
-        // Addresses of different replicas do not conflict: those are in different network namespaces or on different machines.
+        // Addresses of different replicas do not conflict: those are in different network
+        // namespaces or on different machines.
         let same_replica = older
             .gateways
             .iter()

@@ -1,4 +1,5 @@
-//! Collects the diagnostics of all stages of one compile, each once and within a limit. It contains no rules.
+//! Collects the diagnostics of all stages of one compile, each once and within a limit. It contains
+//! no rules.
 
 use std::collections::HashSet;
 
@@ -7,8 +8,9 @@ use canal_model::policy::Document;
 
 use crate::limits::DIAGNOSTICS_OF_SEVERITY_MAX;
 
-/// Number of collected diagnostics at which duplicates are removed and the limit is applied. One object on many services repeats its
-/// mistakes for each, so the list would grow far beyond the limit until the end.
+/// Number of collected diagnostics at which duplicates are removed and the limit is applied. One
+/// object on many services repeats its mistakes for each, so the list would grow far beyond the
+/// limit until the end.
 const COMPACT_AT: usize = 4 * DIAGNOSTICS_OF_SEVERITY_MAX;
 
 /// The diagnostics of one compile.
@@ -102,7 +104,8 @@ impl DiagnosticCollector {
         });
     }
 
-    /// Returns all diagnostics: errors first, then by object, then in the order of reporting. Duplicates are removed.
+    /// Returns all diagnostics: errors first, then by object, then in the order of reporting.
+    /// Duplicates are removed.
     pub(crate) fn into_sorted(mut self) -> Vec<Diagnostic> {
         self.compact();
         for severity in [Severity::Error, Severity::Warning]

@@ -1,10 +1,13 @@
-//! Decides which target serves each service port: nodes without a gateway, or gateways. Pure; it reads the IR. The resulting resources are
-//! the [`endpoints`]. The node selects an endpoint among them.
+//! Decides which target serves each service port: nodes without a gateway, or gateways. Pure; it
+//! reads the IR. The resulting resources are the [`endpoints`]. The node selects an endpoint among
+//! them.
 //!
-//! A port goes to the first target that refuses none of its rules; `crate::lower` has the targets and their reasons. It is direct if nodes
-//! refuse nothing. (1) It is declared opaque, or its Service requests the direct path. (2) Every workload that serves it runs on a node
-//! with a node proxy. (3) No policy, limit or termination applies that a node cannot enforce. A client uses the direct path if it is a
-//! workload of the tenant on a node, because all of them share one overlay. All other clients use a gateway.
+//! A port goes to the first target that refuses none of its rules; `crate::lower` has the targets
+//! and their reasons. It is direct if nodes refuse nothing. (1) It is declared opaque, or its
+//! Service requests the direct path. (2) Every workload that serves it runs on a node with a node
+//! proxy. (3) No policy, limit or termination applies that a node cannot enforce. A client uses the
+//! direct path if it is a workload of the tenant on a node, because all of them share one overlay.
+//! All other clients use a gateway.
 
 mod audience;
 
@@ -43,7 +46,8 @@ pub enum DirectPreference {
     Refused,
 }
 
-/// The path from nodes to a service port: the target that serves the port, and why none that is nearer to the client does.
+/// The path from nodes to a service port: the target that serves the port, and why none that is
+/// nearer to the client does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortPath {
     pub target: TargetName,
@@ -58,7 +62,8 @@ pub enum PathReason {
     ServiceRefuses,
     /// The nearest target refuses a rule of the port.
     Refusal(RefusalReason),
-    /// Policies admit no workload of the client's node. This reason applies to one client, not to the port.
+    /// Policies admit no workload of the client's node. This reason applies to one client, not to
+    /// the port.
     NotAdmitted,
 }
 
@@ -142,7 +147,8 @@ impl<'a> TargetPorts<'a> {
         }
     }
 
-    /// Passes on why the target cannot run the port's rules. The order decides which reason is the first, which users see.
+    /// Passes on why the target cannot run the port's rules. The order decides which reason is the
+    /// first, which users see.
     fn visit(
         &mut self,
         rules: PortRules<'a, '_>,
@@ -421,7 +427,8 @@ pub fn paths(ir: &Ir) -> Vec<(ServiceKey, u16, PortPath)> {
     all
 }
 
-/// Returns the direct endpoints, one for each ready workload with a direct port, sorted by namespace and name.
+/// Returns the direct endpoints, one for each ready workload with a direct port, sorted by
+/// namespace and name.
 pub fn endpoints(ir: &Ir) -> Vec<DirectEndpoint> {
     let direct: BTreeSet<(ServiceKey, u16)> = paths(ir)
         .into_iter()
@@ -461,7 +468,8 @@ fn endpoint(
             port: e.port,
         })
         .collect();
-    // A port that is also served through a gateway must not be dialled by the pod's address: that would bypass the gateway.
+    // A port that is also served through a gateway must not be dialled by the pod's address: that
+    // would bypass the gateway.
     let guarded: BTreeSet<u16> = others.iter().map(|e| e.target_port).collect();
     let own_ports: BTreeSet<u16> = direct
         .iter()

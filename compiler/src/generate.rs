@@ -1,6 +1,8 @@
-//! Generates policies, and requests that are likely to match them. The vocabulary is small, so that paths, hosts and values collide.
+//! Generates policies, and requests that are likely to match them. The vocabulary is small, so that
+//! paths, hosts and values collide.
 //!
-//! For tests only (feature `generate`): implementations of routing compare themselves with [`crate::oracle`] on these cases.
+//! For tests only (feature `generate`): implementations of routing compare themselves with
+//! [`crate::oracle`] on these cases.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
@@ -83,7 +85,8 @@ const VALUES: [&str; 5] = ["1", "2", "12", "", "1,2"];
 const VALUE_PATTERNS: [&str; 4] = ["1.*", "[12]", "", "2|1,2"];
 const METHODS: [&str; 4] = ["GET", "POST", "get", "PURGE"];
 
-/// Generates complete tenants with 16 requests each. All names in them are valid, and most references are.
+/// Generates complete tenants with 16 requests each. All names in them are valid, and most
+/// references are.
 pub fn cases() -> impl Strategy<Value = GeneratedRouting> {
     let routes = vec(http_route(), 0..4);
     let virtual_services = vec(virtual_service(), 0..3);
@@ -145,7 +148,8 @@ pub(crate) fn case(objects: Vec<Object>, requests: Vec<OracleRequest>) -> Genera
     }
 }
 
-/// Parses a constant of this module. The constants are valid; otherwise every test that uses them would fail at once.
+/// Parses a constant of this module. The constants are valid; otherwise every test that uses them
+/// would fail at once.
 pub(crate) fn name<T: std::str::FromStr>(text: &str) -> T {
     match text.parse() {
         Ok(name) => name,

@@ -1,7 +1,8 @@
-//! Generates policies, and facts that are likely to match them. The vocabulary is small, so that principals, paths and values collide.
+//! Generates policies, and facts that are likely to match them. The vocabulary is small, so that
+//! principals, paths and values collide.
 //!
-//! For tests only (feature `generate`): implementations of authorization compare themselves with [`crate::oracle_authorization`] on these
-//! cases.
+//! For tests only (feature `generate`): implementations of authorization compare themselves with
+//! [`crate::oracle_authorization`] on these cases.
 
 use std::collections::BTreeMap;
 
@@ -216,7 +217,8 @@ fn policy() -> impl Strategy<Value = (&'static str, bool, AuthorizationPolicySpe
     );
     parts.prop_map(
         |(namespace, dry_run, selector, targets, mut rules, action, provider)| {
-            // Without rules such a policy is broken or never matches, so it gets the empty rule, which always matches.
+            // Without rules such a policy is broken or never matches, so it gets the empty rule,
+            // which always matches.
             if rules.is_empty() && action != PolicyAction::Allow {
                 rules.push(AuthorizationRule::default());
             }
@@ -257,7 +259,8 @@ fn rule() -> impl Strategy<Value = AuthorizationRule> {
         .prop_map(|(from, to, when)| AuthorizationRule { from, to, when })
 }
 
-/// Generates a list of values and its opposite: with the probability `weight`, one of them or both are set.
+/// Generates a list of values and its opposite: with the probability `weight`, one of them or both
+/// are set.
 fn value_lists(
     any: &'static [&'static str],
     none: &'static [&'static str],
@@ -510,7 +513,8 @@ fn text(words: &'static [&'static str]) -> BoxedStrategy<OracleValue> {
         .boxed()
 }
 
-/// Generates the values of an attribute; `None` means unknown. Most are known, as at a gateway; some have several values.
+/// Generates the values of an attribute; `None` means unknown. Most are known, as at a gateway;
+/// some have several values.
 fn attribute_values(
     attribute: Attribute,
     value: BoxedStrategy<OracleValue>,

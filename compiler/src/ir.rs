@@ -1,5 +1,6 @@
-//! The compiler's intermediate representation of a tenant. It contains the route rules of each service in match order. Golden files contain
-//! its text form ([`Ir`] implements `Display`). Targets are in `lower`, and `oracle` defines the meaning.
+//! The compiler's intermediate representation of a tenant. It contains the route rules of each
+//! service in match order. Golden files contain its text form ([`Ir`] implements `Display`).
+//! Targets are in `lower`, and `oracle` defines the meaning.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -79,8 +80,9 @@ impl Security {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceIr {
     pub service: Service,
-    /// Route rules of all ports in match order. On each port the first match that holds decides. If none holds, the response is 404. If no
-    /// rule applies to the port, all requests go to the service itself.
+    /// Route rules of all ports in match order. On each port the first match that holds decides. If
+    /// none holds, the response is 404. If no rule applies to the port, all requests go to the
+    /// service itself.
     pub routes: RouteTable,
 }
 

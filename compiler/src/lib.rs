@@ -1,7 +1,9 @@
-//! Compiles a tenant's objects to the resources that data planes run. Pure: no files, no sockets, no clock; equal input gives equal output.
+//! Compiles a tenant's objects to the resources that data planes run. Pure: no files, no sockets,
+//! no clock; equal input gives equal output.
 //!
-//! Stages: `resolve` (names, merging, conflicts) → checked → `build` (precedence) → [`ir`] → [`lower`] for each target. [`oracle`] defines
-//! what the IR means. Broken input never fails a compile: it becomes an entry that fails closed, and a diagnostic. Start at [`compile()`].
+//! Stages: `resolve` (names, merging, conflicts) → checked → `build` (precedence) → [`ir`] →
+//! [`lower`] for each target. [`oracle`] defines what the IR means. Broken input never fails a
+//! compile: it becomes an entry that fails closed, and a diagnostic. Start at [`compile()`].
 
 #![forbid(unsafe_code)]
 
@@ -44,32 +46,38 @@ use diagnostic_collector::DiagnosticCollector;
 use ir::Ir;
 use resource_budget::{CompiledSize, ResourceBudget};
 
-/// All input of one tenant. Tenants are compiled one by one and never see each other; see [`claims::collisions`].
+/// All input of one tenant. Tenants are compiled one by one and never see each other; see
+/// [`claims::collisions`].
 #[derive(Debug, Clone, Copy)]
 pub struct CompileInput<'a> {
     pub tenant: &'a TenantName,
     /// Parsed documents in any order.
     pub documents: &'a [Arc<Document>],
-    /// Ids of [`service_keys`]. A key must always have the same id. A service without an id is left out.
+    /// Ids of [`service_keys`]. A key must always have the same id. A service without an id is left
+    /// out.
     pub service_ids: &'a BTreeMap<ServiceKey, ServiceId>,
-    /// Key sets (RFC 7517, JSON) for the URIs in [`CompileOutput::jwks`], as far as they could be fetched.
+    /// Key sets (RFC 7517, JSON) for the URIs in [`CompileOutput::jwks`], as far as they could be
+    /// fetched.
     pub jwks: &'a BTreeMap<String, String>,
 }
 
 /// The result of compiling one tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CompileOutput {
-    /// Resources with parents first, sorted by name within a kind. Empty without a valid Tenant object.
+    /// Resources with parents first, sorted by name within a kind. Empty without a valid Tenant
+    /// object.
     pub resources: Vec<Resource>,
-    /// Diagnostics sorted by severity, errors first, then by object. Their positions are those of the objects; `canal_sources::pinpoint`
-    /// finds the position of the field.
+    /// Diagnostics sorted by severity, errors first, then by object. Their positions are those of
+    /// the objects; `canal_sources::pinpoint` finds the position of the field.
     pub diagnostics: Vec<Diagnostic>,
     pub claims: TenantClaims,
     /// Home AZs of services on the cloud tier, as far as the service or its tenant requests one.
     pub homes: BTreeMap<ServiceKey, AzName>,
-    /// Tenants and trust domains with which this tenant declares a federation. It takes effect once the other tenant declares it too.
+    /// Tenants and trust domains with which this tenant declares a federation. It takes effect once
+    /// the other tenant declares it too.
     pub federations: BTreeSet<(TenantName, TrustDomain)>,
-    /// URIs of the key sets that are needed: `https://`, `http://`, or `file:` and a path relative to the tenant's source folder.
+    /// URIs of the key sets that are needed: `https://`, `http://`, or `file:` and a path relative
+    /// to the tenant's source folder.
     pub jwks: BTreeSet<String>,
     /// Size of the resources. The bytes are a lower bound, because the compiler encodes nothing.
     pub size: CompiledSize,
@@ -77,7 +85,8 @@ pub struct CompileOutput {
     pub is_stopped: bool,
 }
 
-/// Returns the services for which [`compile()`] needs ids. They include the tier's own service if the tenant is on the cloud tier.
+/// Returns the services for which [`compile()`] needs ids. They include the tier's own service if
+/// the tenant is on the cloud tier.
 pub fn service_keys(tenant: &TenantName, documents: &[Arc<Document>]) -> BTreeSet<ServiceKey> {
     let keys = documents
         .iter()
@@ -96,7 +105,8 @@ pub fn service_keys(tenant: &TenantName, documents: &[Arc<Document>]) -> BTreeSe
     keys.collect()
 }
 
-/// Compiles one tenant. Compiling never fails: broken input becomes an entry that fails closed, and a diagnostic.
+/// Compiles one tenant. Compiling never fails: broken input becomes an entry that fails closed, and
+/// a diagnostic.
 pub fn compile(input: &CompileInput<'_>) -> CompileOutput {
     compile_within(input, CompiledSize::UNLIMITED)
 }
@@ -116,7 +126,8 @@ pub fn compile_within(input: &CompileInput<'_>, max: CompiledSize) -> CompileOut
         .map(|ir| (ir.security.federations.clone(), ir.security.jwks.clone()))
         .unwrap_or_default();
     let mut resources = ir.map(lower::tenant).unwrap_or_default();
-    // Not every kind of resource is counted while it is made; those that are not grow with the objects only.
+    // Not every kind of resource is counted while it is made; those that are not grow with the
+    // objects only.
     let size = CompiledSize {
         resources: budget.used().resources.max(resources.len() as u64),
         ..budget.used()
@@ -137,7 +148,8 @@ pub fn compile_within(input: &CompileInput<'_>, max: CompiledSize) -> CompileOut
     }
 }
 
-/// Builds the IR of a tenant, for the oracle and for golden tests; `None` without a valid Tenant object.
+/// Builds the IR of a tenant, for the oracle and for golden tests; `None` without a valid Tenant
+/// object.
 pub fn build_ir(input: &CompileInput<'_>) -> (Option<Ir>, Vec<Diagnostic>) {
     let mut report = DiagnosticCollector::default();
     let checked = resolve::resolve(

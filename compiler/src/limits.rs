@@ -1,5 +1,6 @@
-//! Limits of one tenant's objects. Limits that data planes check too are in [`canal_model::limits`]. Input beyond a limit fails closed with
-//! a diagnostic. A test reaches each limit.
+//! Limits of one tenant's objects. Limits that data planes check too are in
+//! [`canal_model::limits`]. Input beyond a limit fails closed with a diagnostic. A test reaches
+//! each limit.
 
 pub use canal_model::limits::{
     DIRECT_PORTS_PER_WORKLOAD_MAX, UDP_PORTS_PER_WORKLOAD_MAX, WEIGHT_MAX,
@@ -13,7 +14,8 @@ pub const DIAGNOSTICS_OF_SEVERITY_MAX: usize = 10_000;
 pub const RULES_PER_ROUTE_MAX: usize = 1024;
 /// Maximum number of matches of one rule (Gateway API allows 64).
 pub const MATCHES_PER_RULE_MAX: usize = 1024;
-/// Maximum number of conditions on headers, and on query parameters, of one match (Gateway API allows 16).
+/// Maximum number of conditions on headers, and on query parameters, of one match (Gateway API
+/// allows 16).
 pub const CONDITIONS_PER_MATCH_MAX: usize = 64;
 /// Maximum number of backends of one rule (Gateway API allows 16).
 pub const BACKENDS_PER_RULE_MAX: usize = 256;
@@ -21,15 +23,16 @@ pub const BACKENDS_PER_RULE_MAX: usize = 256;
 pub const HOSTS_PER_ROUTE_MAX: usize = 256;
 /// Maximum number of gateway ranges of a tenant.
 pub const GATEWAY_RANGES_MAX: usize = 16;
-/// Maximum number of name servers that a tenant's pods may query: the capacity of the pod's BPF map.
+/// Maximum number of name servers that a tenant's pods may query: the capacity of the pod's BPF
+/// map.
 pub const RESOLVERS_MAX: usize = 64;
 /// Maximum number of ready endpoints of one direct service; a service with more uses gateways.
 pub const DIRECT_ENDPOINTS_PER_SERVICE_MAX: usize = 256;
-/// Maximum number of ready workloads of one tenant to which its nodes connect directly. Services are taken in order of their keys, and the
-/// rest use gateways.
+/// Maximum number of ready workloads of one tenant to which its nodes connect directly. Services
+/// are taken in order of their keys, and the rest use gateways.
 pub const DIRECT_ENDPOINTS_PER_TENANT_MAX: usize = 4096;
-/// Maximum number of evaluations (of a source at a port) that determine which nodes receive direct endpoints. No node receives the
-/// remaining endpoints, and gateways carry their connections.
+/// Maximum number of evaluations (of a source at a port) that determine which nodes receive direct
+/// endpoints. No node receives the remaining endpoints, and gateways carry their connections.
 pub const DIRECT_EVALUATIONS_PER_TENANT_MAX: usize = 250_000;
 /// Maximum number of nodes of one tenant that the edges receive (Kubernetes' own limit is 5,000).
 pub const NODES_PER_TENANT_MAX: usize = 8192;
@@ -53,11 +56,14 @@ pub const PORTS_PER_SERVICE_MAX: usize = 256;
 pub const TEXT_BYTES_MAX: usize = 4096;
 /// Maximum length of a regular expression, in bytes.
 pub const REGEX_BYTES_MAX: usize = 1024;
-/// Maximum depth of groups, classes and repetitions in a regular expression; less than a gateway allows.
+/// Maximum depth of groups, classes and repetitions in a regular expression; less than a gateway
+/// allows.
 pub const REGEX_NESTING_MAX: u32 = 90;
-/// Maximum memory of a regular expression's automaton, in bytes: `(a{500}){500}` is short and has a quarter of a million states.
+/// Maximum memory of a regular expression's automaton, in bytes: `(a{500}){500}` is short and has a
+/// quarter of a million states.
 pub const REGEX_AUTOMATON_BYTES_MAX: usize = 256 << 10;
-/// Maximum memory of all regular expressions of one service's rules, in bytes; less than a gateway allows.
+/// Maximum memory of all regular expressions of one service's rules, in bytes; less than a gateway
+/// allows.
 pub const REGEXES_PER_SERVICE_BYTES_MAX: usize = 3 << 20;
 
 // The largest allowed regular expression must fit into the budget of its service.

@@ -1,4 +1,5 @@
-//! Host names: resolves a name to a service relative to a namespace, and validates the hosts of routes.
+//! Host names: resolves a name to a service relative to a namespace, and validates the hosts of
+//! routes.
 
 use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
 use canal_model::program::HostMatch;
@@ -11,7 +12,8 @@ pub(crate) fn hostname(key: &ServiceKey) -> String {
     format!("{}.{}.svc.{CLUSTER_DOMAIN}", key.name, key.namespace)
 }
 
-/// Resolves `host` for an object in `namespace`. Accepts `name`, `name.namespace`, `name.namespace.svc` and the full name.
+/// Resolves `host` for an object in `namespace`. Accepts `name`, `name.namespace`,
+/// `name.namespace.svc` and the full name.
 pub(crate) fn service(
     tenant: &TenantName,
     namespace: &Namespace,
@@ -32,7 +34,8 @@ pub(crate) fn service(
     })
 }
 
-/// Parses a host of a route: an exact name, or `*.` and a domain. The error is the problem, without a full stop.
+/// Parses a host of a route: an exact name, or `*.` and a domain. The error is the problem, without
+/// a full stop.
 pub(crate) fn host_match(written: &str) -> Result<HostMatch, String> {
     let refuse = |why: &str| {
         Err(format!(

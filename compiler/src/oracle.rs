@@ -1,12 +1,17 @@
-//! Defines what the IR means: a slow and simple interpreter of routing, against which every lowering is compared. It knows no target.
+//! Defines what the IR means: a slow and simple interpreter of routing, against which every
+//! lowering is compared. It knows no target.
 //!
 //! The rules, which every faster implementation must follow:
-//! - The host is compared without port, in lower case, and without a trailing dot. `*.x` matches one or more labels before `.x`.
-//! - The path is compared without the query. If a match of the port requires more than `/`, the path is compared in its normalized form
-//!   ([`crate::oracle_authorization::routing_path`]); otherwise the path may be anything.
+//! - The host is compared without port, in lower case, and without a trailing dot. `*.x` matches
+//!   one or more labels before `.x`.
+//! - The path is compared without the query. If a match of the port requires more than `/`, the
+//!   path is compared in its normalized form ([`crate::oracle_authorization::routing_path`]);
+//!   otherwise the path may be anything.
 //! - `PathPrefix /a/` is `PathPrefix /a`: it matches `/a` and everything that starts with `/a/`.
-//! - Header names are compared in lower case. A header that is sent several times has one value, joined by `,` (RFC 9110 §5.2), cookies by `; `.
-//! - If a query parameter is sent several times, its first value is used. Names and values are compared as sent.
+//! - Header names are compared in lower case. A header that is sent several times has one value,
+//!   joined by `,` (RFC 9110 §5.2), cookies by `; `.
+//! - If a query parameter is sent several times, its first value is used. Names and values are
+//!   compared as sent.
 //! - The method is compared as sent: methods are case-sensitive (RFC 9110 §9.1).
 //! - Regular expressions are RE2 over bytes without Unicode classes, and the whole text must match.
 
@@ -113,7 +118,8 @@ pub fn reads_path(path: &PathMatch) -> bool {
     }
 }
 
-/// Returns the workloads that may serve a backend now, each with its target port. They are ready, in the subset, and serve the port.
+/// Returns the workloads that may serve a backend now, each with its target port. They are ready,
+/// in the subset, and serve the port.
 pub fn endpoints<'a>(ir: &'a Ir, target: &'a BackendTarget) -> Vec<(&'a Workload, u16)> {
     let BackendTarget::Service {
         service,

@@ -1,16 +1,21 @@
-//! Defines what policies mean: a slow and simple interpreter of authorization, against which every faster one is compared. It takes facts
-//! as given: it does not parse HTTP, validate tokens or call authorizers.
+//! Defines what policies mean: a slow and simple interpreter of authorization, against which every
+//! faster one is compared. It takes facts as given: it does not parse HTTP, validate tokens or call
+//! authorizers.
 //!
 //! The rules, which every faster implementation must follow:
-//! - Order: a broken policy denies; then CUSTOM, then DENY, then ALLOW (Istio). Without an ALLOW policy everything is allowed, except to a
-//!   foreign peer.
-//! - A fact is known, absent (known to have no value) or unknown (this hop cannot observe it). A clause about an unknown fact may hold or
-//!   not, and three-valued logic (Kleene's) propagates that. If it affects the result, the decision is [`OracleDecision::Undecided`].
-//! - Texts are compared byte by byte. Hosts are compared without case, without a trailing dot, and without port unless the match has one.
-//! - A claim or another attribute with several values matches if one of them does, and `none` fails if one of them does.
+//! - Order: a broken policy denies; then CUSTOM, then DENY, then ALLOW (Istio). Without an ALLOW
+//!   policy everything is allowed, except to a foreign peer.
+//! - A fact is known, absent (known to have no value) or unknown (this hop cannot observe it). A
+//!   clause about an unknown fact may hold or not, and three-valued logic (Kleene's) propagates
+//!   that. If it affects the result, the decision is [`OracleDecision::Undecided`].
+//! - Texts are compared byte by byte. Hosts are compared without case, without a trailing dot, and
+//!   without port unless the match has one.
+//! - A claim or another attribute with several values matches if one of them does, and `none` fails
+//!   if one of them does.
 //! - IPv4 addresses in IPv6 form are IPv4 addresses.
 //! - In path templates, `{*}` is one or more bytes without `/`, and `{**}` is anything.
-//! - A rule allows a foreign peer only through a clause on its principal of which every match names the whole trust domain.
+//! - A rule allows a foreign peer only through a clause on its principal of which every match names
+//!   the whole trust domain.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -55,12 +60,14 @@ pub enum OracleTruth {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OracleDecision {
     Allow,
-    /// The policies deny. `policy` is `None` if no ALLOW policy matched; `rule` is `None` if the policy is broken.
+    /// The policies deny. `policy` is `None` if no ALLOW policy matched; `rule` is `None` if the
+    /// policy is broken.
     Deny {
         policy: Option<PolicyKey>,
         rule: Option<usize>,
     },
-    /// An authorizer has to decide. If it allows the request, [`decide`] is called again with the authorizer in `agreed`.
+    /// An authorizer has to decide. If it allows the request, [`decide`] is called again with the
+    /// authorizer in `agreed`.
     CallAuthorizer {
         authorizer: PolicyKey,
         policy: PolicyKey,
@@ -108,8 +115,8 @@ pub fn is_for(target: &PolicyTarget, destination: &OracleDestination<'_>) -> boo
     }
 }
 
-/// Returns the decision of a destination's policies, given the authorizers that have `agreed`. The order of policies affects only which
-/// policy is named.
+/// Returns the decision of a destination's policies, given the authorizers that have `agreed`. The
+/// order of policies affects only which policy is named.
 pub fn decide(
     policies: &[&Authorization],
     facts: &OracleFacts,
@@ -223,7 +230,8 @@ enum FirstMatch<'a> {
 fn first<'a>(policies: &[&'a Authorization], facts: &OracleFacts, named: bool) -> FirstMatch<'a> {
     let mut maybe = FirstMatch::No;
     for policy in policies {
-        // A certain match takes precedence over an earlier possible one, inside each policy and then among policies.
+        // A certain match takes precedence over an earlier possible one, inside each policy and
+        // then among policies.
         let truths: Vec<OracleTruth> = policy
             .rules
             .iter()
@@ -443,13 +451,15 @@ pub fn peer_mode(
     mode
 }
 
-/// Returns the path in its normal form: without query, with unreserved characters decoded, slashes merged and dot segments resolved (RFC 3986
-/// §6.2.2). `None` if the path has no safe interpretation, because a backend may interpret it differently.
+/// Returns the path in its normal form: without query, with unreserved characters decoded, slashes
+/// merged and dot segments resolved (RFC 3986 §6.2.2). `None` if the path has no safe
+/// interpretation, because a backend may interpret it differently.
 pub fn normal_path(target: &str) -> Option<String> {
     normal(target, false)
 }
 
-/// Returns the path as policies compare it; `None` if they refuse it. Strict policies refuse parameters, and escapes that are not UTF-8.
+/// Returns the path as policies compare it; `None` if they refuse it. Strict policies refuse
+/// parameters, and escapes that are not UTF-8.
 pub fn policy_path(target: &str, paths: PolicyPaths) -> Option<String> {
     let is_legacy = paths == PolicyPaths::Legacy;
     normal_path(target).filter(|path| {
@@ -524,7 +534,8 @@ fn normal(target: &str, keeps: bool) -> Option<String> {
             "" | "." => {}
             ".." => allowed(kept.pop().is_some())?,
             other => {
-                // A server that drops path parameters interprets these segments as `..`, `.` or an empty segment.
+                // A server that drops path parameters interprets these segments as `..`, `.` or an
+                // empty segment.
                 let has_marks = |dots: &&str| {
                     [";", "%3B"]
                         .iter()

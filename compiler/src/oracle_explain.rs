@@ -1,6 +1,7 @@
-//! Explains what happens to a request on its whole path, according to the oracles. The explanation has the route, and at each hop the
-//! policy that decides and why the others do not. It serves `canal explain` and golden tests. Nothing is sent, and tokens are assumed to be
-//! valid. Start at [`explain`].
+//! Explains what happens to a request on its whole path, according to the oracles. The explanation
+//! has the route, and at each hop the policy that decides and why the others do not. It serves
+//! `canal explain` and golden tests. Nothing is sent, and tokens are assumed to be valid. Start at
+//! [`explain`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -39,7 +40,8 @@ pub const REFUSALS_MAX: usize = 8;
 pub struct RequestDescription {
     /// Verified identity of the client; `None` for a client without one.
     pub identity: Option<Identity>,
-    /// Address of the client; `None` means the address of a workload with the identity, if there is one.
+    /// Address of the client; `None` means the address of a workload with the identity, if there is
+    /// one.
     pub address: Option<IpAddr>,
     /// True if the client connects directly to the pod, bypassing all gateways.
     pub direct: bool,
@@ -47,7 +49,8 @@ pub struct RequestDescription {
     pub request: OracleRequest,
     /// Claims of a token with a valid signature of some issuer.
     pub claims: Option<Json>,
-    /// Server name of TLS that the gateway terminates; `None` if the client comes through its node, or in plaintext.
+    /// Server name of TLS that the gateway terminates; `None` if the client comes through its node,
+    /// or in plaintext.
     pub server_name: Option<String>,
 }
 
@@ -98,7 +101,8 @@ pub struct Explanation {
     /// Path from the client's node, with or without a gateway, and the reason. `None` if the
     /// description fixes it, or if there is no such port.
     pub path: Option<PortPath>,
-    /// Reasons why targets that are nearer than that of the path cannot run the port's rules; at most [`REFUSALS_MAX`].
+    /// Reasons why targets that are nearer than that of the path cannot run the port's rules; at
+    /// most [`REFUSALS_MAX`].
     pub refusals: Vec<(TargetName, RefusalReason)>,
     /// Decisions of the hops; empty if the request ends at the route.
     pub steps: Vec<HopExplanation>,
@@ -303,7 +307,8 @@ pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
     }
 }
 
-/// Returns the path for a workload of the tenant that comes through its node; all other clients use a gateway.
+/// Returns the path for a workload of the tenant that comes through its node; all other clients use
+/// a gateway.
 fn path(ir: &Ir, journey: &RequestDescription) -> Option<PortPath> {
     let is_member = journey
         .identity
@@ -328,7 +333,8 @@ fn path(ir: &Ir, journey: &RequestDescription) -> Option<PortPath> {
 
 /// Returns whether a node of the client receives a direct endpoint of the port.
 ///
-/// Also returns true if the client has no node, or if no workload is ready and so no endpoint exists. Then only the port decides.
+/// Also returns true if the client has no node, or if no workload is ready and so no endpoint
+/// exists. Then only the port decides.
 fn is_published(ir: &Ir, journey: &RequestDescription) -> bool {
     let (request, identity) = (&journey.request, journey.identity.as_ref());
     let runs = |w: &&Workload| {
@@ -489,7 +495,8 @@ impl<'a> WorkloadPath<'a> {
         if let Err(why) = self.enters(&mut facts) {
             return self.step(EnforcementPoint::Gateway, deny(&why), &facts, false);
         }
-        // A gateway reads neither tokens nor headers of opaque connections, so these attributes stay unknown.
+        // A gateway reads neither tokens nor headers of opaque connections, so these attributes
+        // stay unknown.
         if !self.is_opaque() {
             match self.token() {
                 Err(why) => return self.step(EnforcementPoint::Gateway, deny(&why), &facts, false),
@@ -500,7 +507,8 @@ impl<'a> WorkloadPath<'a> {
             }
         }
         let (mut own, mut dialled) = (self.policies(), self.policies_of_dialled());
-        // Without policies of its own, the endpoint is protected by the dialled service's policies alone.
+        // Without policies of its own, the endpoint is protected by the dialled service's policies
+        // alone.
         if own.is_empty() {
             (own, dialled) = (dialled, own);
         }
@@ -510,7 +518,8 @@ impl<'a> WorkloadPath<'a> {
             OracleDecision::Allow | OracleDecision::CallAuthorizer { .. }
         ) && !dialled.is_empty()
         {
-            // Both policy sets must allow. For a foreign client it is enough that one of them names it.
+            // Both policy sets must allow. For a foreign client it is enough that one of them names
+            // it.
             let also = decide(
                 &dialled,
                 &OracleFacts {

@@ -1,5 +1,6 @@
-//! Regular expressions as everywhere in Canal: RE2 syntax over bytes; the whole text must match. Classes such as `\w` and `[^x]` are of ASCII or
-//! bytes, as in RE2. Only a pattern that names Unicode's properties (`\p{L}`) is read with Unicode, as a whole, as the router reads it.
+//! Regular expressions as everywhere in Canal: RE2 syntax over bytes; the whole text must match.
+//! Classes such as `\w` and `[^x]` are of ASCII or bytes, as in RE2. Only a pattern that names
+//! Unicode's properties (`\p{L}`) is read with Unicode, as a whole, as the router reads it.
 
 use regex_automata::meta::{self, Regex};
 use regex_automata::nfa::thompson::{self, WhichCaptures};
@@ -10,7 +11,8 @@ use crate::limits::{REGEX_AUTOMATON_BYTES_MAX, REGEX_BYTES_MAX, REGEX_NESTING_MA
 /// Returns the bytes of memory that a pattern needs.
 ///
 /// # Errors
-/// Fails with the problem as a sentence without a full stop, if the pattern is invalid or exceeds a limit.
+/// Fails with the problem as a sentence without a full stop, if the pattern is invalid or exceeds a
+/// limit.
 pub(crate) fn cost(pattern: &str) -> Result<usize, String> {
     Ok(measure(pattern)?.bytes)
 }
@@ -29,7 +31,8 @@ fn measure(pattern: &str) -> Result<PatternCost, String> {
             pattern.len()
         ));
     }
-    // The bare pattern is parsed first, so that `a)|(b` does not become valid by the group that is put around it.
+    // The bare pattern is parsed first, so that `a)|(b` does not become valid by the group that is
+    // put around it.
     let unicode = is_unicode_needed(pattern)?;
     let automaton = thompson::Compiler::new()
         .syntax(config(unicode))
@@ -65,7 +68,8 @@ fn whole(pattern: &str) -> String {
     format!(r"\A(?:{pattern})\z")
 }
 
-/// Returns whether a pattern is valid with Unicode only. The error is the problem without Unicode, which is the common reading.
+/// Returns whether a pattern is valid with Unicode only. The error is the problem without Unicode,
+/// which is the common reading.
 fn is_unicode_needed(pattern: &str) -> Result<bool, String> {
     let parse = |unicode| {
         let parsed = syntax::parse_with(pattern, &config(unicode).nest_limit(REGEX_NESTING_MAX));

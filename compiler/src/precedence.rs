@@ -1,4 +1,5 @@
-//! Computes the precedence of matches, which decides between several that hold. All other code only compares [`Precedence`] values.
+//! Computes the precedence of matches, which decides between several that hold. All other code only
+//! compares [`Precedence`] values.
 
 use canal_model::ids::{Namespace, ObjectName};
 use canal_model::policy::{Document, Metadata, ObjectKind};
@@ -9,11 +10,12 @@ const CLASS_ROUTE: u8 = 0;
 
 /// Returns the precedence of a match of an HTTPRoute.
 ///
-/// Gateway API (v1.6.1, HTTPRouteRule.matches) orders by exact path, longest path, method, most headers, and most query parameters. Ties
-/// are broken by the oldest object, then its name, then the indexes of the rule and of the match.
+/// Gateway API (v1.6.1, HTTPRouteRule.matches) orders by exact path, longest path, method, most
+/// headers, and most query parameters. Ties are broken by the oldest object, then its name, then
+/// the indexes of the rule and of the match.
 ///
-/// Gateway API leaves regular expressions to the implementation. Here they come after exact paths and before prefixes, because after a
-/// prefix `/` they would never be reached.
+/// Gateway API leaves regular expressions to the implementation. Here they come after exact paths
+/// and before prefixes, because after a prefix `/` they would never be reached.
 pub(crate) fn gateway_api(
     document: &Document,
     place: [usize; 2],
@@ -48,8 +50,8 @@ pub(crate) struct MatchSpecificity<'a> {
     pub(crate) query: usize,
 }
 
-/// Returns the precedence of a match in a VirtualService. Istio tries rules in the order written, and only one VirtualService routes a
-/// service.
+/// Returns the precedence of a match in a VirtualService. Istio tries rules in the order written,
+/// and only one VirtualService routes a service.
 pub(crate) fn istio(document: &Document, place: [usize; 2]) -> Precedence {
     Precedence {
         class: CLASS_ROUTE,
@@ -60,7 +62,8 @@ pub(crate) fn istio(document: &Document, place: [usize; 2]) -> Precedence {
     }
 }
 
-/// Returns the sort key of two objects in conflict, the winner first: by age, then by name. Objects without a creation time are the oldest.
+/// Returns the sort key of two objects in conflict, the winner first: by age, then by name. Objects
+/// without a creation time are the oldest.
 pub(crate) fn seniority(document: &Document) -> (u64, ObjectKind, &Namespace, &ObjectName) {
     let metadata = document.object.metadata();
     (

@@ -1,4 +1,5 @@
-//! Determines the protocol of a service port from `appProtocol` (KEP-2433), else from the port's name as Istio interprets it.
+//! Determines the protocol of a service port from `appProtocol` (KEP-2433), else from the port's
+//! name as Istio interprets it.
 
 use canal_model::program::AppProtocol;
 
@@ -10,7 +11,8 @@ pub(crate) enum DeclaredProtocol {
     Unknown,
 }
 
-/// Determines the protocol from `appProtocol` if it is set, else from the part of the port's name before the first `-`.
+/// Determines the protocol from `appProtocol` if it is set, else from the part of the port's name
+/// before the first `-`.
 pub(crate) fn declared_protocol(app_protocol: Option<&str>, port_name: &str) -> DeclaredProtocol {
     match app_protocol.filter(|said| !said.is_empty()) {
         Some(said) => match said.to_ascii_lowercase().as_str() {
@@ -32,7 +34,8 @@ fn by_name(port_name: &str) -> AppProtocol {
     by_word(prefix).unwrap_or(AppProtocol::Detect)
 }
 
-/// Maps Istio's protocol names. Protocols that Canal does not parse are opaque, in particular those where the server sends first.
+/// Maps Istio's protocol names. Protocols that Canal does not parse are opaque, in particular those
+/// where the server sends first.
 fn by_word(word: &str) -> Option<AppProtocol> {
     Some(match word {
         "http" => AppProtocol::Http1,

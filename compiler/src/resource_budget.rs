@@ -50,7 +50,8 @@ impl ResourceBudget {
         }
     }
 
-    /// Returns what the counted resources take. The bytes are a lower bound; only the encoded resources have the exact number.
+    /// Returns what the counted resources take. The bytes are a lower bound; only the encoded
+    /// resources have the exact number.
     pub(crate) fn used(&self) -> CompiledSize {
         self.used
     }
@@ -73,7 +74,8 @@ impl ResourceBudget {
         self.add_resource(workload.endpoints.iter().map(endpoint_bytes).sum())
     }
 
-    /// Counts an authorization with the values that it compares. Returns false if compiling must stop.
+    /// Counts an authorization with the values that it compares. Returns false if compiling must
+    /// stop.
     pub(crate) fn add_authorization(&mut self, policy: &Authorization) -> bool {
         let lists = policy
             .rules
@@ -92,7 +94,8 @@ impl ResourceBudget {
         self.add_resource(texts.sum())
     }
 
-    /// Counts a request authentication with its key sets, which each target has its own copy of. Returns false if compiling must stop.
+    /// Counts a request authentication with its key sets, which each target has its own copy of.
+    /// Returns false if compiling must stop.
     pub(crate) fn add_authentication(&mut self, policy: &Authentication) -> bool {
         self.add_resource(
             policy

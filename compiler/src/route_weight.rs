@@ -1,6 +1,7 @@
-//! Computes the bytes that route rules take in a gateway: its tables, its copies of the rules, and the automata of regular expressions. The
-//! figures are measured and rounded up; `tests/differential/tests/weights.rs` compares them with the router's own. Nothing is refused here. Start
-//! at [`RouteWeights::add`].
+//! Computes the bytes that route rules take in a gateway: its tables, its copies of the rules, and
+//! the automata of regular expressions. The figures are measured and rounded up;
+//! `tests/differential/tests/weights.rs` compares them with the router's own. Nothing is refused
+//! here. Start at [`RouteWeights::add`].
 
 use std::collections::HashSet;
 
@@ -11,7 +12,8 @@ use canal_model::program::{
 
 use crate::pattern;
 
-/// Bytes of a rule with its keys: as it was received, as it was read, and in the snapshot of the gateway.
+/// Bytes of a rule with its keys: as it was received, as it was read, and in the snapshot of the
+/// gateway.
 const RULE_BYTES: u64 = 3072;
 /// Bytes of a match without its texts.
 const MATCH_BYTES: u64 = 512;
@@ -27,8 +29,8 @@ const BACKEND_BYTES: u64 = 512;
 const TEXT_COPIES: u64 = 3;
 /// Bytes of the smallest automaton, with the caches that workers build while they run it.
 pub const AUTOMATON_BYTES: u64 = 64 << 10;
-/// Bytes for each byte that the states of a regular expression take. The automaton exists for both directions and has spare capacity, and the
-/// caches of workers grow with it.
+/// Bytes for each byte that the states of a regular expression take. The automaton exists for both
+/// directions and has spare capacity, and the caches of workers grow with it.
 pub const STATES_FACTOR: u64 = 8;
 
 /// The weights of a tenant's rules so far.
@@ -65,7 +67,8 @@ impl RouteWeights {
     }
 
     fn match_bytes(&mut self, rule: &RouteRule, http: &HttpMatch) -> u64 {
-        // The gateway has tables of their own for each host, and the rules without a host in one table.
+        // The gateway has tables of their own for each host, and the rules without a host in one
+        // table.
         let copies = rule.hosts.len().max(1) as u64;
         let path = match &http.path {
             PathMatch::Regex(pattern) => {
@@ -97,7 +100,8 @@ impl RouteWeights {
         MATCH_BYTES + copies * HOST_ENTRY_BYTES + path + conditions.sum::<u64>()
     }
 
-    /// Returns how many automata a path pattern of the rule adds. All path patterns of one host of a service are in one automaton.
+    /// Returns how many automata a path pattern of the rule adds. All path patterns of one host of
+    /// a service are in one automaton.
     fn path_automata(&mut self, rule: &RouteRule) -> u64 {
         let any = rule.hosts.is_empty().then_some(None);
         let hosts = any.into_iter().chain(rule.hosts.iter().cloned().map(Some));

@@ -1,4 +1,5 @@
-//! Decides which subscriber receives which resources. Pure: the controller calls these functions after authentication.
+//! Decides which subscriber receives which resources. Pure: the controller calls these functions
+//! after authentication.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +29,8 @@ pub struct BackendScope {
 }
 
 impl TierPlacement {
-    /// Returns the scope of a replica; `None` if it is not registered, or if its backend serves nothing.
+    /// Returns the scope of a replica; `None` if it is not registered, or if its backend serves
+    /// nothing.
     pub fn of(&self, replica: &ReplicaName) -> Option<&BackendScope> {
         self.backends.get(self.replicas.get(replica)?)
     }
@@ -36,8 +38,8 @@ impl TierPlacement {
 
 /// Returns whether `principal` receives any resource of the tenant that makes these claims.
 ///
-/// Call this once per tenant, and [`visible`] once per resource. A gateway serves the tenants that name it in Gateway objects, and those
-/// that have a service on its backend.
+/// Call this once per tenant, and [`visible`] once per resource. A gateway serves the tenants that
+/// name it in Gateway objects, and those that have a service on its backend.
 pub fn admits(claims: &TenantClaims, principal: &Principal, placement: &TierPlacement) -> bool {
     match principal {
         Principal::Node { tenant, .. } => *tenant == claims.tenant,
@@ -56,8 +58,8 @@ pub fn admits(claims: &TenantClaims, principal: &Principal, placement: &TierPlac
     }
 }
 
-/// Returns whether `principal` can ever hold a resource of `owner`, whatever is in force now; `None` is the provider. A node or key server
-/// of a tenant holds nothing of other tenants.
+/// Returns whether `principal` can ever hold a resource of `owner`, whatever is in force now;
+/// `None` is the provider. A node or key server of a tenant holds nothing of other tenants.
 pub fn may_hold_of(owner: Option<&TenantName>, principal: &Principal) -> bool {
     match principal {
         Principal::Node { tenant, .. }
@@ -72,29 +74,35 @@ pub fn may_hold_of(owner: Option<&TenantName>, principal: &Principal) -> bool {
     }
 }
 
-/// Returns whether `principal` receives resources that belong to no tenant: the tier's replicas, and the trust bundle of Canal's
-/// components.
+/// Returns whether `principal` receives resources that belong to no tenant: the tier's replicas,
+/// and the trust bundle of Canal's components.
 pub fn admits_provider(principal: &Principal) -> bool {
     !matches!(principal, Principal::Operator { .. })
 }
 
-/// Returns whether the resource is the trust bundle of Canal's own components. All components with such a certificate need it, because they
-/// present the certificates to each other.
+/// Returns whether the resource is the trust bundle of Canal's own components. All components with
+/// such a certificate need it, because they present the certificates to each other.
 fn is_of_components(resource: &Resource) -> bool {
     matches!(resource, Resource::Bundle(bundle) if bundle.trust_domain.as_str() == COMPONENTS)
 }
 
-/// Returns whether `principal`, which [`admits`] accepted for the resource's tenant, receives `resource`.
+/// Returns whether `principal`, which [`admits`] accepted for the resource's tenant, receives
+/// `resource`.
 ///
-/// - A node gets its tenant, and the tenant's gateways, gateway addresses and services. It gets the workloads on itself, because it
-///   requests their identities and reports their labels. Of other workloads it gets only direct endpoints (address, identity and AZ) of
-///   ready workloads that policies allow one of its own workloads to reach. It gets no routes, because it does not handle layer 7, and a
-///   compromised node should learn little. Of zero trust it gets trust bundles and the policies that nodes evaluate.
-/// - A gateway gets everything of the tenants that it serves, with exceptions. Bucket tables are limited to services on its own backend in
-///   its own AZ. It gets no nodes, entitlements or direct endpoints.
+/// - A node gets its tenant, and the tenant's gateways, gateway addresses and services. It gets the
+///   workloads on itself, because it requests their identities and reports their labels. Of other
+///   workloads it gets only direct endpoints (address, identity and AZ) of ready workloads that
+///   policies allow one of its own workloads to reach. It gets no routes, because it does not
+///   handle layer 7, and a compromised node should learn little. Of zero trust it gets trust
+///   bundles and the policies that nodes evaluate.
+/// - A gateway gets everything of the tenants that it serves, with exceptions. Bucket tables are
+///   limited to services on its own backend in its own AZ. It gets no nodes, entitlements or direct
+///   endpoints.
 /// - A key server gets tenants, trust bundles and entitlements, and nothing else.
-/// - Nodes, gateways and key servers get the trust bundle of Canal's own components, because they have such certificates.
-/// - An edge gets all tenants, nodes and replicas, and the gateway addresses and bucket tables of its own AZ.
+/// - Nodes, gateways and key servers get the trust bundle of Canal's own components, because they
+///   have such certificates.
+/// - An edge gets all tenants, nodes and replicas, and the gateway addresses and bucket tables of
+///   its own AZ.
 /// - An operator does not subscribe.
 pub fn visible(resource: &Resource, principal: &Principal, placement: &TierPlacement) -> bool {
     match principal {
@@ -156,7 +164,8 @@ mod tests {
 
     const AZS: [&str; 2] = ["az1", "az2"];
 
-    /// Returns the tier resources of tenant number `n`: its service with an address and a table in each AZ, a node and a throttle.
+    /// Returns the tier resources of tenant number `n`: its service with an address and a table in
+    /// each AZ, a node and a throttle.
     fn tenant(name: &str, n: u32) -> Vec<Resource> {
         let (key, id): (ServiceKey, _) = (
             format!("{name}/shop/a").parse().unwrap(),
@@ -332,7 +341,8 @@ mod tests {
         ]
     }
 
-    /// Returns subscribers, and the security resources that each may see of the tenants `alpha` and `beta`.
+    /// Returns subscribers, and the security resources that each may see of the tenants `alpha` and
+    /// `beta`.
     fn subscriber_cases() -> Vec<(&'static str, Principal, String)> {
         let az = || "az1".parse().unwrap();
         let node = |tenant: &str| Principal::Node {

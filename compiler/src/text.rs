@@ -1,4 +1,5 @@
-//! Formats resources as text for people and golden files: one or a few lines per resource. No program parses the text.
+//! Formats resources as text for people and golden files: one or a few lines per resource. No
+//! program parses the text.
 
 use std::fmt::Display;
 
@@ -252,7 +253,8 @@ fn route(rule: &RouteRule) -> String {
     lines.join("\n")
 }
 
-/// Formats numbers of a precedence. Inverted numbers are printed as negative ones, because that is easier to read.
+/// Formats numbers of a precedence. Inverted numbers are printed as negative ones, because that is
+/// easier to read.
 fn numbers(numbers: &[u32]) -> String {
     let shown: Vec<String> = numbers
         .iter()

@@ -1,4 +1,5 @@
-//! Formats resources of zero trust as text for people and golden files: policies, trust, keys. No program parses the text.
+//! Formats resources of zero trust as text for people and golden files: policies, trust, keys. No
+//! program parses the text.
 
 use canal_model::authorization::{
     Attribute, AttributeMatch, Authentication, Authorization, AuthorizationAction, Authorizer,

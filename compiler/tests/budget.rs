@@ -1,5 +1,6 @@
-//! Tests that the compiler stops at what a tenant may take, and that it counts what multiplies: rules by parents, by hosts and by ports, pods by
-//! services, and regular expressions by the memory of their automata.
+//! Tests that the compiler stops at what a tenant may take, and that it counts what multiplies:
+//! rules by parents, by hosts and by ports, pods by services, and regular expressions by the memory
+//! of their automata.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -152,7 +153,8 @@ fn compiling_stops_at_the_bytes_of_served_ports() {
     );
 }
 
-/// N2: 450 services with 22 regular expressions each were accepted in 1.3 MiB, and took 2.8 GiB in each gateway.
+/// N2: 450 services with 22 regular expressions each were accepted in 1.3 MiB, and took 2.8 GiB in
+/// each gateway.
 #[test]
 fn compiling_stops_at_the_bytes_of_route_tables() {
     let mut text = services(450, 1);

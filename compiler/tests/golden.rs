@@ -1,10 +1,12 @@
-//! Golden tests: each `tests/golden/compiler/NAME.yaml` is compiled and compared with its golden texts. `CANAL_BLESS=1` rewrites the texts.
+//! Golden tests: each `tests/golden/compiler/NAME.yaml` is compiled and compared with its golden
+//! texts. `CANAL_BLESS=1` rewrites the texts.
 //!
 //! Directives in the YAML files:
 //! - `#with NAME` puts `_NAME.yaml` before the file.
-//! - `#? METHOD SERVICE:PORT HOST TARGET [header:value …]` is a request for the oracle; its decision is golden too.
-//! - `#! FROM SERVICE:PORT [name=value …]` explains a request on its whole path. FROM is an identity `NAMESPACE/ACCOUNT` or `spiffe://…`,
-//!   the address of a client without one, or `-`.
+//! - `#? METHOD SERVICE:PORT HOST TARGET [header:value …]` is a request for the oracle; its
+//!   decision is golden too.
+//! - `#! FROM SERVICE:PORT [name=value …]` explains a request on its whole path. FROM is an
+//!   identity `NAMESPACE/ACCOUNT` or `spiffe://…`, the address of a client without one, or `-`.
 //! - `#jwks URI KEYS` is a key set that the controller has fetched.
 
 #[path = "golden/journey.rs"]
@@ -127,8 +129,9 @@ fn show(resources: &[Resource]) -> String {
         .collect()
 }
 
-/// Returns the programs of a gateway that serves all services, of each node, of an edge and of the provider's key server. Every resource
-/// that the compiler makes must be in one of them, and none has another.
+/// Returns the programs of a gateway that serves all services, of each node, of an edge and of the
+/// provider's key server. Every resource that the compiler makes must be in one of them, and none
+/// has another.
 fn programs(ir: &Ir, resources: &[Resource]) -> [(&'static str, String); 4] {
     let az = AzName::new("az1").unwrap();
     let replica = ReplicaName::new("gw-all").unwrap();

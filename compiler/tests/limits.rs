@@ -1,4 +1,5 @@
-//! Tests that reach every limit: input beyond a limit fails closed with a diagnostic, and input at the limit works.
+//! Tests that reach every limit: input beyond a limit fails closed with a diagnostic, and input at
+//! the limit works.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -65,7 +66,8 @@ fn routes(output: &CompileOutput) -> Vec<&RouteRule> {
     rules.collect()
 }
 
-/// Compiles at the limit without diagnostics, and beyond it with `problem` among the diagnostics and the rule refused.
+/// Compiles at the limit without diagnostics, and beyond it with `problem` among the diagnostics
+/// and the rule refused.
 #[track_caller]
 fn check(limit: usize, problem: &str, yaml: impl Fn(usize) -> String) {
     let fine = output(&yaml(limit));
@@ -196,7 +198,8 @@ fn hosts_of_a_route() {
             hosts.join(", ")
         ))
     });
-    // A VirtualService's hosts are services: those within the limit are routed, the others are not affected.
+    // A VirtualService's hosts are services: those within the limit are routed, the others are not
+    // affected.
     let hosts = |count: usize| {
         let hosts = vec!["web"; count].join(", ");
         format!(
@@ -343,8 +346,8 @@ fn ports_of_a_service() {
     assert!(ports(&beyond).is_empty());
 }
 
-/// Compiles a tenant on the cloud tier with `count` objects made by `object`, and returns the resources that `kept` selects and the
-/// problems.
+/// Compiles a tenant on the cloud tier with `count` objects made by `object`, and returns the
+/// resources that `kept` selects and the problems.
 fn on_tier<T>(
     count: usize,
     object: impl Fn(usize) -> String,
@@ -532,7 +535,8 @@ fn udp_ports(output: &CompileOutput) -> Vec<u16> {
     workloads.flatten().copied().collect()
 }
 
-/// Beyond the limit, the ports that are named first stay open, the others stay closed, and the route gets a diagnostic.
+/// Beyond the limit, the ports that are named first stay open, the others stay closed, and the
+/// route gets a diagnostic.
 #[test]
 fn udp_ports_of_a_pod() {
     let of_route = |output: &CompileOutput| -> Vec<String> {
@@ -733,7 +737,8 @@ fn service_ids() {
     );
 }
 
-/// Errors beyond the reader's limit are not reported one by one, but the route must still fail closed because of them.
+/// Errors beyond the reader's limit are not reported one by one, but the route must still fail
+/// closed because of them.
 #[test]
 fn a_route_with_too_many_mistakes_refuses_all() {
     let methods = "{method: get}, ".repeat(1000);
@@ -840,7 +845,8 @@ fn pods_with_policies(count: usize) -> String {
     yaml
 }
 
-/// Returns the number of direct endpoints that exactly one node receives, and of those that no node receives.
+/// Returns the number of direct endpoints that exactly one node receives, and of those that no node
+/// receives.
 fn sent_to_one_and_none(yaml: &str) -> (usize, usize) {
     let output = output(yaml);
     let audience = |resource: &Resource| match resource {

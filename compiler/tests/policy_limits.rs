@@ -1,4 +1,5 @@
-//! Tests that reach every limit of policies, trust and keys: input beyond a limit fails closed with a diagnostic, and input at it works.
+//! Tests that reach every limit of policies, trust and keys: input beyond a limit fails closed with
+//! a diagnostic, and input at it works.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -96,7 +97,8 @@ fn list(count: usize, item: impl Fn(usize) -> String) -> String {
     (0..count).map(item).collect::<Vec<_>>().join(", ")
 }
 
-/// Checks that the policy works at the limit, and that it is broken beyond it with `problem` among the diagnostics.
+/// Checks that the policy works at the limit, and that it is broken beyond it with `problem` among
+/// the diagnostics.
 #[track_caller]
 fn check(limit: usize, problem: &str, yaml: impl Fn(usize) -> String) {
     let fine = output(&yaml(limit));

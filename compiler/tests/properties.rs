@@ -1,4 +1,5 @@
-//! Properties of every policy: the lowered resources mean what the oracle says, the order of documents does not matter, and nothing panics.
+//! Properties of every policy: the lowered resources mean what the oracle says, the order of
+//! documents does not matter, and nothing panics.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -25,7 +26,8 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-/// Returns the decision from the resources alone: of all matches that hold, the one with the smallest precedence.
+/// Returns the decision from the resources alone: of all matches that hold, the one with the
+/// smallest precedence.
 fn decide_by_resources(resources: &[Resource], request: &OracleRequest) -> RoutingVerdict {
     let service = resources.iter().find_map(|resource| match resource {
         Resource::Service(service) if service.key == request.service => Some(service),
@@ -249,8 +251,8 @@ proptest! {
     }
 }
 
-/// On a direct port, a node's decision with the facts it observes equals the decision with all facts: it admits nothing that a gateway
-/// denies.
+/// On a direct port, a node's decision with the facts it observes equals the decision with all
+/// facts: it admits nothing that a gateway denies.
 #[test]
 fn nodes_authorize_direct_ports_as_gateways_do() {
     let seen_by_nodes = [

@@ -1,5 +1,5 @@
-//! Compiles a large tenant: it has all of its resources, and the cost of a compile grows with the tenant and with nothing else. Prints the
-//! measured times (`--nocapture`).
+//! Compiles a large tenant: it has all of its resources, and the cost of a compile grows with the
+//! tenant and with nothing else. Prints the measured times (`--nocapture`).
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -86,7 +86,8 @@ fn time(services: usize) -> (Duration, Duration) {
 fn a_compile_grows_with_the_tenant_only() {
     let (_, small) = time(250);
     let (_, large) = time(1000);
-    // On a machine with other load, four times the input may take six times as long; quadratic cost would take sixteen times as long.
+    // On a machine with other load, four times the input may take six times as long; quadratic cost
+    // would take sixteen times as long.
     timed!(
         large < small * 10,
         "compiling four times the services takes less than ten times as long"

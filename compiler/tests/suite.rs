@@ -1,5 +1,5 @@
-//! The integration tests of the compiler: golden texts, limits, properties, sizes. `make test` runs each module in its own process (`suite
-//! MODULE::`).
+//! The integration tests of the compiler: golden texts, limits, properties, sizes. `make test` runs
+//! each module in its own process (`suite MODULE::`).
 
 mod budget;
 mod golden;

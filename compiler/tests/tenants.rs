@@ -26,7 +26,8 @@ fn output(name: &str, yaml: &str) -> CompileOutput {
     })
 }
 
-/// Compiles a tenant from `vni trust-domain pods replica address` and its gateway ranges, and returns its claims.
+/// Compiles a tenant from `vni trust-domain pods replica address` and its gateway ranges, and
+/// returns its claims.
 fn claims(name: &str, line: &str) -> TenantClaims {
     let words: Vec<&str> = line.split(' ').collect();
     let [vni, trust, pods, replica, address, gateways @ ..] = words.as_slice() else {
@@ -103,13 +104,15 @@ fn the_newer_tenant_loses_a_conflict() {
         &["beta"],
         &["beta spec.addresses[0]"],
     );
-    // Another replica may have the same address: it is in another network namespace, or on another machine.
+    // Another replica may have the same address: it is in another network namespace, or on another
+    // machine.
     check(
         &[alpha, ("beta", "2 b.example 10.2.0.0/16 gw-1 10.1.0.1")],
         &[],
         &[],
     );
-    // A tenant that yields does not defend its claims: gamma conflicts only with beta, which is excluded.
+    // A tenant that yields does not defend its claims: gamma conflicts only with beta, which is
+    // excluded.
     let beta = ("beta", "1 b.example 10.2.0.0/16 gw-0 10.2.0.1");
     check(
         &[
@@ -122,7 +125,8 @@ fn the_newer_tenant_loses_a_conflict() {
     );
 }
 
-/// The cloud tier separates tenants by VNI. If one of two tenants is not on it, their addresses must differ.
+/// The cloud tier separates tenants by VNI. If one of two tenants is not on it, their addresses
+/// must differ.
 #[test]
 fn tenants_on_the_tier_may_have_the_same_addresses() {
     let alpha = (
@@ -289,7 +293,8 @@ fn principals_see_their_share() {
     );
     assert_eq!(kinds(&keys(Some("beta"))), []);
     assert_eq!(kinds(&node("n1", "beta")), []);
-    // Even if `admits` wrongly accepted the tenant, another tenant's node could not see its resources.
+    // Even if `admits` wrongly accepted the tenant, another tenant's node could not see its
+    // resources.
     assert!(output.resources.iter().all(|resource| !scope::visible(
         resource,
         &node("n1", "beta"),

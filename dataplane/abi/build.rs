@@ -1,4 +1,5 @@
-//! Generates Rust types from `bpf/abi/*.h` with bindgen. If libclang rejects a header, the build fails and names that header.
+//! Generates Rust types from `bpf/abi/*.h` with bindgen. If libclang rejects a header, the build
+//! fails and names that header.
 
 use std::path::{Path, PathBuf};
 

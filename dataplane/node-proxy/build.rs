@@ -1,4 +1,5 @@
-//! Generates the Rust side of the SPIFFE Workload API; `protoc` comes from Debian's protobuf-compiler.
+//! Generates the Rust side of the SPIFFE Workload API; `protoc` comes from Debian's
+//! protobuf-compiler.
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     tonic_prost_build::configure()

@@ -1,9 +1,11 @@
-//! Compiles every `bpf/*.bpf.c` with clang into objects that the crate embeds. If clang fails, the build stops with clang's own messages.
+//! Compiles every `bpf/*.bpf.c` with clang into objects that the crate embeds. If clang fails, the
+//! build stops with clang's own messages.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Flags for clang. CPU version 3 (32-bit compares and jumps) is known to clang 14 and accepted by every kernel since 5.1.
+/// Flags for clang. CPU version 3 (32-bit compares and jumps) is known to clang 14 and accepted by
+/// every kernel since 5.1.
 const FLAGS: [&str; 8] = [
     "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-target", "bpf", "-mcpu=v3",
 ];
@@ -48,9 +50,11 @@ fn compile(bpf: &Path, source: &Path, object: &Path) {
     let run = Command::new(&clang)
         .args(FLAGS)
         .arg(format!("-I{}", bpf.display()))
-        // libbpf-sys ships these headers of libbpf, so that headers and loader have the same version.
+        // libbpf-sys ships these headers of libbpf, so that headers and loader have the same
+        // version.
         .arg(format!("-I{}", env("DEP_BPF_INCLUDE")))
-        // Debian has <asm/types.h> in this directory; clang for bpf has no multiarch path of its own.
+        // Debian has <asm/types.h> in this directory; clang for bpf has no multiarch path of its
+        // own.
         .arg(format!(
             "-I/usr/include/{}-linux-gnu",
             env("CARGO_CFG_TARGET_ARCH")

@@ -1,5 +1,6 @@
-//! Security policy as data planes run it, lowered from AuthorizationPolicy, RequestAuthentication, PeerAuthentication and
-//! ExternalAuthorizer. Types only: `canal_compiler::oracle` defines what they mean, and `dataplane/authorization` evaluates them.
+//! Security policy as data planes run it, lowered from AuthorizationPolicy, RequestAuthentication,
+//! PeerAuthentication and ExternalAuthorizer. Types only: `canal_compiler::oracle` defines what
+//! they mean, and `dataplane/authorization` evaluates them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,7 +34,8 @@ pub const AUTHORIZER_TIMEOUT_MAX: Duration = Duration::from_secs(60);
 /// Maximum number of bytes of a request body that an [`Authorizer`] may receive.
 pub const AUTHORIZER_BODY_BYTES_MAX: u32 = 64 << 10;
 
-/// Identifies one policy object of a tenant; unique among objects of its kind. Written `tenant/namespace/name`.
+/// Identifies one policy object of a tenant; unique among objects of its kind. Written
+/// `tenant/namespace/name`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PolicyKey {
     pub tenant: TenantName,
@@ -47,13 +49,16 @@ impl fmt::Display for PolicyKey {
     }
 }
 
-/// The destinations of a policy. Data planes evaluate the target themselves, so that one edit of a policy is one message.
+/// The destinations of a policy. Data planes evaluate the target themselves, so that one edit of a
+/// policy is one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PolicyTarget {
-    /// All destinations of the tenant: the object is in the tenant's root namespace and has no selector.
+    /// All destinations of the tenant: the object is in the tenant's root namespace and has no
+    /// selector.
     Tenant,
     Namespace(Namespace),
-    /// The workloads of `namespace` that carry all `labels`. `None` means every namespace. `labels` is never empty.
+    /// The workloads of `namespace` that carry all `labels`. `None` means every namespace. `labels`
+    /// is never empty.
     Workloads {
         namespace: Option<Namespace>,
         labels: Labels,
@@ -62,7 +67,8 @@ pub enum PolicyTarget {
     Service(ServiceKey),
 }
 
-/// A lowered AuthorizationPolicy. It matches when one of `rules` does; without rules it never matches.
+/// A lowered AuthorizationPolicy. It matches when one of `rules` does; without rules it never
+/// matches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Authorization {
     pub key: PolicyKey,
@@ -71,11 +77,13 @@ pub struct Authorization {
     pub rules: Vec<PolicyRule>,
     /// The policy is evaluated, counted and logged, but never enforced.
     pub dry_run: bool,
-    /// The reason why the source is broken. Such a policy denies everything that it targets, whatever its action, unless it is a dry run.
+    /// The reason why the source is broken. Such a policy denies everything that it targets,
+    /// whatever its action, unless it is a dry run.
     pub broken: Option<String>,
 }
 
-/// The effect of a match. Policies are evaluated in the order Custom, Deny, Allow (Istio); Audit has no effect on the decision.
+/// The effect of a match. Policies are evaluated in the order Custom, Deny, Allow (Istio); Audit
+/// has no effect on the decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AuthorizationAction {
     Allow,
@@ -85,7 +93,8 @@ pub enum AuthorizationAction {
     Custom(PolicyKey),
 }
 
-/// A rule matches when one of `from` holds (or it is empty), one of `to` holds (or it is empty), and `when` holds.
+/// A rule matches when one of `from` holds (or it is empty), one of `to` holds (or it is empty),
+/// and `when` holds.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PolicyRule {
     pub from: Vec<AllOf>,
@@ -98,8 +107,9 @@ pub type AllOf = Vec<Clause>;
 
 /// A condition on one attribute.
 ///
-/// It holds when the attribute's value matches one of `any` (or `any` is empty), and none of `none`. An attribute without a value matches
-/// nothing. An attribute with several values (a claim that is a list) matches if one of them does. At least one of the lists is not empty.
+/// It holds when the attribute's value matches one of `any` (or `any` is empty), and none of
+/// `none`. An attribute without a value matches nothing. An attribute with several values (a claim
+/// that is a list) matches if one of them does. At least one of the lists is not empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Clause {
     pub attribute: Attribute,
@@ -110,15 +120,17 @@ pub struct Clause {
 /// The property of a request or connection that a clause tests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Attribute {
-    /// `trust.domain/ns/x/sa/y` from the verified certificate, without `spiffe://`. Plaintext connections have none.
+    /// `trust.domain/ns/x/sa/y` from the verified certificate, without `spiffe://`. Plaintext
+    /// connections have none.
     SourcePrincipal,
     SourceNamespace,
     /// `namespace/service account` from the verified certificate.
     SourceServiceAccount,
-    /// Address of the peer as the first authenticated hop saw it. Matched by [`AttributeMatch::Network`].
-    SourceAddress,
-    /// Address of the client from `x-forwarded-for`, as far as that header is trusted; else the peer's. Matched by
+    /// Address of the peer as the first authenticated hop saw it. Matched by
     /// [`AttributeMatch::Network`].
+    SourceAddress,
+    /// Address of the client from `x-forwarded-for`, as far as that header is trusted; else the
+    /// peer's. Matched by [`AttributeMatch::Network`].
     RemoteAddress,
     /// `issuer/subject` of a valid JWT.
     RequestPrincipal,
@@ -131,7 +143,8 @@ pub enum Attribute {
     /// The request's host, compared without case. The port is compared only if the match has one.
     Host,
     Method,
-    /// The request's path, normalized and without the query. This module does not define the normalization.
+    /// The request's path, normalized and without the query. This module does not define the
+    /// normalization.
     Path,
     /// The destination workload's port. Matched by [`AttributeMatch::Port`].
     DestinationPort,
@@ -171,7 +184,8 @@ pub enum AttributeMatch {
 }
 
 impl AttributeMatch {
-    /// Returns whether this match applies to values of `attribute`: networks to addresses, ports to ports, templates to paths.
+    /// Returns whether this match applies to values of `attribute`: networks to addresses, ports to
+    /// ports, templates to paths.
     pub fn fits(&self, attribute: &Attribute) -> bool {
         match attribute {
             Attribute::SourceAddress | Attribute::RemoteAddress | Attribute::DestinationAddress => {
@@ -187,14 +201,16 @@ impl AttributeMatch {
     }
 }
 
-/// A lowered RequestAuthentication: which JWTs are valid. A request with a token that none of `rules` accepts is refused with 401. A
-/// request without a token passes, with no request principal.
+/// A lowered RequestAuthentication: which JWTs are valid. A request with a token that none of
+/// `rules` accepts is refused with 401. A request without a token passes, with no request
+/// principal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Authentication {
     pub key: PolicyKey,
     pub target: PolicyTarget,
     pub rules: Vec<JwtRule>,
-    /// The reason why the source is broken. While it is set, requests that the object targets are refused.
+    /// The reason why the source is broken. While it is set, requests that the object targets are
+    /// refused.
     pub broken: Option<String>,
 }
 
@@ -204,11 +220,12 @@ pub struct JwtRule {
     pub issuer: String,
     /// Accepted audiences; an empty list accepts any.
     pub audiences: Vec<String>,
-    /// The key set (RFC 7517, JSON) that the controller has now. `None` if it could not be fetched yet: every token of this issuer is
-    /// refused.
+    /// The key set (RFC 7517, JSON) that the controller has now. `None` if it could not be fetched
+    /// yet: every token of this issuer is refused.
     pub keys: Option<String>,
-    /// Headers that may carry the token: the lower-case name and the prefix before the token. If `headers`, `parameters` and `cookies` are
-    /// all empty, the token is in `authorization: Bearer ` or in the query parameter `access_token`.
+    /// Headers that may carry the token: the lower-case name and the prefix before the token. If
+    /// `headers`, `parameters` and `cookies` are all empty, the token is in `authorization: Bearer
+    /// ` or in the query parameter `access_token`.
     pub headers: Vec<(String, String)>,
     pub parameters: Vec<String>,
     pub cookies: Vec<String>,
@@ -220,8 +237,8 @@ pub struct JwtRule {
     pub claim_headers: Vec<(String, Vec<String>)>,
 }
 
-/// A lowered PeerAuthentication. The most specific target decides, and among equal targets the oldest object. A port's own mode precedes
-/// `mode`.
+/// A lowered PeerAuthentication. The most specific target decides, and among equal targets the
+/// oldest object. A port's own mode precedes `mode`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerAuthentication {
     pub key: PolicyKey,
@@ -242,20 +259,24 @@ pub enum PeerMode {
     /// The workload accepts mTLS and plaintext.
     #[default]
     Permissive,
-    /// The workload accepts both, like Permissive: the mesh never strips mTLS. It is a separate variant so that users see what they wrote.
+    /// The workload accepts both, like Permissive: the mesh never strips mTLS. It is a separate
+    /// variant so that users see what they wrote.
     Disable,
 }
 
-/// A lowered ExternalAuthorizer: Envoy's `envoy.service.auth.v3.Authorization/Check` over gRPC, at a service of the same tenant.
+/// A lowered ExternalAuthorizer: Envoy's `envoy.service.auth.v3.Authorization/Check` over gRPC, at
+/// a service of the same tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Authorizer {
     pub key: PolicyKey,
     pub service: ServiceKey,
     pub port: u16,
     pub timeout: Duration,
-    /// If true, requests pass while the authorizer does not answer. False, the default, refuses them.
+    /// If true, requests pass while the authorizer does not answer. False, the default, refuses
+    /// them.
     pub fail_open: bool,
-    /// Lower-case names of the request headers that the authorizer receives; an empty list sends all.
+    /// Lower-case names of the request headers that the authorizer receives; an empty list sends
+    /// all.
     pub headers: Vec<String>,
     /// Maximum number of bytes of the body that the authorizer receives; 0 sends none.
     pub body_bytes: u32,

@@ -1,5 +1,5 @@
-//! Diagnostics: what is wrong with an object that a user wrote, at which position, and how to fix it. `control/sources` and `compiler`
-//! produce them.
+//! Diagnostics: what is wrong with an object that a user wrote, at which position, and how to fix
+//! it. `control/sources` and `compiler` produce them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,8 @@ use crate::policy::ObjectKey;
 /// The severity of a diagnostic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Severity {
-    /// Part of the object does not work as written and fails closed; `canal apply` refuses the object.
+    /// Part of the object does not work as written and fails closed; `canal apply` refuses the
+    /// object.
     Error,
     /// The object works as written, but perhaps not as intended.
     Warning,
@@ -38,7 +39,8 @@ pub struct Diagnostic {
     pub origin: Option<SourceLocation>,
     /// Object concerned; `None` if the document does not even name its object.
     pub object: Option<ObjectKey>,
-    /// Path of the field, e.g. `spec.rules[0].backendRefs[1].name`; empty for the object as a whole.
+    /// Path of the field, e.g. `spec.rules[0].backendRefs[1].name`; empty for the object as a
+    /// whole.
     pub field: String,
     /// Description of the problem: a sentence without a full stop.
     pub problem: String,

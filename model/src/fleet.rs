@@ -1,5 +1,6 @@
-//! Input of the planner: the fleet of backends and replicas, the demands of services, and the ownership reports of replicas. Types only:
-//! nothing is decided here. The planner's decisions are in [`crate::plan`].
+//! Input of the planner: the fleet of backends and replicas, the demands of services, and the
+//! ownership reports of replicas. Types only: nothing is decided here. The planner's decisions are
+//! in [`crate::plan`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -38,12 +39,14 @@ pub struct FleetReplica {
     pub up: bool,
 }
 
-/// All backends and replicas of the tier. A replica that is absent is forgotten: its sessions count as gone.
+/// All backends and replicas of the tier. A replica that is absent is forgotten: its sessions count
+/// as gone.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Fleet {
     /// Number of each AZ, 1 to 7: it selects the AZ's part of gateway ranges.
     pub azs: BTreeMap<AzName, u8>,
-    /// Backends that may serve services. Removing one moves its services away while its replicas keep their sessions.
+    /// Backends that may serve services. Removing one moves its services away while its replicas
+    /// keep their sessions.
     pub backends: BTreeMap<BackendName, AzName>,
     pub replicas: BTreeMap<ReplicaNumber, FleetReplica>,
 }
@@ -51,8 +54,9 @@ pub struct Fleet {
 impl Fleet {
     /// Builds the fleet of the given replicas.
     ///
-    /// A backend exists while one of its replicas is not draining, whether that replica is up or down. A backend is in the AZ of its
-    /// replica with the lowest number; its replicas in other AZs serve nothing.
+    /// A backend exists while one of its replicas is not draining, whether that replica is up or
+    /// down. A backend is in the AZ of its replica with the lowest number; its replicas in other
+    /// AZs serve nothing.
     pub fn of(
         azs: BTreeMap<AzName, u8>,
         replicas: impl IntoIterator<Item = FleetReplica>,
@@ -79,7 +83,8 @@ impl Fleet {
 /// Number of backends that a service gets, and of replicas in its chains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardingRules {
-    /// Minimum number of backends in the home AZ. `home + away` is cut to [`ShardingRules::BACKENDS_PER_SERVICE_MAX`].
+    /// Minimum number of backends in the home AZ. `home + away` is cut to
+    /// [`ShardingRules::BACKENDS_PER_SERVICE_MAX`].
     pub home: usize,
     /// Minimum number of backends in other AZs.
     pub away: usize,
@@ -129,7 +134,8 @@ pub struct BucketSet(pub u128);
 const _: () = assert!(BUCKETS == u128::BITS as usize);
 
 impl BucketSet {
-    /// Decodes the form used in reports: bucket 0 is the least significant bit of the first byte. Missing bytes are zero.
+    /// Decodes the form used in reports: bucket 0 is the least significant bit of the first byte.
+    /// Missing bytes are zero.
     pub fn from_bytes(bytes: &[u8]) -> BucketSet {
         let mut all = [0; BUCKETS / 8];
         let length = bytes.len().min(all.len());
@@ -161,8 +167,8 @@ pub struct OwnedBuckets {
 /// The complete ownership report of one replica.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct OwnerReport {
-    /// Number of the newest plan of which the replica had all tables before its session scan. It applies to services of which the replica
-    /// owns nothing.
+    /// Number of the newest plan of which the replica had all tables before its session scan. It
+    /// applies to services of which the replica owns nothing.
     pub plan: u32,
     /// Number of reports that the controller had received, as far as the replica knew when it began
     /// the older of its two session scans. What the controller knew at that number holds for every
@@ -181,7 +187,8 @@ pub struct Ownership {
 }
 
 impl Ownership {
-    /// Starts without reports. Later reports count as newer than `heard`, which is [`crate::plan::Plan::reports_received`] after a restart.
+    /// Starts without reports. Later reports count as newer than `heard`, which is
+    /// [`crate::plan::Plan::reports_received`] after a restart.
     pub fn after(heard: u64) -> Ownership {
         Ownership {
             reports_received: heard,

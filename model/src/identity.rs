@@ -1,4 +1,5 @@
-//! SPIFFE identities in Canal's form: `spiffe://<trust domain>/ns/<namespace>/sa/<service account>`. Certificates are not handled here.
+//! SPIFFE identities in Canal's form: `spiffe://<trust domain>/ns/<namespace>/sa/<service
+//! account>`. Certificates are not handled here.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{IdError, Namespace, ServiceAccount, TenantName, TrustDomain};
 use crate::principal::Principal;
 
-/// The identity that a workload proves with the URI SAN of its certificate (SPIFFE-ID §2; the path has Istio's form).
+/// The identity that a workload proves with the URI SAN of its certificate (SPIFFE-ID §2; the path
+/// has Istio's form).
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Identity {
@@ -23,10 +25,12 @@ pub struct Identity {
 /// Maximum length of a SPIFFE ID, in bytes (SPIFFE-ID §2.3).
 pub const IDENTITY_BYTES_MAX: usize = 2048;
 
-/// The namespace of Canal's own components. It replaces the tenant's name where the components are meant, so no tenant may have this name.
+/// The namespace of Canal's own components. It replaces the tenant's name where the components are
+/// meant, so no tenant may have this name.
 pub const SYSTEM_NAMESPACE: &str = "canal-system";
 
-/// Returns the identity of every gateway replica in the given tenant's trust domain: `ns/canal-system/sa/gateway`.
+/// Returns the identity of every gateway replica in the given tenant's trust domain:
+/// `ns/canal-system/sa/gateway`.
 pub fn gateway_identity(trust_domain: TrustDomain) -> Identity {
     let namespace = Namespace::new(SYSTEM_NAMESPACE);
     let service_account = ServiceAccount::new("gateway");
@@ -43,7 +47,8 @@ pub fn gateway_identity(trust_domain: TrustDomain) -> Identity {
 /// The trust domain in which Canal's own components authenticate each other; no tenant may have it.
 pub const COMPONENTS: &str = "components.canal";
 
-/// Returns [`SYSTEM_NAMESPACE`] as the owner of Canal's components, and [`COMPONENTS`] as their trust domain.
+/// Returns [`SYSTEM_NAMESPACE`] as the owner of Canal's components, and [`COMPONENTS`] as their
+/// trust domain.
 pub fn components() -> (TenantName, TrustDomain) {
     match (
         TenantName::new(SYSTEM_NAMESPACE),
@@ -54,10 +59,12 @@ pub fn components() -> (TenantName, TrustDomain) {
     }
 }
 
-/// Returns the identity that a component of Canal proves on the channel between requesters and key servers.
+/// Returns the identity that a component of Canal proves on the channel between requesters and key
+/// servers.
 ///
-/// The namespace is the owning tenant, or `canal-system` for the provider's components. The service account is `node.NAME`, `gateway.NAME`
-/// or `keyserver.NAME`. `None` for principals that do not use the channel.
+/// The namespace is the owning tenant, or `canal-system` for the provider's components. The service
+/// account is `node.NAME`, `gateway.NAME` or `keyserver.NAME`. `None` for principals that do not
+/// use the channel.
 pub fn component_identity(principal: &Principal) -> Option<Identity> {
     let (tenant, account) = match principal {
         Principal::Node { name, tenant, .. } => (Some(tenant), format!("node.{name}")),

@@ -1,12 +1,13 @@
-//! Newtypes for every id and name in Canal. Each is validated once, where it enters the system. They carry no meaning beyond their
-//! spelling.
+//! Newtypes for every id and name in Canal. Each is validated once, where it enters the system.
+//! They carry no meaning beyond their spelling.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The reason why a name was refused. The error text states what is allowed and can be displayed to the author unchanged.
+/// The reason why a name was refused. The error text states what is allowed and can be displayed to
+/// the author unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IdError {
     /// The string is not an RFC 1123 label (or a subdomain where dots are allowed).
@@ -138,7 +139,8 @@ name_type!(/// A SPIFFE trust domain (SPIFFE-ID §2.1, restricted to lower-case 
 pub struct Vni(u32);
 
 impl Vni {
-    /// Creates a VNI from 1 to 2^24 - 1. 0 is excluded because Linux treats it as "no VNI" in metadata mode.
+    /// Creates a VNI from 1 to 2^24 - 1. 0 is excluded because Linux treats it as "no VNI" in
+    /// metadata mode.
     ///
     /// # Errors
     /// Fails with [`IdError::Range`] if the number is outside that range.
@@ -171,8 +173,9 @@ impl From<Vni> for u32 {
     }
 }
 
-/// Identifies a controller's store: 128 random bits, generated when the store is created. Ids that a controller assigns, such as
-/// [`ServiceId`], are valid within one store only. Its text form is 32 hexadecimal digits.
+/// Identifies a controller's store: 128 random bits, generated when the store is created. Ids that
+/// a controller assigns, such as [`ServiceId`], are valid within one store only. Its text form is
+/// 32 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StoreId(u128);
 
@@ -205,7 +208,8 @@ impl FromStr for StoreId {
     }
 }
 
-/// A service's id, unique across tenants. It has 24 bits so that it fits a VXLAN VNI and the low part of `240.0.0.0/8`.
+/// A service's id, unique across tenants. It has 24 bits so that it fits a VXLAN VNI and the low
+/// part of `240.0.0.0/8`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct ServiceId(u32);
@@ -244,7 +248,8 @@ impl From<ServiceId> for u32 {
     }
 }
 
-/// A replica's number in bucket tables, 1 to 4095. It is assigned at registration, and reassigned only after the replica was forgotten.
+/// A replica's number in bucket tables, 1 to 4095. It is assigned at registration, and reassigned
+/// only after the replica was forgotten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct ReplicaNumber(u16);
@@ -284,7 +289,8 @@ impl From<ReplicaNumber> for u32 {
     }
 }
 
-/// A counter of the states of something that a single writer changes. A larger one is newer; a receiver never goes back to a smaller one.
+/// A counter of the states of something that a single writer changes. A larger one is newer; a
+/// receiver never goes back to a smaller one.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
 )]

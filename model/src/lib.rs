@@ -1,5 +1,6 @@
-//! The types that every part of Canal shares: ids, user policy, and the resources that data planes run. Types only: no IO, no clock. Start
-//! at [`policy`] for what users write and at [`program`] for what data planes receive.
+//! The types that every part of Canal shares: ids, user policy, and the resources that data planes
+//! run. Types only: no IO, no clock. Start at [`policy`] for what users write and at [`program`]
+//! for what data planes receive.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,6 @@
-//! The one table of limits that the compiler and the wire share. Everything that the compiler accepts at a limit, every data plane decodes.
-//! Limits that only one side applies are defined on that side. Tests of the compiler decode everything that it generates at each limit.
+//! The one table of limits that the compiler and the wire share. Everything that the compiler
+//! accepts at a limit, every data plane decodes. Limits that only one side applies are defined on
+//! that side. Tests of the compiler decode everything that it generates at each limit.
 
 pub use crate::authorization::{
     ALTERNATIVES_MAX, AUTHORIZER_BODY_BYTES_MAX, AUTHORIZER_TIMEOUT_MAX, CLAIM_DEPTH_MAX,
@@ -11,9 +12,11 @@ pub use crate::trust::{
     ROOTS_MAX,
 };
 
-/// Maximum number of UDP ports of one pod that accept datagrams from the tier: the capacity of the pod's BPF map (`bpf/abi/pod.h`).
+/// Maximum number of UDP ports of one pod that accept datagrams from the tier: the capacity of the
+/// pod's BPF map (`bpf/abi/pod.h`).
 pub const UDP_PORTS_PER_WORKLOAD_MAX: usize = 64;
-/// Maximum number of direct service ports of one workload, and of its own ports that clients dial directly.
+/// Maximum number of direct service ports of one workload, and of its own ports that clients dial
+/// directly.
 pub const DIRECT_PORTS_PER_WORKLOAD_MAX: usize = 64;
 /// Largest weight of a backend (Gateway API BackendRef.weight).
 pub const WEIGHT_MAX: u32 = 1_000_000;

@@ -1,5 +1,6 @@
-//! Output of the planner: the placement of services, their gateway numbers, and their bucket tables with what is known about owners. A plan
-//! is immutable and names its parent. Deciding is the planner's task, and publishing a plan to data planes is the controller's.
+//! Output of the planner: the placement of services, their gateway numbers, and their bucket tables
+//! with what is known about owners. A plan is immutable and names its parent. Deciding is the
+//! planner's task, and publishing a plan to data planes is the controller's.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +15,8 @@ use crate::program::{BUCKETS, BucketTable, CHAIN_LENGTH_MAX};
 /// A complete plan. It can be stored on disk (serde), and it is the parent of the next plan.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Plan {
-    /// Number of the plan, incremented with each change. It is also the version of the tables that this plan changed. The first plan has 1.
+    /// Number of the plan, incremented with each change. It is also the version of the tables that
+    /// this plan changed. The first plan has 1.
     pub number: u32,
     /// Number of the plan from which this one was made; 0 for none.
     pub parent: u32,
@@ -28,7 +30,8 @@ pub struct Plan {
 pub struct PlannedService {
     pub key: ServiceKey,
     pub vni: Vni,
-    /// Gateway number: it selects the service's address in each AZ's part of the tenant's ranges. It counts from 1 and never changes.
+    /// Gateway number: it selects the service's address in each AZ's part of the tenant's ranges.
+    /// It counts from 1 and never changes.
     pub number: u32,
     /// Placement of the service; `None` if there is no backend at all.
     pub placement: Option<Placement>,
@@ -42,9 +45,11 @@ pub struct PlannedService {
 pub struct PlannedTable {
     /// Number of the plan that last changed the chains.
     pub version: u32,
-    /// Version that all live replicas of the table and its edge have confirmed by reports: each has at least this version.
+    /// Version that all live replicas of the table and its edge have confirmed by reports: each has
+    /// at least this version.
     pub confirmed: u32,
-    /// Number of reports received when `confirmed` was reached. Only session scans that began later prove that a replica owns nothing.
+    /// Number of reports received when `confirmed` was reached. Only session scans that began later
+    /// prove that a replica owns nothing.
     #[serde(rename = "heard")]
     pub reports_received: u64,
     /// Number of the plan in which the service left this AZ; 0 while the AZ serves it.
@@ -58,8 +63,9 @@ pub struct PlannedTable {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ChainMember {
     pub replica: ReplicaNumber,
-    /// 0 if the replica is the head, or a standby that owns nothing. Any other value makes it an *owner*, which may own sessions. It stays
-    /// an owner until it reports that it owns none, at this version of the table or a later one.
+    /// 0 if the replica is the head, or a standby that owns nothing. Any other value makes it an
+    /// *owner*, which may own sessions. It stays an owner until it reports that it owns none, at
+    /// this version of the table or a later one.
     pub owner_until_version: u32,
 }
 
@@ -100,7 +106,8 @@ impl Plan {
             .filter(|member| member.replica == replica)
             .count()
     }
-    /// Returns the argument of [`crate::fleet::Ownership::after`] for a controller that starts with this plan.
+    /// Returns the argument of [`crate::fleet::Ownership::after`] for a controller that starts with
+    /// this plan.
     pub fn reports_received(&self) -> u64 {
         self.services
             .values()
@@ -242,9 +249,11 @@ fn tables_in<'de, D: Deserializer<'de>>(
         .collect())
 }
 
-/// Writes the chains of a table as one text, so that a plan of thousands of services stays small and readable.
+/// Writes the chains of a table as one text, so that a plan of thousands of services stays small
+/// and readable.
 ///
-/// Example: in `7 3@12 9,…`, replica 7 is the head, replica 3 lost the head at version 12, and replica 9 is a standby.
+/// Example: in `7 3@12 9,…`, replica 7 is the head, replica 3 lost the head at version 12, and
+/// replica 9 is a standby.
 fn chains_out<S: Serializer>(chains: &[Vec<ChainMember>], s: S) -> Result<S::Ok, S::Error> {
     let mut text = String::with_capacity(chains.len() * 12);
     for (bucket, chain) in chains.iter().enumerate() {

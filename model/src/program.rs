@@ -1,5 +1,5 @@
-//! Resources that data planes receive: small, immutable, and named after the user objects they come from. Children name their parents. The
-//! wire format is in `wire`. Start at [`Resource`].
+//! Resources that data planes receive: small, immutable, and named after the user objects they come
+//! from. Children name their parents. The wire format is in `wire`. Start at [`Resource`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -30,7 +30,8 @@ macro_rules! resource_kinds {
             $($(#[$doc])* $kind($body),)*
         }
 
-        /// The kinds of southbound resources, in the order in which a receiver should apply them (parents first).
+        /// The kinds of southbound resources, in the order in which a receiver should apply them
+        /// (parents first).
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum ResourceKind {
             $($(#[$doc])* $kind,)*
@@ -40,7 +41,8 @@ macro_rules! resource_kinds {
             /// All kinds in order: each after those that it refers to.
             pub const ALL: [ResourceKind; [$(ResourceKind::$kind),*].len()] = [$(ResourceKind::$kind),*];
 
-            /// Returns the kind's name in labels, logs and dumps: the name of its message in `program.proto`.
+            /// Returns the kind's name in labels, logs and dumps: the name of its message in
+            /// `program.proto`.
             pub fn label(self) -> &'static str {
                 match self {
                     $(ResourceKind::$kind => $label,)*
@@ -54,8 +56,8 @@ macro_rules! resource_kinds {
                 }
             }
 
-            /// Returns whether the kind carries security policy. A data plane that lacks one resource of such a kind serves nothing of its
-            /// tenant.
+            /// Returns whether the kind carries security policy. A data plane that lacks one
+            /// resource of such a kind serves nothing of its tenant.
             pub fn is_security(self) -> bool {
                 match self {
                     $(ResourceKind::$kind => ResourceClass::$class.is_security(),)*
@@ -81,7 +83,8 @@ macro_rules! resource_kinds {
                 }
             }
 
-            /// Returns the name on the wire, unique per kind. It begins with the tenant, unless the kind is the provider's.
+            /// Returns the name on the wire, unique per kind. It begins with the tenant, unless the
+            /// kind is the provider's.
             pub fn name(&self) -> String {
                 match self {
                     $(Resource::$kind(body) => {
@@ -91,8 +94,8 @@ macro_rules! resource_kinds {
                 }
             }
 
-            /// Returns the tenant that the resource belongs to: the unit of subscription scope. `None` for the provider's resources, such
-            /// as replicas.
+            /// Returns the tenant that the resource belongs to: the unit of subscription scope.
+            /// `None` for the provider's resources, such as replicas.
             pub fn tenant(&self) -> Option<&TenantName> {
                 match self {
                     $(Resource::$kind(body) => OwnerColumn::<$body>::tenant(&$owner, body),)*
@@ -157,8 +160,9 @@ resource_kinds! {
     PeerAuthentication(PeerAuthentication) = "PeerAuthentication", Security, OwnerColumn::Tenant(|p| &p.key.tenant), |p| p.key.to_string();
     Termination(Termination) = "Termination", Security, OwnerColumn::Tenant(|t| &t.service.tenant), |t| format!("{}:{}", t.service, t.port);
     Entitlement(Entitlement) = "Entitlement", Security, OwnerColumn::Tenant(|e| &e.tenant), |e| format!("{}/{}", e.tenant, e.requester);
-    /// The controller makes a manifest for one subscriber stream; the compiler makes none. It is the last kind, here and in every
-    /// subscription: a manifest seals everything that was sent before it.
+    /// The controller makes a manifest for one subscriber stream; the compiler makes none. It is
+    /// the last kind, here and in every subscription: a manifest seals everything that was sent
+    /// before it.
     Manifest(Manifest) = "Manifest", Traffic, OwnerColumn::Tenant(|m| &m.tenant), |m| m.tenant.to_string();
 }
 
@@ -168,8 +172,9 @@ impl ResourceKind {
         Self::ALL.into_iter().filter(|kind| kind.is_security())
     }
 
-    /// Returns the tenant that owns the resource of this kind and name. `None` if the provider owns it: by its kind, or because its name
-    /// begins with the system namespace in place of a tenant. `None` also for a name of another form, which no resource has.
+    /// Returns the tenant that owns the resource of this kind and name. `None` if the provider owns
+    /// it: by its kind, or because its name begins with the system namespace in place of a tenant.
+    /// `None` also for a name of another form, which no resource has.
     pub fn owner_of(self, name: &str) -> Option<TenantName> {
         let first = name
             .split('/')
@@ -180,7 +185,8 @@ impl ResourceKind {
 }
 
 impl Resource {
-    /// Returns whether a data plane may decode this resource as `read`: the two are equal except for fields that only the controller knows.
+    /// Returns whether a data plane may decode this resource as `read`: the two are equal except
+    /// for fields that only the controller knows.
     pub fn reads_as(&self, read: &Resource) -> bool {
         match (self, read) {
             (Resource::DirectEndpoint(own), Resource::DirectEndpoint(read)) => {
@@ -195,7 +201,8 @@ impl Resource {
     }
 }
 
-/// A manifest seals the set of one tenant's security resources that a data plane must have before it serves the tenant.
+/// A manifest seals the set of one tenant's security resources that a data plane must have before
+/// it serves the tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
     pub tenant: TenantName,
@@ -211,9 +218,11 @@ pub struct Tenant {
     pub name: TenantName,
     pub vni: Vni,
     pub trust_domain: TrustDomain,
-    /// Addresses of the tenant's pods. A captured connection to one of them goes to a gateway even without a service.
+    /// Addresses of the tenant's pods. A captured connection to one of them goes to a gateway even
+    /// without a service.
     pub pod_cidrs: Vec<IpNet>,
-    /// Ranges of the gateway addresses of the tenant's services. If not empty, the tenant is on the cloud tier.
+    /// Ranges of the gateway addresses of the tenant's services. If not empty, the tenant is on the
+    /// cloud tier.
     pub gateway_cidrs: Vec<IpNet>,
     /// Policy for a captured connection whose destination is neither a service nor a pod.
     pub outbound_traffic_policy: OutboundTrafficPolicy,
@@ -221,7 +230,8 @@ pub struct Tenant {
     pub keys: KeyPolicy,
     /// The tenant's part of each shared limit.
     pub shares: Shares,
-    /// Name servers that the tenant's pods may query directly. If empty, they are the tier's own, else the cluster's DNS service.
+    /// Name servers that the tenant's pods may query directly. If empty, they are the tier's own,
+    /// else the cluster's DNS service.
     pub resolvers: Vec<IpAddr>,
 }
 
@@ -259,7 +269,8 @@ pub struct Service {
     pub policy_paths: PolicyPaths,
 }
 
-/// The paths that a gateway lets policies compare; it answers 400 to all others, because the endpoint may understand them in another way.
+/// The paths that a gateway lets policies compare; it answers 400 to all others, because the
+/// endpoint may understand them in another way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum PolicyPaths {
     /// Paths without parameters (`;`), and with escapes that are UTF-8.
@@ -288,10 +299,12 @@ pub struct ServicePort {
     pub protocol: AppProtocol,
 }
 
-/// Protocol of a service port, from `appProtocol`, else from the prefix of the port's name as Istio interprets it.
+/// Protocol of a service port, from `appProtocol`, else from the prefix of the port's name as Istio
+/// interprets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum AppProtocol {
-    /// The protocol is not declared. Protocol sniffing of the client's first bytes distinguishes HTTP/1.1, HTTP/2 and opaque TCP.
+    /// The protocol is not declared. Protocol sniffing of the client's first bytes distinguishes
+    /// HTTP/1.1, HTTP/2 and opaque TCP.
     #[default]
     Detect,
     /// HTTP/1.1 upstream; clients may use either version.
@@ -320,8 +333,8 @@ pub struct Workload {
     pub tunnel: TunnelProtocol,
     /// The service ports that this workload serves.
     pub endpoints: Vec<EndpointPort>,
-    /// The workload's own UDP ports that UDPRoutes name; datagrams from the tier are admitted to them. There are at most
-    /// [`crate::limits::UDP_PORTS_PER_WORKLOAD_MAX`] of them.
+    /// The workload's own UDP ports that UDPRoutes name; datagrams from the tier are admitted to
+    /// them. There are at most [`crate::limits::UDP_PORTS_PER_WORKLOAD_MAX`] of them.
     pub udp_ports: BTreeSet<u16>,
 }
 
@@ -362,9 +375,11 @@ pub struct DirectEndpoint {
     pub az: AzName,
     /// Addresses that accept HBONE on port 15008. Never empty.
     pub addresses: Vec<IpAddr>,
-    /// The direct service ports that the workload serves; at most [`crate::limits::DIRECT_PORTS_PER_WORKLOAD_MAX`].
+    /// The direct service ports that the workload serves; at most
+    /// [`crate::limits::DIRECT_PORTS_PER_WORKLOAD_MAX`].
     pub serves: Vec<DirectPort>,
-    /// The workload's own ports that clients may dial by the workload's address; at most the same number.
+    /// The workload's own ports that clients may dial by the workload's address; at most the same
+    /// number.
     pub own_ports: BTreeSet<u16>,
     /// Nodes that receive the endpoint. Only the controller knows them; they are not on the wire.
     pub audience: DirectAudience,
@@ -444,14 +459,16 @@ pub struct RouteRule {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum HostMatch {
     Exact(String),
-    /// `*.example.com` is stored as `.example.com`: it matches any host with one or more labels before it.
+    /// `*.example.com` is stored as `.example.com`: it matches any host with one or more labels
+    /// before it.
     Suffix(String),
 }
 
 /// A set of conditions that must all hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpMatch {
-    /// Among all matches of the service that hold, the smallest precedence wins; see [`crate::route_table`].
+    /// Among all matches of the service that hold, the smallest precedence wins; see
+    /// [`crate::route_table`].
     pub precedence: Precedence,
     pub path: PathMatch,
     pub method: Option<String>,
@@ -459,15 +476,18 @@ pub struct HttpMatch {
     pub query: Vec<ValueMatch>,
 }
 
-/// The total order among matches of one service, computed by the compiler. Fields are compared one by one; the smaller value comes first.
+/// The total order among matches of one service, computed by the compiler. Fields are compared one
+/// by one; the smaller value comes first.
 ///
-/// The Gateway API (v1.6, HTTPRouteRule) orders by exact path, longest path, method, most headers, and most query parameters. Ties are
-/// broken by the oldest object, then its name, then the index of the rule. Istio applies a VirtualService's rules in the order written.
+/// The Gateway API (v1.6, HTTPRouteRule) orders by exact path, longest path, method, most headers,
+/// and most query parameters. Ties are broken by the oldest object, then its name, then the index
+/// of the rule. Istio applies a VirtualService's rules in the order written.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Precedence {
     /// 0 for rules of a mesh route; larger values for fallbacks.
     pub class: u8,
-    /// Inverted specificity, most significant first: path kind, path length, method, headers, query. All zero for ordered rules.
+    /// Inverted specificity, most significant first: path kind, path length, method, headers,
+    /// query. All zero for ordered rules.
     pub specificity: [u32; 5],
     /// Creation time of the object in seconds since 1970; the next field breaks ties.
     pub created: u64,
@@ -477,8 +497,8 @@ pub struct Precedence {
     pub indexes: [u32; 2],
 }
 
-/// A condition on the path (without query). Paths are compared in normalized form: unreserved characters decoded, slashes merged, dot
-/// segments resolved.
+/// A condition on the path (without query). Paths are compared in normalized form: unreserved
+/// characters decoded, slashes merged, dot segments resolved.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum PathMatch {
     Exact(String),
@@ -511,9 +531,11 @@ pub enum TextMatch {
 /// The effect of a rule on a request that matches it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RouteAction {
-    /// Weighted split over backends. A broken backend keeps its weight, and the requests assigned to it fail.
+    /// Weighted split over backends. A broken backend keeps its weight, and the requests assigned
+    /// to it fail.
     Split(Vec<Backend>),
-    /// Local reply, because the rule's source is broken (fails closed). The reason is in the author's diagnostics and in the log.
+    /// Local reply, because the rule's source is broken (fails closed). The reason is in the
+    /// author's diagnostics and in the log.
     Refuse { status: u16, reason: String },
 }
 
@@ -534,11 +556,13 @@ pub enum BackendTarget {
         port: u16,
         subset: Labels,
     },
-    /// Local reply with this status, because the reference is broken (unknown service, missing grant …).
+    /// Local reply with this status, because the reference is broken (unknown service, missing
+    /// grant …).
     Refuse { status: u16, reason: String },
 }
 
-/// A tenant's node as the edges reach it: which pod addresses are behind which VXLAN tunnel endpoint.
+/// A tenant's node as the edges reach it: which pod addresses are behind which VXLAN tunnel
+/// endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     pub tenant: TenantName,
@@ -565,7 +589,8 @@ pub struct Replica {
     pub up: bool,
 }
 
-/// The *gateway address* of a service: the address at which a tenant's clients in (or nearest to) an AZ reach it.
+/// The *gateway address* of a service: the address at which a tenant's clients in (or nearest to)
+/// an AZ reach it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayAddress {
     pub service: ServiceKey,
@@ -573,7 +598,8 @@ pub struct GatewayAddress {
     pub az: AzName,
     /// Addresses in the tenant's address space; at most one of each family.
     pub addresses: Vec<IpAddr>,
-    /// False if no backend of the service is healthy in this AZ: clients should try another AZ first.
+    /// False if no backend of the service is healthy in this AZ: clients should try another AZ
+    /// first.
     pub open: bool,
 }
 
@@ -582,7 +608,8 @@ pub const BUCKETS: usize = 128;
 /// Maximum number of replicas in a chain; `CANAL_CHAIN` of `bpf/abi/tier.h`.
 pub const CHAIN_LENGTH_MAX: usize = 8;
 
-/// A bucket's replicas: the head takes new sessions, and all keep the sessions they own (Canal fig. 26). At most [`CHAIN_LENGTH_MAX`] long.
+/// A bucket's replicas: the head takes new sessions, and all keep the sessions they own (Canal fig.
+/// 26). At most [`CHAIN_LENGTH_MAX`] long.
 pub type ReplicaChain = Vec<ReplicaNumber>;
 
 /// A service's bucket table in one AZ.
@@ -598,7 +625,8 @@ pub struct BucketTable {
     pub chains: Vec<ReplicaChain>,
 }
 
-/// Early limits. The redirector of each replica limits sessions and packets, and gateways limit requests. A limit of 0 means no limit.
+/// Early limits. The redirector of each replica limits sessions and packets, and gateways limit
+/// requests. A limit of 0 means no limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Throttle {
     pub tenant: TenantName,

@@ -1,5 +1,6 @@
-//! The route rules of one service in match order. The compiler's IR and the gateway's router use this type; no other code orders rules.
-//! It does not decide which matches hold. Start at [`RouteTable::new`].
+//! The route rules of one service in match order. The compiler's IR and the gateway's router use
+//! this type; no other code orders rules. It does not decide which matches hold. Start at
+//! [`RouteTable::new`].
 
 use std::sync::Arc;
 
@@ -26,8 +27,8 @@ pub struct MatchRef {
 impl RouteTable {
     /// Creates the table of these rules, which belong to one service and are given in any order.
     ///
-    /// The match with the smallest precedence comes first. Two matches have equal precedence only if one object is attached twice to one
-    /// port; then the order of the rules' keys decides.
+    /// The match with the smallest precedence comes first. Two matches have equal precedence only
+    /// if one object is attached twice to one port; then the order of the rules' keys decides.
     pub fn new(mut rules: Vec<Arc<RouteRule>>) -> Self {
         rules.sort_by(|a, b| a.key.cmp(&b.key));
         let matches = rules.iter().enumerate().flat_map(|(rule, it)| {

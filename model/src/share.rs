@@ -1,5 +1,6 @@
-//! Limits that tenants share, and each tenant's part of them: one table of names, units, defaults and bounds. It contains no counter;
-//! `canal_runtime::TenantLimit` does the counting. Start at [`ShareKind`].
+//! Limits that tenants share, and each tenant's part of them: one table of names, units, defaults
+//! and bounds. It contains no counter; `canal_runtime::TenantLimit` does the counting. Start at
+//! [`ShareKind`].
 
 mod fit;
 
@@ -9,7 +10,8 @@ use std::str::FromStr;
 
 pub use fit::{MapDemand, Omission, decide_omitted};
 
-/// One tenant's part of a limit: an amount, or a percentage of the whole limit. Written like Kubernetes' `maxSurge`: `4096` or `"25%"`.
+/// One tenant's part of a limit: an amount, or a percentage of the whole limit. Written like
+/// Kubernetes' `maxSurge`: `4096` or `"25%"`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Share {
     /// An amount in the unit of the limit, such as a count or bytes.
@@ -28,14 +30,17 @@ pub struct ShareFormatError {
 }
 
 impl Share {
-    /// The largest amount that may be written: 2^53, which every YAML and JSON parser represents exactly.
+    /// The largest amount that may be written: 2^53, which every YAML and JSON parser represents
+    /// exactly.
     pub const AMOUNT_MAX: u64 = 1 << 53;
 
-    /// Returns the part of a limit of `whole`. A percentage gives at least 1, so that a small limit does not exclude a tenant.
+    /// Returns the part of a limit of `whole`. A percentage gives at least 1, so that a small limit
+    /// does not exclude a tenant.
     pub fn of(self, whole: u64) -> u64 {
         match self {
             Self::Amount(amount) => amount.min(whole),
-            // Whole and remainder are multiplied separately, because `whole * percent` may overflow.
+            // Whole and remainder are multiplied separately, because `whole * percent` may
+            // overflow.
             Self::Percent(percent) => {
                 (whole / 100 * u64::from(percent) + whole % 100 * u64::from(percent) / 100).max(1)
             }
@@ -97,14 +102,15 @@ impl<'de> serde::Deserialize<'de> for Share {
     }
 }
 
-/// Defines [`ShareKind`] from the table. Columns: variant, YAML key (only for limits that tenants share), metric label, unit, default
-/// share, description.
+/// Defines [`ShareKind`] from the table. Columns: variant, YAML key (only for limits that tenants
+/// share), metric label, unit, default share, description.
 macro_rules! share_kinds {
     (
         tenants { $($variant:ident, $key:literal, $label:literal, $unit:literal, $default:expr, $what:literal;)* }
         networks { $($network:ident, $network_label:literal, $network_unit:literal, $network_default:expr, $network_what:literal;)* }
     ) => {
-        /// A limit that tenants share. The YAML key is used under `spec.shares` of a Tenant, the label in metrics and in `canal status`.
+        /// A limit that tenants share. The YAML key is used under `spec.shares` of a Tenant, the
+        /// label in metrics and in `canal status`.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum ShareKind {
             $(#[doc = $what] $variant,)*
@@ -117,8 +123,8 @@ macro_rules! share_kinds {
             /// The kinds that ranges of source addresses share; no Tenant can list them.
             pub const OF_NETWORKS: &[Self] = &[$(Self::$network,)*];
 
-            /// Returns the key under `spec.shares` of a Tenant, which is also the name on the wire. It is empty for limits that networks
-            /// share.
+            /// Returns the key under `spec.shares` of a Tenant, which is also the name on the wire.
+            /// It is empty for limits that networks share.
             pub fn key(self) -> &'static str {
                 match self { $(Self::$variant => $key,)* $(Self::$network => "",)* }
             }
@@ -205,7 +211,8 @@ share_kinds! {
     }
 }
 
-/// The shares that the provider wrote for one tenant. Limits that are not listed have the default share.
+/// The shares that the provider wrote for one tenant. Limits that are not listed have the default
+/// share.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Shares(BTreeMap<ShareKind, Share>);
 

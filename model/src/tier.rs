@@ -1,5 +1,6 @@
-//! Names and numbers that the cloud tier reserves for itself: its VNI, its service, its address ranges. The compiler checks tenants'
-//! objects against them. The wire format is in `wire`. The planner assigns gateway addresses to services.
+//! Names and numbers that the cloud tier reserves for itself: its VNI, its service, its address
+//! ranges. The compiler checks tenants' objects against them. The wire format is in `wire`. The
+//! planner assigns gateway addresses to services.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -9,10 +10,12 @@ use crate::ids::{Namespace, ObjectName, ServiceKey, TenantName};
 
 /// VNI of the traffic between edges and replicas; no tenant may have it.
 pub const TIER_VNI: u32 = 0xCA0A1;
-/// Namespace and name of the tier's own service, which every tenant has. It receives CONNECTs to pod addresses, and DNS.
+/// Namespace and name of the tier's own service, which every tenant has. It receives CONNECTs to
+/// pod addresses, and DNS.
 pub const TIER_SERVICE: (&str, &str) = ("canal-system", "gateway");
-/// Minimum number of host bits of a gateway range. Three bits divide the range among AZs into eighths. Two bits per eighth suffice for the
-/// tier's own service and one more. The first address of an eighth, and in IPv4 also the last, is never assigned.
+/// Minimum number of host bits of a gateway range. Three bits divide the range among AZs into
+/// eighths. Two bits per eighth suffice for the tier's own service and one more. The first address
+/// of an eighth, and in IPv4 also the last, is never assigned.
 const RANGE_BITS_MIN: u8 = 3 + 2;
 
 /// Returns the address ranges of the tier itself; no tenant may use them.

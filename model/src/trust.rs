@@ -1,5 +1,5 @@
-//! Trust and keys as data planes and key servers receive them: trust bundles, key policy, entitlements, key servers, TLS termination. Types
-//! only; no private key is ever in here.
+//! Trust and keys as data planes and key servers receive them: trust bundles, key policy,
+//! entitlements, key servers, TLS termination. Types only; no private key is ever in here.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -22,20 +22,22 @@ pub const KEY_SERVER_ADDRESSES_MAX: usize = 16;
 /// Maximum number of identities in an entitlement; the pods of a node have far fewer.
 pub const IDENTITIES_MAX: usize = 4096;
 
-/// The trust bundle (SPIFFE) of a trust domain, as one tenant's data planes receive it. Named `tenant/trust domain`.
+/// The trust bundle (SPIFFE) of a trust domain, as one tenant's data planes receive it. Named
+/// `tenant/trust domain`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrustBundle {
     pub tenant: TenantName,
     pub trust_domain: TrustDomain,
     /// Root certificates in PEM, one per entry. There are two during a root rotation.
     pub roots: Vec<String>,
-    /// Certificate revocation lists (RFC 5280) in PEM. Open connections of a revoked peer are closed.
+    /// Certificate revocation lists (RFC 5280) in PEM. Open connections of a revoked peer are
+    /// closed.
     pub revoked: Vec<String>,
-    /// Identities that an operator revoked. All their certificates count as revoked, also those that are on no list because the controller
-    /// has no record of them.
+    /// Identities that an operator revoked. All their certificates count as revoked, also those
+    /// that are on no list because the controller has no record of them.
     pub blocked: Vec<Identity>,
-    /// The trust domain is another tenant's, with which this one federates. Its members may connect, but only a policy that names them
-    /// allows them anything.
+    /// The trust domain is another tenant's, with which this one federates. Its members may
+    /// connect, but only a policy that names them allows them anything.
     pub federated: bool,
 }
 
@@ -44,7 +46,8 @@ pub struct TrustBundle {
 pub struct KeyPolicy {
     pub location: KeyLocation,
     pub algorithm: KeyAlgorithm,
-    /// With [`KeyLocation::KeyServer`]: whether a data plane may have its own key and run handshakes itself while no key server answers.
+    /// With [`KeyLocation::KeyServer`]: whether a data plane may have its own key and run
+    /// handshakes itself while no key server answers.
     pub local_fallback: bool,
 }
 
@@ -82,7 +85,8 @@ impl fmt::Display for KeyRequester {
     }
 }
 
-/// The identities of `tenant` that run on a requester. A key server may use their keys for that requester. Named `tenant/requester`.
+/// The identities of `tenant` that run on a requester. A key server may use their keys for that
+/// requester. Named `tenant/requester`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entitlement {
     pub tenant: TenantName,
@@ -91,7 +95,8 @@ pub struct Entitlement {
     pub identities: Vec<Identity>,
 }
 
-/// A tenant's own key server (keyless). Data planes get the provider's key servers by command-line flags. Named `tenant/name`.
+/// A tenant's own key server (keyless). Data planes get the provider's key servers by command-line
+/// flags. Named `tenant/name`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyServer {
     pub tenant: TenantName,
@@ -100,7 +105,8 @@ pub struct KeyServer {
     pub addresses: Vec<SocketAddr>,
 }
 
-/// TLS termination at the gateway for clients without a node proxy (Canal appendix B, semi-managed). Named as the service, then `:port`.
+/// TLS termination at the gateway for clients without a node proxy (Canal appendix B,
+/// semi-managed). Named as the service, then `:port`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Termination {
     pub service: ServiceKey,
@@ -109,16 +115,19 @@ pub struct Termination {
     pub clients: ClientCertificates,
     /// If true, the gateway refuses plaintext connections to this port.
     pub required: bool,
-    /// The reason why the source is broken. While it is set, the gateway refuses all connections to this port.
+    /// The reason why the source is broken. While it is set, the gateway refuses all connections to
+    /// this port.
     pub broken: Option<String>,
 }
 
 /// The certificate that the gateway presents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TerminationCertificate {
-    /// A certificate of the tenant's trust domain with the service's hostname. Its key is where the tenant's other keys are.
+    /// A certificate of the tenant's trust domain with the service's hostname. Its key is where the
+    /// tenant's other keys are.
     Mesh,
-    /// The tenant's own certificate. Its key stays in the tenant's [`KeyServer`] of this name, which signs and may refuse to.
+    /// The tenant's own certificate. Its key stays in the tenant's [`KeyServer`] of this name,
+    /// which signs and may refuse to.
     KeyServer(ObjectName),
 }
 

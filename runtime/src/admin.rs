@@ -1,6 +1,7 @@
-//! HTTP for operators: config dump, metrics, readiness, log level, quit, version, and routes that the caller adds. Routes that change the
-//! process, or show tenants' configuration and requests, are served only on a unix socket of the process's own user ([`serve_all`]). This
-//! server carries no application traffic. hyper implements the protocol.
+//! HTTP for operators: config dump, metrics, readiness, log level, quit, version, and routes that
+//! the caller adds. Routes that change the process, or show tenants' configuration and requests,
+//! are served only on a unix socket of the process's own user ([`serve_all`]). This server carries
+//! no application traffic. hyper implements the protocol.
 
 mod access;
 mod body;
@@ -33,7 +34,8 @@ type Handler = Arc<dyn Fn(Request<()>) -> HandlerFuture + Send + Sync>;
 /// Listeners that serve a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reach {
-    /// The route is served on TCP and on the socket: it changes nothing and shows nothing of a tenant's requests and policies.
+    /// The route is served on TCP and on the socket: it changes nothing and shows nothing of a
+    /// tenant's requests and policies.
     Anywhere,
     /// The route is served on the unix socket only.
     Socket,
@@ -60,7 +62,8 @@ impl AdminRoutes {
         Self::default()
     }
 
-    /// Adds a route that is served on TCP too: it must change nothing and show nothing of tenants. The request body is not read.
+    /// Adds a route that is served on TCP too: it must change nothing and show nothing of tenants.
+    /// The request body is not read.
     pub fn route<F, A>(self, method: Method, path: &'static str, answer: F) -> Self
     where
         F: Fn(Request<()>) -> A + Send + Sync + 'static,
@@ -120,7 +123,8 @@ impl AdminRoutes {
         })
     }
 
-    /// Adds `GET /logging`, which shows the level, and `POST /logging?level=…`, which sets it. The latter is on the socket only.
+    /// Adds `GET /logging`, which shows the level, and `POST /logging?level=…`, which sets it. The
+    /// latter is on the socket only.
     pub fn logging(self, level: LogLevelHandle) -> Self {
         let show = level.clone();
         self.route(Method::GET, "/logging", move |_| {
@@ -164,7 +168,8 @@ impl AdminRoutes {
             }
             return (route.handler)(request);
         }
-        // An unknown path gets the list of routes, so that an operator finds the right one without documentation.
+        // An unknown path gets the list of routes, so that an operator finds the right one without
+        // documentation.
         let answer = if here.is_empty() {
             let status = if path == "/" {
                 StatusCode::OK
@@ -213,7 +218,8 @@ pub fn query(request: &Request<()>, name: &str) -> Option<String> {
         .map(|(_, v)| decode(v))
 }
 
-/// Decodes percent escapes (RFC 3986 §2.1), and `+` as a space like in HTML forms. Malformed escapes are left unchanged.
+/// Decodes percent escapes (RFC 3986 §2.1), and `+` as a space like in HTML forms. Malformed
+/// escapes are left unchanged.
 fn decode(s: &str) -> String {
     let mut out = Vec::with_capacity(s.len());
     let mut rest = s.as_bytes();

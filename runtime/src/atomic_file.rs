@@ -1,12 +1,13 @@
-//! Atomic file replacement: a reader finds the old or the new content, even after a kill at any instant. The steps are: temporary file,
-//! fsync, rename, fsync of the folder.
+//! Atomic file replacement: a reader finds the old or the new content, even after a kill at any
+//! instant. The steps are: temporary file, fsync, rename, fsync of the folder.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Replaces `path` by `content`, readable by the owner only. It creates a missing folder with mode 0700.
+/// Replaces `path` by `content`, readable by the owner only. It creates a missing folder with mode
+/// 0700.
 ///
 /// # Errors
 /// The folder cannot be created or written; `path` then has the old content.
@@ -26,7 +27,8 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
         .open(&temporary)?;
     file.write_all(content)?;
     file.sync_all()?;
-    // The content must be durable before the name points to it; the fsync of the folder makes the rename durable.
+    // The content must be durable before the name points to it; the fsync of the folder makes the
+    // rename durable.
     std::fs::rename(&temporary, path)?;
     File::open(folder)?.sync_all()
 }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use rand::Rng;
 
-/// Doubles the step from `first` to `max`. Each wait is random in the upper half of the current step, so that clients spread out.
+/// Doubles the step from `first` to `max`. Each wait is random in the upper half of the current
+/// step, so that clients spread out.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     first: Duration,

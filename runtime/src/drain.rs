@@ -1,5 +1,6 @@
-//! Drain of the process: running → draining (with a deadline) → forced. Tasks watch the phase. The first signal starts a drain and the
-//! second forces it. What a drain does (GOAWAY, `Connection: close`, no new accepts) is up to the watchers.
+//! Drain of the process: running → draining (with a deadline) → forced. Tasks watch the phase. The
+//! first signal starts a drain and the second forces it. What a drain does (GOAWAY, `Connection:
+//! close`, no new accepts) is up to the watchers.
 
 use std::time::Duration;
 
@@ -18,7 +19,8 @@ pub enum DrainPhase {
     Forced,
 }
 
-/// Starts a drain. Dropping it without a call forces, so that a lost owner cannot leave tasks behind.
+/// Starts a drain. Dropping it without a call forces, so that a lost owner cannot leave tasks
+/// behind.
 #[derive(Debug)]
 pub struct DrainTrigger {
     phase: watch::Sender<DrainPhase>,
@@ -26,15 +28,16 @@ pub struct DrainTrigger {
     open: mpsc::Receiver<()>,
 }
 
-/// A watcher of the phase that delays the end of the drain until it is dropped. Everything that must end before the process does owns one;
-/// it is cheap to clone.
+/// A watcher of the phase that delays the end of the drain until it is dropped. Everything that
+/// must end before the process does owns one; it is cheap to clone.
 #[derive(Debug, Clone)]
 pub struct DrainWatcher {
     phase: watch::Receiver<DrainPhase>,
     _open: mpsc::Sender<()>,
 }
 
-/// A watcher of the phase that does not delay the end of the drain. It is for servers that operators use until the end.
+/// A watcher of the phase that does not delay the end of the drain. It is for servers that
+/// operators use until the end.
 #[derive(Debug, Clone)]
 pub struct DrainObserver {
     phase: watch::Receiver<DrainPhase>,
@@ -57,7 +60,8 @@ pub fn tree() -> (DrainTrigger, DrainWatcher) {
 }
 
 impl DrainTrigger {
-    /// Begins a drain; work that is still open after `limit` is forced. A second call forces at once.
+    /// Begins a drain; work that is still open after `limit` is forced. A second call forces at
+    /// once.
     pub fn drain(&self, limit: Duration) {
         self.phase.send_if_modified(|p| {
             *p = match *p {
@@ -76,15 +80,16 @@ impl DrainTrigger {
         self.phase.send_replace(DrainPhase::Forced);
     }
 
-    /// Waits until every [`DrainWatcher`] is dropped. It forces at the deadline and gives up `grace` later. Returns `false` if tasks
-    /// remain; the caller should log that and exit anyway.
+    /// Waits until every [`DrainWatcher`] is dropped. It forces at the deadline and gives up
+    /// `grace` later. Returns `false` if tasks remain; the caller should log that and exit anyway.
     pub async fn finished(&mut self, grace: Duration) -> bool {
         let mut phase = self.phase.subscribe();
         loop {
             let now = *phase.borrow_and_update();
             tokio::select! {
                 biased;
-                // The last watcher is gone; `biased` reports that even when the deadline has passed too.
+                // The last watcher is gone; `biased` reports that even when the deadline has passed
+                // too.
                 _ = self.open.recv() => return true,
                 () = until_deadline(now, grace) => match now {
                     DrainPhase::Draining { .. } => self.force(),
@@ -133,13 +138,15 @@ impl DrainWatcher {
         }
     }
 
-    /// Creates a branch, for example for one pod's listener or one tenant. It drains and forces with this tree, or earlier by its own
-    /// trigger. This tree does not finish before the branch does.
+    /// Creates a branch, for example for one pod's listener or one tenant. It drains and forces
+    /// with this tree, or earlier by its own trigger. This tree does not finish before the branch
+    /// does.
     pub fn branch(&self) -> (DrainTrigger, DrainWatcher) {
         let (tx, rx) = watch::channel(self.phase());
         let (open, closed) = mpsc::channel(1);
         let (sender, mut parent) = (tx.clone(), self.phase.clone());
-        // The task owns this clone while the branch has watchers; so the parent cannot finish first.
+        // The task owns this clone while the branch has watchers; so the parent cannot finish
+        // first.
         let held = self._open.clone();
         tokio::spawn(async move {
             let _held = held;
@@ -191,7 +198,8 @@ impl DrainObserver {
         loop {
             let now = *phase.borrow_and_update();
             match now {
-                // The watched value stays `Draining` past the deadline until the trigger forces, so the deadline counts too.
+                // The watched value stays `Draining` past the deadline until the trigger forces, so
+                // the deadline counts too.
                 DrainPhase::Forced => return,
                 DrainPhase::Running => {
                     if phase.changed().await.is_err() {
@@ -230,7 +238,8 @@ pub struct TerminationSignals {
 }
 
 impl TerminationSignals {
-    /// Installs the handlers. A process does this before it starts anything else, so that an early signal also ends it in order.
+    /// Installs the handlers. A process does this before it starts anything else, so that an early
+    /// signal also ends it in order.
     ///
     /// # Errors
     /// The signal handlers cannot be installed.
@@ -250,7 +259,8 @@ impl TerminationSignals {
     }
 }
 
-/// Waits for SIGTERM or SIGINT, drains with `limit`, and waits for the end like [`DrainTrigger::finished`]. A second signal forces.
+/// Waits for SIGTERM or SIGINT, drains with `limit`, and waits for the end like
+/// [`DrainTrigger::finished`]. A second signal forces.
 pub async fn on_signals(
     signals: TerminationSignals,
     trigger: DrainTrigger,

@@ -1,4 +1,5 @@
-//! Named limits: a caller takes a permit up to a maximum, and every refusal is counted. The caller decides what to do after a refusal.
+//! Named limits: a caller takes a permit up to a maximum, and every refusal is counted. The caller
+//! decides what to do after a refusal.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -8,16 +9,18 @@ use crate::share::TenantLimitUsage;
 
 use crate::metrics::{MetricFamily, Registry, SharedCounter, SharedGauge};
 
-/// Exports the use of a limit that tenants share, at every scrape. The series are `canal_share_capacity{limit}`, and per holder
-/// `canal_share_used`, `canal_share_max`, `canal_share_refused_total` and `canal_share_revoked_total` `{limit,tenant}`. At most
-/// [`crate::metrics::SHARE_HOLDERS_MAX`] holders are listed, the largest by use and by refusals. The rest are summed under
-/// `tenant="other"`. Several limits of one kind are exported as one: use and maximum come from the limit nearest to its maximum, and
-/// refusals are summed.
+/// Exports the use of a limit that tenants share, at every scrape. The series are
+/// `canal_share_capacity{limit}`, and per holder `canal_share_used`, `canal_share_max`,
+/// `canal_share_refused_total` and `canal_share_revoked_total` `{limit,tenant}`. At most
+/// [`crate::metrics::SHARE_HOLDERS_MAX`] holders are listed, the largest by use and by refusals.
+/// The rest are summed under `tenant="other"`. Several limits of one kind are exported as one: use
+/// and maximum come from the limit nearest to its maximum, and refusals are summed.
 pub fn show_shares(registry: &Registry, limit: &TenantLimit) {
     registry.show_limit(limit.clone());
 }
 
-/// Does what [`show_shares`] does for limits that are created and removed at run time: each scrape and report calls `usage`.
+/// Does what [`show_shares`] does for limits that are created and removed at run time: each scrape
+/// and report calls `usage`.
 pub fn show_shares_of(
     registry: &Registry,
     usage: impl Fn() -> Vec<TenantLimitUsage> + Send + Sync + 'static,
@@ -47,7 +50,8 @@ pub struct Permit {
 }
 
 impl Limit {
-    /// Creates a limit and exports `canal_limit_max{limit}`, `canal_limit_used{limit}` and `canal_limit_refused_total{limit}`.
+    /// Creates a limit and exports `canal_limit_max{limit}`, `canal_limit_used{limit}` and
+    /// `canal_limit_refused_total{limit}`.
     pub fn new(registry: &Registry, name: &'static str, max: u64) -> Self {
         let labels = &["limit"];
         let gauge = |family, help| {

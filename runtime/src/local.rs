@@ -1,5 +1,6 @@
-//! Names of this host that do not depend on a name server. Only they are valid in the `Host` of a request to a loopback address. A web page
-//! in a browser on the host can send a request to that address under any other name (DNS rebinding).
+//! Names of this host that do not depend on a name server. Only they are valid in the `Host` of a
+//! request to a loopback address. A web page in a browser on the host can send a request to that
+//! address under any other name (DNS rebinding).
 
 use std::net::IpAddr;
 

@@ -1,4 +1,5 @@
-//! Log messages of the process (`tracing`) on stderr, with a level that can change at run time. Access logs are elsewhere.
+//! Log messages of the process (`tracing`) on stderr, with a level that can change at run time.
+//! Access logs are elsewhere.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,7 +14,8 @@ pub struct LogLevelHandle {
     current: Arc<Mutex<String>>,
 }
 
-/// The filter is not valid for `tracing_subscriber::EnvFilter`, or the subscriber is already installed.
+/// The filter is not valid for `tracing_subscriber::EnvFilter`, or the subscriber is already
+/// installed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("log level {filter:?}: {why}; write e.g. info or info,canal_hbone=debug")]
 pub struct InvalidLogFilter {
@@ -28,7 +30,8 @@ fn filter(given: &str) -> Result<EnvFilter, InvalidLogFilter> {
     })
 }
 
-/// Installs the process's subscriber, which writes one line per message to stderr. It works once per process.
+/// Installs the process's subscriber, which writes one line per message to stderr. It works once
+/// per process.
 ///
 /// # Errors
 /// The filter is invalid, or a subscriber is already installed; a second call changes nothing.

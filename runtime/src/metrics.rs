@@ -1,7 +1,9 @@
-//! Counters, gauges and histograms, sharded per worker: an increment is a plain store to the worker's own cache lines. A label set is
-//! interned to a handle once. In a family with the label `tenant`, each tenant has a share of the series. Label sets beyond the share are
-//! counted under `other` of that tenant. The callers define names and meanings. The output is the Prometheus text format, rendered in
-//! pieces ([`Exposition`]). Start with [`Registry`], then [`MetricsShard::counter`].
+//! Counters, gauges and histograms, sharded per worker: an increment is a plain store to the
+//! worker's own cache lines. A label set is interned to a handle once. In a family with the label
+//! `tenant`, each tenant has a share of the series. Label sets beyond the share are counted under
+//! `other` of that tenant. The callers define names and meanings. The output is the Prometheus text
+//! format, rendered in pieces ([`Exposition`]). Start with [`Registry`], then
+//! [`MetricsShard::counter`].
 
 mod cells;
 mod exposition;
@@ -37,11 +39,14 @@ pub use scrape::{SCRAPE_TIMEOUT, SCRAPES_MAX, Scrape};
 /// (`metricSeries` of a Tenant's shares). Label sets beyond a share are counted under `other` of
 /// the tenant. In other families, label sets beyond the maximum are counted under `other`.
 pub const SERIES_MAX: usize = 10_000;
-/// A tenant's series without a change for this long ends at the next scrape, and starts at 0 when it is used again.
+/// A tenant's series without a change for this long ends at the next scrape, and starts at 0 when
+/// it is used again.
 pub const SERIES_IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
-/// Interval at which owners of cached handles must look them up again; otherwise their series never end. See [`MetricsShard::generation`].
+/// Interval at which owners of cached handles must look them up again; otherwise their series never
+/// end. See [`MetricsShard::generation`].
 const GENERATION_INTERVAL: Duration = Duration::from_secs(300);
-/// Maximum number of bounds of a histogram. With its sum and its overflow bucket it must fit into one page of cells.
+/// Maximum number of bounds of a histogram. With its sum and its overflow bucket it must fit into
+/// one page of cells.
 pub const BOUNDS_MAX: usize = 64;
 pub use shares::SHARE_HOLDERS_MAX;
 const _: () = assert!(BOUNDS_MAX + 2 <= cells::PAGE_SLOTS);
@@ -160,7 +165,8 @@ impl fmt::Debug for MetricsShard {
     }
 }
 
-/// Ties a handle to the thread whose cells it writes: with a single writer, an increment needs no locked instruction.
+/// Ties a handle to the thread whose cells it writes: with a single writer, an increment needs no
+/// locked instruction.
 type OneThread = std::marker::PhantomData<Rc<()>>;
 
 /// A worker's own counter of one series. It is `!Send`, because only its worker writes it.
@@ -199,10 +205,12 @@ impl Registry {
         Self::default()
     }
 
-    /// Registers a counter family, or returns the existing one of the same name, shape and labels. The name should end in `_total`.
+    /// Registers a counter family, or returns the existing one of the same name, shape and labels.
+    /// The name should end in `_total`.
     ///
     /// # Panics
-    /// It panics if a family of another shape or other labels has the name. This is a programming error that shows at start-up.
+    /// It panics if a family of another shape or other labels has the name. This is a programming
+    /// error that shows at start-up.
     pub fn counters(&self, family: MetricFamily) -> CounterFamily {
         CounterFamily {
             core: self.core(family, MetricShape::Counter),
@@ -210,8 +218,8 @@ impl Registry {
         }
     }
 
-    /// Registers (or finds) a counter family of durations: callers add nanoseconds, and seconds are exposed. The name should end in
-    /// `_seconds_total`. It panics like [`Registry::counters`].
+    /// Registers (or finds) a counter family of durations: callers add nanoseconds, and seconds are
+    /// exposed. The name should end in `_seconds_total`. It panics like [`Registry::counters`].
     pub fn seconds(&self, family: MetricFamily) -> CounterFamily {
         CounterFamily {
             core: self.core(family, MetricShape::Seconds),
@@ -227,8 +235,9 @@ impl Registry {
         }
     }
 
-    /// Registers (or finds) a histogram family. `bounds` (at most [`BOUNDS_MAX`]) are in recorded units, ascending and inclusive. They are
-    /// exposed as `bound × scale`: to record µs and expose ms, `scale` is 0.001. It panics like [`Registry::counters`], or on bad bounds.
+    /// Registers (or finds) a histogram family. `bounds` (at most [`BOUNDS_MAX`]) are in recorded
+    /// units, ascending and inclusive. They are exposed as `bound × scale`: to record µs and expose
+    /// ms, `scale` is 0.001. It panics like [`Registry::counters`], or on bad bounds.
     pub fn histograms(
         &self,
         family: MetricFamily,
@@ -314,7 +323,8 @@ impl Registry {
         }
     }
 
-    /// Sets the shares that the provider configured in `spec.shares`. Existing series of a tenant stay.
+    /// Sets the shares that the provider configured in `spec.shares`. Existing series of a tenant
+    /// stay.
     pub fn set_shares<'a>(&self, tenants: impl IntoIterator<Item = (&'a TenantName, &'a Shares)>) {
         let shares: BTreeMap<_, _> = tenants
             .into_iter()
@@ -328,7 +338,8 @@ impl Registry {
         *lock(&self.inner.tenant_shares) = shares;
     }
 
-    /// Renders the Prometheus text format, version 0.0.4, with families sorted by name, in pieces of bounded size.
+    /// Renders the Prometheus text format, version 0.0.4, with families sorted by name, in pieces
+    /// of bounded size.
     pub fn exposition(&self) -> Exposition {
         self.exposition_at(Instant::now())
     }
@@ -339,7 +350,8 @@ impl Registry {
     }
 
     fn exposition_at(&self, now: Instant) -> Exposition {
-        // A new generation makes workers look up their cached handles again; the handles they drop let idle series end.
+        // A new generation makes workers look up their cached handles again; the handles they drop
+        // let idle series end.
         let mut since = lock(&self.inner.generation_since);
         if since.is_none_or(|since| now >= since + GENERATION_INTERVAL) {
             *since = Some(now);
@@ -382,14 +394,14 @@ impl Registry {
 }
 
 impl MetricsShard {
-    /// Returns the generation of handles. It changes every few minutes, and when a series in use gave way. Owners of cached handles look
-    /// them up again after a change.
+    /// Returns the generation of handles. It changes every few minutes, and when a series in use
+    /// gave way. Owners of cached handles look them up again after a change.
     pub fn generation(&self) -> u64 {
         self.cache.generation()
     }
 
-    /// Returns the worker's handle for a label set (values in the family's label order). This is a hash look-up; hot code should cache the
-    /// handle.
+    /// Returns the worker's handle for a label set (values in the family's label order). This is a
+    /// hash look-up; hot code should cache the handle.
     pub fn counter(&self, family: &CounterFamily, labels: &[&str]) -> Counter {
         Counter {
             slots: self.cache.slots(&family.core, labels),

@@ -24,7 +24,8 @@ pub enum ShareHolder {
     Provider,
     /// A tenant.
     Tenant(TenantName),
-    /// A range of source addresses whose tenant is not known (yet). It has a tenant's default share.
+    /// A range of source addresses whose tenant is not known (yet). It has a tenant's default
+    /// share.
     Network(IpNet),
 }
 
@@ -41,7 +42,8 @@ impl fmt::Display for ShareHolder {
 /// The order in which the largest holder's revocable permits end when it has to give way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GiveWay {
-    /// The oldest permit ends first. This suits connections that should have authenticated long ago.
+    /// The oldest permit ends first. This suits connections that should have authenticated long
+    /// ago.
     Oldest,
     /// The newest permit ends first. This suits sessions that earn trust with age.
     Newest,
@@ -67,7 +69,8 @@ pub enum ShareRefusal {
     Share,
     /// The limit is full, and no holder that has more than the requester can give way.
     Full,
-    /// Other holders are present, and too little would stay free for the amount that the holder would have.
+    /// Other holders are present, and too little would stay free for the amount that the holder
+    /// would have.
     Threshold,
 }
 
@@ -106,14 +109,15 @@ pub struct TenantLimitUsage {
     pub refused_before: u64,
     /// Number of permits revoked from holders that are no longer listed individually.
     pub revoked_before: u64,
-    /// Usage per holder, sorted by holder: those that have permits, and those that were refused or revoked recently.
+    /// Usage per holder, sorted by holder: those that have permits, and those that were refused or
+    /// revoked recently.
     pub holders: Vec<ShareUsage>,
 }
 
 /// A limit that tenants share; clones refer to the same limit.
 ///
-/// Taking and giving back lock it for less than a microsecond. It is meant for connections, streams, entries and bytes, not for operations
-/// that happen several times per request.
+/// Taking and giving back lock it for less than a microsecond. It is meant for connections,
+/// streams, entries and bytes, not for operations that happen several times per request.
 #[derive(Debug, Clone)]
 pub struct TenantLimit {
     inner: Arc<Inner>,
@@ -160,10 +164,12 @@ impl TenantLimit {
         self.ledger().max(holder)
     }
 
-    /// Sets the shares that the provider wrote for tenants; a tenant that is not listed has the default. Permits in use are not affected.
+    /// Sets the shares that the provider wrote for tenants; a tenant that is not listed has the
+    /// default. Permits in use are not affected.
     pub fn set_shares<'a>(&self, tenants: impl IntoIterator<Item = (&'a TenantName, &'a Shares)>) {
         let kind = self.inner.kind;
-        // Only written shares: one that equals the table's default still overrides a different default of this process.
+        // Only written shares: one that equals the table's default still overrides a different
+        // default of this process.
         let written = |shares: &Shares| {
             shares
                 .iter()
@@ -176,7 +182,8 @@ impl TenantLimit {
         self.ledger().set_shares(own.collect());
     }
 
-    /// Sets the share of tenants for which the provider wrote none. It comes from a flag of the process.
+    /// Sets the share of tenants for which the provider wrote none. It comes from a flag of the
+    /// process.
     pub fn set_default_share(&self, share: Share) {
         self.ledger().set_default_share(share);
     }
@@ -196,10 +203,11 @@ impl TenantLimit {
         })
     }
 
-    /// Takes `amount` with a permit that is revoked when the limit is full and this holder is the largest.
+    /// Takes `amount` with a permit that is revoked when the limit is full and this holder is the
+    /// largest.
     ///
-    /// It is revoked only if the holder that needs the capacity then gets all that it requested. The owner has to await
-    /// [`TenantPermit::revoked`] and then drop what the permit stands for.
+    /// It is revoked only if the holder that needs the capacity then gets all that it requested.
+    /// The owner has to await [`TenantPermit::revoked`] and then drop what the permit stands for.
     ///
     /// # Errors
     /// Fails like [`TenantLimit::take`].
@@ -219,8 +227,9 @@ impl TenantLimit {
 
     /// Takes `amount` like [`TenantLimit::take_revocable`], but the holder may give way to itself.
     ///
-    /// A holder that has used its whole share, or is the largest of a full limit, loses its own first or last revocable permit. This is for
-    /// connections that have not authenticated, where the newest is the most relevant.
+    /// A holder that has used its whole share, or is the largest of a full limit, loses its own
+    /// first or last revocable permit. This is for connections that have not authenticated, where
+    /// the newest is the most relevant.
     ///
     /// # Errors
     /// Fails like [`TenantLimit::take`] if the holder has no permit that can be revoked.
@@ -249,8 +258,8 @@ impl TenantLimit {
         (ledger.used_of(holder), ledger.max(holder))
     }
 
-    /// Returns the holder that gives way first when the limit is full: the one with the largest amount in revocable permits. It is never
-    /// the provider.
+    /// Returns the holder that gives way first when the limit is full: the one with the largest
+    /// amount in revocable permits. It is never the provider.
     pub fn first_to_give_way(&self) -> Option<ShareHolder> {
         self.ledger().first_to_give_way().cloned()
     }
@@ -289,8 +298,8 @@ impl TenantPermit {
         self.limit.ledger().keep(self.id);
     }
 
-    /// Makes an irrevocable permit revocable, for example while its connection is idle. The owner has to call [`TenantPermit::revoked`]
-    /// again.
+    /// Makes an irrevocable permit revocable, for example while its connection is idle. The owner
+    /// has to call [`TenantPermit::revoked`] again.
     pub fn offer(&mut self) {
         if self.revoked.is_none() {
             let (sender, receiver) = watch::channel(false);

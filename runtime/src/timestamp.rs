@@ -5,7 +5,8 @@ use std::time::SystemTime;
 
 use time::UtcDateTime;
 
-/// Shows a time in UTC with milliseconds, e.g. `2026-11-21T04:05:06.789Z`. Times before 1970 are shown as 1970.
+/// Shows a time in UTC with milliseconds, e.g. `2026-11-21T04:05:06.789Z`. Times before 1970 are
+/// shown as 1970.
 #[derive(Debug, Clone, Copy)]
 pub struct Rfc3339Time(pub SystemTime);
 

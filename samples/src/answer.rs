@@ -1,4 +1,5 @@
-//! The response type that all samples share, and constructors for the few kinds of responses. It contains no routing.
+//! The response type that all samples share, and constructors for the few kinds of responses. It
+//! contains no routing.
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};

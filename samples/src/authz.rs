@@ -1,8 +1,10 @@
-//! An external authorizer like one that an application team would write (Envoy's `Authorization/Check`). It does what the request's
-//! `x-authz` header demands, and prints each check request as a line of JSON. `/health` answers plain HTTP on the same port.
+//! An external authorizer like one that an application team would write (Envoy's
+//! `Authorization/Check`). It does what the request's `x-authz` header demands, and prints each
+//! check request as a line of JSON. `/health` answers plain HTTP on the same port.
 //!
-//! `x-authz`: `deny` (403 with a body), `teapot` (418, a header and a body), `hang` (no answer), `fail` (a gRPC error), else the default of
-//! the command line. An allowed request continues with `x-authz-user` and without `x-authz-secret`.
+//! `x-authz`: `deny` (403 with a body), `teapot` (418, a header and a body), `hang` (no answer),
+//! `fail` (a gRPC error), else the default of the command line. An allowed request continues with
+//! `x-authz-user` and without `x-authz-secret`.
 
 use std::io::Write;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A web server for tests. It serves byte-exact bodies of any size, digests uploads while they stream, and mirrors requests. Start at
-//! [`answer()`].
+//! A web server for tests. It serves byte-exact bodies of any size, digests uploads while they
+//! stream, and mirrors requests. Start at [`answer()`].
 //!
 //! - `GET /blob?size=N[&seed=S][&chunked][&trailers]` returns a body.
 //! - `PUT|POST /blob[?seed=S]` digests an upload.

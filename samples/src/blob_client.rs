@@ -1,5 +1,5 @@
-//! The client of [`crate::blob`]: downloads or uploads deterministic bytes and checks each of them. It streams and never stores a whole
-//! body. Start at [`run`].
+//! The client of [`crate::blob`]: downloads or uploads deterministic bytes and checks each of them.
+//! It streams and never stores a whole body. Start at [`run`].
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -68,12 +68,14 @@ pub struct BlobClientArgs {
     /// Value of the Host header
     #[arg(long)]
     pub host: Option<String>,
-    /// Create this file when half of the sent body has been produced, and send the rest when it has been removed
+    /// Create this file when half of the sent body has been produced, and send the rest when it has
+    /// been removed
     #[arg(long)]
     pub hold_file: Option<PathBuf>,
 }
 
-/// A body that stops half-way for as long as a file exists, so that a test can make a change in the middle of a transfer.
+/// A body that stops half-way for as long as a file exists, so that a test can make a change in the
+/// middle of a transfer.
 struct HeldBody {
     body: PatternBody,
     half: u64,
@@ -205,7 +207,8 @@ async fn send(
             .headers_mut()
             .insert(header::CONNECTION, HeaderValue::from_static("te"));
     }
-    // Servers send trailers only to clients that announce support for them (RFC 9110 §6.5.1), whatever version the last hop uses.
+    // Servers send trailers only to clients that announce support for them (RFC 9110 §6.5.1),
+    // whatever version the last hop uses.
     request
         .headers_mut()
         .insert(header::TE, HeaderValue::from_static("trailers"));
@@ -240,7 +243,8 @@ async fn check_bytes(args: &BlobClientArgs, mut body: Incoming) -> anyhow::Resul
     let (length, differs_at) = (checker.length, checker.differs_at);
     let sha256 = checker.sha256();
     let announced = trailers.get("x-sha256").and_then(|v| v.to_str().ok());
-    // The echo server does not announce trailers in HTTP/1.1, so trailers are required only where the server creates them.
+    // The echo server does not announce trailers in HTTP/1.1, so trailers are required only where
+    // the server creates them.
     let trailers_right = args.framing != BlobFraming::Trailers
         || args.mode == BlobMode::Echo
         || announced == Some(sha256.as_str());

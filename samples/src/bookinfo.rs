@@ -1,5 +1,6 @@
-//! A bookinfo-like application: `productpage` calls `details` and `reviews`; reviews v2 and v3 call `ratings`. Each service answers JSON
-//! (or HTML for browsers) that contains its version and pod. A failed call to another service becomes a 502. Start at `productpage`.
+//! A bookinfo-like application: `productpage` calls `details` and `reviews`; reviews v2 and v3 call
+//! `ratings`. Each service answers JSON (or HTML for browsers) that contains its version and pod. A
+//! failed call to another service becomes a 502. Start at `productpage`.
 
 pub mod details;
 pub mod productpage;

@@ -1,5 +1,6 @@
-//! Opens new connections to an echo server, each with one exchange, and closes them: as fast as they end, or at a rate. It counts every
-//! failure and does not retry. It uses no protocol above TCP, so that the cost of a new connection is not hidden. Start at [`run`].
+//! Opens new connections to an echo server, each with one exchange, and closes them: as fast as
+//! they end, or at a rate. It counts every failure and does not retry. It uses no protocol above
+//! TCP, so that the cost of a new connection is not hidden. Start at [`run`].
 
 use std::sync::Arc;
 use std::time::Duration;

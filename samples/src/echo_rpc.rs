@@ -1,6 +1,8 @@
-//! The gRPC echo service: all four call types, with status codes and metadata on request. `/health` answers plain HTTP on the same port.
+//! The gRPC echo service: all four call types, with status codes and metadata on request. `/health`
+//! answers plain HTTP on the same port.
 //!
-//! The `x-echo-*` metadata of a request is returned as initial metadata. Trailers contain `x-served-by` and `x-pod`.
+//! The `x-echo-*` metadata of a request is returned as initial metadata. Trailers contain
+//! `x-served-by` and `x-pod`.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -23,7 +25,8 @@ use canal_byte_pattern::hex;
 
 /// Maximum size of a message in both directions, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
-/// Maximum number of answers that wait for the client of one stream. It is small, so that back-pressure reaches the sender.
+/// Maximum number of answers that wait for the client of one stream. It is small, so that
+/// back-pressure reaches the sender.
 const REPLIES_QUEUED: usize = 4;
 
 /// The echo service of one pod.

@@ -1,5 +1,5 @@
-//! The gRPC client role: makes calls of one type and prints the result as JSON. It checks the result (`ok`) and does not retry. Start at
-//! [`run`].
+//! The gRPC client role: makes calls of one type and prints the result as JSON. It checks the
+//! result (`ok`) and does not retry. Start at [`run`].
 
 use std::time::{Duration, Instant};
 
@@ -114,7 +114,8 @@ pub async fn run(args: &GrpcClientArgs) -> anyhow::Result<Value> {
     }))
 }
 
-/// Maps tonic's CANCELLED for its own expired deadline to DEADLINE_EXCEEDED, which is gRPC's code (statuscodes.md).
+/// Maps tonic's CANCELLED for its own expired deadline to DEADLINE_EXCEEDED, which is gRPC's code
+/// (statuscodes.md).
 fn as_grpc(status: Status) -> Status {
     match (status.code(), status.message()) {
         (Code::Cancelled, "Timeout expired") => {
@@ -166,7 +167,8 @@ fn message(args: &GrpcClientArgs, index: u32) -> EchoRequest {
     }
 }
 
-/// Returns all messages of a stream. Only the last one requests the status, so that the earlier ones are answered.
+/// Returns all messages of a stream. Only the last one requests the status, so that the earlier
+/// ones are answered.
 fn messages(
     args: &GrpcClientArgs,
 ) -> impl tokio_stream::Stream<Item = EchoRequest> + Send + 'static {

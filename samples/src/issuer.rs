@@ -1,8 +1,10 @@
-//! A small identity provider for tests. It creates RSA and EC keys, serves their JWKS (RFC 7517), signs tokens (RFC 7519), and forges
-//! tokens in the known manners. It stores everything in memory and trusts every client that can reach it.
+//! A small identity provider for tests. It creates RSA and EC keys, serves their JWKS (RFC 7517),
+//! signs tokens (RFC 7519), and forges tokens in the known manners. It stores everything in memory
+//! and trusts every client that can reach it.
 //!
-//! `GET /jwks`; `POST /keys?kid=K&alg=RS256|ES256` creates a key; `DELETE /keys?kid=K` deletes one; `POST
-//! /token?kid=K[&forge=none|hmac|bits]` with the claims as JSON. Missing `iss`, `iat` and `exp` are filled in.
+//! `GET /jwks`; `POST /keys?kid=K&alg=RS256|ES256` creates a key; `DELETE /keys?kid=K` deletes one;
+//! `POST /token?kid=K[&forge=none|hmac|bits]` with the claims as JSON. Missing `iss`, `iat` and
+//! `exp` are filled in.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -113,7 +115,8 @@ impl IssuerKey {
         }
     }
 
-    /// Returns the public key as PEM. A verifier that confuses RS256 with HS256 uses it as its "secret".
+    /// Returns the public key as PEM. A verifier that confuses RS256 with HS256 uses it as its
+    /// "secret".
     fn public_pem(&self) -> anyhow::Result<String> {
         let der = match self {
             Self::Rsa(key) => key.public_key().as_der().map(|der| der.as_ref().to_vec()),
@@ -141,7 +144,8 @@ fn rsa_numbers(der: &[u8]) -> (&[u8], &[u8]) {
     (&modulus[bare(modulus)..], &exponent[bare(exponent)..])
 }
 
-/// Returns the first value of some DER, and the bytes after it. It is only safe for DER that the crypto library wrote.
+/// Returns the first value of some DER, and the bytes after it. It is only safe for DER that the
+/// crypto library wrote.
 fn value(der: &[u8]) -> (&[u8], &[u8]) {
     let (length, header) = match der[1] {
         short @ 0..=127 => (usize::from(short), 2),

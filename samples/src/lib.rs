@@ -1,5 +1,6 @@
-//! Small real applications that the demo, the tests and the benches run in pods, and the clients that check their answers. They do not
-//! depend on the mesh: the mesh must carry them unmodified. Start at `main.rs`, which lists the roles.
+//! Small real applications that the demo, the tests and the benches run in pods, and the clients
+//! that check their answers. They do not depend on the mesh: the mesh must carry them unmodified.
+//! Start at `main.rs`, which lists the roles.
 
 #![forbid(unsafe_code)]
 

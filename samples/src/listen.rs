@@ -1,5 +1,6 @@
-//! Listens on both IP families, serves HTTP/1.1 and HTTP/2 without TLS, and stops gracefully on SIGTERM or ctrl-c. The caller provides the
-//! handler. TCP samples use only [`bind`] and [`stop_signal`]. Start at [`serve`].
+//! Listens on both IP families, serves HTTP/1.1 and HTTP/2 without TLS, and stops gracefully on
+//! SIGTERM or ctrl-c. The caller provides the handler. TCP samples use only [`bind`] and
+//! [`stop_signal`]. Start at [`serve`].
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -22,7 +23,8 @@ use crate::answer::{self, SampleResponse};
 const BACKLOG: i32 = 4096;
 /// Time that open connections get to finish after a stop signal.
 const GRACE: Duration = Duration::from_secs(5);
-/// Pause after a failed accept (for example without free file descriptors), so that the loop does not spin.
+/// Pause after a failed accept (for example without free file descriptors), so that the loop does
+/// not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
 /// Opens a listener on `[::]:port` that also accepts IPv4 (v4-mapped). Port 0 selects a free one.

@@ -1,6 +1,6 @@
-//! The load client, with a closed loop or with an open loop at a fixed rate, over N connections. It counts every failure and does not
-//! retry. In the open loop, latency starts when a request is due, so that a stall does not hide the delay of later requests. Start at
-//! [`run`].
+//! The load client, with a closed loop or with an open loop at a fixed rate, over N connections. It
+//! counts every failure and does not retry. In the open loop, latency starts when a request is due,
+//! so that a stall does not hide the delay of later requests. Start at [`run`].
 
 pub mod connection;
 pub mod histogram;
@@ -44,7 +44,8 @@ pub struct LoadArgs {
     /// Stop after this many seconds
     #[arg(short, long)]
     pub duration: Option<f64>,
-    /// Requests per second over all connections (open loop); without it, each connection sends as fast as it is answered
+    /// Requests per second over all connections (open loop); without it, each connection sends as
+    /// fast as it is answered
     #[arg(short, long)]
     pub rate: Option<f64>,
     /// HTTP version that the client speaks
@@ -105,8 +106,8 @@ pub(crate) struct RequestSchedule {
 }
 
 impl RequestSchedule {
-    /// Creates a schedule of at most `count_max` requests and at most `duration_max`, at `rate` per second or as fast as [`Self::take`] is
-    /// called.
+    /// Creates a schedule of at most `count_max` requests and at most `duration_max`, at `rate` per
+    /// second or as fast as [`Self::take`] is called.
     pub(crate) fn new(count_max: u64, duration_max: Duration, rate: Option<f64>) -> Self {
         Self {
             next: AtomicU64::new(0),
@@ -140,7 +141,8 @@ pub async fn run(args: &LoadArgs) -> anyhow::Result<Value> {
     run_until(args, stop).await
 }
 
-/// Runs the load until its count or duration is over or `stop` is true. Requests that are under way then are answered first.
+/// Runs the load until its count or duration is over or `stop` is true. Requests that are under way
+/// then are answered first.
 ///
 /// # Errors
 ///

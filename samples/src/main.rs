@@ -1,5 +1,6 @@
-//! `canal-samples ROLE`: parses the role and runs it. Servers run until SIGTERM, which also ends `load` and `sessions` early. Clients print
-//! one JSON object and exit with 0 if all was right, 1 if something failed, 2 on a usage error.
+//! `canal-samples ROLE`: parses the role and runs it. Servers run until SIGTERM, which also ends
+//! `load` and `sessions` early. Clients print one JSON object and exit with 0 if all was right, 1
+//! if something failed, 2 on a usage error.
 
 #![forbid(unsafe_code)]
 
@@ -96,7 +97,8 @@ enum SampleRole {
 fn main() -> ExitCode {
     let typed = SampleCli::parse();
     let mut builder = match workers() {
-        // With one thread no request has to wake another thread, which is the largest cost of a small request.
+        // With one thread no request has to wake another thread, which is the largest cost of a
+        // small request.
         1 => tokio::runtime::Builder::new_current_thread(),
         more => {
             let mut builder = tokio::runtime::Builder::new_multi_thread();
@@ -120,7 +122,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns `$SAMPLE_THREADS`, else 1: a world runs dozens of these programs on one machine, and none of them needs two cores.
+/// Returns `$SAMPLE_THREADS`, else 1: a world runs dozens of these programs on one machine, and
+/// none of them needs two cores.
 fn workers() -> usize {
     std::env::var("SAMPLE_THREADS")
         .ok()

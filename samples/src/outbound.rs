@@ -1,5 +1,6 @@
-//! Calls from one sample to another over pooled HTTP/1.1 connections. It forwards the caller's tracing headers and does not retry, so that
-//! a failure in the mesh is visible as a failure. Start at [`UpstreamService`].
+//! Calls from one sample to another over pooled HTTP/1.1 connections. It forwards the caller's
+//! tracing headers and does not retry, so that a failure in the mesh is visible as a failure. Start
+//! at [`UpstreamService`].
 
 use std::time::Duration;
 
@@ -25,7 +26,8 @@ pub const PASSED_ON: [&str; 6] = [
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of an answer. The answers of other samples are small, so a larger one is an error.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
-/// Idle timeout of pooled connections. It is shorter than that of every server here, so that no connection is closed under a request.
+/// Idle timeout of pooled connections. It is shorter than that of every server here, so that no
+/// connection is closed under a request.
 const POOL_IDLE: Duration = Duration::from_secs(15);
 
 /// Another service, which is called by its URL.
@@ -45,7 +47,8 @@ pub struct UpstreamReply {
 }
 
 impl UpstreamService {
-    /// Creates a client for the service at `base`, which is like `http://10.96.0.11:9080`. `host` replaces the Host header.
+    /// Creates a client for the service at `base`, which is like `http://10.96.0.11:9080`. `host`
+    /// replaces the Host header.
     ///
     /// # Errors
     ///

@@ -49,7 +49,8 @@ impl PodName {
     /// Adds both headers to a response.
     pub fn sign(&self, headers: &mut HeaderMap) {
         for (name, value) in [(SERVED_BY, self.served_by()), (POD, self.name.clone())] {
-            // An invalid header value is left out, because the headers must not make the request fail.
+            // An invalid header value is left out, because the headers must not make the request
+            // fail.
             if let Ok(value) = HeaderValue::from_str(&value) {
                 headers.insert(name, value);
             }

@@ -1,5 +1,6 @@
-//! Many long-lived TCP sessions with an echo server. It opens them at a rate and exchanges a message on each in intervals. It counts every
-//! session that breaks, and how long its client waits for the next answer. Sessions, rate and time are bounded. Start at [`run`].
+//! Many long-lived TCP sessions with an echo server. It opens them at a rate and exchanges a
+//! message on each in intervals. It counts every session that breaks, and how long its client waits
+//! for the next answer. Sessions, rate and time are bounded. Start at [`run`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,7 +40,8 @@ pub struct HeldSessionsArgs {
     /// Pause between two exchanges of a session, in milliseconds
     #[arg(long, default_value_t = 1000)]
     pub interval_ms: u64,
-    /// How long a connect or an exchange may take, in milliseconds; then the session counts as broken
+    /// How long a connect or an exchange may take, in milliseconds; then the session counts as
+    /// broken
     #[arg(long, default_value_t = 5000)]
     pub patience_ms: u64,
     /// Seconds after which all sessions are closed
@@ -116,8 +118,8 @@ impl RunEnd {
     }
 }
 
-/// Runs the sessions until their duration is over or `stop` is true. The JSON's `ok` is true if none broke and each could be opened at the
-/// first attempt.
+/// Runs the sessions until their duration is over or `stop` is true. The JSON's `ok` is true if
+/// none broke and each could be opened at the first attempt.
 ///
 /// # Errors
 ///
@@ -243,7 +245,8 @@ async fn converse(
             Some(Err(problem)) => return Some(problem),
             None => return None,
         }
-        // `whole_at` is older than this exchange if the session broke in between, so the gap includes the time to open it again.
+        // `whole_at` is older than this exchange if the session broke in between, so the gap
+        // includes the time to open it again.
         tally.gap_max = tally.gap_max.max(whole_at.elapsed());
         end.sleep(Duration::from_millis(args.interval_ms)).await;
         *whole_at = Instant::now();

@@ -1,5 +1,5 @@
-//! Plain TCP servers that end their streams in every manner that a relay must carry: echo, half-closes from both sides, resets. Start at
-//! [`serve`].
+//! Plain TCP servers that end their streams in every manner that a relay must carry: echo,
+//! half-closes from both sides, resets. Start at [`serve`].
 
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -17,7 +17,8 @@ use canal_byte_pattern::{CHUNK_BYTES, Checker, fill};
 pub enum TcpServerMode {
     /// Sends back what it receives; closes its side when the client has closed its own.
     Echo,
-    /// Reads to the end, then answers `{length, sha256, as_pattern}` as one JSON line: needs the client's half-close.
+    /// Reads to the end, then answers `{length, sha256, as_pattern}` as one JSON line: needs the
+    /// client's half-close.
     Drain,
     /// Sends a banner, closes its side at once, then reads to the end and logs the result.
     Greet,

@@ -1,5 +1,5 @@
-//! The client of [`crate::tcp`]: drives one mode and prints the observed result as JSON: the bytes, and how the stream ended. Start at
-//! [`run`].
+//! The client of [`crate::tcp`]: drives one mode and prints the observed result as JSON: the bytes,
+//! and how the stream ended. Start at [`run`].
 
 use std::time::{Duration, Instant};
 
@@ -180,7 +180,8 @@ async fn receive(
     }
 }
 
-/// Sends until a second passes without progress. The result shows how much the path buffers for a server that does not read.
+/// Sends until a second passes without progress. The result shows how much the path buffers for a
+/// server that does not read.
 async fn stall(
     args: &TcpClientArgs,
     writer: &mut (impl AsyncWrite + Unpin),

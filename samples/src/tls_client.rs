@@ -1,5 +1,6 @@
-//! A TLS client without a mesh. It connects, verifies the server against the given roots and name, presents its own certificate if it has
-//! one, and requests a page over HTTP/1.1. It reports the negotiated parameters and the server's certificate chain. Start at [`run`].
+//! A TLS client without a mesh. It connects, verifies the server against the given roots and name,
+//! presents its own certificate if it has one, and requests a page over HTTP/1.1. It reports the
+//! negotiated parameters and the server's certificate chain. Start at [`run`].
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -50,7 +51,8 @@ pub struct TlsClientArgs {
     pub timeout_ms: u64,
 }
 
-/// Connects as often as requested. The JSON's `ok` is true if every connection got an answer with status 200.
+/// Connects as often as requested. The JSON's `ok` is true if every connection got an answer with
+/// status 200.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! An application that requests its X.509-SVID from the SPIFFE Workload API. It prints each answer, and can write the newest one as PEM
-//! files. It checks only the format. Start at [`run`].
+//! An application that requests its X.509-SVID from the SPIFFE Workload API. It prints each answer,
+//! and can write the newest one as PEM files. It checks only the format. Start at [`run`].
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream as StdUnixStream};
@@ -47,7 +47,8 @@ pub struct WorkloadClientArgs {
 ///
 /// # Errors
 ///
-/// The endpoint cannot be reached, an answer contains an unreadable certificate, or a file cannot be written.
+/// The endpoint cannot be reached, an answer contains an unreadable certificate, or a file cannot
+/// be written.
 pub async fn run(args: &WorkloadClientArgs) -> anyhow::Result<Value> {
     let mut client = SpiffeWorkloadApiClient::new(connect(&args.socket).await?);
     let mut request = tonic::Request::new(X509svidRequest {});

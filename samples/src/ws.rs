@@ -1,4 +1,5 @@
-//! A WebSocket echo server (RFC 6455) at any path, and `/health`. It returns text and binary messages unchanged. Start at [`answer()`].
+//! A WebSocket echo server (RFC 6455) at any path, and `/health`. It returns text and binary
+//! messages unchanged. Start at [`answer()`].
 
 use futures::{SinkExt, StreamExt};
 use http::{HeaderValue, Request, Response, StatusCode, header};

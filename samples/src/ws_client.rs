@@ -1,4 +1,5 @@
-//! The WebSocket client role: sends messages of given sizes, checks each echo, a ping and the close, and prints JSON. Start at [`run`].
+//! The WebSocket client role: sends messages of given sizes, checks each echo, a ping and the
+//! close, and prints JSON. Start at [`run`].
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! Tests every role against its counterpart on loopback. Servers run in the test's runtime; clients run like in the binary.
+//! Tests every role against its counterpart on loopback. Servers run in the test's runtime; clients
+//! run like in the binary.
 
 use std::future::Future;
 use std::net::SocketAddr;

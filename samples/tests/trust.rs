@@ -1,4 +1,5 @@
-//! Tests the zero-trust roles against their counterparts on loopback: authorizer, Workload API client, TLS client.
+//! Tests the zero-trust roles against their counterparts on loopback: authorizer, Workload API
+//! client, TLS client.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! A fake controller that a test scripts: it passes streams to the test, issues certificates as the test says, and counts calls. It implements no
-//! logic of the real controller.
+//! A fake controller that a test scripts: it passes streams to the test, issues certificates as the
+//! test says, and counts calls. It implements no logic of the real controller.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -261,7 +261,8 @@ impl FakeController {
         Self::start_at(address, infra).await
     }
 
-    /// Returns the endpoint to reach the fake through `address`. Root and token are written to `folder`.
+    /// Returns the endpoint to reach the fake through `address`. Root and token are written to
+    /// `folder`.
     pub fn reached_through(&self, folder: &Path, address: SocketAddr) -> ControllerEndpoint {
         let (root, token) = (folder.join("root.pem"), folder.join("token"));
         std::fs::write(&root, self.infra.root_pem()).expect("a writable folder");

@@ -1,4 +1,5 @@
-//! A fake fleet service: it records the reports of replicas and edges, and answers with the orders that a test sets.
+//! A fake fleet service: it records the reports of replicas and edges, and answers with the orders
+//! that a test sets.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

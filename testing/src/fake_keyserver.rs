@@ -1,5 +1,5 @@
-//! A fake key server that a test scripts: it has the certificates that it is given, performs handshakes and signs, stays silent or refuses.
-//! It runs rustls in place of the real key server.
+//! A fake key server that a test scripts: it has the certificates that it is given, performs
+//! handshakes and signs, stays silent or refuses. It runs rustls in place of the real key server.
 
 use std::collections::HashMap;
 use std::io;
@@ -72,7 +72,8 @@ struct FakeHandshake {
 }
 
 impl FakeKeyServer {
-    /// Starts the fake on a free loopback port, as the provider's key server `name`, with a certificate of the component CA `components`.
+    /// Starts the fake on a free loopback port, as the provider's key server `name`, with a
+    /// certificate of the component CA `components`.
     pub async fn start(components: &TestCa, name: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let own = components.issue(&identity(&format!(

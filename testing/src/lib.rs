@@ -47,7 +47,8 @@ pub struct TestCertificate {
 fn params() -> CertificateParams {
     let mut p = CertificateParams::default();
     p.distinguished_name = rcgen::DistinguishedName::new();
-    // The validity is long, so that tests do not depend on the clock. Tests about time set their own.
+    // The validity is long, so that tests do not depend on the clock. Tests about time set their
+    // own.
     p.not_before = date_time_ymd(2020, 1, 1);
     p.not_after = date_time_ymd(2120, 1, 1);
     p
@@ -77,7 +78,8 @@ impl TestCa {
         self.root.clone()
     }
 
-    /// Creates an intermediate CA below this one. Chains of its certificates contain it, and its root is this CA's.
+    /// Creates an intermediate CA below this one. Chains of its certificates contain it, and its
+    /// root is this CA's.
     pub fn intermediate(&self, name: &str, serial: u64) -> Self {
         let key = KeyPair::generate().expect("P-256 keys can be made");
         let mut p = params();
@@ -119,7 +121,8 @@ impl TestCa {
             .expect("it can be written")
     }
 
-    /// Returns the Bundle resource of this CA for data planes of `tenant`. `revoked` are revocation lists in PEM.
+    /// Returns the Bundle resource of this CA for data planes of `tenant`. `revoked` are revocation
+    /// lists in PEM.
     pub fn bundle(
         &self,
         tenant: &str,
@@ -148,7 +151,8 @@ impl TestCa {
             .expect("what this CA issues is complete")
     }
 
-    /// Issues like [`TestCa::issue`], as PEM, with the parameters modified by `change` before signing.
+    /// Issues like [`TestCa::issue`], as PEM, with the parameters modified by `change` before
+    /// signing.
     pub fn issue_with(
         &self,
         identity: &Identity,

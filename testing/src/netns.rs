@@ -1,4 +1,5 @@
-//! Network namespaces for tests, each held by a process that ends with the test. It leads no thread into them: `canal_net::sys::Netns` does.
+//! Network namespaces for tests, each held by a process that ends with the test. It leads no thread
+//! into them: `canal_net::sys::Netns` does.
 
 use std::io::Read;
 use std::path::PathBuf;

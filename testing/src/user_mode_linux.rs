@@ -1,5 +1,6 @@
-//! User-mode Linux: runs this test binary again as the first process of a kernel with TLS. It sees the host's files read-only, has its own
-//! loopback and nothing else, and is killed after a time limit.
+//! User-mode Linux: runs this test binary again as the first process of a kernel with TLS. It sees
+//! the host's files read-only, has its own loopback and nothing else, and is killed after a time
+//! limit.
 
 use std::ffi::CString;
 use std::fs;

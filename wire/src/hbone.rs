@@ -1,5 +1,5 @@
-//! Constants and header fields of HBONE, compatible with Istio's ztunnel (CONNECT over HTTP/2 over mTLS). No IO; `dataplane/hbone` does
-//! that.
+//! Constants and header fields of HBONE, compatible with Istio's ztunnel (CONNECT over HTTP/2 over
+//! mTLS). No IO; `dataplane/hbone` does that.
 
 /// Port for captured outbound connections, inside the pod's network namespace.
 pub const OUTBOUND_PORT: u16 = 15001;
@@ -11,8 +11,8 @@ pub const HBONE_PORT: u16 = 15008;
 pub const ILLEGAL_PORTS: [u16; 3] = [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, HBONE_PORT];
 /// Socket mark of the proxy's own sockets in a pod's namespace; capture ignores marked sockets.
 pub const PROXY_MARK: u32 = 0x539;
-/// Socket mark of the proxy's connections to the pod's applications. It keeps the replies inside the pod's namespace, whatever source
-/// address the connection has.
+/// Socket mark of the proxy's connections to the pod's applications. It keeps the replies inside
+/// the pod's namespace, whatever source address the connection has.
 pub const DELIVERY_MARK: u32 = 0x53a;
 /// All socket marks of the proxy in a pod's namespace.
 pub const PROXY_MARKS: [u32; 2] = [PROXY_MARK, DELIVERY_MARK];
@@ -21,7 +21,8 @@ pub const PROXY_MARKS: [u32; 2] = [PROXY_MARK, DELIVERY_MARK];
 pub const ALPN: &[u8] = b"h2";
 /// Initial HTTP/2 stream window, in bytes, on both sides. It grows with use.
 pub const STREAM_WINDOW: u32 = 64 << 10;
-/// HTTP/2 connection window, in bytes. It never limits: otherwise streams that are not read would stop the others of their connection.
+/// HTTP/2 connection window, in bytes. It never limits: otherwise streams that are not read would
+/// stop the others of their connection.
 pub const CONNECTION_WINDOW: u32 = 1 << 30;
 /// Maximum stream window, in bytes: 512 MB/s at a round trip of 1 ms.
 pub const STREAM_WINDOW_MAX: u32 = 512 << 10;
@@ -37,8 +38,8 @@ pub const CLIENT_SEND_BUFFER: usize = 256 << 10;
 pub const SERVER_SEND_BUFFER: usize = 256 << 10;
 /// Client: maximum number of streams on one pooled connection.
 pub const POOL_STREAMS_MAX: u32 = 100;
-/// Client: maximum number of connections over which one worker spreads the streams of one identity to one service. More connections are
-/// opened only if all of them are full ([`POOL_STREAMS_MAX`]).
+/// Client: maximum number of connections over which one worker spreads the streams of one identity
+/// to one service. More connections are opened only if all of them are full ([`POOL_STREAMS_MAX`]).
 pub const SPREAD_CONNECTIONS_MAX: u32 = 16;
 /// Client: number of open streams that justifies the handshake of one more connection.
 pub const SPREAD_STREAMS_PER_CONNECTION: u32 = 2;
@@ -48,33 +49,39 @@ pub const SPREAD_RATE_PER_CONNECTION: u32 = 3;
 pub const SPREAD_AGE_SECONDS: u64 = 600;
 /// Client: number of streams after which a connection to a service takes no new streams.
 pub const SPREAD_LIFETIME_STREAMS_MAX: u32 = 100_000;
-/// Client: seconds without a stream after which all connections to a service except the first are closed.
+/// Client: seconds without a stream after which all connections to a service except the first are
+/// closed.
 pub const SPREAD_IDLE_SECONDS: u64 = 60;
 /// Server: maximum number of concurrent streams.
 pub const SERVER_STREAMS_MAX: u32 = 200;
 
-/// Header with the source of the tunnelled connection: `for="<ip:port>"` and, if a service is targeted, `;host=<hostname>`.
+/// Header with the source of the tunnelled connection: `for="<ip:port>"` and, if a service is
+/// targeted, `;host=<hostname>`.
 pub const FORWARDED: &str = "forwarded";
 /// Header that describes the source workload as `key=value` pairs.
 pub const BAGGAGE: &str = "baggage";
 /// Header with the W3C trace context, one per connection.
 pub const TRACEPARENT: &str = "traceparent";
 
-/// Header with the source's SPIFFE ID, on a tunnel that a gateway opens for one connection of one source. It is trusted only from gateways.
+/// Header with the source's SPIFFE ID, on a tunnel that a gateway opens for one connection of one
+/// source. It is trusted only from gateways.
 pub const SOURCE: &str = "canal-source";
 
-/// Header on the CONNECT of a tunnel that carries sequential HTTP/1.1 requests. It requests a trailer of the same name with the number of
-/// bytes that had reached the application when it closed.
+/// Header on the CONNECT of a tunnel that carries sequential HTTP/1.1 requests. It requests a
+/// trailer of the same name with the number of bytes that had reached the application when it
+/// closed.
 pub const CLOSE_REPORT: &str = "canal-close-report";
 
 /// Status for a denial by an authorization policy (ztunnel answers 401, not 403).
 pub const STATUS_DENIED: u16 = 401;
-/// Status for a request that is not CONNECT, a bad authority, or a destination that does not match the dialled address.
+/// Status for a request that is not CONNECT, a bad authority, or a destination that does not match
+/// the dialled address.
 pub const STATUS_BAD: u16 = 400;
 /// Status for a destination that could not be connected, or whose workload is unknown.
 pub const STATUS_UNAVAILABLE: u16 = 503;
 
-/// Returns the value of `forwarded` (RFC 7239) for a connection from `source`, to the service `host` if one is targeted.
+/// Returns the value of `forwarded` (RFC 7239) for a connection from `source`, to the service
+/// `host` if one is targeted.
 pub fn forwarded(source: std::net::SocketAddr, host: Option<&str>) -> String {
     match host {
         Some(h) => format!("for=\"{source}\";host={h}"),
@@ -82,7 +89,8 @@ pub fn forwarded(source: std::net::SocketAddr, host: Option<&str>) -> String {
     }
 }
 
-/// Parses the source address from a `forwarded` value in the form of [`forwarded`]. Callers use only values of authenticated hops.
+/// Parses the source address from a `forwarded` value in the form of [`forwarded`]. Callers use
+/// only values of authenticated hops.
 pub fn forwarded_for(value: &str) -> Option<std::net::SocketAddr> {
     let rest = value
         .split(';')
@@ -111,7 +119,8 @@ pub struct Baggage {
 pub const BAGGAGE_BYTES_MAX: usize = 2048;
 
 impl Baggage {
-    /// Returns the header's value. Empty fields are left out, and so are values with characters that `baggage` reserves.
+    /// Returns the header's value. Empty fields are left out, and so are values with characters
+    /// that `baggage` reserves.
     pub fn encode(&self) -> String {
         let fields = [
             ("k8s.cluster.name", &self.cluster),
@@ -140,7 +149,8 @@ impl Baggage {
         out
     }
 
-    /// Parses values of [`Baggage::encode`] and of ztunnel; unknown members are skipped. The result is informational and decides nothing.
+    /// Parses values of [`Baggage::encode`] and of ztunnel; unknown members are skipped. The result
+    /// is informational and decides nothing.
     pub fn decode(value: &str) -> Self {
         let mut b = Self::default();
         if value.len() > BAGGAGE_BYTES_MAX {

@@ -1,12 +1,15 @@
-//! The key server protocol: frames between requesters (nodes, gateways) and key servers, and their validation. This is a pure codec.
-//! `dataplane/keyserver-client` has the mTLS channel that carries the frames. `dataplane/keyserver-engine` serves the requests. Start at
-//! [`KeyRequest`] and [`KeyResponse`].
+//! The key server protocol: frames between requesters (nodes, gateways) and key servers, and their
+//! validation. This is a pure codec. `dataplane/keyserver-client` has the mTLS channel that carries
+//! the frames. `dataplane/keyserver-engine` serves the requests. Start at [`KeyRequest`] and
+//! [`KeyResponse`].
 //!
-//! A frame is a big-endian u32 with the length of the rest, a big-endian u64 request id, a u8 kind, and a body. In bodies, numbers are
-//! big-endian, names are preceded by a u16 length, and bytes by a u32 length.
+//! A frame is a big-endian u32 with the length of the rest, a big-endian u64 request id, a u8 kind,
+//! and a body. In bodies, numbers are big-endian, names are preceded by a u16 length, and bytes by
+//! a u32 length.
 //!
-//! The requester chooses ids that are unique among its requests in progress on one channel. Many requests may be in progress, and responses
-//! arrive in any order. A handshake is [`KeyRequest::Begin`], then [`KeyResponse::Send`] and [`KeyRequest::More`] in turn, then
+//! The requester chooses ids that are unique among its requests in progress on one channel. Many
+//! requests may be in progress, and responses arrive in any order. A handshake is
+//! [`KeyRequest::Begin`], then [`KeyResponse::Send`] and [`KeyRequest::More`] in turn, then
 //! [`KeyResponse::Done`] or [`KeyResponse::Refused`]. Every other request has at most one response.
 
 mod fields;
@@ -33,27 +36,31 @@ pub const HEADER: usize = 13;
 pub const BODY_MAX: usize = 64 << 10;
 /// Maximum size of a frame including its length field, in bytes.
 pub const FRAME_MAX: usize = HEADER + BODY_MAX;
-/// Maximum number of peer bytes in one [`KeyRequest::More`]; a [`HandshakeRequest`] has room for [`BEGIN_BYTES_MAX`].
+/// Maximum number of peer bytes in one [`KeyRequest::More`]; a [`HandshakeRequest`] has room for
+/// [`BEGIN_BYTES_MAX`].
 pub const MORE_BYTES_MAX: usize = BODY_MAX - 4;
 /// Maximum number of peer bytes in one [`HandshakeRequest`], regardless of its other fields.
 pub const BEGIN_BYTES_MAX: usize = 16 << 10;
-/// Maximum number of protocols offered or accepted by ALPN, each at most 255 bytes long (RFC 7301 §3.1).
+/// Maximum number of protocols offered or accepted by ALPN, each at most 255 bytes long (RFC 7301
+/// §3.1).
 pub const PROTOCOLS_MAX: usize = 8;
 /// Maximum number of identities that a client may expect of its server.
 pub const EXPECTED_MAX: usize = 64;
 /// Maximum number of certificates in a chain.
 pub const CHAIN_MAX: usize = 10;
-/// Maximum size of a traffic secret with its key and IV, in bytes: that of AES-256-GCM with SHA-384.
+/// Maximum size of a traffic secret with its key and IV, in bytes: that of AES-256-GCM with
+/// SHA-384.
 pub const TRAFFIC_MAX: usize = 48 + 32 + 12;
 /// Maximum size of a refusal's text, in bytes; a longer text is truncated.
 pub const TEXT_MAX: usize = 1024;
-/// Time after which the certificates of a remote key are requested again. They are presented until then, so a key server must retain a key
-/// that long after it has made or read the next one.
+/// Time after which the certificates of a remote key are requested again. They are presented until
+/// then, so a key server must retain a key that long after it has made or read the next one.
 pub const CHAIN_LIFE: Duration = Duration::from_secs(60);
 /// Smallest valid value of the length field: that of a frame without a body.
 const LENGTH_MIN: usize = HEADER - 4;
 
-/// Identifies one of the keys that a name has or had: SHA-256 of the certificate's SubjectPublicKeyInfo in DER (as in RFC 7469 §2.4).
+/// Identifies one of the keys that a name has or had: SHA-256 of the certificate's
+/// SubjectPublicKeyInfo in DER (as in RFC 7469 §2.4).
 pub type SpkiHash = [u8; 32];
 
 /// The side of the handshake that the key server takes.
@@ -63,16 +70,18 @@ pub enum HandshakeRole {
     Server,
 }
 
-/// Name of a key: one that the key server generated for an identity, or one from a tenant's own files.
+/// Name of a key: one that the key server generated for an identity, or one from a tenant's own
+/// files.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum KeyName {
     /// The key of an identity. Written as the SPIFFE ID.
     Identity(Identity),
-    /// The key for TLS termination with the tenant's own CA. Its certificate is the gateway identity's, with the service's DNS names.
-    /// Gateways that serve the tenant may use it. Written `tenant/namespace/name`.
+    /// The key for TLS termination with the tenant's own CA. Its certificate is the gateway
+    /// identity's, with the service's DNS names. Gateways that serve the tenant may use it. Written
+    /// `tenant/namespace/name`.
     Service(ServiceKey),
-    /// The tenant's own key for this service (keyless), from `NAMESPACE.NAME.crt` and `NAMESPACE.NAME.key`. Written
-    /// `file:tenant/namespace/name`.
+    /// The tenant's own key for this service (keyless), from `NAMESPACE.NAME.crt` and
+    /// `NAMESPACE.NAME.key`. Written `file:tenant/namespace/name`.
     File(ServiceKey),
 }
 
@@ -97,10 +106,11 @@ pub struct HandshakeRequest<'a> {
     /// Identity whose key and certificate the key server uses.
     pub identity: Identity,
     pub role: HandshakeRole,
-    /// Protocols that are offered (client) or accepted in this order (server); an empty list means no ALPN.
+    /// Protocols that are offered (client) or accepted in this order (server); an empty list means
+    /// no ALPN.
     pub alpn: Vec<&'a [u8]>,
-    /// Client: the server must have one of these identities. Server: ignored; any member of the trust domain or of a federated one is
-    /// accepted.
+    /// Client: the server must have one of these identities. Server: ignored; any member of the
+    /// trust domain or of a federated one is accepted.
     pub expected: Vec<Identity>,
     /// Milliseconds after which the response is useless; 0 means the key server's own limit.
     pub deadline_ms: u32,
@@ -116,11 +126,12 @@ pub enum KeyRequest<'a> {
     More {
         bytes: &'a [u8],
     },
-    /// Requests a signature over `input`, which the key server hashes. `scheme` is TLS' SignatureScheme (RFC 8446 §4.2.3).
+    /// Requests a signature over `input`, which the key server hashes. `scheme` is TLS'
+    /// SignatureScheme (RFC 8446 §4.2.3).
     Sign {
         key: KeyName,
-        /// Hash of the key in the certificate that the peer receives; a signature by another key would be useless. `None` means the present
-        /// key.
+        /// Hash of the key in the certificate that the peer receives; a signature by another key
+        /// would be useless. `None` means the present key.
         presented: Option<SpkiHash>,
         scheme: u16,
         /// Milliseconds after which the response is useless, as in [`HandshakeRequest`].
@@ -131,7 +142,8 @@ pub enum KeyRequest<'a> {
     Chain {
         key: KeyName,
     },
-    /// Cancels the request with this id. Neither this message nor the canceled request gets a response.
+    /// Cancels the request with this id. Neither this message nor the canceled request gets a
+    /// response.
     Abandon,
     /// Checks whether the key server is alive.
     Ping,
@@ -142,15 +154,15 @@ pub enum KeyRequest<'a> {
 pub struct HandshakeResult<'a> {
     /// Bytes to send to the peer before anything else.
     pub bytes: &'a [u8],
-    /// Number of the peer's bytes, counted from the first of the [`HandshakeRequest`], that belonged to the handshake. All bytes after them
-    /// are records under the application keys.
+    /// Number of the peer's bytes, counted from the first of the [`HandshakeRequest`], that
+    /// belonged to the handshake. All bytes after them are records under the application keys.
     pub consumed: u32,
     /// Cipher suite of the connection: TLS' CipherSuite (RFC 8446 §B.4).
     pub suite: u16,
     /// Negotiated protocol; empty means none.
     pub alpn: &'a [u8],
-    /// CLIENT_TRAFFIC_SECRET_0, followed by the key and the IV derived from it (RFC 8446 §7.3). The key server derives them to relieve the
-    /// requester.
+    /// CLIENT_TRAFFIC_SECRET_0, followed by the key and the IV derived from it (RFC 8446 §7.3). The
+    /// key server derives them to relieve the requester.
     pub client_traffic: &'a [u8],
     /// SERVER_TRAFFIC_SECRET_0, followed by the key and the IV derived from it.
     pub server_traffic: &'a [u8],
@@ -180,10 +192,11 @@ impl fmt::Debug for HandshakeResult<'_> {
 /// A message from a key server to a requester.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeyResponse<'a> {
-    /// Bytes to send to the peer. The handshake continues with the peer's next bytes, or a refusal follows and the bytes are an alert.
+    /// Bytes to send to the peer. The handshake continues with the peer's next bytes, or a refusal
+    /// follows and the bytes are an alert.
     ///
-    /// Empty bytes mean that the bytes received so far are complete records, but not the peer's complete flight. A partial record gets no
-    /// response.
+    /// Empty bytes mean that the bytes received so far are complete records, but not the peer's
+    /// complete flight. A partial record gets no response.
     Send {
         bytes: &'a [u8],
     },
@@ -213,8 +226,8 @@ pub struct Frame<'a> {
 
 /// The reason why bytes are not valid in this protocol.
 ///
-/// After [`FrameError::Long`] or [`FrameError::Short`] the start of the next frame is unknown, so the channel must be closed. Any other
-/// error affects only one request.
+/// After [`FrameError::Long`] or [`FrameError::Short`] the start of the next frame is unknown, so
+/// the channel must be closed. Any other error affects only one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     #[error("a frame announces {0} bytes; at most {max} are allowed", max = FRAME_MAX - 4)]
@@ -253,8 +266,8 @@ pub struct EncodeError {
     pub max: usize,
 }
 
-/// Splits the first frame from `buffer` and returns it with its length in bytes; `None` if the frame is incomplete. `buffer` never needs to
-/// hold more than [`FRAME_MAX`].
+/// Splits the first frame from `buffer` and returns it with its length in bytes; `None` if the
+/// frame is incomplete. `buffer` never needs to hold more than [`FRAME_MAX`].
 ///
 /// # Errors
 /// Fails with [`FrameError::Long`] or [`FrameError::Short`] if the length field is out of range.
@@ -264,7 +277,8 @@ pub fn split(buffer: &[u8]) -> Result<Option<(Frame<'_>, usize)>, FrameError> {
     };
     let announced = u32::from_be_bytes(*length);
     let length = announced as usize;
-    // The length is checked before the body arrives, so that a peer cannot make the receiver buffer more than one frame.
+    // The length is checked before the body arrives, so that a peer cannot make the receiver buffer
+    // more than one frame.
     if length > FRAME_MAX - 4 {
         return Err(FrameError::Long(announced));
     }

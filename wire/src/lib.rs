@@ -1,6 +1,7 @@
-//! The only interface between the control plane and the data planes. It covers southbound (delta xDS), certificates, the operators' API,
-//! the key server protocol, and HBONE's header fields. The crate defines messages and converts them to `canal_model`. It opens no sockets.
-//! Start at [`southbound`].
+//! The only interface between the control plane and the data planes. It covers southbound (delta
+//! xDS), certificates, the operators' API, the key server protocol, and HBONE's header fields. The
+//! crate defines messages and converts them to `canal_model`. It opens no sockets. Start at
+//! [`southbound`].
 
 #![forbid(unsafe_code)]
 
@@ -45,7 +46,8 @@ pub mod observe {
     tonic::include_proto!("canal.observe.v1");
 }
 
-/// Maximum unconsumed bytes of answers in one observation. The controller buffers no more than this for a slow reader.
+/// Maximum unconsumed bytes of answers in one observation. The controller buffers no more than this
+/// for a slow reader.
 pub const OBSERVE_WINDOW_BYTES: u64 = 256 << 10;
 /// Bytes that one answer costs of the window in addition to its data.
 pub const OBSERVE_ANSWER_COST: u64 = 64;
@@ -60,13 +62,16 @@ pub const OBSERVE_TIME_MAX: std::time::Duration = std::time::Duration::from_secs
 pub const CONTROLLER_PORT: u16 = 15012;
 /// Name in the controller's server certificate, independent of the address used to reach it.
 pub const CONTROLLER_NAME: &str = "canal-controller";
-/// Maximum number of rows in one data plane's share report. The fullest rows and those with most refusals are included.
+/// Maximum number of rows in one data plane's share report. The fullest rows and those with most
+/// refusals are included.
 pub const SHARE_ROWS_MAX: usize = 4096;
-/// Maximum number of resources that one share report lists as omitted because a map is full or a share is used up.
+/// Maximum number of resources that one share report lists as omitted because a map is full or a
+/// share is used up.
 pub const OMITTED_MAX: usize = 1024;
 /// Maximum number of omitted resources of one tenant in a share report: enough to find the cause.
 pub const OMITTED_PER_TENANT_MAX: usize = 16;
-/// Maximum size of one share report: 4,096 rows of at most 150 bytes, and 1,024 resources with names and reasons of a few hundred bytes.
+/// Maximum size of one share report: 4,096 rows of at most 150 bytes, and 1,024 resources with
+/// names and reasons of a few hundred bytes.
 pub const SHARE_REPORT_BYTES_MAX: usize = 2 << 20;
 /// Largest gRPC message that either side accepts, in bytes (Istio's WDS limit).
 pub const MESSAGE_BYTES_MAX: usize = 200 << 20;

@@ -1,5 +1,6 @@
-//! Converts southbound resources between `canal_model::program` and their wire form. Every value is validated here, once, when it enters.
-//! The module does not decide what a refused resource leads to. Start at [`encode()`] and [`decode()`].
+//! Converts southbound resources between `canal_model::program` and their wire form. Every value is
+//! validated here, once, when it enters. The module does not decide what a refused resource leads
+//! to. Start at [`encode()`] and [`decode()`].
 
 mod decode;
 mod decode_authorization;
@@ -64,14 +65,16 @@ pub fn kind_of(url: &str) -> Result<ResourceKind, ResourceDecodeError> {
         .ok_or_else(|| ResourceDecodeError::Type(url.chars().take(120).collect()))
 }
 
-/// Returns the control plane's identifier, by which a controller names its store in the first response of a stream.
+/// Returns the control plane's identifier, by which a controller names its store in the first
+/// response of a stream.
 pub fn control_plane(store: StoreId) -> ControlPlane {
     ControlPlane {
         identifier: format!("{STORE_PREFIX}{store}"),
     }
 }
 
-/// Returns the store that a response names. `None` if it names none, like all but the first response of a stream.
+/// Returns the store that a response names. `None` if it names none, like all but the first
+/// response of a stream.
 ///
 /// # Errors
 /// Fails if the response names a store in a form that this build does not know.
@@ -83,10 +86,12 @@ pub fn store_of(response: &DeltaDiscoveryResponse) -> Result<Option<StoreId>, Id
     named.map(str::parse).transpose()
 }
 
-/// The codecs of the kinds. A row has the kind, its message, and the function that validates what arrives. `From` fills the message.
+/// The codecs of the kinds. A row has the kind, its message, and the function that validates what
+/// arrives. `From` fills the message.
 macro_rules! codecs {
     ($($kind:ident = $message:ty, $decode:path;)*) => {
-        /// Encodes a resource. Equal resources give equal bytes (maps are ordered), so a hash of the bytes serves as a version.
+        /// Encodes a resource. Equal resources give equal bytes (maps are ordered), so a hash of
+        /// the bytes serves as a version.
         pub fn encode(resource: &Resource) -> Vec<u8> {
             match resource {
                 $(Resource::$kind(body) => <$message>::from(body).encode_to_vec(),)*
@@ -132,7 +137,8 @@ codecs! {
 /// Decodes and validates a resource. `name` is the envelope's and must agree with the content.
 ///
 /// # Errors
-/// Fails with a [`ResourceDecodeError`] if the bytes are malformed, a value is invalid, or the names differ.
+/// Fails with a [`ResourceDecodeError`] if the bytes are malformed, a value is invalid, or the
+/// names differ.
 pub fn decode(
     kind: ResourceKind,
     name: &str,

@@ -1,5 +1,6 @@
-//! The cloud tier's addresses and its bucket function, on which the edge, the redirector, the gateway and the controller must agree.
-//! `bpf/abi/tier.h` defines the same in C; `dataplane/offload` tests that both give the same results. Bucket tables are not here.
+//! The cloud tier's addresses and its bucket function, on which the edge, the redirector, the
+//! gateway and the controller must agree. `bpf/abi/tier.h` defines the same in C;
+//! `dataplane/offload` tests that both give the same results. Bucket tables are not here.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -43,18 +44,20 @@ pub fn service_of(address: IpAddr) -> Option<ServiceId> {
     ServiceId::new(number).ok()
 }
 
-/// Returns the IPv6 address from which the replica with this underlay address connects to endpoints.
+/// Returns the IPv6 address from which the replica with this underlay address connects to
+/// endpoints.
 pub fn replica_address6(underlay: Ipv4Addr) -> Ipv6Addr {
     Ipv6Addr::from_bits(TIER_NET6 | u128::from(underlay.to_bits()))
 }
 
-/// Returns the bucket of a session: MurmurHash3 (32 bits) over the client's address (IPv4-mapped), the two ports and the service id, modulo
-/// [`BUCKETS`].
+/// Returns the bucket of a session: MurmurHash3 (32 bits) over the client's address (IPv4-mapped),
+/// the two ports and the service id, modulo [`BUCKETS`].
 pub fn bucket(client: SocketAddr, port: u16, service: ServiceId) -> usize {
     flow_hash(client, port, service) as usize % BUCKETS
 }
 
-/// Returns the hash that [`bucket`] reduces. The edge selects the tunnel's source port with its upper half.
+/// Returns the hash that [`bucket`] reduces. The edge selects the tunnel's source port with its
+/// upper half.
 pub fn flow_hash(client: SocketAddr, port: u16, service: ServiceId) -> u32 {
     let address = match client.ip() {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),

@@ -1,5 +1,5 @@
-//! cgroup v2 subtrees: finds the mount by its type, and creates, kills, removes and reads subtrees. It uses no controller, only membership
-//! (for capture), `cgroup.kill` and CPU accounting.
+//! cgroup v2 subtrees: finds the mount by its type, and creates, kills, removes and reads subtrees.
+//! It uses no controller, only membership (for capture), `cgroup.kill` and CPU accounting.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! Cross-checks of a topology: names, references, overlaps, capacities. Pure. `read` has already checked each field alone. Start at
-//! [`topology`].
+//! Cross-checks of a topology: names, references, overlaps, capacities. Pure. `read` has already
+//! checked each field alone. Start at [`topology`].
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -13,7 +13,8 @@ use crate::problem::{FilePosition, TopologyProblems};
 use crate::tier::{TIER_RANGE4, TIER_RANGE6, TIER_VNI};
 use crate::topology::{Component, PodTemplate, TenantTopology, Topology, TopologyKeyLocation};
 
-/// Maximum length of a world's name, which is part of cgroup and namespace names and of the paths of sockets.
+/// Maximum length of a world's name, which is part of cgroup and namespace names and of the paths
+/// of sockets.
 pub(crate) const WORLD_NAME_MAX: usize = 20;
 /// Maximum length of an AZ's name, which is part of interface names (`x` + name, at most 15 bytes).
 const AZ_NAME_MAX: usize = 10;
@@ -108,7 +109,8 @@ fn azs(topology: &Topology, findings: &mut TopologyProblems) {
     }
 }
 
-/// Checks that all hosts of a world have different names, because `exec`, `logs` and faults address hosts by name.
+/// Checks that all hosts of a world have different names, because `exec`, `logs` and faults address
+/// hosts by name.
 fn host_names(topology: &Topology, findings: &mut TopologyProblems) {
     let mut seen: BTreeMap<String, FilePosition> = BTreeMap::new();
     for az in &topology.azs {
@@ -326,7 +328,8 @@ fn tenants_together(topology: &Topology, findings: &mut TopologyProblems) {
             .flat_map(|(four, six)| [IpNet::V4(*four), IpNet::V6(*six)]);
         let gateways = gateways.map(|cidr| (cidr, tenant.spots.gateways));
         if topology.is_tier() {
-            // Tenants of a tier world may use the same addresses. Only the tier's ranges and the tenant's own other ranges are reserved.
+            // Tenants of a tier world may use the same addresses. Only the tier's ranges and the
+            // tenant's own other ranges are reserved.
             ranges.truncate(reserved);
         }
         for (cidr, spot) in pods.into_iter().chain(services).chain(gateways) {
@@ -458,7 +461,8 @@ pub(crate) fn gateway_names(name: &str, backend: &str) -> Result<(), CheckError>
     label(backend, "backend", NAME_MAX)
 }
 
-/// Checks the owners of key servers, and that the provider has one if a tenant's keys are in key servers.
+/// Checks the owners of key servers, and that the provider has one if a tenant's keys are in key
+/// servers.
 fn keys(topology: &Topology, findings: &mut TopologyProblems) {
     for key_server in &topology.key_servers {
         let name = &key_server.name;

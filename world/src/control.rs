@@ -1,5 +1,5 @@
-//! The protocol of the supervisor's socket: one JSON request per line and one JSON response per line. It carries requests and does not act
-//! on them; `supervisor` does.
+//! The protocol of the supervisor's socket: one JSON request per line and one JSON response per
+//! line. It carries requests and does not act on them; `supervisor` does.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -13,7 +13,8 @@ use crate::host_environment::HostEnvironment;
 use crate::process_supervisor::ProcessStatus;
 use crate::topology::PodTemplate;
 
-/// Maximum length of a request or response; longer ones are refused. The largest world's status is far below.
+/// Maximum length of a request or response; longer ones are refused. The largest world's status is
+/// far below.
 const MESSAGE_BYTES_MAX: u64 = 16 << 20;
 /// Timeout for a response: longer than the longest request, because a process has 35 s to end.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
@@ -98,7 +99,8 @@ pub(crate) enum WorldResponse {
     Refused(String),
 }
 
-/// Sends one request and reads its response. It fails if the supervisor does not answer or the response is not readable.
+/// Sends one request and reads its response. It fails if the supervisor does not answer or the
+/// response is not readable.
 pub(crate) fn send_request(
     socket: &Path,
     request: &WorldRequest,

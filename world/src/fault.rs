@@ -1,5 +1,6 @@
-//! Faults in a running world: partitions, losses, links down, and stopped threads. [`World::heal`] reverts network faults, and they
-//! disappear with the world. Delay is injected by relays ([`World::delay`]), because not all kernels have netem. Start at [`World::cut`].
+//! Faults in a running world: partitions, losses, links down, and stopped threads. [`World::heal`]
+//! reverts network faults, and they disappear with the world. Delay is injected by relays
+//! ([`World::delay`]), because not all kernels have netem. Start at [`World::cut`].
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -34,7 +35,8 @@ impl World {
         self.cut_one_way(other, one)
     }
 
-    /// Partitions in one direction: packets of `from` never arrive at `to`, but those of `to` arrive at `from`.
+    /// Partitions in one direction: packets of `from` never arrive at `to`, but those of `to`
+    /// arrive at `from`.
     ///
     /// # Errors
     ///
@@ -112,8 +114,9 @@ impl World {
             .map(drop)
     }
 
-    /// Cuts an AZ off. Every link between its router and the others goes down at its own end, so that packets of the other AZs disappear in
-    /// a black hole. With `hosts_die` all processes in the AZ, including pods', are killed too and stay ended until [`World::heal_az`].
+    /// Cuts an AZ off. Every link between its router and the others goes down at its own end, so
+    /// that packets of the other AZs disappear in a black hole. With `hosts_die` all processes in
+    /// the AZ, including pods', are killed too and stay ended until [`World::heal_az`].
     ///
     /// # Errors
     ///
@@ -136,8 +139,8 @@ impl World {
             .map(drop)
     }
 
-    /// Sets the MTU of a host's or pod's link, in bytes, at both ends and at once: the path becomes narrow, or wide again. The MTU of
-    /// tunnels over the link does not change.
+    /// Sets the MTU of a host's or pod's link, in bytes, at both ends and at once: the path becomes
+    /// narrow, or wide again. The MTU of tunnels over the link does not change.
     ///
     /// # Errors
     ///
@@ -175,9 +178,10 @@ impl World {
         }
     }
 
-    /// Stops the threads of a host's processes whose names begin with `prefix`, and no others. This is a gray failure: the process answers
-    /// its probes while its data path hangs. A gateway's workers are named `gateway-0`, `gateway-1` and so on. The threads continue when
-    /// the result is dropped.
+    /// Stops the threads of a host's processes whose names begin with `prefix`, and no others. This
+    /// is a gray failure: the process answers its probes while its data path hangs. A gateway's
+    /// workers are named `gateway-0`, `gateway-1` and so on. The threads continue when the result
+    /// is dropped.
     ///
     /// # Errors
     ///
@@ -217,9 +221,9 @@ impl World {
         self.nft(&place, lines)
     }
 
-    /// Returns where packets from `from` to `to` are dropped: the host, the chain there, and a match of the device if the host is the last
-    /// hop before `to`. The programs of an edge or tier replica process packets before nft sees them, so their packets are dropped at the
-    /// router.
+    /// Returns where packets from `from` to `to` are dropped: the host, the chain there, and a
+    /// match of the device if the host is the last hop before `to`. The programs of an edge or tier
+    /// replica process packets before nft sees them, so their packets are dropped at the router.
     fn drop_location(
         &self,
         from: &HostStatus,

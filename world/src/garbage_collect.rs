@@ -1,5 +1,6 @@
-//! Removes everything that exists of a world, in any state, and lists the existing worlds. It finds everything by name in the kernel and
-//! not in records, because a killed run writes none. Start at [`clear`].
+//! Removes everything that exists of a world, in any state, and lists the existing worlds. It finds
+//! everything by name in the kernel and not in records, because a killed run writes none. Start at
+//! [`clear`].
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,8 +16,8 @@ use crate::recovery;
 use crate::state::{WORLDS_DIR, WorldLock, WorldPaths, WorldRecord, read_json};
 use crate::tool_batch;
 
-/// Removes processes, cgroups, namespaces and files of a world. The caller owns the world's lock. Parts that do not exist are a success, so
-/// this can be repeated at any time.
+/// Removes processes, cgroups, namespaces and files of a world. The caller owns the world's lock.
+/// Parts that do not exist are a success, so this can be repeated at any time.
 pub(crate) fn clear(paths: &WorldPaths) -> Result<()> {
     clear_beside(paths, &[])
 }
@@ -28,7 +29,8 @@ pub(crate) fn clear_beside(paths: &WorldPaths, retained: &[PathBuf]) -> Result<(
     // Failed lines must not stop the removal of the rest; what remains is removed below.
     let _ = Tools::default().run(&tool_batch::remove_spaces(names.iter().map(String::as_str)));
     for name in spaces_of(paths.world()) {
-        // Either the name has no namespace because the machine was restarted, or the batch did not reach it.
+        // Either the name has no namespace because the machine was restarted, or the batch did not
+        // reach it.
         let path = netns_path(&name);
         let _ = rustix::mount::unmount(&path, rustix::mount::UnmountFlags::DETACH);
         std::fs::remove_file(&path).tried("cannot remove namespace", &path)?;
@@ -52,7 +54,8 @@ pub(crate) fn clear_beside(paths: &WorldPaths, retained: &[PathBuf]) -> Result<(
     Ok(())
 }
 
-/// Returns the mount points below a directory, the innermost first. World names need no octal escapes.
+/// Returns the mount points below a directory, the innermost first. World names need no octal
+/// escapes.
 fn mounts_below(dir: &Path) -> Vec<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let points = mounts
@@ -108,7 +111,8 @@ fn world_names() -> Result<BTreeSet<String>> {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct WorldListing {
     pub name: String,
-    /// The supervisor is running. A world that is not alive is hidden, or it is a leftover, which `gc` or the next `up` removes.
+    /// The supervisor is running. A world that is not alive is hidden, or it is a leftover, which
+    /// `gc` or the next `up` removes.
     pub alive: bool,
     /// The caller is not root and cannot check whether the supervisor is running.
     #[serde(default)]
@@ -155,7 +159,8 @@ pub(crate) fn watch(paths: &WorldPaths) -> SupervisorLock {
         }
         Err(_) => return SupervisorLock::Free,
     };
-    // The shared lock is released with `file` at the end. `WorldLock::try_take` tolerates such short locks.
+    // The shared lock is released with `file` at the end. `WorldLock::try_take` tolerates such
+    // short locks.
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
         Ok(()) => SupervisorLock::Free,
         Err(_) => SupervisorLock::Held,

@@ -1,5 +1,6 @@
-//! [`HostEnvironment`] is what a process on a host needs: network namespace, cgroup, addresses, files, command line. [`EnvironmentBuilder`]
-//! derives it from topology and plan. This module starts nothing.
+//! [`HostEnvironment`] is what a process on a host needs: network namespace, cgroup, addresses,
+//! files, command line. [`EnvironmentBuilder`] derives it from topology and plan. This module
+//! starts nothing.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -37,19 +38,21 @@ const RELAY_PERIOD_MS: u64 = 10_000;
 pub struct HostEnvironment {
     /// Name in the world: `gw1`, `a-n1`, `alpha/bookinfo/reviews-v1-0`.
     pub name: String,
-    /// One of `router`, `relay`, `controller`, `edge`, `gateway`, `keyServer`, `host`, `node` and `pod`.
+    /// One of `router`, `relay`, `controller`, `edge`, `gateway`, `keyServer`, `host`, `node` and
+    /// `pod`.
     pub kind: String,
     pub az: String,
     /// Tenant of a node or pod.
     pub tenant: Option<String>,
     /// Name of a pod's node.
     pub node: Option<String>,
-    /// The router's interface toward an underlay host, in the namespace of `router-AZ`. All underlay traffic of the host passes it.
+    /// The router's interface toward an underlay host, in the namespace of `router-AZ`. All
+    /// underlay traffic of the host passes it.
     pub router_device: Option<String>,
     /// File of the network namespace.
     pub netns: PathBuf,
-    /// Namespace from which readiness is probed. For a pod it is the node's, as with a kubelet, so that no capture in the pod is involved.
-    /// For other hosts it is their own.
+    /// Namespace from which readiness is probed. For a pod it is the node's, as with a kubelet, so
+    /// that no capture in the pod is involved. For other hosts it is their own.
     pub probe_netns: PathBuf,
     /// The cgroup v2 directory of the host's processes.
     pub cgroup: PathBuf,
@@ -250,7 +253,8 @@ impl EnvironmentBuilder<'_> {
         }
         if let HostKind::Node { tenant, .. } = host.kind {
             environment.tenant = Some(self.plan.tenants[tenant].name.clone());
-            // The pods' cgroups are siblings, so that the CPU time of this cgroup is the node proxy's own.
+            // The pods' cgroups are siblings, so that the CPU time of this cgroup is the node
+            // proxy's own.
             environment.cgroup = environment.cgroup.join("_proxy");
         }
         environment.job = self.host_job(host);
@@ -317,7 +321,8 @@ impl EnvironmentBuilder<'_> {
         )
     }
 
-    /// Returns the arguments with which nodes, gateways, edges and key servers reach the controller.
+    /// Returns the arguments with which nodes, gateways, edges and key servers reach the
+    /// controller.
     fn controller_args(&self, host: &HostPlan) -> Vec<String> {
         let controller = self
             .plan
@@ -660,7 +665,8 @@ fn built_in(
     }
 }
 
-/// Finds a program: by its path if the name has a slash, else in the given directories, else in PATH.
+/// Finds a program: by its path if the name has a slash, else in the given directories, else in
+/// PATH.
 pub(crate) fn find_program(name: &str, bin_dirs: &[PathBuf]) -> Option<PathBuf> {
     let runnable = |path: &Path| {
         use std::os::unix::fs::PermissionsExt;

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 pub struct Impairment {
     /// Time that a frame spends on the link in one direction, at most 10 s.
     pub delay: Duration,
-    /// Maximum deviation from `delay` in either direction, uniformly distributed; at most `delay`. Frames stay in order.
+    /// Maximum deviation from `delay` in either direction, uniformly distributed; at most `delay`.
+    /// Frames stay in order.
     pub jitter: Duration,
     /// Share of frames that are dropped at random, in parts per million.
     pub loss_ppm: u32,
@@ -77,8 +78,8 @@ impl FromStr for LossRate {
     }
 }
 
-/// Multiplies an unsigned decimal number by `scale`, exactly. Returns `None` for other text, and for numbers that are too large or finer
-/// than one part of `scale`.
+/// Multiplies an unsigned decimal number by `scale`, exactly. Returns `None` for other text, and
+/// for numbers that are too large or finer than one part of `scale`.
 fn decimal(text: &str, scale: u64) -> Option<u64> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
     let is_digits = |part: &str| {

@@ -1,4 +1,5 @@
-//! Prepares commands that run inside a host, and bounds their logs. The caller starts the commands. Start at [`command`].
+//! Prepares commands that run inside a host, and bounds their logs. The caller starts the commands.
+//! Start at [`command`].
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -9,8 +10,8 @@ use crate::error::{Error, IoContext, Result};
 use crate::host_environment::{HostEnvironment, find_program};
 use crate::sys;
 
-/// Prepares a command inside the host: in its namespace and cgroup, with its /etc files, environment and directory. The caller chooses the
-/// standard streams.
+/// Prepares a command inside the host: in its namespace and cgroup, with its /etc files,
+/// environment and directory. The caller chooses the standard streams.
 ///
 /// # Errors
 ///
@@ -48,7 +49,8 @@ pub(crate) fn command(
     Ok(command)
 }
 
-/// Finds the program's path in the host's own PATH before anything is started, so that the error can contain that PATH.
+/// Finds the program's path in the host's own PATH before anything is started, so that the error
+/// can contain that PATH.
 fn resolve(environment: &HostEnvironment, program: &OsStr) -> Result<PathBuf> {
     let name = program.to_string_lossy();
     let path = environment.env.get("PATH").map_or("", String::as_str);
@@ -72,8 +74,8 @@ pub(crate) fn log_to(command: &mut Command, environment: &HostEnvironment) -> Re
     Ok(())
 }
 
-/// Truncates a log that is larger than `max` bytes, after copying it to `NAME.1`. Lines written during the copy are lost; that is the price
-/// of a bounded log.
+/// Truncates a log that is larger than `max` bytes, after copying it to `NAME.1`. Lines written
+/// during the copy are lost; that is the price of a bounded log.
 pub(crate) fn bound_log(log: &Path, max: u64) -> Result<()> {
     if std::fs::metadata(log).map_or(0, |found| found.len()) <= max {
         return Ok(());

@@ -1,13 +1,15 @@
-//! Worlds: builds a YAML topology as network namespaces, links, overlays, cgroups and processes on one machine, and removes all of it
-//! without a trace. The CLI, the demo, the tests and the benches use it. It contains none of the mesh's own logic: it starts the mesh's
-//! programs as processes.
+//! Worlds: builds a YAML topology as network namespaces, links, overlays, cgroups and processes on
+//! one machine, and removes all of it without a trace. The CLI, the demo, the tests and the benches
+//! use it. It contains none of the mesh's own logic: it starts the mesh's programs as processes.
 //!
-//! Start at [`Topology`] (the description of a world), then read `plan` (its addresses), `tool_batch` (the commands that build it),
-//! `supervisor_state` (building it) and [`supervise`] (running it). [`World`] is the handle for every caller.
+//! Start at [`Topology`] (the description of a world), then read `plan` (its addresses),
+//! `tool_batch` (the commands that build it), `supervisor_state` (building it) and [`supervise`]
+//! (running it). [`World`] is the handle for every caller.
 //!
 //! Invariants:
 //! - No interface of a world is ever outside its namespaces, and no namespace has a route out.
-//! - A world is found by its name in the kernel alone, so the leftovers of any crash can be removed.
+//! - A world is found by its name in the kernel alone, so the leftovers of any crash can be
+//!   removed.
 //! - Decisions (`plan`, `tool_batch`, `check`) are pure; the modules with IO decide nothing.
 
 mod cgroup;

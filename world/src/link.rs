@@ -1,5 +1,5 @@
-//! The links of a running world that have a relay: reads what the relays do to frames, and changes it while the world runs. `relay` carries
-//! the frames. Start at [`World::impair`].
+//! The links of a running world that have a relay: reads what the relays do to frames, and changes
+//! it while the world runs. `relay` carries the frames. Start at [`World::impair`].
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use crate::relay::{self, LinkReport};
 use crate::world::World;
 
 impl World {
-    /// Returns the counters and the current impairment of a host's link. A link between AZs has the name of its relay, such as
-    /// `relay-az1-az2`.
+    /// Returns the counters and the current impairment of a host's link. A link between AZs has the
+    /// name of its relay, such as `relay-az1-az2`.
     ///
     /// # Errors
     ///
@@ -21,8 +21,8 @@ impl World {
         relay::link_report(&self.relay_dir(host)?)
     }
 
-    /// Impairs a host's link until the result is dropped. The impairment applies in both directions to every frame that enters the link
-    /// from now on. Open connections continue.
+    /// Impairs a host's link until the result is dropped. The impairment applies in both directions
+    /// to every frame that enters the link from now on. Open connections continue.
     ///
     /// # Errors
     ///

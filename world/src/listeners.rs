@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// `AF_NETLINK`, `NETLINK_SOCK_DIAG`, `AF_INET` and `AF_INET6` (`linux/socket.h`, `linux/netlink.h`).
+/// `AF_NETLINK`, `NETLINK_SOCK_DIAG`, `AF_INET` and `AF_INET6` (`linux/socket.h`,
+/// `linux/netlink.h`).
 const NETLINK: i32 = 16;
 const SOCK_DIAG: i32 = 4;
 const FAMILIES: [u8; 2] = [2, 10];

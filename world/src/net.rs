@@ -1,5 +1,6 @@
-//! Runs batches with one process per namespace and program, several namespaces in parallel, and reads the kernel's counters. `tool_batch`
-//! decides what the lines contain. Start at [`Tools::run`].
+//! Runs batches with one process per namespace and program, several namespaces in parallel, and
+//! reads the kernel's counters. `tool_batch` decides what the lines contain. Start at
+//! [`Tools::run`].
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -70,13 +71,14 @@ pub(crate) fn check_tools() -> Result<()> {
 /// Runs batches of commands in namespaces.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tools {
-    /// cgroup in which the programs run. Programs that build a world run in one of its cgroups, because a killed builder must not leave a
-    /// program that continues to build.
+    /// cgroup in which the programs run. Programs that build a world run in one of its cgroups,
+    /// because a killed builder must not leave a program that continues to build.
     pub(crate) cgroup: Option<PathBuf>,
 }
 
 impl Tools {
-    /// Runs one batch. The error contains the program's own message and the line at which it stopped.
+    /// Runs one batch. The error contains the program's own message and the line at which it
+    /// stopped.
     pub(crate) fn run(&self, batch: &ToolBatch) -> Result<()> {
         if batch.lines.is_empty() {
             return Ok(());
@@ -148,7 +150,8 @@ fn refusal(batch: &ToolBatch, program: &'static str, stderr: &str) -> Error {
     }
 }
 
-/// Runs `work` for every item, on as many threads as there are cores. The first error ends it and is returned.
+/// Runs `work` for every item, on as many threads as there are cores. The first error ends it and
+/// is returned.
 pub(crate) fn each<I: Sync>(items: &[I], work: impl Fn(&I) -> Result<()> + Sync) -> Result<()> {
     let next = AtomicUsize::new(0);
     let failure: Mutex<Option<Error>> = Mutex::new(None);
@@ -178,7 +181,8 @@ pub(crate) fn each<I: Sync>(items: &[I], work: impl Fn(&I) -> Result<()> + Sync)
         .map_or(Ok(()), Err)
 }
 
-/// Writes kernel settings inside a namespace. A setting that this kernel lacks is no error, because the kernel lacks the behavior too.
+/// Writes kernel settings inside a namespace. A setting that this kernel lacks is no error, because
+/// the kernel lacks the behavior too.
 pub(crate) fn configure_space(netns: &str, forwarding: Forwarding) -> Result<()> {
     let path = netns_path(netns);
     let written = sys::in_netns(&path, || {
@@ -196,26 +200,30 @@ pub(crate) fn configure_space(netns: &str, forwarding: Forwarding) -> Result<()>
     written.tried("cannot enter namespace", &path)?
 }
 
-/// Counters of packets that a host refused. A node refuses what its pods send to an uncaptured VIP, another tenant, the underlay or the
-/// world outside. A gateway refuses what arrives by the wrong overlay. The routers of a tier world refuse tunnels that a tenant's node may
-/// not have.
+/// Counters of packets that a host refused. A node refuses what its pods send to an uncaptured VIP,
+/// another tenant, the underlay or the world outside. A gateway refuses what arrives by the wrong
+/// overlay. The routers of a tier world refuse tunnels that a tenant's node may not have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefusedPackets {
     /// TCP segments. The host answers them with a reset.
     pub tcp: u64,
-    /// All other packets. The host answers them with "port unreachable", the only answer that every UDP socket receives.
+    /// All other packets. The host answers them with "port unreachable", the only answer that every
+    /// UDP socket receives.
     pub other: u64,
-    /// At a gateway: packets to or from an address that does not belong to the tenant of the overlay by which they arrived.
+    /// At a gateway: packets to or from an address that does not belong to the tenant of the
+    /// overlay by which they arrived.
     pub foreign: u64,
     /// At a router: packets of a tenant's node with another underlay address than its own.
     pub source: u64,
     /// At a router: fragments from a tenant's node.
     pub fragment: u64,
-    /// At a router: VXLAN packets of a tenant's node with a VNI that is not the tenant's, or too short to contain one.
+    /// At a router: VXLAN packets of a tenant's node with a VNI that is not the tenant's, or too
+    /// short to contain one.
     pub vni: u64,
     /// At a router: VXLAN packets of a tenant's node to neither a node of the tenant nor an edge.
     pub peer: u64,
-    /// At a router: other packets of a tenant's node to a host of the provider, except to the controller and key servers.
+    /// At a router: other packets of a tenant's node to a host of the provider, except to the
+    /// controller and key servers.
     pub provider: u64,
     /// At a router: packets to a key server from a host that may not use it.
     pub keys: u64,

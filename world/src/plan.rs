@@ -2,7 +2,8 @@
 //! deterministic: a topology always has the same plan. Start at [`WorldPlan::of`].
 //!
 //! Underlay (IPv4, one /32 per host, no ARP: all neighbors are static):
-//!   nodes, and tenants' own key servers 10.(200+az).0.0/16 · provider hosts 250.(az).0.0/16 (class E works as unicast on Linux)
+//!   nodes, and tenants' own key servers 10.(200+az).0.0/16 · provider hosts 250.(az).0.0/16 (class
+//!   E works as unicast on Linux)
 //! Overlay of a tenant (dual stack): slot s of its pod ranges is one /24 and one /112:
 //!   node k owns slot k, its own address is .1, its pods .2 to .254; the top slot is the gateways'.
 
@@ -35,10 +36,12 @@ pub const NEXT_HOP4: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 1);
 /// Next hop in every host's IPv6 routes. It exists only as a static neighbor.
 pub const NEXT_HOP6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
-/// Highest host number in an AZ. Higher ones would reach the router's address and make device names longer.
+/// Highest host number in an AZ. Higher ones would reach the router's address and make device names
+/// longer.
 pub const HOST_NUMBER_MAX: u16 = 65_000;
 
-/// Returns how many nodes fit into a pod range. Slot 0 is unused, and the top slot is the gateways'.
+/// Returns how many nodes fit into a pod range. Slot 0 is unused, and the top slot is the
+/// gateways'.
 pub fn node_slots(pods4: Ipv4Net) -> usize {
     (1 << (24 - pods4.prefix_len())) - 2
 }
@@ -48,7 +51,8 @@ pub fn router_name(az: &str) -> String {
     format!("router-{az}")
 }
 
-/// Returns the name of the relay in a link. `link` is the name of a host, or `AZ-AZ` between two AZs.
+/// Returns the name of the relay in a link. `link` is the name of a host, or `AZ-AZ` between two
+/// AZs.
 pub(crate) fn relay_name(link: &str) -> String {
     format!("{RELAY_PREFIX}{link}")
 }
@@ -67,7 +71,8 @@ impl Mac {
         Self([0x02, family, a, b, c, d])
     }
 
-    /// Returns the MAC of an AZ's edge in the forwarding tables of nodes. It is one per AZ, because a table has one remote per AZ.
+    /// Returns the MAC of an AZ's edge in the forwarding tables of nodes. It is one per AZ, because
+    /// a table has one remote per AZ.
     pub(crate) fn of_edge(az: u8) -> Self {
         Self([0x02, 0xca, 0x0a, 0x01, 0x01, az])
     }
@@ -210,7 +215,8 @@ pub struct HostPlan {
     pub mtu: Option<u32>,
     /// Backend of a gateway in a tier world.
     pub backend: Option<String>,
-    /// Number of cores over which a gateway's packets are spread in a tier world. 0 turns receive packet steering off.
+    /// Number of cores over which a gateway's packets are spread in a tier world. 0 turns receive
+    /// packet steering off.
     pub receive_cores: u16,
 }
 
@@ -275,8 +281,8 @@ pub struct TenantPlan {
     pub pods6: Ipv6Net,
     /// Tunnel ends of the tenant's nodes. Node k has slot k + 1.
     pub nodes: Vec<Vtep>,
-    /// Tunnel ends of the gateway replicas, with the tenant's gateway addresses. The list is empty in tier worlds, where nodes have no
-    /// tunnels to replicas.
+    /// Tunnel ends of the gateway replicas, with the tenant's gateway addresses. The list is empty
+    /// in tier worlds, where nodes have no tunnels to replicas.
     pub gateways: Vec<Vtep>,
     /// Ranges of the tenant's gateway addresses in a tier world.
     pub gateway_cidrs: Option<(Ipv4Net, Ipv6Net)>,
@@ -321,7 +327,8 @@ impl PodPlan {
         node_device(self.number)
     }
 
-    /// Returns the MAC of the pod's `eth0`. It is unique on the node only, because a pod's link has no other members.
+    /// Returns the MAC of the pod's `eth0`. It is unique on the node only, because a pod's link has
+    /// no other members.
     pub fn mac(&self) -> Mac {
         Mac::of(family::POD, u32::from(self.number))
     }
@@ -346,7 +353,8 @@ fn address6(range: Ipv6Net, slot: u32, number: u8) -> Ipv6Addr {
     Ipv6Addr::from_bits(range.network().to_bits() | u128::from(slot) << 16 | u128::from(number))
 }
 
-/// Returns the namespace of an underlay host. World names contain no dot, so no world's prefix is a prefix of another's.
+/// Returns the namespace of an underlay host. World names contain no dot, so no world's prefix is a
+/// prefix of another's.
 fn netns(world: &str, host: &str) -> String {
     format!("{}{host}", netns_prefix(world))
 }
@@ -380,7 +388,8 @@ impl WorldPlan {
         plan
     }
 
-    /// Returns the pod of a template's replica under the given number on its node, without adding it to the plan.
+    /// Returns the pod of a template's replica under the given number on its node, without adding
+    /// it to the plan.
     pub fn pod(
         &self,
         tenant: usize,
@@ -570,8 +579,9 @@ impl WorldPlan {
         }
     }
 
-    /// Plans one more gateway of a tier world beside the existing ones. `last` is the number assigned last in its AZ. The new host gets a
-    /// number that was not in use recently, so that it is not mistaken for its predecessor. Returns `None` if no number is free.
+    /// Plans one more gateway of a tier world beside the existing ones. `last` is the number
+    /// assigned last in its AZ. The new host gets a number that was not in use recently, so that it
+    /// is not mistaken for its predecessor. Returns `None` if no number is free.
     pub(crate) fn add_gateway(&mut self, gateway: &Component, last: u16) -> Option<HostPlan> {
         let az = self.az_index(&gateway.az);
         let taken: HashSet<u16> = self
@@ -688,15 +698,16 @@ fn routers(topology: &Topology) -> Vec<RouterPlan> {
     topology.azs.iter().enumerate().map(plan).collect()
 }
 
-/// Returns the first unused number after `last`. After [`HOST_NUMBER_MAX`] the numbers start at 1 again.
+/// Returns the first unused number after `last`. After [`HOST_NUMBER_MAX`] the numbers start at 1
+/// again.
 fn next_number(last: u16, taken: &HashSet<u16>) -> Option<u16> {
     (last + 1..=HOST_NUMBER_MAX)
         .chain(1..=last.min(HOST_NUMBER_MAX))
         .find(|number| !taken.contains(number))
 }
 
-/// Returns a seed for each link (FNV-1a over its name), so that different links lose different frames. The lowest bit is left for the
-/// direction.
+/// Returns a seed for each link (FNV-1a over its name), so that different links lose different
+/// frames. The lowest bit is left for the direction.
 fn link_seed(seed: u64, link: &str) -> u64 {
     let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     seed.to_be_bytes()
@@ -826,7 +837,8 @@ impl WorldPlan {
         Ok(())
     }
 
-    /// Writes a line per tenant, and one for each of its tunnel ends and ranges of gateway addresses.
+    /// Writes a line per tenant, and one for each of its tunnel ends and ranges of gateway
+    /// addresses.
     fn write_tenants(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         for tenant in &self.tenants {
             writeln!(

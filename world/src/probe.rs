@@ -1,5 +1,6 @@
-//! Probes once whether a host is ready. It runs on a thread that is already inside the network namespace from which to probe. That thread
-//! is in no cgroup of the world, so probes are never captured. Start at [`holds`].
+//! Probes once whether a host is ready. It runs on a thread that is already inside the network
+//! namespace from which to probe. That thread is in no cgroup of the world, so probes are never
+//! captured. Start at [`holds`].
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -130,8 +131,8 @@ mod tests {
         }
     }
 
-    /// Answers one connection with these bytes, and waits until the client closes it. Returns the status and the time that the client took,
-    /// which had this much.
+    /// Answers one connection with these bytes, and waits until the client closes it. Returns the
+    /// status and the time that the client took, which had this much.
     fn answered(bytes: &'static [u8], within: Duration) -> (Option<u16>, Duration) {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let to = listener.local_addr().expect("an address");

@@ -1,6 +1,6 @@
 //! [`ProcessSupervisor`]: runs one host's process. It waits for the start conditions, starts the process, probes it, ends it and restarts
-//! it. Each host has one thread, which moves into the namespace from which it probes. A process supervisor has no data of other hosts.
-//! Start at [`ProcessSupervisor::begin`].
+//! it. Each host has one thread, which moves into the namespace from which it probes. A process
+//! supervisor has no data of other hosts. Start at [`ProcessSupervisor::begin`].
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -68,7 +68,8 @@ pub struct ProcessStatus {
     pub phase: ProcessPhase,
     /// Process id while the process runs.
     pub pid: Option<u32>,
-    /// The process runs and its probe, if any, succeeds; or it ended with status 0 and is not restarted.
+    /// The process runs and its probe, if any, succeeds; or it ended with status 0 and is not
+    /// restarted.
     pub ready: bool,
     /// Number of starts after the first.
     pub restarts: u32,
@@ -139,11 +140,12 @@ pub(crate) struct ProcessCommandSender {
 }
 
 impl ProcessCommandSender {
-    /// Sends a command. The receiver gets a message when the command has been carried out, or is closed when the process supervisor has
-    /// ended.
+    /// Sends a command. The receiver gets a message when the command has been carried out, or is
+    /// closed when the process supervisor has ended.
     pub(crate) fn give(&self, order: ProcessCommand) -> Receiver<()> {
         let (done, exited) = channel();
-        // An error means that the process supervisor has ended, so nothing remains to be carried out.
+        // An error means that the process supervisor has ended, so nothing remains to be carried
+        // out.
         let _ = self.queue.send((order, done));
         let _ = (&self.wakeup).write_all(&[1]);
         exited
@@ -421,7 +423,8 @@ impl ProcessSupervisor {
         started + if ready { period } else { period.min(retry) }
     }
 
-    /// Ends the process with SIGTERM first if `politely`, then with SIGKILL, together with everything that it left in its cgroup.
+    /// Ends the process with SIGTERM first if `politely`, then with SIGKILL, together with
+    /// everything that it left in its cgroup.
     fn end(&mut self, child: &mut Child, pidfd: &OwnedFd, politely: bool) {
         if politely {
             probe::signal(pidfd, Signal::TERM);

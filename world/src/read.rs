@@ -1,5 +1,6 @@
-//! Reads a YAML tree into a topology, field by field, and reports every mistake. It does no cross-checks; `check` does. A missing or wrong
-//! value drops only the item that contains it. Start at [`topology`].
+//! Reads a YAML tree into a topology, field by field, and reports every mistake. It does no
+//! cross-checks; `check` does. A missing or wrong value drops only the item that contains it. Start
+//! at [`topology`].
 
 use std::path::{Path, PathBuf};
 
@@ -41,7 +42,8 @@ impl UnderlayHostKind {
         }
     }
 
-    /// Returns whether the component has a built-in command line. Plain hosts name their own command.
+    /// Returns whether the component has a built-in command line. Plain hosts name their own
+    /// command.
     fn is_built_in(self) -> bool {
         !matches!(self, UnderlayHostKind::Host)
     }
@@ -489,7 +491,8 @@ fn tenant(tree: &YamlNode, file: &Path, findings: &mut TopologyProblems) -> Opti
     })
 }
 
-/// Reads `keys`, whose fields are those of a Tenant object. Missing fields get the mesh's own defaults.
+/// Reads `keys`, whose fields are those of a Tenant object. Missing fields get the mesh's own
+/// defaults.
 fn keys(tree: &YamlNode, findings: &mut TopologyProblems) -> Option<TenantKeysTopology> {
     let mut fields = MappingReader::open(tree, "keys", findings)?;
     let keys = TenantKeysTopology {
@@ -630,7 +633,8 @@ fn pod_cidrs(
     large_enough.then_some((pods4, pods6))
 }
 
-/// Reads the gateway ranges, which must be large enough that an AZ's eighth has some addresses. Only tier worlds have them.
+/// Reads the gateway ranges, which must be large enough that an AZ's eighth has some addresses.
+/// Only tier worlds have them.
 fn gateway_cidrs(
     fields: &mut MappingReader<'_>,
     findings: &mut TopologyProblems,
@@ -662,7 +666,8 @@ fn gateway_cidrs(
     large_enough.then_some(Some((four, six)))
 }
 
-/// Returns the YAML files that `config` names, with directories expanded. Paths are relative to the topology's file.
+/// Returns the YAML files that `config` names, with directories expanded. Paths are relative to the
+/// topology's file.
 fn config_files(
     fields: &mut MappingReader<'_>,
     file: &Path,
@@ -814,7 +819,8 @@ fn pod_nodes(
     }
 }
 
-/// Reads one pod outside a topology. It checks what the pod alone can show; the running world checks the rest.
+/// Reads one pod outside a topology. It checks what the pod alone can show; the running world
+/// checks the rest.
 pub(crate) fn pod_alone(tree: &YamlNode, file: &Path) -> Result<PodTemplate, Vec<TopologyProblem>> {
     let mut findings = TopologyProblems::of(file.into());
     let pod = pod(tree, &mut findings);

@@ -1,5 +1,6 @@
-//! Recovery after a crash. A new world takes over the controller's store and root from a crashed world of the same name, so that applied
-//! objects outlive the crash. This module decides what is preserved; `garbage_collect` removes the rest. Start at [`decide`].
+//! Recovery after a crash. A new world takes over the controller's store and root from a crashed
+//! world of the same name, so that applied objects outlive the crash. This module decides what is
+//! preserved; `garbage_collect` removes the rest. Start at [`decide`].
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +11,8 @@ use crate::state::{WorldPaths, WorldRecord};
 pub struct Recovery {
     /// Store of the crashed world of this name.
     pub store: StoreRecovery,
-    /// Persistent worlds of other names that were leftovers. They were removed together with the objects applied to them.
+    /// Persistent worlds of other names that were leftovers. They were removed together with the
+    /// objects applied to them.
     pub removed: Vec<String>,
 }
 
@@ -26,7 +28,8 @@ pub enum StoreRecovery {
     Dropped,
 }
 
-/// Decides whether a leftover's store is taken over. `old` is the record of the leftover; `None` if it is not readable.
+/// Decides whether a leftover's store is taken over. `old` is the record of the leftover; `None` if
+/// it is not readable.
 pub(crate) fn decide(
     old: Option<&WorldRecord>,
     new: &WorldRecord,
@@ -35,7 +38,8 @@ pub(crate) fn decide(
     let Some(old) = old.filter(|old| old.owner.is_none() && has_store) else {
         return StoreRecovery::Nothing;
     };
-    // A store of another topology names services, tenants and replicas that this world may not have.
+    // A store of another topology names services, tenants and replicas that this world may not
+    // have.
     if new.owner.is_none() && old.fingerprint == new.fingerprint {
         StoreRecovery::Kept
     } else {
@@ -52,8 +56,8 @@ fn store_dir(paths: &WorldPaths) -> PathBuf {
     paths.data("controller")
 }
 
-/// Returns the paths that are preserved while the rest of a crashed world is removed. They include the record, so that another crash in
-/// between is handled in the same manner.
+/// Returns the paths that are preserved while the rest of a crashed world is removed. They include
+/// the record, so that another crash in between is handled in the same manner.
 pub(crate) fn kept_paths(paths: &WorldPaths) -> Vec<PathBuf> {
     vec![store_dir(paths), paths.infra(), paths.record()]
 }

@@ -1,5 +1,6 @@
-//! Writes the files from which the mesh's programs read the world: Kubernetes-like YAML for the controller, JSON pod files for nodes,
-//! tokens, and the list of principals. It turns plan and readiness into files and decides nothing. Start at [`write_tenant`].
+//! Writes the files from which the mesh's programs read the world: Kubernetes-like YAML for the
+//! controller, JSON pod files for nodes, tokens, and the list of principals. It turns plan and
+//! readiness into files and decides nothing. Start at [`write_tenant`].
 
 use std::path::Path;
 
@@ -41,7 +42,8 @@ fn documents(objects: &[Value]) -> Result<String> {
     Ok(text)
 }
 
-/// Writes the tenant's own YAML, its Tenant object, its key servers, and its Gateway objects, or in a tier world its Node objects instead.
+/// Writes the tenant's own YAML, its Tenant object, its key servers, and its Gateway objects, or in
+/// a tier world its Node objects instead.
 pub(crate) fn write_tenant(
     paths: &WorldPaths,
     tenant: &TenantTopology,
@@ -230,7 +232,8 @@ fn pod_file(paths: &WorldPaths, plan: &PodPlan) -> std::path::PathBuf {
         .join(format!("{}.json", crate::state::file_name(&plan.uid)))
 }
 
-/// The list of principals that may use the controller's API. Each principal's token is in a file of its own.
+/// The list of principals that may use the controller's API. Each principal's token is in a file of
+/// its own.
 #[derive(Debug, Default)]
 pub(crate) struct PrincipalFiles {
     /// Host name and principal, in the order of their addition. The operator's host name is empty.

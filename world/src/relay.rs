@@ -2,7 +2,8 @@
 //! and `end-b` of its own namespace, with delay and losses, in order. One thread carries each
 //! direction. `relay::queue` decides about each frame. Start at [`relay_link`].
 //!
-//! In its working directory it listens on `link.sock`: one request per line, and one [`LinkReport`] as the response.
+//! In its working directory it listens on `link.sock`: one request per line, and one [`LinkReport`]
+//! as the response.
 
 pub(crate) mod queue;
 
@@ -22,7 +23,8 @@ use crate::impairment::Impairment;
 use crate::sys::packets::{BATCH, PacketSocket, ReceiveBatch, Received, SendBatch};
 use queue::{DelayQueue, FrameVerdict, LINK_QUEUE_BYTES_MAX};
 
-/// The relay's devices: toward the router and toward the host of the link. In a link between AZs: toward the first AZ and the second.
+/// The relay's devices: toward the router and toward the host of the link. In a link between AZs:
+/// toward the first AZ and the second.
 pub(crate) const DEVICES: [&str; 2] = ["end-a", "end-b"];
 /// Path of the relay's socket, relative to its working directory.
 pub(crate) const SOCKET: &str = "link.sock";
@@ -30,12 +32,15 @@ pub(crate) const SOCKET: &str = "link.sock";
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Interval between two readings of the kernel's drop counter while a direction has no frames.
 const REST: Duration = Duration::from_millis(500);
-/// Maximum interval between two reads of the socket while frames are queued. No new frame can be due before a queued one, and the kernel
-/// timestamps each arrival. So this interval delays no frame, and one read returns many of them.
+/// Maximum interval between two reads of the socket while frames are queued. No new frame can be
+/// due before a queued one, and the kernel timestamps each arrival. So this interval delays no
+/// frame, and one read returns many of them.
 const COLLECT: Duration = Duration::from_millis(1);
-/// A frame that waited for the relay longer than this is late. Shorter waits are subtracted from the delay.
+/// A frame that waited for the relay longer than this is late. Shorter waits are subtracted from
+/// the delay.
 const AGE_MAX: Duration = Duration::from_secs(1);
-/// Scheduling priority before the machine's other processes, so that their load does not show as delay of the link.
+/// Scheduling priority before the machine's other processes, so that their load does not show as
+/// delay of the link.
 const NICENESS: i32 = -10;
 /// Bytes of the offload header before a frame (`struct virtio_net_hdr`).
 const OFFLOAD_HEADER_BYTES: u64 = 10;
@@ -58,7 +63,8 @@ pub struct LinkReport {
     pub a_to_b: LinkCounters,
     /// Frames from the host to the router, or from the second AZ to the first.
     pub b_to_a: LinkCounters,
-    /// CPU time of the relay in steps of 10 ms. It includes the kernel's work at the next hop, which runs inside the sending call.
+    /// CPU time of the relay in steps of 10 ms. It includes the kernel's work at the next hop,
+    /// which runs inside the sending call.
     pub cpu: Duration,
 }
 
@@ -146,8 +152,9 @@ fn own_cpu() -> Duration {
     Duration::from_millis(ticks * 10)
 }
 
-/// Carries the frames of a link between the devices `end-a` and `end-b` of this network namespace until the process is killed. A world's
-/// supervisor starts one such process for each link with `delay`, `jitter` or `loss`.
+/// Carries the frames of a link between the devices `end-a` and `end-b` of this network namespace
+/// until the process is killed. A world's supervisor starts one such process for each link with
+/// `delay`, `jitter` or `loss`.
 ///
 /// # Errors
 ///
@@ -222,12 +229,14 @@ pub(crate) fn impair(dir: &Path, impairment: Impairment) -> Result<LinkReport> {
     send_request(&dir.join(SOCKET), RelayRequest::Impair(impairment))
 }
 
-/// Carries one direction: reads frames that have arrived, sends frames that are due, and sleeps until one of both is possible.
+/// Carries one direction: reads frames that have arrived, sends frames that are due, and sleeps
+/// until one of both is possible.
 fn carry(shared: &RelayState, direction: usize, from: &PacketSocket, to: &PacketSocket, seed: u64) {
     let counting = &shared.directions[direction];
     let mut queue = DelayQueue::new(seed, LINK_QUEUE_BYTES_MAX);
     let (mut received, mut sending) = (ReceiveBatch::new(), SendBatch::default());
-    // A thread inherits the timer slack of the thread that created it, but older kernels need the call for each.
+    // A thread inherits the timer slack of the thread that created it, but older kernels need the
+    // call for each.
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
     loop {
         let is_idle = queue.next_due().is_none();
@@ -290,7 +299,8 @@ fn take(
     }
 }
 
-/// Sends a batch of the frames that are due. Any others are due in the next iteration, before the thread sleeps.
+/// Sends a batch of the frames that are due. Any others are due in the next iteration, before the
+/// thread sleeps.
 fn send(
     counting: &LinkCounting,
     queue: &mut DelayQueue,

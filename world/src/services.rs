@@ -69,8 +69,9 @@ fn service(object: &Value) -> Option<ServiceVips> {
     })
 }
 
-/// Returns `/etc/hosts` of a pod in `namespace`: the pod itself, then every service of its tenant. Only services of the pod's own namespace
-/// have their bare name there, as with a cluster's DNS search list.
+/// Returns `/etc/hosts` of a pod in `namespace`: the pod itself, then every service of its tenant.
+/// Only services of the pod's own namespace have their bare name there, as with a cluster's DNS
+/// search list.
 pub(crate) fn hosts_file(
     own_names: &str,
     own_addresses: &[IpAddr],
@@ -104,8 +105,8 @@ pub(crate) fn hosts_file(
 /// Maximum number of name servers that the C library's resolver uses (`MAXNS` of resolv.conf(5)).
 const SERVERS_MAX: usize = 3;
 
-/// Returns `/etc/resolv.conf` of a pod in `namespace`. It is like a kubelet's, but with a timeout of one second, after which the next AZ's
-/// server is queried.
+/// Returns `/etc/resolv.conf` of a pod in `namespace`. It is like a kubelet's, but with a timeout
+/// of one second, after which the next AZ's server is queried.
 pub(crate) fn resolver_file(namespace: &str, servers: &[Ipv4Addr]) -> String {
     if servers.is_empty() {
         return "# A world has no name server: names are in /etc/hosts.\n".to_owned();

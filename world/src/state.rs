@@ -1,5 +1,6 @@
 //! [`WorldPaths`]: the paths of a world's files; [`WorldLock`], the lock that shows that a world's supervisor is running; and
-//! [`LeftoverLock`], the lock on what killed worlds left. The content of the files is defined by the modules that write them.
+//! [`LeftoverLock`], the lock on what killed worlds left. The content of the files is defined by
+//! the modules that write them.
 
 use std::fs::File;
 use std::io::Write;
@@ -37,7 +38,8 @@ impl WorldPaths {
         &self.dir
     }
 
-    /// Path of the lock. It is beside the world's directory, because it must outlive the directory while that is removed.
+    /// Path of the lock. It is beside the world's directory, because it must outlive the directory
+    /// while that is removed.
     pub(crate) fn lock(&self) -> PathBuf {
         Path::new(WORLDS_DIR).join(format!("{}.lock", self.world))
     }
@@ -170,7 +172,8 @@ pub(crate) struct WorldRecord {
     pub(crate) bin_dirs: Vec<PathBuf>,
 }
 
-/// The lock on a world's name. The supervisor owns it as long as it runs. If the lock is free, no supervisor runs.
+/// The lock on a world's name. The supervisor owns it as long as it runs. If the lock is free, no
+/// supervisor runs.
 #[derive(Debug)]
 pub(crate) struct WorldLock {
     pub(crate) file: File,
@@ -230,7 +233,8 @@ impl Drop for LeftoverLock {
     }
 }
 
-/// Creates and locks a file that its last owner removes. Returns `None` if another process has the lock.
+/// Creates and locks a file that its last owner removes. Returns `None` if another process has the
+/// lock.
 fn try_lock(path: &Path) -> Result<Option<File>> {
     loop {
         if let Some(parent) = path.parent() {
@@ -243,7 +247,8 @@ fn try_lock(path: &Path) -> Result<Option<File>> {
             .mode(0o600)
             .open(path);
         let file = match opened {
-            // Another world that ends as the last one may remove the directory between the two calls.
+            // Another world that ends as the last one may remove the directory between the two
+            // calls.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             other => other.tried("cannot open lock", path)?,
         };
@@ -286,7 +291,8 @@ pub(crate) fn make_dir(path: &Path) -> Result<()> {
 /// Each takes some microseconds. A hundred were too few beside a loop that does nothing but remove.
 const MAKE_ATTEMPTS_MAX: usize = 10_000;
 
-/// Creates a directory and its parents below a root that all worlds share: a state directory or a cgroup.
+/// Creates a directory and its parents below a root that all worlds share: a state directory or a
+/// cgroup.
 ///
 /// # Errors
 ///
@@ -294,8 +300,9 @@ const MAKE_ATTEMPTS_MAX: usize = 10_000;
 pub(crate) fn create_with_parents(path: &Path) -> std::io::Result<()> {
     let mut made = std::fs::create_dir_all(path);
     for _ in 1..MAKE_ATTEMPTS_MAX {
-        // The last world that ends removes the shared parent directory. That can happen between two steps of this call: before a directory
-        // is created in the parent, or after the parent was found to exist and before it was checked to be a directory.
+        // The last world that ends removes the shared parent directory. That can happen between two
+        // steps of this call: before a directory is created in the parent, or after the parent was
+        // found to exist and before it was checked to be a directory.
         let is_race = |error: &std::io::Error| {
             matches!(
                 error.kind(),

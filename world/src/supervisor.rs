@@ -1,8 +1,10 @@
-//! The supervisor process of a running world: builds the world, runs its processes, answers its socket, and takes it down on request or
-//! when its owner ends. `canal world up` starts it and returns. The work on hosts and pods is in `supervisor_state`.
+//! The supervisor process of a running world: builds the world, runs its processes, answers its
+//! socket, and takes it down on request or when its owner ends. `canal world up` starts it and
+//! returns. The work on hosts and pods is in `supervisor_state`.
 //!
-//! Its standard input is the world's lock. Its standard output is the pipe to the process that started it: the first line is the
-//! [`StartupReport`], and a closed far end means that the owner has ended.
+//! Its standard input is the world's lock. Its standard output is the pipe to the process that
+//! started it: the first line is the [`StartupReport`], and a closed far end means that the owner
+//! has ended.
 
 use std::io::{BufReader, Write};
 use std::os::unix::fs::MetadataExt;
@@ -39,7 +41,8 @@ pub(crate) enum StartupReport {
     Failed(String),
 }
 
-/// Builds and runs the world `name`, whose files [`crate::World::up`] has written. Returns when the world is gone.
+/// Builds and runs the world `name`, whose files [`crate::World::up`] has written. Returns when the
+/// world is gone.
 ///
 /// # Errors
 ///
@@ -47,7 +50,8 @@ pub(crate) enum StartupReport {
 pub fn supervise(name: &str) -> Result<()> {
     let paths = WorldPaths::of(name);
     let lock = inherited_lock(&paths)?;
-    // A session of its own shields this process from the owner's terminal signals. The call fails only in a session leader.
+    // A session of its own shields this process from the owner's terminal signals. The call fails
+    // only in a session leader.
     let _ = rustix::process::setsid();
     raise_open_files();
     let (end, ended) = channel::<&'static str>();
@@ -70,7 +74,8 @@ pub fn supervise(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Takes the world down, and repeats that if something remained: no other process will. On a busy machine processes take long to end.
+/// Takes the world down, and repeats that if something remained: no other process will. On a busy
+/// machine processes take long to end.
 fn clear(paths: &WorldPaths) -> Result<()> {
     for _ in 1..CLEAR_ATTEMPTS {
         match garbage_collect::clear(paths) {
@@ -81,7 +86,8 @@ fn clear(paths: &WorldPaths) -> Result<()> {
     garbage_collect::clear(paths)
 }
 
-/// Raises the limit of open files to the machine's maximum for every process, because hosts under load have many connections.
+/// Raises the limit of open files to the machine's maximum for every process, because hosts under
+/// load have many connections.
 fn raise_open_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -169,7 +175,8 @@ fn spawn(name: &'static str, work: impl FnOnce() + Send + 'static) -> Result<()>
         .tried("cannot start the thread", name)
 }
 
-/// Watches the owner's end of the pipe, because an ephemeral world ends with its owner. A persistent world does not watch it.
+/// Watches the owner's end of the pipe, because an ephemeral world ends with its owner. A
+/// persistent world does not watch it.
 fn watch_owner(ephemeral: bool, end: Sender<&'static str>) -> Result<()> {
     if !ephemeral {
         return Ok(());

@@ -1,6 +1,6 @@
 //! [`SupervisorState`]: builds a world's namespaces, starts its hosts, and adds and removes pods while the world runs. The supervisor owns
-//! it; requests arrive through `supervisor`. Gateways that join or leave and AZ faults are in `fleet`. Start at
-//! [`SupervisorState::build_network`].
+//! it; requests arrive through `supervisor`. Gateways that join or leave and AZ faults are in
+//! `fleet`. Start at [`SupervisorState::build_network`].
 
 mod fleet;
 
@@ -35,15 +35,18 @@ pub(crate) struct SupervisorState {
     services: Vec<Vec<ServiceVips>>,
     posts: Mutex<BTreeMap<String, HostEntry>>,
     principals: Mutex<PrincipalFiles>,
-    /// Highest host number assigned so far in each AZ, by AZ index. Numbers of removed gateways are not assigned again at once.
+    /// Highest host number assigned so far in each AZ, by AZ index. Numbers of removed gateways are
+    /// not assigned again at once.
     last_numbers: Mutex<BTreeMap<usize, u16>>,
     /// Hosts that were stopped with their AZ and start again with it.
     stopped_with_az: Mutex<BTreeSet<String>>,
-    /// Serializes the adding and removing of pods and gateways, so that no address is assigned twice.
+    /// Serializes the adding and removing of pods and gateways, so that no address is assigned
+    /// twice.
     changes: Mutex<()>,
     /// Edges whose links are down. Routes that are written again leave them out.
     dead_edges: Mutex<BTreeSet<String>>,
-    /// Serializes the writers of the registry's files, so that the last one writes the newest state.
+    /// Serializes the writers of the registry's files, so that the last one writes the newest
+    /// state.
     registry: Mutex<()>,
 }
 
@@ -54,7 +57,8 @@ struct WorldDesign {
     plan: WorldPlan,
 }
 
-/// A host of the running world: its environment, the commands to its process supervisor, and for a pod its plan and template.
+/// A host of the running world: its environment, the commands to its process supervisor, and for a
+/// pod its plan and template.
 struct HostEntry {
     environment: HostEnvironment,
     orders: Option<ProcessCommandSender>,
@@ -224,7 +228,8 @@ impl SupervisorState {
         self.write_registry()
     }
 
-    /// Registers a host and starts its process supervisor. A host without a process is ready at once.
+    /// Registers a host and starts its process supervisor. A host without a process is ready at
+    /// once.
     fn settle(
         &self,
         environment: HostEnvironment,
@@ -254,7 +259,8 @@ impl SupervisorState {
         Ok(())
     }
 
-    /// Registers a pod whose network exists. The pod's file is written for its node before its process starts.
+    /// Registers a pod whose network exists. The pod's file is written for its node before its
+    /// process starts.
     fn admit(&self, plan: PodPlan, pod: PodTemplate) -> Result<()> {
         let design = self.design();
         let environments = self.environments(&design);
@@ -346,7 +352,8 @@ impl SupervisorState {
         Ok(())
     }
 
-    /// Returns the part of the status table that the registry depends on. When it changes, the registry must be written again.
+    /// Returns the part of the status table that the registry depends on. When it changes, the
+    /// registry must be written again.
     pub(crate) fn registry_state(pulses: &BTreeMap<String, ProcessStatus>) -> Vec<(String, bool)> {
         pulses
             .iter()
@@ -384,7 +391,8 @@ impl SupervisorState {
                 }
             }
         };
-        // A closed channel means that the process supervisor has ended, so nothing remains to be done.
+        // A closed channel means that the process supervisor has ended, so nothing remains to be
+        // done.
         let _ = waiters.recv();
         Ok(())
     }
@@ -399,7 +407,8 @@ impl SupervisorState {
             .position(|owner| owner.name == tenant);
         let index = index.ok_or_else(|| self.refusal(format!("there is no tenant {tenant:?}")))?;
         let _alone = self.alone();
-        // All replicas get addresses before any is built, so that a request that does not fit is refused as a whole.
+        // All replicas get addresses before any is built, so that a request that does not fit is
+        // refused as a whole.
         let mut plans = Vec::new();
         for replica in 0..pod.replicas {
             plans.push(self.plan_pod(index, pod, replica, &plans)?);
@@ -409,7 +418,8 @@ impl SupervisorState {
                 .build_pod(plan)
                 .and_then(|()| self.admit(plan.clone(), pod.clone()))
             {
-                // A partly built pod must not stay. Parts that were never created cause errors here, which are not reported.
+                // A partly built pod must not stay. Parts that were never created cause errors
+                // here, which are not reported.
                 let _ = registry::remove_pod_file(&self.paths, plan);
                 let _ = self.clear_pod(plan);
                 return Err(error);
@@ -497,8 +507,8 @@ impl SupervisorState {
     }
 
     fn clear_pod(&self, pod: &PodPlan) -> Result<()> {
-        // The node's end of the link is deleted explicitly. Otherwise it disappears only when the kernel has really freed the pod's
-        // namespace.
+        // The node's end of the link is deleted explicitly. Otherwise it disappears only when the
+        // kernel has really freed the pod's namespace.
         let device = format!("link delete {}", pod.node_device());
         let unlinked = self.tools.run(&self.in_node(pod, Tool::Ip, vec![device])?);
         let removed = self.tools.run(&tool_batch::remove_spaces(std::iter::once(
@@ -546,7 +556,8 @@ impl SupervisorState {
         let design = self.design();
         let batch = if let Some(plan) = design.plan.host(host) {
             if let Some(relay) = design.plan.relay(plan) {
-                // The peer of the host's device is in the relay's namespace. It must go down too, so that the host loses its carrier.
+                // The peer of the host's device is in the relay's namespace. It must go down too,
+                // so that the host loses its carrier.
                 let lines = vec![tool_batch::relay_device(DEVICES[1], up)];
                 self.tools.run(&ToolBatch {
                     netns: Some(relay.netns),
@@ -609,8 +620,8 @@ impl SupervisorState {
     }
 }
 
-/// Mounts a bpffs for a node proxy's pinned programs that disappears with the world. The machine's own bpffs would preserve them, and nodes
-/// of the same name in two worlds would share pins.
+/// Mounts a bpffs for a node proxy's pinned programs that disappears with the world. The machine's
+/// own bpffs would preserve them, and nodes of the same name in two worlds would share pins.
 fn mount_bpffs(path: &Path) -> Result<()> {
     make_dir(path)?;
     match rustix::mount::mount(
@@ -626,8 +637,8 @@ fn mount_bpffs(path: &Path) -> Result<()> {
     }
 }
 
-/// Spreads a gateway's received packets over cores by receive packet steering. Only a sysfs of the gateway's own network namespace shows
-/// its device.
+/// Spreads a gateway's received packets over cores by receive packet steering. Only a sysfs of the
+/// gateway's own network namespace shows its device.
 fn steer(paths: &WorldPaths, host: &HostPlan) -> Result<()> {
     if host.receive_cores == 0 {
         return Ok(());
@@ -650,7 +661,8 @@ fn steer(paths: &WorldPaths, host: &HostPlan) -> Result<()> {
     std::fs::write(&queue, mask(host.receive_cores)).tried("cannot set", &queue)
 }
 
-/// Returns the mask of the first `cores` cores in the format of sysfs: hexadecimal, in groups of 32 bits.
+/// Returns the mask of the first `cores` cores in the format of sysfs: hexadecimal, in groups of 32
+/// bits.
 fn mask(cores: u16) -> String {
     let words = cores.div_ceil(32).max(1);
     let bits = |word: u16| match cores - word * 32 {

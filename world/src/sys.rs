@@ -1,6 +1,7 @@
-//! The module with `unsafe` code: what a child process does between fork and exec to enter a host. Everything is prepared before the fork.
-//! After it the child makes only system calls: the parent may have other threads, so taking a lock or allocating memory is not allowed.
-//! Start at [`ProcessEntry`].
+//! The module with `unsafe` code: what a child process does between fork and exec to enter a host.
+//! Everything is prepared before the fork. After it the child makes only system calls: the parent
+//! may have other threads, so taking a lock or allocating memory is not allowed. Start at
+//! [`ProcessEntry`].
 
 pub(crate) mod packets;
 pub(crate) mod threads;
@@ -71,7 +72,8 @@ impl ProcessEntry {
 
     /// Enters cgroup, namespaces and mounts in the child. It makes only system calls.
     fn step_in(&self) -> io::Result<()> {
-        // The cgroup must be first, because taking down a world kills the processes of its cgroups and must not miss any.
+        // The cgroup must be first, because taking down a world kills the processes of its cgroups
+        // and must not miss any.
         if let Some(cgroup) = &self.cgroup {
             rustix::io::write(cgroup, b"0")?;
         }
@@ -87,7 +89,8 @@ impl ProcessEntry {
 
 impl PrivateFiles {
     fn unshare_and_mount(&self) -> io::Result<()> {
-        // SAFETY: after fork the child has one thread and shares no file table. Unsharing mounts and host name could disturb nothing else.
+        // SAFETY: after fork the child has one thread and shares no file table. Unsharing mounts
+        // and host name could disturb nothing else.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::NEWUTS)? };
         // Downstream, not private: a namespace that is deleted outside must disappear here too.
         rustix::mount::mount_change(
@@ -104,8 +107,8 @@ impl PrivateFiles {
 
 /// Makes `command` enter the host described by `entry` before it executes.
 pub(crate) fn enter_on_exec(command: &mut Command, entry: ProcessEntry) {
-    // SAFETY: `step_in` makes only async-signal-safe system calls on memory that was prepared before the fork. It neither allocates
-    // (io::Error from an errno does not) nor takes a lock.
+    // SAFETY: `step_in` makes only async-signal-safe system calls on memory that was prepared
+    // before the fork. It neither allocates (io::Error from an errno does not) nor takes a lock.
     unsafe { command.pre_exec(move || entry.step_in()) };
 }
 

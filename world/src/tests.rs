@@ -1,4 +1,5 @@
-//! Tests of the pure modules: golden texts of plan and commands, and the messages for mistakes in a topology file.
+//! Tests of the pure modules: golden texts of plan and commands, and the messages for mistakes in a
+//! topology file.
 
 mod directories;
 mod keys;

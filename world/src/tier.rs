@@ -1,5 +1,6 @@
-//! The cloud tier in a plan: the edges as tunnel ends of tenants' overlays, and each AZ's part of a tenant's gateway addresses. The numbers
-//! are those of `bpf/abi/tier.h`, which is authoritative. Pure; builds nothing.
+//! The cloud tier in a plan: the edges as tunnel ends of tenants' overlays, and each AZ's part of a
+//! tenant's gateway addresses. The numbers are those of `bpf/abi/tier.h`, which is authoritative.
+//! Pure; builds nothing.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -9,12 +10,14 @@ use crate::plan::{HostKind, HostPlan, Mac, RouterPlan, TenantPlan, WorldPlan};
 
 /// VNI between edges and replicas. No tenant may have it.
 pub const TIER_VNI: u32 = 0xCA0A1;
-/// IPv4 range of the tier, which no tenant may use. Class E contains the addresses of services and replicas.
+/// IPv4 range of the tier, which no tenant may use. Class E contains the addresses of services and
+/// replicas.
 pub const TIER_RANGE4: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(240, 0, 0, 0), 4);
 /// IPv6 range of the tier, which no tenant may use.
 pub const TIER_RANGE6: Ipv6Net =
     Ipv6Net::new_assert(Ipv6Addr::new(0xfdca, 0xa1, 0, 0, 0, 0, 0, 0), 48);
-/// Range of the IPv6 addresses from which replicas dial endpoints. The last 32 bits are the replica's underlay address.
+/// Range of the IPv6 addresses from which replicas dial endpoints. The last 32 bits are the
+/// replica's underlay address.
 pub const REPLICAS6: Ipv6Net =
     Ipv6Net::new_assert(Ipv6Addr::new(0xfdca, 0xa1, 0, 0x250, 0, 0, 0, 0), 96);
 /// Number of the gateway address of a tenant's DNS in each AZ's part.
@@ -27,7 +30,8 @@ pub struct EdgePlan {
     pub hosts: Vec<String>,
     /// Number of the AZ, from 1.
     pub az: u8,
-    /// Address to which tunnel packets are sent: the only host's, or with several hosts an address that they share.
+    /// Address to which tunnel packets are sent: the only host's, or with several hosts an address
+    /// that they share.
     pub underlay: Ipv4Addr,
     /// MAC of the tunnel end in forwarding tables.
     pub mac: Mac,
@@ -84,7 +88,8 @@ pub(crate) fn edges(plan: &WorldPlan) -> Vec<EdgePlan> {
     plan.routers.iter().enumerate().filter_map(of_az).collect()
 }
 
-/// Returns an AZ's part of a range of gateway addresses. AZ number a has the a-th eighth, counted from 0.
+/// Returns an AZ's part of a range of gateway addresses. AZ number a has the a-th eighth, counted
+/// from 0.
 pub fn part4(range: Ipv4Net, az: u8) -> Ipv4Net {
     let length = range.prefix_len() + 3;
     Ipv4Net::new_assert(
@@ -93,7 +98,8 @@ pub fn part4(range: Ipv4Net, az: u8) -> Ipv4Net {
     )
 }
 
-/// Returns an AZ's part of an IPv6 range of gateway addresses. AZ number a has the a-th eighth, counted from 0.
+/// Returns an AZ's part of an IPv6 range of gateway addresses. AZ number a has the a-th eighth,
+/// counted from 0.
 pub fn part6(range: Ipv6Net, az: u8) -> Ipv6Net {
     let length = range.prefix_len() + 3;
     Ipv6Net::new_assert(
@@ -102,7 +108,8 @@ pub fn part6(range: Ipv6Net, az: u8) -> Ipv6Net {
     )
 }
 
-/// Returns the DNS servers of a pod in an AZ: first that of its own AZ, then the others. There are none without gateway addresses.
+/// Returns the DNS servers of a pod in an AZ: first that of its own AZ, then the others. There are
+/// none without gateway addresses.
 pub(crate) fn name_servers(plan: &WorldPlan, tenant: &TenantPlan, az: u8) -> Vec<Ipv4Addr> {
     let Some((range, _)) = tenant.gateway_cidrs else {
         return Vec::new();

@@ -1,7 +1,9 @@
-//! Turns a plan into commands: the input of `ip`, `bridge`, `tc` and `nft` in each namespace. Pure; `net` runs the batches.
+//! Turns a plan into commands: the input of `ip`, `bridge`, `tc` and `nft` in each namespace. Pure;
+//! `net` runs the batches.
 //!
-//! The order matters between the stages (spaces, wires, configuration) and between the batches of one namespace. The namespaces of one
-//! stage can be configured in any order and in parallel. Start at [`spaces`], [`wires`] and [`configuration`].
+//! The order matters between the stages (spaces, wires, configuration) and between the batches of
+//! one namespace. The namespaces of one stage can be configured in any order and in parallel. Start
+//! at [`spaces`], [`wires`] and [`configuration`].
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -17,11 +19,12 @@ use crate::vswitch;
 
 /// Lowest priority of a route, so that "unreachable" applies when nothing else matches.
 const LAST: &str = "metric 4278198272";
-/// Routing table with the underlay's routes on nodes. Only packets that the node itself sends use it.
+/// Routing table with the underlay's routes on nodes. Only packets that the node itself sends use
+/// it.
 const UNDERLAY_TABLE: u32 = 100;
 
-/// nftables table with the counters of refused packets: on nodes those of pods, on gateways those of tenants, on a tier world's routers
-/// those of nodes.
+/// nftables table with the counters of refused packets: on nodes those of pods, on gateways those
+/// of tenants, on a tier world's routers those of nodes.
 pub(crate) const REFUSALS: &str = "inet canal_refuse";
 
 /// A program that reads batches.
@@ -33,7 +36,8 @@ pub(crate) enum Tool {
     Nft,
 }
 
-/// Lines for one program in one namespace. Without a namespace they run in the caller's, which only `netns add` and `netns delete` need.
+/// Lines for one program in one namespace. Without a namespace they run in the caller's, which only
+/// `netns add` and `netns delete` need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ToolBatch {
     pub(crate) netns: Option<String>,
@@ -59,22 +63,24 @@ pub(crate) type Sysctls = Vec<(&'static str, &'static str)>;
 pub(crate) enum Forwarding {
     Never,
     Always,
-    /// Does not forward. Devices that the host's own programs create decide themselves which sources they accept, as on any tier host.
+    /// Does not forward. Devices that the host's own programs create decide themselves which
+    /// sources they accept, as on any tier host.
     Tier,
 }
 
 /// Returns the settings to write before any device exists, so that every device inherits them.
 pub(crate) fn settings(forwarding: Forwarding) -> Sysctls {
     let mut settings = vec![
-        // Addresses and neighbors are planned: no duplicate detection, no autoconfiguration, no link-local traffic. Links also have
-        // multicast off, because nothing listens.
+        // Addresses and neighbors are planned: no duplicate detection, no autoconfiguration, no
+        // link-local traffic. Links also have multicast off, because nothing listens.
         ("net/ipv6/conf/all/accept_ra", "0"),
         ("net/ipv6/conf/default/accept_ra", "0"),
         ("net/ipv6/conf/default/accept_dad", "0"),
         ("net/ipv6/conf/default/dad_transmits", "0"),
         ("net/ipv6/conf/default/addr_gen_mode", "1"),
-        // Strict mode: a source to which the kernel would not route back over the same device is forged. The stricter value of "all" and of
-        // the device applies, and devices start with "default".
+        // Strict mode: a source to which the kernel would not route back over the same device is
+        // forged. The stricter value of "all" and of the device applies, and devices start with
+        // "default".
         (
             "net/ipv4/conf/all/rp_filter",
             if forwarding == Forwarding::Tier {
@@ -96,11 +102,12 @@ pub(crate) fn settings(forwarding: Forwarding) -> Sysctls {
     settings.push(("net/ipv4/ip_forward", four));
     settings.push(("net/ipv6/conf/all/forwarding", six));
     if forwarding == Forwarding::Always {
-        // With several paths to one tunnel end, each flow uses one, selected by addresses and ports. The kernel excludes a path whose own
-        // device is set down. A path without a carrier is not excluded, because a cut between routers must stay a black hole.
+        // With several paths to one tunnel end, each flow uses one, selected by addresses and
+        // ports. The kernel excludes a path whose own device is set down. A path without a carrier
+        // is not excluded, because a cut between routers must stay a black hole.
         settings.push(("net/ipv4/fib_multipath_hash_policy", "1"));
-        // Every "unreachable" error must be sent, so that an application that dials an uncaptured VIP fails at once and not after a
-        // timeout.
+        // Every "unreachable" error must be sent, so that an application that dials an uncaptured
+        // VIP fails at once and not after a timeout.
         settings.push(("net/ipv4/icmp_ratelimit", "0"));
         settings.push(("net/ipv4/icmp_msgs_per_sec", "1000000"));
         settings.push(("net/ipv6/icmp/ratelimit", "0"));
@@ -118,8 +125,8 @@ pub(crate) fn spaces(plan: &WorldPlan) -> Vec<(&str, Forwarding)> {
         HostKind::Node { .. } => (host.netns.as_str(), Forwarding::Always),
         HostKind::Edge => (host.netns.as_str(), Forwarding::Tier),
         HostKind::Gateway(_) if plan.is_tier() => (host.netns.as_str(), Forwarding::Tier),
-        // A gateway must not forward packets between the overlays of two tenants. An edge's program needs no forwarding stack, and without
-        // one no packet gets past the program.
+        // A gateway must not forward packets between the overlays of two tenants. An edge's program
+        // needs no forwarding stack, and without one no packet gets past the program.
         _ => (host.netns.as_str(), Forwarding::Never),
     });
     let pods = plan
@@ -129,7 +136,8 @@ pub(crate) fn spaces(plan: &WorldPlan) -> Vec<(&str, Forwarding)> {
     routers.chain(hosts).chain(pods).collect()
 }
 
-/// Returns every namespace of a relay. The kernel there answers nothing, because its devices have no address.
+/// Returns every namespace of a relay. The kernel there answers nothing, because its devices have
+/// no address.
 pub(crate) fn relay_spaces(relays: &[RelayPlan]) -> Vec<(&str, Forwarding)> {
     relays
         .iter()
@@ -155,7 +163,8 @@ pub(crate) fn remove_spaces<'n>(names: impl Iterator<Item = &'n str>) -> ToolBat
     }
 }
 
-/// Returns the commands for all veth pairs. Each pair is created in one namespace with its peer in another, so no end is ever outside.
+/// Returns the commands for all veth pairs. Each pair is created in one namespace with its peer in
+/// another, so no end is ever outside.
 pub(crate) fn wires(plan: &WorldPlan) -> Vec<ToolBatch> {
     let mut batches = Vec::new();
     for (az, router) in plan.routers.iter().enumerate() {
@@ -210,7 +219,8 @@ struct LinkEnd<'e, M> {
     netns: &'e str,
 }
 
-/// Returns the commands for a link between two ends. With a relay they create two links, which end at the relay's devices.
+/// Returns the commands for a link between two ends. With a relay they create two links, which end
+/// at the relay's devices.
 fn wire<M: std::fmt::Display>(
     mtu: u32,
     near: &LinkEnd<'_, M>,
@@ -362,14 +372,16 @@ pub(crate) fn configuration(plan: &WorldPlan) -> Vec<Vec<ToolBatch>> {
         .collect()
 }
 
-/// Configures a host that has only its uplink. In a tier world this includes gateways and edges; their own programs do the rest.
+/// Configures a host that has only its uplink. In a tier world this includes gateways and edges;
+/// their own programs do the rest.
 pub(crate) fn plain_configuration(host: &HostPlan) -> Vec<ToolBatch> {
     std::iter::once(ToolBatch::of(&host.netns, Tool::Ip, uplink(host, None)))
         .chain(shape_uplink(host))
         .collect()
 }
 
-/// Configures an edge. If its AZ has several edges, it also gets the shared tunnel end as an address.
+/// Configures an edge. If its AZ has several edges, it also gets the shared tunnel end as an
+/// address.
 fn edge_configuration(plan: &WorldPlan, host: &HostPlan) -> Vec<ToolBatch> {
     let mut batches = plain_configuration(host);
     batches.extend(plan.anycast(host).map(|end| {
@@ -433,8 +445,8 @@ fn router_configuration(plan: &WorldPlan, az: usize, router: &RouterPlan) -> Vec
     batches
 }
 
-/// Returns the commands for the router's end of a host's link. They are complete: setting a link down deletes its routes, and these lines
-/// restore them.
+/// Returns the commands for the router's end of a host's link. They are complete: setting a link
+/// down deletes its routes, and these lines restore them.
 pub(crate) fn router_to_host(host: &HostPlan) -> Vec<String> {
     let device = host.router_device();
     vec![
@@ -444,9 +456,9 @@ pub(crate) fn router_to_host(host: &HostPlan) -> Vec<String> {
     ]
 }
 
-/// Returns the router's route to the tunnel end that the edges of its AZ share. It has a nexthop for each edge that is not in `dead`, and
-/// flows are spread by their outer ports. Any edge handles any packet, so nothing is lost when the kernel excludes the nexthop of a link
-/// that is down.
+/// Returns the router's route to the tunnel end that the edges of its AZ share. It has a nexthop
+/// for each edge that is not in `dead`, and flows are spread by their outer ports. Any edge handles
+/// any packet, so nothing is lost when the kernel excludes the nexthop of a link that is down.
 pub(crate) fn router_to_edges(plan: &WorldPlan, az: usize, dead: &BTreeSet<String>) -> Vec<String> {
     let number = plan.routers[az].number;
     let Some(end) = plan
@@ -477,7 +489,8 @@ pub(crate) fn router_to_edges(plan: &WorldPlan, az: usize, dead: &BTreeSet<Strin
     }
 }
 
-/// Returns the commands for the router's end of the link to another AZ. They are complete like those of [`router_to_host`].
+/// Returns the commands for the router's end of the link to another AZ. They are complete like
+/// those of [`router_to_host`].
 pub(crate) fn router_to_az(router: &RouterPlan, other: &RouterPlan) -> Vec<String> {
     let device = router.device_to(other);
     let mut lines = vec![
@@ -517,7 +530,8 @@ fn uplink(host: &HostPlan, table: Option<u32>) -> Vec<String> {
 fn tunnel(plan: &WorldPlan, tenant: &TenantPlan, own: &Vtep) -> Vec<String> {
     let device = tenant.device();
     vec![
-        // No learning and no flooding: every remote is configured explicitly, because no other host may answer.
+        // No learning and no flooding: every remote is configured explicitly, because no other host
+        // may answer.
         format!(
             "link add {device} mtu {} address {} type vxlan id {} local {} dstport 4789 nolearning",
             plan.links.mtu, own.mac, tenant.vni, own.underlay
@@ -528,7 +542,8 @@ fn tunnel(plan: &WorldPlan, tenant: &TenantPlan, own: &Vtep) -> Vec<String> {
     ]
 }
 
-/// Returns the neighbors and routes (for `ip`) and the forwarding entries (for `bridge`) from `own` to other tunnel ends.
+/// Returns the neighbors and routes (for `ip`) and the forwarding entries (for `bridge`) from `own`
+/// to other tunnel ends.
 fn remotes<'v>(
     tenant: &TenantPlan,
     own: &Vtep,
@@ -560,8 +575,8 @@ fn remotes<'v>(
     (ip, bridge)
 }
 
-/// Returns the neighbors, routes and forwarding entries from a node to the edges. Behind each edge are its AZ's part of the tenant's
-/// gateway addresses and its AZ's replicas.
+/// Returns the neighbors, routes and forwarding entries from a node to the edges. Behind each edge
+/// are its AZ's part of the tenant's gateway addresses and its AZ's replicas.
 fn edge_remotes(plan: &WorldPlan, tenant: &TenantPlan, own: &Vtep) -> (Vec<String>, Vec<String>) {
     let device = tenant.device();
     let (mut ip, mut bridge) = (Vec::new(), Vec::new());
@@ -607,8 +622,8 @@ fn node_configuration(
 ) -> Vec<ToolBatch> {
     let owner = &plan.tenants[tenant];
     let own = &owner.nodes[node];
-    // Packets that the node itself sends use the underlay's routes. Forwarded packets never see those routes, so a pod's packet cannot
-    // leave its overlay.
+    // Packets that the node itself sends use the underlay's routes. Forwarded packets never see
+    // those routes, so a pod's packet cannot leave its overlay.
     let mut lines = vec![format!("rule add pref 100 iif lo lookup {UNDERLAY_TABLE}")];
     lines.extend(uplink(host, Some(UNDERLAY_TABLE)));
     lines.extend(tunnel(plan, owner, own));
@@ -638,8 +653,9 @@ fn node_configuration(
     batches
 }
 
-/// Rules that refuse and count on a pod's node the packets to destinations that the pod may not reach. The routes alone would refuse them
-/// too, but only by ICMP, to which TCP may react a second later.
+/// Rules that refuse and count on a pod's node the packets to destinations that the pod may not
+/// reach. The routes alone would refuse them too, but only by ICMP, to which TCP may react a second
+/// later.
 fn refusals(plan: &WorldPlan, tenant: &TenantPlan) -> Vec<String> {
     let outside = outside_hosts(plan, tenant)
         .map(|host| format!(", {}", host.ip4))
@@ -696,7 +712,8 @@ fn outside_routes(plan: &WorldPlan, tenant: &TenantPlan) -> Vec<String> {
         .collect()
 }
 
-/// Masquerades packets to outside hosts with the node's address, because the underlay has no route to pods.
+/// Masquerades packets to outside hosts with the node's address, because the underlay has no route
+/// to pods.
 fn outside_address(plan: &WorldPlan, host: &HostPlan, tenant: &TenantPlan) -> Option<ToolBatch> {
     outside_hosts(plan, tenant).next()?;
     let lines = vec![
@@ -711,7 +728,8 @@ fn outside_address(plan: &WorldPlan, host: &HostPlan, tenant: &TenantPlan) -> Op
     Some(ToolBatch::of(&host.netns, Tool::Nft, lines))
 }
 
-/// Returns the commands for the node's end of a pod's link. They are complete like those of [`router_to_host`].
+/// Returns the commands for the node's end of a pod's link. They are complete like those of
+/// [`router_to_host`].
 pub(crate) fn node_to_pod(plan: &WorldPlan, pod: &PodPlan) -> Vec<String> {
     let device = pod.node_device();
     let own = &plan.tenants[pod.tenant].nodes[pod.node];
@@ -771,8 +789,9 @@ fn gateway_configuration(plan: &WorldPlan, host: &HostPlan, replica: usize) -> V
     batches
 }
 
-/// Rules that accept packets of a tenant only for the tenant's own gateway address, from its own overlay and addresses. Linux would accept
-/// a packet for any local address on any interface, and a tenant controls its nodes.
+/// Rules that accept packets of a tenant only for the tenant's own gateway address, from its own
+/// overlay and addresses. Linux would accept a packet for any local address on any interface, and a
+/// tenant controls its nodes.
 fn gateway_refusals(plan: &WorldPlan, replica: usize) -> Vec<String> {
     let own = |address: &dyn Fn(&Vtep) -> IpAddr| {
         let pairs = plan.tenants.iter().map(|tenant| {
@@ -827,7 +846,8 @@ pub(crate) fn shape(
     (!lines.is_empty()).then(|| ToolBatch::of(netns, Tool::Tc, lines))
 }
 
-/// Returns the command for a bucket of 4 ms at full rate (one tick at HZ=250), but at least a few packets. Its queue holds 50 ms.
+/// Returns the command for a bucket of 4 ms at full rate (one tick at HZ=250), but at least a few
+/// packets. Its queue holds 50 ms.
 fn bucket(device: &str, rate: LinkRate) -> String {
     let burst = (rate.bits / 8 / 250).max(32 * 1024);
     format!(

@@ -1,5 +1,6 @@
 //! [`Topology`]: the checked description of a world. Its values are valid. `read` reads them from YAML, `check` checks them, and `plan`
-//! assigns addresses. This module does no IO except reading the topology's own files. Start at [`Topology::load`].
+//! assigns addresses. This module does no IO except reading the topology's own files. Start at
+//! [`Topology::load`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,8 +31,8 @@ pub struct Topology {
     pub links: Links,
     /// The controller, if the world has one.
     pub controller: Option<Component>,
-    /// Edges of the cloud tier. The edges of one AZ share a tunnel end, to which routers have a route through each of them. One edge makes
-    /// the world a *tier world*.
+    /// Edges of the cloud tier. The edges of one AZ share a tunnel end, to which routers have a
+    /// route through each of them. One edge makes the world a *tier world*.
     pub edges: Vec<Component>,
     pub gateways: Vec<Component>,
     /// Hosts that run key servers.
@@ -75,7 +76,8 @@ impl FromStr for Vswitch {
 /// Properties of links. A link without a rate is as fast as the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Links {
-    /// MTU inside the overlays, in bytes. The underlay's MTU is larger by [`Links::UNDERLAY_EXTRA`].
+    /// MTU inside the overlays, in bytes. The underlay's MTU is larger by
+    /// [`Links::UNDERLAY_EXTRA`].
     pub mtu: u32,
     /// Rate between the routers of two AZs, per direction.
     pub inter_az: Option<LinkRate>,
@@ -89,7 +91,8 @@ pub struct Links {
     pub host: Option<LinkRate>,
     /// Delay, jitter and loss of these links. Pods' links have none.
     pub impaired: ImpairedLinks,
-    /// Determines which frames are lost: links with the same seed, name and frames lose the same ones.
+    /// Determines which frames are lost: links with the same seed, name and frames lose the same
+    /// ones.
     pub seed: u64,
 }
 
@@ -107,7 +110,8 @@ pub struct ImpairedLinks {
 }
 
 impl Links {
-    /// Bytes by which the underlay's MTU exceeds the overlay's. VXLAN over IPv4 needs 50, and nothing may be fragmented.
+    /// Bytes by which the underlay's MTU exceeds the overlay's. VXLAN over IPv4 needs 50, and
+    /// nothing may be fragmented.
     pub const UNDERLAY_EXTRA: u32 = 100;
     /// Default overlay MTU, in bytes.
     pub const MTU_DEFAULT: u32 = 1500;
@@ -264,21 +268,23 @@ pub struct Component {
     pub rate: Option<LinkRate>,
     /// Delay, jitter and loss of the host's link, if they differ from those of its kind.
     pub impairment: Option<Impairment>,
-    /// MTU of both ends of the host's link in bytes, if it differs from the underlay's (edges and gateways only).
+    /// MTU of both ends of the host's link in bytes, if it differs from the underlay's (edges and
+    /// gateways only).
     pub mtu: Option<u32>,
     /// Number of worker threads (gateways only).
     pub workers: u16,
-    /// Number of the machine's cores, from the first, over which receive packet steering spreads the host's packets. 0 turns it off
-    /// (gateways of tier worlds only).
+    /// Number of the machine's cores, from the first, over which receive packet steering spreads
+    /// the host's packets. 0 turns it off (gateways of tier worlds only).
     pub receive_cores: u16,
     /// Backend of the gateway (gateways of tier worlds only).
     pub backend: Option<String>,
-    /// Pods of tenants with `outboundTrafficPolicy: Passthrough` may reach the host (plain hosts only).
+    /// Pods of tenants with `outboundTrafficPolicy: Passthrough` may reach the host (plain hosts
+    /// only).
     pub outside: bool,
     /// Tenant that owns the key server; `None` for the provider's (key servers only).
     pub tenant: Option<String>,
-    /// Absolute path of a directory with the tenant's own certificates and keys, which the key server has at its start (a tenant's key
-    /// server only).
+    /// Absolute path of a directory with the tenant's own certificates and keys, which the key
+    /// server has at its start (a tenant's key server only).
     pub tls_dir: Option<PathBuf>,
     /// Position of the component in the file.
     pub spot: FilePosition,
@@ -311,7 +317,8 @@ impl fmt::Display for OutsideTraffic {
     }
 }
 
-/// Location and kind of a tenant's private keys: the `keys` field of its Tenant object, word by word.
+/// Location and kind of a tenant's private keys: the `keys` field of its Tenant object, word by
+/// word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantKeysTopology {
     /// Location of the private keys.
@@ -402,7 +409,8 @@ pub struct TenantTopology {
     pub pods6: Ipv6Net,
     /// Ranges of service VIPs, which have no route anywhere.
     pub service_cidrs: Vec<ipnet::IpNet>,
-    /// Ranges of the tenant's gateway addresses (tier worlds only). AZ number a has the a-th eighth.
+    /// Ranges of the tenant's gateway addresses (tier worlds only). AZ number a has the a-th
+    /// eighth.
     pub gateway_cidrs: Option<(Ipv4Net, Ipv6Net)>,
     /// AZ of the tenant's services that do not name another one (tier worlds only).
     pub home_az: Option<String>,
@@ -501,7 +509,8 @@ pub(crate) fn tls_files(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
 }
 
 impl Topology {
-    /// Returns whether gateways are reached through edges. If so, tenants may use the same addresses.
+    /// Returns whether gateways are reached through edges. If so, tenants may use the same
+    /// addresses.
     pub fn is_tier(&self) -> bool {
         !self.edges.is_empty()
     }
@@ -525,7 +534,8 @@ impl Topology {
         Self::parse(&path, &text)
     }
 
-    /// Reads and checks a topology from text. `file` is its path in messages, and relative paths start at its directory.
+    /// Reads and checks a topology from text. `file` is its path in messages, and relative paths
+    /// start at its directory.
     ///
     /// # Errors
     ///
@@ -547,8 +557,8 @@ impl Topology {
         }
     }
 
-    /// Returns a digest of everything that defines this world. It includes the contents of its configuration files, but not their
-    /// directories.
+    /// Returns a digest of everything that defines this world. It includes the contents of its
+    /// configuration files, but not their directories.
     pub(crate) fn fingerprint(&self) -> String {
         let mut bare = self.clone();
         bare.file = PathBuf::new();

@@ -284,7 +284,8 @@ fn scalar_or_empty(tree: &YamlNode, what: &str, findings: &mut TopologyProblems)
     scalar(tree, what, findings)
 }
 
-/// Returns the known name with the smallest edit distance, if the distance is small enough for a typing error.
+/// Returns the known name with the smallest edit distance, if the distance is small enough for a
+/// typing error.
 pub(crate) fn nearest<'n>(word: &str, names: &[&'n str]) -> Option<&'n str> {
     let allowed = if word.len() < 4 { 1 } else { 2 };
     names

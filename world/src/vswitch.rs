@@ -1,7 +1,9 @@
-//! The checks of a cloud's virtual switch for its tier, as nft lines for routers. A tenant's node may tunnel only with its own underlay
-//! address, in its own VNI, to its own peers and to edges. It may dial the controller and key servers. All else is dropped and counted.
+//! The checks of a cloud's virtual switch for its tier, as nft lines for routers. A tenant's node
+//! may tunnel only with its own underlay address, in its own VNI, to its own peers and to edges. It
+//! may dial the controller and key servers. All else is dropped and counted.
 //!
-//! In front of key servers, in any world, the lines also limit the clients. Pure. Start at [`refusals`] and [`key_servers`].
+//! In front of key servers, in any world, the lines also limit the clients. Pure. Start at
+//! [`refusals`] and [`key_servers`].
 
 use crate::host_environment::{CONTROLLER_PORT, KEYS_PORT};
 use crate::plan::{HostKind, HostPlan, NODES_UNDERLAY, PROVIDERS, TenantPlan, WorldPlan};
@@ -50,7 +52,8 @@ pub(crate) fn refusals(plan: &WorldPlan, az: usize) -> ToolBatch {
     }
 }
 
-/// Returns the chains that allow the tenant's VNI only, and tunnels only to the tenant's nodes and to edges.
+/// Returns the chains that allow the tenant's VNI only, and tunnels only to the tenant's nodes and
+/// to edges.
 fn tenant_chains(plan: &WorldPlan, tenant: &TenantPlan) -> Vec<String> {
     let vni = tenant.vni;
     let nodes = tenant.nodes.iter().map(|node| node.underlay);
@@ -64,8 +67,8 @@ fn tenant_chains(plan: &WorldPlan, tenant: &TenantPlan) -> Vec<String> {
         format!("add rule {REFUSALS} peers_{vni} ip daddr {{ {ends} }} accept"),
         format!("add rule {REFUSALS} peers_{vni} counter name refused_peer drop"),
         format!("add chain {REFUSALS} tenant_{vni}"),
-        // The expression reads bits 96 to 119 after the start of the UDP header, which are VXLAN's VNI. Packets that are too short are
-        // dropped with the others.
+        // The expression reads bits 96 to 119 after the start of the UDP header, which are VXLAN's
+        // VNI. Packets that are too short are dropped with the others.
         format!("add rule {REFUSALS} tenant_{vni} @th,96,24 {vni} goto peers_{vni}"),
         format!("add rule {REFUSALS} tenant_{vni} counter name refused_vni drop"),
     ]
@@ -108,11 +111,13 @@ fn from_nodes(plan: &WorldPlan, az: usize, nodes: &[(&HostPlan, usize)]) -> Vec<
         format!(
             "meta nfproto ipv4 iifname . ip saddr != {{ {sources} }} counter name refused_source drop"
         ),
-        // A fragment can hide its VNI from this switch, and the underlay's MTU is large enough for every tunnel.
+        // A fragment can hide its VNI from this switch, and the underlay's MTU is large enough for
+        // every tunnel.
         "ip frag-off & 0x3fff != 0 counter name refused_fragment drop".to_owned(),
         format!("udp dport {VXLAN_PORT} iifname vmap {{ {jumps} }}"),
     ];
-    // Metrics, admin ports and all other ports of the provider's hosts are closed to tenants' nodes.
+    // Metrics, admin ports and all other ports of the provider's hosts are closed to tenants'
+    // nodes.
     let own =
         allowed_ports(plan).map(|allowed| format!("ip daddr . tcp dport {{ {allowed} }} accept"));
     let outside = list(
@@ -151,7 +156,8 @@ fn from_nodes(plan: &WorldPlan, az: usize, nodes: &[(&HostPlan, usize)]) -> Vec<
         .collect()
 }
 
-/// Returns the provider's addresses and ports that a tenant's node may dial: the controller and key servers.
+/// Returns the provider's addresses and ports that a tenant's node may dial: the controller and key
+/// servers.
 fn allowed_ports(plan: &WorldPlan) -> impl Iterator<Item = String> {
     let allowed_ports = plan.hosts.iter().filter_map(|host| match host.kind {
         HostKind::Controller => Some(format!("{} . {CONTROLLER_PORT}", host.ip4)),
@@ -168,9 +174,10 @@ fn is_outside(host: &HostPlan) -> bool {
     host.kind == HostKind::Host { outside: true }
 }
 
-/// Returns the rules that limit the clients of the key servers of the `az`-th AZ. Nodes and gateways may connect; to a tenant's own key
-/// server only that tenant's nodes and gateways. The rules are on the key servers' router, the last hop before them. Gateways may be added
-/// later, so the rules refuse hosts that are known to be neither.
+/// Returns the rules that limit the clients of the key servers of the `az`-th AZ. Nodes and
+/// gateways may connect; to a tenant's own key server only that tenant's nodes and gateways. The
+/// rules are on the key servers' router, the last hop before them. Gateways may be added later, so
+/// the rules refuse hosts that are known to be neither.
 pub(crate) fn key_servers(plan: &WorldPlan, az: usize) -> Option<ToolBatch> {
     let here: Vec<(&HostPlan, Option<usize>)> = plan
         .hosts

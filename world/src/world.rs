@@ -1,5 +1,6 @@
 //! [`World`]: a handle on a running world, to bring it up, query it, run commands in it, inject faults and take it down. The world itself
-//! is its supervisor process and the kernel objects; this module only communicates with them. Start at [`World::up`].
+//! is its supervisor process and the kernel objects; this module only communicates with them. Start
+//! at [`World::up`].
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -37,16 +38,20 @@ const POLL_INTERVAL: Duration = Duration::from_millis(25);
 /// Options for bringing a world up.
 #[derive(Clone, Debug, Default)]
 pub struct WorldOptions {
-    /// The world ends with the calling process, however that process ends, or when its handle is dropped.
+    /// The world ends with the calling process, however that process ends, or when its handle is
+    /// dropped.
     pub ephemeral: bool,
     /// A running world of this name with another topology is taken down first.
     pub replace: bool,
-    /// Directories that are searched for programs before PATH. If empty, the directory of the running executable is searched.
+    /// Directories that are searched for programs before PATH. If empty, the directory of the
+    /// running executable is searched.
     pub bin_dirs: Vec<PathBuf>,
-    /// Program and arguments that call [`crate::supervise`] with the name appended. If empty, `canal world supervise` from `bin_dirs`.
+    /// Program and arguments that call [`crate::supervise`] with the name appended. If empty,
+    /// `canal world supervise` from `bin_dirs`.
     pub supervisor: Vec<String>,
-    /// The lock on leftovers, if the caller has it already. Otherwise [`World::up`] takes it while it removes leftovers of other worlds, and
-    /// leaves them to the next world if another process has it.
+    /// The lock on leftovers, if the caller has it already. Otherwise [`World::up`] takes it while
+    /// it removes leftovers of other worlds, and leaves them to the next world if another process
+    /// has it.
     pub leftovers: Option<Arc<LeftoverLock>>,
 }
 
@@ -81,20 +86,22 @@ impl Signal {
 #[derive(Debug)]
 pub struct World {
     pub(crate) paths: WorldPaths,
-    /// The supervisor of an ephemeral world, and the read end of its standard output. When this end is closed, the supervisor takes the
-    /// world down.
+    /// The supervisor of an ephemeral world, and the read end of its standard output. When this end
+    /// is closed, the supervisor takes the world down.
     owned: Option<(Child, ChildStdout)>,
     recovery: Recovery,
 }
 
 impl World {
-    /// Brings a world up and returns when its network exists and its processes are started. They may not be ready yet: see
-    /// [`World::wait_ready`]. A persistent world that is already up with the same topology is only opened. Leftovers of killed runs are
-    /// removed, unless another process has the [`LeftoverLock`].
+    /// Brings a world up and returns when its network exists and its processes are started. They
+    /// may not be ready yet: see [`World::wait_ready`]. A persistent world that is already up with
+    /// the same topology is only opened. Leftovers of killed runs are removed, unless another
+    /// process has the [`LeftoverLock`].
     ///
     /// # Errors
     ///
-    /// The caller is not root, a program is missing, the name is taken, or the kernel refused an operation.
+    /// The caller is not root, a program is missing, the name is taken, or the kernel refused an
+    /// operation.
     pub fn up(topology: &Topology, options: &WorldOptions) -> Result<Self> {
         check_root()?;
         net::check_tools()?;
@@ -143,7 +150,8 @@ impl World {
             Ok(opened) => opened,
             // It has ended in the meantime, so the name is free.
             Err(_) if !garbage_collect::is_held(paths) => return Self::up(topology, options),
-            // A supervisor that takes its world down removes the record first and releases the name last.
+            // A supervisor that takes its world down removes the record first and releases the name
+            // last.
             Err(_) if options.replace => {
                 Self::down_by_name(&topology.name)?;
                 return Self::up(topology, options);
@@ -198,7 +206,8 @@ impl World {
         garbage_collect::list()
     }
 
-    /// Removes the leftovers of killed runs, whichever process has the [`LeftoverLock`], and returns the names of those worlds.
+    /// Removes the leftovers of killed runs, whichever process has the [`LeftoverLock`], and
+    /// returns the names of those worlds.
     ///
     /// # Errors
     ///
@@ -208,11 +217,13 @@ impl World {
         garbage_collect::gc()
     }
 
-    /// Takes down the world of this name, or removes its leftovers. It succeeds if nothing of that name exists.
+    /// Takes down the world of this name, or removes its leftovers. It succeeds if nothing of that
+    /// name exists.
     ///
     /// # Errors
     ///
-    /// The caller is not root, something could not be removed, or the supervisor did not end in time.
+    /// The caller is not root, something could not be removed, or the supervisor did not end in
+    /// time.
     pub fn down_by_name(name: &str) -> Result<()> {
         check_root()?;
         let paths = WorldPaths::of(name);
@@ -228,7 +239,8 @@ impl World {
             if let Some(lock) = WorldLock::try_take(&paths)? {
                 break lock;
             }
-            // The lock is still taken after the kill: another process is building or removing this world.
+            // The lock is still taken after the kill: another process is building or removing this
+            // world.
             if requested_at.elapsed() > limit + DOWN_WITHIN {
                 let what = "the end of its supervisor".into();
                 return Err(Error::Timeout {
@@ -296,7 +308,8 @@ impl World {
         std::fs::read_to_string(&path).tried("cannot read", &path)
     }
 
-    /// Path of the PEM file with the root of the controller's own certificate. The controller writes it when it starts.
+    /// Path of the PEM file with the root of the controller's own certificate. The controller
+    /// writes it when it starts.
     pub fn root_ca(&self) -> PathBuf {
         self.paths.root_ca()
     }
@@ -355,8 +368,8 @@ impl World {
         }
     }
 
-    /// Finds one host or pod by its full name, or by the last parts of the name if they are unambiguous: `alpha/bookinfo/reviews-v1-0`,
-    /// `alpha/reviews-v1-0`, `reviews-v1-0`.
+    /// Finds one host or pod by its full name, or by the last parts of the name if they are
+    /// unambiguous: `alpha/bookinfo/reviews-v1-0`, `alpha/reviews-v1-0`, `reviews-v1-0`.
     ///
     /// # Errors
     ///
@@ -394,8 +407,9 @@ impl World {
         }
     }
 
-    /// Prepares a command that will run inside a host: in its namespaces and its cgroup, with its /etc files, environment and working
-    /// directory. Its connections are captured like those of the host's own process. The caller sets the standard streams.
+    /// Prepares a command that will run inside a host: in its namespaces and its cgroup, with its
+    /// /etc files, environment and working directory. Its connections are captured like those of
+    /// the host's own process. The caller sets the standard streams.
     ///
     /// # Errors
     ///
@@ -404,8 +418,8 @@ impl World {
         launch::command(&self.host(host)?.environment, argv)
     }
 
-    /// Runs `work` on a thread inside a host's network namespace. Sockets that it opens belong to the host, but they are not captured,
-    /// because the thread is in no cgroup of the world.
+    /// Runs `work` on a thread inside a host's network namespace. Sockets that it opens belong to
+    /// the host, but they are not captured, because the thread is in no cgroup of the world.
     ///
     /// # Errors
     ///
@@ -445,7 +459,8 @@ impl World {
         self.send_request(&WorldRequest::Restart { host }).map(drop)
     }
 
-    /// Sends a signal to every process of a host. The restart policy decides what happens afterwards.
+    /// Sends a signal to every process of a host. The restart policy decides what happens
+    /// afterwards.
     ///
     /// # Errors
     ///
@@ -465,7 +480,8 @@ impl World {
     ///
     /// # Errors
     ///
-    /// The tenant or a node does not exist, a pod name is taken, a node is full, or the kernel refused an operation.
+    /// The tenant or a node does not exist, a pod name is taken, a node is full, or the kernel
+    /// refused an operation.
     pub fn add_pod(&self, tenant: &str, pod: &PodTemplate) -> Result<Vec<String>> {
         match self.send_request(&WorldRequest::AddPod {
             tenant: tenant.into(),
@@ -487,12 +503,14 @@ impl World {
             .map(drop)
     }
 
-    /// Adds a gateway replica to a running tier world: host, links, token and process. Its settings are copied from another gateway of its
-    /// backend, else from the world's first gateway, else they are the defaults. Returns when its process has been started.
+    /// Adds a gateway replica to a running tier world: host, links, token and process. Its settings
+    /// are copied from another gateway of its backend, else from the world's first gateway, else
+    /// they are the defaults. Returns when its process has been started.
     ///
     /// # Errors
     ///
-    /// The world is not a tier world, the name is invalid or taken, or the AZ does not exist or has no edge.
+    /// The world is not a tier world, the name is invalid or taken, or the AZ does not exist or has
+    /// no edge.
     pub fn add_gateway(&self, name: &str, az: &str, backend: &str) -> Result<()> {
         self.send_request(&WorldRequest::AddGateway {
             name: name.into(),
@@ -502,8 +520,8 @@ impl World {
         .map(drop)
     }
 
-    /// Ends a gateway's process like [`World::stop`], so that it can drain, then removes its host and its token. To skip the drain, call
-    /// [`World::kill`] first.
+    /// Ends a gateway's process like [`World::stop`], so that it can drain, then removes its host
+    /// and its token. To skip the drain, call [`World::kill`] first.
     ///
     /// # Errors
     ///
@@ -527,7 +545,8 @@ impl World {
     ///
     /// # Errors
     ///
-    /// The timeout expired; the message names the hosts that are not ready and quotes the ends of their logs.
+    /// The timeout expired; the message names the hosts that are not ready and quotes the ends of
+    /// their logs.
     pub fn wait_ready(&self, timeout: Duration) -> Result<()> {
         self.wait_for(timeout, |_| true)
     }
@@ -583,8 +602,9 @@ impl World {
         net::traffic(&self.host(host)?.environment.netns)
     }
 
-    /// Packets that a host refused: a node those of its pods, a gateway replica those of tenants, a tier world's router those of nodes. The
-    /// gateways of tier worlds are not included, because their own programs count.
+    /// Packets that a host refused: a node those of its pods, a gateway replica those of tenants, a
+    /// tier world's router those of nodes. The gateways of tier worlds are not included, because
+    /// their own programs count.
     ///
     /// # Errors
     ///
@@ -661,7 +681,8 @@ fn check_root() -> Result<()> {
     }
 }
 
-/// Returns the given directories, or the directory of the running executable. Cargo puts tests and examples one level below the programs.
+/// Returns the given directories, or the directory of the running executable. Cargo puts tests and
+/// examples one level below the programs.
 fn bin_dirs(options: &WorldOptions) -> Vec<PathBuf> {
     if !options.bin_dirs.is_empty() {
         return options.bin_dirs.clone();
@@ -742,7 +763,8 @@ fn supervisor_command(options: &WorldOptions, bin_dirs: &[PathBuf]) -> Result<Ve
     ])
 }
 
-/// Takes the lock on the name, or returns `None` if a running world has it. Waits while another process builds or removes that world.
+/// Takes the lock on the name, or returns `None` if a running world has it. Waits while another
+/// process builds or removes that world.
 fn claim(paths: &WorldPaths) -> Result<Option<WorldLock>> {
     let deadline = Instant::now() + UP_WITHIN;
     loop {
@@ -765,8 +787,8 @@ fn claim(paths: &WorldPaths) -> Result<Option<WorldLock>> {
     }
 }
 
-/// Removes the leftovers of all names but this one, unless another process has the lock on leftovers. Returns the names of the removed
-/// persistent worlds to which objects had been applied.
+/// Removes the leftovers of all names but this one, unless another process has the lock on
+/// leftovers. Returns the names of the removed persistent worlds to which objects had been applied.
 fn remove_others(name: &str, options: &WorldOptions) -> Result<Vec<String>> {
     let _lock = match &options.leftovers {
         Some(lock) => lock.clone(),
@@ -792,7 +814,8 @@ fn remove_others(name: &str, options: &WorldOptions) -> Result<Vec<String>> {
         .collect())
 }
 
-/// Removes leftovers, except a store that is taken over, and writes the files that the supervisor reads.
+/// Removes leftovers, except a store that is taken over, and writes the files that the supervisor
+/// reads.
 fn lay_out(
     paths: &WorldPaths,
     topology: &Topology,
@@ -878,7 +901,8 @@ fn start(
     }
 }
 
-/// Kills a supervisor that does not answer. Its lock is taken, so the pid in its file is really the supervisor's.
+/// Kills a supervisor that does not answer. Its lock is taken, so the pid in its file is really the
+/// supervisor's.
 fn kill_supervisor(paths: &WorldPaths) {
     let pid = std::fs::read_to_string(paths.supervisor_pid())
         .ok()

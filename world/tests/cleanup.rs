@@ -52,7 +52,8 @@ fn a_dropped_handle_takes_its_world_along() {
     assert_eq!(remains(&name), Vec::<String>::new());
 }
 
-/// The supervisor of a world whose owner has died takes the world down while another process brings up one of the same name.
+/// The supervisor of a world whose owner has died takes the world down while another process brings
+/// up one of the same name.
 #[test]
 fn a_world_comes_up_while_the_last_one_of_its_name_ends() {
     keep_leftovers();
@@ -165,7 +166,8 @@ fn an_owner_killed_while_it_builds_leaves_nothing() {
         std::thread::sleep(Duration::from_millis(delay));
         child.kill().expect("killed");
         child.wait().expect("ended");
-        // An owner that was killed before the supervisor started leaves a file or two, which the next run removes.
+        // An owner that was killed before the supervisor started leaves a file or two, which the
+        // next run removes.
         becomes("an end of everything but files", SOON, || {
             remains(&name)
                 .iter()
@@ -224,8 +226,8 @@ fn without_root_one_sentence_states_the_requirement() {
     std::fs::create_dir_all(&dir).expect("a directory");
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).expect("open");
     let copy = dir.join("canal-world");
-    // Another process copies the file: this one may be forking in another test, and a child that has the file open for writing makes
-    // running it fail.
+    // Another process copies the file: this one may be forking in another test, and a child that
+    // has the file open for writing makes running it fail.
     assert!(
         Command::new("cp")
             .arg(scene::PROGRAM)

@@ -1,4 +1,5 @@
-//! Access to key servers: which hosts reach them, which are refused and counted, and a key server with a delayed link. Needs root.
+//! Access to key servers: which hosts reach them, which are refused and counted, and a key server
+//! with a delayed link. Needs root.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -8,7 +9,8 @@ use crate::scene::{dial, dial_in_vain};
 use canal_timing::{assert_time, deadline};
 use canal_world::{KEYS_PORT, Topology, World};
 
-/// Brings up the tier topology with key servers that answer `canal-world-peer dial`. `sleep` replaces the mesh's programs.
+/// Brings up the tier topology with key servers that answer `canal-world-peer dial`. `sleep`
+/// replaces the mesh's programs.
 fn world(tag: &str) -> World {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("topologies/tier.yaml");
     let text = std::fs::read_to_string(&file).expect("the tier topology");

@@ -1,5 +1,6 @@
-//! Leftovers of worlds with killed supervisors: they are listed, and the next world that is brought up removes them. The test is alone in
-//! its program and has the lock on leftovers, because any other `up` would remove the leftovers before they are listed. Needs root.
+//! Leftovers of worlds with killed supervisors: they are listed, and the next world that is brought
+//! up removes them. The test is alone in its program and has the lock on leftovers, because any
+//! other `up` would remove the leftovers before they are listed. Needs root.
 
 mod scene;
 
@@ -99,7 +100,8 @@ fn longer_names_than_files_may_give_are_seen_too() {
     vanishes(&name);
 }
 
-/// The only test of this program calls it, because two tests at once would remove each other's leftovers.
+/// The only test of this program calls it, because two tests at once would remove each other's
+/// leftovers.
 fn a_crashed_world_keeps_its_store_when_it_comes_up_again() {
     let name = name("crash");
     let dir = Path::new("/run/canal/worlds").join(&name);

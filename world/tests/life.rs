@@ -436,7 +436,8 @@ fn logs_are_bounded() {
 
 #[test]
 fn nothing_starts_before_its_dependencies() {
-    // Built-in node proxies and gateways wait for the controller's root certificate; pods wait for their capture.
+    // Built-in node proxies and gateways wait for the controller's root certificate; pods wait for
+    // their capture.
     let yaml = SMOKE
         .replace(
             "{name: gw2, az: az2, command: [canal-world-peer, listen, \"8080\"]}",

@@ -1,5 +1,5 @@
-//! Links with delay, jitter and loss: the effects of a relay on round trips, on packets and on their content, and its end with the world.
-//! Needs root.
+//! Links with delay, jitter and loss: the effects of a relay on round trips, on packets and on
+//! their content, and its end with the world. Needs root.
 
 use std::process::{Child, Stdio};
 use std::time::Duration;
@@ -126,7 +126,8 @@ fn round_trips_match_the_links_delays() {
                 "{} to {} ({}): least {least}, median {median} µs",
                 path.from, path.to, argv[1]
             );
-            // Other work on the machine makes round trips longer and never shorter, so the minimum shows the link.
+            // Other work on the machine makes round trips longer and never shorter, so the minimum
+            // shows the link.
             if least < path.least {
                 wrong.push(format!(
                     "{} to {}: least {least}, median {median}, shall be {}",
@@ -174,7 +175,8 @@ fn arrived(world: &World, host: &str) -> u64 {
 fn losses_are_those_of_the_seed_and_the_share() {
     const SENT: u64 = 20_000;
     const BATCH: u64 = 2_000;
-    /// Number of worlds until one has no frame on the link but the datagrams. Another frame takes a place in the sequence of losses.
+    /// Number of worlds until one has no frame on the link but the datagrams. Another frame takes a
+    /// place in the sequence of losses.
     const WORLDS_MAX: usize = 8;
     let lost_if_alone = || {
         let world = world("loss", LINKS);
@@ -266,7 +268,8 @@ fn content_passes_whole_whatever_its_size() {
             from,
             &["canal-world-peer", "rtt-udp", &to, "20", bytes],
         );
-        // The senders' TCP does not segment (GSO) and leaves checksums to the device, also inside tunnels.
+        // The senders' TCP does not segment (GSO) and leaves checksums to the device, also inside
+        // tunnels.
         let rate = client_output(
             &world,
             from,

@@ -1,5 +1,5 @@
-//! Integration tests of worlds in the kernel: processes, network, sizes, and leftovers. `make test` runs each module in a process of its
-//! own (`suite MODULE::`).
+//! Integration tests of worlds in the kernel: processes, network, sizes, and leftovers. `make test`
+//! runs each module in a process of its own (`suite MODULE::`).
 
 mod build_failures;
 mod cleanup;

@@ -1,5 +1,5 @@
-//! Tier worlds without the mesh's programs: routes, packets that routers refuse, gateways that are added and removed, AZs that fail. Needs
-//! root.
+//! Tier worlds without the mesh's programs: routes, packets that routers refuse, gateways that are
+//! added and removed, AZs that fail. Needs root.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -48,8 +48,8 @@ fn world(tag: &str) -> World {
     world
 }
 
-/// Configures on an edge what its program would do for alpha's node in its AZ: a tunnel end with a gateway address and a replica's address
-/// behind it.
+/// Configures on an edge what its program would do for alpha's node in its AZ: a tunnel end with a
+/// gateway address and a replica's address behind it.
 fn stand_in(world: &World) {
     let address = |host: &str| world.host(host).expect("a host").ip4().expect("an address");
     let (edge, node, mac) = (address("edge-1"), address("a-n1"), "02:04:00:00:00:01");
@@ -94,7 +94,8 @@ impl Drop for HostListener {
     }
 }
 
-/// Checks that hosts of the tier have no devices or addresses but their own, because their own programs build the overlay.
+/// Checks that hosts of the tier have no devices or addresses but their own, because their own
+/// programs build the overlay.
 fn check_hosts_of_the_tier(world: &World) {
     for host in ["edge-1", "gw-1a"] {
         let devices: Vec<String> = world
@@ -186,7 +187,8 @@ const DIALS: [(&str, &str, &str, &str); 8] = [
     ),
 ];
 
-/// Checks that faults on the path to an edge take effect although its programs would process packets before nft there.
+/// Checks that faults on the path to an edge take effect although its programs would process
+/// packets before nft there.
 fn follow_faults(world: &World) {
     world.cut_one_way("a-n1", "edge-1").expect("cut");
     dial_in_vain(world, "alpha/client-0", "10.1.200.1:8080", "cut");
@@ -417,7 +419,8 @@ fn routers_refuse_forbidden_tunnels_of_a_tenants_node() {
     );
 }
 
-/// Lists what a machine contains of a world's gateways: namespaces, mounts, cgroups, files, devices, principals.
+/// Lists what a machine contains of a world's gateways: namespaces, mounts, cgroups, files,
+/// devices, principals.
 fn holdings(world: &World) -> Vec<String> {
     let mut held: Vec<String> = scene::remains(world.name())
         .into_iter()
@@ -465,7 +468,8 @@ fn holdings(world: &World) -> Vec<String> {
     held
 }
 
-/// Checks that gateways with a wrong name, AZ or backend are refused, and that only gateways are removed.
+/// Checks that gateways with a wrong name, AZ or backend are refused, and that only gateways are
+/// removed.
 fn refuse_wrong_gateways(world: &World) {
     for (name, az, backend, answer) in [
         ("gw-1a", "az1", "b1", "the name \"gw-1a\" is already taken"),

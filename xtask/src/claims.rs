@@ -1,5 +1,5 @@
-//! Rules on tests that documents name as `path::name`: each test exists, and each row of docs/security.md names one or states that no test
-//! proves it.
+//! Rules on tests that documents name as `path::name`: each test exists, and each row of
+//! docs/security.md names one or states that no test proves it.
 
 use syn::visit::Visit;
 
@@ -90,7 +90,8 @@ impl<'ast> Visit<'ast> for ClaimSearch<'_> {
     }
 }
 
-/// Checks that each row of a table with a column `test` names a test there, or states that there is none.
+/// Checks that each row of a table with a column `test` names a test there, or states that there is
+/// none.
 fn rows(text: &str, found: &mut Vec<String>) {
     let mut column = None;
     for (n, line) in text.lines().enumerate() {

@@ -1,4 +1,5 @@
-//! Rules on commits: each subject since [`FIRST`] is in the imperative and at most 72 columns wide. It reads git's log and changes nothing.
+//! Rules on commits: each subject since [`FIRST`] is in the imperative and at most 72 columns wide.
+//! It reads git's log and changes nothing.
 
 use std::path::Path;
 use std::process::Command;

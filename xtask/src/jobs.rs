@@ -28,7 +28,8 @@ const WAITING: [&str; 5] = [
     "canal-e2e identity",
 ];
 
-/// Packages whose programs are pure: they measure no time and open no socket, so they give the same answer in every run.
+/// Packages whose programs are pure: they measure no time and open no socket, so they give the same
+/// answer in every run.
 const PURE: [&str; 8] = [
     "canal-authorization",
     "canal-compiler",

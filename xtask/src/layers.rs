@@ -1,4 +1,5 @@
-//! Rule on dependencies between crates: compares `cargo metadata` with the layers and with the golden graph `docs/layers.txt`.
+//! Rule on dependencies between crates: compares `cargo metadata` with the layers and with the
+//! golden graph `docs/layers.txt`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -82,7 +83,8 @@ const ORDER: [(&str, &[&str]); 14] = [
     ),
 ];
 
-/// Pure crates: no sockets, no wall clock, no ambient randomness. Dependencies that would bring these are refused.
+/// Pure crates: no sockets, no wall clock, no ambient randomness. Dependencies that would bring
+/// these are refused.
 const PURE: [(&str, &[&str]); 4] = [
     (
         "canal-model",
@@ -206,7 +208,8 @@ fn purity(tree: &SourceTree, crates: &BTreeMap<String, Crate>, found: &mut Vec<S
     }
 }
 
-/// Programs that link a data plane link neither the compiler, nor the control side, nor a Kubernetes client.
+/// Programs that link a data plane link neither the compiler, nor the control side, nor a
+/// Kubernetes client.
 fn data_apps(crates: &BTreeMap<String, Crate>, found: &mut Vec<String>) {
     for (app, _) in crates.iter().filter(|(_, c)| c.layer == "apps") {
         let reached = reachable(crates, app);

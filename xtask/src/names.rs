@@ -1,5 +1,6 @@
-//! Rules on names: an exported type name stands for one type in the whole workspace, a package has the name of its folder, and no file,
-//! type, function or field has a meaningless name. The rules do not know what a name means; `docs/glossary.md` defines that.
+//! Rules on names: an exported type name stands for one type in the whole workspace, a package has
+//! the name of its folder, and no file, type, function or field has a meaningless name. The rules
+//! do not know what a name means; `docs/glossary.md` defines that.
 
 use std::collections::BTreeMap;
 
@@ -7,9 +8,11 @@ use syn::visit::Visit;
 
 use crate::tree::SourceTree;
 
-/// Types of `model/src/policy` have the names of the API objects that they mirror; code that needs both kinds writes `policy::Service`.
+/// Types of `model/src/policy` have the names of the API objects that they mirror; code that needs
+/// both kinds writes `policy::Service`.
 const MIRRORS: &str = "model/src/policy/";
-/// Names that may be defined more than once: private parts of a type, and the command line of a binary.
+/// Names that may be defined more than once: private parts of a type, and the command line of a
+/// binary.
 const SHARED_NAMES: [&str; 2] = ["Inner", "Flags"];
 /// Maximum number of repeated type names per thousand, private ones included.
 const REPEATED_PER_MILLE_MAX: usize = 20;
@@ -100,7 +103,8 @@ fn check_types(types: &BTreeMap<String, Vec<Definition>>, found: &mut Vec<String
     }
 }
 
-/// Packages are named as their folders: `canal-NAME`, `canal-bench-NAME` below `bench`, or the folder's own name.
+/// Packages are named as their folders: `canal-NAME`, `canal-bench-NAME` below `bench`, or the
+/// folder's own name.
 fn check_packages(tree: &SourceTree, found: &mut Vec<String>) {
     for (path, text) in tree.with_suffix("/Cargo.toml") {
         let Some(folder) = path.strip_suffix("/Cargo.toml") else {

@@ -1,4 +1,5 @@
-//! Rules on documents: every path in them exists, each has one title, and none names a package registry's host.
+//! Rules on documents: every path in them exists, each has one title, and none names a package
+//! registry's host.
 
 use crate::tree::SourceTree;
 
@@ -44,7 +45,8 @@ fn titles(path: &str, text: &str, found: &mut Vec<String>) {
     }
 }
 
-/// Checks words in backticks and links that look like a path of this tree: they have a slash, and their first part is a folder of the root.
+/// Checks words in backticks and links that look like a path of this tree: they have a slash, and
+/// their first part is a folder of the root.
 fn paths(tree: &SourceTree, doc: &str, text: &str, found: &mut Vec<String>) {
     for (n, line) in text.lines().enumerate() {
         let ticks = line.split('`').skip(1).step_by(2);

@@ -1,5 +1,5 @@
-//! Rules on the recipes of `docs/how-to`: a recipe has at most eight numbered lines, every line names a path, and every path exists. It does not
-//! know whether the steps are right.
+//! Rules on the recipes of `docs/how-to`: a recipe has at most eight numbered lines, every line
+//! names a path, and every path exists. It does not know whether the steps are right.
 
 use crate::tree::SourceTree;
 
@@ -53,7 +53,8 @@ fn check_recipe(tree: &SourceTree, recipe: &str, text: &str, found: &mut Vec<Str
     }
 }
 
-/// Returns the words in backticks that are paths: they have a slash, or end as a file of the root does.
+/// Returns the words in backticks that are paths: they have a slash, or end as a file of the root
+/// does.
 fn paths(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2).filter(|word| {
         let is_plain = word

@@ -1,5 +1,6 @@
-//! The software bill of materials: every package of `Cargo.lock` with its checksum, license and dependencies, as CycloneDX JSON. The same
-//! tree gives the same bytes. It does not evaluate licenses; `deny.toml` does.
+//! The software bill of materials: every package of `Cargo.lock` with its checksum, license and
+//! dependencies, as CycloneDX JSON. The same tree gives the same bytes. It does not evaluate
+//! licenses; `deny.toml` does.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -11,8 +12,8 @@ use crate::tree::SourceTree;
 
 /// File that `make sbom` writes.
 const FILE: &str = "target/sbom.cdx.json";
-/// Target of the build. The lock file also has packages that no build for this target uses; cargo knows their licenses only if it has
-/// downloaded them.
+/// Target of the build. The lock file also has packages that no build for this target uses; cargo
+/// knows their licenses only if it has downloaded them.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// One package of the lock file.

@@ -1,5 +1,6 @@
-//! Rule on the size of crates: the code of a crate, without blank lines and comments, has a limit. It counts files of `src` only, with their unit
-//! tests; files and functions have their limits in `source`.
+//! Rule on the size of crates: the code of a crate, without blank lines and comments, has a limit.
+//! It counts files of `src` only, with their unit tests; files and functions have their limits in
+//! `source`.
 
 use crate::tree::SourceTree;
 

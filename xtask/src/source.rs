@@ -1,4 +1,5 @@
-//! Rules on Rust and C sources: first line, sizes, places of unsafe code, dead files, ignored tests, and words that names may not contain.
+//! Rules on Rust and C sources: first line, sizes, places of unsafe code, dead files, ignored
+//! tests, and words that names may not contain.
 
 use std::collections::BTreeSet;
 
@@ -219,7 +220,8 @@ fn dead_files(tree: &SourceTree, found: &mut Vec<String>) {
     }
 }
 
-/// Reports crates with several programs of integration tests, because each program is linked separately.
+/// Reports crates with several programs of integration tests, because each program is linked
+/// separately.
 fn test_programs(tree: &SourceTree, found: &mut Vec<String>) {
     for (manifest, text) in tree
         .with_suffix("Cargo.toml")
@@ -244,8 +246,8 @@ fn has_named_tests(manifest: &str) -> bool {
     manifest.lines().any(|line| line == "autotests = false")
 }
 
-/// Returns whether cargo finds the file by its path (`build.rs`, `tests/x.rs`, `benches/x.rs`, `examples/x.rs`, `src/bin/x.rs`) or by the
-/// manifest.
+/// Returns whether cargo finds the file by its path (`build.rs`, `tests/x.rs`, `benches/x.rs`,
+/// `examples/x.rs`, `src/bin/x.rs`) or by the manifest.
 fn is_target(tree: &SourceTree, path: &str) -> bool {
     let parts: Vec<&str> = path.split('/').collect();
     let n = parts.len();

@@ -65,7 +65,8 @@ impl ProcessorTime {
         Self::read(&std::fs::read_to_string("/proc/stat").unwrap_or_default())
     }
 
-    /// Reads the first line of `/proc/stat` (proc_stat(5)): user, nice, system, idle, iowait and so on. Waiting for a disk is idle, too.
+    /// Reads the first line of `/proc/stat` (proc_stat(5)): user, nice, system, idle, iowait and so
+    /// on. Waiting for a disk is idle, too.
     fn read(stat: &str) -> Self {
         let ticks: Vec<u64> = stat
             .lines()

@@ -172,7 +172,8 @@ mod tests {
         let policy = std::thread::spawn(|| {
             take_real_time_priority().unwrap();
             let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
-            // proc_pid_stat(5): the fields 40 and 41 are rt_priority and policy; the name's bracket ends field 2.
+            // proc_pid_stat(5): the fields 40 and 41 are rt_priority and policy; the name's bracket
+            // ends field 2.
             let fields: Vec<_> = stat
                 .rsplit_once(')')
                 .unwrap()

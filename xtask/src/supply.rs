@@ -1,5 +1,6 @@
-//! The suite `supply`: rules on dependencies, by `deny.toml` and cargo-deny. Licenses, sources and bans are always checked. Known
-//! vulnerabilities are checked if the advisory database is reachable; otherwise a counted `SKIPPED:` reports it.
+//! The suite `supply`: rules on dependencies, by `deny.toml` and cargo-deny. Licenses, sources and
+//! bans are always checked. Known vulnerabilities are checked if the advisory database is
+//! reachable; otherwise a counted `SKIPPED:` reports it.
 
 use std::path::Path;
 use std::process::Command;
@@ -93,7 +94,8 @@ pub(crate) fn run(root: &Path) -> anyhow::Result<Vec<SupplyResult>> {
     Ok(results)
 }
 
-/// Returns the outcome of a check. Only a check that needs the network may be skipped, and only if the network failed.
+/// Returns the outcome of a check. Only a check that needs the network may be skipped, and only if
+/// the network failed.
 fn decide_outcome(is_success: bool, text: &str, may_skip: bool) -> DenyOutcome {
     match (is_success, may_skip && text.contains(UNREACHABLE)) {
         (true, _) => DenyOutcome::Passed,

@@ -1,4 +1,5 @@
-//! The table of timed tests, `testing/timed-tests.tsv`: which tests the gate runs and which `make test-timing` runs. It runs nothing.
+//! The table of timed tests, `testing/timed-tests.tsv`: which tests the gate runs and which `make
+//! test-timing` runs. It runs nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -57,7 +57,8 @@ fn units(page: &str) -> Option<Vec<CompiledUnit>> {
     all.iter().map(unit).collect()
 }
 
-/// Adds a row for each unit of the packages that are the workspace's `own`, and one for all other crates.
+/// Adds a row for each unit of the packages that are the workspace's `own`, and one for all other
+/// crates.
 pub(crate) fn add_to(report: &mut Report, units: &[CompiledUnit], own: &BTreeSet<String>) {
     let (own, foreign): (Vec<&CompiledUnit>, Vec<&CompiledUnit>) =
         units.iter().partition(|unit| own.contains(&unit.package));

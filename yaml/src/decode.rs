@@ -1,7 +1,7 @@
 //! Decodes a tree into a typed object and reports *all* errors.
 //!
-//! serde stops at the first error. The decoder therefore records the broken value, drops it from the tree and decodes again, until decoding
-//! succeeds or nothing is left to drop.
+//! serde stops at the first error. The decoder therefore records the broken value, drops it from
+//! the tree and decodes again, until decoding succeeds or nothing is left to drop.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -51,8 +51,8 @@ pub struct UnknownField {
 pub enum Empty {
     /// The field counts as absent; Kubernetes prints its own objects this way.
     Absent,
-    /// The field is an error below `spec`: in a policy, an empty condition must not become no condition. Empty `metadata` and `status`
-    /// fields are valid.
+    /// The field is an error below `spec`: in a policy, an empty condition must not become no
+    /// condition. Empty `metadata` and `status` fields are valid.
     Refused,
 }
 
@@ -110,7 +110,8 @@ pub fn decode<T: for<'de> Deserialize<'de>>(root: &YamlNode, empty: Empty) -> De
         }
         let next = match place.id {
             id if id == root.id => None,
-            // Beyond the limit, one cut removes the whole field, so that the number of passes is bounded.
+            // Beyond the limit, one cut removes the whole field, so that the number of passes is
+            // bounded.
             id if broken.len() < FINDINGS_PER_DOCUMENT_MAX => Some(id),
             _ => whole_field(root, &place.path).map(|(path, key, value)| {
                 let (problem, fix) =
@@ -130,7 +131,8 @@ pub fn decode<T: for<'de> Deserialize<'de>>(root: &YamlNode, empty: Empty) -> De
     }
 }
 
-/// Returns the second-level field (`spec.rules`) around a value. It is dropped whole when there are too many errors to report one by one.
+/// Returns the second-level field (`spec.rules`) around a value. It is dropped whole when there are
+/// too many errors to report one by one.
 fn whole_field<'t>(root: &'t YamlNode, path: &str) -> Option<(String, &'t YamlKey, &'t YamlNode)> {
     let mut steps = steps(path).into_iter();
     let (Some(OwnedPathStep::Field(outer)), Some(OwnedPathStep::Field(inner))) =
@@ -145,7 +147,8 @@ fn whole_field<'t>(root: &'t YamlNode, path: &str) -> Option<(String, &'t YamlKe
 /// Largest fraction that is read as an integer: beyond it, not every integer is a fraction.
 const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
 
-/// Values that count as absent. An item of a list is first replaced by an empty map, so that the indexes of its neighbors stay correct.
+/// Values that count as absent. An item of a list is first replaced by an empty map, so that the
+/// indexes of its neighbors stay correct.
 #[derive(Default)]
 struct DroppedValues {
     hollow: HashSet<u32>,
@@ -153,7 +156,8 @@ struct DroppedValues {
 }
 
 impl DroppedValues {
-    /// Drops a value, or removes the list item that already was. Returns false if there is nothing left to drop.
+    /// Drops a value, or removes the list item that already was. Returns false if there is nothing
+    /// left to drop.
     fn cut(&mut self, id: u32) -> bool {
         self.hollow.insert(id) || self.gone.insert(id)
     }
@@ -210,7 +214,8 @@ impl<'t> ValueReader<'t> {
         self.context.cuts.is_hollow(self.node.id)
     }
 
-    /// Returns a whole number that is written as a fraction, such as `90.0`. Kubernetes' own tools take it where an integer belongs.
+    /// Returns a whole number that is written as a fraction, such as `90.0`. Kubernetes' own tools
+    /// take it where an integer belongs.
     fn whole(&self) -> Option<u64> {
         match self.node.value {
             YamlValue::Float(value)

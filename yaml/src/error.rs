@@ -1,4 +1,5 @@
-//! Rewrites serde's error messages for the author of the YAML: the problem, and what to write instead.
+//! Rewrites serde's error messages for the author of the YAML: the problem, and what to write
+//! instead.
 
 use std::fmt;
 
@@ -6,7 +7,8 @@ use serde::de::{self, Expected, Unexpected};
 
 use crate::tree::{Position, YamlNode};
 
-/// The reason that a value could not be decoded. The decoder sets the location, as near to the value as it knows.
+/// The reason that a value could not be decoded. The decoder sets the location, as near to the
+/// value as it knows.
 #[derive(Debug)]
 pub(crate) struct DecodeError {
     pub(crate) location: Option<ErrorLocation>,

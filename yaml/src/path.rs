@@ -1,4 +1,5 @@
-//! The path of a field inside a document in the form that diagnostics show: `spec.rules[0].matches[1].headers`.
+//! The path of a field inside a document in the form that diagnostics show:
+//! `spec.rules[0].matches[1].headers`.
 
 use std::fmt;
 
@@ -91,7 +92,8 @@ pub enum OwnedPathStep {
     Index(usize),
 }
 
-/// Returns the path without its list indexes, as the key for the tables of known fields: `spec.rules[].filters`.
+/// Returns the path without its list indexes, as the key for the tables of known fields:
+/// `spec.rules[].filters`.
 pub fn pattern(path: &str) -> String {
     let mut pattern = String::with_capacity(path.len());
     for step in steps(path) {

@@ -1,4 +1,5 @@
-//! Resolves plain scalars by YAML 1.2.2 §10.3.2, except that numbers which YAML 1.1 reads differently (`010`) stay texts.
+//! Resolves plain scalars by YAML 1.2.2 §10.3.2, except that numbers which YAML 1.1 reads
+//! differently (`010`) stay texts.
 
 use crate::tree::YamlValue;
 

@@ -1,7 +1,8 @@
-//! A YAML document as a tree in which every value has its position. It does not know objects or their fields.
+//! A YAML document as a tree in which every value has its position. It does not know objects or
+//! their fields.
 //!
-//! The tree is built from parser events with an explicit stack: a recursive deserializer overflows a thread's stack on input of one
-//! kilobyte.
+//! The tree is built from parser events with an explicit stack: a recursive deserializer overflows
+//! a thread's stack on input of one kilobyte.
 
 use std::collections::{HashMap, HashSet};
 
@@ -98,7 +99,8 @@ impl YamlNode {
         }
     }
 
-    /// Returns a single value as its writer typed it, whatever its type, or `None` for a list, a map or an empty value.
+    /// Returns a single value as its writer typed it, whatever its type, or `None` for a list, a
+    /// map or an empty value.
     pub fn scalar_text(&self) -> Option<&str> {
         self.text().or(self.written.as_deref())
     }
@@ -156,7 +158,8 @@ struct PartialNode {
     /// The key that the next value belongs to.
     key: Option<YamlKey>,
     names: HashSet<String>,
-    /// Maps that `<<` names. At the end, their fields are added where the map itself does not define them.
+    /// Maps that `<<` names. At the end, their fields are added where the map itself does not
+    /// define them.
     merges: Vec<YamlNode>,
 }
 
@@ -187,7 +190,8 @@ impl TreeBuilder {
                 let Some(target) = self.anchors.get(&id) else {
                     return refuse(at, "an alias may not stand inside its own anchor");
                 };
-                // The parser does not expand aliases. Counting the copies limits "billion laughs" documents.
+                // The parser does not expand aliases. Counting the copies limits "billion laughs"
+                // documents.
                 let mut copy = target.clone();
                 copy.spot = at;
                 self.aliased += self.renumber(&mut copy);
@@ -261,7 +265,8 @@ impl TreeBuilder {
             return Ok(());
         };
         let is_merge = style == ScalarStyle::Plain && name == "<<";
-        // Several `<<` keys are valid; any other repeated key would silently override the first one.
+        // Several `<<` keys are valid; any other repeated key would silently override the first
+        // one.
         if !is_merge && !open.names.insert(name.to_owned()) {
             return refuse(at, format!("the field {name:?} is given twice"));
         }
@@ -322,7 +327,8 @@ impl TreeBuilder {
                 let YamlValue::Map(merged) = merge.value else {
                     return refuse(merge.spot, "`<<` takes a mapping or a list of mappings");
                 };
-                // The map's own fields take precedence over merged ones, and earlier merges over later ones.
+                // The map's own fields take precedence over merged ones, and earlier merges over
+                // later ones.
                 entries.extend(
                     merged
                         .into_iter()

@@ -1,4 +1,5 @@
-//! `canal-controller`: flags, logging, signals. Everything else is `canal-controller-core`. Start at [`run`].
+//! `canal-controller`: flags, logging, signals. Everything else is `canal-controller-core`. Start
+//! at [`run`].
 
 #![forbid(unsafe_code)]
 
@@ -19,13 +20,13 @@ use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-/// The allocator gives free pages back to the kernel about a second after they became free, when the next page is freed. That of the C library
-/// keeps the arenas of all threads.
+/// The allocator gives free pages back to the kernel about a second after they became free, when
+/// the next page is freed. That of the C library keeps the arenas of all threads.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// The controller of a Canal mesh: reads policy from files and from `canal apply`, compiles it, sends every node and gateway the resources
-/// in its scope, and issues the mesh's certificates.
+/// The controller of a Canal mesh: reads policy from files and from `canal apply`, compiles it,
+/// sends every node and gateway the resources in its scope, and issues the mesh's certificates.
 #[derive(Parser)]
 #[command(version)]
 struct Flags {
@@ -35,11 +36,13 @@ struct Flags {
     /// Directory of the store. It contains private keys; no other user needs to read it.
     #[arg(long, value_name = "DIR")]
     data_dir: PathBuf,
-    /// Directory with one directory per tenant, which contains the tenant's YAML files. Without it, `canal apply` is the only source.
+    /// Directory with one directory per tenant, which contains the tenant's YAML files. Without it,
+    /// `canal apply` is the only source.
     #[arg(long, value_name = "DIR")]
     config_dir: Option<PathBuf>,
-    /// YAML list of the principals that may connect: {tokenSha256, kind: node|gateway|edge|keyserver|operator, name, tenant, az, backend}.
-    /// Read again when it changes.
+    /// YAML list of the principals that may connect: {tokenSha256, kind:
+    /// node|gateway|edge|keyserver|operator, name, tenant, az, backend}. Read again when it
+    /// changes.
     #[arg(long, value_name = "FILE")]
     principals: PathBuf,
     /// Directory of the controller's own CA; clients need root.pem from it.
@@ -48,15 +51,17 @@ struct Flags {
     /// Lifetime of workload certificates, e.g. 24h, 90m, 60s.
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = lifetime)]
     svid_ttl: u64,
-    /// Directory with a directory per trust domain with an external CA: cert-chain.pem, key.pem, root-cert.pem, and crl.pem if there is
-    /// one. Read again when it changes.
+    /// Directory with a directory per trust domain with an external CA: cert-chain.pem, key.pem,
+    /// root-cert.pem, and crl.pem if there is one. Read again when it changes.
     #[arg(long, value_name = "DIR")]
     ca_dir: Option<PathBuf>,
-    /// A trust domain with certificates that another process signs through CFSSL's API: TRUST_DOMAIN=URL. Its root-cert.pem (and auth-key,
-    /// profile, crl.pem, tls-root.pem if needed) are in its directory in --ca-dir.
+    /// A trust domain with certificates that another process signs through CFSSL's API:
+    /// TRUST_DOMAIN=URL. Its root-cert.pem (and auth-key, profile, crl.pem, tls-root.pem if needed)
+    /// are in its directory in --ca-dir.
     #[arg(long, value_name = "DOMAIN=URL", requires = "ca_dir")]
     external_ca: Vec<ExternalCa>,
-    /// File of 32 bytes, or 64 hexadecimal digits: seals the private keys in the store. Without it they are in a file of mode 0600.
+    /// File of 32 bytes, or 64 hexadecimal digits: seals the private keys in the store. Without it
+    /// they are in a file of mode 0600.
     #[arg(long, value_name = "FILE")]
     store_key_file: Option<PathBuf>,
     /// Time between the last data plane's acknowledgement of a new root and its first signature.
@@ -74,7 +79,8 @@ struct Flags {
     /// PEM roots for https to key sets and external CAs.
     #[arg(long, value_name = "FILE")]
     tls_roots: Option<PathBuf>,
-    /// Time after which a silent gateway replica that its edge reports down counts as gone: its sessions count as ended.
+    /// Time after which a silent gateway replica that its edge reports down counts as gone: its
+    /// sessions count as ended.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     replica_gone_after: Duration,
     #[command(flatten)]
@@ -85,8 +91,8 @@ struct Flags {
     /// /metrics and /healthz/ready.
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:15020")]
     metrics_addr: SocketAddr,
-    /// Add the names that metrics had in earlier versions to /metrics; docs/operations/renamed.md lists them. The next release does not have
-    /// this flag.
+    /// Add the names that metrics had in earlier versions to /metrics; docs/operations/renamed.md
+    /// lists them. The next release does not have this flag.
     #[arg(long)]
     legacy_metric_names: bool,
     /// Log filter, e.g. info or canal_controller_core=debug,info.
@@ -124,7 +130,8 @@ struct LimitFlags {
     /// Maximum certificates in the issuance log that have not expired.
     #[arg(long, value_name = "COUNT", default_value_t = 500_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     certificates: u64,
-    /// A tenant's share of a limit if its Tenant does not set one: LIMIT=AMOUNT or LIMIT=PERCENT%, LIMIT as in spec.shares.
+    /// A tenant's share of a limit if its Tenant does not set one: LIMIT=AMOUNT or LIMIT=PERCENT%,
+    /// LIMIT as in spec.shares.
     #[arg(long = "share", value_name = "LIMIT=SHARE", value_parser = share)]
     shares: Vec<(ShareKind, Share)>,
 }
@@ -194,7 +201,8 @@ fn lifetime(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Parses the silence after which a replica is gone. The minimum of 5 s is the time that an edge needs to be sure.
+/// Parses the silence after which a replica is gone. The minimum of 5 s is the time that an edge
+/// needs to be sure.
 fn duration(text: &str) -> Result<Duration, String> {
     let seconds = seconds(text)?;
     if (5..=24 * 3600).contains(&seconds) {

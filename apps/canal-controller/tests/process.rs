@@ -1,5 +1,5 @@
-//! Tests of the controller as a process: it starts quickly, ends in order, explains mistakes in its flags, and loses nothing when it is
-//! killed.
+//! Tests of the controller as a process: it starts quickly, ends in order, explains mistakes in its
+//! flags, and loses nothing when it is killed.
 
 #[path = "../../../control/controller-core/tests/fixture/mod.rs"]
 mod fixture;
@@ -453,11 +453,13 @@ fn wrong_flags_are_reported() {
     }
 }
 
-/// The store's file cannot grow (EFBIG, like ENOSPC of a full disk): applies are refused, and everything else continues.
+/// The store's file cannot grow (EFBIG, like ENOSPC of a full disk): applies are refused, and
+/// everything else continues.
 #[tokio::test]
 async fn a_full_disk_refuses_applies_and_nothing_else() {
     let place = ControllerFolders::new();
-    // The shell ignores SIGXFSZ and its child inherits that, so that the write fails instead of ending the process.
+    // The shell ignores SIGXFSZ and its child inherits that, so that the write fails instead of
+    // ending the process.
     let script = "trap '' XFSZ; ulimit -f 8000; exec \"$0\" \"$@\"";
     let child = Command::new("sh")
         .args(["-c", script, BINARY])

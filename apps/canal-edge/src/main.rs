@@ -1,4 +1,5 @@
-//! `canal-edge`: parses flags, and runs the edge's agent in a runtime. The agent itself is `canal-edge-agent`. Start at [`main`].
+//! `canal-edge`: parses flags, and runs the edge's agent in a runtime. The agent itself is
+//! `canal-edge-agent`. Start at [`main`].
 
 #![forbid(unsafe_code)]
 
@@ -20,8 +21,9 @@ use clap::Parser;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// The edge of Canal's cloud tier in one availability zone: carries tenants' packets to the gateway replicas and back. Its program forwards
-/// in the kernel, with or without this process. Runs as root.
+/// The edge of Canal's cloud tier in one availability zone: carries tenants' packets to the gateway
+/// replicas and back. Its program forwards in the kernel, with or without this process. Runs as
+/// root.
 #[derive(Debug, Parser)]
 #[command(version, about)]
 #[command(after_help = "Examples:
@@ -37,14 +39,16 @@ struct Flags {
     /// This host's underlay address.
     #[arg(long)]
     address: Ipv4Addr,
-    /// The tunnel end that all edges of the AZ share: an address of this host's loopback, to which routers have a route through each edge.
-    /// [default: --address, which is for an AZ with one edge]
+    /// The tunnel end that all edges of the AZ share: an address of this host's loopback, to which
+    /// routers have a route through each edge. [default: --address, which is for an AZ with one
+    /// edge]
     #[arg(long)]
     anycast: Option<Ipv4Addr>,
     /// The device by which all packets arrive and leave.
     #[arg(long, default_value = "eth0")]
     device: String,
-    /// Where the maps are pinned while no agent runs: a directory on a bpffs, or one where a bpffs may be mounted. [default:
+    /// Where the maps are pinned while no agent runs: a directory on a bpffs, or one where a bpffs
+    /// may be mounted. [default:
     /// /sys/fs/bpf/canal-edge-EDGE if that is a bpffs, else DATA_DIR/bpffs]
     #[arg(long)]
     pin_dir: Option<PathBuf>,
@@ -60,32 +64,36 @@ struct Flags {
     /// Directory of the last good configuration.
     #[arg(long)]
     data_dir: PathBuf,
-    /// Source ports, and so sessions on the underlay, toward each replica. [default: those that the replica's receive hash spreads over its
-    /// cores, 10 per core of the replica; until it has named any, 10 per core of this host]
+    /// Source ports, and so sessions on the underlay, toward each replica. [default: those that the
+    /// replica's receive hash spreads over its cores, 10 per core of the replica; until it has
+    /// named any, 10 per core of this host]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=25_000))]
     tunnels: Option<u16>,
     /// Give each flow its own source port, as RFC 7348 recommends, instead of sharing the tunnels.
     #[arg(long)]
     no_aggregate: bool,
-    /// Largest inner packet, in bytes; larger ones are answered by ICMP. [default: the device's MTU - 50]
+    /// Largest inner packet, in bytes; larger ones are answered by ICMP. [default: the device's MTU
+    /// - 50]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1280..=65_535))]
     mtu: Option<u32>,
-    /// JSON file with the containers of this host that have no node proxy and their own interface; read again when it changes. The packets
-    /// that each may send are checked on its interface: see docs/security.md.
+    /// JSON file with the containers of this host that have no node proxy and their own interface;
+    /// read again when it changes. The packets that each may send are checked on its interface: see
+    /// docs/security.md.
     #[arg(long)]
     interface_bindings: Option<PathBuf>,
-    /// Remove program and maps and exit: the edge no longer forwards anything. For uninstalling; stop the agent first.
+    /// Remove program and maps and exit: the edge no longer forwards anything. For uninstalling;
+    /// stop the agent first.
     #[arg(long)]
     detach: bool,
-    /// Read-only pages for operators: /metrics, /logging (GET), /version. /config_dump, /logging (POST) and /quitquitquit are on the unix
-    /// socket admin.sock in --data-dir.
+    /// Read-only pages for operators: /metrics, /logging (GET), /version. /config_dump, /logging
+    /// (POST) and /quitquitquit are on the unix socket admin.sock in --data-dir.
     #[arg(long, default_value = "127.0.0.1:15000")]
     admin_addr: SocketAddr,
     /// /metrics, with the names of all tenants; use an address that only operators can reach.
     #[arg(long, default_value = "0.0.0.0:15020")]
     metrics_addr: SocketAddr,
-    /// Add the names that metrics had in earlier versions to /metrics; docs/operations/renamed.md lists them. The next release does not have
-    /// this flag.
+    /// Add the names that metrics had in earlier versions to /metrics; docs/operations/renamed.md
+    /// lists them. The next release does not have this flag.
     #[arg(long)]
     legacy_metric_names: bool,
     /// /healthz/ready.
@@ -110,7 +118,8 @@ fn controller_address(given: &str) -> Result<String, String> {
 }
 
 impl Flags {
-    /// Returns the settings that the flags define. Reads properties of the machine if a default depends on them.
+    /// Returns the settings that the flags define. Reads properties of the machine if a default
+    /// depends on them.
     fn config(self) -> anyhow::Result<EdgeConfig> {
         let mtu = match self.mtu {
             Some(mtu) => mtu,

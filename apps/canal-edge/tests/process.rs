@@ -1,6 +1,6 @@
-//! Tests of the real process in its own namespace, beside a fake controller and fake replicas. Maps are filled, and replicas fail and
-//! recover. The agent is stopped, killed and started again without the controller. Entries and programs that are removed externally are
-//! restored.
+//! Tests of the real process in its own namespace, beside a fake controller and fake replicas. Maps
+//! are filled, and replicas fail and recover. The agent is stopped, killed and started again
+//! without the controller. Entries and programs that are removed externally are restored.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -29,7 +29,8 @@ fn up(m: &EdgeMachine, number: u32) -> Option<u32> {
     maps(m).replicas().get(&number).unwrap().map(|r| r.state)
 }
 
-/// With the controller's maps the program forwards a client's packet to a replica, and the answer back.
+/// With the controller's maps the program forwards a client's packet to a replica, and the answer
+/// back.
 fn a_packet_crosses_and_its_answer_returns(m: &EdgeMachine) {
     for (client, to, inside) in [
         ("10.1.1.5:4711", "10.255.32.1:80", "240.0.0.5:80"),
@@ -38,7 +39,8 @@ fn a_packet_crosses_and_its_answer_returns(m: &EdgeMachine) {
         let loaded = maps(m);
         let request =
             OuterHeaders::new("172.16.0.1", "250.1.0.1", 101).frame(&tcp(client, to, SYN, b""));
-        // A replica that does not run for a moment is down to the edge, and the next one gets the packet.
+        // A replica that does not run for a moment is down to the edge, and the next one gets the
+        // packet.
         m.until("the head of the chain gets the packet", || {
             let line = read(&loaded.test_run(&request).unwrap().frame);
             line.starts_with("250.1.0.1 > 250.1.0.11 vni 0xca0a1 hop 0 ") && line.contains(inside)
@@ -102,7 +104,8 @@ fn maps_have_the_controllers_resources(m: &EdgeMachine) {
 
 /// Checks that a replica that fails gets no more packets and is reported, and that it comes back.
 fn follow_a_death_and_a_recovery(m: &EdgeMachine, two: ReplicaPage) -> ReplicaPage {
-    // When a replica fails, no more packets go to it, and the controller is notified within a second.
+    // When a replica fails, no more packets go to it, and the controller is notified within a
+    // second.
     let died = Instant::now();
     two.close(&m.ns);
     m.until("down in the kernel", || up(m, 2) == Some(2));

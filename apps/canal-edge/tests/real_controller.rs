@@ -1,5 +1,5 @@
-//! Tests of the real process beside the real controller: an edge starts first, a replica registers, and the plan reaches the maps. When the
-//! replica fails, the edge reports it to the controller.
+//! Tests of the real process beside the real controller: an edge starts first, a replica registers,
+//! and the plan reaches the maps. When the replica fails, the edge reports it to the controller.
 
 use std::fs;
 use std::net::SocketAddr;

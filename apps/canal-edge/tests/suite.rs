@@ -1,5 +1,5 @@
-//! Integration tests of the edge's process, alone and with a controller. `make test` runs each module in a process of its own (`suite
-//! MODULE::`).
+//! Integration tests of the edge's process, alone and with a controller. `make test` runs each
+//! module in a process of its own (`suite MODULE::`).
 
 mod fixture;
 #[path = "../../../dataplane/offload/tests/frames/mod.rs"]

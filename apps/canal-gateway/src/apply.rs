@@ -1,5 +1,5 @@
-//! Passes an update of the southbound state to the parts of the gateway, in the order that keeps each of them safe. It decides nothing about
-//! the resources.
+//! Passes an update of the southbound state to the parts of the gateway, in the order that keeps
+//! each of them safe. It decides nothing about the resources.
 
 use canal_gateway_engine::GatewayEngine;
 use canal_model::program::ResourceKind;
@@ -19,7 +19,8 @@ pub(crate) fn apply_update(
     // Trust is applied first and without waiting, so that a revocation takes effect even while the
     // engine is busy.
     let mut refused = canal_identity::apply_bundles(trust, state);
-    // Tenants are closed before the engine applies anything, so that no new resource of a tenant that is now closed is used.
+    // Tenants are closed before the engine applies anything, so that no new resource of a tenant
+    // that is now closed is used.
     engine.close_tenants(state.closed().keys().cloned().collect());
     match update.origin {
         UpdateSource::Snapshot => {
@@ -33,7 +34,8 @@ pub(crate) fn apply_update(
             engine.apply(&update.upserts, &update.removals, update.generation)
         }
     }
-    // The redirector is updated after the engine, so that a session that a new table leads here finds its service.
+    // The redirector is updated after the engine, so that a session that a new table leads here
+    // finds its service.
     if let Some(replica) = replica {
         refused.extend(replica.apply(update, state));
     }

@@ -1,4 +1,5 @@
-//! The command line of the gateway: flags, and their conversion to [`GatewayProcessConfig`]. This module starts nothing.
+//! The command line of the gateway: flags, and their conversion to [`GatewayProcessConfig`]. This
+//! module starts nothing.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -20,7 +21,8 @@ use clap::{ArgGroup, Parser};
 use crate::process::{GatewayProcessConfig, ProgramSource};
 use crate::tier::TierConfig;
 
-/// A gateway replica of Canal: does the Layer-7 work for all tenants that the controller configures.
+/// A gateway replica of Canal: does the Layer-7 work for all tenants that the controller
+/// configures.
 #[derive(Debug, Parser)]
 #[command(version, about, group = ArgGroup::new("feed").required(true))]
 #[command(after_help = "Examples:
@@ -48,7 +50,8 @@ pub struct GatewayFlags {
     /// A key server, as AZ=NAME@IP:PORT; repeat for several. Those of --az are tried first.
     #[arg(long = "key-server", requires = "controllers")]
     key_servers: Vec<ServerAddress>,
-    /// Serve this compiled snapshot (`canal compile`) without a controller. HBONE is off, because nothing issues certificates.
+    /// Serve this compiled snapshot (`canal compile`) without a controller. HBONE is off, because
+    /// nothing issues certificates.
     #[arg(long, group = "feed")]
     snapshot: Option<PathBuf>,
     /// Directory of the last good configuration and the certificates.
@@ -57,7 +60,8 @@ pub struct GatewayFlags {
     /// Address on which HBONE is accepted.
     #[arg(long, default_value = "[::]:15008")]
     hbone_addr: SocketAddr,
-    /// A listener without TLS for one service: ADDRESS:PORT=TENANT/NAMESPACE/SERVICE:PORT; repeat for several.
+    /// A listener without TLS for one service: ADDRESS:PORT=TENANT/NAMESPACE/SERVICE:PORT; repeat
+    /// for several.
     #[arg(long)]
     plain: Vec<PlainListener>,
     /// Worker threads; 0 is one per core.
@@ -66,15 +70,15 @@ pub struct GatewayFlags {
     /// Let workers move between cores.
     #[arg(long)]
     no_pin: bool,
-    /// Read-only pages for operators: /metrics, /logging (GET), /version. /config_dump, /tap, /logging (POST) and /quitquitquit are on the
-    /// unix socket admin.sock in --data-dir.
+    /// Read-only pages for operators: /metrics, /logging (GET), /version. /config_dump, /tap,
+    /// /logging (POST) and /quitquitquit are on the unix socket admin.sock in --data-dir.
     #[arg(long, default_value = "127.0.0.1:15000")]
     admin_addr: SocketAddr,
     /// /metrics, with the names of all tenants; use an address that only operators can reach.
     #[arg(long, default_value = "0.0.0.0:15020")]
     metrics_addr: SocketAddr,
-    /// Add the names that metrics had in earlier versions to /metrics; docs/operations/renamed.md lists them. The next release does not have
-    /// this flag.
+    /// Add the names that metrics had in earlier versions to /metrics; docs/operations/renamed.md
+    /// lists them. The next release does not have this flag.
     #[arg(long)]
     pub(crate) legacy_metric_names: bool,
     /// /healthz/ready.
@@ -101,19 +105,21 @@ pub struct GatewayFlags {
     /// Maximum requests in flight of one tenant.
     #[arg(long, default_value_t = GatewayLimits::default().tenant_requests)]
     max_tenant_requests: u64,
-    /// Maximum bytes that the streams of all tenants together hold for readers that do not read. Each tenant's share of them is in its
-    /// Tenant object (gatewayBufferBytes).
+    /// Maximum bytes that the streams of all tenants together hold for readers that do not read.
+    /// Each tenant's share of them is in its Tenant object (gatewayBufferBytes).
     #[arg(long, default_value_t = GatewayLimits::default().buffer_bytes, value_parser = clap::value_parser!(u64).range(BUFFER_BYTES_MIN..))]
     max_buffer_bytes: u64,
-    /// Send the client's identity to applications in x-forwarded-client-cert. A client's own x-forwarded-client-cert never reaches them.
+    /// Send the client's identity to applications in x-forwarded-client-cert. A client's own
+    /// x-forwarded-client-cert never reaches them.
     #[arg(long)]
     forward_client_cert: bool,
-    /// Let a client's own x-forwarded-proto reach applications, for tenants with a pod as ingress. Otherwise the gateway sets it to the
-    /// client's protocol.
+    /// Let a client's own x-forwarded-proto reach applications, for tenants with a pod as ingress.
+    /// Otherwise the gateway sets it to the client's protocol.
     #[arg(long)]
     keep_forwarded_proto: bool,
-    /// Be a replica of this backend of the cloud tier: sessions come from edges through the redirector, which this process attaches to
-    /// --device. Without it the gateway serves on its own addresses, as in the Gateway objects.
+    /// Be a replica of this backend of the cloud tier: sessions come from edges through the
+    /// redirector, which this process attaches to --device. Without it the gateway serves on its
+    /// own addresses, as in the Gateway objects.
     #[arg(
         long,
         requires = "underlay",
@@ -127,25 +133,31 @@ pub struct GatewayFlags {
     /// The device that has the underlay address.
     #[arg(long, default_value = "eth0", help_heading = "Cloud tier")]
     device: String,
-    /// Directory where the redirector's maps are pinned; the machine's bpffs if it is mounted, else a folder in --data-dir.
+    /// Directory where the redirector's maps are pinned; the machine's bpffs if it is mounted, else
+    /// a folder in --data-dir.
     #[arg(long, help_heading = "Cloud tier")]
     pin_dir: Option<PathBuf>,
-    /// Tunnels to the edge that flows share; default is 10 per core. 0 gives each flow its own source port.
+    /// Tunnels to the edge that flows share; default is 10 per core. 0 gives each flow its own
+    /// source port.
     #[arg(long, value_parser = clap::value_parser!(u16).range(0..=i64::from(u16::MAX - TUNNEL_PORT)), help_heading = "Cloud tier")]
     tunnels: Option<u16>,
     /// Largest inner packet of the tier, in bytes: the underlay's MTU minus 50.
     #[arg(long, default_value_t = 1450, value_parser = clap::value_parser!(u32).range(1280..=65_485), help_heading = "Cloud tier")]
     tier_mtu: u32,
-    /// A sysfs that shows the devices of this process's network namespace; receive packet steering is read there.
+    /// A sysfs that shows the devices of this process's network namespace; receive packet steering
+    /// is read there.
     #[arg(long, default_value = "/sys", help_heading = "Cloud tier")]
     sysfs: PathBuf,
-    /// Address on which plain connections inside the tier are accepted. Only the redirector leads there.
+    /// Address on which plain connections inside the tier are accepted. Only the redirector leads
+    /// there.
     #[arg(long, default_value = "[::]:15009", help_heading = "Cloud tier")]
     plain_addr: SocketAddr,
-    /// Address on which the tenants' DNS queries are accepted. The port must be 53, which clients use.
+    /// Address on which the tenants' DNS queries are accepted. The port must be 53, which clients
+    /// use.
     #[arg(long, default_value = "[::]:53", help_heading = "Cloud tier")]
     dns_addr: SocketAddr,
-    /// How long new sessions are still accepted after SIGTERM, while the controller moves the service's buckets away, in milliseconds.
+    /// How long new sessions are still accepted after SIGTERM, while the controller moves the
+    /// service's buckets away, in milliseconds.
     #[arg(long, default_value_t = 2000, help_heading = "Cloud tier")]
     drain_grace_ms: u64,
 }
@@ -164,7 +176,8 @@ fn controller_address(given: &str) -> Result<String, String> {
 }
 
 impl GatewayFlags {
-    /// Returns the directory of the last good configuration, the certificates, and the operators' unix socket.
+    /// Returns the directory of the last good configuration, the certificates, and the operators'
+    /// unix socket.
     pub fn data_dir(&self) -> &Path {
         &self.data_dir
     }

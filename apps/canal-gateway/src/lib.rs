@@ -1,5 +1,5 @@
-//! The process of a gateway replica: parses flags, and runs the gateway in a runtime. The gateway itself is `canal-gateway-engine`. Start
-//! at [`run`].
+//! The process of a gateway replica: parses flags, and runs the gateway in a runtime. The gateway
+//! itself is `canal-gateway-engine`. Start at [`run`].
 
 #![forbid(unsafe_code)]
 

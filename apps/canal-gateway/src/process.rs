@@ -1,5 +1,5 @@
-//! The gateway process: which parts start, in which order, and how it ends. It carries no traffic and decides nothing itself. Start at
-//! [`run`].
+//! The gateway process: which parts start, in which order, and how it ends. It carries no traffic
+//! and decides nothing itself. Start at [`run`].
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -73,7 +73,8 @@ struct GatewayDump {
     logs: Option<LogTails>,
 }
 
-/// Runs the gateway until SIGTERM, SIGINT or `/quitquitquit`, and drains. Returns `false` if work was aborted at the deadline.
+/// Runs the gateway until SIGTERM, SIGINT or `/quitquitquit`, and drains. Returns `false` if work
+/// was aborted at the deadline.
 pub(crate) async fn run(
     mut config: GatewayProcessConfig,
     level: LogLevelHandle,
@@ -82,7 +83,8 @@ pub(crate) async fn run(
     fit_to_files(&mut config.engine.limits);
     std::fs::create_dir_all(&config.data_dir)
         .with_context(|| format!("making {} (--data-dir)", config.data_dir.display()))?;
-    // Two drain trees: traffic drains while admin, southbound and certificates still work. The latter end with the process.
+    // Two drain trees: traffic drains while admin, southbound and certificates still work. The
+    // latter end with the process.
     let (process, whole) = drain::tree();
     let process = Arc::new(process);
     let (trigger, traffic) = whole.branch();
@@ -115,7 +117,8 @@ pub(crate) async fn run(
     Ok(clean)
 }
 
-/// Raises the limit of open files to what the connections may need. If the system allows fewer, the limit of connections is lowered.
+/// Raises the limit of open files to what the connections may need. If the system allows fewer, the
+/// limit of connections is lowered.
 fn fit_to_files(limits: &mut GatewayLimits) {
     let (wanted, files) = (
         limits.files(),
@@ -150,8 +153,8 @@ async fn drained(
         tracing::info!(grace = ?tier.grace, "draining: new sessions are taken until the buckets have moved");
         agent.drain();
     };
-    // An operator's drain order does not end the process: it can be revoked, and streams continue as long as they need. Only a signal or
-    // `/quitquitquit` ends it.
+    // An operator's drain order does not end the process: it can be revoked, and streams continue
+    // as long as they need. Only a signal or `/quitquitquit` ends it.
     let notice = PreDrain {
         order: std::future::pending(),
         give,
@@ -211,7 +214,8 @@ fn begin(
                 )?)),
                 _ => None,
             };
-            // The subscriber starts last, because its first update needs the engine and the replica.
+            // The subscriber starts last, because its first update needs the engine and the
+            // replica.
             let subscriber = subscribe(
                 config,
                 controller,
@@ -312,7 +316,8 @@ fn service_certificates(source: CertificateSource) -> ServiceCertificateFn {
     })
 }
 
-/// Creates the gateway's client identities toward its tenants. Each tenant's policy decides where their keys are.
+/// Creates the gateway's client identities toward its tenants. Each tenant's policy decides where
+/// their keys are.
 fn keyring(
     config: &GatewayProcessConfig,
     certificates: &CertificateSource,
@@ -323,7 +328,8 @@ fn keyring(
         name: config.name.clone(),
         az: config.az.clone(),
     };
-    // A key client starts even without key servers of the provider, because tenants may have their own.
+    // A key client starts even without key servers of the provider, because tenants may have their
+    // own.
     let requester = component_identity(&me).map(|me| {
         let settings = KeyClientConfig {
             az: config.az.clone(),
@@ -406,7 +412,8 @@ impl GatewayDump {
     }
 
     fn ready(&self) -> Result<(), String> {
-        // Stuck workers are checked first, also during a drain: sessions that reach a stuck worker are lost.
+        // Stuck workers are checked first, also during a drain: sessions that reach a stuck worker
+        // are lost.
         worker_stuck(&self.engine.stuck_workers(), self.engine.workers().count())?;
         let Some(replica) = &self.replica_of_tier else {
             return if self.traffic.phase() == DrainPhase::Running {
@@ -415,8 +422,9 @@ impl GatewayDump {
                 Err("draining".into())
             };
         };
-        // A replica of the tier stays up from its first readiness to its end. While it drains it keeps its sessions, and the bucket tables
-        // lead new ones to other replicas. A missing certificate of one tenant must not remove the replica for the other tenants.
+        // A replica of the tier stays up from its first readiness to its end. While it drains it
+        // keeps its sessions, and the bucket tables lead new ones to other replicas. A missing
+        // certificate of one tenant must not remove the replica for the other tenants.
         if !self.was_ready.load(Relaxed) {
             self.complete()?;
             replica.agent.ready()?;
@@ -447,7 +455,8 @@ impl GatewayDump {
     }
 }
 
-/// Returns an error if a worker is stuck. The edge recognizes its first word (`dataplane/edge-agent/src/probe.rs`).
+/// Returns an error if a worker is stuck. The edge recognizes its first word
+/// (`dataplane/edge-agent/src/probe.rs`).
 fn worker_stuck(stuck: &[usize], workers: usize) -> Result<(), String> {
     if stuck.is_empty() {
         return Ok(());
@@ -462,7 +471,8 @@ fn worker_stuck(stuck: &[usize], workers: usize) -> Result<(), String> {
     ))
 }
 
-/// Serves admin on localhost and on a unix socket, metrics and readiness on the configured addresses. Each has its own port, as in Istio.
+/// Serves admin on localhost and on a unix socket, metrics and readiness on the configured
+/// addresses. Each has its own port, as in Istio.
 fn serve_operators(
     config: &GatewayProcessConfig,
     process_state: &Arc<GatewayDump>,

@@ -1,5 +1,6 @@
-//! The additional parts of a replica of the cloud tier: the redirector's programs, their agent, and the DNS server. This module starts and
-//! connects them; it does none of their work. Start at [`start`].
+//! The additional parts of a replica of the cloud tier: the redirector's programs, their agent, and
+//! the DNS server. This module starts and connects them; it does none of their work. Start at
+//! [`start`].
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -58,7 +59,8 @@ pub(crate) fn handover(dns: &DnsServer) -> Handover {
     Arc::new(move |stream, tenant| Box::pin(dns.take(stream, tenant)))
 }
 
-/// Attaches the redirector's programs and starts their agent. Socket steering stays off until [`open_when_ready`].
+/// Attaches the redirector's programs and starts their agent. Socket steering stays off until
+/// [`open_when_ready`].
 pub(crate) fn start(
     config: &TierConfig,
     controller: &ControllerEndpoint,
@@ -116,7 +118,8 @@ pub(crate) fn start(
 }
 
 impl ReplicaTasks {
-    /// Applies a state that the engine already uses. Returns the resources that do not fit into the redirector's maps.
+    /// Applies a state that the engine already uses. Returns the resources that do not fit into the
+    /// redirector's maps.
     pub(crate) fn apply(&self, update: &Update, state: &ResourceState) -> Vec<RefusedResource> {
         self.dns.apply(update, state);
         let omitted = self.agent.apply(update, state);
@@ -127,8 +130,8 @@ impl ReplicaTasks {
     }
 }
 
-/// Starts socket steering once `ready` succeeds. Until then the redirector passes new sessions on to other replicas. If a drain begins
-/// earlier, steering is never started.
+/// Starts socket steering once `ready` succeeds. Until then the redirector passes new sessions on
+/// to other replicas. If a drain begins earlier, steering is never started.
 pub(crate) async fn open_when_ready(
     agent: RedirectorAgent,
     ready: impl Fn() -> Result<(), String>,

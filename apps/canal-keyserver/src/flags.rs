@@ -1,4 +1,5 @@
-//! The command line of the key server: flags, and their conversion to [`KeyServerProcessConfig`]. This module starts nothing.
+//! The command line of the key server: flags, and their conversion to [`KeyServerProcessConfig`].
+//! This module starts nothing.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,8 +16,9 @@ use clap::Parser;
 
 use crate::process::KeyServerProcessConfig;
 
-/// A key server of Canal: stores private keys for nodes and gateways, and does the handshakes and signatures to which they are entitled.
-/// Keys are only in its memory, sealed, and are generated again after a restart.
+/// A key server of Canal: stores private keys for nodes and gateways, and does the handshakes and
+/// signatures to which they are entitled. Keys are only in its memory, sealed, and are generated
+/// again after a restart.
 #[derive(Debug, Parser)]
 #[command(version, about)]
 #[command(after_help = "Examples:
@@ -54,8 +56,8 @@ pub(crate) struct Flags {
     /// Threads for ECDSA, and the same number for RSA; 0 is one per core.
     #[arg(long, default_value_t = 0)]
     workers: usize,
-    /// How long a plaintext RSA key stays in memory after its last use, in milliseconds; 0 opens it for each batch. Opening costs four
-    /// signatures.
+    /// How long a plaintext RSA key stays in memory after its last use, in milliseconds; 0 opens it
+    /// for each batch. Opening costs four signatures.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=1000))]
     rsa_open_ms: u64,
     /// Maximum requests in flight of one requester.
@@ -67,15 +69,15 @@ pub(crate) struct Flags {
     /// Maximum number of requesters' channels.
     #[arg(long, default_value_t = QuotaShares::default().channels)]
     max_channels: u64,
-    /// Read-only pages for operators: /metrics, /logging (GET), /version. /config_dump, /logging (POST) and /quitquitquit are on the unix
-    /// socket admin.sock in --data-dir.
+    /// Read-only pages for operators: /metrics, /logging (GET), /version. /config_dump, /logging
+    /// (POST) and /quitquitquit are on the unix socket admin.sock in --data-dir.
     #[arg(long, default_value = "127.0.0.1:15000")]
     admin_addr: SocketAddr,
     /// /metrics, with the names of all tenants; use an address that only operators can reach.
     #[arg(long, default_value = "0.0.0.0:15020")]
     metrics_addr: SocketAddr,
-    /// Add the names that metrics had in earlier versions to /metrics; docs/operations/renamed.md lists them. The next release does not have
-    /// this flag.
+    /// Add the names that metrics had in earlier versions to /metrics; docs/operations/renamed.md
+    /// lists them. The next release does not have this flag.
     #[arg(long)]
     pub(crate) legacy_metric_names: bool,
     /// /healthz/ready.
@@ -87,7 +89,8 @@ pub(crate) struct Flags {
     /// How long handshakes may continue after SIGTERM, in seconds.
     #[arg(long, default_value_t = 10)]
     drain_seconds: u64,
-    /// Start even if the kernel does not allow locking memory. For tests only: keys may then be swapped to disk.
+    /// Start even if the kernel does not allow locking memory. For tests only: keys may then be
+    /// swapped to disk.
     #[arg(long)]
     pub(crate) allow_unlocked: bool,
 }

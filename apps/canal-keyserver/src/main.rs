@@ -1,5 +1,5 @@
-//! `canal-keyserver`: parses flags, confines the process, and runs the key server in a runtime. The key server itself is
-//! `canal-keyserver-engine`. Start at [`process::run`].
+//! `canal-keyserver`: parses flags, confines the process, and runs the key server in a runtime. The
+//! key server itself is `canal-keyserver-engine`. Start at [`process::run`].
 
 #![forbid(unsafe_code)]
 

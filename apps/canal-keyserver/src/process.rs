@@ -1,5 +1,5 @@
-//! The key server process: which parts start, in which order, and how it ends. It serves no requests and decides nothing itself. Start at
-//! [`run`].
+//! The key server process: which parts start, in which order, and how it ends. It serves no
+//! requests and decides nothing itself. Start at [`run`].
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -48,7 +48,8 @@ struct KeyServerDump {
     requests: DrainObserver,
 }
 
-/// Runs the key server until SIGTERM, SIGINT or `/quitquitquit`, and drains. Returns `false` if work was aborted at the deadline.
+/// Runs the key server until SIGTERM, SIGINT or `/quitquitquit`, and drains. Returns `false` if
+/// work was aborted at the deadline.
 pub(crate) async fn run(
     config: KeyServerProcessConfig,
     level: LogLevelHandle,
@@ -56,7 +57,8 @@ pub(crate) async fn run(
     let signals = TerminationSignals::catch().context("catching signals")?;
     std::fs::create_dir_all(&config.data_dir)
         .with_context(|| format!("making {} (--data-dir)", config.data_dir.display()))?;
-    // Two drain trees: requests drain while admin, southbound and certificates still work. The latter end with the process.
+    // Two drain trees: requests drain while admin, southbound and certificates still work. The
+    // latter end with the process.
     let (process, whole) = drain::tree();
     let process = Arc::new(process);
     let (trigger, requests) = whole.branch();
@@ -152,7 +154,8 @@ impl KeyServerDump {
     }
 }
 
-/// Serves admin on localhost and on a unix socket, metrics and readiness on the configured addresses. Each has its own port, as in Istio.
+/// Serves admin on localhost and on a unix socket, metrics and readiness on the configured
+/// addresses. Each has its own port, as in Istio.
 fn serve_operators(
     config: &KeyServerProcessConfig,
     process_state: &Arc<KeyServerDump>,

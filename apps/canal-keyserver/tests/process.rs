@@ -1,5 +1,6 @@
-//! Tests of the real process beside a fake controller. It is confined, authenticates, signs and does handshakes for entitled requesters,
-//! and stores no key on disk. It drains on SIGTERM, and makes new keys after a restart.
+//! Tests of the real process beside a fake controller. It is confined, authenticates, signs and
+//! does handshakes for entitled requesters, and stores no key on disk. It drains on SIGTERM, and
+//! makes new keys after a restart.
 
 #[path = "../../../dataplane/keyserver-engine/tests/fixture/mod.rs"]
 mod fixture;
@@ -266,7 +267,8 @@ fn no_key_is_in(folder: &Path) {
     }
 }
 
-/// Returns the number of private keys as PKCS#8 (P-256, without parameters) in the writable memory of a process.
+/// Returns the number of private keys as PKCS#8 (P-256, without parameters) in the writable memory
+/// of a process.
 fn private_keys(pid: u32) -> usize {
     const BEGIN: [u8; 36] = [
         0x30, 0x81, 0x87, 0x02, 0x01, 0x00, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d,
@@ -388,7 +390,8 @@ async fn a_key_server_lives_and_ends() {
     admin_pages_show_no_secret(&process, folder.path()).await;
 
     no_key_is_in(&folder.path().join("data"));
-    // Between operations the memory contains no PKCS#8 of P-256, which is the form in which keys are sealed and opened.
+    // Between operations the memory contains no PKCS#8 of P-256, which is the form in which keys
+    // are sealed and opened.
     assert_eq!(private_keys(process.child.id()), 0);
 
     end_after_the_work_in_flight(&mut process, &channel, &alpha).await;

@@ -1,4 +1,5 @@
-//! `canal-node`: parses flags, and runs the node proxy in a runtime. The node proxy itself is `canal-node-proxy`. Start at [`main`].
+//! `canal-node`: parses flags, and runs the node proxy in a runtime. The node proxy itself is
+//! `canal-node-proxy`. Start at [`main`].
 
 #![forbid(unsafe_code)]
 
@@ -21,8 +22,8 @@ use clap::{Parser, ValueEnum};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// The node proxy of Canal: captures the connections of this node's pods and carries them to the mesh's gateways with the pods' own
-/// identities. Runs as root on every node.
+/// The node proxy of Canal: captures the connections of this node's pods and carries them to the
+/// mesh's gateways with the pods' own identities. Runs as root on every node.
 #[derive(Debug, Parser)]
 #[command(version, about)]
 struct Flags {
@@ -44,7 +45,8 @@ struct Flags {
     /// File with the bearer token by which the controller identifies this node.
     #[arg(long)]
     token_file: PathBuf,
-    /// A key server, as AZ=NAME@IP:PORT; repeat for several. Those of this node's AZ are tried first.
+    /// A key server, as AZ=NAME@IP:PORT; repeat for several. Those of this node's AZ are tried
+    /// first.
     #[arg(long = "key-server")]
     key_servers: Vec<ServerAddress>,
     /// Directory of the last good configuration and the certificates.
@@ -56,25 +58,27 @@ struct Flags {
     /// How to capture: auto falls back to nftables, with a warning, if the kernel refuses BPF.
     #[arg(long, value_enum, default_value_t = Captures::Auto)]
     capture: Captures,
-    /// Where capture is pinned while no proxy runs: a directory on a bpffs, or one where a bpffs may be mounted. [default:
+    /// Where capture is pinned while no proxy runs: a directory on a bpffs, or one where a bpffs
+    /// may be mounted. [default:
     /// /sys/fs/bpf/canal-node-NODE if that is a bpffs, else DATA_DIR/bpffs]
     #[arg(long)]
     bpf_pin_dir: Option<PathBuf>,
-    /// Release all pods of this node (their connections leave uncaptured) and all guarded interfaces, and exit. For uninstalling.
+    /// Release all pods of this node (their connections leave uncaptured) and all guarded
+    /// interfaces, and exit. For uninstalling.
     #[arg(long)]
     release: bool,
     /// Worker threads; 0 is one per core.
     #[arg(long, default_value_t = 0)]
     workers: usize,
-    /// Read-only pages for operators: /metrics, /logging (GET), /version. /config_dump, /logging (POST) and /quitquitquit are on the unix
-    /// socket admin.sock in --data-dir.
+    /// Read-only pages for operators: /metrics, /logging (GET), /version. /config_dump, /logging
+    /// (POST) and /quitquitquit are on the unix socket admin.sock in --data-dir.
     #[arg(long, default_value = "127.0.0.1:15000")]
     admin_addr: SocketAddr,
     /// /metrics, with the names of all tenants; use an address that only operators can reach.
     #[arg(long, default_value = "0.0.0.0:15020")]
     metrics_addr: SocketAddr,
-    /// Add the names that metrics had in earlier versions to /metrics; docs/operations/renamed.md lists them. The next release does not have
-    /// this flag.
+    /// Add the names that metrics had in earlier versions to /metrics; docs/operations/renamed.md
+    /// lists them. The next release does not have this flag.
     #[arg(long)]
     legacy_metric_names: bool,
     /// /healthz/ready.
@@ -89,25 +93,27 @@ struct Flags {
     /// How long open connections may continue after SIGTERM, in seconds.
     #[arg(long, default_value_t = 30)]
     drain_seconds: u64,
-    /// Authorize plaintext connections from this node's own processes to pods' probe ports like all others. A kubelet's probes then fail
-    /// unless policies allow them.
+    /// Authorize plaintext connections from this node's own processes to pods' probe ports like all
+    /// others. A kubelet's probes then fail unless policies allow them.
     #[arg(long)]
     no_node_probes: bool,
-    /// JSON file with the containers of this host that have their own interface and no node proxy: each may send only with its own MAC and
-    /// addresses. Give it to this program or to the host's canal-edge, not to both.
+    /// JSON file with the containers of this host that have their own interface and no node proxy:
+    /// each may send only with its own MAC and addresses. Give it to this program or to the host's
+    /// canal-edge, not to both.
     #[arg(long)]
     interface_bindings: Option<PathBuf>,
     /// Maximum captured connections per pod.
     #[arg(long, default_value_t = PodLimits::default().outbound)]
     max_outbound: u64,
-    /// Maximum tunnels into a pod, and the same number of plaintext connections if policies apply to them.
+    /// Maximum tunnels into a pod, and the same number of plaintext connections if policies apply
+    /// to them.
     #[arg(long, default_value_t = PodLimits::default().inbound)]
     max_inbound: u64,
     /// Maximum HBONE connections into a pod.
     #[arg(long, default_value_t = PodLimits::default().hbone)]
     max_hbone: u64,
-    /// Maximum bytes that the tunnels of all pods together hold for readers that do not read. Each tenant's share of them is in its Tenant
-    /// object (nodeBufferBytes).
+    /// Maximum bytes that the tunnels of all pods together hold for readers that do not read. Each
+    /// tenant's share of them is in its Tenant object (nodeBufferBytes).
     #[arg(long, default_value_t = config::BUFFER_BYTES, value_parser = clap::value_parser!(u64).range(config::BUFFER_BYTES_MIN..))]
     max_buffer_bytes: u64,
 }

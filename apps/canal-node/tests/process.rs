@@ -1,5 +1,6 @@
-//! Tests of the real process beside a real controller. Pods are added and removed by files, and certificates are fetched. The node starts
-//! without a controller, and pods stay captured when the node is killed.
+//! Tests of the real process beside a real controller. Pods are added and removed by files, and
+//! certificates are fetched. The node starts without a controller, and pods stay captured when the
+//! node is killed.
 
 #[path = "../../../dataplane/node-proxy/tests/fixture/gateway.rs"]
 mod gateway;
@@ -63,7 +64,8 @@ fn the_client() {
     }
 }
 
-/// A machine: a controller, a pod's namespace and cgroup, an outside namespace, and directories for a node.
+/// A machine: a controller, a pod's namespace and cgroup, an outside namespace, and directories for
+/// a node.
 struct NodeMachine {
     runtime: Runtime,
     live_controller: Mutex<Option<Controller>>,
@@ -436,7 +438,8 @@ fn pods_come_and_go_by_files() {
             .any(|l| l.starts_with("canal_capture_verdicts_total{verdict=\"taken_v4\"} "))
     });
 
-    // The pod is deleted while one of its processes still runs: nothing listens, and no packet gets out.
+    // The pod is deleted while one of its processes still runs: nothing listens, and no packet gets
+    // out.
     let mut lives = CaseProcess::start(
         &m.ns,
         Some(&m.cg),
@@ -583,7 +586,8 @@ fn policies_apply_to_inbound_plaintext_and_outlive_the_node() {
 fn nftables_captures_with_a_warning_when_bpf_is_refused() {
     let mut m = NodeMachine::new();
     m.ns.ip("route add default dev pod0");
-    // A bpffs cannot be mounted on a file, and without a directory for the pins BPF counts as refused.
+    // A bpffs cannot be mounted on a file, and without a directory for the pins BPF counts as
+    // refused.
     m.pins = m.dir.path().join("file");
     fs::write(&m.pins, "").unwrap();
     let refused = m.node_command().output().unwrap();
@@ -640,8 +644,8 @@ fn nftables_captures_with_a_warning_when_bpf_is_refused() {
     );
 }
 
-/// A tenant's UDPRoute opens a port of the pod to the tier and to no other source. Without the route the port closes. Tested with BPF and
-/// with nftables.
+/// A tenant's UDPRoute opens a port of the pod to the tier and to no other source. Without the
+/// route the port closes. Tested with BPF and with nftables.
 #[test]
 fn datagrams_of_the_tier_reach_the_ports_of_udp_routes_while_these_exist() {
     const OUTSIDE: &str = "10.77.254.1";

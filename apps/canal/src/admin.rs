@@ -1,5 +1,6 @@
-//! The controller's API for operators (`canal.api.v1.Admin`). It connects with the world's (or the given) root CA and token, and turns gRPC
-//! errors into [`VerbError`] with a fix. In a world the connection is made inside the controller's network namespace. Start at [`connect`].
+//! The controller's API for operators (`canal.api.v1.Admin`). It connects with the world's (or the
+//! given) root CA and token, and turns gRPC errors into [`VerbError`] with a fix. In a world the
+//! connection is made inside the controller's network namespace. Start at [`connect`].
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;

@@ -1,5 +1,5 @@
-//! The demo's world, which is built into the binary so that `canal demo` needs no source tree; and the reading of topology files. Start at
-//! [`load`].
+//! The demo's world, which is built into the binary so that `canal demo` needs no source tree; and
+//! the reading of topology files. Start at [`load`].
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use crate::exit::{ExitStatus, VerbError, VerbResult};
 use crate::running_world::{self, RunningWorld};
 use crate::verbs::apply;
 
-/// Routes of tenant alpha in the demo. They are applied and not read from files, because one step changes their weights.
+/// Routes of tenant alpha in the demo. They are applied and not read from files, because one step
+/// changes their weights.
 pub(crate) const ALPHA_ROUTES: &str = include_str!("../../../demo/alpha/routes.yaml");
 
 /// All files of the demo, with their relative paths.
@@ -64,7 +65,8 @@ pub(crate) fn load(name: &str) -> VerbResult<BundledTopology> {
     })
 }
 
-/// Directory of the demo's files for a persistent world. It is always the same, so that bringing the demo up again finds the same world.
+/// Directory of the demo's files for a persistent world. It is always the same, so that bringing
+/// the demo up again finds the same world.
 const LASTING: &str = "/run/canal/scenery";
 
 /// Prefix of the names of temporary directories. The process id follows.
@@ -132,7 +134,8 @@ pub(crate) fn demo() -> VerbResult<BundledTopology> {
     })
 }
 
-/// Applies the objects of the demo's tenants, once the controller answers. Repeating it changes nothing.
+/// Applies the objects of the demo's tenants, once the controller answers. Repeating it changes
+/// nothing.
 pub(crate) async fn install_demo_keys(running: &Arc<RunningWorld>) -> VerbResult {
     let mut admin = admin::connect_in(running.clone()).await?;
     apply::apply_text(

@@ -1,4 +1,5 @@
-//! A data plane's endpoints for operators: its admin socket, and its metrics port, which is reached inside its host's namespace.
+//! A data plane's endpoints for operators: its admin socket, and its metrics port, which is reached
+//! inside its host's namespace.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;

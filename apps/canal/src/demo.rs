@@ -1,5 +1,5 @@
-//! The demo: steps that each check expectations and show the observed results. Only these steps depend on the demo's own world
-//! (`demo/*.yaml`). Start at [`play`].
+//! The demo: steps that each check expectations and show the observed results. Only these steps
+//! depend on the demo's own world (`demo/*.yaml`). Start at [`play`].
 
 pub(crate) mod canary;
 pub(crate) mod demo_world;

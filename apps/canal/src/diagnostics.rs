@@ -1,4 +1,5 @@
-//! Diagnostics of the controller and the compiler, as lines. The functions are independent of the verbs.
+//! Diagnostics of the controller and the compiler, as lines. The functions are independent of the
+//! verbs.
 
 use canal_json_api::v1::ChangeKindView;
 use canal_wire::api::{Change, Diagnostic, Severity};

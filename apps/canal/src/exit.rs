@@ -1,4 +1,5 @@
-//! Exit codes and errors: the contract with scripts. Every error contains the subject, what is wrong, and how to fix it.
+//! Exit codes and errors: the contract with scripts. Every error contains the subject, what is
+//! wrong, and how to fix it.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -90,7 +91,8 @@ impl VerbError {
         Self::new(ExitStatus::Failed, place, what.to_string(), fix)
     }
 
-    /// Returns an error that contains only the exit code, because all messages (diagnostics, a table) were printed already.
+    /// Returns an error that contains only the exit code, because all messages (diagnostics, a
+    /// table) were printed already.
     pub(crate) fn already_printed(exit: ExitStatus) -> Self {
         Self::new(exit, "", "", "")
     }

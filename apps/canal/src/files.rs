@@ -1,4 +1,5 @@
-//! The YAML files that `-f` names: files, directories of them, or `-` for stdin. It does not check their content.
+//! The YAML files that `-f` names: files, directories of them, or `-` for stdin. It does not check
+//! their content.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -7,10 +8,12 @@ use canal_wire::api::File;
 
 use crate::exit::{ExitStatus, VerbError, VerbResult};
 
-/// Maximum size of a file, in bytes: far above any hand-written one, and far below the controller's limit.
+/// Maximum size of a file, in bytes: far above any hand-written one, and far below the controller's
+/// limit.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// Reads all files. A directory stands for its `.yaml` and `.yml` files in the order of their names.
+/// Reads all files. A directory stands for its `.yaml` and `.yml` files in the order of their
+/// names.
 pub(crate) fn read(paths: &[PathBuf]) -> VerbResult<Vec<File>> {
     let mut files = Vec::new();
     for path in paths {

@@ -1,4 +1,5 @@
-//! `canal`: parses the command line, runs one verb, and maps its error to text and exit code. The verbs are in `verbs/`, one file each.
+//! `canal`: parses the command line, runs one verb, and maps its error to text and exit code. The
+//! verbs are in `verbs/`, one file each.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Reads Prometheus text (exposition format 0.0.4) as far as the views need it: name, labels, value. It ignores types, help and times.
+//! Reads Prometheus text (exposition format 0.0.4) as far as the views need it: name, labels,
+//! value. It ignores types, help and times.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Observation of data planes through the controller: begins an observation, reads its events, and reports missing data on stderr. The
-//! verbs print the data. Start at [`begin`].
+//! Observation of data planes through the controller: begins an observation, reads its events, and
+//! reports missing data on stderr. The verbs print the data. Start at [`begin`].
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,8 @@ pub(crate) struct OperatorObservation {
     is_refused: bool,
 }
 
-/// Begins an observation at the controller. It fails if a named data plane does not exist, or if the operator may not see it.
+/// Begins an observation at the controller. It fails if a named data plane does not exist, or if
+/// the operator may not see it.
 pub(crate) async fn begin(
     admin: &mut Admin,
     request: ObserveRequest,
@@ -64,7 +65,8 @@ pub(crate) fn request(
 }
 
 impl OperatorObservation {
-    /// Returns the next data with its source, or `None` at the end. Dropped lines and data planes that are gone are reported on stderr.
+    /// Returns the next data with its source, or `None` at the end. Dropped lines and data planes
+    /// that are gone are reported on stderr.
     async fn next(&mut self) -> VerbResult<Option<(String, Vec<u8>)>> {
         loop {
             let Some(event) = self
@@ -102,7 +104,8 @@ impl OperatorObservation {
         }
     }
 
-    /// Calls `each` with every line until it returns false, all data planes have ended, or a signal arrives.
+    /// Calls `each` with every line until it returns false, all data planes have ended, or a signal
+    /// arrives.
     pub(crate) async fn lines(
         mut self,
         stop: &mut StopSignal,
@@ -148,7 +151,8 @@ impl OperatorObservation {
     }
 }
 
-/// Returns a line that is safe for a terminal: control characters of a data plane must not control it.
+/// Returns a line that is safe for a terminal: control characters of a data plane must not control
+/// it.
 pub(crate) fn printable(line: &str) -> String {
     line.chars()
         .map(|c| {

@@ -1,4 +1,5 @@
-//! Prints results: a table for people, JSON or YAML for programs. Results go to stdout, everything else to stderr. Start at [`print`].
+//! Prints results: a table for people, JSON or YAML for programs. Results go to stdout, everything
+//! else to stderr. Start at [`print`].
 
 use std::io::{IsTerminal, Write};
 
@@ -50,7 +51,8 @@ impl TextTable {
         self.rows.push(cells.to_vec());
     }
 
-    /// Returns one line per row. The last column is not padded, so that long texts do not widen the table.
+    /// Returns one line per row. The last column is not padded, so that long texts do not widen the
+    /// table.
     pub(crate) fn lines(&self) -> Vec<String> {
         let heading: Vec<String> = self.heading.iter().map(|h| (*h).to_owned()).collect();
         let all: Vec<&Vec<String>> = std::iter::once(&heading).chain(&self.rows).collect();
@@ -79,7 +81,8 @@ impl TextTable {
     }
 }
 
-/// Prints a view of the operators' API as the controller's HTTP face shows it, or `table` if the format is a table.
+/// Prints a view of the operators' API as the controller's HTTP face shows it, or `table` if the
+/// format is a table.
 pub(crate) fn print_view(
     format: Format,
     view: impl Serialize,
@@ -108,7 +111,8 @@ pub(crate) fn print(
     line(text.trim_end())
 }
 
-/// Prints one result line. If the reader has gone (`canal get | head`), the program ends without a message.
+/// Prints one result line. If the reader has gone (`canal get | head`), the program ends without a
+/// message.
 pub(crate) fn line(text: &str) -> VerbResult {
     match writeln!(std::io::stdout(), "{text}") {
         Err(problem) if problem.kind() == std::io::ErrorKind::BrokenPipe => {

@@ -1,5 +1,6 @@
-//! The only interface to `canal_world`. It finds the world of a verb, connects to hosts and runs commands inside them, and turns the
-//! world's errors into [`VerbError`]. It decides nothing about worlds.
+//! The only interface to `canal_world`. It finds the world of a verb, connects to hosts and runs
+//! commands inside them, and turns the world's errors into [`VerbError`]. It decides nothing about
+//! worlds.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! Ctrl-c and SIGTERM as an event that a verb can wait for. The signals never end the process, so that cleaning up is not interrupted.
+//! Ctrl-c and SIGTERM as an event that a verb can wait for. The signals never end the process, so
+//! that cleaning up is not interrupted.
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;

@@ -1,4 +1,5 @@
-//! One module per verb. A verb gets parsed arguments and prints its own result. Errors are returned to `main`.
+//! One module per verb. A verb gets parsed arguments and prints its own result. Errors are returned
+//! to `main`.
 
 pub(crate) mod apply;
 pub(crate) mod ca;

@@ -1,5 +1,5 @@
-//! The live view of a world: processes, connections, generations and requests. [`WorldSampler`] collects samples, pure functions turn them
-//! into lines, and [`Canvas`] draws them.
+//! The live view of a world: processes, connections, generations and requests. [`WorldSampler`]
+//! collects samples, pure functions turn them into lines, and [`Canvas`] draws them.
 
 use std::collections::BTreeMap;
 use std::io::{Stdout, Write};
@@ -25,7 +25,8 @@ struct WorldSample {
     hosts: Vec<HostStatus>,
     /// `Err` contains the reason why the controller gave no answer.
     status: Result<StatusResponse, String>,
-    /// Total requests over all gateways by tenant, service and class of status, which are joined by tabs.
+    /// Total requests over all gateways by tenant, service and class of status, which are joined by
+    /// tabs.
     requests: BTreeMap<String, f64>,
     /// CPU time of the mesh's own processes.
     cpu: BTreeMap<String, Duration>,
@@ -78,7 +79,8 @@ impl WorldSampler {
         let status = self.status().await;
         let mut requests = BTreeMap::new();
         for gateway in self.running.names_of(HostKindFilter::Gateway)? {
-            // A replica that is down returns no metrics. The list of processes shows that it is down.
+            // A replica that is down returns no metrics. The list of processes shows that it is
+            // down.
             if let Ok(text) =
                 dataplane::get(&self.running, &gateway, AdminPage::Metrics, "/metrics").await
             {

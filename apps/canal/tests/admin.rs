@@ -1,4 +1,5 @@
-//! Tests of the verbs that use a controller, with a real one in a world of its own: apply, get, diff, delete, status, compile.
+//! Tests of the verbs that use a controller, with a real one in a world of its own: apply, get,
+//! diff, delete, status, compile.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -10,7 +11,8 @@ struct AdminWorld {
 }
 
 impl AdminWorld {
-    /// Returns `None`, with a message, if worlds cannot be built here. Each test has its own letter, because tests run in parallel.
+    /// Returns `None`, with a message, if worlds cannot be built here. Each test has its own
+    /// letter, because tests run in parallel.
     fn up(letter: char) -> Option<Self> {
         let beside = Path::new(env!("CARGO_BIN_EXE_canal")).parent().unwrap();
         if !rustix::process::geteuid().is_root() {
@@ -56,7 +58,8 @@ impl AdminWorld {
         command.args(words.split_whitespace()).output().unwrap()
     }
 
-    /// Runs a verb and returns its output. Its exit code must be `code` and its output must contain `want`.
+    /// Runs a verb and returns its output. Its exit code must be `code` and its output must contain
+    /// `want`.
     fn check(&self, words: &str, code: i32, want: &str) -> String {
         let output = self.canal(words);
         let all = String::from_utf8_lossy(&output.stdout).into_owned()

@@ -1,4 +1,5 @@
-//! Tests of the `canal` binary as scripts use it: exit codes, streams, and a small world from up to down.
+//! Tests of the `canal` binary as scripts use it: exit codes, streams, and a small world from up to
+//! down.
 
 use std::process::{Command, Output};
 
@@ -143,7 +144,8 @@ fn compile_reports_a_policy_that_cannot_be_enforced() {
     }
 }
 
-/// Checks that without root a world that is up appears neither as a leftover nor as absent, because its lock is not readable.
+/// Checks that without root a world that is up appears neither as a leftover nor as absent, because
+/// its lock is not readable.
 fn others_are_told_to_be_root(world: &str) {
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt;
@@ -151,7 +153,8 @@ fn others_are_told_to_be_root(world: &str) {
     let directory = tempfile::tempdir().unwrap();
     std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let copy = directory.path().join("canal");
-    // Another process copies the file: a child of another test that has the file open for writing would make running it fail.
+    // Another process copies the file: a child of another test that has the file open for writing
+    // would make running it fail.
     assert!(
         Command::new("cp")
             .arg(env!("CARGO_BIN_EXE_canal"))

@@ -1,5 +1,5 @@
-//! Tests of `canal explain` without a controller: its texts are golden (`CANAL_BLESS=1` writes them again), and its failures have their
-//! exit codes.
+//! Tests of `canal explain` without a controller: its texts are golden (`CANAL_BLESS=1` writes them
+//! again), and its failures have their exit codes.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -1,5 +1,5 @@
-//! Tests of the verbs that inspect data planes, in the demo's whole world: status, config dump, logs, tap, exec; and `up` as a script runs
-//! it.
+//! Tests of the verbs that inspect data planes, in the demo's whole world: status, config dump,
+//! logs, tap, exec; and `up` as a script runs it.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -93,7 +93,8 @@ impl Up {
 
 impl Drop for Up {
     fn drop(&mut self) {
-        // The process has ended, or an assertion failed. In both cases the world ends with its owner.
+        // The process has ended, or an assertion failed. In both cases the world ends with its
+        // owner.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

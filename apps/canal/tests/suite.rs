@@ -1,4 +1,5 @@
-//! Integration tests of the `canal` command as a user runs it. `make test` runs each module in a process of its own (`suite MODULE::`).
+//! Integration tests of the `canal` command as a user runs it. `make test` runs each module in a
+//! process of its own (`suite MODULE::`).
 
 mod admin;
 mod cli;

@@ -54,7 +54,8 @@ pub(crate) fn figure(arguments: &BlastArgs) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Plain sharding: each AZ's backends are cut into fixed groups; a home group and an away group belong together.
+/// Plain sharding: each AZ's backends are cut into fixed groups; a home group and an away group
+/// belong together.
 fn plain(tier: &PlannedTier, size: &TierSize) -> Vec<Vec<usize>> {
     let of_az = |az: usize| (0..tier.azs.len()).filter(move |backend| tier.azs[*backend] == az);
     let zones = size.azs as usize;
@@ -94,7 +95,8 @@ fn choose(of: usize, k: usize) -> f64 {
     }
 }
 
-/// Returns the probability that all of `all` given backends are among `failed` random ones out of `backends`.
+/// Returns the probability that all of `all` given backends are among `failed` random ones out of
+/// `backends`.
 fn chance_all(backends: usize, failed: usize, all: usize) -> f64 {
     if failed < all || all > backends {
         0.0
@@ -156,7 +158,8 @@ fn down(sharding: &Sharding, failed: &[bool]) -> usize {
         .count()
 }
 
-/// Returns the largest number of services that a set of failures takes down, among seeded sets and one that grows by the cheapest service.
+/// Returns the largest number of services that a set of failures takes down, among seeded sets and
+/// one that grows by the cheapest service.
 fn worst(sharding: &Sharding, failures: usize, arguments: &BlastArgs) -> usize {
     let mut draw = SeededRng::new(arguments.size.seed);
     let mut order: Vec<usize> = (0..sharding.backends).collect();
@@ -189,7 +192,8 @@ fn worst(sharding: &Sharding, failures: usize, arguments: &BlastArgs) -> usize {
     worst.max(down(sharding, &failed))
 }
 
-/// A query of death kills all backends of one service, and more fail at random; prints the effect on the other services.
+/// A query of death kills all backends of one service, and more fail at random; prints the effect
+/// on the other services.
 fn poison(text: &mut String, shardings: &[Sharding], failures: usize) -> anyhow::Result<()> {
     writeln!(
         text,
@@ -244,7 +248,8 @@ mod tests {
 
     #[test]
     fn chances_are_those_of_all_sets() {
-        // 5 backends, 3 failed: there are 10 sets; 3 of them contain a given pair, and only 1 misses it completely.
+        // 5 backends, 3 failed: there are 10 sets; 3 of them contain a given pair, and only 1
+        // misses it completely.
         assert!((chance_all(5, 3, 2) - 0.3).abs() < 1e-12);
         assert!((chance_none(5, 3, 2) - 0.1).abs() < 1e-12);
         assert_eq!(chance_all(5, 1, 2), 0.0);

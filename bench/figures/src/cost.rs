@@ -1,5 +1,6 @@
-//! Table 5 as a cost model: VMs of a region before and after redirectors and tunnels. Nothing is measured here. Costs are measurements of
-//! `canal-bench-tier`, or arguments. Every cost and every assumption is printed with the result.
+//! Table 5 as a cost model: VMs of a region before and after redirectors and tunnels. Nothing is
+//! measured here. Costs are measurements of `canal-bench-tier`, or arguments. Every cost and every
+//! assumption is printed with the result.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -10,10 +11,12 @@ use serde_json::Value;
 /// The measurements, with the machine and the commands that made them.
 const MEASURED: &str = include_str!("../measured.json");
 
-/// Measured costs, and properties of a region. A missing value is taken from the file of measurements.
+/// Measured costs, and properties of a region. A missing value is taken from the file of
+/// measurements.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Flags {
-    /// Figures that `canal-bench-tier PART --json FILE` measured. Default: those that were measured for this version
+    /// Figures that `canal-bench-tier PART --json FILE` measured. Default: those that were measured
+    /// for this version
     #[arg(long, value_name = "FILE")]
     measurements_file: Option<PathBuf>,
     /// Use the figures of a load with a connection for each request, instead of keep-alive
@@ -110,7 +113,8 @@ impl Flags {
         let l7_us = self
             .l7_us
             .map_or_else(|| number(measured, &format!("/cost/{load}/l7_us")), Ok)?;
-        // Compared with a gateway at the same rate: a process that is often idle costs more per request than a busy one.
+        // Compared with a gateway at the same rate: a process that is often idle costs more per
+        // request than a busy one.
         let balancer = || {
             Ok::<_, anyhow::Error>(
                 l7_us * number(measured, "/hop/lb_us")? / number(measured, "/hop/gateway_us")?,
@@ -173,9 +177,11 @@ struct Vms {
 
 impl Costs {
     fn vms(&self, cpu_level: f64) -> Vms {
-        // One replica VM before is full of sessions: `session_level` of its table and `cpu_at_level` of its CPU are in use.
+        // One replica VM before is full of sessions: `session_level` of its table and
+        // `cpu_at_level` of its CPU are in use.
         let own = 1.0 + self.upstream;
-        // A load balancer VM has the same table and holds each client session once; its CPU per request is relative to a replica's.
+        // A load balancer VM has the same table and holds each client session once; its CPU per
+        // request is relative to a replica's.
         let lb_by_sessions = 1.0 / own;
         let lb_by_cpu = self.cpu_at_level * (self.lb_us / self.l7_us) / cpu_level;
         let balancers = f64::max(lb_by_sessions, lb_by_cpu);
@@ -184,7 +190,8 @@ impl Costs {
         let replicas = |sessions: f64, more: f64| {
             f64::max(sessions, self.cpu_at_level * (1.0 + more) / cpu_level)
         };
-        // Tunnels aggregate client sessions. Sessions to endpoints cross the same edge and use the same tunnels.
+        // Tunnels aggregate client sessions. Sessions to endpoints cross the same edge and use the
+        // same tunnels.
         let aggregated = self.tunnel_sessions / (self.sessions * own);
         Vms {
             before: replicas(1.0, 0.0) + balancers,
@@ -453,7 +460,8 @@ mod tests {
             cpu_level: 1.0,
             sources: Vec::new(),
         };
-        // Half a balancer for each replica; then a fifth of a replica, and a tenth more for redirector and tunnels.
+        // Half a balancer for each replica; then a fifth of a replica, and a tenth more for
+        // redirector and tunnels.
         for (name, costs, want) in [
             ("sessions", costs.clone(), (1.5, 1.0, 0.22)),
             (

@@ -1,5 +1,6 @@
-//! The controller's cost of planning: a whole tier at first, a pass without changes, and changes of the fleet. This is the time of the
-//! planner alone, on this machine; the controller also reads reports and publishes.
+//! The controller's cost of planning: a whole tier at first, a pass without changes, and changes of
+//! the fleet. This is the time of the planner alone, on this machine; the controller also reads
+//! reports and publishes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -1,5 +1,5 @@
-//! A planned tier of some size: services with seeded weights on backends in AZs. It has no replicas, because the figures are about
-//! backends.
+//! A planned tier of some size: services with seeded weights on backends in AZs. It has no
+//! replicas, because the figures are about backends.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -159,7 +159,8 @@ impl SeededRng {
     pub(crate) fn new(seed: u64) -> SeededRng {
         SeededRng(seed)
     }
-    /// Returns a number from 0 to `limit - 1`; `limit` is small compared with 2^64, so that the remainder is even enough.
+    /// Returns a number from 0 to `limit - 1`; `limit` is small compared with 2^64, so that the
+    /// remainder is even enough.
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,5 +1,6 @@
-//! Figure 25's other half: the slowdown below eight simultaneous sessions. It is typical of accelerators that work in batches, and the key
-//! server exists to avoid it. The bench runs handshakes of one server (`lanes`) one by one and in batches, over the loopback. It prints
+//! Figure 25's other half: the slowdown below eight simultaneous sessions. It is typical of
+//! accelerators that work in batches, and the key server exists to avoid it. The bench runs
+//! handshakes of one server (`lanes`) one by one and in batches, over the loopback. It prints
 //! figures and does not assess them.
 //!
 //! An operation costs the same CPU time in a batch or alone, because this process computes it in

@@ -1,5 +1,5 @@
-//! The requester's cost of one bare exchange with another core: the kernel's part, which is a lower bound for any key server. It prints one
-//! line.
+//! The requester's cost of one bare exchange with another core: the kernel's part, which is a lower
+//! bound for any key server. It prints one line.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -1,4 +1,5 @@
-//! Results of runs of the load, round by round, and their summary: the median with the minimum and the maximum. It measures nothing.
+//! Results of runs of the load, round by round, and their summary: the median with the minimum and
+//! the maximum. It measures nothing.
 
 use std::fmt;
 
@@ -64,7 +65,8 @@ impl FigureSpread {
     }
 }
 
-/// With a precision, prints the median alone: `{:.0}`; the alternate form adds the minimum and the maximum: `{:#.0}`.
+/// With a precision, prints the median alone: `{:.0}`; the alternate form adds the minimum and the
+/// maximum: `{:#.0}`.
 impl fmt::Display for FigureSpread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let digits = f.precision().unwrap_or(1);

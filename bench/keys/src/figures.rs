@@ -1,5 +1,5 @@
-//! The paper's figures on the key server (12, 23, 25, 27, 28), each from runs of the same load in the same worlds. It measures them;
-//! `tables` prints.
+//! The paper's figures on the key server (12, 23, 25, 27, 28), each from runs of the same load in
+//! the same worlds. It measures them; `tables` prints.
 
 use std::collections::BTreeMap;
 
@@ -97,7 +97,8 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
         // The maximum of `none` under its cap determines the rates of figure 28.
         let mut capacity = None;
         for round in 0..flags.rounds {
-            // Modes take turns, so that other load on the machine affects each alike; `none` is first in the first round.
+            // Modes take turns, so that other load on the machine affects each alike; `none` is
+            // first in the first round.
             for at in 0..AsymmetricMode::ALL.len() {
                 let mode = AsymmetricMode::ALL[(at + round as usize) % AsymmetricMode::ALL.len()];
                 eprintln!(

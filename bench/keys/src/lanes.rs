@@ -1,5 +1,6 @@
-//! A server whose handshakes a local key makes: each at once, or in batches as an accelerator with eight lanes makes them. `batched`
-//! measures it in a separate process, because the processor's features are read once per process.
+//! A server whose handshakes a local key makes: each at once, or in batches as an accelerator with
+//! eight lanes makes them. `batched` measures it in a separate process, because the processor's
+//! features are read once per process.
 
 use std::cell::RefCell;
 use std::future::pending;
@@ -24,7 +25,8 @@ use tokio_rustls::LazyConfigAcceptor;
 
 /// Number of operations in a batch: 512 bits are eight lanes.
 pub(crate) const LANES: usize = 8;
-/// Time that the first operation of a batch waits for others: the shortest setting of the paper's accelerator.
+/// Time that the first operation of a batch waits for others: the shortest setting of the paper's
+/// accelerator.
 pub(crate) const WAIT: Duration = Duration::from_millis(1);
 /// An empty SETTINGS frame, which an HBONE server sends first.
 const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
@@ -119,7 +121,8 @@ async fn serve(
 #[derive(Clone)]
 struct Gate {
     batch: Rc<RefCell<LaneBatch<oneshot::Sender<()>>>>,
-    /// Times at which to check the queue, for a thread that sleeps until then: the runtime's timers are as coarse as the intervals here.
+    /// Times at which to check the queue, for a thread that sleeps until then: the runtime's timers
+    /// are as coarse as the intervals here.
     wakeups: mpsc::Sender<Instant>,
 }
 

@@ -11,7 +11,8 @@ use anyhow::{Context, bail};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Quota period. It is short, so that a capped process waits often and briefly. The kernel accepts quotas from 1 ms: 5 %.
+/// Quota period. It is short, so that a capped process waits often and briefly. The kernel accepts
+/// quotas from 1 ms: 5 %.
 const PERIOD_US: u64 = 20_000;
 
 /// File in which a process states how late the machine's cores may wake, in µs.
@@ -23,7 +24,8 @@ const NAME: &str = "canal-bench-keys-";
 /// Limit on the CPU time of a process.
 pub(crate) struct CpuCap {
     folder: PathBuf,
-    /// True if the controller is in cgroup v2, where the process's own cgroup is used; otherwise this value creates a cgroup.
+    /// True if the controller is in cgroup v2, where the process's own cgroup is used; otherwise
+    /// this value creates a cgroup.
     v2: bool,
 }
 
@@ -39,8 +41,9 @@ pub(crate) fn pin(pid: u32, core: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Keeps idle cores from halting while the value exists, however the process ends (PM QoS). In a virtual machine each halt, and each
-/// interrupt between cores, is work of the hypervisor, and is charged to both sides.
+/// Keeps idle cores from halting while the value exists, however the process ends (PM QoS). In a
+/// virtual machine each halt, and each interrupt between cores, is work of the hypervisor, and is
+/// charged to both sides.
 pub(crate) fn awake() -> anyhow::Result<File> {
     let mut file = File::options().write(true).open(PM_QOS).context(PM_QOS)?;
     file.write_all(&0i32.to_ne_bytes()).context(PM_QOS)?;
@@ -65,8 +68,9 @@ pub(crate) fn has_feature(name: &str) -> bool {
         .is_some_and(|line| line.split_whitespace().any(|flag| flag == name))
 }
 
-/// Makes one core process the packets that arrive in a network namespace (RPS). Otherwise the kernel does this on the sender's time between
-/// namespaces, as if the sender's machine were the router too.
+/// Makes one core process the packets that arrive in a network namespace (RPS). Otherwise the
+/// kernel does this on the sender's time between namespaces, as if the sender's machine were the
+/// router too.
 pub(crate) fn receive_on(netns: &Path, core: usize) -> anyhow::Result<()> {
     let name = netns.file_name().context("a namespace has a name")?;
     let mask = format!("{:x}", 1u64 << core);
@@ -84,7 +88,8 @@ pub(crate) fn receive_on(netns: &Path, core: usize) -> anyhow::Result<()> {
 }
 
 impl CpuCap {
-    /// Creates a limit for one process, whose own v2 cgroup is `own`, and for its present and future threads.
+    /// Creates a limit for one process, whose own v2 cgroup is `own`, and for its present and
+    /// future threads.
     pub(crate) fn of(pid: u32, own: &Path) -> anyhow::Result<Self> {
         let (mount, v2) = mount()?;
         if v2 {

@@ -1,5 +1,6 @@
-//! The load: short flows, each a TCP connection, a new mTLS session and (unless only handshakes are requested) one HBONE tunnel with one
-//! HTTP request in it. No session is resumed or reused. It prints one line of JSON, and does not assess it.
+//! The load: short flows, each a TCP connection, a new mTLS session and (unless only handshakes are
+//! requested) one HBONE tunnel with one HTTP request in it. No session is resumed or reused. It
+//! prints one line of JSON, and does not assess it.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -27,7 +28,8 @@ use tokio_rustls::client::TlsStream;
 
 /// A flow that takes longer has failed.
 const FLOW_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of flows in progress in an open loop. Further ones count as failed, so that an overload does not exhaust the machine.
+/// Maximum number of flows in progress in an open loop. Further ones count as failed, so that an
+/// overload does not exhaust the machine.
 const OPEN_MAX: usize = 2000;
 
 #[derive(clap::Args)]
@@ -242,7 +244,8 @@ async fn carry(course: &RunPlan) -> anyhow::Result<()> {
     }
 }
 
-/// Waits for the server's first HTTP/2 frame, which comes only after the server has verified the client.
+/// Waits for the server's first HTTP/2 frame, which comes only after the server has verified the
+/// client.
 async fn settings(tls: &mut TlsStream<TcpStream>) -> anyhow::Result<()> {
     let mut head = [0; 9];
     tls.read_exact(&mut head).await.context("no SETTINGS")?;

@@ -1,5 +1,5 @@
-//! The work that the key server saves a node proxy, measured in a world on real sessions: the paper's figures 12, 23, 24, 25, 27 and 28. It
-//! prints figures and does not assess them.
+//! The work that the key server saves a node proxy, measured in a world on real sessions: the
+//! paper's figures 12, 23, 24, 25, 27 and 28. It prints figures and does not assess them.
 
 #![forbid(unsafe_code)]
 
@@ -25,7 +25,8 @@ use clap::{Parser, Subcommand};
 struct Flags {
     #[command(subcommand)]
     what: Experiment,
-    /// Keep idle cores from halting, so that what a hypervisor does for each wake-up is not measured with the rest
+    /// Keep idle cores from halting, so that what a hypervisor does for each wake-up is not
+    /// measured with the rest
     #[arg(long, global = true)]
     awake: bool,
 }

@@ -1,4 +1,5 @@
-//! One case of the figures alone: its world, one run of the load, its cost. It is for profilers, and for a check of one number.
+//! One case of the figures alone: its world, one run of the load, its cost. It is for profilers,
+//! and for a check of one number.
 
 use crate::load::{ConnectPace, LoadRun};
 use crate::scene::{AsymmetricMode, CertificateAlgorithm, KeyBenchWorld, Network};

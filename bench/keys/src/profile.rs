@@ -1,5 +1,6 @@
-//! The node proxy's time per session, by the activity of its threads (`perf record` on the processor's clock), and the lower bound for any
-//! key server. It prints figures and does not assess them.
+//! The node proxy's time per session, by the activity of its threads (`perf record` on the
+//! processor's clock), and the lower bound for any key server. It prints figures and does not
+//! assess them.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -232,8 +233,8 @@ impl<'a> StackFrame<'a> {
     }
 }
 
-/// Returns the activity of a stack, innermost frame first. Outside the kernel only the innermost frame is known: there are no frame
-/// pointers.
+/// Returns the activity of a stack, innermost frame first. Outside the kernel only the innermost
+/// frame is known: there are no frame pointers.
 fn part(frames: &[StackFrame<'_>]) -> Option<ThreadActivity> {
     let first = frames.first()?;
     Some(

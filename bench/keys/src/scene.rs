@@ -1,5 +1,5 @@
-//! The bench's world for one case: it is up, pinned and capped. This module runs the load and reads what processes used and counted. It
-//! prints nothing.
+//! The bench's world for one case: it is up, pinned and capped. This module runs the load and reads
+//! what processes used and counted. It prints nothing.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -32,8 +32,8 @@ const ADMIN: &str = "http://127.0.0.1:15020/metrics";
 /// Process that does the asymmetric operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum AsymmetricMode {
-    /// The node proxy, without the features that processors have had for this since 2013: no AVX2, ADX, BMI2 or AVX-512 (the paper's "no
-    /// offloading").
+    /// The node proxy, without the features that processors have had for this since 2013: no AVX2,
+    /// ADX, BMI2 or AVX-512 (the paper's "no offloading").
     None,
     /// The node proxy, with all features of this processor (the paper's "local offloading").
     Local,
@@ -180,7 +180,8 @@ impl KeyBenchWorld {
 
     fn load(&self, run: &LoadRun) -> anyhow::Result<Value> {
         let mut command = load::command(&self.identity, &self.target, &self.authority, run)?;
-        // The command runs inside the pod: otherwise the world's switches and routers would be charged to the sender of a packet.
+        // The command runs inside the pod: otherwise the world's switches and routers would be
+        // charged to the sender of a packet.
         load::read(&self.world.inside(APP, || command.output())??)
     }
 
@@ -219,7 +220,8 @@ impl KeyBenchWorld {
         })
     }
 
-    /// Returns the sum of a counter's series of the node proxy or the key server whose lines contain `part`.
+    /// Returns the sum of a counter's series of the node proxy or the key server whose lines
+    /// contain `part`.
     pub(crate) fn counted(&self, of_keys: bool, name: &str, part: &str) -> anyhow::Result<f64> {
         let host = if of_keys { KEYS } else { NODE };
         let out = self
@@ -291,7 +293,8 @@ fn topology_of(
 
 /// Pins the processes of the world to the two cores, and the packets of the network that is apart.
 fn pin_hosts(world: &World, network: Network) -> anyhow::Result<()> {
-    // The load, the application, the controller and the node proxy share a core; the key server has the other.
+    // The load, the application, the controller and the node proxy share a core; the key server has
+    // the other.
     for host in world
         .hosts()?
         .iter()

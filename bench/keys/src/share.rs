@@ -20,14 +20,16 @@ pub(crate) struct ShareFlags {
     /// Number of worlds of each mode, in turn; each figure is their median
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// New clients, each with an identity of its own, for each world and time that the application takes
+    /// New clients, each with an identity of its own, for each world and time that the application
+    /// takes
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u16).range(1..=64))]
     clients: u16,
     #[arg(long, value_enum, default_value_t = CertificateAlgorithm::Ecdsa)]
     algorithm: CertificateAlgorithm,
 }
 
-/// Response times of the application: zero, and the two modes of the paper's distribution (40 to 50 and 100 to 200 ms).
+/// Response times of the application: zero, and the two modes of the paper's distribution (40 to 50
+/// and 100 to 200 ms).
 const RESPONSE_TIMES_MS: [u32; 3] = [0, 45, 150];
 /// Requests of one client on one connection; the first is not counted.
 const REQUESTS: usize = 20;

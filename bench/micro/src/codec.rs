@@ -96,7 +96,8 @@ fn both(request: &'static [u8], response: &'static [u8]) -> Box<dyn FnMut()> {
     })
 }
 
-/// The head is parsed in advance. Writing ends with one contiguous buffer, as a gateway sends small heads.
+/// The head is parsed in advance. Writing ends with one contiguous buffer, as a gateway sends small
+/// heads.
 fn write_request(bytes: &'static [u8]) -> Box<dyn FnMut()> {
     let mut head = RequestHead::new();
     assert!(matches!(

@@ -9,7 +9,8 @@ mod routes;
 
 pub use routes::{RuleSet, SETS};
 
-/// One operation. `make` builds its inputs; each call of the returned closure executes the operation once.
+/// One operation. `make` builds its inputs; each call of the returned closure executes the
+/// operation once.
 pub struct BenchOperation {
     pub name: &'static str,
     pub make: fn() -> Box<dyn FnMut()>,

@@ -1,5 +1,6 @@
-//! `canal-bench-micro`: one table of nanoseconds per operation and bytes per route; or instructions per operation under valgrind, which do
-//! not depend on how busy the machine is. The operations are in the library.
+//! `canal-bench-micro`: one table of nanoseconds per operation and bytes per route; or instructions
+//! per operation under valgrind, which do not depend on how busy the machine is. The operations are
+//! in the library.
 
 #![forbid(unsafe_code)]
 
@@ -15,7 +16,8 @@ const USAGE: &str = "usage: canal-bench-micro [time | instructions | once NAME C
   instructions  instructions per operation, counted by valgrind
   once          run one operation COUNT times, for profilers";
 
-/// Approximate duration of a round. The best round counts, because other load only slows rounds down.
+/// Approximate duration of a round. The best round counts, because other load only slows rounds
+/// down.
 const ROUND: Duration = Duration::from_millis(60);
 const ROUNDS: usize = 5;
 /// Number of operations counted under valgrind.
@@ -99,7 +101,8 @@ fn once(name: &str, count: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Counts the instructions of one operation: the difference of two runs under valgrind, so that making the inputs does not count.
+/// Counts the instructions of one operation: the difference of two runs under valgrind, so that
+/// making the inputs does not count.
 fn count_all() -> ExitCode {
     println!("{:<34} {:>12}", "operation", "instructions");
     for operation in operations()

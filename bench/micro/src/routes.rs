@@ -1,5 +1,5 @@
-//! Router operations: lookups and rebuilds over sets of rules of several sizes and shapes. Requests visit all rules in random order, so
-//! that large sets include the cost of cache misses.
+//! Router operations: lookups and rebuilds over sets of rules of several sizes and shapes. Requests
+//! visit all rules in random order, so that large sets include the cost of cache misses.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -181,8 +181,8 @@ fn name<T: std::str::FromStr>(text: &str) -> T {
         .unwrap_or_else(|_| unreachable!("the fixture's names are valid"))
 }
 
-/// A request's host and path, contiguous in one buffer in the order of the lookups: at a gateway, too, the request is in the cache, and
-/// only the routes are not.
+/// A request's host and path, contiguous in one buffer in the order of the lookups: at a gateway,
+/// too, the request is in the cache, and only the routes are not.
 struct BenchRequest {
     start: usize,
     path: usize,

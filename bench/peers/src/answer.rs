@@ -2,7 +2,8 @@
 
 use anyhow::Context;
 
-/// Returns the status and the length of the response at the beginning of `bytes`, if it is complete.
+/// Returns the status and the length of the response at the beginning of `bytes`, if it is
+/// complete.
 pub fn whole_answer(bytes: &[u8]) -> anyhow::Result<Option<(u16, usize)>> {
     let mut fields = [httparse::EMPTY_HEADER; 32];
     let mut head = httparse::Response::new(&mut fields);

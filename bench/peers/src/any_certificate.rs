@@ -7,7 +7,8 @@ use rustls::crypto::{CryptoProvider, verify_tls13_signature};
 use rustls::{DigitallySignedStruct, SignatureScheme};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
-/// Trusts every server, because verification by the load is not measured. Signatures are still checked, by this provider.
+/// Trusts every server, because verification by the load is not measured. Signatures are still
+/// checked, by this provider.
 #[derive(Debug)]
 pub struct AnyCertificate(pub Arc<CryptoProvider>);
 

@@ -1,6 +1,6 @@
-//! The bench's own load, for requests that wrk and h2load cannot send: inside tunnels, behind client certificates, to services drawn at
-//! random, or a connection per request at a stated rate. It has one thread on the load's core. Connections exist before the measured window
-//! starts.
+//! The bench's own load, for requests that wrk and h2load cannot send: inside tunnels, behind
+//! client certificates, to services drawn at random, or a connection per request at a stated rate.
+//! It has one thread on the load's core. Connections exist before the measured window starts.
 
 use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -31,7 +31,8 @@ const SETTLE: Duration = Duration::from_millis(200);
 /// Maximum time of a visit of all services, and of the requests in progress at the end.
 const VISIT_TIMEOUT: Duration = Duration::from_secs(60);
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
-/// Pause after a request that failed, so that a proxy that refuses does not get requests in a tight loop.
+/// Pause after a request that failed, so that a proxy that refuses does not get requests in a tight
+/// loop.
 const AFTER_FAILURE: Duration = Duration::from_millis(10);
 
 /// Way in which a request is sent.

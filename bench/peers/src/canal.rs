@@ -1,5 +1,6 @@
-//! A build of Canal, and the configuration that benches give its gateway: tenants with one origin, services with prefix routes, optionally
-//! policies. A gateway cannot read the state file of another build, so each build compiles its own.
+//! A build of Canal, and the configuration that benches give its gateway: tenants with one origin,
+//! services with prefix routes, optionally policies. A gateway cannot read the state file of
+//! another build, so each build compiles its own.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -8,7 +9,8 @@ use std::path::{Path, PathBuf};
 use crate::origin;
 use crate::process::{PROXY_CORE, PinnedProcess};
 
-/// Keys of the issuer of [`TOKEN`]. The private key does not exist any more, so that nothing else can be signed with it.
+/// Keys of the issuer of [`TOKEN`]. The private key does not exist any more, so that nothing else
+/// can be signed with it.
 pub const JWKS: &str = r#"{"keys":[{"kty":"EC","crv":"P-256","kid":"bench","alg":"ES256","use":"sig","x":"XbWKhgPith9bgltTrDmV4ig9W0dlmblAuvW-QWySUPw","y":"SRYx_l08c-Ht2baU3ddoLa20E34AeLe6l68u9DLvxNI"}]}"#;
 /// A JSON Web Token of `https://bench.example` for the audience `bench`, valid until 2100.
 pub const TOKEN: &str = concat!(
@@ -73,7 +75,8 @@ impl Build {
         Ok(())
     }
 
-    /// Returns the command line of a gateway with one worker that serves service `s0` of each listener's tenant, without an access log.
+    /// Returns the command line of a gateway with one worker that serves service `s0` of each
+    /// listener's tenant, without an access log.
     pub fn gateway(
         &self,
         snapshot: &Path,
@@ -92,7 +95,8 @@ impl Build {
         )
     }
 
-    /// Returns such a command line with flags for the source of its configuration and the destination of its access log.
+    /// Returns such a command line with flags for the source of its configuration and the
+    /// destination of its access log.
     pub fn gateway_fed(
         &self,
         feed: &[&str],
@@ -152,10 +156,12 @@ impl Build {
     }
 }
 
-/// Returns a tenant whose only pod is the origin, with an address of its own. `number` is 1 to 255; `shares` is part of its `spec`.
+/// Returns a tenant whose only pod is the origin, with an address of its own. `number` is 1 to 255;
+/// `shares` is part of its `spec`.
 pub fn tenant(name: &str, number: u8, shares: &str) -> String {
     let (ip, port) = (origin::address(number), origin::PORT);
-    // The first tenant has a range for very many services: no other tenant uses the rest of 10.64.0.0/12.
+    // The first tenant has a range for very many services: no other tenant uses the rest of
+    // 10.64.0.0/12.
     let services = if number == 1 {
         "10.64.0.0/12".to_owned()
     } else {
@@ -170,7 +176,8 @@ pub fn tenant(name: &str, number: u8, shares: &str) -> String {
     )
 }
 
-/// Returns service `number` of the first tenant in front of the origin, with a route for each prefix.
+/// Returns service `number` of the first tenant in front of the origin, with a route for each
+/// prefix.
 pub fn service(number: usize, prefixes: impl IntoIterator<Item = String>) -> String {
     service_at(&service_address(number), number, prefixes)
 }
@@ -206,7 +213,8 @@ fn service_at(ip: &str, n: usize, prefixes: impl IntoIterator<Item = String>) ->
     out
 }
 
-/// Returns policies for service `s0`: a token is required and checked, one kind of path is allowed, another one is denied.
+/// Returns policies for service `s0`: a token is required and checked, one kind of path is allowed,
+/// another one is denied.
 pub fn policies() -> String {
     let head = |kind: &str, name: &str| {
         format!(

@@ -1,4 +1,5 @@
-//! The cases: the requests to a proxy, the number of connections, and the load that sends them. Nothing is started or measured here.
+//! The cases: the requests to a proxy, the number of connections, and the load that sends them.
+//! Nothing is started or measured here.
 
 /// Number of services in the cases that spread requests.
 pub(crate) const SERVICES: usize = 10_000;
@@ -14,7 +15,8 @@ pub(crate) enum ProxyCase {
     Close,
     /// 16 connections x 16 streams, HTTP/2 without TLS in, HTTP/1.1 out.
     H2c,
-    /// mTLS and HTTP/2 in, 10,000 services configured, all requests to one: a CONNECT for each, or a stream where there is no HBONE.
+    /// mTLS and HTTP/2 in, 10,000 services configured, all requests to one: a CONNECT for each, or
+    /// a stream where there is no HBONE.
     OneService,
     /// Like [`ProxyCase::OneService`], with the service drawn at random for each request.
     ManyServices,

@@ -1,5 +1,6 @@
-//! One CA for the TLS cases, made by openssl when the bench starts: the certificates of load, origin and peers, and the TLS settings of the
-//! bench's own load and origin. The gateway's certificate is the controller's, signed by the same CA.
+//! One CA for the TLS cases, made by openssl when the bench starts: the certificates of load,
+//! origin and peers, and the TLS settings of the bench's own load and origin. The gateway's
+//! certificate is the controller's, signed by the same CA.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -61,7 +61,8 @@ fn read_wrk(text: &str) -> Option<GeneratorReport> {
     })
 }
 
-/// Reads `requests: 100 total, 100 started, 100 done, 100 succeeded, 0 failed, 0 errored, 0 timeout`.
+/// Reads `requests: 100 total, 100 started, 100 done, 100 succeeded, 0 failed, 0 errored, 0
+/// timeout`.
 fn read_h2load(text: &str) -> Option<GeneratorReport> {
     let line = text.lines().find(|l| l.starts_with("requests:"))?;
     let n = |what: &str| -> Option<u64> {

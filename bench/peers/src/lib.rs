@@ -1,5 +1,5 @@
-//! Parts that the benches of the gateway share: a private network, pinned processes, an origin, Canal's configuration, load generators,
-//! tables. Each program measures and assesses by itself.
+//! Parts that the benches of the gateway share: a private network, pinned processes, an origin,
+//! Canal's configuration, load generators, tables. Each program measures and assesses by itself.
 
 #![forbid(unsafe_code)]
 

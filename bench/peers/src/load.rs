@@ -1,5 +1,6 @@
-//! Drives a proxy for a bounded time, at its maximum or at a stated rate, and divides its CPU time by the number of responses. The load
-//! generator depends on the case and is the same for all proxies.
+//! Drives a proxy for a bounded time, at its maximum or at a stated rate, and divides its CPU time
+//! by the number of responses. The load generator depends on the case and is the same for all
+//! proxies.
 
 use std::sync::Arc;
 
@@ -12,7 +13,8 @@ use crate::asker::{self, AskerManner, AskerPlan};
 use crate::case::{ProxyCase, SERVICES};
 use crate::peers::SECURE_SERVICE;
 
-/// Warm-up before the measurement if not all services are visited: the argument of h2load, and the seconds for the others.
+/// Warm-up before the measurement if not all services are visited: the argument of h2load, and the
+/// seconds for the others.
 const WARM: (&str, f64) = ("-D500ms", 0.5);
 
 /// Rate at which a load sends its requests.

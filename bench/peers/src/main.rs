@@ -1,5 +1,6 @@
-//! CPU per request of `canal-gateway` beside HAProxy, nginx and Envoy, one worker each, in one run on one machine. It starts the real
-//! programs in a private network, drives them with wrk, h2load and its own load, and prints one table. It does not assess the results.
+//! CPU per request of `canal-gateway` beside HAProxy, nginx and Envoy, one worker each, in one run
+//! on one machine. It starts the real programs in a private network, drives them with wrk, h2load
+//! and its own load, and prints one table. It does not assess the results.
 
 #![forbid(unsafe_code)]
 
@@ -42,16 +43,19 @@ struct Flags {
     /// affects all proxies equally. The median is printed.
     #[arg(long, default_value_t = 5)]
     runs: usize,
-    /// Only these proxies (canal, canal-before, canal-100k, canal-100k-controller, haproxy, nginx, envoy).
+    /// Only these proxies (canal, canal-before, canal-100k, canal-100k-controller, haproxy, nginx,
+    /// envoy).
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Only these cases (http1, close, h2c, one, spread, mtls, policies).
     #[arg(long, value_delimiter = ',')]
     cases: Vec<String>,
-    /// A folder with `canal` and `canal-gateway` of another commit: measures them as canal-before, in turns with canal, and compares the two.
+    /// A folder with `canal` and `canal-gateway` of another commit: measures them as canal-before,
+    /// in turns with canal, and compares the two.
     #[arg(long)]
     before: Option<PathBuf>,
-    /// Replace the table between the `bench-peers` marks of this file, and with --before the one between the `bench-before` marks.
+    /// Replace the table between the `bench-peers` marks of this file, and with --before the one
+    /// between the `bench-before` marks.
     #[arg(long)]
     markdown: Option<PathBuf>,
 }
@@ -110,8 +114,9 @@ fn main() -> anyhow::Result<()> {
     report(&flags, &place, &rows)
 }
 
-/// Returns the measurements in order. The proxies of one case follow each other, so that a pair is measured within seconds. Of the two
-/// cases with 10,000 services each proxy runs both in turn, because it takes long to start.
+/// Returns the measurements in order. The proxies of one case follow each other, so that a pair is
+/// measured within seconds. Of the two cases with 10,000 services each proxy runs both in turn,
+/// because it takes long to start.
 fn rows(flags: &Flags) -> Vec<ResultRow> {
     let is_wanted = |case: ProxyCase| {
         flags.cases.is_empty() || flags.cases.iter().any(|word| word == case.word())
@@ -142,7 +147,8 @@ fn rows(flags: &Flags) -> Vec<ResultRow> {
 struct HeldProxy(Option<(&'static str, ProxyCase, PinnedProcess)>);
 
 impl HeldProxy {
-    /// Returns the warm proxy for this row: the last one if it is the same with the same 10,000 services.
+    /// Returns the warm proxy for this row: the last one if it is the same with the same 10,000
+    /// services.
     fn proxy(
         &mut self,
         place: &PeerFolders,

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use crate::process::{LOAD_CORE, PinnedProcess};
 
-/// Network of the origin on the namespace's loopback device: a tenant's pod cannot have 127.0.0.1, nor another tenant's address.
+/// Network of the origin on the namespace's loopback device: a tenant's pod cannot have 127.0.0.1,
+/// nor another tenant's address.
 pub const NETWORK: &str = "10.99.0.1/16";
 /// Address of the first tenant's origin, which no other tenant has.
 pub const ADDRESS: Ipv4Addr = address(1);

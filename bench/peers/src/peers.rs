@@ -1,4 +1,5 @@
-//! The compared proxies: the cases of each, and the paths of their programs and files. Each has one worker and the features of its release.
+//! The compared proxies: the cases of each, and the paths of their programs and files. Each has one
+//! worker and the features of its release.
 
 mod canal;
 mod envoy;
@@ -48,7 +49,8 @@ impl PeerFolders {
         })
     }
 
-    /// Returns the command of a program of Debian's newest suite, with its own loader and libraries.
+    /// Returns the command of a program of Debian's newest suite, with its own loader and
+    /// libraries.
     fn newest(&self, program: &str) -> anyhow::Result<Vec<String>> {
         let libraries = self.tools.join("newest/usr/lib/x86_64-linux-gnu");
         let words = [

@@ -1,4 +1,5 @@
-//! A child process pinned to one core, its CPU time and memory from /proc. Dropping it kills the process.
+//! A child process pinned to one core, its CPU time and memory from /proc. Dropping it kills the
+//! process.
 
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
@@ -68,7 +69,8 @@ impl PinnedProcess {
         Ok(p)
     }
 
-    /// Returns user and system CPU time of the process so far in microseconds. `taskset` execs, so the pid is the proxy's.
+    /// Returns user and system CPU time of the process so far in microseconds. `taskset` execs, so
+    /// the pid is the proxy's.
     pub fn cpu_us(&self) -> anyhow::Result<(f64, f64)> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
         let rest = stat.rsplit(')').next().unwrap_or_default();
@@ -78,13 +80,15 @@ impl PinnedProcess {
                 .and_then(|v| v.parse::<f64>().ok())
                 .context("/proc/PID/stat")
         };
-        // Fields 14 and 15, in clock ticks of 10 ms: too coarse for the sum, good enough for its parts.
+        // Fields 14 and 15, in clock ticks of 10 ms: too coarse for the sum, good enough for its
+        // parts.
         let (user, system) = (ticks(11)?, ticks(12)?);
         let (whole, part) = (self.run_us()?, user / (user + system).max(1.0));
         Ok((whole * part, whole * (1.0 - part)))
     }
 
-    /// Returns the CPU time that the scheduler has counted for its threads, in nanosecond resolution.
+    /// Returns the CPU time that the scheduler has counted for its threads, in nanosecond
+    /// resolution.
     fn run_us(&self) -> anyhow::Result<f64> {
         let mut sum = 0.0;
         for task in std::fs::read_dir(format!("/proc/{}/task", self.child.id()))? {

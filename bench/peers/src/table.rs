@@ -32,7 +32,8 @@ fn spread(runs: &[LoadSample], of: impl Fn(&LoadSample) -> f64) -> Spread {
     Spread::of(runs.iter().map(of))
 }
 
-/// Compares the gateway's CPU per request with another's: they are equal if each median lies in the other's range.
+/// Compares the gateway's CPU per request with another's: they are equal if each median lies in the
+/// other's range.
 fn verdict(canal: &Spread, other: &Spread) -> &'static str {
     match (canal.is_equal_within(other), canal.median < other.median) {
         (true, _) => "equal",
@@ -108,7 +109,8 @@ fn line(row: &ResultRow, load: &str, runs: &[LoadSample], canal: Option<&Spread>
     )
 }
 
-/// Compares the gateway with another build of it: the spread of the saturated runs of each, and whether the two differ by more than that.
+/// Compares the gateway with another build of it: the spread of the saturated runs of each, and
+/// whether the two differ by more than that.
 pub(crate) fn compare(rows: &[ResultRow], seconds: u32) -> String {
     let runs = rows
         .iter()

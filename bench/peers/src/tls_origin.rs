@@ -1,5 +1,6 @@
-//! The origin behind mTLS: 23 bytes to each HTTP/2 request, and to each HTTP/1.1 request inside a CONNECT, as a node proxy and its
-//! application would respond. It is a thread of the bench on the load's core and is not measured.
+//! The origin behind mTLS: 23 bytes to each HTTP/2 request, and to each HTTP/1.1 request inside a
+//! CONNECT, as a node proxy and its application would respond. It is a thread of the bench on the
+//! load's core and is not measured.
 
 use std::net::SocketAddr;
 use std::rc::Rc;

@@ -1,5 +1,5 @@
-//! CPU per packet and per request of each part of the tier and of the gateway's Layer 7 work: saturated, at stated rates, and with a
-//! connection per request. The loads take turns.
+//! CPU per packet and per request of each part of the tier and of the gateway's Layer 7 work:
+//! saturated, at stated rates, and with a connection per request. The loads take turns.
 
 use std::collections::BTreeMap;
 
@@ -71,7 +71,8 @@ fn loads(size: &LoadRounds) -> Vec<TierLoad> {
     all
 }
 
-/// Runs one round of a load: first it measures the processes' CPU, then the programs', because counting programs costs CPU itself.
+/// Runs one round of a load: first it measures the processes' CPU, then the programs', because
+/// counting programs costs CPU itself.
 fn measure(
     scene: &TierBenchWorld,
     url: &str,
@@ -135,8 +136,8 @@ fn kernel_us(round: &TierRound, prefix: &str) -> f64 {
         + 0.0
 }
 
-/// Prefix of the redirector's programs. All programs of Canal belong to the tier, because nothing else of Canal runs in this world's
-/// kernel.
+/// Prefix of the redirector's programs. All programs of Canal belong to the tier, because nothing
+/// else of Canal runs in this world's kernel.
 const REDIRECTOR: &str = "canal_redirect";
 const TIER: &str = "canal_";
 

@@ -1,7 +1,8 @@
-//! A replica's cost of taking packets out of aggregated tunnels (Canal appendix A): CPU per packet from the wire to the service's socket,
-//! in the tunnel and bare, one after the other in one run. Sender and receiver are two network namespaces on one core. A veth's packet is
-//! received inside the `send` that sent it, so the sending thread's CPU is that of both. The cost of sending alone is measured and
-//! subtracted.
+//! A replica's cost of taking packets out of aggregated tunnels (Canal appendix A): CPU per packet
+//! from the wire to the service's socket, in the tunnel and bare, one after the other in one run.
+//! Sender and receiver are two network namespaces on one core. A veth's packet is received inside
+//! the `send` that sent it, so the sending thread's CPU is that of both. The cost of sending alone
+//! is measured and subtracted.
 
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::process::Command;
@@ -49,7 +50,8 @@ pub(crate) struct MeasureTime {
 /// A path to a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SocketPath {
-    /// To another host on the link, so that the packet is dropped before IP: the cost of sending and of the link.
+    /// To another host on the link, so that the packet is dropped before IP: the cost of sending
+    /// and of the link.
     Nowhere,
     Bare,
     /// Through the kernel's VXLAN device, without the redirector.
@@ -270,8 +272,8 @@ fn send(socket: &Socket, packets: &[(Vec<u8>, SockAddr)], count: usize) -> anyho
     Ok((cpu_ns()? - before) / count as f64)
 }
 
-/// Returns the CPU time of this thread, including its network work inside of system calls. The kernel updates it at each scheduling; the
-/// sleep causes one.
+/// Returns the CPU time of this thread, including its network work inside of system calls. The
+/// kernel updates it at each scheduling; the sleep causes one.
 fn cpu_ns() -> anyhow::Result<f64> {
     std::thread::sleep(Duration::from_millis(1));
     let text = std::fs::read_to_string("/proc/thread-self/schedstat")

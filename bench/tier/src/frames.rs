@@ -1,4 +1,5 @@
-//! IPv4 packets for a raw socket: a datagram of a client's session, and the same inside of a tunnel. No IO.
+//! IPv4 packets for a raw socket: a datagram of a client's session, and the same inside of a
+//! tunnel. No IO.
 
 use std::net::Ipv4Addr;
 

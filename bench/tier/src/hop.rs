@@ -1,5 +1,6 @@
-//! Compares two paths of a request into the gateway in one world: through edge and redirector, and through a HAProxy in TCP mode on its own
-//! host, which the redirector replaces. The client pod, the gateway process and the endpoint are the same; the two paths take turns.
+//! Compares two paths of a request into the gateway in one world: through edge and redirector, and
+//! through a HAProxy in TCP mode on its own host, which the redirector replaces. The client pod,
+//! the gateway process and the endpoint are the same; the two paths take turns.
 
 use std::fmt::Write;
 

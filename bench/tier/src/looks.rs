@@ -1,6 +1,6 @@
-//! Cost of a session scan on a replica with many sessions, compared with reading `/proc/net/tcp`, which has the same data as text. The
-//! sessions are real, in their own network namespace. Both ends of each are there, because a replica has one session to the client and one
-//! to the endpoint.
+//! Cost of a session scan on a replica with many sessions, compared with reading `/proc/net/tcp`,
+//! which has the same data as text. The sessions are real, in their own network namespace. Both
+//! ends of each are there, because a replica has one session to the client and one to the endpoint.
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};

@@ -29,25 +29,31 @@ use crate::record::FigureFile;
 struct Flags {
     #[command(subcommand)]
     what: TierExperiment,
-    /// Keep the figures in this file, for `canal-bench-figures cost --measured FILE`; each part has its own section there
+    /// Keep the figures in this file, for `canal-bench-figures cost --measured FILE`; each part has
+    /// its own section there
     #[arg(long, global = true, value_name = "FILE")]
     json: Option<std::path::PathBuf>,
 }
 
 #[derive(Subcommand)]
 enum TierExperiment {
-    /// CPU per packet and per request: redirector, edge and tunnel beside the gateway's Layer-7 work
+    /// CPU per packet and per request: redirector, edge and tunnel beside the gateway's Layer-7
+    /// work
     Cost(load_rounds::LoadRounds),
-    /// Latency and CPU through edge and redirector beside a HAProxy load balancer hop (TCP mode) in the same world
+    /// Latency and CPU through edge and redirector beside a HAProxy load balancer hop (TCP mode) in
+    /// the same world
     Hop(load_rounds::LoadRounds),
-    /// Sessions that are open at once, and the session tables of the servers under the replicas, with and without aggregation
+    /// Sessions that are open at once, and the session tables of the servers under the replicas,
+    /// with and without aggregation
     Sessions(sessions::SessionLoad),
     /// CPU per packet that reaches a replica in an aggregated tunnel, compared with one without a
     /// tunnel
     Disaggregation(disaggregation::MeasureTime),
-    /// Packets redirected once and twice beside those that are not, by tables that differ: CPU and latency, without and with delayed links
+    /// Packets redirected once and twice beside those that are not, by tables that differ: CPU and
+    /// latency, without and with delayed links
     Redirected(redirected::RedirectedSize),
-    /// Two pods of one node through the gateway beside pod to pod: latency and CPU, without and with a delayed link
+    /// Two pods of one node through the gateway beside pod to pod: latency and CPU, without and
+    /// with a delayed link
     OneNode(one_node::OneNodeSize),
     /// Precision of the relay of a world's delayed link, its highest rate, and its CPU per frame
     Relay {

@@ -1,6 +1,6 @@
-//! Two pods of one node through the gateway, compared with pod to pod: the cost of a request's detour through the tier in latency and in
-//! CPU (Canal, appendix A), without and with a delay of the link between the node and the tier. Both paths are in the same world and take
-//! turns.
+//! Two pods of one node through the gateway, compared with pod to pod: the cost of a request's
+//! detour through the tier in latency and in CPU (Canal, appendix A), without and with a delay of
+//! the link between the node and the tier. Both paths are in the same world and take turns.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Run time and run count of the tier's BPF programs as the kernel counts them. The counting costs about 20 ns per run and is off outside a
-//! bench.
+//! Run time and run count of the tier's BPF programs as the kernel counts them. The counting costs
+//! about 20 ns per run and is off outside a bench.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Measurements as one JSON file that `canal-bench-figures cost` reads: each part of the bench writes its own section, with the command and
-//! the machine. It computes nothing.
+//! Measurements as one JSON file that `canal-bench-figures cost` reads: each part of the bench
+//! writes its own section, with the command and the machine. It computes nothing.
 
 use std::path::PathBuf;
 
@@ -31,7 +31,8 @@ impl FigureFile {
     }
 }
 
-/// Returns the command as a user would type it, without the folder and without the file that it writes.
+/// Returns the command as a user would type it, without the folder and without the file that it
+/// writes.
 fn command(mut words: impl Iterator<Item = String>) -> String {
     let program = words.next().unwrap_or_default();
     let mut text = vec![program.rsplit('/').next().unwrap_or_default().to_string()];

@@ -217,7 +217,8 @@ impl PinnedTables {
         })
     }
 
-    /// Waits until no agent has changed the tables for a while, because a plan is carried out in steps, and returns them.
+    /// Waits until no agent has changed the tables for a while, because a plan is carried out in
+    /// steps, and returns them.
     fn settled(scene: &TierBenchWorld) -> anyhow::Result<Self> {
         let mut tables = Self::open(scene)?;
         for _ in 0..SETTLED_POLLS_MAX {
@@ -240,8 +241,9 @@ impl PinnedTables {
         })
     }
 
-    /// Makes each packet of an open session be redirected this many times. With the chain `[H, B, C]` of a bucket whose head H owns its
-    /// sessions, an edge that has `[B, C, H]` sends to B, and B to H; with `[C, H, B]` at the replicas, B sends to C, and C to H.
+    /// Makes each packet of an open session be redirected this many times. With the chain `[H, B,
+    /// C]` of a bucket whose head H owns its sessions, an edge that has `[B, C, H]` sends to B, and
+    /// B to H; with `[C, H, B]` at the replicas, B sends to C, and C to H.
     fn write(&self, times: usize) -> anyhow::Result<()> {
         self.edge.write(usize::from(times > 0))?;
         self.replicas
@@ -249,8 +251,8 @@ impl PinnedTables {
             .try_for_each(|map| map.write(if times > 1 { 2 } else { 0 }))
     }
 
-    /// Keeps the tables in this state for a time, although the edge's agent fixes its own. Fails if a replica's agent wrote too, or the
-    /// edge's all the time.
+    /// Keeps the tables in this state for a time, although the edge's agent fixes its own. Fails if
+    /// a replica's agent wrote too, or the edge's all the time.
     fn hold(&self, times: usize, time: Duration) -> anyhow::Result<()> {
         let (until, mut rewrites) = (Instant::now() + time, 0);
         while Instant::now() < until {
@@ -294,7 +296,8 @@ impl Map {
         Ok(Self { map, before })
     }
 
-    /// Writes all tables with their chains rotated to the left by this many positions; 0: the original tables.
+    /// Writes all tables with their chains rotated to the left by this many positions; 0: the
+    /// original tables.
     fn write(&self, by: usize) -> anyhow::Result<()> {
         for (key, table) in &self.before {
             self.map
@@ -318,7 +321,8 @@ impl Map {
     }
 }
 
-/// Returns the table that replaces an agent's: all replicas in each chain, rotated to the left by this many positions; 0: the table itself.
+/// Returns the table that replaces an agent's: all replicas in each chain, rotated to the left by
+/// this many positions; 0: the table itself.
 fn decide_table(table: Table, by: usize) -> Table {
     if by == 0 {
         table

@@ -1,5 +1,6 @@
-//! Cost and precision of the relay of a world's link: the time that it adds to a round trip beyond the configured delay, the highest rate
-//! at which it drops nothing, and its CPU per frame. It compares with a link without a relay, in the same world.
+//! Cost and precision of the relay of a world's link: the time that it adds to a round trip beyond
+//! the configured delay, the highest rate at which it drops nothing, and its CPU per frame. It
+//! compares with a link without a relay, in the same world.
 
 use std::time::{Duration, Instant};
 

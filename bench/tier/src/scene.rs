@@ -28,8 +28,8 @@ pub fn programs() -> anyhow::Result<PathBuf> {
 }
 
 impl TierBenchWorld {
-    /// Brings up the world of a file of this folder, with the topology changed by `change`. It is removed on drop, and however the process
-    /// ends.
+    /// Brings up the world of a file of this folder, with the topology changed by `change`. It is
+    /// removed on drop, and however the process ends.
     pub fn up(file: &str, change: impl FnOnce(&mut Topology, &WorldPlan)) -> anyhow::Result<Self> {
         let mut topology = Topology::load(folder().join(file))
             .map_err(|problems| anyhow::anyhow!("{file}: {problems:?}"))?;
@@ -100,8 +100,9 @@ impl TierBenchWorld {
         }
     }
 
-    /// Returns the URL of a small page of the service `web` with its gateway address, as DNS returns it in that pod: a client with a name
-    /// would query DNS for each connection, which is not part of the measured path.
+    /// Returns the URL of a small page of the service `web` with its gateway address, as DNS
+    /// returns it in that pod: a client with a name would query DNS for each connection, which is
+    /// not part of the measured path.
     pub fn web_url(&self, host: &str) -> anyhow::Result<String> {
         let started = Instant::now();
         loop {

@@ -1,5 +1,6 @@
-//! Sessions that the servers under the replicas must track, counted by session tables: with aggregation (edge → replica and back in tunnels
-//! with few source ports), and without, where each flow has a source port as RFC 7348 recommends. All client sessions are open at once.
+//! Sessions that the servers under the replicas must track, counted by session tables: with
+//! aggregation (edge → replica and back in tunnels with few source ports), and without, where each
+//! flow has a source port as RFC 7348 recommends. All client sessions are open at once.
 
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -11,12 +12,13 @@ use serde_json::{Value, json};
 use crate::record::FigureFile;
 use crate::scene::{TierBenchWorld, machine_us, number, programs};
 
-/// Time for which all sessions stay after the last was opened. It is longer than the pause between two messages of a session, so that each
-/// sends one.
+/// Time for which all sessions stay after the last was opened. It is longer than the pause between
+/// two messages of a session, so that each sends one.
 const SESSIONS_HELD: Duration = Duration::from_secs(40);
 /// Pause between two messages of a session.
 const PAUSE_MS: &str = "30000";
-/// A session without a response for this long is broken. Both ends of all sessions run on this one machine, which may be late for seconds.
+/// A session without a response for this long is broken. Both ends of all sessions run on this one
+/// machine, which may be late for seconds.
 const RESPONSE_TIMEOUT_MS: &str = "30000";
 
 /// Number and rate of the sessions.
@@ -279,7 +281,8 @@ fn hold(
         .spawn()?)
 }
 
-/// Returns the number of TCP sockets in use in the clients' network namespaces, which contain nothing else.
+/// Returns the number of TCP sockets in use in the clients' network namespaces, which contain
+/// nothing else.
 fn open_now(scene: &TierBenchWorld, clients: &[String]) -> anyhow::Result<u64> {
     let mut open = 0;
     for client in clients {

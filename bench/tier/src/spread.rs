@@ -1,4 +1,5 @@
-//! Median, minimum and maximum of a measurement's rounds, and the rule by which two of them are equal.
+//! Median, minimum and maximum of a measurement's rounds, and the rule by which two of them are
+//! equal.
 
 use std::fmt::{Display, Formatter};
 

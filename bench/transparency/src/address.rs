@@ -1,6 +1,6 @@
-//! New connections per second to one port of one pod, from many client pods: a steady rate with its CPU per connection over time, then the
-//! highest rate. Each is measured with the mesh and without it in the same world. A connection carries 64 bytes in each direction, and its
-//! client closes it.
+//! New connections per second to one port of one pod, from many client pods: a steady rate with its
+//! CPU per connection over time, then the highest rate. Each is measured with the mesh and without
+//! it in the same world. A connection carries 64 bytes in each direction, and its client closes it.
 
 use std::process::Stdio;
 
@@ -141,9 +141,11 @@ fn clients(tenant: &str) -> Vec<String> {
         .collect()
 }
 
-/// Opens a few connections to the server of each tenant, so that all that the first ones need is there.
+/// Opens a few connections to the server of each tenant, so that all that the first ones need is
+/// there.
 fn warm_up(scene: &TierBenchWorld, tenants: [(&str, &String); 2]) -> anyhow::Result<()> {
-    // This excludes the effects of first connections: a table that does not exist yet, a tunnel's handshake.
+    // This excludes the effects of first connections: a table that does not exist yet, a tunnel's
+    // handshake.
     for (tenant, address) in tenants {
         load(
             scene,
@@ -154,7 +156,8 @@ fn warm_up(scene: &TierBenchWorld, tenants: [(&str, &String); 2]) -> anyhow::Res
     Ok(())
 }
 
-/// Measures and prints the rates of new connections that clients reach, with the mesh and without it.
+/// Measures and prints the rates of new connections that clients reach, with the mesh and without
+/// it.
 fn highest_rates(
     scene: &TierBenchWorld,
     (mesh, plain): (&str, &str),
@@ -201,7 +204,8 @@ fn load(scene: &TierBenchWorld, clients: &[String], argv: &[&str]) -> anyhow::Re
         let report: Value = serde_json::from_slice(&out.stdout).context("a client said nothing")?;
         succeeded += number(&report, "succeeded")?;
         failed += number(&report, "failed")?;
-        // The client's own clock counts: starting and ending sixteen processes is not part of the load.
+        // The client's own clock counts: starting and ending sixteen processes is not part of the
+        // load.
         per_second += number(&report, "rps")?;
     }
     ensure!(succeeded > 0.0, "no connection succeeded");

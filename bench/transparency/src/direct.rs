@@ -327,7 +327,8 @@ fn print_bulk(paths: &[BenchPath; 5], bulk: &[Vec<f64>]) {
     }
 }
 
-/// Prints the results. Ratios are to the first path, of medians; in a round both sides had the same load one after the other.
+/// Prints the results. Ratios are to the first path, of medians; in a round both sides had the same
+/// load one after the other.
 fn table(load: &str, paths: &[BenchPath; 5], all: &[Vec<PathFigures>]) {
     println!(
         "| {load} | requests per second | p50 ms | CPU of both nodes per request, µs, median (lowest to highest) | direct / this |"

@@ -34,15 +34,19 @@ struct TransparencyFlags {
 
 #[derive(Subcommand)]
 enum TransparencyExperiment {
-    /// New connections from 16 pods to one pod's port, dialled from the client's address: rate, losses, and CPU over time
+    /// New connections from 16 pods to one pod's port, dialled from the client's address: rate,
+    /// losses, and CPU over time
     Address(address::ConnectionsSize),
-    /// POSTs that are sent at about the time when the application closes, through the mesh and through other proxies
+    /// POSTs that are sent at about the time when the application closes, through the mesh and
+    /// through other proxies
     Race(exchanges::RaceSize),
     /// Uploads that the application refuses before it has read them, with and without the mesh
     Uploads(exchanges::UploadsSize),
-    /// Two replicas become six under load: the share of each new one, the requests lost, and the reach of one client
+    /// Two replicas become six under load: the share of each new one, the requests lost, and the
+    /// reach of one client
     Scaleout,
-    /// CPU of both nodes on the direct path beside a pair of HAProxy with mTLS, and bulk beside no mesh
+    /// CPU of both nodes on the direct path beside a pair of HAProxy with mTLS, and bulk beside no
+    /// mesh
     Direct(direct::DirectSize),
 }
 

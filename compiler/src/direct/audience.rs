@@ -1,5 +1,6 @@
-//! Determines which nodes receive a direct endpoint: those with a workload that the endpoint's policies admit at one of its ports. Pure.
-//! [`crate::oracle_authorization`] evaluates the policies. This module does not decide which ports are direct.
+//! Determines which nodes receive a direct endpoint: those with a workload that the endpoint's
+//! policies admit at one of its ports. Pure. [`crate::oracle_authorization`] evaluates the
+//! policies. This module does not decide which ports are direct.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -25,8 +26,9 @@ struct Source<'a> {
     nodes: BTreeSet<&'a NodeName>,
 }
 
-/// The input that determines an audience. It has the policies by index, and the port that they apply to, for each path to the workload. It
-/// also has the destination's addresses if a policy depends on them. Equal inputs share one cached audience.
+/// The input that determines an audience. It has the policies by index, and the port that they
+/// apply to, for each path to the workload. It also has the destination's addresses if a policy
+/// depends on them. Equal inputs share one cached audience.
 type AudienceKey = (BTreeSet<(Vec<usize>, u16)>, Vec<IpAddr>);
 
 /// The audiences of one tenant's workloads.
@@ -65,11 +67,11 @@ impl<'a> Audiences<'a> {
         }
     }
 
-    /// Returns the nodes that receive the endpoint of `workload`. `ways` are the workload's own ports, each reached through a service or by
-    /// the workload's address.
+    /// Returns the nodes that receive the endpoint of `workload`. `ways` are the workload's own
+    /// ports, each reached through a service or by the workload's address.
     ///
-    /// After [`DIRECT_EVALUATIONS_PER_TENANT_MAX`] evaluations no node receives the remaining endpoints, so gateways carry their
-    /// connections.
+    /// After [`DIRECT_EVALUATIONS_PER_TENANT_MAX`] evaluations no node receives the remaining
+    /// endpoints, so gateways carry their connections.
     pub(super) fn of(
         &mut self,
         workload: &Workload,
@@ -79,7 +81,8 @@ impl<'a> Audiences<'a> {
             .iter()
             .map(|(service, port)| (self.policies_for(workload, *service), *port))
             .collect::<BTreeSet<_>>();
-        // A port without policies admits every client, so all nodes of the tenant receive the endpoint.
+        // A port without policies admits every client, so all nodes of the tenant receive the
+        // endpoint.
         if asked.iter().any(|(policies, _)| policies.is_empty()) {
             return DirectAudience::Tenant;
         }
@@ -199,8 +202,8 @@ fn observes(policy: &Authorization, attribute: &Attribute) -> bool {
     lists.flatten().any(|clause| clause.attribute == *attribute)
 }
 
-/// Returns all workloads that can open direct connections, grouped by address only if policies depend on it. Workloads on nodes without a
-/// proxy cannot open direct connections.
+/// Returns all workloads that can open direct connections, grouped by address only if policies
+/// depend on it. Workloads on nodes without a proxy cannot open direct connections.
 fn sources(ir: &Ir, by_address: bool) -> Vec<Source<'_>> {
     let mut all: BTreeMap<(&Namespace, &ServiceAccount, Option<IpAddr>), BTreeSet<&NodeName>> =
         BTreeMap::new();

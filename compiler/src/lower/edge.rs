@@ -1,5 +1,6 @@
-//! Lowers the IR for edges. An edge finds the node behind a pod's address and, with the planner's addresses and tables, the replica of a
-//! session. It runs no rule of a service port, so it is no place for rules. It reports resources that do not fit into its maps itself.
+//! Lowers the IR for edges. An edge finds the node behind a pod's address and, with the planner's
+//! addresses and tables, the replica of a session. It runs no rule of a service port, so it is no
+//! place for rules. It reports resources that do not fit into its maps itself.
 
 use canal_model::ids::{AzName, EdgeName};
 use canal_model::principal::Principal;

@@ -1,4 +1,5 @@
-//! Lowers the IR for gateways. A gateway selects the service, the rule and the endpoint, and runs every rule.
+//! Lowers the IR for gateways. A gateway selects the service, the rule and the endpoint, and runs
+//! every rule.
 
 use canal_model::ids::{AzName, ReplicaName};
 use canal_model::principal::Principal;
@@ -8,7 +9,8 @@ use super::target::{PlacementLimits, PortRule, RefusalReason, RuleTarget, Target
 use crate::ir::Ir;
 use crate::scope::TierPlacement;
 
-/// Returns what the replica `name` is sent of the tenant. It is empty if the replica does not serve the tenant.
+/// Returns what the replica `name` is sent of the tenant. It is empty if the replica does not serve
+/// the tenant.
 pub fn gateway(
     ir: &Ir,
     name: &ReplicaName,

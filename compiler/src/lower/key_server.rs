@@ -1,4 +1,5 @@
-//! Lowers the IR for key servers. A key server uses keys for the nodes that run their identities, and sees no traffic.
+//! Lowers the IR for key servers. A key server uses keys for the nodes that run their identities,
+//! and sees no traffic.
 
 use canal_model::ids::{AzName, ObjectName};
 use canal_model::principal::Principal;

@@ -1,5 +1,6 @@
-//! Lowers the IR to the programs of data planes. [`tenant`] makes all resources of a tenant once, and the controller keeps them encoded.
-//! [`gateway`], [`node`], [`edge`] and [`key_server`] return what one subscriber is sent of them. The targets do not depend on each other.
+//! Lowers the IR to the programs of data planes. [`tenant`] makes all resources of a tenant once,
+//! and the controller keeps them encoded. [`gateway`], [`node`], [`edge`] and [`key_server`] return
+//! what one subscriber is sent of them. The targets do not depend on each other.
 //!
 //! A program is `(IR, scope) → resources`. `scope` decides which resource a subscriber receives,
 //! here and in the controller's streams, so that goldens and `tests/differential` test the shipped
@@ -51,7 +52,8 @@ pub fn placement_on(ir: &Ir, replica: &ReplicaName, backend: &BackendName) -> Ti
     }
 }
 
-/// Returns what `principal` is sent of the tenant's resources: parents first, sorted by name within a kind.
+/// Returns what `principal` is sent of the tenant's resources: parents first, sorted by name within
+/// a kind.
 fn program(ir: &Ir, principal: &Principal, placement: &TierPlacement) -> Vec<Resource> {
     if !scope::admits(
         &crate::claims_of(&ir.tenant.name, Some(ir)),

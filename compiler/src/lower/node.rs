@@ -1,8 +1,9 @@
 //! Lowers the IR for node proxies.
 //!
-//! A node proxy sends a connection to a service to a gateway. If the port is direct and policies admit a workload of the node, it sends the
-//! connection to a ready workload instead. Of other workloads it receives nothing. It does not parse requests. It authorizes connections to
-//! its own workloads as far as that is possible without HTTP.
+//! A node proxy sends a connection to a service to a gateway. If the port is direct and policies
+//! admit a workload of the node, it sends the connection to a ready workload instead. Of other
+//! workloads it receives nothing. It does not parse requests. It authorizes connections to its own
+//! workloads as far as that is possible without HTTP.
 
 use canal_model::authorization::{Attribute, Authorization, AuthorizationAction};
 use canal_model::ids::{AzName, NodeName};
@@ -75,7 +76,8 @@ impl RuleTarget for NodeRuleTarget {
     }
 }
 
-/// Returns whether a node observes the attribute of a connection, that is, whether it comes from the certificate or the addresses.
+/// Returns whether a node observes the attribute of a connection, that is, whether it comes from
+/// the certificate or the addresses.
 fn is_seen_by_nodes(attribute: &Attribute) -> bool {
     matches!(
         attribute,

@@ -56,7 +56,8 @@ pub enum TargetName {
 /// One rule of a service port, which the target that serves the port must run.
 #[derive(Debug, Clone, Copy)]
 pub enum PortRule<'a> {
-    /// Connections are carried as the port's protocol requires. They are opaque if the port declares that or its Service requests it.
+    /// Connections are carried as the port's protocol requires. They are opaque if the port
+    /// declares that or its Service requests it.
     Protocol {
         protocol: AppProtocol,
         is_opaque: bool,

@@ -5,7 +5,8 @@ use canal_model::program::{Resource, RouteRule};
 
 use crate::ir::Ir;
 
-/// Returns all resources of the tenant: parents first, sorted by name within a kind. The controller filters them by scope.
+/// Returns all resources of the tenant: parents first, sorted by name within a kind. The controller
+/// filters them by scope.
 pub fn tenant(ir: Ir) -> Vec<Resource> {
     let direct = crate::direct::endpoints(&ir);
     let mut resources = vec![Resource::Tenant(ir.tenant)];

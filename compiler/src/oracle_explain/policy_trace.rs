@@ -1,4 +1,5 @@
-//! Describes why the rules of one policy matched or not. It decides nothing about the request. Start with [`explain_policies`].
+//! Describes why the rules of one policy matched or not. It decides nothing about the request.
+//! Start with [`explain_policies`].
 
 use canal_model::authorization::{AllOf, Authorization, AuthorizationAction, PolicyRule};
 

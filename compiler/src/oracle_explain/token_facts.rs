@@ -1,5 +1,6 @@
-//! The facts that a token with a valid signature adds to a request: its principal, audiences, presenter and the claims that policies name. The
-//! module does not decide whether the token is accepted. Start with [`claimed`].
+//! The facts that a token with a valid signature adds to a request: its principal, audiences,
+//! presenter and the claims that policies name. The module does not decide whether the token is
+//! accepted. Start with [`claimed`].
 
 use std::collections::BTreeMap;
 

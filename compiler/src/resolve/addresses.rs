@@ -1,4 +1,5 @@
-//! Ownership of addresses inside a tenant. Gateways take precedence over services, services over pods, and older objects over newer ones.
+//! Ownership of addresses inside a tenant. Gateways take precedence over services, services over
+//! pods, and older objects over newer ones.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -65,7 +66,8 @@ fn is_tiers(address: Ipv6Addr) -> bool {
         .any(|range| range.contains(&IpAddr::V6(address)))
 }
 
-/// Returns the reason why no tenant may use the range: a reserved address at one of its ends, or a reserved range inside.
+/// Returns the reason why no tenant may use the range: a reserved address at one of its ends, or a
+/// reserved range inside.
 pub(crate) fn reserved_range(net: &ipnet::IpNet) -> Option<&'static str> {
     let inside = [
         IpAddr::V4(Ipv4Addr::LOCALHOST),

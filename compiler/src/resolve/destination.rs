@@ -1,4 +1,5 @@
-//! Resolves references from routes to services. A reference that is broken or not allowed is refused, and its backend keeps its weight.
+//! Resolves references from routes to services. A reference that is broken or not allowed is
+//! refused, and its backend keeps its weight.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +43,8 @@ impl DestinationIndex<'_> {
             namespace: target_namespace.clone(),
             name: backend.name.clone(),
         };
-        // The grant is checked before the lookup: a namespace without a grant must not learn whether the service exists.
+        // The grant is checked before the lookup: a namespace without a grant must not learn
+        // whether the service exists.
         if target_namespace != namespace && !is_granted(self.grants, "HTTPRoute", namespace, &key) {
             let problem = format!(
                 "namespace {target_namespace} does not allow HTTPRoutes of {namespace} to refer to Service {}",
@@ -69,7 +71,8 @@ impl DestinationIndex<'_> {
         })
     }
 
-    /// Resolves a destination of a VirtualService in `namespace` to a service or subset. `dialled` is the port that the client dialled.
+    /// Resolves a destination of a VirtualService in `namespace` to a service or subset. `dialled`
+    /// is the port that the client dialled.
     pub(crate) fn of_destination(
         &self,
         namespace: &Namespace,
@@ -144,7 +147,8 @@ impl DestinationIndex<'_> {
     }
 }
 
-/// Returns whether routes of `kind` in namespace `from` may refer to the service in another namespace.
+/// Returns whether routes of `kind` in namespace `from` may refer to the service in another
+/// namespace.
 pub(crate) fn is_granted(
     grants: &[Sourced<'_, ReferenceGrant>],
     kind: &str,

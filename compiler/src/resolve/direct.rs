@@ -1,4 +1,5 @@
-//! Reads the direct path settings of the Tenant and its Services. `crate::direct` decides whether a port is direct.
+//! Reads the direct path settings of the Tenant and its Services. `crate::direct` decides whether a
+//! port is direct.
 
 use canal_model::ids::{ServiceKey, TenantName};
 use canal_model::policy::canal::DirectPathMode;
@@ -8,7 +9,8 @@ use super::tenant_objects::TenantObjects;
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::direct::{DirectPreference, DirectSettings};
 
-/// Reads the Tenant's `directPath` and the Services' annotations. An annotation that is neither `true` nor `false` counts as `false`.
+/// Reads the Tenant's `directPath` and the Services' annotations. An annotation that is neither
+/// `true` nor `false` counts as `false`.
 pub(crate) fn resolve(
     name: &TenantName,
     corpus: &TenantObjects<'_>,

@@ -1,4 +1,5 @@
-//! Resolves Gateway objects: the replicas that serve the tenant, and their addresses in its overlay. The planner makes bucket tables.
+//! Resolves Gateway objects: the replicas that serve the tenant, and their addresses in its
+//! overlay. The planner makes bucket tables.
 
 use canal_model::ids::{ReplicaName, TenantName};
 use canal_model::policy::canal;

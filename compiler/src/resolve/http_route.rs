@@ -1,5 +1,5 @@
-//! Resolves HTTPRoutes on Services (Gateway API, mesh). Routes in another namespace than their Service are refused; they would apply only
-//! to clients in that namespace.
+//! Resolves HTTPRoutes on Services (Gateway API, mesh). Routes in another namespace than their
+//! Service are refused; they would apply only to clients in that namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -68,7 +68,8 @@ pub(crate) fn resolve(
     (rules, taken)
 }
 
-/// Returns the budget of the parent service that has the least left; `None` for a route without parents.
+/// Returns the budget of the parent service that has the least left; `None` for a route without
+/// parents.
 fn regex_budget(parents: &BTreeSet<Parent>, left: &RegexBytesLeft) -> Option<RegexBudget> {
     let left_of = |parent: &Parent| {
         left.get(&parent.service)
@@ -190,7 +191,8 @@ fn attach(
         broken.get_or_insert_with(|| problem.clone());
         report.error(route.document, "spec.rules", problem, "split the route");
     }
-    // Gateway API: a route without rules has one rule that matches everything; without backends it answers 500.
+    // Gateway API: a route without rules has one rule that matches everything; without backends it
+    // answers 500.
     let implied = [HttpRule::default()];
     let written = if spec.rules.is_empty() {
         &implied
@@ -315,7 +317,8 @@ fn checked(
     (matches, rule.action("backendRefs", backends))
 }
 
-/// Resolves a match. A broken condition is left out, which is safe because the whole rule is then refused.
+/// Resolves a match. A broken condition is left out, which is safe because the whole rule is then
+/// refused.
 fn http_match(
     place: [usize; 2],
     written: &HttpRouteMatch,

@@ -1,5 +1,6 @@
-//! Resolves names, merges objects and settles conflicts: from independent documents to a tenant in which every reference is either valid or
-//! refused. `precedence` decides which rule wins, and `build` makes the IR. Start at [`resolve`].
+//! Resolves names, merges objects and settles conflicts: from independent documents to a tenant in
+//! which every reference is either valid or refused. `precedence` decides which rule wins, and
+//! `build` makes the IR. Start at [`resolve`].
 
 mod addresses;
 mod destination;
@@ -52,7 +53,8 @@ pub(crate) struct ResolvedTenant {
     pub(crate) security: Security,
 }
 
-/// Resolves all objects of a tenant. Resolving never fails; see the head of the crate. Once the budget is exceeded, nothing more is added.
+/// Resolves all objects of a tenant. Resolving never fails; see the head of the crate. Once the
+/// budget is exceeded, nothing more is added.
 pub(crate) fn resolve(
     input: &CompileInput<'_>,
     budget: &mut ResourceBudget,
@@ -60,7 +62,8 @@ pub(crate) fn resolve(
 ) -> ResolvedTenant {
     let corpus = TenantObjects::collect(input, report);
     let tenant = tenant::resolve(input.tenant, &corpus.tenants, report);
-    // Gateways claim addresses before services, and services before pods: the order of the calls is the order of precedence.
+    // Gateways claim addresses before services, and services before pods: the order of the calls is
+    // the order of precedence.
     let mut addresses = AddressOwners::default();
     let gateways = gateway::resolve(input.tenant, &corpus.gateways, &mut addresses, report);
     let mut services = service::resolve(input, &corpus.services, &mut addresses, report);

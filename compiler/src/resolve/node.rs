@@ -1,4 +1,5 @@
-//! Resolves Node objects: which of the tenant's pod addresses are behind which tunnel endpoint. Only edges need them.
+//! Resolves Node objects: which of the tenant's pod addresses are behind which tunnel endpoint.
+//! Only edges need them.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -16,7 +17,8 @@ use crate::limits::{NODES_PER_TENANT_MAX, RANGES_PER_NODE_MAX};
 /// Type of the address by which nodes reach each other.
 const INTERNAL_IP: &str = "InternalIP";
 
-/// Returns the nodes of a tenant on the cloud tier, sorted by name. Nodes with an error in a required field are left out.
+/// Returns the nodes of a tenant on the cloud tier, sorted by name. Nodes with an error in a
+/// required field are left out.
 pub(crate) fn resolve(
     tenant: Option<&Tenant>,
     said: &[Sourced<'_, kubernetes::Node>],
@@ -67,7 +69,8 @@ struct ClaimedNodeRanges {
 }
 
 impl ClaimedNodeRanges {
-    /// Returns the older node's range that overlaps `net`. Only the last range that starts before the end of `net` can overlap it.
+    /// Returns the older node's range that overlaps `net`. Only the last range that starts before
+    /// the end of `net` can overlap it.
     fn overlapping(&self, net: &IpNet) -> Option<&(IpNet, NodeName)> {
         let (_, last) = self.ranges.range(..=net.broadcast()).next_back()?;
         overlap(&last.0, net).then_some(last)
@@ -233,7 +236,8 @@ fn underlay(
     }
 }
 
-/// Returns the valid ranges of a node, or `None` if there is none. A valid range is inside the tenant's ranges and not an older node's.
+/// Returns the valid ranges of a node, or `None` if there is none. A valid range is inside the
+/// tenant's ranges and not an older node's.
 fn ranges(
     tenant: &Tenant,
     said: &Sourced<'_, kubernetes::Node>,

@@ -1,4 +1,5 @@
-//! Parts that all kinds of routes have in common: parents, validated texts, conditions and weights, and how a broken rule fails closed.
+//! Parts that all kinds of routes have in common: parents, validated texts, conditions and weights,
+//! and how a broken rule fails closed.
 
 use std::collections::BTreeSet;
 
@@ -15,9 +16,11 @@ use crate::limits::{
 use crate::oracle_authorization::normal_path;
 use crate::pattern;
 
-/// Status of the response if the request's rule or backend is broken (Gateway API v1.6.1 HTTPRouteRule.backendRefs).
+/// Status of the response if the request's rule or backend is broken (Gateway API v1.6.1
+/// HTTPRouteRule.backendRefs).
 pub(crate) const STATUS_BROKEN: u16 = 500;
-/// Status of the response if all weights of the rule are 0. An operator drained it; nothing is broken.
+/// Status of the response if all weights of the rule are 0. An operator drained it; nothing is
+/// broken.
 const STATUS_NO_WEIGHT: u16 = 503;
 
 /// A problem with a part of a rule.
@@ -43,7 +46,8 @@ impl FieldIssue {
     }
 }
 
-/// Returns the Service to which this reference attaches a route in the namespace `own`. Does not check whether the Service exists.
+/// Returns the Service to which this reference attaches a route in the namespace `own`. Does not
+/// check whether the Service exists.
 pub(crate) fn parent_service(
     tenant: &TenantName,
     own: &Namespace,
@@ -77,7 +81,8 @@ pub(crate) fn parent_service(
     })
 }
 
-/// The state of reading one rule: all problems are reported, and the first one that breaks the rule makes it refuse.
+/// The state of reading one rule: all problems are reported, and the first one that breaks the rule
+/// makes it refuse.
 pub(crate) struct RuleContext<'a> {
     pub(crate) document: &'a Document,
     /// Path of the rule, e.g. `spec.rules[3]`.
@@ -91,7 +96,8 @@ pub(crate) struct RuleContext<'a> {
 /// Memory that the regular expressions of a service may still use.
 pub(crate) struct RegexBudget {
     pub(crate) bytes_left: usize,
-    /// Number of copies of each expression: data planes receive a rule once for each port that it is attached to by number.
+    /// Number of copies of each expression: data planes receive a rule once for each port that it
+    /// is attached to by number.
     pub(crate) copies: usize,
     /// Name of the service, for diagnostics.
     pub(crate) service: String,
@@ -113,7 +119,8 @@ impl RuleContext<'_> {
             .warning(self.document, field, complaint.problem, complaint.fix);
     }
 
-    /// Warns about a path that is not in normalized form. It matches nothing, because requests' paths are compared in normalized form.
+    /// Warns about a path that is not in normalized form. It matches nothing, because requests'
+    /// paths are compared in normalized form.
     pub(crate) fn warn_of_form(&mut self, field: &str, path: &PathMatch) {
         let sample = match path {
             PathMatch::Exact(text) => text.clone(),
@@ -175,7 +182,8 @@ impl RuleContext<'_> {
         Ok(())
     }
 
-    /// Builds a backend. If its reference is broken, the backend keeps its weight, and requests that it receives fail.
+    /// Builds a backend. If its reference is broken, the backend keeps its weight, and requests
+    /// that it receives fail.
     pub(crate) fn backend(
         &mut self,
         field: &str,
@@ -317,8 +325,8 @@ pub(crate) fn header_name(name: &str) -> Result<String, FieldIssue> {
     ))
 }
 
-/// Resolves the conditions of one match on headers or query parameters. Their regular expressions are validated here. A broken condition is
-/// reported, breaks the rule, and is left out.
+/// Resolves the conditions of one match on headers or query parameters. Their regular expressions
+/// are validated here. A broken condition is reported, breaks the rule, and is left out.
 pub(crate) fn conditions(
     rule: &mut RuleContext<'_>,
     field: &str,

@@ -1,4 +1,5 @@
-//! Resolves Services: virtual addresses, ports and their protocols. `workload` resolves the endpoints.
+//! Resolves Services: virtual addresses, ports and their protocols. `workload` resolves the
+//! endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -103,7 +104,8 @@ fn policy_paths(
     annotated(service, POLICY_PATHS_ANNOTATION, values, problem, report)
 }
 
-/// Returns the value of an annotation: the first one if it is not set, or set to something else, which is a warning.
+/// Returns the value of an annotation: the first one if it is not set, or set to something else,
+/// which is a warning.
 fn annotated<T>(
     service: &Sourced<'_, kubernetes::Service>,
     annotation: &str,
@@ -178,8 +180,8 @@ fn vips(
     vips
 }
 
-/// Resolves the ports. A service that cannot be supported as written has no ports: its address then refuses instead of serving a part of
-/// it.
+/// Resolves the ports. A service that cannot be supported as written has no ports: its address then
+/// refuses instead of serving a part of it.
 fn ports(
     service: &Sourced<'_, kubernetes::Service>,
     report: &mut DiagnosticCollector,

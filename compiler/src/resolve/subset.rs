@@ -1,4 +1,5 @@
-//! Resolves DestinationRules: named subsets of a service's workloads. Several rules for one host are merged; the oldest takes precedence.
+//! Resolves DestinationRules: named subsets of a service's workloads. Several rules for one host
+//! are merged; the oldest takes precedence.
 
 use std::collections::BTreeMap;
 
@@ -71,7 +72,8 @@ pub(crate) fn resolve(
                     "remove one of them",
                 );
             } else {
-                // A broken subset keeps its name: destinations that use it fail, even if a newer rule defines the same name.
+                // A broken subset keeps its name: destinations that use it fail, even if a newer
+                // rule defines the same name.
                 let is_broken = rule.fault(&field).is_some();
                 known.insert(
                     subset.name.clone(),

@@ -1,4 +1,5 @@
-//! Resolves the Tenant object. Without a valid one the tenant's isolation is not certain, and none of its resources are published.
+//! Resolves the Tenant object. Without a valid one the tenant's isolation is not certain, and none
+//! of its resources are published.
 
 use std::net::IpAddr;
 
@@ -72,7 +73,8 @@ pub(crate) fn resolve(
     })
 }
 
-/// Returns the Tenant object of this name. It reports those of other tenants, and the absence of the own one.
+/// Returns the Tenant object of this name. It reports those of other tenants, and the absence of
+/// the own one.
 fn own_object<'s, 'o>(
     name: &TenantName,
     said: &'s [Sourced<'o, canal::Tenant>],
@@ -103,13 +105,15 @@ fn own_object<'s, 'o>(
     own
 }
 
-/// Returns whether neither the name of the tenant nor its trust domain is the provider's, and reports the one that is.
+/// Returns whether neither the name of the tenant nor its trust domain is the provider's, and
+/// reports the one that is.
 fn has_own_names(
     name: &TenantName,
     tenant: &Sourced<'_, canal::Tenant>,
     report: &mut DiagnosticCollector,
 ) -> bool {
-    // A tenant with the provider's own name, trust domain or VNI would not be isolated from Canal's components.
+    // A tenant with the provider's own name, trust domain or VNI would not be isolated from Canal's
+    // components.
     if name.as_str() == SYSTEM_NAMESPACE {
         let problem = format!(
             "{SYSTEM_NAMESPACE} is the provider's own name; nothing of the tenant is served"
@@ -137,8 +141,8 @@ fn has_own_names(
     true
 }
 
-/// Resolves the location of the keys. If the field cannot be parsed, keys are only allowed in key servers, so that they are never
-/// elsewhere.
+/// Resolves the location of the keys. If the field cannot be parsed, keys are only allowed in key
+/// servers, so that they are never elsewhere.
 fn keys(tenant: &Sourced<'_, canal::Tenant>) -> KeyPolicy {
     let KeysSpec {
         location: place,
@@ -159,7 +163,8 @@ fn keys(tenant: &Sourced<'_, canal::Tenant>) -> KeyPolicy {
     }
 }
 
-/// Resolves name servers outside the mesh. An invalid one is left out: its pods then reach fewer name servers, never more.
+/// Resolves name servers outside the mesh. An invalid one is left out: its pods then reach fewer
+/// name servers, never more.
 fn resolvers(tenant: &Sourced<'_, canal::Tenant>, report: &mut DiagnosticCollector) -> Vec<IpAddr> {
     let written = &tenant.object.spec.resolvers;
     let mut good = Vec::new();
@@ -194,7 +199,8 @@ fn resolvers(tenant: &Sourced<'_, canal::Tenant>, report: &mut DiagnosticCollect
     good
 }
 
-/// Resolves the ranges of gateway addresses. They overlap no other range, and each is large enough for all AZs.
+/// Resolves the ranges of gateway addresses. They overlap no other range, and each is large enough
+/// for all AZs.
 fn gateway_ranges(
     tenant: &Sourced<'_, canal::Tenant>,
     pods: &[IpNet],

@@ -25,7 +25,8 @@ pub(crate) struct Sourced<'a, T> {
 }
 
 impl<T> Sourced<'_, T> {
-    /// Returns the first fault in a field that starts with `prefix`, or in a field that contains it.
+    /// Returns the first fault in a field that starts with `prefix`, or in a field that contains
+    /// it.
     pub(crate) fn fault(&self, prefix: &str) -> Option<&str> {
         let is_around = |field: &str| {
             prefix
@@ -71,7 +72,8 @@ impl<'a> TenantObjects<'a> {
                 unique.insert(key, document);
                 continue;
             };
-            // The position decides between duplicates, so that the result does not depend on the order of the documents.
+            // The position decides between duplicates, so that the result does not depend on the
+            // order of the documents.
             let (first, second) = if other.origin <= document.origin {
                 (other, document)
             } else {
@@ -144,8 +146,9 @@ impl<'a> TenantObjects<'a> {
     }
 }
 
-/// Returns the rank of a kind; kinds with the highest rank are left out first if there are too many objects. Pods come last, before them
-/// services. Leaving out a policy, a route or a throttle would open what it restricts.
+/// Returns the rank of a kind; kinds with the highest rank are left out first if there are too many
+/// objects. Pods come last, before them services. Leaving out a policy, a route or a throttle would
+/// open what it restricts.
 fn rank(kind: ObjectKind) -> u8 {
     match kind {
         ObjectKind::Tenant => 0,

@@ -1,4 +1,5 @@
-//! Resolves Terminations: ports at which the gateway terminates TLS of clients without a node proxy. A broken one refuses its port.
+//! Resolves Terminations: ports at which the gateway terminates TLS of clients without a node
+//! proxy. A broken one refuses its port.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,8 @@ use canal_model::trust::{KeyServer, Termination, TerminationCertificate};
 use super::tenant_objects::Sourced;
 use crate::diagnostic_collector::DiagnosticCollector;
 
-/// Returns the terminations, sorted by service and port. If two are for one port, the older one is used.
+/// Returns the terminations, sorted by service and port. If two are for one port, the older one is
+/// used.
 pub(crate) fn resolve(
     tenant: &TenantName,
     said: &[Sourced<'_, Written>],
@@ -38,7 +40,8 @@ pub(crate) fn resolve(
     all.into_values().collect()
 }
 
-/// Resolves the port of a Termination; `None` if there is no such port, so that there is nothing to refuse.
+/// Resolves the port of a Termination; `None` if there is no such port, so that there is nothing to
+/// refuse.
 fn resolve_port(
     tenant: &TenantName,
     said: &Sourced<'_, Written>,

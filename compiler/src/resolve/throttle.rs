@@ -1,5 +1,6 @@
-//! Resolves Throttles: limits of a service or of the whole tenant, the tenant's own and the provider's. The redirector enforces limits of
-//! sessions and packets, and the gateway enforces limits of requests.
+//! Resolves Throttles: limits of a service or of the whole tenant, the tenant's own and the
+//! provider's. The redirector enforces limits of sessions and packets, and the gateway enforces
+//! limits of requests.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -13,7 +14,8 @@ use super::tenant_objects::Sourced;
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::THROTTLES_PER_TENANT_MAX;
 
-/// Returns the provider's default throttle from the Tenant object in force, which is the last one with the tenant's name.
+/// Returns the provider's default throttle from the Tenant object in force, which is the last one
+/// with the tenant's name.
 pub(crate) fn default_of(
     said: &[Sourced<'_, canal::Tenant>],
     name: &TenantName,
@@ -26,10 +28,11 @@ pub(crate) fn default_of(
         .unwrap_or_default()
 }
 
-/// Returns the throttles of a tenant on the cloud tier: that of the whole tenant first, then by service.
+/// Returns the throttles of a tenant on the cloud tier: that of the whole tenant first, then by
+/// service.
 ///
-/// Each target has one throttle; of several the oldest is used. The provider's default limits the whole tenant, and the tenant's own
-/// throttle can only lower it.
+/// Each target has one throttle; of several the oldest is used. The provider's default limits the
+/// whole tenant, and the tenant's own throttle can only lower it.
 pub(crate) fn resolve(
     tenant: Option<&Tenant>,
     default: DefaultThrottle,
@@ -88,7 +91,8 @@ pub(crate) fn resolve(
     throttles
 }
 
-/// Lowers the throttle of the whole tenant to the provider's default, or adds the default if there is none.
+/// Lowers the throttle of the whole tenant to the provider's default, or adds the default if there
+/// is none.
 fn apply_default(tenant: &Tenant, default: DefaultThrottle, throttles: &mut Vec<Throttle>) {
     if default == DefaultThrottle::default() {
         return;

@@ -1,5 +1,5 @@
-//! Resolves a tenant's requests to the cloud tier: the tier's own service, and the home AZs of services. The planner decides which gateways
-//! serve which services.
+//! Resolves a tenant's requests to the cloud tier: the tier's own service, and the home AZs of
+//! services. The planner decides which gateways serve which services.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,8 @@ use crate::CompileInput;
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::names::hostname;
 
-/// Adds the tier's own service and returns the home AZs of services; does nothing for a tenant that is not on the cloud tier.
+/// Adds the tier's own service and returns the home AZs of services; does nothing for a tenant that
+/// is not on the cloud tier.
 pub(crate) fn resolve(
     input: &CompileInput<'_>,
     tenant: Option<&Tenant>,
@@ -80,7 +81,8 @@ pub(crate) fn resolve(
     homes
 }
 
-/// Adds the tier's own service for CONNECTs to pod addresses and DNS. It has no virtual address: clients reach it at its gateway addresses.
+/// Adds the tier's own service for CONNECTs to pod addresses and DNS. It has no virtual address:
+/// clients reach it at its gateway addresses.
 fn add_own(
     input: &CompileInput<'_>,
     corpus: &TenantObjects<'_>,

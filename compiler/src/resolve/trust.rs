@@ -1,4 +1,5 @@
-//! Resolves a tenant's trust and keys: federations, its own key servers, and the identities on each node.
+//! Resolves a tenant's trust and keys: federations, its own key servers, and the identities on each
+//! node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,8 +56,8 @@ pub(crate) fn federations(
     all
 }
 
-/// Returns the tenant's own key servers, sorted by name. If two have the same name, the older one is used. A broken key server is left out,
-/// and objects that refer to it are broken.
+/// Returns the tenant's own key servers, sorted by name. If two have the same name, the older one
+/// is used. A broken key server is left out, and objects that refer to it are broken.
 pub(crate) fn key_servers(
     tenant: &TenantName,
     said: &[Sourced<'_, canal::KeyServer>],
@@ -127,7 +128,8 @@ pub(crate) fn key_servers(
     all.into_values().collect()
 }
 
-/// Returns the identities on each node as entitlements for key servers, sorted by node. Only for a tenant with keys in key servers.
+/// Returns the identities on each node as entitlements for key servers, sorted by node. Only for a
+/// tenant with keys in key servers.
 pub(crate) fn entitlements(
     tenant: &Tenant,
     workloads: &[Workload],

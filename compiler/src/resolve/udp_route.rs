@@ -1,5 +1,6 @@
-//! Resolves UDPRoutes on Services (Gateway API, mesh): the UDP ports of Services that they name. The pods behind these ports then accept
-//! datagrams from the tier. `workload` selects the pods. A route that cannot be parsed opens no port.
+//! Resolves UDPRoutes on Services (Gateway API, mesh): the UDP ports of Services that they name.
+//! The pods behind these ports then accept datagrams from the tier. `workload` selects the pods. A
+//! route that cannot be parsed opens no port.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -62,7 +63,8 @@ pub(crate) fn resolve<'a>(
     named
 }
 
-/// Returns the ports of one route. There are none if the route has no valid parent or is broken as a whole.
+/// Returns the ports of one route. There are none if the route has no valid parent or is broken as
+/// a whole.
 fn ports<'a>(
     route: &Sourced<'a, UdpRoute>,
     known: &UdpReferences<'a>,
@@ -246,7 +248,8 @@ impl<'a> UdpReferences<'a> {
             namespace: namespace.clone(),
             name: backend.name.clone(),
         };
-        // The grant is checked before the lookup: a namespace without a grant must not learn whether the service exists.
+        // The grant is checked before the lookup: a namespace without a grant must not learn
+        // whether the service exists.
         if namespace != own && !is_granted(&self.corpus.grants, "UDPRoute", own, &key) {
             let problem = format!(
                 "namespace {namespace} does not allow UDPRoutes of {own} to refer to Service {}",
@@ -277,7 +280,8 @@ impl<'a> UdpReferences<'a> {
     }
 }
 
-/// Returns the Service's UDP port with this number, or its first one. A Service that cannot be supported as written has no ports.
+/// Returns the Service's UDP port with this number, or its first one. A Service that cannot be
+/// supported as written has no ports.
 fn udp_port<'a>(
     key: &ServiceKey,
     service: &'a Sourced<'a, kubernetes::Service>,

@@ -1,4 +1,5 @@
-//! Resolves VirtualServices for the mesh (Istio). Only the oldest one routes a service, and none does if an HTTPRoute routes it.
+//! Resolves VirtualServices for the mesh (Istio). Only the oldest one routes a service, and none
+//! does if an HTTPRoute routes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -204,7 +205,8 @@ fn attach(
             regexes: &mut regexes,
         };
         let groups = groups(at, rule, service, &mut reading);
-        // A destination without a port may need one rule for each port of the service, because its port is the dialled one.
+        // A destination without a port may need one rule for each port of the service, because its
+        // port is the dialled one.
         let fans_out = rule
             .route
             .iter()
@@ -278,7 +280,8 @@ struct RouteGroup {
     hosts: Vec<HostMatch>,
 }
 
-/// Groups the rule's matches by the port and host that they require, because a route rule has these only once.
+/// Groups the rule's matches by the port and host that they require, because a route rule has these
+/// only once.
 fn groups(
     place: usize,
     written: &VirtualServiceRoute,

@@ -1,5 +1,5 @@
-//! Resolves Pods to workloads with the service ports that they serve. A pod without an address or a node is not yet there; it gets no
-//! diagnostic.
+//! Resolves Pods to workloads with the service ports that they serve. A pod without an address or a
+//! node is not yet there; it gets no diagnostic.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -25,11 +25,13 @@ const ACCOUNT_DEFAULT: &str = "default";
 pub(crate) struct ServedPorts<'a> {
     pub(crate) services: &'a BTreeMap<ServiceKey, Service>,
     pub(crate) named: &'a [RoutedUdpPort<'a>],
-    /// Bytes that the served ports of all workloads may take together. One more than fits is resolved.
+    /// Bytes that the served ports of all workloads may take together. One more than fits is
+    /// resolved.
     pub(crate) bytes_max: u64,
 }
 
-/// The service ports that each pod serves. Their number is the product of pods and services, so it is bounded while they are added.
+/// The service ports that each pod serves. Their number is the product of pods and services, so it
+/// is bounded while they are added.
 struct EndpointLists {
     lists: Vec<Vec<EndpointPort>>,
     bytes: u64,
@@ -257,7 +259,8 @@ fn tunnel(pod: &Sourced<'_, Pod>, report: &mut DiagnosticCollector) -> TunnelPro
     }
 }
 
-/// Index of pods by namespace and label, so that a selector visits only pods that carry its rarest label.
+/// Index of pods by namespace and label, so that a selector visits only pods that carry its rarest
+/// label.
 struct PodLabelIndex<'a> {
     by_label: HashMap<(&'a Namespace, &'a str, &'a str), Vec<usize>>,
 }
@@ -382,7 +385,8 @@ fn serve(
     }
 }
 
-/// Opens the port at the pods that its Service selects. A pod at its maximum number of ports keeps those of the oldest routes.
+/// Opens the port at the pods that its Service selects. A pod at its maximum number of ports keeps
+/// those of the oldest routes.
 fn open(
     port: &RoutedUdpPort<'_>,
     living: &[(&Sourced<'_, Pod>, Workload)],

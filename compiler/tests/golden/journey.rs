@@ -1,5 +1,6 @@
-//! Parses and answers the requests of `#!` directives: `FROM SERVICE:PORT [name=value …]`. Names are `method`, `path`, `host`, `ip`, `sni`,
-//! `jwt` (JSON without spaces) and `h:HEADER`. The word `direct` bypasses the gateways.
+//! Parses and answers the requests of `#!` directives: `FROM SERVICE:PORT [name=value …]`. Names
+//! are `method`, `path`, `host`, `ip`, `sni`, `jwt` (JSON without spaces) and `h:HEADER`. The word
+//! `direct` bypasses the gateways.
 
 use canal_compiler::ir::Ir;
 use canal_compiler::oracle::OracleRequest;

@@ -1,5 +1,6 @@
-//! Decides whether a connection may stay open. A connection counts against its source until a valid token is received, and then against the
-//! token's owner. `connection` closes it, and `listener` accepts it. Start at [`ConnectionAdmission`].
+//! Decides whether a connection may stay open. A connection counts against its source until a valid
+//! token is received, and then against the token's owner. `connection` closes it, and `listener`
+//! accepts it. Start at [`ConnectionAdmission`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -25,7 +26,8 @@ pub struct ConnectionAdmission {
 }
 
 impl ConnectionAdmission {
-    /// Creates the state of a connection that was just accepted. `permit` is of the limit on unauthenticated connections.
+    /// Creates the state of a connection that was just accepted. `permit` is of the limit on
+    /// unauthenticated connections.
     pub fn new(permit: TenantPermit, connections: TenantLimit) -> Arc<Self> {
         Arc::new(Self {
             is_authorized: AtomicBool::new(false),
@@ -55,10 +57,12 @@ impl ConnectionAdmission {
         self.is_authorized.load(Ordering::Acquire)
     }
 
-    /// Records that a request with a valid token arrived: from now on the connection counts against `holder`.
+    /// Records that a request with a valid token arrived: from now on the connection counts against
+    /// `holder`.
     ///
     /// # Errors
-    /// The holder has its whole share of connections, or all are taken. The connection stays unauthenticated.
+    /// The holder has its whole share of connections, or all are taken. The connection stays
+    /// unauthenticated.
     pub fn authorize(&self, holder: &ShareHolder) -> Result<(), ShareRefusal> {
         if self.is_authorized() {
             return Ok(());
@@ -85,7 +89,8 @@ pub struct Sources {
     pods: PodRanges,
 }
 
-/// Pod ranges of all tenants. A lookup tries each prefix length that occurs, so at most 33 or 129 of them, however many ranges there are.
+/// Pod ranges of all tenants. A lookup tries each prefix length that occurs, so at most 33 or 129
+/// of them, however many ranges there are.
 #[derive(Debug, Default)]
 struct PodRanges {
     /// Tenant of each range; `None` if several tenants have the same range.
@@ -127,8 +132,8 @@ impl PodRanges {
     }
 }
 
-/// Keeps [`Sources`] up to date with the catalog. The work runs on a thread of its own, so neither the listener nor the catalog writer
-/// waits for it.
+/// Keeps [`Sources`] up to date with the catalog. The work runs on a thread of its own, so neither
+/// the listener nor the catalog writer waits for it.
 pub async fn follow(
     mut catalogs: watch::Receiver<Arc<Catalog>>,
     sources: watch::Sender<Arc<Sources>>,
@@ -185,8 +190,9 @@ impl Sources {
         sources
     }
 
-    /// Returns the holder that a connection from `source` counts against until its token is known. It is the provider for a replica's
-    /// address, or the one tenant whose node or pods have the address. For any other address it is the range around it.
+    /// Returns the holder that a connection from `source` counts against until its token is known.
+    /// It is the provider for a replica's address, or the one tenant whose node or pods have the
+    /// address. For any other address it is the range around it.
     pub fn holder(&self, source: SocketAddr) -> ShareHolder {
         let address = source.ip().to_canonical();
         if self.provider.contains(&address) {

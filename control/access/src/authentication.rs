@@ -1,5 +1,5 @@
-//! Authenticates requests by their bearer token, before a byte of their body is read. It does not decide what a client may do. Start at
-//! [`Authenticator::interceptor`].
+//! Authenticates requests by their bearer token, before a byte of their body is read. It does not
+//! decide what a client may do. Start at [`Authenticator::interceptor`].
 
 use std::sync::Arc;
 
@@ -96,7 +96,8 @@ impl Authenticator {
         Ok(AuthenticatedClient { principal, token })
     }
 
-    /// Returns an interceptor that authenticates a request before a byte of its body is read, so that unauthenticated clients cost nothing.
+    /// Returns an interceptor that authenticates a request before a byte of its body is read, so
+    /// that unauthenticated clients cost nothing.
     pub fn interceptor(
         &self,
     ) -> impl FnMut(Request<()>) -> Result<Request<()>, Status> + Clone + use<> {

@@ -1,5 +1,6 @@
-//! One TLS connection as tonic uses it. It is counted while it is open. It is closed if no valid token arrives in time, or if it must give
-//! way to another one. `admission` decides whether it may stay.
+//! One TLS connection as tonic uses it. It is counted while it is open. It is closed if no valid
+//! token arrives in time, or if it must give way to another one. `admission` decides whether it may
+//! stay.
 
 use std::io;
 use std::pin::Pin;
@@ -49,8 +50,8 @@ impl CountedConnection {
         }
     }
 
-    /// Returns an error once the connection must close. It runs before each read and each write, because an unauthenticated client may
-    /// cause only one of the two.
+    /// Returns an error once the connection must close. It runs before each read and each write,
+    /// because an unauthenticated client may cause only one of the two.
     fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let Some(end) = &mut self.end else {
             return Ok(());

@@ -1,6 +1,7 @@
-//! The TLS listener for data planes and operators: TLS 1.3 with ALPN `h2`. Each handshake runs in its own task. The server certificate is
-//! renewed at half its lifetime. An unauthenticated connection counts against its source, and has until a deadline to send a request with a
-//! valid token. Start at [`ControlListener::run`].
+//! The TLS listener for data planes and operators: TLS 1.3 with ALPN `h2`. Each handshake runs in
+//! its own task. The server certificate is renewed at half its lifetime. An unauthenticated
+//! connection counts against its source, and has until a deadline to send a request with a valid
+//! token. Start at [`ControlListener::run`].
 
 use std::io;
 use std::net::SocketAddr;
@@ -28,11 +29,14 @@ use crate::shares::TenantLimits;
 pub const CONNECTIONS_MAX: usize = 25_000;
 /// Maximum number of open connections that have not sent a valid token.
 pub const UNAUTHENTICATED_MAX: usize = 5_000;
-/// File descriptors that connections leave for the store, the tenants' files, and other files that the controller opens.
+/// File descriptors that connections leave for the store, the tenants' files, and other files that
+/// the controller opens.
 pub const FILES_RESERVED: u64 = 256;
-/// Time after which a connection without a request that has a valid token is closed. It includes TLS and the HTTP/2 preface.
+/// Time after which a connection without a request that has a valid token is closed. It includes
+/// TLS and the HTTP/2 preface.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pause after accept(2) failed, so that the listener does not spin. The usual reason is that no file descriptors are left.
+/// Pause after accept(2) failed, so that the listener does not spin. The usual reason is that no
+/// file descriptors are left.
 const ACCEPT_ERROR_PAUSE: Duration = Duration::from_millis(100);
 /// Interval between checks of the server certificate's age.
 const RENEWAL_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
@@ -90,7 +94,8 @@ pub enum ListenError {
 }
 
 impl ControlListener {
-    /// Binds the address and has the CA issue a server certificate. A connection has the time `handshake` for its first valid token.
+    /// Binds the address and has the CA issue a server certificate. A connection has the time
+    /// `handshake` for its first valid token.
     ///
     /// # Errors
     /// A [`ListenError`] that names the address, or what is wrong with the certificate.
@@ -136,7 +141,8 @@ impl ControlListener {
         self.tcp.local_addr()
     }
 
-    /// Accepts connections until `stopping`. Those that complete their handshake go to `connections`.
+    /// Accepts connections until `stopping`. Those that complete their handshake go to
+    /// `connections`.
     pub async fn run(
         mut self,
         connections: mpsc::Sender<io::Result<CountedConnection>>,
@@ -165,7 +171,8 @@ impl ControlListener {
             };
             let deadline = Instant::now() + self.handshake;
             let holder = sources.borrow().holder(source);
-            // A holder that has its whole share gives up its oldest unauthenticated connection for the new one.
+            // A holder that has its whole share gives up its oldest unauthenticated connection for
+            // the new one.
             let Ok(permit) = limits.unauthenticated.take_replacing(&holder, 1) else {
                 metrics.count(
                     metrics::REFUSED,
@@ -174,7 +181,8 @@ impl ControlListener {
                 continue;
             };
             let admission = ConnectionAdmission::new(permit, limits.connections.clone());
-            // Small responses must not be delayed; if the option cannot be set, that costs latency only.
+            // Small responses must not be delayed; if the option cannot be set, that costs latency
+            // only.
             let _ = tcp.set_nodelay(true);
             let handshake = self.tls.accept(tcp);
             let (connections, metrics) = (connections.clone(), metrics.clone());

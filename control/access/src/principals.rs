@@ -1,5 +1,6 @@
-//! The principals that may connect to the controller: a YAML list of token hashes, each with its principal. The file is read again when it
-//! changes. A token is never stored, logged or compared as text. Start at [`Principals`].
+//! The principals that may connect to the controller: a YAML list of token hashes, each with its
+//! principal. The file is read again when it changes. A token is never stored, logged or compared
+//! as text. Start at [`Principals`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -271,7 +272,8 @@ fn entry(row: &PrincipalRow) -> Result<(TokenHash, Principal), String> {
     Ok((hash, principal))
 }
 
-/// Returns the backend to which an entry restricts its gateway. Two tokens of one gateway must agree on it.
+/// Returns the backend to which an entry restricts its gateway. Two tokens of one gateway must
+/// agree on it.
 fn backend(
     row: &PrincipalRow,
     principal: &Principal,
@@ -292,7 +294,8 @@ fn backend(
     }
 }
 
-/// Reads the file again when it changes, until no receiver is left. A file that is not valid changes nothing, and is logged once.
+/// Reads the file again when it changes, until no receiver is left. A file that is not valid
+/// changes nothing, and is logged once.
 pub async fn follow(path: PathBuf, current: watch::Sender<Arc<Principals>>) {
     let stamp = |path: &Path| {
         use std::os::unix::fs::MetadataExt;

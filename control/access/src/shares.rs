@@ -1,5 +1,6 @@
-//! Limits of the controller that tenants share: one of each kind, their metrics, and the bytes of each tenant's configuration. The code
-//! that takes from a limit decides what happens when it is full. Start at [`TenantLimits`].
+//! Limits of the controller that tenants share: one of each kind, their metrics, and the bytes of
+//! each tenant's configuration. The code that takes from a limit decides what happens when it is
+//! full. Start at [`TenantLimits`].
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -28,7 +29,8 @@ pub const COMPILED_BYTES_MAX: u64 = 8 << 30;
 pub const COMPILED_RESOURCES_MAX: u64 = 5_000_000;
 /// Maximum bytes of the route tables of all tenants' services in a gateway that serves all of them.
 pub const ROUTE_TABLE_BYTES_MAX: u64 = 8 << 30;
-/// Maximum bytes that the streams of all data planes are charged for names that the controller does not have itself.
+/// Maximum bytes that the streams of all data planes are charged for names that the controller does
+/// not have itself.
 const SUBSCRIPTION_BYTES_MAX: u64 = 1 << 30;
 /// Divisor for the part of a limit that only the provider may take: a tenth.
 const RESERVE_DIVISOR: u64 = 10;
@@ -232,7 +234,8 @@ pub fn holder_of(principal: &Principal) -> ShareHolder {
     }
 }
 
-/// Bytes that one stream is charged for names. They count against its principal's holder until the stream ends.
+/// Bytes that one stream is charged for names. They count against its principal's holder until the
+/// stream ends.
 #[derive(Default)]
 pub struct StreamNames {
     bytes: u64,
@@ -262,7 +265,8 @@ impl StreamNames {
     }
 }
 
-/// A limit on what tenants keep, such as bytes or resources, and the amount that each tenant has taken of it.
+/// A limit on what tenants keep, such as bytes or resources, and the amount that each tenant has
+/// taken of it.
 pub struct TenantAmounts {
     limit: TenantLimit,
     amounts: Mutex<BTreeMap<TenantName, (u64, TenantPermit)>>,
@@ -314,7 +318,8 @@ impl TenantAmounts {
         done.map_err(|_| self.excess(tenant, amount))
     }
 
-    /// Checks an amount against the tenant's share, as [`TenantAmounts::set`] does, and takes nothing. A refusal is counted.
+    /// Checks an amount against the tenant's share, as [`TenantAmounts::set`] does, and takes
+    /// nothing. A refusal is counted.
     ///
     /// # Errors
     /// The amount exceeds the share and what the tenant has already taken.
@@ -326,7 +331,8 @@ impl TenantAmounts {
         Err(self.refuse(tenant, amount))
     }
 
-    /// Counts a refusal of an amount that exceeds the share, and returns its diagnostic. Nothing is taken.
+    /// Counts a refusal of an amount that exceeds the share, and returns its diagnostic. Nothing is
+    /// taken.
     pub fn refuse(&self, tenant: &TenantName, amount: u64) -> Box<Diagnostic> {
         // The limit refuses the difference, because it exceeds the share, and counts that.
         drop(self.limit.take(

@@ -1,4 +1,5 @@
-//! The controller's own CA in a directory: `root.pem` (0644) is given to every client, `root.key` (0600) never leaves the host.
+//! The controller's own CA in a directory: `root.pem` (0644) is given to every client, `root.key`
+//! (0600) never leaves the host.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -75,15 +76,18 @@ impl ControllerCa {
     /// Loads the CA in `dir`, or creates one if the directory contains no `root.pem`.
     ///
     /// # Errors
-    /// Returns a [`ControllerCaError`]. A root without its key is never replaced silently, because clients trust the old root.
+    /// Returns a [`ControllerCaError`]. A root without its key is never replaced silently, because
+    /// clients trust the old root.
     pub fn open(dir: &Path, now: u64) -> Result<Self, ControllerCaError> {
         Self::open_sealed(dir, now, None)
     }
 
-    /// Loads or creates the CA like [`ControllerCa::open`]. With a `sealer`, the key is sealed on disk, even if it was unsealed before.
+    /// Loads or creates the CA like [`ControllerCa::open`]. With a `sealer`, the key is sealed on
+    /// disk, even if it was unsealed before.
     ///
     /// # Errors
-    /// Returns the errors of [`ControllerCa::open`], or [`ControllerCaError::Pair`] if a sealed key cannot be opened.
+    /// Returns the errors of [`ControllerCa::open`], or [`ControllerCaError::Pair`] if a sealed key
+    /// cannot be opened.
     pub fn open_sealed(
         dir: &Path,
         now: u64,
@@ -136,7 +140,8 @@ impl ControllerCa {
                 root
             }
             (Some(_), None) => return Err(pair("root.pem is there and root.key is not".into())),
-            // No client has seen a key without a certificate: an earlier start ended between the two writes, so both are replaced.
+            // No client has seen a key without a certificate: an earlier start ended between the
+            // two writes, so both are replaced.
             (None, _) => {
                 let root = SigningCa::generate("Canal controller", now)
                     .map_err(ControllerCaError::Signing)?;
@@ -165,7 +170,8 @@ impl ControllerCa {
         &self.root.pem
     }
 
-    /// Returns the same root as the CA of Canal's components, which present its certificates on the channel to key servers.
+    /// Returns the same root as the CA of Canal's components, which present its certificates on the
+    /// channel to key servers.
     ///
     /// # Errors
     /// Returns [`CsrError::Signing`] if the root cannot be loaded.
@@ -237,7 +243,8 @@ fn read_if_there(path: &Path) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// Writes a file atomically, also across a power loss: writes a temporary file, flushes it, renames it, flushes the directory.
+/// Writes a file atomically, also across a power loss: writes a temporary file, flushes it, renames
+/// it, flushes the directory.
 fn write_whole(dir: &Path, path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let beside = path.with_extension("new");
     let mut file = OpenOptions::new()

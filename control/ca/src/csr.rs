@@ -1,4 +1,5 @@
-//! Checks a PKCS#10 request (RFC 2986). Only the public key is used from it, after the sender has proved possession of the private key.
+//! Checks a PKCS#10 request (RFC 2986). Only the public key is used from it, after the sender has
+//! proved possession of the private key.
 
 use canal_model::identity::Identity;
 use rcgen::SubjectPublicKeyInfo;
@@ -11,7 +12,8 @@ use x509_parser::prelude::FromDer;
 use x509_parser::public_key::PublicKey;
 use x509_parser::x509;
 
-/// Maximum size of a request, in bytes of PEM. An RSA-4096 request with many extensions has about 3 KiB.
+/// Maximum size of a request, in bytes of PEM. An RSA-4096 request with many extensions has about 3
+/// KiB.
 pub const CSR_BYTES_MAX: usize = 16 << 10;
 /// Accepted sizes of RSA moduli, in bits.
 const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=4096;
@@ -87,7 +89,8 @@ pub(crate) struct VerifiedPublicKey {
     pub(crate) is_rsa: bool,
 }
 
-/// Checks size, form, key, proof of possession and the URI name, in this order. All extensions except the name are ignored.
+/// Checks size, form, key, proof of possession and the URI name, in this order. All extensions
+/// except the name are ignored.
 pub(crate) fn check(pem: &str, asked: &Identity, rsa: bool) -> Result<VerifiedPublicKey, CsrError> {
     if pem.len() > CSR_BYTES_MAX {
         return Err(CsrError::TooLarge(pem.len()));
@@ -158,8 +161,8 @@ fn check_algorithm(a: &x509::AlgorithmIdentifier<'_>) -> Result<(), CsrError> {
     }
 }
 
-/// Checks that every URI name is the identity. A name extension that cannot be parsed is refused, because it might contain another
-/// identity.
+/// Checks that every URI name is the identity. A name extension that cannot be parsed is refused,
+/// because it might contain another identity.
 fn check_names(csr: &X509CertificationRequest<'_>, asked: &Identity) -> Result<(), CsrError> {
     let asked = asked.to_string();
     let Some(extensions) = csr.requested_extensions() else {

@@ -1,4 +1,5 @@
-//! Checks of a certificate that an external CA issued at the controller's request. No part of it is used unchecked.
+//! Checks of a certificate that an external CA issued at the controller's request. No part of it is
+//! used unchecked.
 //!
 //! The controller sends the request to that CA; this module does no IO.
 
@@ -139,7 +140,8 @@ pub fn root_fingerprint(pem: &str) -> String {
         .unwrap_or_default()
 }
 
-/// Returns every name in the certificate. Names that are neither URI nor DNS name appear in debug format, so they match no request.
+/// Returns every name in the certificate. Names that are neither URI nor DNS name appear in debug
+/// format, so they match no request.
 fn names(leaf: &X509Certificate<'_>) -> Vec<String> {
     let extensions = leaf
         .extensions()

@@ -1,5 +1,5 @@
-//! A CA from files in the layout of Istio's `cacerts`. It checks everything that could make a data plane reject a leaf before the files are
-//! used.
+//! A CA from files in the layout of Istio's `cacerts`. It checks everything that could make a data
+//! plane reject a leaf before the files are used.
 //!
 //! The controller reads and watches the files; this module only receives their content.
 
@@ -159,10 +159,12 @@ pub fn read_roots(pem: &str, now: u64) -> Result<Vec<String>, AuthorityFilesErro
     Ok(roots.iter().map(|der| pem_of(der)).collect())
 }
 
-/// Parses `crl.pem` and checks the signature of each list against `issuers`. Without a file, there are no lists.
+/// Parses `crl.pem` and checks the signature of each list against `issuers`. Without a file, there
+/// are no lists.
 ///
 /// # Errors
-/// Returns [`AuthorityFilesError::Crl`] if a list cannot be parsed or is not signed by one of `issuers`.
+/// Returns [`AuthorityFilesError::Crl`] if a list cannot be parsed or is not signed by one of
+/// `issuers`.
 pub fn read_crls(
     crl: Option<&str>,
     issuers: &[&str],
@@ -176,7 +178,8 @@ impl TenantAuthority {
     /// Creates the CA that `files` define. Returns it with the imported CRLs.
     ///
     /// # Errors
-    /// Returns an [`AuthorityFilesError`] with the first problem that would make a data plane reject the CA's leaves.
+    /// Returns an [`AuthorityFilesError`] with the first problem that would make a data plane
+    /// reject the CA's leaves.
     pub fn from_files(
         domain: &TrustDomain,
         files: &AuthorityFiles,
@@ -207,8 +210,8 @@ impl TenantAuthority {
             .filter(|der| !roots.contains(der))
             .map(|der| pem_of(der))
             .collect();
-        // The root at which this chain ends comes first, in whatever order the file has them: holders of a certificate under another root
-        // renew at once.
+        // The root at which this chain ends comes first, in whatever order the file has them:
+        // holders of a certificate under another root renew at once.
         let (signing, others): (Vec<_>, Vec<_>) = roots.iter().partition(|root| {
             chain
                 .last()
@@ -273,7 +276,8 @@ impl TenantAuthority {
     }
 }
 
-/// Verifies a chain against `roots` at `now` like a data plane: RFC 5280 by rustls' verifier, with client usage.
+/// Verifies a chain against `roots` at `now` like a data plane: RFC 5280 by rustls' verifier, with
+/// client usage.
 pub(crate) fn verify(chain: &[String], roots: &[String], now: u64) -> Result<(), String> {
     let der =
         |pem: &String| CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|e| e.to_string());
@@ -360,7 +364,8 @@ fn is_signed_by(der: &CertificateDer<'_>, by: &CertificateDer<'_>) -> bool {
     }
 }
 
-/// Checks that each certificate is signed by the next and the last one by a root. The last one may be a root itself.
+/// Checks that each certificate is signed by the next and the last one by a root. The last one may
+/// be a root itself.
 fn check_order(
     chain: &[CertificateDer<'_>],
     roots: &[CertificateDer<'_>],

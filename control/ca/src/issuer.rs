@@ -1,4 +1,5 @@
-//! The parts common to all CAs of Canal: a key with its certificate, and the dates, serials and usages of leaves.
+//! The parts common to all CAs of Canal: a key with its certificate, and the dates, serials and
+//! usages of leaves.
 
 use std::time::Duration;
 
@@ -37,8 +38,9 @@ impl SigningCa {
         p.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         p.distinguished_name = DistinguishedName::new();
         p.distinguished_name.push(DnType::OrganizationName, "Canal");
-        // X.520 limits a common name to 64 characters. Two roots of one domain must have different names: verifiers find a CRL by its
-        // issuer's name alone, so with a second root of the same name every chain would wrongly appear revoked.
+        // X.520 limits a common name to 64 characters. Two roots of one domain must have different
+        // names: verifiers find a CRL by its issuer's name alone, so with a second root of the same
+        // name every chain would wrongly appear revoked.
         let own = hex(
             &aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, key.public_key_raw()).as_ref()
                 [..4],
@@ -61,7 +63,8 @@ impl SigningCa {
         Self::assemble(key, pem.to_string())
     }
 
-    /// Creates a CA from an operator's key in PKCS#8, PKCS#1 or SEC1, ECDSA or RSA. Fails if the certificate does not match the key.
+    /// Creates a CA from an operator's key in PKCS#8, PKCS#1 or SEC1, ECDSA or RSA. Fails if the
+    /// certificate does not match the key.
     pub(crate) fn adopt(mut key: PrivateKeyDer<'static>, pem: &str) -> Result<Self, String> {
         let pair = KeyPair::try_from(&key).map_err(|e| format!("the key cannot be used: {e}"));
         // The type of the decoded key does not wipe its memory on drop.
@@ -143,7 +146,8 @@ pub(crate) fn moment(seconds: u64) -> Result<OffsetDateTime, String> {
     after.ok_or_else(|| "the clock is outside the range of times in certificates".into())
 }
 
-/// Returns certificate parameters with a validity from [`SKEW_SECONDS`] before `now` to `until`, a random serial and no subject.
+/// Returns certificate parameters with a validity from [`SKEW_SECONDS`] before `now` to `until`, a
+/// random serial and no subject.
 pub(crate) fn dated(now: u64, until: u64) -> Result<CertificateParams, String> {
     let mut p = CertificateParams::default();
     p.distinguished_name = DistinguishedName::new();
@@ -153,7 +157,8 @@ pub(crate) fn dated(now: u64, until: u64) -> Result<CertificateParams, String> {
     Ok(p)
 }
 
-/// Returns a serial of 127 random bits (RFC 5280 §4.1.2.2: positive, at most 20 octets). The second bit is set, so the length is constant.
+/// Returns a serial of 127 random bits (RFC 5280 §4.1.2.2: positive, at most 20 octets). The second
+/// bit is set, so the length is constant.
 fn serial() -> Result<[u8; 16], String> {
     let mut s = [0; 16];
     SystemRandom::new()

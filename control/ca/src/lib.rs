@@ -1,8 +1,9 @@
-//! Certificate authorities: one per tenant trust domain for workloads, and one for the controller's server certificate and Canal's own
-//! components.
+//! Certificate authorities: one per tenant trust domain for workloads, and one for the controller's
+//! server certificate and Canal's own components.
 //!
-//! This crate defines the content of certificates and signs them. It does not decide which requester may have which identity;
-//! `canal-trust` does. It reads no clock: the time is always an argument. Start at [`TenantAuthority::issue`].
+//! This crate defines the content of certificates and signs them. It does not decide which
+//! requester may have which identity; `canal-trust` does. It reads no clock: the time is always an
+//! argument. Start at [`TenantAuthority::issue`].
 
 #![forbid(unsafe_code)]
 
@@ -29,17 +30,20 @@ pub use tenant::{CertificateRequest, IssuedLeaf, TenantAuthority};
 
 /// Maximum and default lifetime of a workload certificate, in seconds.
 pub const LIFETIME_SECONDS_MAX: u64 = 24 * 3600;
-/// Minimum lifetime of a workload certificate, in seconds. With less, rotation at half the lifetime would not settle.
+/// Minimum lifetime of a workload certificate, in seconds. With less, rotation at half the lifetime
+/// would not settle.
 pub const LIFETIME_SECONDS_MIN: u64 = 60;
-/// Certificates are valid from this many seconds before their issue, so that a receiver's clock may be behind.
+/// Certificates are valid from this many seconds before their issue, so that a receiver's clock may
+/// be behind.
 pub const SKEW_SECONDS: u64 = 60;
 /// Lifetime of a root, in seconds: ten years.
 pub const ROOT_LIFETIME_SECONDS: u64 = 10 * 365 * 24 * 3600;
-/// Lifetime of the controller's server certificate, in seconds: thirty days. It is renewed at half its lifetime.
+/// Lifetime of the controller's server certificate, in seconds: thirty days. It is renewed at half
+/// its lifetime.
 pub const SERVER_LIFETIME_SECONDS: u64 = 30 * 24 * 3600;
 
-/// Returns the lifetime of a certificate: the requested one, limited to [`LIFETIME_SECONDS_MIN`] and the configured `longest_seconds`.
-/// 0 and negative numbers request the configured lifetime.
+/// Returns the lifetime of a certificate: the requested one, limited to [`LIFETIME_SECONDS_MIN`]
+/// and the configured `longest_seconds`. 0 and negative numbers request the configured lifetime.
 pub fn decide_lifetime(asked_seconds: i64, longest_seconds: u64) -> u64 {
     let longest = longest_seconds.clamp(LIFETIME_SECONDS_MIN, LIFETIME_SECONDS_MAX);
     match u64::try_from(asked_seconds) {

@@ -1,4 +1,5 @@
-//! CRLs (RFC 5280 §5): those that a CA signs itself, and those imported from its files. The caller decides what is revoked.
+//! CRLs (RFC 5280 §5): those that a CA signs itself, and those imported from its files. The caller
+//! decides what is revoked.
 
 use rcgen::{
     CertificateRevocationListParams, KeyIdMethod, KeyUsagePurpose, RevokedCertParams, SerialNumber,
@@ -100,8 +101,9 @@ pub(crate) fn trimmed(serial: &[u8]) -> Vec<u8> {
 impl TenantAuthority {
     /// Returns the CRLs to publish: the CA's own list, and the imported lists of other issuers.
     ///
-    /// The own list includes the entries of an imported list of the same issuer, because two lists of one issuer would contradict each
-    /// other. Without revocations in `revoked`, there is no own list and the imported lists are returned unchanged.
+    /// The own list includes the entries of an imported list of the same issuer, because two lists
+    /// of one issuer would contradict each other. Without revocations in `revoked`, there is no own
+    /// list and the imported lists are returned unchanged.
     ///
     /// # Errors
     /// Returns [`CsrError::CrlSigner`] if the CA may not sign CRLs, or [`CsrError::Signing`].
@@ -133,7 +135,8 @@ impl TenantAuthority {
             .collect();
         all.sort_by(|a, b| a.serial.cmp(&b.serial));
         all.dedup_by(|a, b| a.serial == b.serial);
-        // The merged list replaces the imported one, so its number continues from that list's number (RFC 5280 §5.2.3).
+        // The merged list replaces the imported one, so its number continues from that list's
+        // number (RFC 5280 §5.2.3).
         let number = same
             .iter()
             .map(|f| f.number.saturating_add(number))
@@ -165,7 +168,8 @@ impl TenantAuthority {
         Ok(std::iter::once(list).chain(others).collect())
     }
 
-    /// Returns true if the issuer of a CRL (PEM) has the same name as the signing certificate, whatever its key.
+    /// Returns true if the issuer of a CRL (PEM) has the same name as the signing certificate,
+    /// whatever its key.
     pub fn is_issuer_of(&self, list: &str) -> bool {
         let der = CertificateRevocationListDer::from_pem_slice(list.as_bytes());
         der.is_ok_and(|der| {
@@ -185,7 +189,8 @@ impl TenantAuthority {
         parsed.unwrap_or_default()
     }
 
-    /// Returns the key identifier in the signing certificate, so that CRLs reference the same identifier as leaves.
+    /// Returns the key identifier in the signing certificate, so that CRLs reference the same
+    /// identifier as leaves.
     fn key_identifier(&self) -> KeyIdMethod {
         let der = rustls_pki_types::CertificateDer::from_pem_slice(self.certificate().as_bytes());
         let id = der.ok().and_then(|der| {

@@ -1,5 +1,5 @@
-//! Decides the steps of a root rotation so that no request fails. The new root is published before it signs. The old root stays published
-//! until no certificate that it signed is in use.
+//! Decides the steps of a root rotation so that no request fails. The new root is published before
+//! it signs. The old root stays published until no certificate that it signed is in use.
 //!
 //! The module is pure: the acknowledgments and the time are arguments.
 
@@ -36,11 +36,14 @@ impl RotationPhase {
 /// Timeouts of a rotation, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RotationTimeouts {
-    /// Time from the last acknowledgment of the new root to its first signature, so that every worker has applied the new root.
+    /// Time from the last acknowledgment of the new root to its first signature, so that every
+    /// worker has applied the new root.
     pub settle: u64,
-    /// Time from the end of the old root's last leaf in use to the end of the old root, so that handshakes in progress can finish.
+    /// Time from the end of the old root's last leaf in use to the end of the old root, so that
+    /// handshakes in progress can finish.
     pub grace: u64,
-    /// Time in one phase after which the rotation counts as overdue and is reported to the operator.
+    /// Time in one phase after which the rotation counts as overdue and is reported to the
+    /// operator.
     pub overdue: u64,
 }
 
@@ -60,7 +63,8 @@ pub struct RotationState {
     pub phase: RotationPhase,
     /// Begin of the phase, in seconds since 1970.
     pub since: u64,
-    /// Time since which nothing has blocked the next step, as far as this process has observed; `None` while something blocks it.
+    /// Time since which nothing has blocked the next step, as far as this process has observed;
+    /// `None` while something blocks it.
     pub clear_since: Option<u64>,
     pub now: u64,
 }
@@ -75,8 +79,9 @@ pub enum RotationStep {
     Retire,
 }
 
-/// Decides the next step. In [`RotationPhase::Announced`], a data plane that has not acknowledged the new root blocks it.
-/// In [`RotationPhase::Switched`], a leaf of the old root that has neither expired nor been replaced blocks it.
+/// Decides the next step. In [`RotationPhase::Announced`], a data plane that has not acknowledged
+/// the new root blocks it. In [`RotationPhase::Switched`], a leaf of the old root that has neither
+/// expired nor been replaced blocks it.
 pub fn decide_step(sight: &RotationState, timeouts: &RotationTimeouts) -> RotationStep {
     let waited = |long: u64| {
         sight
@@ -100,7 +105,8 @@ pub fn is_overdue(sight: &RotationState, timeouts: &RotationTimeouts) -> bool {
 mod tests {
     use super::*;
 
-    /// States of a rotation: phase, time since which nothing blocks it, the present time, and the step that must follow.
+    /// States of a rotation: phase, time since which nothing blocks it, the present time, and the
+    /// step that must follow.
     const STEPS: [(&str, RotationPhase, Option<u64>, u64, RotationStep); 9] = [
         (
             "nothing goes on",

@@ -1,6 +1,7 @@
 //! A tenant's CA: it issues X.509-SVIDs (SPIFFE) in exactly one trust domain.
 //!
-//! It signs with its own root or with an intermediate from files (`files`). The caller decides which identity a requester may have.
+//! It signs with its own root or with an intermediate from files (`files`). The caller decides
+//! which identity a requester may have.
 
 use canal_model::identity::Identity;
 use canal_model::ids::TrustDomain;
@@ -14,7 +15,8 @@ use crate::issuer::{SigningCa, leaf};
 pub struct TenantAuthority {
     pub(crate) domain: TrustDomain,
     pub(crate) signer: SigningCa,
-    /// The chain from the signing certificate up to the last one below a root; empty if a root signs.
+    /// The chain from the signing certificate up to the last one below a root; empty if a root
+    /// signs.
     pub(crate) intermediates: Vec<String>,
     /// The trust bundle of the domain, one root per element, as PEM.
     pub(crate) roots: Vec<String>,
@@ -44,7 +46,8 @@ pub struct IssuedLeaf {
     pub chain: Vec<String>,
     /// The serial number, in hexadecimal.
     pub serial: String,
-    /// Fingerprint of the certificate that signed the leaf; for an external CA, of the first configured root.
+    /// Fingerprint of the certificate that signed the leaf; for an external CA, of the first
+    /// configured root.
     pub root: String,
     /// Begin of the validity, in seconds since 1970.
     pub not_before: u64,
@@ -111,11 +114,12 @@ impl TenantAuthority {
         self.not_after
     }
 
-    /// Issues a certificate for the key in the request. The caller must have checked that the requester may have the identity and the
-    /// names.
+    /// Issues a certificate for the key in the request. The caller must have checked that the
+    /// requester may have the identity and the names.
     ///
     /// # Errors
-    /// Returns a [`CsrError`]; an identity of another trust domain is refused as [`CsrError::Name`].
+    /// Returns a [`CsrError`]; an identity of another trust domain is refused as
+    /// [`CsrError::Name`].
     pub fn issue(
         &self,
         request: &CertificateRequest<'_>,

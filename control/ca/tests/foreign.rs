@@ -1,4 +1,5 @@
-//! Tests of CAs from files, CRLs and responses of external CAs: which are accepted, and the error name of each problem.
+//! Tests of CAs from files, CRLs and responses of external CAs: which are accepted, and the error
+//! name of each problem.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -507,7 +508,8 @@ struct AnswerFixture {
     id: SanType,
 }
 
-/// A case's name, the PEM of the answer, the DNS names that were requested, and the number of links or the reason of the refusal.
+/// A case's name, the PEM of the answer, the DNS names that were requested, and the number of links
+/// or the reason of the refusal.
 type AnswerCase = (
     &'static str,
     String,

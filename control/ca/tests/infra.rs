@@ -1,5 +1,5 @@
-//! Tests of the controller's own CA: the files in its directory, verification of the server by clients, and the errors for a damaged
-//! directory.
+//! Tests of the controller's own CA: the files in its directory, verification of the server by
+//! clients, and the errors for a damaged directory.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,5 @@
-//! Tests of the content of workload certificates, and of the requests that are refused. rustls verifies the chains.
+//! Tests of the content of workload certificates, and of the requests that are refused. rustls
+//! verifies the chains.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,7 @@
-//! The state that the controller publishes, as immutable values. There is one [`Catalog`] at a time: the catalog writer creates it, and
-//! every subscriber stream reads it. Each change is logged as a [`CatalogDelta`], so a subscriber that keeps up compares only what changed.
-//! No IO. Start at [`Catalog`]. [`wire_check`] decides which compiled resources may be published as they are.
+//! The state that the controller publishes, as immutable values. There is one [`Catalog`] at a
+//! time: the catalog writer creates it, and every subscriber stream reads it. Each change is logged
+//! as a [`CatalogDelta`], so a subscriber that keeps up compares only what changed. No IO. Start at
+//! [`Catalog`]. [`wire_check`] decides which compiled resources may be published as they are.
 
 #![forbid(unsafe_code)]
 
@@ -27,22 +28,26 @@ use sha2::{Digest, Sha256};
 
 pub use origin::PolicyOrigin;
 
-/// Maximum number of deltas in a tenant's log. A subscriber that is further behind is compared with the whole tenant, which takes longer
-/// and has the same result.
+/// Maximum number of deltas in a tenant's log. A subscriber that is further behind is compared with
+/// the whole tenant, which takes longer and has the same result.
 pub const LOG_DELTAS_MAX: usize = 1024;
 /// Maximum number of changed resources in all deltas of a tenant's log.
 pub const LOG_CHANGES_MAX: usize = 100_000;
-/// Maximum bytes of memory of what only a tenant's log keeps: its records, and replaced and removed resources.
+/// Maximum bytes of memory of what only a tenant's log keeps: its records, and replaced and removed
+/// resources.
 pub const LOG_BYTES_MAX: usize = 2 << 20;
-/// Bytes of memory of a resource beside its body and its decoded value, which is about as large as the body.
+/// Bytes of memory of a resource beside its body and its decoded value, which is about as large as
+/// the body.
 const RESOURCE_BYTES: usize = 512;
 
-/// Version of a resource: the first 128 bits of the SHA-256 of its bytes. Equal content has equal versions, also across restarts.
+/// Version of a resource: the first 128 bits of the SHA-256 of its bytes. Equal content has equal
+/// versions, also across restarts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ResourceVersion([u8; 16]);
 
 impl ResourceVersion {
-    /// Version of a resource that a subscriber holds and that this controller never sent. It differs from every real version.
+    /// Version of a resource that a subscriber holds and that this controller never sent. It
+    /// differs from every real version.
     pub const FOREIGN: ResourceVersion = ResourceVersion([0; 16]);
 
     fn of(bytes: &[u8]) -> Self {
@@ -129,7 +134,8 @@ pub struct ResourceChange {
 pub struct CatalogDelta {
     pub generation: Generation,
     pub touches: Vec<ResourceChange>,
-    /// Memory of what only the log keeps. Resources after a change are the catalog's, or those before a later change.
+    /// Memory of what only the log keeps. Resources after a change are the catalog's, or those
+    /// before a later change.
     bytes: usize,
 }
 
@@ -177,12 +183,14 @@ pub struct CompiledTenant {
     pub jwks: BTreeSet<String>,
     pub diagnostics: Vec<Diagnostic>,
     pub objects: Vec<CatalogObject>,
-    /// False while a source cannot be read and its content was not known before. Subscribers then keep what they hold.
+    /// False while a source cannot be read and its content was not known before. Subscribers then
+    /// keep what they hold.
     pub complete: bool,
 }
 
 impl CompiledTenant {
-    /// Returns a result for resources that belong to no tenant. Its claims are a placeholder and are never read.
+    /// Returns a result for resources that belong to no tenant. Its claims are a placeholder and
+    /// are never read.
     pub fn of_provider(resources: Vec<Resource>) -> Self {
         let claims = TenantClaims {
             tenant: nobody(),
@@ -276,15 +284,17 @@ impl TenantCatalog {
             view.trim();
         }
         if was_complete != view.complete {
-            // Completeness decides whether removals are sent, so every subscriber must be compared with the whole tenant again.
+            // Completeness decides whether removals are sent, so every subscriber must be compared
+            // with the whole tenant again.
             view.log.clear();
             view.floor = generation;
         }
         view
     }
 
-    /// Returns this state with the planner's resources replaced by `planned`; `None` if nothing differs. `was` is what the planner assigned
-    /// before, if that is known. A list that is the same allocation in both is skipped; any other unchanged resource costs one comparison.
+    /// Returns this state with the planner's resources replaced by `planned`; `None` if nothing
+    /// differs. `was` is what the planner assigned before, if that is known. A list that is the
+    /// same allocation in both is skipped; any other unchanged resource costs one comparison.
     pub fn with_tier(
         &self,
         planned: &TenantPlacement,
@@ -357,7 +367,8 @@ impl TenantCatalog {
         touches.extend(gone);
     }
 
-    /// Returns this state with the controller's own resources replaced by `resources`; `None` if nothing differs.
+    /// Returns this state with the controller's own resources replaced by `resources`; `None` if
+    /// nothing differs.
     pub fn with_trust(&self, resources: &[Resource], generation: Generation) -> Option<Self> {
         let mut gone: BTreeMap<ResourceId, &Arc<EncodedResource>> =
             self.of_hub().map(|e| (e.key(), e)).collect();
@@ -421,7 +432,8 @@ impl TenantCatalog {
         }
     }
 
-    /// Returns the deltas after `since`, newest first; `None` if the log does not reach back that far.
+    /// Returns the deltas after `since`, newest first; `None` if the log does not reach back that
+    /// far.
     pub fn deltas_after(
         &self,
         since: Generation,
@@ -466,8 +478,8 @@ impl TenantCatalog {
     }
 }
 
-/// Compares compiled resources with those of `before`, and returns the new entries and the changes. Unchanged entries are reused, so
-/// versions and bytes are computed once per change.
+/// Compares compiled resources with those of `before`, and returns the new entries and the changes.
+/// Unchanged entries are reused, so versions and bytes are computed once per change.
 fn compare(
     before: Option<&BTreeMap<ResourceId, Arc<EncodedResource>>>,
     resources: Vec<Resource>,
@@ -523,12 +535,14 @@ fn identities(
         .collect()
 }
 
-/// Returns the name that [`Resource::name`] gives a gateway address or a bucket table; a test compares the two.
+/// Returns the name that [`Resource::name`] gives a gateway address or a bucket table; a test
+/// compares the two.
 fn tier_name(service: &ServiceKey, az: &AzName) -> Arc<str> {
     format!("{service}@{az}").into()
 }
 
-/// Gateway addresses and bucket tables that the planner assigns to one tenant. Lists that are the same allocation are equal.
+/// Gateway addresses and bucket tables that the planner assigns to one tenant. Lists that are the
+/// same allocation are equal.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TenantPlacement {
     pub addresses: Arc<Vec<GatewayAddress>>,
@@ -551,8 +565,9 @@ pub fn is_planned(kind: ResourceKind) -> bool {
     matches!(kind, ResourceKind::Address | ResourceKind::Table)
 }
 
-/// True for resources that come from neither the planner nor the tenant's configuration. The controller itself generates the trust bundles,
-/// and the entitlements that allow gateways to use the tenant's keys.
+/// True for resources that come from neither the planner nor the tenant's configuration. The
+/// controller itself generates the trust bundles, and the entitlements that allow gateways to use
+/// the tenant's keys.
 pub fn is_of_hub(resource: &Resource) -> bool {
     match resource {
         Resource::Bundle(_) => true,
@@ -610,7 +625,8 @@ impl Catalog {
         }
     }
 
-    /// Returns the newest generation after `since` that changed a resource of `kinds` in the scope of `principal`.
+    /// Returns the newest generation after `since` that changed a resource of `kinds` in the scope
+    /// of `principal`.
     pub fn newest_in_scope(
         &self,
         principal: &Principal,
@@ -633,7 +649,8 @@ impl Catalog {
                 Some(mut deltas) => deltas
                     .find(|d| d.touches.iter().any(&concerns))
                     .map(|d| d.generation),
-                // The log does not reach back to `since`: assume that the tenant's newest change is in scope.
+                // The log does not reach back to `since`: assume that the tenant's newest change is
+                // in scope.
                 None => Some(view.changed),
             };
             newest = newest.max(of_tenant);

@@ -1,6 +1,8 @@
-//! Where an object of policy comes from. The order of the sources is their precedence. No source is read here.
+//! Where an object of policy comes from. The order of the sources is their precedence. No source is
+//! read here.
 
-/// A source of policy. The order is the precedence: of two objects with one key, that of the smaller origin is in force.
+/// A source of policy. The order is the precedence: of two objects with one key, that of the
+/// smaller origin is in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PolicyOrigin {
     /// YAML files in a folder of the controller.

@@ -1,6 +1,6 @@
-//! Makes sure that every data plane can decode what the controller accepts. Each compiled resource is encoded, and decoded as a data plane
-//! does it, before anything is accepted. A resource that does not survive is an error of its object, and fails closed. Pure. Start at
-//! [`enforce`].
+//! Makes sure that every data plane can decode what the controller accepts. Each compiled resource
+//! is encoded, and decoded as a data plane does it, before anything is accepted. A resource that
+//! does not survive is an error of its object, and fails closed. Pure. Start at [`enforce`].
 
 use canal_model::authorization::{
     Authentication, Authorization, AuthorizationAction, PeerAuthentication, PeerMode, PolicyKey,
@@ -13,7 +13,8 @@ use canal_model::program::Resource;
 use canal_model::trust::{ClientCertificates, Termination, TerminationCertificate};
 use canal_wire::southbound::{decode, encode};
 
-/// Maximum length of the reason that a broken resource carries, in characters. Data planes accept more bytes than that.
+/// Maximum length of the reason that a broken resource carries, in characters. Data planes accept
+/// more bytes than that.
 const REASON_MAX: usize = 200;
 
 /// The resources that may be published.
@@ -23,7 +24,8 @@ pub struct EnforcedResources {
     pub bytes: u64,
 }
 
-/// Checks that a data plane would read the resource as it was compiled, and returns the bytes that it receives.
+/// Checks that a data plane would read the resource as it was compiled, and returns the bytes that
+/// it receives.
 ///
 /// # Errors
 /// The reason for which a data plane would refuse the resource or misread it.
@@ -36,8 +38,9 @@ fn check(resource: &Resource) -> Result<u64, String> {
     }
 }
 
-/// Replaces each resource that data planes would refuse by one that denies, where there is such a resource, and leaves out the others. Each
-/// of them gets an error. It stops at the first resource with which they have more than `bytes_max` bytes; the result then has that number.
+/// Replaces each resource that data planes would refuse by one that denies, where there is such a
+/// resource, and leaves out the others. Each of them gets an error. It stops at the first resource
+/// with which they have more than `bytes_max` bytes; the result then has that number.
 pub fn enforce(
     resources: Vec<Resource>,
     bytes_max: u64,
@@ -127,7 +130,8 @@ fn broken(resource: &Resource, why: &str) -> Vec<Resource> {
             required: true,
             broken: Some(reason),
         })],
-        // A CUSTOM policy denies without its authorizer. The other kinds grant something, or restrict nothing.
+        // A CUSTOM policy denies without its authorizer. The other kinds grant something, or
+        // restrict nothing.
         _ => Vec::new(),
     }
 }
@@ -218,7 +222,8 @@ mod tests {
         })
     }
 
-    /// S3: a resource that a data plane would refuse is never accepted as it is, and denies until its object is fixed.
+    /// S3: a resource that a data plane would refuse is never accepted as it is, and denies until
+    /// its object is fixed.
     #[test]
     fn policy_that_data_planes_refuse_denies_and_is_an_error() {
         let fine = policy(VALUES_MAX - 1, PolicyTarget::Tenant);

@@ -27,7 +27,8 @@ use canal_trust::{CertificateRate, ISSUED_MAX, PROVIDER_RATE, TENANT_RATE, Trust
 
 /// Default of the limit [`ControllerLimits::request_bytes`].
 pub const REQUEST_BYTES_MAX: usize = 64 << 20;
-/// Interval of HTTP/2 PINGs to a silent client, and the timeout of the answer: a half-open connection is detected within half a minute.
+/// Interval of HTTP/2 PINGs to a silent client, and the timeout of the answer: a half-open
+/// connection is detected within half a minute.
 const PING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(20));
 
 /// Configuration of the controller process.
@@ -35,8 +36,8 @@ const PING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs
 pub struct ControllerConfig {
     /// Address for data planes and operators; with port 0 the kernel chooses the port.
     pub listen: SocketAddr,
-    /// Address of the admin port; keep it on localhost. `/config_dump` is served only on [`canal_runtime::admin::SOCKET_NAME`] in the store's
-    /// folder.
+    /// Address of the admin port; keep it on localhost. `/config_dump` is served only on
+    /// [`canal_runtime::admin::SOCKET_NAME`] in the store's folder.
     pub admin: Option<SocketAddr>,
     /// Address of the metrics port.
     pub metrics: Option<SocketAddr>,
@@ -73,7 +74,8 @@ pub struct ControllerLimits {
     pub response_bytes: usize,
     /// Maximum number of splits of refused responses; the default is [`crate::NACK_SPLITS_MAX`].
     pub nack_splits: usize,
-    /// Maximum bytes of one request: an Apply with many files, or the first request of a subscriber that holds many resources.
+    /// Maximum bytes of one request: an Apply with many files, or the first request of a subscriber
+    /// that holds many resources.
     pub request_bytes: usize,
     /// Time after which a connection without a request that has a valid token is closed.
     pub handshake: Duration,
@@ -81,7 +83,8 @@ pub struct ControllerLimits {
     pub issued: usize,
     /// Timeouts for edges and replicas that do not report.
     pub fleet: SilenceTimeouts,
-    /// Maximum number of waiting changes of all tenants; the default is [`crate::QUEUED_CHANGES_MAX`].
+    /// Maximum number of waiting changes of all tenants; the default is
+    /// [`crate::QUEUED_CHANGES_MAX`].
     pub queued_changes: u64,
     /// Maximum bytes of waiting changes; the default is [`crate::QUEUED_CHANGE_BYTES_MAX`].
     pub queued_change_bytes: u64,
@@ -91,17 +94,21 @@ pub struct ControllerLimits {
     pub compiled_bytes: u64,
     /// Maximum number of compiled resources; the default is [`crate::COMPILED_RESOURCES_MAX`].
     pub compiled_resources: u64,
-    /// Maximum bytes of all tenants' route tables in a gateway; the default is [`crate::ROUTE_TABLE_BYTES_MAX`].
+    /// Maximum bytes of all tenants' route tables in a gateway; the default is
+    /// [`crate::ROUTE_TABLE_BYTES_MAX`].
     pub route_table_bytes: u64,
     /// Number of changes that are compiled at once, each of another tenant, and of dry runs.
     pub compile_workers: usize,
     /// Shares of tenants for which the provider configured none.
     pub shares: Shares,
-    /// Maximum number of connections that have not sent a valid token; the default is [`crate::UNAUTHENTICATED_MAX`].
+    /// Maximum number of connections that have not sent a valid token; the default is
+    /// [`crate::UNAUTHENTICATED_MAX`].
     pub unauthenticated: usize,
-    /// Rate at which one data plane of a tenant may request certificates; the default is [`crate::TENANT_RATE`].
+    /// Rate at which one data plane of a tenant may request certificates; the default is
+    /// [`crate::TENANT_RATE`].
     pub tenant_rate: CertificateRate,
-    /// Rate at which one component of the provider may request certificates; the default is [`crate::PROVIDER_RATE`].
+    /// Rate at which one component of the provider may request certificates; the default is
+    /// [`crate::PROVIDER_RATE`].
     pub provider_rate: CertificateRate,
     /// Interval of HTTP/2 PINGs to a silent client, and the timeout of the answer.
     pub ping: (Duration, Duration),
@@ -167,7 +174,8 @@ impl ControllerLimits {
         }
     }
 
-    /// Returns the same limits, reduced for a process that may have `files` open files: connections leave [`FILES_RESERVED`] of them free.
+    /// Returns the same limits, reduced for a process that may have `files` open files: connections
+    /// leave [`FILES_RESERVED`] of them free.
     pub fn within(mut self, files: u64) -> Self {
         let most = usize::try_from(files.saturating_sub(FILES_RESERVED))
             .unwrap_or(usize::MAX)

@@ -1,5 +1,5 @@
-//! Starts the controller: it binds the ports, reads all sources once, and only then serves. It decides nothing about policy. Start at
-//! [`Controller::start`].
+//! Starts the controller: it binds the ports, reads all sources once, and only then serves. It
+//! decides nothing about policy. Start at [`Controller::start`].
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -44,7 +44,8 @@ struct WriterChannels {
 }
 
 impl WriterChannels {
-    /// Creates the channels. The other two are for the change queue: what changes are prepared against, and where they are committed.
+    /// Creates the channels. The other two are for the change queue: what changes are prepared
+    /// against, and where they are committed.
     fn new() -> (Self, watch::Receiver<Arc<Basis>>, mpsc::Sender<Commit>) {
         let (publish, _) = watch::channel(Arc::new(Catalog::default()));
         let (basis, prepared_against) = watch::channel(Arc::new(Basis::default()));
@@ -84,7 +85,8 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Starts the controller on the calling runtime. When it returns, all sources have been read and the ports are open.
+    /// Starts the controller on the calling runtime. When it returns, all sources have been read
+    /// and the ports are open.
     ///
     /// # Errors
     /// A [`ControllerError`] that states what to change.
@@ -198,7 +200,8 @@ impl Controller {
         if let Err(e) = self.store.settle() {
             tracing::warn!(error = %e, "the generation counter will have a gap");
         }
-        // The writer ends when the last sender is dropped. An open request holds one until the runtime ends.
+        // The writer ends when the last sender is dropped. An open request holds one until the
+        // runtime ends.
         let writer = self.writer.take();
         if let Some(writer) = writer.filter(JoinHandle::is_finished)
             && writer.join().is_err()
@@ -255,7 +258,8 @@ async fn first_plan(rooms: &RoomHandles, tiers: mpsc::Sender<TierUpdate>) -> Fle
     reconciler
 }
 
-/// Starts the catalog writer's thread. Returns it together with the key sets that the writer loaded from the store.
+/// Starts the catalog writer's thread. Returns it together with the key sets that the writer loaded
+/// from the store.
 fn start_writer(
     preparer: &Preparer,
     publisher: CatalogPublisher,

@@ -1,5 +1,6 @@
-//! The sockets of the controller and the services on them: one TLS listener for data planes and operators, and the admin endpoints. It
-//! builds each service from the handles that it needs. Start at [`spawn`].
+//! The sockets of the controller and the services on them: one TLS listener for data planes and
+//! operators, and the admin endpoints. It builds each service from the handles that it needs. Start
+//! at [`spawn`].
 
 use std::io;
 use std::net::SocketAddr;
@@ -30,7 +31,8 @@ use tonic::transport::Server;
 use crate::config::{ControllerConfig, ControllerError, ControllerLimits};
 use crate::rooms::RoomHandles;
 
-/// The sockets that the controller listens on. They are bound before any task starts, so that a port in use ends the process at once.
+/// The sockets that the controller listens on. They are bound before any task starts, so that a
+/// port in use ends the process at once.
 pub(crate) struct ControllerPorts {
     /// TLS listener for data planes and operators.
     listener: ControlListener,
@@ -236,7 +238,8 @@ async fn serve(
     }
 }
 
-/// Creates the HTTP/JSON face of the operators' API, with the authentication and the limits of the gRPC services.
+/// Creates the HTTP/JSON face of the operators' API, with the authentication and the limits of the
+/// gRPC services.
 fn json_api(
     admin: &Arc<AdminService>,
     rooms: &RoomHandles,

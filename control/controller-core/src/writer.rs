@@ -1,7 +1,8 @@
-//! The catalog writer: every change of the published state goes through its one thread, one after the other. It checks tenants against each
-//! other, writes the store, and only then publishes. It reads, compiles and compares nothing: `prepare` does that beforehand on other
-//! threads. Revocations and changes of the cloud tier go ahead of all waiting changes. Readers never wait for the writer. Start at
-//! [`CatalogWriter::run`].
+//! The catalog writer: every change of the published state goes through its one thread, one after
+//! the other. It checks tenants against each other, writes the store, and only then publishes. It
+//! reads, compiles and compares nothing: `prepare` does that beforehand on other threads.
+//! Revocations and changes of the cloud tier go ahead of all waiting changes. Readers never wait
+//! for the writer. Start at [`CatalogWriter::run`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -35,7 +36,8 @@ use tokio::sync::{mpsc, watch};
 /// Maximum number of entries in each queue of the writer.
 pub(crate) const QUEUE_MAX: usize = 256;
 
-/// A command to the writer, besides changes of tenants and of the cloud tier. Commands go ahead of all of those.
+/// A command to the writer, besides changes of tenants and of the cloud tier. Commands go ahead of
+/// all of those.
 pub(crate) enum WriterCommand {
     /// Retries the changes of trust that the store refused.
     Retry,
@@ -52,7 +54,8 @@ pub(crate) struct WriterQueues {
     pub(crate) commits: mpsc::Receiver<Commit>,
 }
 
-/// Channels of the writer: to readers, to the threads that prepare changes, and for the tenants' trust.
+/// Channels of the writer: to readers, to the threads that prepare changes, and for the tenants'
+/// trust.
 pub(crate) struct CatalogPublisher {
     pub(crate) publish: watch::Sender<Arc<Catalog>>,
     pub(crate) basis: watch::Sender<Arc<Basis>>,
@@ -94,7 +97,8 @@ pub(crate) struct CatalogWriter {
     tenants: BTreeMap<TenantName, Arc<TenantSources>>,
     /// Tenants in the order in which the controller first saw them.
     order: Vec<TenantName>,
-    /// Tenants whose newest state is not in force because it conflicts with another tenant's claims, or exceeds a limit.
+    /// Tenants whose newest state is not in force because it conflicts with another tenant's
+    /// claims, or exceeds a limit.
     withheld: BTreeSet<TenantName>,
     /// Tenants whose newest state is not in force because the store refused.
     behind: BTreeSet<TenantName>,
@@ -149,7 +153,8 @@ impl CatalogWriter {
             sources_mut(&mut tenants, &name).take_state(state);
         }
         for (name, uri, set) in key_sets {
-            // A tenant that is gone has no sources; the fetcher deletes its key sets at its first check.
+            // A tenant that is gone has no sources; the fetcher deletes its key sets at its first
+            // check.
             if let Some(sources) = tenants.get_mut(&name) {
                 sources.load_key_set(uri, set);
             }
@@ -164,15 +169,16 @@ impl CatalogWriter {
         Ok(writer)
     }
 
-    /// Loads the stored objects of each tenant. A tenant that has more than its share is set aside without being loaded, and costs the
-    /// others nothing.
+    /// Loads the stored objects of each tenant. A tenant that has more than its share is set aside
+    /// without being loaded, and costs the others nothing.
     fn read_store(
         &self,
         files: &SourceUpdate,
     ) -> Result<BTreeMap<TenantName, TenantSources>, StoreError> {
         let mut bytes: BTreeMap<TenantName, u64> = BTreeMap::new();
         let mut shares: BTreeMap<TenantName, Shares> = BTreeMap::new();
-        // The first pass only counts bytes and reads the shares, so that nothing too large is loaded.
+        // The first pass only counts bytes and reads the shares, so that nothing too large is
+        // loaded.
         self.store.for_each_object(|object| {
             *bytes.entry(object.key.tenant.clone()).or_default() += object.yaml.len() as u64;
             if object.key.kind == "Tenant" {
@@ -330,8 +336,8 @@ impl CatalogWriter {
         }
     }
 
-    /// Puts the controller's own resources into every state: a tenant's trust into the tenant's, and that of Canal's components into the
-    /// provider's. Returns false if nothing differs.
+    /// Puts the controller's own resources into every state: a tenant's trust into the tenant's,
+    /// and that of Canal's components into the provider's. Returns false if nothing differs.
     fn publish_trust(&mut self, generation: Generation) -> bool {
         let names: Vec<DomainName> = self
             .catalog
@@ -339,7 +345,8 @@ impl CatalogWriter {
             .iter()
             .filter_map(|(name, view)| domain_of(name, view))
             .collect();
-        // A root that is not on disk must not be published; certificates of its tenant wait for it too.
+        // A root that is not on disk must not be published; certificates of its tenant wait for it
+        // too.
         self.is_trust_behind = self
             .trust
             .ensure(names.iter())
@@ -435,7 +442,8 @@ impl CatalogWriter {
         Ok(())
     }
 
-    /// Puts a change into force, if it was prepared against the sources that are still the tenant's.
+    /// Puts a change into force, if it was prepared against the sources that are still the
+    /// tenant's.
     fn commit(&mut self, mut prepared: Prepared) -> Result<Committed, StoreError> {
         let holds = match (self.tenants.get(&prepared.name), &prepared.before) {
             (Some(now), Some(then)) => Arc::ptr_eq(now, then),
@@ -459,8 +467,8 @@ impl CatalogWriter {
         Ok(Committed::Done(self.catalog.generation))
     }
 
-    /// Records a tenant's sources, and returns what to publish of them, if anything differs. `staged` are claims that go live together with
-    /// them.
+    /// Records a tenant's sources, and returns what to publish of them, if anything differs.
+    /// `staged` are claims that go live together with them.
     fn settle_sources(
         &mut self,
         prepared: Prepared,
@@ -616,7 +624,8 @@ impl CatalogWriter {
         done.map(|()| Committed::Done(self.catalog.generation))
     }
 
-    /// Writes the change to disk, then publishes it: once the operator receives "accepted", a kill cannot undo the change.
+    /// Writes the change to disk, then publishes it: once the operator receives "accepted", a kill
+    /// cannot undo the change.
     fn carry_out(
         &mut self,
         after: &Arc<TenantSources>,
@@ -722,7 +731,8 @@ impl CatalogWriter {
                     .flat_map(TenantPlacement::resources),
             );
             let before = self.catalog.tenants.get(&name);
-            // The controller's own resources stay as they were; `publish_now` updates them once all tenants' claims are in.
+            // The controller's own resources stay as they were; `publish_now` updates them once all
+            // tenants' claims are in.
             compiled.resources.extend(
                 before
                     .into_iter()
@@ -744,8 +754,8 @@ fn domain_of(tenant: &TenantName, view: &TenantCatalog) -> Option<DomainName> {
         .map(|i| (tenant.clone(), i.trust_domain.clone()))
 }
 
-/// Returns the controller's own resources of each tenant: its trust bundle, those of tenants with which it federates mutually, and the
-/// entitlements of gateways to use its keys.
+/// Returns the controller's own resources of each tenant: its trust bundle, those of tenants with
+/// which it federates mutually, and the entitlements of gateways to use its keys.
 fn trust_resources(
     catalog: &Catalog,
     trust: &TrustAuthorities,

@@ -1,5 +1,5 @@
-//! Tests of the operators' API: an apply is carried out completely or not at all, and a refusal states its reasons. Tenants do not affect
-//! each other.
+//! Tests of the operators' API: an apply is carried out completely or not at all, and a refusal
+//! states its reasons. Tenants do not affect each other.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -27,7 +27,8 @@ async fn an_apply_is_refused_whole_with_all_its_errors() {
     s.settle().await;
     let (before, generation) = (ann.names("alpha", "").await, ann.status().await.generation);
     let broken_route = route("bad", "a", &[("nowhere", 1)]);
-    // One apply with four kinds of errors: an unknown field, a missing backend, broken YAML, and an object of the provider.
+    // One apply with four kinds of errors: an unknown field, a missing backend, broken YAML, and an
+    // object of the provider.
     let typo = service(1, "typo", 9).replace("selector", "selektor");
     let refused = ann
         .apply(
@@ -62,7 +63,8 @@ async fn an_apply_is_refused_whole_with_all_its_errors() {
     );
 }
 
-/// Checks that a dry run and a diff report a change of a service and another new one, and apply neither.
+/// Checks that a dry run and a diff report a change of a service and another new one, and apply
+/// neither.
 async fn dry_run_and_diff_change_nothing(ann: &mut Operator, second: &str, generation: u64) {
     let dry = ann.dry_run("alpha", &[second]).await.unwrap();
     assert!(dry.accepted && whats(&dry.changes) == ["Changed Service shop/c"]);
@@ -102,9 +104,11 @@ async fn dry_run_and_diff_change_nothing(ann: &mut Operator, second: &str, gener
     );
 }
 
-/// Checks the delete of a service that a route names, of one that is missing, and of an unknown kind.
+/// Checks the delete of a service that a route names, of one that is missing, and of an unknown
+/// kind.
 async fn delete_with_warnings(ann: &mut Operator) {
-    // The route still names the service: the delete is accepted, and the operator is warned of what it breaks.
+    // The route still names the service: the delete is accepted, and the operator is warned of what
+    // it breaks.
     let gone = ann
         .delete("alpha", &[("service", "shop", "c")], false)
         .await

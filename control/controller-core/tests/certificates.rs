@@ -1,4 +1,5 @@
-//! Tests which principal gets which certificate, requested over the wire. rustls verifies what was issued.
+//! Tests which principal gets which certificate, requested over the wire. rustls verifies what was
+//! issued.
 
 use std::sync::Arc;
 use std::time::Duration;

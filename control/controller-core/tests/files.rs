@@ -190,7 +190,8 @@ async fn a_file_owns_its_objects() {
         .await
         .unwrap();
     assert!(!refused.accepted && errors(&refused.diagnostics)[0].contains("mesh.yaml"));
-    // A file later contains an object that was applied: the file wins, and the tenant gets a warning.
+    // A file later contains an object that was applied: the file wins, and the tenant gets a
+    // warning.
     ann.must_apply("alpha", &[&service(1, "c", 3)]).await;
     fixture.write("alpha/more.yaml", &service(1, "c", 4));
     let until = Instant::now() + patience();

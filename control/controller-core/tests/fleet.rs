@@ -1,4 +1,5 @@
-//! Tests of the fleet over the wire: fake replicas and edges report and subscribe as data planes do. The tests check what they receive.
+//! Tests of the fleet over the wire: fake replicas and edges report and subscribe as data planes
+//! do. The tests check what they receive.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -87,7 +88,8 @@ async fn a_registered_replica_and_its_edge_get_tables() {
     );
 }
 
-/// Checks that the number of a replica that leaves is free once no table contains it, and that the next new replica gets it.
+/// Checks that the number of a replica that leaves is free once no table contains it, and that the
+/// next new replica gets it.
 async fn reuse_the_number_of_r1(
     fixture: &ControllerFixture,
     mut r1: FakeReplica,
@@ -181,7 +183,8 @@ async fn numbers_and_tables_survive_restarts_and_come_back_only_after_forgetting
         (tables(&e1.south), addresses(&e1.south)),
         (before.0, before.1)
     );
-    // Nothing differed for them, so they report the old generation. They are as good as before, and can drain.
+    // Nothing differed for them, so they report the old generation. They are as good as before, and
+    // can drain.
     let states = root
         .fleet()
         .await
@@ -490,7 +493,8 @@ async fn a_replica_gets_sessions_only_once_it_knows_the_tenant() {
     wait_quiet(&mut [&mut r1, &mut r2], &mut [&mut e1], &mut root).await;
 }
 
-/// Checks what the fleet shows of the draining r1, which owns sessions in this many buckets at least.
+/// Checks what the fleet shows of the draining r1, which owns sessions in this many buckets at
+/// least.
 async fn check_a_draining_owner(
     fixture: &ControllerFixture,
     r1: &mut FakeReplica,
@@ -646,7 +650,8 @@ async fn follow_r4_down_and_up([r1, r4]: [&mut FakeReplica; 2], [e1, e2]: [&mut 
     .await;
 }
 
-/// Checks that r4, whose process is gone without a last report, is forgotten after the timeout, since its edge sees it down.
+/// Checks that r4, whose process is gone without a last report, is forgotten after the timeout,
+/// since its edge sees it down.
 async fn forget_the_dead_r4(
     root: &mut Operator,
     r1: &mut FakeReplica,
@@ -888,7 +893,8 @@ async fn answer_queries(r1: &mut FakeReplica, edges: [&mut FakeEdge; 2], mine: u
     }
 }
 
-/// T16, and appendix A of the paper: two edges of one AZ share one tunnel end, and one client's session is found through both.
+/// T16, and appendix A of the paper: two edges of one AZ share one tunnel end, and one client's
+/// session is found through both.
 #[tokio::test]
 async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
     let fixture = tier().await;

@@ -135,7 +135,8 @@ async fn changes_beyond_a_tenants_share_are_refused_by_name() {
     );
 }
 
-/// Checks that a tenant beyond its share changes nothing, that other tenants are not affected, and that the provider removes its objects.
+/// Checks that a tenant beyond its share changes nothing, that other tenants are not affected, and
+/// that the provider removes its objects.
 async fn use_a_smaller_share(fixture: &ControllerFixture, n1: &mut ManualSubscriber) {
     let (mut ann, mut bob, mut root) = (
         fixture.admin("ann").await,
@@ -336,7 +337,8 @@ fn patterns(services: usize, rules: usize) -> String {
     text
 }
 
-/// N2: regular expressions count what their automata take in each gateway, over all services of the tenant.
+/// N2: regular expressions count what their automata take in each gateway, over all services of the
+/// tenant.
 #[tokio::test]
 async fn route_tables_are_bounded_over_all_services() {
     let fixture = ControllerFixture::with(ControllerLimits::default(), two_tenants).await;
@@ -564,7 +566,8 @@ fn seen_use(component: &str, tenant: &str, used: u64) -> SeenUse {
     (component.to_string(), tenant.to_string(), used, 2, 1)
 }
 
-/// Checks that an operator sees the use and the omissions of its own tenant, and the provider those of all.
+/// Checks that an operator sees the use and the omissions of its own tenant, and the provider those
+/// of all.
 async fn check_visible_use(ann: &mut Operator, bob: &mut Operator, root: &mut Operator) {
     let status = ann.status().await;
     assert_eq!(

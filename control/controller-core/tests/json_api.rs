@@ -1,4 +1,5 @@
-//! Tests of the HTTP/JSON face of the operators' API: it shows what the gRPC API shows, to the same operators, and refuses the same.
+//! Tests of the HTTP/JSON face of the operators' API: it shows what the gRPC API shows, to the same
+//! operators, and refuses the same.
 
 use crate::fixture::{ControllerFixture, service};
 use bytes::Bytes;

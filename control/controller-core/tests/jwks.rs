@@ -1,5 +1,6 @@
-//! Tests of key sets that tenants name by URI: which servers are contacted, and which sets are accepted. The last good set stays when a set
-//! is not available. A small HTTP server is the fake issuer.
+//! Tests of key sets that tenants name by URI: which servers are contacted, and which sets are
+//! accepted. The last good set stays when a set is not available. A small HTTP server is the fake
+//! issuer.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -11,7 +12,8 @@ use canal_timing::assert_time;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-/// State of the fake issuer: its response, and how often it was requested and responded that nothing changed.
+/// State of the fake issuer: its response, and how often it was requested and responded that
+/// nothing changed.
 struct FakeIssuer {
     body: String,
     status: &'static str,

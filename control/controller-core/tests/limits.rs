@@ -1,4 +1,5 @@
-//! Tests of the limits at the controller's listeners: each is reached, refuses what exceeds it, and counts that.
+//! Tests of the limits at the controller's listeners: each is reached, refuses what exceeds it, and
+//! counts that.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -64,7 +65,8 @@ async fn streams_and_names() {
     {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    // What a data plane holds is no reason to refuse it: names of its tenant are removed, and those of others are dropped.
+    // What a data plane holds is no reason to refuse it: names of its tenant are removed, and those
+    // of others are dropped.
     let resource = first.resources.values().next().unwrap().1.clone();
     let lists = |tenant: &'static str| {
         let resource = resource.clone();
@@ -174,7 +176,8 @@ async fn names_that_only_streams_know_are_on_their_tenants_account() {
     let mut greedy = ManualSubscriber::open(fixture.channel().await, "n1", claims()).await;
     assert_eq!(greedy.end().await.code(), Code::ResourceExhausted);
     refused(&fixture, "subscription_bytes").await;
-    // The provider's gateways, and streams that bring no names, go on. What the ended stream had taken is given back.
+    // The provider's gateways, and streams that bring no names, go on. What the ended stream had
+    // taken is given back.
     ManualSubscriber::open(fixture.channel().await, "g1", claims())
         .await
         .settle()
@@ -300,7 +303,8 @@ async fn silent(fixture: &ControllerFixture) -> tokio_rustls::client::TlsStream<
         .unwrap()
 }
 
-/// Resolves when the controller has closed the connection; what it sends before, such as its HTTP/2 settings, does not matter.
+/// Resolves when the controller has closed the connection; what it sends before, such as its HTTP/2
+/// settings, does not matter.
 async fn wait_for_close(connection: &mut tokio_rustls::client::TlsStream<TcpStream>) {
     while connection.read(&mut [0; 64]).await.unwrap_or(0) > 0 {}
 }

@@ -1,5 +1,5 @@
-//! Tests of observations through the controller: which operator sees what, how much is buffered for a slow reader, and how an observation
-//! ends.
+//! Tests of observations through the controller: which operator sees what, how much is buffered for
+//! a slow reader, and how an observation ends.
 
 use std::time::{Duration, Instant};
 

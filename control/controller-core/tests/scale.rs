@@ -1,4 +1,5 @@
-//! Test with thousands of services: an AZ is closed as fast as with a few, whatever else is computed at that moment.
+//! Test with thousands of services: an AZ is closed as fast as with a few, whatever else is
+//! computed at that moment.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -13,8 +14,8 @@ use canal_wire::fleet::fleet_client::FleetClient;
 use canal_wire::fleet::{EdgeReportRequest, ReplicaProbe, ReplicaReportRequest};
 use tonic::transport::Channel;
 
-/// Number of services. `make soak PART=services` uses the number that the tier is made for; without optimization the same takes ten times
-/// as long.
+/// Number of services. `make soak PART=services` uses the number that the tier is made for; without
+/// optimization the same takes ten times as long.
 const SERVICES: u32 = if cfg!(debug_assertions) { 600 } else { 16_000 };
 /// Time until all members have everything.
 const START: Duration = Duration::from_secs(300);

@@ -1,4 +1,5 @@
-//! Tests of what data planes receive over real TLS streams: scope, order, reconnect, refusal, coalescing, isolation, bytes.
+//! Tests of what data planes receive over real TLS streams: scope, order, reconnect, refusal,
+//! coalescing, isolation, bytes.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -75,8 +76,8 @@ fn check_direct_endpoint(n1: &ManualSubscriber) {
     );
 }
 
-/// Nodes receive the ready pods behind direct ports, one message for each change. Gateways, other tenants, and nodes of a tenant whose port
-/// is no longer direct do not.
+/// Nodes receive the ready pods behind direct ports, one message for each change. Gateways, other
+/// tenants, and nodes of a tenant whose port is no longer direct do not.
 #[tokio::test]
 async fn ready_pods_of_direct_ports_are_sent_to_nodes_of_their_tenant() {
     let fixture = ControllerFixture::two_tenants().await;
@@ -421,7 +422,8 @@ async fn a_stuck_subscriber_delays_no_other() {
     assert!(fixture.metric("canal_controller_unacked_seconds_max").await > 0.0);
 }
 
-/// Number of pods in the test below. They are on one other node, so that a change on n1 stands alone.
+/// Number of pods in the test below. They are on one other node, so that a change on n1 stands
+/// alone.
 const FLEET: u16 = 10_000;
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! Integration tests of the controller from outside: its API, what data planes receive, trust, the fleet. `make test` runs each module in
-//! its own process (`suite MODULE::`).
+//! Integration tests of the controller from outside: its API, what data planes receive, trust, the
+//! fleet. `make test` runs each module in its own process (`suite MODULE::`).
 
 mod api;
 mod certificates;

@@ -1,4 +1,5 @@
-//! Ten tenants use all that they can get of one of the controller's limits at the same time, and an eleventh is served.
+//! Ten tenants use all that they can get of one of the controller's limits at the same time, and an
+//! eleventh is served.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Tests of the tenants' trust over the wire: bundles and federation, key servers, rotation of roots, revocation. rustls verifies chains.
-//! CAs of tenants are tested in `outside_ca`.
+//! Tests of the tenants' trust over the wire: bundles and federation, key servers, rotation of
+//! roots, revocation. rustls verifies chains. CAs of tenants are tested in `outside_ca`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -330,7 +330,8 @@ async fn keys_in_key_servers_restrict_certificate_requests() {
     assert_eq!(root.subscriber("ks1").await.kind, "keyserver");
 }
 
-/// A case's name, the token, the identity, the service and the request, and the reason of the refusal.
+/// A case's name, the token, the identity, the service and the request, and the reason of the
+/// refusal.
 type HostNameCase = (
     &'static str,
     &'static str,
@@ -451,7 +452,8 @@ async fn host_names_of_a_service_go_with_the_gateways_identity() {
     }
 }
 
-/// Checks that the old root stays while n2 may use a certificate of it, and goes once n2 has another.
+/// Checks that the old root stays while n2 may use a certificate of it, and goes once n2 has
+/// another.
 async fn end_without_certificates_of_the_old_root(
     fixture: &ControllerFixture,
     ca: &mut CaCli,
@@ -611,7 +613,8 @@ async fn force_takes_the_next_step_whoever_is_in_the_way() {
     }
 }
 
-/// Checks that a restored identity gets certificates, and that orders about what is not there are refused.
+/// Checks that a restored identity gets certificates, and that orders about what is not there are
+/// refused.
 async fn restore_and_refuse_the_wrong(
     fixture: &ControllerFixture,
     n1: &mut ManualSubscriber,
@@ -754,7 +757,8 @@ async fn refuse_a_tenants_operator(fixture: &ControllerFixture, identity: &str) 
     );
 }
 
-/// Data planes that present certificates of Canal's components to each other learn which are revoked. Only the provider may revoke them.
+/// Data planes that present certificates of Canal's components to each other learn which are
+/// revoked. Only the provider may revoke them.
 #[tokio::test]
 async fn a_revoked_component_is_published_to_all_peers() {
     const PARTS: &str = "canal-system/components.canal";

@@ -1,5 +1,6 @@
-//! The controller's metrics as Prometheus text. They are few and change slowly, so one lock is enough. Data planes have their own, faster
-//! kind. The table below names every metric of the controller once.
+//! The controller's metrics as Prometheus text. They are few and change slowly, so one lock is
+//! enough. Data planes have their own, faster kind. The table below names every metric of the
+//! controller once.
 
 #![forbid(unsafe_code)]
 
@@ -114,7 +115,8 @@ impl ControllerMetrics {
         self.count(REFUSED, &[("reason", reason)]);
     }
 
-    /// Renders all metrics as Prometheus text (exposition format 0.0.4). `gauges` are the values at this moment.
+    /// Renders all metrics as Prometheus text (exposition format 0.0.4). `gauges` are the values at
+    /// this moment.
     pub fn render(&self, gauges: &GaugeValues) -> String {
         let mut all = self
             .values

@@ -88,8 +88,8 @@ impl Edges {
         self.of_az(az).any(|edge| edge.alive)
     }
 
-    /// Returns the address to which replicas send traffic for tenants' nodes. It is that of an edge that is not alive, as long as there is
-    /// no other.
+    /// Returns the address to which replicas send traffic for tenants' nodes. It is that of an edge
+    /// that is not alive, as long as there is no other.
     pub(crate) fn tunnel_end(&self, az: &AzName) -> Option<Ipv4Addr> {
         self.of_az(az)
             .max_by_key(|edge| edge.alive)
@@ -120,8 +120,9 @@ impl Edges {
     }
 }
 
-/// Combines what the edges of an AZ see of a replica. It is up as long as one edge reaches it: redirectors then do not reset its sessions.
-/// An edge that does not reach it passes it over by itself, which costs a redirection and no session.
+/// Combines what the edges of an AZ see of a replica. It is up as long as one edge reaches it:
+/// redirectors then do not reset its sessions. An edge that does not reach it passes it over by
+/// itself, which costs a redirection and no session.
 fn decide_word(words: impl Iterator<Item = bool>) -> Option<bool> {
     words.fold(None, |all, up| Some(all.unwrap_or(false) || up))
 }

@@ -75,7 +75,8 @@ impl FleetHandle {
         *locked(&self.counts)
     }
 
-    /// Stores an operator's order to drain, or to stop draining. Returns false if there is no such replica.
+    /// Stores an operator's order to drain, or to stop draining. Returns false if there is no such
+    /// replica.
     ///
     /// # Errors
     /// The store refused the write.
@@ -93,7 +94,8 @@ impl FleetHandle {
         Ok(true)
     }
 
-    /// Stores a replica's row as it is now. Blocks for a disk write. Rows are written one after the other, so that the newest stays.
+    /// Stores a replica's row as it is now. Blocks for a disk write. Rows are written one after the
+    /// other, so that the newest stays.
     pub(crate) fn keep_row(&self, store: &Store, name: &ReplicaName) -> Result<(), StoreError> {
         let _alone = locked(&self.rows);
         let row = self.roster().members().get(name).map(|m| m.row.clone());

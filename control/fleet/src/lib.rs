@@ -1,5 +1,6 @@
-//! The cloud tier's fleet: receives reports of edges and replicas, has the planner decide where sessions go, and hands the plan to the
-//! catalog writer. It does not write the catalog, and knows no certificates.
+//! The cloud tier's fleet: receives reports of edges and replicas, has the planner decide where
+//! sessions go, and hands the plan to the catalog writer. It does not write the catalog, and knows
+//! no certificates.
 //!
 //! `report` parses reports, and `service` is the gRPC service that receives them. `membership` and
 //! `edges` track the members and their liveness. `publication` builds the planner's input, and what

@@ -1,8 +1,9 @@
-//! Membership and liveness of the fleet: registered replicas, edges, their last reports, and the effects of missing reports. Pure: time is
-//! an argument, and rows to persist are returned. The planner decides the bucket tables.
+//! Membership and liveness of the fleet: registered replicas, edges, their last reports, and the
+//! effects of missing reports. Pure: time is an argument, and rows to persist are returned. The
+//! planner decides the bucket tables.
 //!
-//! While an edge reports, what it sees of its replicas decides whether they are up. Start at [`Membership::record_replica_report`] and
-//! [`Membership::observe`].
+//! While an edge reports, what it sees of its replicas decides whether they are up. Start at
+//! [`Membership::record_replica_report`] and [`Membership::observe`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::Ipv4Addr;
@@ -23,18 +24,20 @@ use tokio::time::Instant;
 use crate::edges::{EdgeMember, Edges};
 use crate::report::{EDGES_MAX, EdgeReport, ReplicaReport, ReportError, az_number};
 
-/// Maximum number of publications whose plan is remembered. A data plane that is further behind counts as having no table.
+/// Maximum number of publications whose plan is remembered. A data plane that is further behind
+/// counts as having no table.
 const PUBLICATIONS_MAX: usize = 65_536;
 
 /// Timeouts for edges and replicas that do not report.
 #[derive(Debug, Clone, Copy)]
 pub struct SilenceTimeouts {
-    /// An edge that is silent for this long is not alive; an AZ is closed with the last of its edges.
+    /// An edge that is silent for this long is not alive; an AZ is closed with the last of its
+    /// edges.
     pub edge_silent: Duration,
     /// A replica that no edge probes is down when it is silent for this long.
     pub replica_silent: Duration,
-    /// A replica is gone when it is silent for this long while edges of its AZ report and none sees it up. An edge is forgotten after the
-    /// same time if another edge of its AZ is alive.
+    /// A replica is gone when it is silent for this long while edges of its AZ report and none sees
+    /// it up. An edge is forgotten after the same time if another edge of its AZ is alive.
     pub gone: Duration,
     /// After a start the last plan stays in force for this long, regardless of members that have
     /// not reported yet.
@@ -60,7 +63,8 @@ impl Default for SilenceTimeouts {
 #[derive(Debug, Clone)]
 pub(crate) struct ReplicaRecord {
     pub(crate) row: StoredReplica,
-    /// True if the replica reported that it leaves, or was not seen for long. Its number is free once no table contains it.
+    /// True if the replica reported that it leaves, or was not seen for long. Its number is free
+    /// once no table contains it.
     pub(crate) gone: bool,
     pub(crate) up: bool,
     pub(crate) sessions: u64,
@@ -107,7 +111,8 @@ pub(crate) struct Membership {
     edges: Edges,
     azs: BTreeMap<AzName, u8>,
     ownership: Ownership,
-    /// Random number of this process. It is in the marks of its responses to replicas, whose numbers an earlier process may have used too.
+    /// Random number of this process. It is in the marks of its responses to replicas, whose
+    /// numbers an earlier process may have used too.
     report_session: u64,
     /// Generation and time at which each tenant was first published to each backend.
     first_published: BTreeMap<(BackendName, TenantName), (Generation, Instant)>,
@@ -130,7 +135,8 @@ impl Membership {
         now: Instant,
     ) -> Self {
         let member = |row: StoredReplica| (row.name.clone(), ReplicaRecord::new(row, None, true));
-        // The tables of an edge that has not reported yet are unknown. The planner waits for it until it has been silent for too long.
+        // The tables of an edge that has not reported yet are unknown. The planner waits for it
+        // until it has been silent for too long.
         let mut ownership = Ownership::after(plan.reports_received());
         stored
             .edges
@@ -178,11 +184,12 @@ impl Membership {
 
     // ---- reports ----
 
-    /// Decides whether a replica's report is accepted. Returns true if the replica is registered as it reports, and false if it must be
-    /// registered first.
+    /// Decides whether a replica's report is accepted. Returns true if the replica is registered as
+    /// it reports, and false if it must be registered first.
     ///
     /// # Errors
-    /// The address or the AZ's number conflicts with another member, or the replica is registered otherwise and reported a moment ago.
+    /// The address or the AZ's number conflicts with another member, or the replica is registered
+    /// otherwise and reported a moment ago.
     pub(crate) fn check_replica(
         &self,
         name: &ReplicaName,
@@ -205,7 +212,8 @@ impl Membership {
         }
     }
 
-    /// Checks that an address fits the number of its AZ and is no other member's. `replica` or `edge` is the reporting member.
+    /// Checks that an address fits the number of its AZ and is no other member's. `replica` or
+    /// `edge` is the reporting member.
     fn check_address(
         &self,
         az: &AzName,
@@ -275,7 +283,8 @@ impl Membership {
         };
         let number = member.row.number;
         let restarted = report.generation < member.generation;
-        // A smaller generation means that the process was restarted: what it acknowledged before does not count.
+        // A smaller generation means that the process was restarted: what it acknowledged before
+        // does not count.
         let whole = if restarted {
             has
         } else {
@@ -310,7 +319,8 @@ impl Membership {
             Some(mark) if mark.session == self.report_session => mark.number,
             // A mark of an earlier controller process proves nothing.
             Some(_) => 0,
-            // A replica of an older version sends no marks. Without this rule its drain would never end.
+            // A replica of an older version sends no marks. Without this rule its drain would never
+            // end.
             None => self.ownership.last_report_number(),
         };
         let said = OwnerReport {
@@ -318,8 +328,8 @@ impl Membership {
             scanned_after,
             owned: report.owned,
         };
-        // What an unchanged report states is news while its scans are newer than those before, and began before the plan last had a table
-        // confirmed: each may prove what no earlier one did.
+        // What an unchanged report states is news while its scans are newer than those before, and
+        // began before the plan last had a table confirmed: each may prove what no earlier one did.
         let news = self.ownership.report(number).is_none_or(|old| {
             (old.plan, &old.owned) != (said.plan, &said.owned)
                 || old.scanned_after < said.scanned_after.min(self.plan_heard)
@@ -328,8 +338,8 @@ impl Membership {
         differs || restarted || news
     }
 
-    /// Decides whether an edge's report is accepted. `None` if the edge is known as it reports; otherwise it must be stored first, in place
-    /// of the edges returned.
+    /// Decides whether an edge's report is accepted. `None` if the edge is known as it reports;
+    /// otherwise it must be stored first, in place of the edges returned.
     ///
     /// # Errors
     /// The address or the AZ's number conflicts with another member; the tunnel end is not that of
@@ -444,7 +454,8 @@ impl Membership {
         is_new || before != Some(of_all)
     }
 
-    /// Returns the version of all replicas' tunnels, and the source ports of tunnels to the replicas of an AZ that have named some.
+    /// Returns the version of all replicas' tunnels, and the source ports of tunnels to the
+    /// replicas of an AZ that have named some.
     pub(crate) fn tunnels(
         &self,
         az: &AzName,
@@ -501,8 +512,8 @@ impl Membership {
         out
     }
 
-    /// Decides which edges are alive. An AZ is closed with the last of its edges. Before that the others carry its packets, and the planner
-    /// does not wait for the tables of the silent one.
+    /// Decides which edges are alive. An AZ is closed with the last of its edges. Before that the
+    /// others carry its packets, and the planner does not wait for the tables of the silent one.
     fn observe_edges(&mut self, now: Instant, in_grace: bool, out: &mut MembershipUpdate) {
         let mut fell_silent = BTreeSet::new();
         for edge in self.edges.values_mut() {
@@ -540,8 +551,8 @@ impl Membership {
             .for_each(|name| self.edges.forget(name));
     }
 
-    /// Restarts the timeouts. While no member reports, all stay as they were last; the first that comes back must not make the others
-    /// appear down.
+    /// Restarts the timeouts. While no member reports, all stay as they were last; the first that
+    /// comes back must not make the others appear down.
     fn restart_silence_timers(&mut self, now: Instant) {
         self.members
             .values_mut()
@@ -562,8 +573,8 @@ impl Membership {
             && !self.edges.values().any(|e| recent(e.last_report))
     }
 
-    /// Returns the fleet for the planner. Members that are gone are not in it; a replica that has lacked a tenant for long is joining
-    /// again.
+    /// Returns the fleet for the planner. Members that are gone are not in it; a replica that has
+    /// lacked a tenant for long is joining again.
     pub(crate) fn fleet(&self, now: Instant) -> Fleet {
         let replica = |m: &ReplicaRecord| FleetReplica {
             name: m.row.name.clone(),
@@ -584,8 +595,8 @@ impl Membership {
         )
     }
 
-    /// True if the replica has lacked a tenant's published resources for too long. A resource that it refuses is lacking for its tenant
-    /// alone, which [`Membership::is_ready`] decides.
+    /// True if the replica has lacked a tenant's published resources for too long. A resource that
+    /// it refuses is lacking for its tenant alone, which [`Membership::is_ready`] decides.
     fn is_lagging(&self, member: &ReplicaRecord, now: Instant) -> bool {
         let concerns = |backend: &BackendName, tenant: &TenantName| {
             *backend == member.row.backend && !member.behind.contains_key(tenant)
@@ -600,7 +611,8 @@ impl Membership {
             })
     }
 
-    /// True if the replica has everything that a tenant's sessions need. No table waits for a replica that is down or gone.
+    /// True if the replica has everything that a tenant's sessions need. No table waits for a
+    /// replica that is down or gone.
     pub(crate) fn is_ready(&self, replica: ReplicaNumber, tenant: &TenantName) -> bool {
         let Some(member) = self
             .members
@@ -619,7 +631,8 @@ impl Membership {
 
     // ---- publications ----
 
-    /// Records what a generation published: replicas, tenants by backend, and the newest plan whose tables are all in it.
+    /// Records what a generation published: replicas, tenants by backend, and the newest plan whose
+    /// tables are all in it.
     pub(crate) fn published(
         &mut self,
         generation: Generation,
@@ -646,7 +659,8 @@ impl Membership {
         self.note_plan(generation, plan);
     }
 
-    /// Records that a generation has all tables of `plan`. If a plan changed no published table, that is the generation before it.
+    /// Records that a generation has all tables of `plan`. If a plan changed no published table,
+    /// that is the generation before it.
     pub(crate) fn note_plan(&mut self, generation: Generation, plan: u32) {
         if self.plans.back().is_some_and(|(_, known)| *known == plan) {
             return;
@@ -660,7 +674,8 @@ impl Membership {
         }
     }
 
-    /// Returns the newest plan of which a data plane at `generation` has all tables; 0 if there is none.
+    /// Returns the newest plan of which a data plane at `generation` has all tables; 0 if there is
+    /// none.
     fn plan_at(&self, generation: Generation) -> u32 {
         let after = self.plans.partition_point(|(at, _)| *at <= generation);
         after
@@ -669,7 +684,8 @@ impl Membership {
             .map_or(0, |(_, plan)| *plan)
     }
 
-    /// Records which backends have tables in motion in the plan in force: tables with owners, or of a service that left the AZ.
+    /// Records which backends have tables in motion in the plan in force: tables with owners, or of
+    /// a service that left the AZ.
     pub(crate) fn note_motion(&mut self, plan: &Plan) {
         self.plan_heard = plan.reports_received();
         let by_number: BTreeMap<ReplicaNumber, &BackendName> = self
@@ -698,8 +714,8 @@ impl Membership {
         member.map(|m| m.row.drain = drain).is_some()
     }
 
-    /// Declares a replica gone. Returns `None` if there is no such replica, and false if it reported a moment ago and would be back at
-    /// once.
+    /// Declares a replica gone. Returns `None` if there is no such replica, and false if it
+    /// reported a moment ago and would be back at once.
     pub(crate) fn declare_gone(&mut self, name: &ReplicaName, now: Instant) -> Option<bool> {
         let silent = self.times.replica_silent;
         let member = self.members.get_mut(name)?;
@@ -711,8 +727,8 @@ impl Membership {
         Some(true)
     }
 
-    /// Returns the replicas that are gone and are in no table that a member may still have: `plan` has none, all of it was published by
-    /// `generation`, and all live members acknowledged that.
+    /// Returns the replicas that are gone and are in no table that a member may still have: `plan`
+    /// has none, all of it was published by `generation`, and all live members acknowledged that.
     pub(crate) fn forgettable(&mut self, plan: &Plan, generation: Generation) -> Vec<ReplicaName> {
         for member in self
             .members
@@ -795,7 +811,8 @@ impl ReplicaRecord {
         let has_all = self.published_at.is_some_and(|at| self.whole >= at);
         let next = match self.row.state {
             _ if self.row.drain || self.wants_drain => ReplicaState::Draining,
-            // After a start of the controller, nothing is known of a draining replica until it reports.
+            // After a start of the controller, nothing is known of a draining replica until it
+            // reports.
             ReplicaState::Draining if self.last_report.is_none() => ReplicaState::Draining,
             ReplicaState::Joining | ReplicaState::Draining if has_all => ReplicaState::Active,
             ReplicaState::Draining => ReplicaState::Joining,

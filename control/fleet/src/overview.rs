@@ -1,5 +1,5 @@
-//! The fleet as operators see it: replicas, edges, placement of services, unmet constraints, and how far a failure would reach. It changes
-//! nothing.
+//! The fleet as operators see it: replicas, edges, placement of services, unmet constraints, and
+//! how far a failure would reach. It changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -72,8 +72,9 @@ impl FleetOverview {
         self.replicas.iter().find(|r| r.name == name).cloned()
     }
 
-    /// Returns the overview. Services and unmet constraints are those of tenants that `may_see` lets through. Only the provider gets
-    /// replicas, edges, the blast radius and violations of the plan.
+    /// Returns the overview. Services and unmet constraints are those of tenants that `may_see`
+    /// lets through. Only the provider gets replicas, edges, the blast radius and violations of the
+    /// plan.
     pub fn whole(
         &self,
         is_provider: bool,
@@ -328,8 +329,9 @@ fn replica(m: &ReplicaRecord, seats: &BucketTotals, now: Instant) -> api::Replic
     }
 }
 
-/// Returns how many services are expected to lose all their backends when `failed` backends, chosen evenly, fail at once. A service with
-/// `k` of `n` backends is lost with the probability that all `k` are among the failed: C(n-k, f-k) / C(n, f).
+/// Returns how many services are expected to lose all their backends when `failed` backends, chosen
+/// evenly, fail at once. A service with `k` of `n` backends is lost with the probability that all
+/// `k` are among the failed: C(n-k, f-k) / C(n, f).
 fn blast(plan: &Plan) -> Vec<api::BlastRadius> {
     let sets: Vec<BTreeSet<&BackendName>> = plan
         .services
@@ -358,7 +360,8 @@ fn blast(plan: &Plan) -> Vec<api::BlastRadius> {
 }
 
 impl Membership {
-    /// Returns the number of replicas in each state, of replicas that are down, and of edges that are alive.
+    /// Returns the number of replicas in each state, of replicas that are down, and of edges that
+    /// are alive.
     fn count_states(&self) -> (BTreeMap<&'static str, usize>, usize, usize) {
         let mut states: BTreeMap<&'static str, usize> = ["joining", "active", "draining", "gone"]
             .into_iter()
@@ -443,7 +446,8 @@ mod tests {
             .iter()
             .map(|b| (b.failed, format!("{:.3}", b.expected_services)))
             .collect();
-        // Of 4 backends, one failure takes service 3 with probability 1/4. Two failures take each pair with 1/6, and service 3 with 1/2.
+        // Of 4 backends, one failure takes service 3 with probability 1/4. Two failures take each
+        // pair with 1/6, and service 3 with 1/2.
         let want = [(1, "0.250"), (2, "0.833"), (3, "1.750"), (4, "3.000")]
             .map(|(f, e)| (f, e.to_string()));
         assert_eq!(got, want);

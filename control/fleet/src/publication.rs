@@ -1,5 +1,5 @@
-//! Builds the planner's input from the catalog, and the published state of the cloud tier from its plan. Pure. Start at [`demands`] and
-//! [`build_publication`].
+//! Builds the planner's input from the catalog, and the published state of the cloud tier from its
+//! plan. Pure. Start at [`demands`] and [`build_publication`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -68,7 +68,8 @@ pub(crate) fn demands(catalog: &Catalog, rules: ShardingRules) -> Demands {
     demands
 }
 
-/// Returns the expected weight of each service: the number of its workloads. The real load changes all the time, and would move services.
+/// Returns the expected weight of each service: the number of its workloads. The real load changes
+/// all the time, and would move services.
 fn weights(view: &TenantCatalog) -> BTreeMap<ServiceKey, u32> {
     let mut weights = BTreeMap::new();
     for entry in view.of(ResourceKind::Workload) {
@@ -84,8 +85,8 @@ fn weights(view: &TenantCatalog) -> BTreeMap<ServiceKey, u32> {
     weights
 }
 
-/// Returns the plan to start from. A tenant's service of the tier itself has gateway number 1, no matter when the tenant's other services
-/// came.
+/// Returns the plan to start from. A tenant's service of the tier itself has gateway number 1, no
+/// matter when the tenant's other services came.
 pub(crate) fn with_initial_placement(parent: &Arc<Plan>, demands: &Demands) -> Arc<Plan> {
     let new = demands
         .services
@@ -111,7 +112,8 @@ pub(crate) fn with_initial_placement(parent: &Arc<Plan>, demands: &Demands) -> A
     Arc::new(plan)
 }
 
-/// Returns all tables of a plan. Those that did not change are taken from `before`: equal versions mean equal tables.
+/// Returns all tables of a plan. Those that did not change are taken from `before`: equal versions
+/// mean equal tables.
 pub(crate) fn tables(plan: &Plan, before: &PublishedTables) -> PublishedTables {
     let table = |id: ServiceId, az: &AzName, version| {
         let key = (id, az.clone());
@@ -153,8 +155,8 @@ pub(crate) struct TierPublication {
     pub(crate) closed: usize,
 }
 
-/// Decides what to publish of `plan`, when `last` was published last. A table whose new replicas do not have the tenant yet stays as it
-/// was: the tenant is published to them first.
+/// Decides what to publish of `plan`, when `last` was published last. A table whose new replicas do
+/// not have the tenant yet stays as it was: the tenant is published to them first.
 pub(crate) fn build_publication(
     plan: &Plan,
     fleet: &Fleet,
@@ -238,7 +240,8 @@ fn newcomers<'a>(
         .filter(move |n| before.is_none_or(|before| !before.members.contains(n)))
 }
 
-/// Returns the backends on which a session may begin, for all services at once; the rule is that of [`canal_planner::is_open`].
+/// Returns the backends on which a session may begin, for all services at once; the rule is that of
+/// [`canal_planner::is_open`].
 fn open_backends(fleet: &Fleet) -> BTreeSet<(&AzName, &BackendName)> {
     let open = fleet
         .replicas
@@ -271,7 +274,8 @@ fn replicas(roster: &Membership) -> Vec<Resource> {
         .collect()
 }
 
-/// Returns where services are placed, and where tables keep their sessions. Both the planned and the published tables count.
+/// Returns where services are placed, and where tables keep their sessions. Both the planned and
+/// the published tables count.
 fn tier_placement(
     plan: &Plan,
     roster: &Membership,
@@ -292,7 +296,8 @@ fn tier_placement(
         ..TierPlacement::default()
     };
     let mut seated: BTreeMap<ServiceId, BTreeSet<&BackendName>> = BTreeMap::new();
-    // Planned tables count, so that a tenant arrives before its table does; published tables still have sessions.
+    // Planned tables count, so that a tenant arrives before its table does; published tables still
+    // have sessions.
     for ((id, _), table) in tables.0.iter().chain(tables.1) {
         seated.entry(*id).or_default().extend(
             table

@@ -78,7 +78,8 @@ impl FleetReconciler {
         }
     }
 
-    /// Runs the first pass, before any client can connect: what the store has is in force from the first moment on.
+    /// Runs the first pass, before any client can connect: what the store has is in force from the
+    /// first moment on.
     pub async fn begin(&mut self) -> bool {
         let catalog = self.shared.catalog.borrow().clone();
         self.step(&catalog).await
@@ -145,7 +146,8 @@ impl FleetReconciler {
         seen.changed
     }
 
-    /// Publishes the plan in force for the current state of the fleet. Returns false if that must be repeated.
+    /// Publishes the plan in force for the current state of the fleet. Returns false if that must
+    /// be repeated.
     async fn close(&mut self) -> bool {
         // Nothing is published yet, so there is nothing to close.
         if self.last_tier.is_none() {
@@ -250,8 +252,8 @@ impl FleetReconciler {
     /// applied again; that publishes what is still unpublished.
     ///
     /// # Errors
-    /// The plan was not computed from the plan in force, or a part of the controller refused it; see
-    /// [`PlanRefusal`]. Each refusal is counted by its reason.
+    /// The plan was not computed from the plan in force, or a part of the controller refused it;
+    /// see [`PlanRefusal`]. Each refusal is counted by its reason.
     pub async fn apply_plan(
         &mut self,
         plan: Arc<Plan>,
@@ -296,7 +298,8 @@ impl FleetReconciler {
         match self.while_serving_urgent(keeping).await {
             Ok(Ok(())) => self.persisted_plan = Some(plan.clone()),
             Ok(Err(e)) => {
-                // It is unknown which of the two plans is on disk, so the next one is written whole.
+                // It is unknown which of the two plans is on disk, so the next one is written
+                // whole.
                 self.store_refused(&e);
                 return Err(PlanRefusal::NotStored(e));
             }
@@ -447,7 +450,8 @@ impl FleetReconciler {
         Ok(())
     }
 
-    /// Frees the numbers of replicas that are gone from all tables. Returns false if a number was freed, so that there is more to publish.
+    /// Frees the numbers of replicas that are gone from all tables. Returns false if a number was
+    /// freed, so that there is more to publish.
     async fn forget(&self, plan: &Plan) -> bool {
         let names = self
             .shared

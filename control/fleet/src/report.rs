@@ -1,4 +1,5 @@
-//! Reports of edges and replicas, parsed and checked once, and the reasons to refuse a report. This module has no state.
+//! Reports of edges and replicas, parsed and checked once, and the reasons to refuse a report. This
+//! module has no state.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -14,7 +15,8 @@ use canal_wire::fleet::{
 use canal_wire::tier::{SESSION_QUERIES_MAX, TUNNELS_MAX};
 use tonic::Code;
 
-/// Maximum number of services of which one replica may own sessions; its redirector has the capacity for as many.
+/// Maximum number of services of which one replica may own sessions; its redirector has the
+/// capacity for as many.
 pub const OWNED_MAX: usize = 16_384;
 /// Maximum number of replicas in one edge's report.
 pub const SEEN_MAX: usize = 4095;
@@ -33,7 +35,8 @@ pub(crate) struct ReplicaReport {
     pub(crate) draining: bool,
     pub(crate) leaving: bool,
     pub(crate) owned: BTreeMap<ServiceId, OwnedBuckets>,
-    /// Mark of the newest response that the replica had when it began the scans of which `owned` is the result, if it knows marks.
+    /// Mark of the newest response that the replica had when it began the scans of which `owned` is
+    /// the result, if it knows marks.
     pub(crate) scanned_after: Option<ReportMark>,
     pub(crate) sessions: u64,
     pub(crate) accepted: u64,
@@ -51,7 +54,8 @@ pub(crate) struct ReplicaReport {
 pub(crate) struct EdgeReport {
     pub(crate) az: AzName,
     pub(crate) underlay: Ipv4Addr,
-    /// Address at which the tunnels end that the edge serves: its own address, or one that all edges of its AZ share.
+    /// Address at which the tunnels end that the edge serves: its own address, or one that all
+    /// edges of its AZ share.
     pub(crate) tunnel_end: Ipv4Addr,
     pub(crate) generation: Generation,
     pub(crate) replicas_up: BTreeMap<ReplicaName, bool>,

@@ -1,5 +1,6 @@
-//! The gRPC service `canal.fleet.v1.Fleet`: edges and replicas report, and receive their orders in the response. Unauthenticated clients
-//! cost nothing. A report that is refused changes nothing. Start at [`FleetService`].
+//! The gRPC service `canal.fleet.v1.Fleet`: edges and replicas report, and receive their orders in
+//! the response. Unauthenticated clients cost nothing. A report that is refused changes nothing.
+//! Start at [`FleetService`].
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -27,7 +28,8 @@ use crate::report::{EdgeReport, ReplicaReport, ReportError, az_number};
 
 /// Interval of a replica's reports in milliseconds.
 const REPORT_MS: u32 = 1000;
-/// Interval of an edge's reports, and of a replica's while tables of its services are in motion, in milliseconds.
+/// Interval of an edge's reports, and of a replica's while tables of its services are in motion, in
+/// milliseconds.
 const REPORT_MOVING_MS: u32 = 200;
 
 /// The service to which edges and replicas report.

@@ -1,6 +1,7 @@
-//! Finds one client's sessions for an operator. First the replicas report whether they have sessions of the client. Then the edges of those
-//! replicas' AZs report the path on which they send them. Everything is the data planes' state at that moment; only names come from the
-//! plan. Start at [`find_sessions`].
+//! Finds one client's sessions for an operator. First the replicas report whether they have
+//! sessions of the client. Then the edges of those replicas' AZs report the path on which they send
+//! them. Everything is the data planes' state at that moment; only names come from the plan. Start
+//! at [`find_sessions`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -15,7 +16,8 @@ use tonic::Status;
 
 use crate::handle::FleetHandle;
 
-/// Time to wait for replicas. They report at least once a second, and send the answer with one more report.
+/// Time to wait for replicas. They report at least once a second, and send the answer with one more
+/// report.
 const REPLICAS_TIMEOUT: Duration = Duration::from_secs(4);
 /// Time to wait for edges, which report five times a second.
 const EDGES_TIMEOUT: Duration = Duration::from_secs(2);
@@ -88,7 +90,8 @@ impl FleetNames {
 /// Finds the sessions of a tenant's client.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` if `client` is not an address with a port. `RESOURCE_EXHAUSTED` if too many session queries are open.
+/// `INVALID_ARGUMENT` if `client` is not an address with a port. `RESOURCE_EXHAUSTED` if too many
+/// session queries are open.
 pub async fn find_sessions(
     fleet: &FleetHandle,
     tenant: &TenantName,
@@ -182,7 +185,8 @@ async fn wait(fleet: &FleetHandle, limit: Duration, mut is_done: impl FnMut() ->
     }
 }
 
-/// Selects the tenant's sessions from those that replicas found: another tenant's client may have the same address.
+/// Selects the tenant's sessions from those that replicas found: another tenant's client may have
+/// the same address.
 fn decide_owned(
     found: &BTreeMap<ReplicaName, Vec<FoundSession>>,
     services: &BTreeMap<ServiceId, String>,

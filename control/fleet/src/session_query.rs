@@ -1,6 +1,7 @@
-//! Open queries of operators for sessions, and the answers of edges and replicas. A query goes out with the response to a report, and the
-//! answer comes with the next report. Nothing is stored once the operator has the result. `session_finder` decides which queries are sent,
-//! and interprets the answers.
+//! Open queries of operators for sessions, and the answers of edges and replicas. A query goes out
+//! with the response to a report, and the answer comes with the next report. Nothing is stored once
+//! the operator has the result. `session_finder` decides which queries are sent, and interprets the
+//! answers.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -92,7 +93,8 @@ impl SessionQueries {
         self.answers.subscribe()
     }
 
-    /// Queries all replicas for the client's sessions. `None` if as many queries are open as may be.
+    /// Queries all replicas for the client's sessions. `None` if as many queries are open as may
+    /// be.
     pub(crate) fn query_replicas(
         &self,
         tenant: &TenantName,
@@ -101,7 +103,8 @@ impl SessionQueries {
         self.open_query(tenant, client, Asks::Replicas)
     }
 
-    /// Queries the edges of an AZ for the path on which they send a session. `None` if as many queries are open as may be.
+    /// Queries the edges of an AZ for the path on which they send a session. `None` if as many
+    /// queries are open as may be.
     pub(crate) fn query_edges(
         &self,
         tenant: &TenantName,

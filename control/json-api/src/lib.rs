@@ -1,8 +1,9 @@
-//! The HTTP/JSON face of the operators' API: typed views, and a service that answers HTTP requests with them. It decides nothing: every
-//! request goes to the same [`Admin`](canal_wire::api::admin_server::Admin) as a gRPC call, with the same operator.
+//! The HTTP/JSON face of the operators' API: typed views, and a service that answers HTTP requests
+//! with them. It decides nothing: every request goes to the same
+//! [`Admin`](canal_wire::api::admin_server::Admin) as a gRPC call, with the same operator.
 //!
-//! Start at [`v1`], the views of version 1, which `canal -o json` prints too. [`JsonApi`] serves them. `docs/operations/json-api.md`
-//! describes paths, fields and errors for authors of clients.
+//! Start at [`v1`], the views of version 1, which `canal -o json` prints too. [`JsonApi`] serves
+//! them. `docs/operations/json-api.md` describes paths, fields and errors for authors of clients.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,10 @@
-//! Parameters in the query of a URL. A parameter that a request does not have is refused by name, as an unknown field of a body is.
+//! Parameters in the query of a URL. A parameter that a request does not have is refused by name,
+//! as an unknown field of a body is.
 
 use tonic::Status;
 
-/// Parses a query into the values of the parameters `names`, in their order. A parameter that is absent has the empty value.
+/// Parses a query into the values of the parameters `names`, in their order. A parameter that is
+/// absent has the empty value.
 ///
 /// # Errors
 /// Returns `INVALID_ARGUMENT` for an unknown parameter and for one that is given twice.

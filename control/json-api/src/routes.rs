@@ -1,4 +1,5 @@
-//! The paths of the API: which operation a method and a path name. The operations are carried out in `server`.
+//! The paths of the API: which operation a method and a path name. The operations are carried out
+//! in `server`.
 
 use http::Method;
 

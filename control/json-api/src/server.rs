@@ -30,7 +30,8 @@ use crate::v1::{
     VersionedView, WriteResultView,
 };
 
-/// Bytes of object texts that one response converts to JSON, at most. Conversion costs the controller about ten times as much as sending.
+/// Bytes of object texts that one response converts to JSON, at most. Conversion costs the
+/// controller about ten times as much as sending.
 pub const OBJECT_TEXT_BYTES_MAX: usize = 4 << 20;
 
 /// Limits of one request and its response.
@@ -93,7 +94,8 @@ impl<A, F: Clone> Clone for JsonApi<A, F> {
 }
 
 impl<A: Admin, F: Interceptor> JsonApi<A, F> {
-    /// Creates the service. `authenticate` is the interceptor of the gRPC service; `on_refusal` counts.
+    /// Creates the service. `authenticate` is the interceptor of the gRPC service; `on_refusal`
+    /// counts.
     pub fn new(
         admin: Arc<A>,
         authenticate: F,

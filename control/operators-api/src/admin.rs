@@ -1,5 +1,6 @@
-//! The operators' API: checks which operator may make a request, and converts results to API messages. `canal-policy-sources` decides what a
-//! write request does, and the catalog writer carries it out. Start at the [`Admin`] implementation.
+//! The operators' API: checks which operator may make a request, and converts results to API
+//! messages. `canal-policy-sources` decides what a write request does, and the catalog writer
+//! carries it out. Start at the [`Admin`] implementation.
 
 use std::sync::Arc;
 
@@ -409,8 +410,8 @@ fn parsed<T: std::str::FromStr<Err = IdError>>(text: &str) -> Result<T, Status> 
         .map_err(|e: IdError| Status::invalid_argument(e.to_string()))
 }
 
-/// Converts a store error to a gRPC status. It is never `UNAVAILABLE`: the controller is reachable, and repeating the request does not
-/// help.
+/// Converts a store error to a gRPC status. It is never `UNAVAILABLE`: the controller is reachable,
+/// and repeating the request does not help.
 fn store_status(e: &StoreError) -> Status {
     if e.is_limit() {
         Status::resource_exhausted(e.to_string())
@@ -424,7 +425,8 @@ fn no_replica(name: &str) -> Status {
 }
 
 impl AdminService {
-    /// Returns the request of an operator, which is counted when it is dropped; any other principal gets `PERMISSION_DENIED`.
+    /// Returns the request of an operator, which is counted when it is dropped; any other principal
+    /// gets `PERMISSION_DENIED`.
     fn operator<T>(
         &self,
         verb: &'static str,
@@ -516,7 +518,8 @@ impl AdminService {
         let tenant = call.tenant_of(tenant)?;
         let catalog = self.catalog.borrow().clone();
         let domain = match components() {
-            // Canal's own components. Only the provider gets here: `tenant_of` has refused this name to a tenant's operator.
+            // Canal's own components. Only the provider gets here: `tenant_of` has refused this
+            // name to a tenant's operator.
             (provider, domain) if tenant == provider => Some(domain),
             _ => catalog
                 .tenants
@@ -581,7 +584,8 @@ impl AdminService {
                 files.len()
             )));
         }
-        // The request counts against the operator's share: the provider's requests do not use up the tenant's.
+        // The request counts against the operator's share: the provider's requests do not use up
+        // the tenant's.
         let holder = call
             .scope
             .tenant()
@@ -623,8 +627,9 @@ impl AdminService {
         Ok(outcome)
     }
 
-    /// Returns the use of shared limits that the operator may see. A tenant's operator sees its own tenant's use. The provider sees the use
-    /// of all tenants at the controller, and at data planes only the shares that are nearly full.
+    /// Returns the use of shared limits that the operator may see. A tenant's operator sees its own
+    /// tenant's use. The provider sees the use of all tenants at the controller, and at data planes
+    /// only the shares that are nearly full.
     fn shares(
         &self,
         operator: &OperatorScope,
@@ -643,8 +648,8 @@ impl AdminService {
         self.health.findings().iter().map(diagnostic).collect()
     }
 
-    /// Lists the subscribers that the operator may see. A tenant's operator sees its tenant's nodes and key servers, and only the progress
-    /// of the gateways that serve its tenant.
+    /// Lists the subscribers that the operator may see. A tenant's operator sees its tenant's nodes
+    /// and key servers, and only the progress of the gateways that serve its tenant.
     fn visible_subscribers(
         &self,
         operator: &OperatorScope,
@@ -670,7 +675,8 @@ impl AdminService {
         if operator.is_provider() {
             return self.subscribers.list(catalog, is_visible);
         }
-        // A NACK text may name another tenant's objects, so a tenant's operator sees only refusals of its own resources.
+        // A NACK text may name another tenant's objects, so a tenant's operator sees only refusals
+        // of its own resources.
         let mut list = self
             .subscribers
             .list_for(catalog, is_visible, |tenant| operator.may_see(tenant));

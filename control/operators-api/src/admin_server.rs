@@ -1,6 +1,7 @@
-//! Plain read-only HTTP for operators and scrapers. `/metrics` and `/healthz/ready` are served on TCP, on the admin port (localhost) and on
-//! the metrics port. `/config_dump`, which contains the configuration of all tenants, is served only on a Unix socket of the controller's
-//! own user. No request changes state. Start at [`serve`].
+//! Plain read-only HTTP for operators and scrapers. `/metrics` and `/healthz/ready` are served on
+//! TCP, on the admin port (localhost) and on the metrics port. `/config_dump`, which contains the
+//! configuration of all tenants, is served only on a Unix socket of the controller's own user. No
+//! request changes state. Start at [`serve`].
 
 use std::convert::Infallible;
 use std::io;
@@ -78,8 +79,8 @@ pub async fn bind(address: SocketAddr, flag: &'static str) -> Result<TcpListener
         .map_err(|why| ListenError::Bind { address, why, flag })
 }
 
-/// Binds the admin socket in `folder`, replacing one that an earlier process left. No running process uses that one: only one process at a
-/// time has the store in `folder` open.
+/// Binds the admin socket in `folder`, replacing one that an earlier process left. No running
+/// process uses that one: only one process at a time has the store in `folder` open.
 ///
 /// # Errors
 /// The socket cannot be created.
@@ -134,7 +135,8 @@ pub async fn serve(listener: AdminAcceptor, door: AdminEndpoint, shared: Arc<Pag
 trait ListenerStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ListenerStream for T {}
 
-/// Accepts the next connection; the flag is true if it arrived at a loopback address. `None` if the peer's user may not connect.
+/// Accepts the next connection; the flag is true if it arrived at a loopback address. `None` if the
+/// peer's user may not connect.
 async fn accept(
     listener: &AdminAcceptor,
     shared: &PagesContext,
@@ -149,7 +151,8 @@ async fn accept(
         }
         AdminAcceptor::Unix(listener, own) => {
             let (unix, _) = listener.accept().await?;
-            // The socket's mode enforces the same rule; this check still holds if the mode was changed.
+            // The socket's mode enforces the same rule; this check still holds if the mode was
+            // changed.
             if unix
                 .peer_cred()
                 .is_ok_and(|peer| peer.uid() == 0 || peer.uid() == *own)
@@ -162,8 +165,9 @@ async fn accept(
     }
 }
 
-/// Returns the reason to refuse a TCP request that a web page's script may have sent, or `None`. Such a request has an `Origin` header, or
-/// reaches a loopback address under a name that is not local (DNS rebinding).
+/// Returns the reason to refuse a TCP request that a web page's script may have sent, or `None`.
+/// Such a request has an `Origin` header, or reaches a loopback address under a name that is not
+/// local (DNS rebinding).
 fn refusal_by_head(uri: &Uri, headers: &HeaderMap, is_loopback: bool) -> Option<&'static str> {
     match admin::decide_head(uri, headers, is_loopback) {
         Ok(()) => None,
@@ -197,7 +201,8 @@ fn answer(
             let metrics = shared.metrics.render(&gauges(shared));
             text(StatusCode::OK, with_legacy_names(metrics))
         },
-        // The controller serves only after it has read all its sources, so it is ready whenever it responds.
+        // The controller serves only after it has read all its sources, so it is ready whenever it
+        // responds.
         ("/healthz/ready", _) => text(StatusCode::OK, "ready\n".into()),
         ("/config_dump", AdminEndpoint::Socket) => {
             let catalog = shared.catalog.borrow().clone();

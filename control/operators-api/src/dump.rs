@@ -1,5 +1,5 @@
-//! The controller's state as JSON for operators and scripts: `/config_dump` on the admin socket. It contains no secrets, neither tokens nor
-//! keys.
+//! The controller's state as JSON for operators and scripts: `/config_dump` on the admin socket. It
+//! contains no secrets, neither tokens nor keys.
 
 use std::net::IpAddr;
 

@@ -1,5 +1,5 @@
-//! The operator behind a request: which tenants it may see, and the count of its request by outcome. It decides nothing about what a
-//! request does. Start at [`OperatorCall`].
+//! The operator behind a request: which tenants it may see, and the count of its request by
+//! outcome. It decides nothing about what a request does. Start at [`OperatorCall`].
 
 use std::sync::Arc;
 
@@ -36,11 +36,12 @@ impl OperatorScope {
         self.tenant.as_ref()
     }
 
-    /// Returns the tenant that a request is about. `named` is the tenant in the request; empty means the operator's own tenant.
+    /// Returns the tenant that a request is about. `named` is the tenant in the request; empty
+    /// means the operator's own tenant.
     ///
     /// # Errors
-    /// `PERMISSION_DENIED` for another tenant, whether or not it exists, so that operators cannot probe for tenants. `INVALID_ARGUMENT` if
-    /// the provider names no tenant or an invalid one.
+    /// `PERMISSION_DENIED` for another tenant, whether or not it exists, so that operators cannot
+    /// probe for tenants. `INVALID_ARGUMENT` if the provider names no tenant or an invalid one.
     pub(crate) fn tenant_of(&self, named: &str) -> Result<TenantName, Status> {
         match (&self.tenant, named) {
             (Some(own), "") => Ok(own.clone()),
@@ -56,7 +57,8 @@ impl OperatorScope {
     }
 }
 
-/// One request of an operator. When it is dropped, it is counted once by its verb and outcome, however the request ended.
+/// One request of an operator. When it is dropped, it is counted once by its verb and outcome,
+/// however the request ended.
 pub(crate) struct OperatorCall {
     pub(crate) scope: OperatorScope,
     pub(crate) verb: &'static str,
@@ -65,7 +67,8 @@ pub(crate) struct OperatorCall {
 }
 
 impl OperatorCall {
-    /// Creates the request. Until an outcome is set it counts as `invalid`, because the checks of its fields come first.
+    /// Creates the request. Until an outcome is set it counts as `invalid`, because the checks of
+    /// its fields come first.
     pub(crate) fn new(
         scope: OperatorScope,
         verb: &'static str,
@@ -87,7 +90,8 @@ impl OperatorCall {
     /// Returns the tenant that the request is about; see [`OperatorScope::tenant_of`].
     ///
     /// # Errors
-    /// The same as of [`OperatorScope::tenant_of`]. A request about another tenant counts as `denied`.
+    /// The same as of [`OperatorScope::tenant_of`]. A request about another tenant counts as
+    /// `denied`.
     pub(crate) fn tenant_of(&mut self, named: &str) -> Result<TenantName, Status> {
         let tenant = self.scope.tenant_of(named);
         if tenant

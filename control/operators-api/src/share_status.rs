@@ -1,5 +1,5 @@
-//! The use of shared limits that `canal status` shows. The controller's limits are read directly; those of data planes come from their
-//! reports. Nothing is counted or decided here.
+//! The use of shared limits that `canal status` shows. The controller's limits are read directly;
+//! those of data planes come from their reports. Nothing is counted or decided here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,8 +14,9 @@ use canal_wire::api;
 
 use crate::operator::OperatorScope;
 
-/// Percentage of use from which the provider is shown a share at data planes. Shares by which something was refused or revoked are shown
-/// too. All rows of all tenants at all gateways would be hundreds of thousands.
+/// Percentage of use from which the provider is shown a share at data planes. Shares by which
+/// something was refused or revoked are shown too. All rows of all tenants at all gateways would be
+/// hundreds of thousands.
 const TIGHT_PERCENT: u128 = 80;
 /// Name of the component that stands for all nodes of a tenant together.
 const NODES: &str = "nodes";
@@ -66,8 +67,8 @@ impl ShareSum {
     }
 }
 
-/// Returns the use of the limits of connected data planes that the operator may see: one row per data plane, but one for all nodes of a
-/// tenant.
+/// Returns the use of the limits of connected data planes that the operator may see: one row per
+/// data plane, but one for all nodes of a tenant.
 pub(crate) fn of_data_planes(
     reports: &[(Principal, Arc<ShareReport>)],
     operator: &OperatorScope,

@@ -1,5 +1,5 @@
-//! The messages of the operators' API that show state: objects, diagnostics and tenants. Nothing is decided here, and nothing is hidden:
-//! the caller passes only what the operator may see.
+//! The messages of the operators' API that show state: objects, diagnostics and tenants. Nothing is
+//! decided here, and nothing is hidden: the caller passes only what the operator may see.
 
 use canal_catalog::{CatalogObject, TenantCatalog};
 use canal_model::diagnostic::{Diagnostic, Severity};
@@ -21,8 +21,8 @@ pub(crate) fn object(l: &CatalogObject, view: &TenantCatalog) -> api::Object {
     }
 }
 
-/// Returns `apiVersion` as written in the object's text, because the typed object does not store it. The fallback is the first version of
-/// the kind.
+/// Returns `apiVersion` as written in the object's text, because the typed object does not store
+/// it. The fallback is the first version of the kind.
 fn api_version(l: &CatalogObject) -> String {
     let written = l
         .document

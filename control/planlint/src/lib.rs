@@ -1,4 +1,5 @@
-//! Checks plans against the rules of `docs/design/0003-cloud-tier.md`. It shares no code with the planner and fixes nothing.
+//! Checks plans against the rules of `docs/design/0003-cloud-tier.md`. It shares no code with the
+//! planner and fixes nothing.
 //!
 //! Start at [`check`] for one plan, and at [`step()`] for the transition between two plans.
 
@@ -33,12 +34,14 @@ pub enum Finding {
         service: ServiceKey,
         backend: BackendName,
     },
-    /// The home AZ has fewer backends than required although it has more to give, or no note explains it.
+    /// The home AZ has fewer backends than required although it has more to give, or no note
+    /// explains it.
     FewAtHome {
         service: ServiceKey,
         assigned: usize,
     },
-    /// The other AZs have fewer backends than required although they have more to give, or no note explains it.
+    /// The other AZs have fewer backends than required although they have more to give, or no note
+    /// explains it.
     FewAway {
         service: ServiceKey,
         assigned: usize,
@@ -69,7 +72,8 @@ pub enum Finding {
         bucket: usize,
         replica: ReplicaNumber,
     },
-    /// A head is not active, up and of the service's backends, although other replicas are, and the bucket is not blocked.
+    /// A head is not active, up and of the service's backends, although other replicas are, and the
+    /// bucket is not blocked.
     Head {
         service: ServiceKey,
         az: AzName,
@@ -82,7 +86,8 @@ pub enum Finding {
         az: AzName,
         replica: ReplicaNumber,
     },
-    /// Some backends or replicas head two or more buckets more than others, and no bucket is blocked.
+    /// Some backends or replicas head two or more buckets more than others, and no bucket is
+    /// blocked.
     Uneven { service: ServiceKey, az: AzName },
     /// Live replicas are missing behind a head although the chain has space for them.
     Standby {
@@ -99,7 +104,8 @@ pub enum Finding {
         bucket: usize,
         replica: ReplicaNumber,
     },
-    /// Between two plans: chains changed without an increase of the version, or the version increased without a change.
+    /// Between two plans: chains changed without an increase of the version, or the version
+    /// increased without a change.
     StaleVersion { service: ServiceKey, az: AzName },
     /// Between two plans: more heads moved than the change of the fleet explains.
     Moved {
@@ -121,7 +127,8 @@ pub enum Finding {
     },
     /// Between two plans: more services moved for balance than may at one time.
     Wave { moved: usize, most: usize },
-    /// Between two plans: a service moved for balance while one of its tables still has owners from an earlier change.
+    /// Between two plans: a service moved for balance while one of its tables still has owners from
+    /// an earlier change.
     Restless { service: ServiceKey },
     /// Between two plans: services moved for balance, but the loads did not come closer together.
     Apart { moved: usize },
@@ -138,7 +145,8 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Checks one plan by itself. The result is empty if every rule is met or the plan's notes name the exception.
+/// Checks one plan by itself. The result is empty if every rule is met or the plan's notes name the
+/// exception.
 pub fn check(fleet: &Fleet, demands: &Demands, plan: &Plan) -> Vec<Finding> {
     let mut findings = Vec::new();
     let sites = AzReplicas::all(fleet);
@@ -229,7 +237,8 @@ impl<'a> AzReplicas<'a> {
         }
         sites
     }
-    /// Returns the replicas that may be heads: those active and up; if there are none, those draining and up.
+    /// Returns the replicas that may be heads: those active and up; if there are none, those
+    /// draining and up.
     fn heads(
         &self,
         az: &AzName,
@@ -339,7 +348,8 @@ fn required_backends(rules: &ShardingRules) -> (usize, usize) {
     )
 }
 
-/// Checks that no service's backends are a subset of another's, unless a note declares it. The note of one service excuses both.
+/// Checks that no service's backends are a subset of another's, unless a note declares it. The note
+/// of one service excuses both.
 fn check_unique(plan: &Plan, noted: &PlanExceptions, findings: &mut Vec<Finding>) {
     let mut on: BTreeMap<&BackendName, BTreeSet<ServiceId>> = BTreeMap::new();
     for (id, service) in &plan.services {
@@ -432,7 +442,8 @@ fn check_tables(
             });
         }
         table_check.members(findings);
-        // The table of an AZ that the service left only waits for its sessions, so heads and standbys do not matter.
+        // The table of an AZ that the service left only waits for its sessions, so heads and
+        // standbys do not matter.
         if placement.backends.contains_key(az) {
             table_check.chains(demands.rules.standby, findings);
             table_check.evenness(findings);
@@ -520,8 +531,8 @@ impl TableCheck<'_> {
         }
     }
 
-    /// Checks that the bucket counts of backends differ by at most one, and so do those of the replicas of one backend. Tables with a chain
-    /// full of owners are not checked.
+    /// Checks that the bucket counts of backends differ by at most one, and so do those of the
+    /// replicas of one backend. Tables with a chain full of owners are not checked.
     fn evenness(&self, findings: &mut Vec<Finding>) {
         let full = self.table.chains.iter().any(|chain| {
             chain.iter().filter(|member| member.is_owner()).count() + 1 >= CHAIN_LENGTH_MAX

@@ -1,5 +1,6 @@
-//! Checks moves for balance: single backends, few services at one time, no service that is still migrating, and loads closer together
-//! than before. It does not check whether a move was necessary.
+//! Checks moves for balance: single backends, few services at one time, no service that is still
+//! migrating, and loads closer together than before. It does not check whether a move was
+//! necessary.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,11 +10,12 @@ use canal_model::plan::{Plan, PlannedService};
 
 use crate::{Finding, PlanTransition};
 
-/// Divisor for the number of services that may move at one time: one in this many, but at least one.
+/// Divisor for the number of services that may move at one time: one in this many, but at least
+/// one.
 const WAVE: usize = 100;
 
-/// Returns true if the only change is the exchange of one backend, and the service still has the backends that it needs at home. A home
-/// may only move together with its backend.
+/// Returns true if the only change is the exchange of one backend, and the service still has the
+/// backends that it needs at home. A home may only move together with its backend.
 pub(crate) fn is_exchange(
     step: &PlanTransition,
     id: ServiceId,
@@ -85,7 +87,8 @@ pub(crate) fn check(step: &PlanTransition, moved: &[ServiceId], findings: &mut V
     }
 }
 
-/// Returns true if a table still has owners from an earlier change. A table that closes with this plan retains its owners in any case.
+/// Returns true if a table still has owners from an earlier change. A table that closes with this
+/// plan retains its owners in any case.
 fn was_moving(service: &PlannedService, plan: &Plan) -> bool {
     let is_old = |number: u32| number > 0 && number < plan.number;
     let mut tables = service.tables.values();

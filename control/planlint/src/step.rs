@@ -1,5 +1,5 @@
-//! Checks the transition from one plan to the next: no replica with sessions is dropped, little moves, versions are correct. Rules that a
-//! single plan can break are in the crate root.
+//! Checks the transition from one plan to the next: no replica with sessions is dropped, little
+//! moves, versions are correct. Rules that a single plan can break are in the crate root.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -215,8 +215,8 @@ fn check_table(
     }
 }
 
-/// Returns true if the member is the head or may own sessions by the reports. An owner counts as one until a report based on this table
-/// states that it owns none.
+/// Returns true if the member is the head or may own sessions by the reports. An owner counts as
+/// one until a report based on this table states that it owns none.
 fn may_own(
     step: &PlanTransition,
     id: ServiceId,
@@ -237,8 +237,9 @@ fn may_own(
     is_head || report.is_some_and(|report| report.owns(id, bucket)) || member.is_owner() && !proved
 }
 
-/// Returns the number of heads that may move: those that may not be heads any more, and what a replica had above the minimum of an even
-/// share. Fewer moves are not always possible; more are never necessary.
+/// Returns the number of heads that may move: those that may not be heads any more, and what a
+/// replica had above the minimum of an even share. Fewer moves are not always possible; more are
+/// never necessary.
 fn bound(step: &PlanTransition, new: &PlannedService, az: &AzName, before: &PlannedTable) -> usize {
     let head = |chain: &Vec<ChainMember>| chain.first().map(|member| member.replica);
     let sites = AzReplicas::all(step.fleet);

@@ -1,8 +1,10 @@
-//! Gateway numbers and the gateway addresses derived from them. The module has no state: plans contain numbers, tenants contain ranges.
+//! Gateway numbers and the gateway addresses derived from them. The module has no state: plans
+//! contain numbers, tenants contain ranges.
 //!
-//! Each range in a tenant's `gatewayCidrs` is cut into eighths; the AZ with number *a* (1 to 7) has the *a*-th. A service's gateway number
-//! counts the usable addresses of that part from 1. Several ranges of one family follow each other. The part's first address, and in
-//! IPv4 its last, stay unused, so that no gateway address is a network or broadcast address.
+//! Each range in a tenant's `gatewayCidrs` is cut into eighths; the AZ with number *a* (1 to 7) has
+//! the *a*-th. A service's gateway number counts the usable addresses of that part from 1. Several
+//! ranges of one family follow each other. The part's first address, and in IPv4 its last, stay
+//! unused, so that no gateway address is a network or broadcast address.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -43,11 +45,12 @@ pub struct GatewayAddressPair {
     pub full: Vec<AddressError>,
 }
 
-/// Returns the gateway addresses of the service with gateway number `number` (from 1) in the AZ with number `az`.
+/// Returns the gateway addresses of the service with gateway number `number` (from 1) in the AZ
+/// with number `az`.
 ///
 /// # Errors
-/// Returns [`AddressError::NoRange`] or [`AddressError::Az`]. A full family is reported in [`GatewayAddressPair::full`] instead, because
-/// the other family still works.
+/// Returns [`AddressError::NoRange`] or [`AddressError::Az`]. A full family is reported in
+/// [`GatewayAddressPair::full`] instead, because the other family still works.
 pub fn addresses(
     ranges: &[IpNet],
     az: u8,
@@ -66,7 +69,8 @@ pub fn addresses(
             .filter(|range| range.addr().is_ipv4() == is_v4)
             .map(|range| part(range, az))
             .collect();
-        // The ranges of one family form one sequence; `before` counts the addresses of the ranges already passed.
+        // The ranges of one family form one sequence; `before` counts the addresses of the ranges
+        // already passed.
         let mut before = 0;
         let found = parts.iter().find_map(|part| {
             let place = u64::from(number)
@@ -120,7 +124,8 @@ fn part(range: &IpNet, az: u8) -> AzAddressRange {
             false,
         ),
     };
-    // A part counts at most 2^29 addresses, more than there can be services, so wider ranges need no larger gateway numbers.
+    // A part counts at most 2^29 addresses, more than there can be services, so wider ranges need
+    // no larger gateway numbers.
     let Some(size) = width.checked_sub(3) else {
         return AzAddressRange {
             first: 0,
@@ -137,7 +142,8 @@ fn part(range: &IpNet, az: u8) -> AzAddressRange {
     }
 }
 
-/// Returns every service's gateway number: the one in the parent plan, otherwise the lowest that is free in its tenant.
+/// Returns every service's gateway number: the one in the parent plan, otherwise the lowest that is
+/// free in its tenant.
 pub(crate) fn numbers(demands: &Demands, parent: &Plan) -> GatewayNumbers {
     let mut taken: UsedGatewayNumbers = BTreeMap::new();
     let mut numbers = GatewayNumbers::new();

@@ -1,7 +1,8 @@
 //! The planner: it decides the backends of each service, its gateway number and its bucket tables.
 //!
-//! It is a pure function: the fleet, the demands, the reports and the last plan determine the next plan. It neither executes nor publishes
-//! plans. Start at [`plan`]. The method is Canal §4.2 (shuffle sharding) and appendix C (fig. 26); see `docs/design/0003-cloud-tier.md`.
+//! It is a pure function: the fleet, the demands, the reports and the last plan determine the next
+//! plan. It neither executes nor publishes plans. Start at [`plan`]. The method is Canal §4.2
+//! (shuffle sharding) and appendix C (fig. 26); see `docs/design/0003-cloud-tier.md`.
 
 #![forbid(unsafe_code)]
 
@@ -21,15 +22,17 @@ use canal_model::plan::{Plan, PlannedService, PlannedTable, UnmetConstraint};
 
 use placement::rebalance::{MigrationState, MoveLimits};
 
-/// Limit on services that migrate for balance at one time: one in this many services, but at least one. A service counts until all
-/// data planes have confirmed its new tables.
+/// Limit on services that migrate for balance at one time: one in this many services, but at least
+/// one. A service counts until all data planes have confirmed its new tables.
 pub const WAVE: usize = 100;
 
-/// Returns the next plan. If nothing differs from `parent`, the result is `parent` with the same number.
+/// Returns the next plan. If nothing differs from `parent`, the result is `parent` with the same
+/// number.
 ///
-/// The same arguments always give the same plan. Services keep their backends, home and gateway number, except for a few at a time where
-/// loads differ too much from the mean. Tables change as little as their rules allow ([`placement`], [`table`]). [`Plan::notes`] lists the
-/// constraints that could not be met.
+/// The same arguments always give the same plan. Services keep their backends, home and gateway
+/// number, except for a few at a time where loads differ too much from the mean. Tables change as
+/// little as their rules allow ([`placement`], [`table`]). [`Plan::notes`] lists the constraints
+/// that could not be met.
 pub fn plan(
     fleet: &Fleet,
     demands: &Demands,
@@ -65,7 +68,8 @@ pub fn plan(
         services.insert(*id, service);
         noted.insert(*id, notes);
     }
-    // Rebalancing comes last: the reports applied above may have completed a migration, which frees the service for the next move.
+    // Rebalancing comes last: the reports applied above may have completed a migration, which frees
+    // the service for the next move.
     let moved = balance(&mut shards, fleet, parent, &services);
     if !moved.is_empty() {
         shared.clear();
@@ -141,7 +145,8 @@ impl TableInputs<'_> {
     }
 }
 
-/// Moves services to balance loads. The next wave begins when all data planes have confirmed the tables of the last one.
+/// Moves services to balance loads. The next wave begins when all data planes have confirmed the
+/// tables of the last one.
 fn balance(
     shards: &mut placement::ShardAssignment,
     fleet: &Fleet,
@@ -194,13 +199,14 @@ fn is_still(table: &PlannedTable) -> bool {
             .any(canal_model::plan::ChainMember::is_owner)
 }
 
-/// Returns true if the last change left owners behind heads, or closed the table, and not every data plane has confirmed it. Reports of
-/// sessions that end later are not awaited.
+/// Returns true if the last change left owners behind heads, or closed the table, and not every
+/// data plane has confirmed it. Reports of sessions that end later are not awaited.
 fn is_landing(table: &PlannedTable) -> bool {
     table.confirmed < table.version.max(table.closing) && !is_still(table)
 }
 
-/// Returns true if a session with the service may begin in this AZ, because an active replica of the service is up there.
+/// Returns true if a session with the service may begin in this AZ, because an active replica of
+/// the service is up there.
 pub fn is_open(fleet: &Fleet, service: &PlannedService, az: &AzName) -> bool {
     let Some(placement) = &service.placement else {
         return false;

@@ -1,4 +1,5 @@
-//! A fixed hash for choices that are free but must be the same each time. It uses no randomness: equal words give equal numbers.
+//! A fixed hash for choices that are free but must be the same each time. It uses no randomness:
+//! equal words give equal numbers.
 
 /// Applies splitmix64's finalizer to the words in turn.
 pub(crate) fn mix(words: [u64; 3]) -> u64 {

@@ -1,14 +1,20 @@
-//! Shuffle sharding (Canal §4.2): the backends on which each service lives. The module does not know replicas or tables.
+//! Shuffle sharding (Canal §4.2): the backends on which each service lives. The module does not
+//! know replicas or tables.
 //!
 //! The rules, by precedence:
-//! 1. A service has [`ShardingRules::home`] backends in its home AZ and [`ShardingRules::away`] elsewhere, or as many as exist.
-//! 2. No service's backends are a subset of another's: a failure of all backends of one service leaves every other service a backend.
-//! 3. A service keeps its backends unless one is gone or a rule is broken. Then one backend is exchanged, and all only if no single one
-//!    helps.
-//! 4. New backends are among the least loaded, within the weight of the service. Among those, pairs that few services share are preferred.
-//! 5. If backends or AZs differ from the mean by more than a bound, a few services at a time exchange one backend (`rebalance`).
+//! 1. A service has [`ShardingRules::home`] backends in its home AZ and [`ShardingRules::away`]
+//!    elsewhere, or as many as exist.
+//! 2. No service's backends are a subset of another's: a failure of all backends of one service
+//!    leaves every other service a backend.
+//! 3. A service keeps its backends unless one is gone or a rule is broken. Then one backend is
+//!    exchanged, and all only if no single one helps.
+//! 4. New backends are among the least loaded, within the weight of the service. Among those, pairs
+//!    that few services share are preferred.
+//! 5. If backends or AZs differ from the mean by more than a bound, a few services at a time
+//!    exchange one backend (`rebalance`).
 //!
-//! The load of a backend is the sum of its services' weights: each backend must be able to carry all its services alone.
+//! The load of a backend is the sum of its services' weights: each backend must be able to carry
+//! all its services alone.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +32,8 @@ pub(crate) mod rebalance;
 use combine::{CandidatePool, CombinationSearch};
 use index::{ShardSet, ShardSetIndex};
 
-/// Returns placements for all services, if there is any backend. `live` are the placements of the last plan. No service moves for balance.
+/// Returns placements for all services, if there is any backend. `live` are the placements of the
+/// last plan. No service moves for balance.
 pub fn decide_placements(
     fleet: &Fleet,
     demands: &Demands,
@@ -55,8 +62,8 @@ pub(crate) struct ShardAssignment<'a> {
     zone_load: Vec<u64>,
     index: ShardSetIndex,
     settled: BTreeMap<ServiceId, (AzIndex, ShardSet)>,
-    /// Home AZs in which a search among all backends found no free combination. They are not searched again, since free combinations only
-    /// decrease.
+    /// Home AZs in which a search among all backends found no free combination. They are not
+    /// searched again, since free combinations only decrease.
     exhausted: Vec<bool>,
     want: (usize, usize),
 }
@@ -123,7 +130,8 @@ impl<'a> ShardAssignment<'a> {
                 continue;
             };
             let set = shards.retained(live[id], home);
-            // A service that lost a backend is settled later, so that its remaining backends do not displace a service that lost nothing.
+            // A service that lost a backend is settled later, so that its remaining backends do not
+            // displace a service that lost nothing.
             let is_whole =
                 set.slots().count() == live[id].all().count() && shards.lacks(&set, home) == (0, 0);
             if is_whole && shards.index.clash(&set).is_none() {
@@ -152,14 +160,15 @@ impl<'a> ShardAssignment<'a> {
         self.azs.binary_search(&az).ok()
     }
 
-    /// Returns the home of a service that has a placement: the one its tenant requests, otherwise the present one, if it has any backend.
+    /// Returns the home of a service that has a placement: the one its tenant requests, otherwise
+    /// the present one, if it has any backend.
     fn kept_home(&self, live: &Placement, demand: &Demand) -> Option<AzIndex> {
         let request = demand.home.as_ref().and_then(|az| self.zone(az));
         request.or_else(|| self.zone(&live.home))
     }
 
-    /// Returns the home of a new service: the one its tenant requests, otherwise the AZ with the least load per backend among those with
-    /// enough backends.
+    /// Returns the home of a new service: the one its tenant requests, otherwise the AZ with the
+    /// least load per backend among those with enough backends.
     fn home(&self, demand: &Demand) -> Option<AzIndex> {
         let request = demand.home.as_ref().and_then(|az| self.zone(az));
         request.or_else(|| {
@@ -176,8 +185,8 @@ impl<'a> ShardAssignment<'a> {
         })
     }
 
-    /// Returns the part of a placement that stays: backends that are still in their AZ, as many as the rules require, the least loaded
-    /// first.
+    /// Returns the part of a placement that stays: backends that are still in their AZ, as many as
+    /// the rules require, the least loaded first.
     fn retained(&self, live: &Placement, home: AzIndex) -> ShardSet {
         let mut there: Vec<BackendIndex> = live
             .backends
@@ -209,7 +218,8 @@ impl<'a> ShardAssignment<'a> {
         self.backends[usize::from(slot)].1
     }
 
-    /// Returns how many backends the set lacks at home and elsewhere, counting only backends that the fleet has.
+    /// Returns how many backends the set lacks at home and elsewhere, counting only backends that
+    /// the fleet has.
     fn lacks(&self, set: &ShardSet, home: AzIndex) -> (usize, usize) {
         let at_home = set
             .slots()
@@ -250,7 +260,8 @@ impl<'a> ShardAssignment<'a> {
         {
             return found;
         }
-        // Moving the whole service is expensive, but sharding exists to prevent that one failure takes down two services.
+        // Moving the whole service is expensive, but sharding exists to prevent that one failure
+        // takes down two services.
         if let Some(found) = search(self, &ShardSet::default()) {
             return found;
         }
@@ -281,7 +292,8 @@ impl<'a> ShardAssignment<'a> {
         .best()
     }
 
-    /// Returns the candidate backends, the least loaded first. Ties are broken differently for each service.
+    /// Returns the candidate backends, the least loaded first. Ties are broken differently for each
+    /// service.
     fn pool(
         &self,
         id: ServiceId,
@@ -356,7 +368,8 @@ impl<'a> ShardAssignment<'a> {
         notes: &mut Vec<UnmetConstraint>,
     ) -> BTreeMap<ServiceId, Placement> {
         let mut result = BTreeMap::new();
-        // A separate index in the order of ids makes the note name the same one of two sharing services each time.
+        // A separate index in the order of ids makes the note name the same one of two sharing
+        // services each time.
         let mut index = ShardSetIndex::default();
         for (id, (_, set)) in &self.settled {
             if let Some(other) = index.clash(set) {

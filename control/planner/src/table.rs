@@ -1,20 +1,24 @@
-//! Computes one service's bucket table in one AZ (Canal appendix C, fig. 26) from the last table and the ownership reports. It does not
-//! choose backends and publishes nothing. Start at [`next`].
+//! Computes one service's bucket table in one AZ (Canal appendix C, fig. 26) from the last table
+//! and the ownership reports. It does not choose backends and publishes nothing. Start at [`next`].
 //!
-//! * *Heads* are divided evenly among the live replicas (active, up, of the service's backends): by backend, then by replica. A head
-//!   moves only if it is not live or its replica has more than its share.
+//! * *Heads* are divided evenly among the live replicas (active, up, of the service's backends): by
+//!   backend, then by replica. A head moves only if it is not live or its replica has more than its
+//!   share.
 //! * *Owners*: a replica that was a head stays behind the new one until it proves that it owns
 //!   nothing. Its report must be based on the table in which it is no longer the head. The report
 //!   must arrive after every live replica and the edge have confirmed that table. (Without the
 //!   second condition, a replica that is late could still forward a SYN to it.) A replica that
 //!   reports sessions is an owner too.
-//! * *Order*: members never swap positions; a new head goes to the front. A member with owners behind it becomes the head only if no other
-//!   replica is left. So two versions of a table that handle the same packet agree on the order of the members.
-//! * *Dead replicas* lose their heads at once and stay as owners, so that a replica that comes back finds its sessions. They are removed
-//!   when the fleet forgets them, and when a chain is full and has no standby to remove.
-//! * *Full chains* change their head only if a member can be removed: a standby, or an owner that is dead. Otherwise the bucket is
-//!   *blocked*.
-//! * *Standbys* are live replicas behind the owners. Backends other than the head's come first, and the choice is spread for each head.
+//! * *Order*: members never swap positions; a new head goes to the front. A member with owners
+//!   behind it becomes the head only if no other replica is left. So two versions of a table that
+//!   handle the same packet agree on the order of the members.
+//! * *Dead replicas* lose their heads at once and stay as owners, so that a replica that comes back
+//!   finds its sessions. They are removed when the fleet forgets them, and when a chain is full and
+//!   has no standby to remove.
+//! * *Full chains* change their head only if a member can be removed: a standby, or an owner that
+//!   is dead. Otherwise the bucket is *blocked*.
+//! * *Standbys* are live replicas behind the owners. Backends other than the head's come first, and
+//!   the choice is spread for each head.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -75,8 +79,8 @@ impl TableRequest<'_> {
             replica.up && replica.state == ReplicaState::Active && self.is_of_service(replica)
         })
     }
-    /// Returns the replicas that share the heads: the live ones. If there are none, draining replicas that are up, because a session there
-    /// is better than none.
+    /// Returns the replicas that share the heads: the live ones. If there are none, draining
+    /// replicas that are up, because a session there is better than none.
     fn heads(&self) -> Vec<&FleetReplica> {
         let of_service = || {
             self.replicas
@@ -174,7 +178,8 @@ pub fn notes(
     notes
 }
 
-/// Returns true if there is nothing to do. It is called for every table in every plan, so it allocates nothing for chains.
+/// Returns true if there is nothing to do. It is called for every table in every plan, so it
+/// allocates nothing for chains.
 fn is_steady(table: &PlannedTable, request: &TableRequest, heads: &[&FleetReplica]) -> bool {
     if request.backends.is_none() || table.closing != 0 {
         return false;
@@ -207,7 +212,8 @@ fn is_steady(table: &PlannedTable, request: &TableRequest, heads: &[&FleetReplic
     settled && !heads.is_empty() && shares::is_even(table, heads) && !heads.iter().any(owns_behind)
 }
 
-/// Removes members that the fleet forgot or that moved to another AZ. Returns the buckets that lost their head or have none yet.
+/// Removes members that the fleet forgot or that moved to another AZ. Returns the buckets that lost
+/// their head or have none yet.
 fn forget(table: &mut PlannedTable, request: &TableRequest) -> Vacant {
     let is_known = |member: &ChainMember| request.replica(member.replica).is_some();
     let vacant = (0..BUCKETS)
@@ -219,8 +225,8 @@ fn forget(table: &mut PlannedTable, request: &TableRequest) -> Vacant {
     vacant
 }
 
-/// Makes the first member of each chain its head. After a forgotten head with no candidate, that is the next member; the sessions it
-/// owns are then the head's.
+/// Makes the first member of each chain its head. After a forgotten head with no candidate, that is
+/// the next member; the sessions it owns are then the head's.
 fn inherit(table: &mut PlannedTable) {
     for head in table
         .chains
@@ -362,8 +368,8 @@ fn cost(chain: &[ChainMember], number: ReplicaNumber) -> u8 {
     }
 }
 
-/// Makes the replica the head of the chain and the old head, if there is one, an owner. Returns false, without a change, if the chain is
-/// full.
+/// Makes the replica the head of the chain and the old head, if there is one, an owner. Returns
+/// false, without a change, if the chain is full.
 fn promote(
     chain: &mut Vec<ChainMember>,
     head: ReplicaNumber,
@@ -432,7 +438,8 @@ mod tests {
 
     #[test]
     fn a_full_chain_gives_up_a_standby_before_a_dead_owner_and_no_owner_that_is_up() {
-        // Replica 2 is dead, and may come back with its sessions. A standby has none, whatever happens to it.
+        // Replica 2 is dead, and may come back with its sessions. A standby has none, whatever
+        // happens to it.
         let new = CHAIN_LENGTH_MAX + 1;
         for (dead, standby, want_gone) in [
             (Some(2), Some(CHAIN_LENGTH_MAX), Some(CHAIN_LENGTH_MAX)),

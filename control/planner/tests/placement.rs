@@ -1,4 +1,5 @@
-//! Shuffle sharding as cases and properties: combinations are unique, loads are balanced, and no service moves without a reason.
+//! Shuffle sharding as cases and properties: combinations are unique, loads are balanced, and no
+//! service moves without a reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -149,7 +150,8 @@ fn a_lost_backend_moves_only_its_services_and_only_once() {
             assert_eq!(old, new, "{id:?} lost nothing");
         }
     }
-    // A second backend would be exchanged only if every completion of the remaining combination were taken, which is very unlikely.
+    // A second backend would be exchanged only if every completion of the remaining combination
+    // were taken, which is very unlikely.
     assert_eq!(exchanged, 0);
     fleet.backends.insert(lost, az("a"));
     assert_eq!(
@@ -179,7 +181,8 @@ fn load_is_even_and_homes_as_well() {
 
 #[test]
 fn large_fleets_are_planned_in_time() {
-    // The bounds are generous: the code is not optimized and the machine is shared. `canal-bench-figures shards` measures a release build.
+    // The bounds are generous: the code is not optimized and the machine is shared.
+    // `canal-bench-figures shards` measures a release build.
     for (services, each, bound) in [
         (1000, 20, Duration::from_secs(2)),
         (10_000, 100, Duration::from_secs(20)),
@@ -284,7 +287,8 @@ impl Prompt {
             after: next,
         })
     }
-    /// Makes one plan in which balance is the only reason to move. Returns the number of services that moved.
+    /// Makes one plan in which balance is the only reason to move. Returns the number of services
+    /// that moved.
     fn step(&mut self) -> usize {
         let next = self.next();
         assert_eq!(canal_planlint::check(&self.fleet, &self.demands, &next), []);
@@ -422,8 +426,8 @@ impl Prompt {
             })
         })
     }
-    /// Returns true if the service shares its combination in a fleet that has few. It may then take a combination that rebalancing frees,
-    /// at once.
+    /// Returns true if the service shares its combination in a fleet that has few. It may then take
+    /// a combination that rebalancing frees, at once.
     fn may_find_one(&self, plan: &Plan, id: ServiceId) -> bool {
         let of = |service: &PlannedService| service.placement.as_ref().map(all);
         let own = of(&plan.services[&id]);
@@ -435,8 +439,9 @@ impl Prompt {
                 .count()
                 > 1
     }
-    /// Returns true if a backend's share of the services needs more than half of all combinations that contain it. No service gives up a
-    /// unique combination for balance, so in such a fleet services may remain where no move is left.
+    /// Returns true if a backend's share of the services needs more than half of all combinations
+    /// that contain it. No service gives up a unique combination for balance, so in such a fleet
+    /// services may remain where no move is left.
     fn is_crowded(&self) -> bool {
         let sizes: Vec<usize> = self
             .fleet
@@ -477,7 +482,8 @@ impl Prompt {
                     .sum::<f64>()
             };
             least += beyond(1.0, 1.0).max(beyond(-1.0, 1.0));
-            // A deviation of exactly a tenth is allowed; the tolerance covers rounding errors of floating point.
+            // A deviation of exactly a tenth is allowed; the tolerance covers rounding errors of
+            // floating point.
             is_off |= beyond(1.0, 4.0) > 1e-6 || beyond(-1.0, 4.0) > 1e-6;
         };
         for loads in by_az.values() {
@@ -610,7 +616,8 @@ fn migrating_services_stay_and_the_next_wave_waits() {
     );
     tier.deliver();
     assert_eq!(tier.step(), 3);
-    // A replica that is up but does not report delays the next wave; a replica that is down does not.
+    // A replica that is up but does not report delays the next wave; a replica that is down does
+    // not.
     let silent = *tier.fleet.replicas.keys().next().unwrap();
     let reported = tier.ownership.report(silent).unwrap().clone();
     tier.deliver();
@@ -631,7 +638,8 @@ fn migrating_services_stay_and_the_next_wave_waits() {
     assert_eq!(tier.step(), if concerned { 0 } else { 3 });
 }
 
-/// Moves one backend in AZ a of `count` services to the fullest backend, or to the emptiest, that they do not have.
+/// Moves one backend in AZ a of `count` services to the fullest backend, or to the emptiest, that
+/// they do not have.
 fn crowd(plan: &mut Plan, loads: &BTreeMap<BackendName, u64>, is_full: bool, count: usize) {
     let mut at_a: Vec<&BackendName> = loads
         .keys()
@@ -802,7 +810,8 @@ fn a_plan_round_trips_through_the_store() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Backends and services come and go. A service that lost nothing and shares nothing does not move, and the linter accepts each plan.
+    /// Backends and services come and go. A service that lost nothing and shares nothing does not
+    /// move, and the linter accepts each plan.
     #[test]
     fn services_move_only_for_a_reason(steps in proptest::collection::vec((0..14usize, 1..40u32), 1..12)) {
         let names: Vec<String> = ["a", "b", "c"].iter().flat_map(|zone| (0..5).map(move |n| format!("{zone}{n}"))).collect();
@@ -833,8 +842,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 6, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Backends come and go and weights change. Loads return within the bound with little more than the necessary moves and stay there,
-    /// unless there are too few combinations of backends.
+    /// Backends come and go and weights change. Loads return within the bound with little more than
+    /// the necessary moves and stay there, unless there are too few combinations of backends.
     #[test]
     fn balance_is_found_again_at_little_cost(
         each in 7..9usize, services in 60..160u32, heavy in proptest::collection::vec(1..150u32, 0..12),
@@ -863,7 +872,8 @@ proptest! {
         tier.settle();
         let (_, is_off) = tier.imbalance();
         prop_assert!(!is_off || tier.is_crowded() && !tier.has_way(), "{:?}", tier.loads());
-        // A service cannot be divided, so the moves exceed the minimum by up to one service per backend.
+        // A service cannot be divided, so the moves exceed the minimum by up to one service per
+        // backend.
         let grain = 4 * tier.fleet.backends.len() as u64;
         prop_assert!(tier.moved * 2 <= least * 3 + grain, "{} moved where {least} had to: {:?}", tier.moved, tier.loads());
     }

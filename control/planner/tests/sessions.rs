@@ -1,4 +1,5 @@
-//! Tests of sessions during planned and unplanned changes of the fleet, in a model of the tier in which every message may be late.
+//! Tests of sessions during planned and unplanned changes of the fleet, in a model of the tier in
+//! which every message may be late.
 
 use crate::sim::events::{AZS, SimEvent, apply};
 use crate::sim::{PacketFate, SimSession, SimTier, az, id, number};
@@ -46,7 +47,8 @@ fn tier() -> SimTier {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// With planned changes, the owner of every session stays in its chain, however late messages are.
+    /// With planned changes, the owner of every session stays in its chain, however late messages
+    /// are.
     #[test]
     fn no_owner_is_dropped_by_planned_changes(events in proptest::collection::vec(planned(), 1..250)) {
         let mut tier = tier();
@@ -83,8 +85,9 @@ proptest! {
         }
     }
 
-    /// A client repeats its SYN while heads change and tables are late, so that several replicas have a request, and accepts any of their
-    /// SYN-ACKs. Its acknowledgment is never answered with a reset.
+    /// A client repeats its SYN while heads change and tables are late, so that several replicas
+    /// have a request, and accepts any of their SYN-ACKs. Its acknowledgment is never answered with
+    /// a reset.
     #[test]
     fn a_syn_sent_again_costs_no_session(
         events in proptest::collection::vec((planned(), any::<bool>()), 1..250),
@@ -108,7 +111,8 @@ proptest! {
         }
     }
 
-    /// With unplanned failures too, every plan and every transition passes the linter (`SimTier::plan` runs it), and the tier settles.
+    /// With unplanned failures too, every plan and every transition passes the linter
+    /// (`SimTier::plan` runs it), and the tier settles.
     #[test]
     fn any_sequence_obeys_the_rules(events in proptest::collection::vec(anything(), 1..250)) {
         let mut tier = tier();
@@ -117,7 +121,8 @@ proptest! {
         }
         tier.sessions.clear();
         tier.replicas.values_mut().for_each(|replica| replica.up = true);
-        // Rebalancing moves one service per wave, and six services have at most three backends each.
+        // Rebalancing moves one service per wave, and six services have at most three backends
+        // each.
         for _ in 0..18 {
             tier.settle();
             tier.leave();
@@ -131,8 +136,9 @@ proptest! {
     }
 }
 
-/// A drained head has scanned its sessions. The new head is late and forwards one more SYN to it. Then all confirm the new table, and after that
-/// arrives the report of the scan. It does not prove that the drained replica owns nothing.
+/// A drained head has scanned its sessions. The new head is late and forwards one more SYN to it.
+/// Then all confirm the new table, and after that arrives the report of the scan. It does not prove
+/// that the drained replica owns nothing.
 #[test]
 fn a_scan_from_before_the_confirmation_proves_nothing_however_late_its_report_is() {
     let mut tier = SimTier::new(&[("a1", 3)], 1);
@@ -186,8 +192,9 @@ fn a_scan_from_before_the_confirmation_proves_nothing_however_late_its_report_is
     assert_eq!(tier.newest().members(old), 0, "later scans find nothing");
 }
 
-/// The head changes between a SYN and its repetition, so the new head has a request too. If any request owned any answer, the new head
-/// would reset the session that the client has with the old head. By the rule, the answer is forwarded to its owner.
+/// The head changes between a SYN and its repetition, so the new head has a request too. If any
+/// request owned any answer, the new head would reset the session that the client has with the old
+/// head. By the rule, the answer is forwarded to its owner.
 #[test]
 fn an_answer_to_the_old_heads_syn_ack_passes_the_new_heads_request() {
     let mut tier = SimTier::new(&[("a1", 2), ("a2", 1)], 1);
@@ -222,7 +229,8 @@ fn an_answer_to_the_old_heads_syn_ack_passes_the_new_heads_request() {
     }
 }
 
-/// Two replicas drain one after the other, and their sessions survive. A third joins, and a redirector with an old table gets the packet.
+/// Two replicas drain one after the other, and their sessions survive. A third joins, and a
+/// redirector with an old table gets the packet.
 #[test]
 fn a_redirector_with_an_old_table_forwards_unowned_sessions() {
     let mut tier = SimTier::new(&[("a1", 2), ("a2", 1)], 1);

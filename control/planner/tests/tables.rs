@@ -1,5 +1,5 @@
-//! Tests of bucket tables, one change at a time: which heads move, which stay, and when a version increases. The linter must find broken
-//! plans.
+//! Tests of bucket tables, one change at a time: which heads move, which stay, and when a version
+//! increases. The linter must find broken plans.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -332,7 +332,8 @@ const BROKEN_STEPS: &[(&str, Break)] = &[
     ("Parent", |plan| plan.number += 5),
 ];
 
-/// Breaks a valid plan in one aspect at a time; the linter must report the finding with the given name.
+/// Breaks a valid plan in one aspect at a time; the linter must report the finding with the given
+/// name.
 #[test]
 fn the_linter_sees_each_broken_rule() {
     let mut tier = SimTier::new(&[("a1", 2), ("a2", 2), ("a3", 1), ("b1", 1), ("b2", 1)], 2);

@@ -1,5 +1,5 @@
-//! Builds the answer to a write request within a limit of bytes: the changes, with their texts if they are wanted, and the diagnostics. It does
-//! not decide what changes. Start at [`ChangeList`].
+//! Builds the answer to a write request within a limit of bytes: the changes, with their texts if
+//! they are wanted, and the diagnostics. It does not decide what changes. Start at [`ChangeList`].
 
 use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::policy::ObjectKey;
@@ -79,7 +79,8 @@ impl ChangeList {
     }
 }
 
-/// Returns the unified diff of two texts. The time for it grows with the square of their lines, so long texts are only counted.
+/// Returns the unified diff of two texts. The time for it grows with the square of their lines, so
+/// long texts are only counted.
 fn unified(key: &ObjectKey, old: &str, new: &str) -> String {
     let (before, after) = (format!("{key} (now)"), format!("{key} (then)"));
     let [removed, added] = [old, new].map(|text| text.lines().count());

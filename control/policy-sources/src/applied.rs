@@ -1,5 +1,5 @@
-//! The source "API": the objects that operators applied, as the store has them. `plan_apply` decides how a request changes them. Start at
-//! [`AppliedObjects`].
+//! The source "API": the objects that operators applied, as the store has them. `plan_apply`
+//! decides how a request changes them. Start at [`AppliedObjects`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ pub struct AppliedObjects {
     objects: BTreeMap<ObjectKey, Arc<Document>>,
     /// Rows of the store that this build cannot read, or not completely, with the reason.
     unreadable: BTreeMap<StoredObjectKey, Diagnostic>,
-    /// Set if the objects were not loaded at this start, because they have more bytes than the tenant's share.
+    /// Set if the objects were not loaded at this start, because they have more bytes than the
+    /// tenant's share.
     set_aside: Option<Diagnostic>,
 }
 
@@ -41,7 +42,8 @@ impl AppliedObjects {
         !self.unreadable.is_empty()
     }
 
-    /// Adds an object of the store. One that this build cannot read gets a diagnostic, and can still be deleted.
+    /// Adds an object of the store. One that this build cannot read gets a diagnostic, and can
+    /// still be deleted.
     pub fn load(&mut self, object: StoredObject) {
         let StoredObject {
             key, yaml, created, ..
@@ -74,7 +76,8 @@ impl AppliedObjects {
         }
     }
 
-    /// Adds or replaces an object. Without a time of creation it gets that of its first apply, so that a conflict has an oldest object.
+    /// Adds or replaces an object. Without a time of creation it gets that of its first apply, so
+    /// that a conflict has an oldest object.
     pub(crate) fn put(&mut self, mut document: Document, created: u64) {
         metadata_mut(&mut document.object)
             .creation_timestamp
@@ -88,7 +91,8 @@ impl AppliedObjects {
         self.objects.remove(key)
     }
 
-    /// Removes the diagnostic of a row that this build could not read. Returns false if there was none.
+    /// Removes the diagnostic of a row that this build could not read. Returns false if there was
+    /// none.
     pub(crate) fn forget_unreadable(&mut self, row: &StoredObjectKey) -> bool {
         self.unreadable.remove(row).is_some()
     }

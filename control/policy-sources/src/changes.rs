@@ -1,6 +1,7 @@
-//! The path of a change to the catalog writer. A change counts against its holder's share, waits for its tenant's turn, and is prepared on
-//! its own thread. `prepare` computes the result of a change. The catalog writer decides what takes effect, and when. A dry run takes the
-//! same path and never reaches the writer.
+//! The path of a change to the catalog writer. A change counts against its holder's share, waits
+//! for its tenant's turn, and is prepared on its own thread. `prepare` computes the result of a
+//! change. The catalog writer decides what takes effect, and when. A dry run takes the same path
+//! and never reaches the writer.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,11 +21,12 @@ use crate::prepare::{Basis, Commit, Committed, Prepared, PreparedWrite, Preparer
 use crate::source::{SourceState, SourceUpdate};
 use crate::turns::{Turn, TurnQueue};
 
-/// Maximum number of times that a change is prepared against a basis that turns out to be outdated. With one change of a tenant at a time
-/// that does not happen; without a limit it could repeat forever.
+/// Maximum number of times that a change is prepared against a basis that turns out to be outdated.
+/// With one change of a tenant at a time that does not happen; without a limit it could repeat
+/// forever.
 const ATTEMPTS_MAX: usize = 8;
-/// Maximum number of states of one tenant in one source that wait; beyond it the oldest are dropped. It must be at least two, so that the
-/// last content of a folder stays beside its removal.
+/// Maximum number of states of one tenant in one source that wait; beyond it the oldest are
+/// dropped. It must be at least two, so that the last content of a folder stays beside its removal.
 const STATES_WAITING_MAX: usize = 8;
 
 /// A write request of an operator.
@@ -74,7 +76,8 @@ pub struct PendingChanges {
     basis: watch::Receiver<Arc<Basis>>,
     commits: mpsc::Sender<Commit>,
     turns: Arc<TurnQueue>,
-    /// Queue of dry runs. It is separate, so that no change waits for a dry run, not even one of its own tenant.
+    /// Queue of dry runs. It is separate, so that no change waits for a dry run, not even one of
+    /// its own tenant.
     dry_runs: Arc<TurnQueue>,
     /// States of sources that were read and wait for their tenant's turn.
     states: Mutex<BTreeMap<(TenantName, PolicyOrigin), VecDeque<SourceState>>>,
@@ -83,7 +86,8 @@ pub struct PendingChanges {
 }
 
 impl PendingChanges {
-    /// Creates the queues. At most `workers` changes, and as many dry runs, are prepared at the same time.
+    /// Creates the queues. At most `workers` changes, and as many dry runs, are prepared at the
+    /// same time.
     pub fn new(
         preparer: Arc<Preparer>,
         basis: watch::Receiver<Arc<Basis>>,
@@ -102,11 +106,12 @@ impl PendingChanges {
         })
     }
 
-    /// Processes an operator's write request. If the caller stops waiting before the request's turn, the request leaves the queue; after
-    /// that it is carried out.
+    /// Processes an operator's write request. If the caller stops waiting before the request's
+    /// turn, the request leaves the queue; after that it is carried out.
     ///
     /// # Errors
-    /// The holder's share is full, the store refused, the tenant's sources changed again and again, or the controller is stopping.
+    /// The holder's share is full, the store refused, the tenant's sources changed again and again,
+    /// or the controller is stopping.
     pub async fn write(self: &Arc<Self>, write: QueuedWrite) -> Result<ApplyOutcome, WriteError> {
         let permits = self.permits(&write.holder, write.request.bytes())?;
         let queue = if write.dry_run {
@@ -116,7 +121,8 @@ impl PendingChanges {
         };
         let turn = queue.turn(&write.tenant, false).await;
         let changes = self.clone();
-        // A separate task, because its thread cannot be stopped: the turn must not end before the thread is done.
+        // A separate task, because its thread cannot be stopped: the turn must not end before the
+        // thread is done.
         let done = tokio::spawn(async move { changes.work(write, (turn, permits)).await });
         done.await.map_err(|_| WriteError::Stopping)?
     }
@@ -186,7 +192,8 @@ impl PendingChanges {
         Ok(answer.await.map_err(|_| WriteError::Stopping)??)
     }
 
-    /// Queues the states that a source was read in; each tenant's changes are applied in its own turn.
+    /// Queues the states that a source was read in; each tenant's changes are applied in its own
+    /// turn.
     pub fn apply_update(self: &Arc<Self>, update: SourceUpdate) {
         for (name, state) in update.tenants {
             let key = (name.clone(), state.origin());
@@ -204,7 +211,8 @@ impl PendingChanges {
             drop(states);
             let changes = self.clone();
             tokio::spawn(async move {
-                // One turn applies all waiting states in order: removing an empty directory means something else than removing a full one.
+                // One turn applies all waiting states in order: removing an empty directory means
+                // something else than removing a full one.
                 let _turn = changes.turns.turn(&name, false).await;
                 let waiting = changes
                     .states
@@ -219,7 +227,8 @@ impl PendingChanges {
         }
     }
 
-    /// Applies a key set, or the reason why there is none. It goes ahead of the tenant's other waiting changes.
+    /// Applies a key set, or the reason why there is none. It goes ahead of the tenant's other
+    /// waiting changes.
     pub async fn take_key_set(
         self: &Arc<Self>,
         name: &TenantName,
@@ -454,7 +463,8 @@ mod tests {
             .limits
             .queued_changes
             .set_default_share(canal_model::share::Share::Percent(25));
-        // Many small changes reach the limit of their number, large ones that of their bytes. Twenty of these are a share of the bytes.
+        // Many small changes reach the limit of their number, large ones that of their bytes.
+        // Twenty of these are a share of the bytes.
         for bytes in [1, 11_790] {
             let mut held = Vec::new();
             for n in 0..10 {

@@ -1,5 +1,6 @@
-//! The source "files": converts what `canal-sources` reads in the tenants' folders, and passes it to the change queue. It distinguishes a
-//! folder that vanished from one that was emptied. Start at [`follow`].
+//! The source "files": converts what `canal-sources` reads in the tenants' folders, and passes it
+//! to the change queue. It distinguishes a folder that vanished from one that was emptied. Start at
+//! [`follow`].
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,7 +1,9 @@
-//! Where policy comes from, and how a change of it becomes a compiled state that the catalog writer can commit. Two sources exist: files
-//! that the controller reads, and objects that operators apply. Both implement one interface, [`source::PolicySource`]; start there to add
-//! another. `tenant_sources` merges the sources of a tenant by precedence and compiles them, `plan_apply` decides a write request, and
-//! `changes` is the path of every change. Nothing is published here, and no file is watched: `canal-sources` does that.
+//! Where policy comes from, and how a change of it becomes a compiled state that the catalog writer
+//! can commit. Two sources exist: files that the controller reads, and objects that operators
+//! apply. Both implement one interface, [`source::PolicySource`]; start there to add another.
+//! `tenant_sources` merges the sources of a tenant by precedence and compiles them, `plan_apply`
+//! decides a write request, and `changes` is the path of every change. Nothing is published here,
+//! and no file is watched: `canal-sources` does that.
 
 #![forbid(unsafe_code)]
 

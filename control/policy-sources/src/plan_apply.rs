@@ -1,5 +1,5 @@
-//! Decides what an Apply, Diff or Delete request does to a tenant, and finds every reason to refuse it. Pure: the catalog writer carries
-//! out the plan. Start at [`decide`].
+//! Decides what an Apply, Diff or Delete request does to a tenant, and finds every reason to refuse
+//! it. Pure: the catalog writer carries out the plan. Start at [`decide`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,7 +46,8 @@ impl WriteRequest {
     }
 }
 
-/// The changes that a write request would make. They are valid only if no diagnostic is an error, and the compiler finds no error either.
+/// The changes that a write request would make. They are valid only if no diagnostic is an error,
+/// and the compiler finds no error either.
 #[derive(Debug)]
 pub(crate) struct ApplyPlan {
     /// Sources of the tenant after the change.
@@ -56,7 +57,8 @@ pub(crate) struct ApplyPlan {
     pub(crate) diagnostics: Vec<Diagnostic>,
     /// Objects that the request names.
     pub(crate) named: BTreeSet<ObjectKey>,
-    /// Bytes of the objects that were read, if they are more than the tenant may have. The rest was not read then, and nothing is planned.
+    /// Bytes of the objects that were read, if they are more than the tenant may have. The rest was
+    /// not read then, and nothing is planned.
     pub(crate) excess_bytes: Option<u64>,
 }
 
@@ -69,8 +71,8 @@ pub(crate) struct WritePermission {
     pub(crate) bytes_max: u64,
 }
 
-/// Plans a write request against the current sources of the tenant. `rows` are all of its rows in the store, for
-/// [`WriteRequest::DeleteAll`].
+/// Plans a write request against the current sources of the tenant. `rows` are all of its rows in
+/// the store, for [`WriteRequest::DeleteAll`].
 pub(crate) fn decide(
     before: &TenantSources,
     request: &WriteRequest,
@@ -116,7 +118,8 @@ impl ApplyPlan {
         }
     }
 
-    /// Plans an Apply: parses all files and collects all their errors, unless the objects turn out to be more than the tenant may have.
+    /// Plans an Apply: parses all files and collects all their errors, unless the objects turn out
+    /// to be more than the tenant may have.
     fn apply(
         &mut self,
         before: &TenantSources,
@@ -145,7 +148,8 @@ impl ApplyPlan {
                 bytes += document.text.len() as u64;
                 documents.insert(key, document);
             }
-            // An object takes many times its text, so the rest of a request that will be refused is not read.
+            // An object takes many times its text, so the rest of a request that will be refused is
+            // not read.
             if bytes > may.bytes_max {
                 self.excess_bytes = Some(bytes);
                 return;
@@ -338,8 +342,9 @@ impl ApplyPlan {
         });
     }
 
-    /// Adds the compiler's diagnostics of the tenant after the change: all of them for the named objects, and for other objects only new
-    /// errors. An apply must not break other objects. A delete may, because what remains fails closed.
+    /// Adds the compiler's diagnostics of the tenant after the change: all of them for the named
+    /// objects, and for other objects only new errors. An apply must not break other objects. A
+    /// delete may, because what remains fails closed.
     pub(crate) fn add_findings(&mut self, was: &[Diagnostic], is: &[Diagnostic], is_delete: bool) {
         let known: BTreeSet<_> = was.iter().map(essence).collect();
         let said: BTreeSet<_> = self

@@ -1,5 +1,6 @@
-//! Prepares the change of one tenant on any thread: reads and compiles it, and compares the result with an immutable [`Basis`]. The result
-//! has no effect until the catalog writer commits it. Start at [`Preparer::write`] and [`Preparer::sources`].
+//! Prepares the change of one tenant on any thread: reads and compiles it, and compares the result
+//! with an immutable [`Basis`]. The result has no effect until the catalog writer commits it. Start
+//! at [`Preparer::write`] and [`Preparer::sources`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,7 +20,8 @@ use crate::plan_apply::{ApplyPlan, WritePermission, WriteRequest, decide};
 use crate::source::SourceState;
 use crate::tenant_sources::TenantSources;
 
-/// The state against which changes are prepared: everything as the catalog writer last committed it.
+/// The state against which changes are prepared: everything as the catalog writer last committed
+/// it.
 #[derive(Debug, Clone, Default)]
 pub struct Basis {
     pub catalog: Arc<Catalog>,
@@ -31,8 +33,8 @@ pub struct Basis {
 }
 
 impl Basis {
-    /// Returns the conflicts of a tenant's claims with claims of other tenants that are in force. The tenant that changes yields: an edit
-    /// can never push another tenant out.
+    /// Returns the conflicts of a tenant's claims with claims of other tenants that are in force.
+    /// The tenant that changes yields: an edit can never push another tenant out.
     pub(crate) fn clashes(&self, claims: &TenantClaims) -> Vec<Diagnostic> {
         clashes(
             &self.order,
@@ -102,7 +104,8 @@ pub enum WithheldReason {
     CompiledBytes,
     /// The number of compiled resources exceeds the tenant's share.
     CompiledResources,
-    /// The route tables that gateways build of its resources have more bytes than the tenant's share.
+    /// The route tables that gateways build of its resources have more bytes than the tenant's
+    /// share.
     RouteTableBytes,
     /// The controller failed on it, which is a fault of the controller.
     Panic,
@@ -170,7 +173,8 @@ pub struct WriteEdits {
 #[derive(Debug)]
 pub struct Prepared {
     pub name: TenantName,
-    /// Sources that the change was prepared against; it is valid only while they are still the tenant's sources.
+    /// Sources that the change was prepared against; it is valid only while they are still the
+    /// tenant's sources.
     pub before: Option<Arc<TenantSources>>,
     pub after: Arc<TenantSources>,
     /// The compiled state, or the error if the store assigned no service IDs.
@@ -271,7 +275,8 @@ impl Preparer {
         if plan.is_refused() || dry_run || plan.edits.is_empty() {
             return Ok(PreparedWrite { plan, commit: None });
         }
-        // Other tenants may have taken the previewed IDs meanwhile. These are assigned to the tenant permanently.
+        // Other tenants may have taken the previewed IDs meanwhile. These are assigned to the
+        // tenant permanently.
         let bound = self.store.service_ids(&keys, now)?;
         if bound != ids {
             validated = self.validate(&plan.after, &bound);
@@ -352,7 +357,8 @@ impl Preparer {
         }
     }
 
-    /// Compiles the sources, and checks the size of the result. The work stops at the tenant's shares.
+    /// Compiles the sources, and checks the size of the result. The work stops at the tenant's
+    /// shares.
     fn validate(
         &self,
         sources: &TenantSources,
@@ -403,7 +409,8 @@ impl Preparer {
                 max.route_table_bytes,
             ),
         ];
-        // A share that grew while the compiler worked does not help: the resources are not complete.
+        // A share that grew while the compiler worked does not help: the resources are not
+        // complete.
         let exceeded = checks
             .into_iter()
             .filter(|(_, _, amount, max)| amount > max);
@@ -423,7 +430,8 @@ impl Preparer {
     }
 }
 
-/// Runs pure code on tenants' input. A panic is a bug of the controller, but affects only that tenant and does not end the controller.
+/// Runs pure code on tenants' input. A panic is a bug of the controller, but affects only that
+/// tenant and does not end the controller.
 fn catch_panic<T>(f: impl FnOnce() -> T) -> Result<T, Box<Diagnostic>> {
     let fault = || {
         Diagnostic {

@@ -2,11 +2,13 @@
 //! objects. The compiler decides what they mean together. The order of [`PolicyOrigin`] decides
 //! which of two objects with the same key is in force.
 //!
-//! Two sources implement [`PolicySource`]: [`ReadContent`], for a source that the controller reads (files now), and
-//! [`crate::applied::AppliedObjects`], for one that operators write to (the API). A new source that is read, for example Kubernetes, is a
-//! variant of [`PolicyOrigin`] and a task in a crate of its own:
+//! Two sources implement [`PolicySource`]: [`ReadContent`], for a source that the controller reads
+//! (files now), and [`crate::applied::AppliedObjects`], for one that operators write to (the API).
+//! A new source that is read, for example Kubernetes, is a variant of [`PolicyOrigin`] and a task
+//! in a crate of its own:
 //!
-//! 1. it makes a [`ReadContent`] of each tenant's objects and passes it on in a [`SourceUpdate`] (`PendingChanges::apply_update`);
+//! 1. it makes a [`ReadContent`] of each tenant's objects and passes it on in a [`SourceUpdate`]
+//!    (`PendingChanges::apply_update`);
 //! 2. it watches the catalog, and writes the status of each of its objects
 //!    (`TenantCatalog::status_of`) back to the source.
 
@@ -75,8 +77,8 @@ impl ReadContent {
         }
     }
 
-    /// Returns the same objects with another diagnostic in place of those of the reading: the objects stay in force, and the diagnostic
-    /// says why.
+    /// Returns the same objects with another diagnostic in place of those of the reading: the
+    /// objects stay in force, and the diagnostic says why.
     pub(crate) fn retained(&self, finding: Diagnostic) -> Self {
         Self::new(self.origin, self.documents.clone(), vec![finding])
     }
@@ -199,7 +201,8 @@ impl SourceHealth {
         }
     }
 
-    /// Returns for how long something about the tenant has not been readable; zero if everything is.
+    /// Returns for how long something about the tenant has not been readable; zero if everything
+    /// is.
     pub fn stale(&self, tenant: &TenantName) -> Duration {
         let inner = self.lock();
         let of_tenant = inner.stale.iter().filter(|((name, _), _)| name == tenant);

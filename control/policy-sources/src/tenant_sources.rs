@@ -1,5 +1,5 @@
-//! One tenant's sources and their compiled result: the objects of all sources are compiled together. Pure. Start at
-//! [`TenantSources::compile`].
+//! One tenant's sources and their compiled result: the objects of all sources are compiled
+//! together. Pure. Start at [`TenantSources::compile`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -69,7 +69,8 @@ impl TenantSources {
         &mut self.applied
     }
 
-    /// Replaces the objects that operators applied. If some were not loaded, the content of that source is unknown.
+    /// Replaces the objects that operators applied. If some were not loaded, the content of that
+    /// source is unknown.
     pub fn set_applied(&mut self, applied: AppliedObjects) {
         match applied.is_read() {
             true => _ = self.unread.remove(&PolicyOrigin::Api),
@@ -128,7 +129,8 @@ impl TenantSources {
                 let Some(before) = self.read.remove(&origin) else {
                     return false;
                 };
-                // Removing an empty folder means that the tenant is to go; a full one that vanishes is an accident.
+                // Removing an empty folder means that the tenant is to go; a full one that vanishes
+                // is an accident.
                 if !before.is_empty() {
                     self.read.insert(origin, Arc::new(before.retained(finding)));
                 }
@@ -137,12 +139,13 @@ impl TenantSources {
         }
     }
 
-    /// Refuses the current content of the sources that are read because of `excess`; the documents of `before` stay. If none were known,
-    /// the content of the source counts as unknown.
+    /// Refuses the current content of the sources that are read because of `excess`; the documents
+    /// of `before` stay. If none were known, the content of the source counts as unknown.
     pub(crate) fn refuse_growth(&mut self, before: Option<&TenantSources>, excess: &Diagnostic) {
         let mut origins: BTreeSet<PolicyOrigin> = self.read.keys().copied().collect();
         if origins.is_empty() {
-            // Operators see the diagnostic of a source, and the applied objects were within the share when they were applied.
+            // Operators see the diagnostic of a source, and the applied objects were within the
+            // share when they were applied.
             origins.insert(PolicyOrigin::Files);
         }
         for origin in origins {
@@ -184,7 +187,8 @@ impl TenantSources {
         self.read.is_empty() && self.is_complete() && self.applied.is_empty()
     }
 
-    /// Returns the object that is in force instead of an applied one with this key, and the source that has it.
+    /// Returns the object that is in force instead of an applied one with this key, and the source
+    /// that has it.
     pub(crate) fn preferred_to_applied(&self, key: &ObjectKey) -> Option<CatalogObject> {
         let mut before_api = self
             .by_precedence()
@@ -197,7 +201,8 @@ impl TenantSources {
         })
     }
 
-    /// Returns every object in force: of those with one key, that of the source with the highest precedence.
+    /// Returns every object in force: of those with one key, that of the source with the highest
+    /// precedence.
     pub fn objects(&self) -> Vec<CatalogObject> {
         let mut out = Vec::new();
         let mut preferred: Vec<&dyn PolicySource> = Vec::new();
@@ -337,7 +342,8 @@ impl TenantSources {
     }
 }
 
-/// Returns the warning for an object that is not in force because a source of higher precedence has it too.
+/// Returns the warning for an object that is not in force because a source of higher precedence has
+/// it too.
 fn shadowed_by(object: &CatalogObject, other: &CatalogObject) -> Diagnostic {
     let (given, used) = (object.location(), other.location());
     Diagnostic {
@@ -350,8 +356,8 @@ fn shadowed_by(object: &CatalogObject, other: &CatalogObject) -> Diagnostic {
     }
 }
 
-/// Returns the diagnostic of a key set that is not available. It is a warning: objects that name the set are valid, and may be applied
-/// before it is available.
+/// Returns the diagnostic of a key set that is not available. It is a warning: objects that name
+/// the set are valid, and may be applied before it is available.
 fn unfetched(uri: &str, fault: &str, sources: &TenantSources) -> Diagnostic {
     let kept = if sources.jwks.contains_key(uri) {
         "the last good one is in force"
@@ -368,8 +374,8 @@ fn unfetched(uri: &str, fault: &str, sources: &TenantSources) -> Diagnostic {
     }
 }
 
-/// Adds the position of a field to a diagnostic. The compiler has no positions inside objects, so the field is found in the object's text
-/// here.
+/// Adds the position of a field to a diagnostic. The compiler has no positions inside objects, so
+/// the field is found in the object's text here.
 fn placed(mut d: Diagnostic, documents: &[Arc<Document>]) -> Diagnostic {
     if d.field.is_empty() {
         return d;

@@ -1,5 +1,5 @@
-//! Decides whose change is processed next: one at a time for each tenant, a limited number in total, and tenants in turn. It does not know
-//! what a change is. Start at [`TurnQueue::turn`].
+//! Decides whose change is processed next: one at a time for each tenant, a limited number in
+//! total, and tenants in turn. It does not know what a change is. Start at [`TurnQueue::turn`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,7 +39,8 @@ impl<T> TurnOrder<T> {
         }
     }
 
-    /// Adds an item behind those of its tenant. Urgent items go ahead of ordinary ones, and need no free worker.
+    /// Adds an item behind those of its tenant. Urgent items go ahead of ordinary ones, and need no
+    /// free worker.
     pub(crate) fn push(&mut self, tenant: &TenantName, is_urgent: bool, item: T) {
         let lane = self.lanes.entry(tenant.clone()).or_insert_with(|| {
             self.ring.push_back(tenant.clone());
@@ -55,7 +56,8 @@ impl<T> TurnOrder<T> {
         }
     }
 
-    /// Begins the next turn, if one may begin. Returns its tenant, whether it is urgent, and its item.
+    /// Begins the next turn, if one may begin. Returns its tenant, whether it is urgent, and its
+    /// item.
     pub(crate) fn begin(&mut self) -> Option<(TenantName, bool, T)> {
         let is_idle = |tenant: &&TenantName| !self.busy.contains(*tenant);
         let has_urgent = |tenant: &&TenantName| {

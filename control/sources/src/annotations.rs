@@ -1,12 +1,14 @@
-//! Removes annotations that no component reads from a document, such as `kubectl.kubernetes.io/last-applied-configuration`, which repeats
-//! the whole object.
+//! Removes annotations that no component reads from a document, such as
+//! `kubectl.kubernetes.io/last-applied-configuration`, which repeats the whole object.
 //!
-//! Their lines become empty, so every other line keeps its number. An annotation that shares a line with something else is not removed.
+//! Their lines become empty, so every other line keeps its number. An annotation that shares a line
+//! with something else is not removed.
 
 use canal_model::policy::READ_ANNOTATIONS;
 use canal_yaml::tree::{self, YamlKey, YamlNode, YamlValue};
 
-/// Returns the document without unread annotations and its new tree, or `None` if nothing can be removed.
+/// Returns the document without unread annotations and its new tree, or `None` if nothing can be
+/// removed.
 pub(crate) fn without_unread(text: &str, root: &YamlNode) -> Option<(String, YamlNode)> {
     let (key, annotations) = root.field("metadata")?.entry("annotations")?;
     let YamlValue::Map(entries) = &annotations.value else {
@@ -22,7 +24,8 @@ pub(crate) fn without_unread(text: &str, root: &YamlNode) -> Option<(String, Yam
     if unread.is_empty() {
         return None;
     }
-    // A map without entries would be null, so the `annotations` key is removed together with its last entry.
+    // A map without entries would be null, so the `annotations` key is removed together with its
+    // last entry.
     let gone = if unread.len() == entries.len() {
         vec![key]
     } else {
@@ -33,12 +36,14 @@ pub(crate) fn without_unread(text: &str, root: &YamlNode) -> Option<(String, Yam
         blank(&mut lines, key)?;
     }
     let text = lines.concat();
-    // Anchors, quoting styles and comments make cutting by lines unsafe, so the new tree is compared with the old one.
+    // Anchors, quoting styles and comments make cutting by lines unsafe, so the new tree is
+    // compared with the old one.
     let root_now = tree::parse(&text).ok()?;
     is_equivalent(root, &root_now).then_some((text, root_now))
 }
 
-/// Empties the lines of one entry of a block map. Returns `None` if the entry does not begin a line.
+/// Empties the lines of one entry of a block map. Returns `None` if the entry does not begin a
+/// line.
 fn blank(lines: &mut [&str], key: &YamlKey) -> Option<()> {
     let first = usize::try_from(key.spot.line).ok()?.checked_sub(1)?;
     let indent = usize::try_from(key.spot.column).ok()?.checked_sub(1)?;
@@ -75,7 +80,8 @@ fn is_equivalent(before: &YamlNode, after: &YamlNode) -> bool {
     is_same_map(&read, &left, &[]) && is_same(before, after, &["metadata", "annotations"])
 }
 
-/// Returns true if two values are equal apart from their positions and apart from the field that the path `skip` leads to.
+/// Returns true if two values are equal apart from their positions and apart from the field that
+/// the path `skip` leads to.
 fn is_same(a: &YamlNode, b: &YamlNode, skip: &[&str]) -> bool {
     match (&a.value, &b.value) {
         (YamlValue::Map(a), YamlValue::Map(b)) => is_same_map(a, b, skip),

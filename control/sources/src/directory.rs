@@ -1,7 +1,9 @@
-//! The current and the last valid state of a directory of YAML files per tenant, `<root>/<tenant>/*.yaml`. It does not wait for changes.
+//! The current and the last valid state of a directory of YAML files per tenant,
+//! `<root>/<tenant>/*.yaml`. It does not wait for changes.
 //!
-//! A broken file keeps the objects of its last valid version, and no other file or tenant is affected. A file that was never valid
-//! contributes the objects that can be read from it; their faults make the compiler fail closed.
+//! A broken file keeps the objects of its last valid version, and no other file or tenant is
+//! affected. A file that was never valid contributes the objects that can be read from it; their
+//! faults make the compiler fail closed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,7 +31,8 @@ pub struct TenantFiles {
 /// The result of one scan of the directory.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ScanResult {
-    /// Tenants whose objects or diagnostics differ from the last scan. The first scan returns all tenants.
+    /// Tenants whose objects or diagnostics differ from the last scan. The first scan returns all
+    /// tenants.
     pub changed: Vec<TenantFiles>,
     /// The complete current list of problems with the root directory itself.
     pub diagnostics: Vec<Diagnostic>,
@@ -137,7 +140,8 @@ impl Directory {
         scan
     }
 
-    /// Returns the tenants that have a directory, up to [`TENANTS_MAX`], and reports all other entries.
+    /// Returns the tenants that have a directory, up to [`TENANTS_MAX`], and reports all other
+    /// entries.
     fn present(
         &self,
         names: Vec<String>,
@@ -203,7 +207,8 @@ impl TenantFileSet {
         });
         match listed {
             Err(error) => {
-                // An unreadable directory may be a temporary fault, so the files of the last scan stay.
+                // An unreadable directory may be a temporary fault, so the files of the last scan
+                // stay.
                 let problem = format!(
                     "the tenant's directory cannot be read: {error}; what was read before stays in force"
                 );
@@ -227,7 +232,8 @@ impl TenantFileSet {
         self.diagnostics = diagnostics;
     }
 
-    /// Returns the names of the YAML files to read. If there are too many, files that were read before have priority.
+    /// Returns the names of the YAML files to read. If there are too many, files that were read
+    /// before have priority.
     fn admitted(
         &self,
         names: Vec<String>,
@@ -280,7 +286,8 @@ impl TenantFileSet {
         let stamp = opened.as_ref().ok().map(|opened| opened.stamp);
         let is_known = self.files.contains_key(name);
         let state = self.files.entry(name.to_owned()).or_default();
-        // Two writes within one clock tick leave the same fingerprint; the watcher's event still forces a read.
+        // Two writes within one clock tick leave the same fingerprint; the watcher's event still
+        // forces a read.
         if is_known
             && stamp.is_some()
             && state.stamp == stamp

@@ -1,6 +1,8 @@
-//! Tables of fields of the Kubernetes and Istio APIs that Canal does not implement: which are harmless, and what to report for the others.
+//! Tables of fields of the Kubernetes and Istio APIs that Canal does not implement: which are
+//! harmless, and what to report for the others.
 //!
-//! A field in no table is unknown and refused too: ignoring a filter or a condition would allow traffic that its author wanted to stop.
+//! A field in no table is unknown and refused too: ignoring a filter or a condition would allow
+//! traffic that its author wanted to stop.
 
 use canal_model::policy::ObjectKind;
 use canal_yaml::tree::{YamlNode, YamlValue};
@@ -15,7 +17,8 @@ pub(crate) enum FieldVerdict {
         problem: &'static str,
         fix: &'static str,
     },
-    /// The field requests something that Canal does not do, but ignoring it allows no additional traffic, so it is a warning.
+    /// The field requests something that Canal does not do, but ignoring it allows no additional
+    /// traffic, so it is a warning.
     LeftOut {
         problem: &'static str,
         fix: &'static str,
@@ -24,7 +27,8 @@ pub(crate) enum FieldVerdict {
     Unknown,
 }
 
-/// A known field: its pattern, the values under which it is harmless, and why it is refused otherwise.
+/// A known field: its pattern, the values under which it is harmless, and why it is refused
+/// otherwise.
 struct KnownField {
     pattern: &'static str,
     harmless: Harmless,
@@ -92,7 +96,8 @@ pub(crate) struct RenamedField {
     pub(crate) new_name: &'static str,
 }
 
-/// Renamed fields. The types accept the old names by serde's `alias`; this table produces the warning.
+/// Renamed fields. The types accept the old names by serde's `alias`; this table produces the
+/// warning.
 const RENAMED: [RenamedField; 2] = [
     RenamedField {
         kind: ObjectKind::Tenant,
@@ -389,7 +394,8 @@ const REQUEST_AUTHENTICATION: [KnownField; 3] = [
     ),
 ];
 
-/// Decides how to treat the field of `kind` at `pattern` (a path without indexes) that contains `value`.
+/// Decides how to treat the field of `kind` at `pattern` (a path without indexes) that contains
+/// `value`.
 pub(crate) fn classify_field(
     kind: ObjectKind,
     pattern: &str,
@@ -399,7 +405,8 @@ pub(crate) fn classify_field(
         return FieldVerdict::Noise;
     }
     let entries: &[KnownField] = match kind {
-        // The kubelet uses a pod's containers, volumes and statuses, and a node's taints, images and capacities.
+        // The kubelet uses a pod's containers, volumes and statuses, and a node's taints, images
+        // and capacities.
         ObjectKind::Pod | ObjectKind::Node
             if pattern.starts_with("spec.") || pattern.starts_with("status.") =>
         {

@@ -1,4 +1,5 @@
-//! Opens and reads the files of one tenant's directory without leaving it. It does not interpret their content.
+//! Opens and reads the files of one tenant's directory without leaving it. It does not interpret
+//! their content.
 
 use std::fs::File;
 use std::io::Read;
@@ -86,10 +87,12 @@ pub(crate) fn names(directory: BorrowedFd<'_>) -> rustix::io::Result<Vec<String>
     Ok(names)
 }
 
-/// Opens the regular file `name`. A link may only lead to another file below `directory`. Opening a pipe does not block.
+/// Opens the regular file `name`. A link may only lead to another file below `directory`. Opening a
+/// pipe does not block.
 ///
 /// # Errors
-/// Returns the problem and the fix if a link leaves the directory, the file cannot be opened, or it is not a regular file.
+/// Returns the problem and the fix if a link leaves the directory, the file cannot be opened, or it
+/// is not a regular file.
 pub(crate) fn open_file(directory: BorrowedFd<'_>, name: &str) -> Result<OpenFile, FileReadError> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let opened = openat2(

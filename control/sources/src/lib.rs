@@ -1,8 +1,9 @@
-//! Reads policy objects from YAML text and from a directory of YAML files per tenant. It does not interpret objects together; the compiler
-//! does that.
+//! Reads policy objects from YAML text and from a directory of YAML files per tenant. It does not
+//! interpret objects together; the compiler does that.
 //!
-//! Start at [`parse`], which reads one file. [`pinpoint`] finds the position of a field in the text again. [`DirectoryWatch`] follows a
-//! directory. Input that Canal does not understand is never dropped silently: a diagnostic names it, its position and the fix.
+//! Start at [`parse`], which reads one file. [`pinpoint`] finds the position of a field in the text
+//! again. [`DirectoryWatch`] follows a directory. Input that Canal does not understand is never
+//! dropped silently: a diagnostic names it, its position and the fix.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Limits on the input, so that no tenant's files can exhaust the controller. A test reaches each limit.
+//! Limits on the input, so that no tenant's files can exhaust the controller. A test reaches each
+//! limit.
 
 /// Size of one file, in bytes, at most.
 pub const FILE_BYTES_MAX: usize = 8 << 20;
@@ -13,5 +14,6 @@ pub const DOCUMENTS_PER_FILE_MAX: usize = 20_000;
 
 pub use canal_yaml::limits::{ALIASED_NODES_MAX, DEPTH_MAX, FINDINGS_PER_DOCUMENT_MAX};
 
-// One file must fit into its tenant's limit, and the tree of one document must not be much larger than its text.
+// One file must fit into its tenant's limit, and the tree of one document must not be much larger
+// than its text.
 const _: () = assert!(FILE_BYTES_MAX <= TENANT_BYTES_MAX && ALIASED_NODES_MAX < FILE_BYTES_MAX);

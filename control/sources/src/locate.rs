@@ -1,4 +1,5 @@
-//! Finds the position of a field in a document's text again, so that later checks of the object can name the line.
+//! Finds the position of a field in a document's text again, so that later checks of the object can
+//! name the line.
 
 use canal_model::diagnostic::SourceLocation;
 use canal_yaml::path::{OwnedPathStep, steps};
@@ -6,8 +7,9 @@ use canal_yaml::tree::{Position, YamlNode, YamlValue, parse};
 
 /// Returns the position of `field` (a path as in a diagnostic) in `text`, which begins at `start`.
 ///
-/// If the field does not exist, the result is the position of its nearest existing parent; if `text` cannot be parsed, it is `start`.
-/// The function parses `text` again. It is meant for the few diagnostics of a tenant, not for every object.
+/// If the field does not exist, the result is the position of its nearest existing parent; if
+/// `text` cannot be parsed, it is `start`. The function parses `text` again. It is meant for the
+/// few diagnostics of a tenant, not for every object.
 pub fn pinpoint(text: &str, start: &SourceLocation, field: &str) -> SourceLocation {
     let Ok(root) = parse(text) else {
         return start.clone();

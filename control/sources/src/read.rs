@@ -1,4 +1,5 @@
-//! Parses the YAML of one file into objects. Each document is checked alone; the compiler interprets objects together.
+//! Parses the YAML of one file into objects. Each document is checked alone; the compiler
+//! interprets objects together.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -23,8 +24,8 @@ use crate::split::{DocumentText, split};
 /// The objects and diagnostics of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ParsedFile {
-    /// Objects in the order of the file. An object with errors is included, reduced by its [`RejectedField`]s, if it has a kind and a valid
-    /// name.
+    /// Objects in the order of the file. An object with errors is included, reduced by its
+    /// [`RejectedField`]s, if it has a kind and a valid name.
     pub documents: Vec<Document>,
     /// Diagnostics in the order of the file's documents.
     pub diagnostics: Vec<Diagnostic>,
@@ -160,7 +161,8 @@ impl DocumentReader<'_> {
                 return None;
             }
         };
-        // The stored text omits unread annotations: `last-applied-configuration` would double its size.
+        // The stored text omits unread annotations: `last-applied-configuration` would double its
+        // size.
         let (text, root) = match without_unread(&chunk.text, &written) {
             Some((text, root)) => (Cow::Owned(text), root),
             None => (Cow::Borrowed(chunk.text.as_ref()), written),
@@ -294,7 +296,8 @@ impl DocumentReader<'_> {
         found.sort_by(|a, b| a.origin.cmp(&b.origin));
         if found.len() > 2 * FINDINGS_PER_DOCUMENT_MAX {
             found.truncate(FINDINGS_PER_DOCUMENT_MAX);
-            // The faults below copy this error; the field `spec` makes it apply to the whole object.
+            // The faults below copy this error; the field `spec` makes it apply to the whole
+            // object.
             let problem = format!("there are more than {FINDINGS_PER_DOCUMENT_MAX} mistakes");
             found.push(error(
                 self.origin.clone(),

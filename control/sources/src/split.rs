@@ -1,7 +1,8 @@
-//! Splits a file into YAML documents at its `---` lines, so that an error in one document does not hide the others.
+//! Splits a file into YAML documents at its `---` lines, so that an error in one document does not
+//! hide the others.
 //!
-//! It needs no parser: a line that starts with `---` or `...` in the first column always ends a document (YAML 1.2.2 §9.1.2), even inside a
-//! block scalar.
+//! It needs no parser: a line that starts with `---` or `...` in the first column always ends a
+//! document (YAML 1.2.2 §9.1.2), even inside a block scalar.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,5 @@
-//! Watches a directory of YAML files per tenant by inotify and decides when to scan. `directory` reads and interprets the files.
+//! Watches a directory of YAML files per tenant by inotify and decides when to scan. `directory`
+//! reads and interprets the files.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -19,7 +20,8 @@ pub const DEBOUNCE: Duration = Duration::from_millis(50);
 pub const DELAY_MAX: Duration = Duration::from_millis(500);
 /// A file that stays open for writing is read anyway after this time.
 pub const BUSY_MAX: Duration = Duration::from_secs(5);
-/// All files are scanned at this interval even without an event, because networked file systems report none.
+/// All files are scanned at this interval even without an event, because networked file systems
+/// report none.
 pub const RESCAN_INTERVAL: Duration = Duration::from_secs(30);
 /// Scan results that wait for the receiver. If there are more, the watcher waits too.
 const SCANS_WAITING_MAX: usize = 4;
@@ -46,7 +48,8 @@ pub struct DirectoryWatch {
 }
 
 impl DirectoryWatch {
-    /// Starts the watch; must be called inside a tokio runtime. To replace a file safely, rename a complete one over it.
+    /// Starts the watch; must be called inside a tokio runtime. To replace a file safely, rename a
+    /// complete one over it.
     ///
     /// # Errors
     /// Returns [`WatchError`] if inotify is not available or `root` cannot be watched.
@@ -75,8 +78,8 @@ impl DirectoryWatch {
         })
     }
 
-    /// Waits for the next change; the first result contains every tenant. It is cancel-safe. It returns `None` only while the runtime shuts
-    /// down.
+    /// Waits for the next change; the first result contains every tenant. It is cancel-safe. It
+    /// returns `None` only while the runtime shuts down.
     pub async fn next(&mut self) -> Option<ScanResult> {
         self.scans.recv().await
     }
@@ -112,7 +115,8 @@ impl Pending {
         let (waiting, touched) = touched
             .into_iter()
             .partition(|file| self.busy.contains_key(file));
-        // A file that is still being written stays touched, so that it is read when it is closed or `BUSY_MAX` is over.
+        // A file that is still being written stays touched, so that it is read when it is closed or
+        // `BUSY_MAX` is over.
         self.touched = waiting;
         Hints {
             touched,
@@ -166,7 +170,8 @@ impl InotifyReader {
             } else {
                 RESCAN_INTERVAL
             };
-            // The first scan is always sent, even if there are no tenants; later ones only if they contain news.
+            // The first scan is always sent, even if there are no tenants; later ones only if they
+            // contain news.
             let is_news = reported.as_ref().is_none_or(|reported| {
                 !scan.changed.is_empty() || scan.diagnostics != reported.diagnostics
             });
@@ -186,7 +191,8 @@ impl InotifyReader {
         }
     }
 
-    /// Waits for an event and then for a quiet period, at most until the next scan is due. Returns false if no more events can arrive.
+    /// Waits for an event and then for a quiet period, at most until the next scan is due. Returns
+    /// false if no more events can arrive.
     async fn settle(&mut self, wait: Duration) -> bool {
         let mut until = Instant::now() + wait;
         let mut latest: Option<Instant> = None;
@@ -220,7 +226,8 @@ impl InotifyReader {
         }
     }
 
-    /// Adds a watch on the root or on a tenant's directory. Adding the same watch again has no effect.
+    /// Adds a watch on the root or on a tenant's directory. Adding the same watch again has no
+    /// effect.
     fn follow(&mut self, tenant: Option<&str>) -> std::io::Result<()> {
         let whole = WatchMask::CREATE
             | WatchMask::DELETE
@@ -240,7 +247,8 @@ impl InotifyReader {
         Ok(())
     }
 
-    /// Watches every directory that exists now. Call it before the scan, so that no change in between is missed.
+    /// Watches every directory that exists now. Call it before the scan, so that no change in
+    /// between is missed.
     fn follow_tenants(&mut self) {
         let mut failed = self.follow(None).err();
         let entries = std::fs::read_dir(&self.root)

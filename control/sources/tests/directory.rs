@@ -1,4 +1,5 @@
-//! Tests of a directory of YAML per tenant: which files are read, which objects stay when a file breaks, and which paths are refused.
+//! Tests of a directory of YAML per tenant: which files are read, which objects stay when a file
+//! breaks, and which paths are refused.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -158,7 +159,8 @@ fn links_may_not_lead_out_of_the_tenant() {
     fs::write(outside.path().join("x.yaml"), service("outside")).unwrap();
     put(root.path(), "alpha/a.yaml", &service("a"));
     put(root.path(), "beta/secret.yaml", &service("secret"));
-    // Kubernetes mounts a ConfigMap by links like these; links inside the tenant's directory are valid.
+    // Kubernetes mounts a ConfigMap by links like these; links inside the tenant's directory are
+    // valid.
     put(root.path(), "alpha/..v1/inner.yaml", &service("inner"));
     symlink("..v1", root.path().join("alpha/..data")).unwrap();
     symlink("..data/inner.yaml", root.path().join("alpha/inner.yaml")).unwrap();

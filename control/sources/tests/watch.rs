@@ -1,4 +1,5 @@
-//! Tests of the watcher on a real directory: it reports a change soon and once, and never a half-written file.
+//! Tests of the watcher on a real directory: it reports a change soon and once, and never a
+//! half-written file.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -63,7 +64,8 @@ async fn changes_are_reported() {
     until(&mut watch, "alpha", &["a"]).await;
     put(root.path(), "alpha/a.yaml", &service("b"));
     until(&mut watch, "alpha", &["b"]).await;
-    // The file has the same length and is written within one clock tick, so only the event shows the change.
+    // The file has the same length and is written within one clock tick, so only the event shows
+    // the change.
     fs::write(root.path().join("alpha/a.yaml"), service("c")).unwrap();
     until(&mut watch, "alpha", &["c"]).await;
     // A tenant that appears later, with one file present at once and one added afterwards.

@@ -13,8 +13,8 @@ pub struct DeliveryProgress {
     pub acked_through: Generation,
     /// Newest generation of which the data plane was sent a resource.
     pub content: Generation,
-    /// Tenants of which the data plane refuses a resource, with the generation up to which it has all of theirs.
-    /// [`DeliveryProgress::acked_through`] is that of the others.
+    /// Tenants of which the data plane refuses a resource, with the generation up to which it has
+    /// all of theirs. [`DeliveryProgress::acked_through`] is that of the others.
     pub behind: BTreeMap<TenantName, Generation>,
 }
 

@@ -1,6 +1,7 @@
-//! Delivery of the catalog to data planes: one delta xDS stream per subscriber, and the registry of how far each subscriber is. A
-//! subscriber receives its scope and nothing else; one that does not read delays only itself. It changes no catalog. `subscriber_stream`
-//! decides what one subscriber is sent. Start at [`DiscoveryService`].
+//! Delivery of the catalog to data planes: one delta xDS stream per subscriber, and the registry of
+//! how far each subscriber is. A subscriber receives its scope and nothing else; one that does not
+//! read delays only itself. It changes no catalog. `subscriber_stream` decides what one subscriber
+//! is sent. Start at [`DiscoveryService`].
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,6 @@
-//! A data plane's report on its limits: how much tenants have taken of each, and which of their resources it omits for lack of capacity. It
-//! is checked once and shown in `canal status`. Nothing is decided by it.
+//! A data plane's report on its limits: how much tenants have taken of each, and which of their
+//! resources it omits for lack of capacity. It is checked once and shown in `canal status`. Nothing
+//! is decided by it.
 
 use canal_catalog::Catalog;
 use canal_model::ids::TenantName;
@@ -59,7 +60,8 @@ pub struct ShareReport {
 }
 
 impl ShareReport {
-    /// Checks and converts a report of `who`. Rows on tenants that are not its own, or do not exist, are left out.
+    /// Checks and converts a report of `who`. Rows on tenants that are not its own, or do not
+    /// exist, are left out.
     ///
     /// # Errors
     /// `who` is an operator, or the report exceeds a limit.

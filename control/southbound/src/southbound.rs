@@ -1,5 +1,6 @@
-//! The delta xDS service: authenticates a stream, then runs a [`SubscriberStream`] until it ends. Each stream has its own task, and at most
-//! one response in its channel. A subscriber that does not read therefore delays only itself. Start at [`StreamTask::follow`].
+//! The delta xDS service: authenticates a stream, then runs a [`SubscriberStream`] until it ends.
+//! Each stream has its own task, and at most one response in its channel. A subscriber that does
+//! not read therefore delays only itself. Start at [`StreamTask::follow`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,8 +24,9 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::subscriber_stream::{SessionLimits, SubscriberMessage, SubscriberStream};
 use crate::subscribers::{OpenStream, Subscribers};
 
-/// Time that the first batch waits for further subscriptions. A subscriber subscribes to its kinds one message after the other, and the
-/// batch must be ordered as a whole. A subscriber that wants only some kinds waits this long once per stream.
+/// Time that the first batch waits for further subscriptions. A subscriber subscribes to its kinds
+/// one message after the other, and the batch must be ordered as a whole. A subscriber that wants
+/// only some kinds waits this long once per stream.
 const OPENING: Duration = Duration::from_millis(20);
 
 /// Handles of the controller that the service uses.
@@ -111,7 +113,8 @@ impl StreamTask {
             Ok(why) => why.to_string(),
             Err(status) => {
                 let why = status.message().to_string();
-                // The task does not wait for a subscriber that does not read; it sees the end of the connection.
+                // The task does not wait for a subscriber that does not read; it sees the end of
+                // the connection.
                 let _ = sender.try_send(Err(status));
                 why
             }
@@ -214,7 +217,8 @@ impl StreamTask {
             self.shared.metrics.refuse(e.reason());
             Status::resource_exhausted(e.to_string())
         })?;
-        // Names that are listed as held never refuse the request, but those outside the scope are counted.
+        // Names that are listed as held never refuse the request, but those outside the scope are
+        // counted.
         let out_of_scope = self.session.take_names_out_of_scope();
         if out_of_scope > 0 {
             #[allow(
@@ -284,7 +288,8 @@ impl StreamTask {
     }
 }
 
-/// Returns the label of a known type URL. Any other text that a subscriber sends must not become a label value.
+/// Returns the label of a known type URL. Any other text that a subscriber sends must not become a
+/// label value.
 fn type_name(url: &str) -> &'static str {
     match canal_wire::southbound::kind_of(url) {
         Ok(kind) => kind.label(),

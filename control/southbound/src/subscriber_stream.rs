@@ -1,8 +1,10 @@
-//! One subscriber's stream as a state machine: what it subscribed to, holds, was sent and refused, and what it is sent next. Pure.
+//! One subscriber's stream as a state machine: what it subscribed to, holds, was sent and refused,
+//! and what it is sent next. Pure.
 //!
-//! There is one batch at a time. A batch is everything that differs between what the subscriber holds and the catalog. New resources come
-//! parents before children, and removals children before parents, so that no resource ever refers to a missing one. The next batch is
-//! formed when the last one has been answered; until then changes gather and cost nothing.
+//! There is one batch at a time. A batch is everything that differs between what the subscriber
+//! holds and the catalog. New resources come parents before children, and removals children before
+//! parents, so that no resource ever refers to a missing one. The next batch is formed when the
+//! last one has been answered; until then changes gather and cost nothing.
 //!
 //! Start at [`SubscriberStream::handle_request`] and [`SubscriberStream::next_response`].
 
@@ -49,7 +51,8 @@ pub(crate) enum SubscriberMessage {
     },
     /// An ACK or NACK of a response that is not outstanding.
     Stale,
-    /// A request for a type that this build does not have. It gets an empty response, so that a newer subscriber can go on.
+    /// A request for a type that this build does not have. It gets an empty response, so that a
+    /// newer subscriber can go on.
     UnknownType,
 }
 
@@ -62,11 +65,13 @@ pub(crate) struct SubscriberProgress {
     pub(crate) target: Generation,
     pub(crate) sent: Generation,
     pub(crate) acked: Generation,
-    /// Newest generation of which a resource was sent; other responses only confirm that nothing differs.
+    /// Newest generation of which a resource was sent; other responses only confirm that nothing
+    /// differs.
     pub(crate) content: Generation,
     /// Text of the newest NACK that still stands.
     pub(crate) nack: String,
-    /// Refused resources that have not changed since, by owner. [`SubscriberProgress::acked`] holds for all other tenants.
+    /// Refused resources that have not changed since, by owner. [`SubscriberProgress::acked`] holds
+    /// for all other tenants.
     pub(crate) refusals: Arc<Refusals>,
     pub(crate) resources: usize,
 }
@@ -76,7 +81,8 @@ pub(crate) struct SubscriberProgress {
 struct Subscription {
     /// True once a first request was received.
     open: bool,
-    /// True until a response is planned: even an empty one shows the subscriber that it has everything.
+    /// True until a response is planned: even an empty one shows the subscriber that it has
+    /// everything.
     unanswered: bool,
     wildcard: bool,
     /// Names that the subscriber asked for, each with the bytes that it is charged for it.
@@ -135,7 +141,8 @@ pub(crate) struct SubscriberStream {
     kinds: [Subscription; ResourceKind::ALL.len()],
     /// Resources that the subscriber holds.
     held_resources: HeldResources,
-    /// Names outside the principal's scope that the subscriber listed as held. The next batch removes them.
+    /// Names outside the principal's scope that the subscriber listed as held. The next batch
+    /// removes them.
     out_of_scope: BTreeSet<ResourceId>,
     /// Number of listed names outside the scope that were not counted yet.
     names_out_of_scope: u64,
@@ -156,7 +163,8 @@ pub(crate) struct SubscriberStream {
     unknown_pending: usize,
     /// True if the next batch is compared with the whole catalog, not only with what changed.
     resync: bool,
-    /// Number of tenants that were compared as a whole because their log begins too late, and that were not counted yet.
+    /// Number of tenants that were compared as a whole because their log begins too late, and that
+    /// were not counted yet.
     behind_log: u64,
     /// Owners in scope when the catalog was last compared.
     admitted: BTreeSet<ResourceOwner>,
@@ -202,7 +210,8 @@ impl SubscriberStream {
         }
     }
 
-    /// True once the subscriber has subscribed to every kind, so that no further request is expected before the first batch.
+    /// True once the subscriber has subscribed to every kind, so that no further request is
+    /// expected before the first batch.
     pub(crate) fn is_fully_subscribed(&self) -> bool {
         self.kinds.iter().all(|k| k.open)
     }
@@ -212,7 +221,8 @@ impl SubscriberStream {
         !self.in_flight.is_empty()
     }
 
-    /// Calls [`SubscriberStream::handle_request`] with an empty catalog, which has none of the names.
+    /// Calls [`SubscriberStream::handle_request`] with an empty catalog, which has none of the
+    /// names.
     #[cfg(test)]
     pub(crate) fn handle_request_alone(
         &mut self,
@@ -221,7 +231,8 @@ impl SubscriberStream {
         self.handle_request(request, &Catalog::default())
     }
 
-    /// Applies one message of the subscriber. Names that `catalog` has are shared with it, and cost nothing.
+    /// Applies one message of the subscriber. Names that `catalog` has are shared with it, and cost
+    /// nothing.
     ///
     /// # Errors
     /// The stream exceeded a limit, and must be ended.
@@ -266,7 +277,8 @@ impl SubscriberStream {
         )
     }
 
-    /// Applies an ACK or NACK to the response with this nonce. Returns false if no such response is outstanding.
+    /// Applies an ACK or NACK to the response with this nonce. Returns false if no such response is
+    /// outstanding.
     fn settle_nonce(&mut self, nonce: &str, nack: Option<&ReceivedNack>) -> bool {
         let Some(at) = nonce
             .parse::<u64>()
@@ -321,7 +333,8 @@ impl SubscriberStream {
             self.unknown_pending -= 1;
         }
         if self.compared == Generation(0) {
-            // Only a response to an unknown type precedes the first batch. It must not have generation 0: a receiver never goes back.
+            // Only a response to an unknown type precedes the first batch. It must not have
+            // generation 0: a receiver never goes back.
             planned.generation = catalog.generation;
         }
         self.nonce += 1;
@@ -353,7 +366,8 @@ impl SubscriberStream {
             k.unanswered &= !k.open;
         }
         if self.queue.is_empty() {
-            // Nothing differs: the subscriber already holds everything in its scope, except what it refuses.
+            // Nothing differs: the subscriber already holds everything in its scope, except what it
+            // refuses.
             self.sent = self.sent.max(self.target);
             self.settle(self.target);
         }
@@ -372,7 +386,8 @@ impl SubscriberStream {
             .cloned()
             .collect();
         let mut items = Vec::new();
-        // This includes tenants without differences: a refused resource that was removed is no longer sealed.
+        // This includes tenants without differences: a refused resource that was removed is no
+        // longer sealed.
         let mut resealed = BTreeSet::new();
         for owner in &owners {
             let view = catalog.view(owner);
@@ -409,12 +424,14 @@ impl SubscriberStream {
         items
     }
 
-    /// Returns the number of tenants that were compared as a whole since the last call because their log begins too late.
+    /// Returns the number of tenants that were compared as a whole since the last call because
+    /// their log begins too late.
     pub(crate) fn take_behind_log(&mut self) -> u64 {
         std::mem::take(&mut self.behind_log)
     }
 
-    /// Returns the keys that the subscriber holds or the catalog offers, as far as they are subscribed to.
+    /// Returns the keys that the subscriber holds or the catalog offers, as far as they are
+    /// subscribed to.
     fn all_keys(
         &self,
         owner: &ResourceOwner,
@@ -484,7 +501,8 @@ impl SubscriberStream {
         }
     }
 
-    /// Returns removals for subscribed names that do not exist, so that the subscriber need not wait for them.
+    /// Returns removals for subscribed names that do not exist, so that the subscriber need not
+    /// wait for them.
     fn unknown_names(&self, found: &[Item]) -> Vec<Item> {
         let answered: BTreeSet<ResourceId> = found.iter().map(Item::key).collect();
         let is_held = |key: &ResourceId| self.held_resources.version(&owner_of(key), key).is_some();
@@ -502,7 +520,8 @@ impl SubscriberStream {
             .collect()
     }
 
-    /// Distributes the items over responses: new and changed ones parents first, then removals children first.
+    /// Distributes the items over responses: new and changed ones parents first, then removals
+    /// children first.
     fn plan(&mut self, items: Vec<Item>, generation: Generation) {
         // Manifests come after everything that they seal, including removals.
         let (manifests, items): (Vec<Item>, Vec<Item>) = items
@@ -544,8 +563,9 @@ impl SubscriberStream {
         }
     }
 
-    /// Queues the items of one kind in responses of limited size; at least one response. Items of one owner that fit into one response are
-    /// not split, so that a data plane applies them together.
+    /// Queues the items of one kind in responses of limited size; at least one response. Items of
+    /// one owner that fit into one response are not split, so that a data plane applies them
+    /// together.
     fn enqueue(&mut self, kind: ResourceKind, items: Vec<Item>, generation: Generation) {
         let max = self.limits.response_bytes;
         let mut responses = vec![Vec::new()];

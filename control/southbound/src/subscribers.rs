@@ -1,5 +1,5 @@
-//! Registry of subscribers and their progress. The subscriber streams write it; `canal status` and the metrics read it. Start at
-//! [`Subscribers`].
+//! Registry of subscribers and their progress. The subscriber streams write it; `canal status` and
+//! the metrics read it. Start at [`Subscribers`].
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,10 +21,12 @@ use crate::subscriber_stream::{STREAM_NAME_BYTES_MAX, SubscriberProgress, Tenant
 
 /// Maximum number of open streams of all subscribers together.
 pub const STREAMS_MAX: usize = 20_000;
-/// Maximum number of open streams of one principal: the current one, and those whose end was not noticed yet. The oldest gives way.
+/// Maximum number of open streams of one principal: the current one, and those whose end was not
+/// noticed yet. The oldest gives way.
 pub const STREAMS_PER_PRINCIPAL_MAX: usize = 3;
-/// Maximum bytes that the streams of one principal are charged for names that the controller does not have itself. It equals the limit of one
-/// stream, so that three of them hold no more. The oldest gives way.
+/// Maximum bytes that the streams of one principal are charged for names that the controller does
+/// not have itself. It equals the limit of one stream, so that three of them hold no more. The
+/// oldest gives way.
 pub const PRINCIPAL_NAME_BYTES_MAX: usize = STREAM_NAME_BYTES_MAX;
 
 /// A refusal that lasts longer is an alarm: the refused resource is not in force there, and its
@@ -83,7 +85,8 @@ impl SubscriberRecord {
         }
     }
 
-    /// Returns the generation up to which everything was acknowledged, except resources of tenants with standing refusals.
+    /// Returns the generation up to which everything was acknowledged, except resources of tenants
+    /// with standing refusals.
     fn whole(&self) -> Generation {
         let p = &self.progress;
         let is_whole =
@@ -129,8 +132,9 @@ impl Subscribers {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a new stream of `principal`. If the principal has as many streams as it may, its oldest one ends. If the limit on all
-    /// streams is reached, the oldest stream of the tenant with the most streams ends.
+    /// Registers a new stream of `principal`. If the principal has as many streams as it may, its
+    /// oldest one ends. If the limit on all streams is reached, the oldest stream of the tenant
+    /// with the most streams ends.
     ///
     /// # Errors
     /// The holder has its whole share, or the limit is full and no other stream can give way.
@@ -139,7 +143,8 @@ impl Subscribers {
         principal: &Principal,
     ) -> Result<OpenStream, TooManyStreams> {
         let mut inner = self.lock();
-        // Old streams end before the permit is taken, so that a tenant with its whole share can reconnect its data planes.
+        // Old streams end before the permit is taken, so that a tenant with its whole share can
+        // reconnect its data planes.
         if let Some(record) = inner.records.get_mut(principal) {
             while record.streams.len() >= STREAMS_PER_PRINCIPAL_MAX {
                 record.supersede_oldest();
@@ -192,7 +197,8 @@ impl Subscribers {
         }
     }
 
-    /// Returns whether a data plane acknowledged everything of `kind` and `tenant` up to `generation`; `None` if it is not connected.
+    /// Returns whether a data plane acknowledged everything of `kind` and `tenant` up to
+    /// `generation`; `None` if it is not connected.
     pub fn has(
         &self,
         principal: &Principal,
@@ -237,8 +243,9 @@ impl Subscribers {
             .collect()
     }
 
-    /// Returns the numbers of subscribers that are connected, by kind, that have everything in their scope, and that refuse something. Also
-    /// returns the longest time that one has owed an ACK or NACK, in seconds.
+    /// Returns the numbers of subscribers that are connected, by kind, that have everything in
+    /// their scope, and that refuse something. Also returns the longest time that one has owed an
+    /// ACK or NACK, in seconds.
     pub fn summary(&self, catalog: &Catalog) -> SubscriberSummary {
         let inner = self.lock();
         let mut s = SubscriberSummary::default();
@@ -274,8 +281,8 @@ impl Subscribers {
             .collect()
     }
 
-    /// Lists subscribers like [`Subscribers::list`], for an operator that may see only some tenants. It names only refusals of these
-    /// tenants, and shows how far these are.
+    /// Lists subscribers like [`Subscribers::list`], for an operator that may see only some
+    /// tenants. It names only refusals of these tenants, and shows how far these are.
     pub fn list_for(
         &self,
         catalog: &Catalog,
@@ -366,8 +373,9 @@ impl OpenStream {
         });
     }
 
-    /// Records the bytes that this stream is charged for names that the catalog does not have. While all streams of the principal exceed
-    /// [`PRINCIPAL_NAME_BYTES_MAX`], the oldest ends. Returns how many ended.
+    /// Records the bytes that this stream is charged for names that the catalog does not have.
+    /// While all streams of the principal exceed [`PRINCIPAL_NAME_BYTES_MAX`], the oldest ends.
+    /// Returns how many ended.
     pub(crate) fn holds_names(&self, bytes: usize) -> usize {
         let mut inner = self.registry.lock();
         let Some(record) = inner.records.get_mut(&self.principal) else {
@@ -414,7 +422,8 @@ impl OpenStream {
         self.update(|r| r.version = version.chars().take(100).collect());
     }
 
-    /// Updates the principal's record, if this is its newest stream: an old one that lingers must not overwrite newer progress.
+    /// Updates the principal's record, if this is its newest stream: an old one that lingers must
+    /// not overwrite newer progress.
     fn update(&self, f: impl FnOnce(&mut SubscriberRecord)) {
         let mut inner = self.registry.lock();
         if let Some(record) = inner.records.get_mut(&self.principal)
@@ -445,7 +454,8 @@ impl Drop for OpenStream {
     }
 }
 
-/// Returns the newest generation in the scope of a subscriber, even if its stream was not compared with it yet or is closed.
+/// Returns the newest generation in the scope of a subscriber, even if its stream was not compared
+/// with it yet or is closed.
 fn wanted_generation(
     principal: &Principal,
     progress: &SubscriberProgress,
@@ -476,7 +486,8 @@ fn refusal_text(of: &[(&ResourceOwner, &TenantRefusals)]) -> String {
     text
 }
 
-/// Converts a subscriber's record to its form in the API. The acknowledged generation is that of the tenant furthest behind.
+/// Converts a subscriber's record to its form in the API. The acknowledged generation is that of
+/// the tenant furthest behind.
 fn api_subscriber(
     principal: &Principal,
     r: &SubscriberRecord,
@@ -545,7 +556,8 @@ mod tests {
         node_of("alpha", name)
     }
 
-    /// Creates a registry of which `reserve` streams are only for the provider. A tenant may take all the others.
+    /// Creates a registry of which `reserve` streams are only for the provider. A tenant may take
+    /// all the others.
     fn subscribers(capacity: u64, reserve: u64) -> Arc<Subscribers> {
         let kind = canal_model::share::ShareKind::ControllerStreams;
         let give_way = canal_runtime::GiveWay::Oldest;
@@ -599,7 +611,8 @@ mod tests {
             s.open(&node_of("beta", "n3")).is_err(),
             "beta would have as many as alpha, which does not give way"
         );
-        // The oldest streams were revoked. A data plane that reconnects at a full limit replaces its own oldest stream.
+        // The oldest streams were revoked. A data plane that reconnects at a full limit replaces
+        // its own oldest stream.
         assert!(
             s.lock().records[&node("n4")]
                 .streams

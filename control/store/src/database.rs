@@ -1,4 +1,5 @@
-//! The redb file: opening, transactions, and recovery after disk errors. It decides only limits; `ids` decides service ids.
+//! The redb file: opening, transactions, and recovery after disk errors. It decides only limits;
+//! `ids` decides service ids.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
@@ -106,8 +107,8 @@ impl Store {
     /// Opens or creates `controller.redb` in `dir`. Only the owner can read them.
     ///
     /// # Errors
-    /// Returns [`StoreError::Open`], [`StoreError::Layout`], [`StoreError::Damaged`], [`StoreError::Disk`], or [`StoreError::Key`] for a
-    /// store with sealed keys.
+    /// Returns [`StoreError::Open`], [`StoreError::Layout`], [`StoreError::Damaged`],
+    /// [`StoreError::Disk`], or [`StoreError::Key`] for a store with sealed keys.
     pub fn open(dir: &Path, limits: StoreLimits) -> Result<Self, StoreError> {
         Self::open_with(dir, limits, None)
     }
@@ -127,7 +128,8 @@ impl Store {
         create_database(dir, &path)?;
         let (database, mut loaded) = open_database(&path)?;
         let id = loaded.id;
-        // An earlier process may have reported a commit as failed and ended before it could read the file again.
+        // An earlier process may have reported a commit as failed and ended before it could read
+        // the file again.
         let unconfirmed = UnconfirmedCommit::load(dir).map_err(|e| StoreError::Disk {
             path: dir.into(),
             why: e.to_string(),
@@ -137,7 +139,8 @@ impl Store {
                 .map_err(|e| StoreError::from_redb(&path, e))?;
             UnconfirmedCommit::forget(dir).map_err(unusable(dir))?;
         }
-        // Without this sync, a power failure could remove the new file's directory entry and all data in it.
+        // Without this sync, a power failure could remove the new file's directory entry and all
+        // data in it.
         fs::File::open(dir)
             .and_then(|d| d.sync_all())
             .map_err(|e| StoreError::Disk {
@@ -162,8 +165,8 @@ impl Store {
         })
     }
 
-    /// Returns the store's own random id, created with the file. Numbers of this store, service ids above all, are not valid in another
-    /// store.
+    /// Returns the store's own random id, created with the file. Numbers of this store, service ids
+    /// above all, are not valid in another store.
     pub fn id(&self) -> StoreId {
         self.id
     }
@@ -235,7 +238,8 @@ impl Store {
         self.limits.edits
     }
 
-    /// Writes all edits in one transaction and marks them with `generation`. `now` is in seconds since 1970.
+    /// Writes all edits in one transaction and marks them with `generation`. `now` is in seconds
+    /// since 1970.
     ///
     /// # Errors
     /// Returns the limit that the edits exceed, or [`StoreError::Disk`]; nothing was changed.
@@ -294,10 +298,12 @@ impl Store {
         Ok(())
     }
 
-    /// Returns the next generation. It is larger than every generation given out before, by this process or an earlier one.
+    /// Returns the next generation. It is larger than every generation given out before, by this
+    /// process or an earlier one.
     ///
     /// # Errors
-    /// Returns [`StoreError::Disk`] if the reserve is used up and no further generations can be reserved on disk.
+    /// Returns [`StoreError::Disk`] if the reserve is used up and no further generations can be
+    /// reserved on disk.
     pub fn next_generation(&self) -> Result<Generation, StoreError> {
         let mut inner = self.lock();
         let left = inner.reserved.saturating_sub(inner.issued_generation);
@@ -325,8 +331,8 @@ impl Store {
         Generation(self.lock().issued_generation)
     }
 
-    /// Returns the tenants that were admitted and not forgotten, oldest first. If two tenants claim the same resource, the older one has
-    /// it.
+    /// Returns the tenants that were admitted and not forgotten, oldest first. If two tenants claim
+    /// the same resource, the older one has it.
     ///
     /// # Errors
     /// Returns [`StoreError::Disk`] or [`StoreError::Damaged`].
@@ -349,7 +355,8 @@ impl Store {
         Ok(found.into_iter().map(|(_, name)| name).collect())
     }
 
-    /// Returns true if `tenant` had files when it was last admitted. If they are missing now, that is an accident, not a deletion.
+    /// Returns true if `tenant` had files when it was last admitted. If they are missing now, that
+    /// is an accident, not a deletion.
     ///
     /// # Errors
     /// Returns [`StoreError::Disk`] or [`StoreError::Damaged`].
@@ -366,7 +373,8 @@ impl Store {
         read().map_err(|e| StoreError::from_redb(&self.path, e))
     }
 
-    /// Appends `tenant` to the order of tenants, unless it is already in it, and records whether it has files.
+    /// Appends `tenant` to the order of tenants, unless it is already in it, and records whether it
+    /// has files.
     ///
     /// # Errors
     /// Returns [`StoreError::Disk`].
@@ -401,11 +409,12 @@ impl Store {
         })
     }
 
-    /// Returns the ids of all `services`. A service without an id gets one permanently; a released id becomes live again.
+    /// Returns the ids of all `services`. A service without an id gets one permanently; a released
+    /// id becomes live again.
     ///
     /// # Errors
-    /// Returns [`StoreError::ServiceIds`] if all ids are used up, [`StoreError::TenantServiceIds`] if the tenant's limit is reached,
-    /// or [`StoreError::Disk`].
+    /// Returns [`StoreError::ServiceIds`] if all ids are used up, [`StoreError::TenantServiceIds`]
+    /// if the tenant's limit is reached, or [`StoreError::Disk`].
     pub fn service_ids(
         &self,
         services: &[ServiceKey],
@@ -445,11 +454,12 @@ impl Store {
             .collect())
     }
 
-    /// Returns the same ids as [`Store::service_ids`] without assigning them, so that a request that is refused later uses up none.
+    /// Returns the same ids as [`Store::service_ids`] without assigning them, so that a request
+    /// that is refused later uses up none.
     ///
     /// # Errors
-    /// Returns [`StoreError::ServiceIds`] if all ids are used up, [`StoreError::TenantServiceIds`] if the tenant's limit is reached,
-    /// or [`StoreError::Disk`].
+    /// Returns [`StoreError::ServiceIds`] if all ids are used up, [`StoreError::TenantServiceIds`]
+    /// if the tenant's limit is reached, or [`StoreError::Disk`].
     pub fn preview_service_ids(
         &self,
         services: &[ServiceKey],
@@ -491,7 +501,8 @@ impl Store {
         )
     }
 
-    /// Marks every binding as released for which `lives` returns false. The ids stay reserved for the same names. Returns their number.
+    /// Marks every binding as released for which `lives` returns false. The ids stay reserved for
+    /// the same names. Returns their number.
     ///
     /// # Errors
     /// Returns [`StoreError::Disk`].
@@ -531,8 +542,9 @@ impl Store {
         Ok(gone.len())
     }
 
-    /// Returns the reserved but unused generations, so that the generations have no gap after an orderly restart.
-    /// If the process dies without this call, a gap in the generations is the only effect.
+    /// Returns the reserved but unused generations, so that the generations have no gap after an
+    /// orderly restart. If the process dies without this call, a gap in the generations is the only
+    /// effect.
     ///
     /// # Errors
     /// Returns [`StoreError::Disk`].
@@ -563,15 +575,18 @@ impl Store {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A panic under the lock leaves at worst an uncommitted transaction, which redb has rolled back.
+        // A panic under the lock leaves at worst an uncommitted transaction, which redb has rolled
+        // back.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the open database. After a disk error it opens the file again and rolls back a commit that was reported as failed.
+    /// Returns the open database. After a disk error it opens the file again and rolls back a
+    /// commit that was reported as failed.
     pub(crate) fn ensure_open<'a>(&self, inner: &'a mut Inner) -> Result<&'a Database, StoreError> {
         if inner.database.is_none() {
             let (database, mut loaded) = open_database(&self.path)?;
-            // The file may have been replaced while it was closed. Numbers of another store do not match this process's state.
+            // The file may have been replaced while it was closed. Numbers of another store do not
+            // match this process's state.
             if loaded.id != self.id {
                 return Err(StoreError::Open {
                     path: self.path.clone(),
@@ -586,7 +601,8 @@ impl Store {
                 undo(&database, doubt, &mut loaded)
                     .map_err(|e| StoreError::from_redb(&self.path, e))?;
                 if let Err(e) = UnconfirmedCommit::forget(self.folder()) {
-                    // It names a sequence that is no longer the newest, so the next start ignores it.
+                    // It names a sequence that is no longer the newest, so the next start ignores
+                    // it.
                     tracing::warn!(error = %e, "the record of a failed commit could not be removed");
                 }
             }
@@ -604,7 +620,8 @@ impl Store {
         })
     }
 
-    /// Runs one durable transaction. After an I/O error, redb accepts no more writes on the same handle, so the handle is dropped here.
+    /// Runs one durable transaction. After an I/O error, redb accepts no more writes on the same
+    /// handle, so the handle is dropped here.
     pub(crate) fn transact(
         &self,
         inner: &mut Inner,
@@ -618,7 +635,8 @@ impl Store {
         let mut attempted = Vec::new();
         let run = || -> Result<Option<StoreError>, redb::Error> {
             let mut tx = database.begin_write()?;
-            // Quick repair makes the file usable after a kill without a full scan, so the controller serves within a second of its start.
+            // Quick repair makes the file usable after a kill without a full scan, so the
+            // controller serves within a second of its start.
             tx.set_quick_repair(true);
             match f(&tx)? {
                 TransactionOutcome::Abort(e) => {
@@ -646,7 +664,8 @@ impl Store {
                 inner.database = None;
                 let refused = StoreError::from_redb(&self.path, e);
                 tracing::error!(error = %refused, "the store refused a write");
-                // The file is reopened at once: whether the commit landed must be known, and undone, before the next read.
+                // The file is reopened at once: whether the commit landed must be known, and
+                // undone, before the next read.
                 let reopened = self.ensure_open(inner).map(|_| ());
                 if let Err(e) = reopened {
                     tracing::error!(error = %e, "the store cannot be opened again yet");
@@ -720,7 +739,8 @@ fn write_edits(
     Ok((before, grown))
 }
 
-/// Checks the limit of objects per tenant. A tenant over its limit may shrink or stay the same size, but not grow.
+/// Checks the limit of objects per tenant. A tenant over its limit may shrink or stay the same
+/// size, but not grow.
 fn decide_counts(
     counts: &BTreeMap<TenantName, usize>,
     grown: &BTreeMap<TenantName, isize>,
@@ -743,7 +763,8 @@ fn decide_counts(
     Ok(())
 }
 
-/// Undoes a commit that was reported as failed, if it is the newest one on disk: its caller has received an error, so it must not stay.
+/// Undoes a commit that was reported as failed, if it is the newest one on disk: its caller has
+/// received an error, so it must not stay.
 fn undo(
     database: &Database,
     unconfirmed: &UnconfirmedCommit,
@@ -757,7 +778,8 @@ fn undo(
     Ok(())
 }
 
-/// Restores the rows that a commit changed although it was reported as failed. The last edit of a key is undone first.
+/// Restores the rows that a commit changed although it was reported as failed. The last edit of a
+/// key is undone first.
 fn take_back(database: &Database, doubt: &UnconfirmedCommit) -> Result<(), redb::Error> {
     let tx = database.begin_write()?;
     {

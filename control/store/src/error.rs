@@ -57,7 +57,8 @@ pub enum StoreError {
         "no service id is left: {limit} are taken or were released within {hours} h; delete services that are no longer used"
     )]
     ServiceIds { limit: u32, hours: u64 },
-    /// The services of a tenant, including recently deleted ones, use all ids that one tenant may have.
+    /// The services of a tenant, including recently deleted ones, use all ids that one tenant may
+    /// have.
     #[error(
         "tenant {tenant} has {limit} service ids, those of services deleted within {hours} h among them, and may have no more; use names again, or wait"
     )]
@@ -94,7 +95,8 @@ impl StoreError {
         }
     }
 
-    /// Returns true if a limit, not the disk, caused the error, so that repeating the same request cannot help.
+    /// Returns true if a limit, not the disk, caused the error, so that repeating the same request
+    /// cannot help.
     pub fn is_limit(&self) -> bool {
         matches!(
             self,

@@ -1,6 +1,7 @@
 //! Rows of the cloud tier: registered replicas with their numbers, edges, AZ numbers, and the plan.
 //!
-//! The only decision here is the lowest free replica number; the planner and the fleet membership decide everything else.
+//! The only decision here is the lowest free replica number; the planner and the fleet membership
+//! decide everything else.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -17,7 +18,8 @@ use crate::error::StoreError;
 
 /// Maps a replica name to a JSON [`StoredReplica`].
 pub(crate) const REPLICAS: TableDefinition<&str, &[u8]> = TableDefinition::new("replicas");
-/// Maps `edge:NAME` to a JSON [`StoredEdge`]. Older files contain one edge per AZ, with the AZ's name as the key.
+/// Maps `edge:NAME` to a JSON [`StoredEdge`]. Older files contain one edge per AZ, with the AZ's
+/// name as the key.
 pub(crate) const EDGES: TableDefinition<&str, &[u8]> = TableDefinition::new("edges");
 /// Maps an AZ to its number.
 pub(crate) const AZS: TableDefinition<&str, u8> = TableDefinition::new("azs");
@@ -109,10 +111,11 @@ impl Store {
         })
     }
 
-    /// Registers a replica under the lowest free number. It has this number until [`Store::forget_replica`].
+    /// Registers a replica under the lowest free number. It has this number until
+    /// [`Store::forget_replica`].
     ///
-    /// A replica that is already registered retains its number and its drain request; the rest of its row is replaced. The AZ's number is
-    /// stored too.
+    /// A replica that is already registered retains its number and its drain request; the rest of
+    /// its row is replaced. The AZ's number is stored too.
     ///
     /// # Errors
     /// Returns [`StoreError::ReplicaNumbers`] if all numbers are in use, or [`StoreError::Disk`].
@@ -135,7 +138,8 @@ impl Store {
                     own = Some((held.number, held.drain));
                 }
             }
-            // A replica that registers again keeps its number, because bucket tables name replicas by number.
+            // A replica that registers again keeps its number, because bucket tables name replicas
+            // by number.
             let limit = self.limits.replica_numbers;
             let free = (1..=limit)
                 .find(|n| !taken.contains(n))
@@ -253,8 +257,8 @@ impl Store {
         })
     }
 
-    /// Stores `plan` in one transaction. `before` is the plan that is certainly on disk: services that are equal in both are not
-    /// written again. With `None`, all services are written.
+    /// Stores `plan` in one transaction. `before` is the plan that is certainly on disk: services
+    /// that are equal in both are not written again. With `None`, all services are written.
     ///
     /// # Errors
     /// Returns [`StoreError::Disk`]; the plan on disk is then one of the two.
@@ -312,7 +316,8 @@ fn edge_key(name: &EdgeName) -> String {
     format!("edge:{name}")
 }
 
-/// Removes the rows of these edges by the name in the value, because an older controller used the AZ as the key.
+/// Removes the rows of these edges by the name in the value, because an older controller used the
+/// AZ as the key.
 fn remove_edges(
     table: &mut redb::Table<'_, &str, &[u8]>,
     names: &[EdgeName],

@@ -1,22 +1,24 @@
 //! Assigns 24-bit ids to services. The module decides only; `database` writes the decisions.
 //!
-//! A binding outlives its service: a service that returns under the same name gets the same id back. An id moves to another service
-//! only when no fresh id is left and its quarantine is over. Fresh ids begin at a random offset per store. A store that replaces a
-//! lost one therefore does not give out ids that data planes still use.
+//! A binding outlives its service: a service that returns under the same name gets the same id
+//! back. An id moves to another service only when no fresh id is left and its quarantine is over.
+//! Fresh ids begin at a random offset per store. A store that replaces a lost one therefore does
+//! not give out ids that data planes still use.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
 
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 
-/// Seconds before a released id may move to another service; longer than any data plane retains stale state.
+/// Seconds before a released id may move to another service; longer than any data plane retains
+/// stale state.
 pub const SERVICE_ID_QUARANTINE_SECONDS: u64 = 24 * 3600;
 
 /// Number of service ids: all values of 24 bits except 0.
 pub(crate) const SERVICE_ID_SPACE: u32 = (1 << 24) - 1;
 
-/// Ids of one tenant's services, at most, including deleted services in quarantine. It exceeds the number of objects that a tenant may have
-/// and is 1/64 of the space.
+/// Ids of one tenant's services, at most, including deleted services in quarantine. It exceeds the
+/// number of objects that a tenant may have and is 1/64 of the space.
 pub const TENANT_SERVICE_IDS_MAX: u32 = 1 << 18;
 
 /// The reason that a service gets no id.
@@ -78,7 +80,8 @@ impl Allocation {
     }
 }
 
-/// Assigns an id to every key in `wanted`. A tenant that has `tenant_max` ids or more gets only its own released ids again.
+/// Assigns an id to every key in `wanted`. A tenant that has `tenant_max` ids or more gets only its
+/// own released ids again.
 pub(crate) fn decide_allocation(
     book: &ServiceIdTable,
     wanted: &[ServiceKey],
@@ -116,7 +119,8 @@ pub(crate) fn decide_allocation(
             out.bound.push((key.clone(), id));
             continue;
         }
-        // Neither a fresh id nor the tenant's limit allows a new id, so the oldest released one moves; for a full tenant, only its own.
+        // Neither a fresh id nor the tenant's limit allows a new id, so the oldest released one
+        // moves; for a full tenant, only its own.
         let stale = stale.get_or_insert_with(|| StaleBindings::of(book, wanted, now));
         let Some(oldest) = stale.take(is_full.then_some(&key.tenant)) else {
             return Err(if is_full {
@@ -142,8 +146,9 @@ struct StaleBinding {
     id: ServiceId,
 }
 
-/// The released bindings that are past their quarantine and not wanted, the oldest first. Each operation takes logarithmic time: a tenant may
-/// have 262,144 of them, and ask for thousands of ids at once.
+/// The released bindings that are past their quarantine and not wanted, the oldest first. Each
+/// operation takes logarithmic time: a tenant may have 262,144 of them, and ask for thousands of
+/// ids at once.
 #[derive(Default)]
 struct StaleBindings {
     all: BTreeSet<Rc<StaleBinding>>,
@@ -348,8 +353,8 @@ mod tests {
         }
     }
 
-    /// Alpha has used up its ids, and beta's released ones are older. With one comparison for each pair of a binding and a wanted name, or with a
-    /// walk over beta's, this takes minutes.
+    /// Alpha has used up its ids, and beta's released ones are older. With one comparison for each
+    /// pair of a binding and a wanted name, or with a walk over beta's, this takes minutes.
     #[test]
     fn a_tenant_with_all_its_ids_released_gets_thousands_at_once() {
         const OF_EACH: u32 = 100_000;
@@ -395,7 +400,8 @@ mod tests {
         );
     }
 
-    /// A tenant that creates services under ever new names and deletes them reaches its own limit, and other tenants still get ids.
+    /// A tenant that creates services under ever new names and deletes them reaches its own limit,
+    /// and other tenants still get ids.
     #[test]
     fn a_tenant_that_has_its_share_gets_only_its_own_ids_back() {
         const Q: u64 = SERVICE_ID_QUARANTINE_SECONDS;

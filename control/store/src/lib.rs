@@ -1,8 +1,8 @@
-//! The controller's persistent state in one redb file: applied objects, service ids, CA keys, the fleet and its plan, and the generation
-//! counter.
+//! The controller's persistent state in one redb file: applied objects, service ids, CA keys, the
+//! fleet and its plan, and the generation counter.
 //!
-//! A write that returned `Ok` survives a kill at any instant. A failed [`Store::apply`] changed nothing. The store never interprets YAML.
-//! Start reading at [`Store::open`] and [`Store::apply`].
+//! A write that returned `Ok` survives a kill at any instant. A failed [`Store::apply`] changed
+//! nothing. The store never interprets YAML. Start reading at [`Store::open`] and [`Store::apply`].
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +23,8 @@ pub use objects::{ObjectEdit, StoredObject, StoredObjectKey};
 pub use seal::{StoreKey, is_sealed};
 pub use trust::{DomainName, StoredCertificate, StoredTrust};
 
-/// A stored certificate authority. The key is secret: the file's mode is 0600, and with a [`StoreKey`] the key is sealed in the file.
+/// A stored certificate authority. The key is secret: the file's mode is 0600, and with a
+/// [`StoreKey`] the key is sealed in the file.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoredAuthority {
     /// The private key, PKCS#8 DER; its memory is wiped on drop.
@@ -41,9 +42,11 @@ impl std::fmt::Debug for StoredAuthority {
     }
 }
 
-/// Objects of one tenant, at most: ten thousand services with ten routes each, and capacity for as many objects again.
+/// Objects of one tenant, at most: ten thousand services with ten routes each, and capacity for as
+/// many objects again.
 pub const OBJECTS_PER_TENANT_MAX: usize = 200_000;
-/// Bytes of one object's YAML, at most. A Kubernetes API server accepts about the same size (etcd's request limit is 1.5 MiB).
+/// Bytes of one object's YAML, at most. A Kubernetes API server accepts about the same size (etcd's
+/// request limit is 1.5 MiB).
 pub const OBJECT_BYTES_MAX: usize = 1 << 20;
 /// Edits in one transaction, at most.
 pub const EDITS_MAX: usize = 20_000;

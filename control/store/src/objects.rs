@@ -1,4 +1,5 @@
-//! Rows of applied objects: their keys, the metadata stored with the YAML, and the format of both on disk.
+//! Rows of applied objects: their keys, the metadata stored with the YAML, and the format of both
+//! on disk.
 
 use std::fmt;
 

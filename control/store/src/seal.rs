@@ -1,5 +1,5 @@
-//! Encryption of private keys at rest: AES-256-GCM under a key from the operator. Without that key they are stored unsealed, in a file with
-//! mode 0600.
+//! Encryption of private keys at rest: AES-256-GCM under a key from the operator. Without that key
+//! they are stored unsealed, in a file with mode 0600.
 
 use std::fs::File;
 use std::io::Read;
@@ -15,7 +15,8 @@ use crate::error::StoreError;
 const MAGIC: &[u8] = b"CANAL1";
 /// Length of a store key, in bytes.
 const KEY_BYTES: usize = 32;
-/// Bytes read from a key file. A file with more than 64 hexadecimal digits and white space is not a key.
+/// Bytes read from a key file. A file with more than 64 hexadecimal digits and white space is not a
+/// key.
 const KEY_FILE_BYTES_MAX: u64 = 256;
 
 /// The key under which the store's private keys are sealed.
@@ -109,7 +110,8 @@ impl StoreKey {
 }
 
 impl StoreKey {
-    /// Unseals bytes that [`StoreKey::seal`] sealed for the context `place`. Bytes that are not sealed are returned unchanged.
+    /// Unseals bytes that [`StoreKey::seal`] sealed for the context `place`. Bytes that are not
+    /// sealed are returned unchanged.
     ///
     /// # Errors
     /// Returns [`StoreError::Key`] if the key or the context differs, or the bytes are damaged.
@@ -123,7 +125,8 @@ pub fn is_sealed(bytes: &[u8]) -> bool {
     bytes.starts_with(MAGIC)
 }
 
-/// Returns a private key in the form in which it is stored: sealed if the store has a key, unchanged otherwise.
+/// Returns a private key in the form in which it is stored: sealed if the store has a key,
+/// unchanged otherwise.
 pub(crate) fn sealed(
     key: Option<&StoreKey>,
     plain: &[u8],

@@ -1,4 +1,5 @@
-//! Rows of the certificate authorities: roots with their keys, issued certificates, and fetched JWKS.
+//! Rows of the certificate authorities: roots with their keys, issued certificates, and fetched
+//! JWKS.
 //!
 //! The controller interprets a trust domain's state; this module only stores it.
 
@@ -19,10 +20,12 @@ type KeyAndPem = (Vec<u8>, String);
 /// Maps `(tenant, trust domain)` to `(PKCS#8 DER, PEM)` of the root that signs.
 pub(crate) const AUTHORITIES: TableDefinition<DomainKey, DomainRow> =
     TableDefinition::new("authorities");
-/// Maps `(tenant, trust domain)` to `(PKCS#8 DER, PEM)` of the root that is being introduced or retired.
+/// Maps `(tenant, trust domain)` to `(PKCS#8 DER, PEM)` of the root that is being introduced or
+/// retired.
 pub(crate) const AUTHORITIES_SECOND: TableDefinition<DomainKey, DomainRow> =
     TableDefinition::new("authorities-second");
-/// Maps `(tenant, trust domain)` to the state that belongs to the roots, a text in the controller's format.
+/// Maps `(tenant, trust domain)` to the state that belongs to the roots, a text in the controller's
+/// format.
 pub(crate) const TRUST: TableDefinition<DomainKey, &str> = TableDefinition::new("trust");
 /// Maps `(tenant, trust domain, serial)` to a JSON [`StoredCertificate`].
 pub(crate) const ISSUED: TableDefinition<(&str, &str, &str), &[u8]> =
@@ -53,7 +56,8 @@ pub struct StoredCertificate {
     pub names: Vec<String>,
     /// The subscriber that received the certificate.
     pub holder: String,
-    /// Fingerprint of the certificate that signed it; for an external CA, of the first configured root.
+    /// Fingerprint of the certificate that signed it; for an external CA, of the first configured
+    /// root.
     pub root: String,
     /// Time of issue, in seconds since 1970.
     pub issued: u64,
@@ -115,8 +119,9 @@ impl Store {
         })
     }
 
-    /// Stores the authorities of some trust domains, all or none. A new root must be on disk before its first certificate is returned:
-    /// certificates of a root that was lost cannot be trusted again.
+    /// Stores the authorities of some trust domains, all or none. A new root must be on disk before
+    /// its first certificate is returned: certificates of a root that was lost cannot be trusted
+    /// again.
     ///
     /// # Errors
     /// Returns [`StoreError::Disk`] or [`StoreError::Key`].
@@ -164,7 +169,8 @@ impl Store {
         })
     }
 
-    /// Seals keys that are stored unsealed, if the store has a key for it. Returns the number of keys that were unsealed.
+    /// Seals keys that are stored unsealed, if the store has a key for it. Returns the number of
+    /// keys that were unsealed.
     pub(crate) fn seal_all(&self) -> Result<usize, StoreError> {
         let is_open = |table: TableDefinition<DomainKey, DomainRow>| {
             self.read(|tx| {
@@ -176,7 +182,8 @@ impl Store {
             })
         };
         let open = is_open(AUTHORITIES)? + is_open(AUTHORITIES_SECOND)?;
-        // All keys are opened even if nothing is to be sealed: a wrong store key must fail before the controller serves.
+        // All keys are opened even if nothing is to be sealed: a wrong store key must fail before
+        // the controller serves.
         let all = self.trusts()?;
         if self.key.is_some() && open > 0 {
             self.put_trusts(&all)?;
@@ -220,7 +227,8 @@ impl Store {
         })
     }
 
-    /// Removes certificates that expired before `now` (seconds since 1970) from the issuance log. Returns their number.
+    /// Removes certificates that expired before `now` (seconds since 1970) from the issuance log.
+    /// Returns their number.
     ///
     /// # Errors
     /// Returns [`StoreError::Disk`] or [`StoreError::Damaged`].
@@ -281,10 +289,12 @@ impl Store {
 }
 
 impl Store {
-    /// Opens the store like [`Store::open`], with private keys sealed under `key`. Keys that were stored unsealed are sealed now.
+    /// Opens the store like [`Store::open`], with private keys sealed under `key`. Keys that were
+    /// stored unsealed are sealed now.
     ///
     /// # Errors
-    /// Returns the errors of [`Store::open`], or [`StoreError::Key`] if keys are sealed and `key` does not open them.
+    /// Returns the errors of [`Store::open`], or [`StoreError::Key`] if keys are sealed and `key`
+    /// does not open them.
     pub fn open_with(
         dir: &std::path::Path,
         limits: crate::StoreLimits,

@@ -18,7 +18,8 @@ const FILE: &str = "controller.redb.undo";
 /// Rows of objects by their keys, as they were before a commit; `None` if there was no row.
 pub(crate) type RowsBefore = Vec<(StoredObjectKey, Option<Vec<u8>>)>;
 
-/// A failed commit. Only reopening the file shows whether it reached the disk; if it did, it is rolled back.
+/// A failed commit. Only reopening the file shows whether it reached the disk; if it did, it is
+/// rolled back.
 pub(crate) struct UnconfirmedCommit {
     /// Sequence number that the commit would have given the store.
     pub(crate) sequence: u64,
@@ -42,7 +43,8 @@ struct UndoRow {
 }
 
 impl UnconfirmedCommit {
-    /// Writes the commit to the file, durably. The disk may work again by now, or refuse only large writes.
+    /// Writes the commit to the file, durably. The disk may work again by now, or refuse only large
+    /// writes.
     pub(crate) fn save(&self, dir: &Path) -> io::Result<()> {
         let row = |(key, before): &(StoredObjectKey, Option<Vec<u8>>)| UndoRow {
             tenant: key.tenant.to_string(),

@@ -1,6 +1,8 @@
-//! Tests of a disk that refuses writes: the error is clear, reads still work, and the store recovers later.
+//! Tests of a disk that refuses writes: the error is clear, reads still work, and the store
+//! recovers later.
 //!
-//! A limit on the file size stands in for a full disk: the write fails with EFBIG where a full disk returns ENOSPC.
+//! A limit on the file size stands in for a full disk: the write fails with EFBIG where a full disk
+//! returns ENOSPC.
 
 use std::process::Command;
 
@@ -96,7 +98,8 @@ fn writer_on_a_full_disk() {
 #[test]
 fn a_full_disk_is_refused_and_recovered_from() {
     let dir = tempfile::tempdir().unwrap();
-    // The shell ignores SIGXFSZ and its child inherits that, so the write fails instead of ending the process.
+    // The shell ignores SIGXFSZ and its child inherits that, so the write fails instead of ending
+    // the process.
     let out = Command::new("sh")
         .args([
             "-c",

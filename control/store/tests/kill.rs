@@ -1,7 +1,8 @@
-//! Kill tests: a child process writes objects, ids, replicas and plans and acknowledges each round on stdout.
+//! Kill tests: a child process writes objects, ids, replicas and plans and acknowledges each round
+//! on stdout.
 //!
-//! The parent kills it with SIGKILL at arbitrary instants, counted from its start or from one of its acknowledgements. Every acknowledged
-//! write must be in the store afterwards.
+//! The parent kills it with SIGKILL at arbitrary instants, counted from its start or from one of
+//! its acknowledgements. Every acknowledged write must be in the store afterwards.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
@@ -30,7 +31,8 @@ fn key(name: &str) -> StoredObjectKey {
     }
 }
 
-/// The child process: each round writes a pair of rows, removes an older pair, and prints an acknowledgment. It never ends by itself.
+/// The child process: each round writes a pair of rows, removes an older pair, and prints an
+/// acknowledgment. It never ends by itself.
 #[test]
 fn writer() {
     let Ok(dir) = std::env::var(CHILD) else {
@@ -72,7 +74,8 @@ fn writer() {
     }
 }
 
-/// Registers a replica, forgets an older one, and writes a plan whose two services always have the plan's number.
+/// Registers a replica, forgets an older one, and writes a plan whose two services always have the
+/// plan's number.
 fn keep_fleet(store: &Store, plan: &Plan, n: u64) -> Plan {
     let az: AzName = "az1".parse().unwrap();
     store
@@ -116,7 +119,8 @@ struct Ack {
     id: u32,
 }
 
-/// Runs the child until it has acknowledged this many rounds, and kills it after a further time. Returns what it acknowledged.
+/// Runs the child until it has acknowledged this many rounds, and kills it after a further time.
+/// Returns what it acknowledged.
 fn run_and_kill(dir: &Path, rounds: u64, after: Duration) -> Vec<Ack> {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "kill::writer", "--nocapture", "--test-threads=1"])
@@ -165,7 +169,8 @@ fn a_kill_at_any_instant_loses_no_acknowledged_write() {
     };
     let (mut acknowledged, mut slowest) = (0, Duration::ZERO);
     for round in 0..ROUNDS {
-        // The instants cover start-up, the first write and steady writing; the scheduler decides the exact instant.
+        // The instants cover start-up, the first write and steady writing; the scheduler decides
+        // the exact instant.
         let acks = match round % 3 {
             0 => run_and_kill(dir.path(), 0, Duration::from_millis(2 + round)),
             _ => run_and_kill(
@@ -217,8 +222,8 @@ fn a_kill_while_the_store_is_made_leaves_none_or_a_whole_one() {
     }
 }
 
-/// Checks that at most one write follows the last acknowledged one, that pairs are complete, and that nothing older than the window is
-/// left.
+/// Checks that at most one write follows the last acknowledged one, that pairs are complete, and
+/// that nothing older than the window is left.
 fn check(store: &Store, round: u64, last: &Ack, any: bool) {
     let mut ns = Vec::new();
     let mut ms = Vec::new();

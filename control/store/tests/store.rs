@@ -1,5 +1,5 @@
-//! Tests of the store's public interface: transactions, limits, service ids, generations, authorities, and the errors for unusable
-//! directories.
+//! Tests of the store's public interface: transactions, limits, service ids, generations,
+//! authorities, and the errors for unusable directories.
 
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,5 @@
-//! Tests of stored certificate authorities: roots with their keys, sealed or not, issued certificates, and JWKS.
+//! Tests of stored certificate authorities: roots with their keys, sealed or not, issued
+//! certificates, and JWKS.
 
 use std::path::Path;
 

@@ -1,5 +1,6 @@
-//! The tenants' certificate authorities: which CA signs for a trust domain, which trust bundle is published, what was issued, and what is
-//! revoked. `certificate_service` decides who may have which identity, and `canal-ca` what a certificate contains. Start at
+//! The tenants' certificate authorities: which CA signs for a trust domain, which trust bundle is
+//! published, what was issued, and what is revoked. `certificate_service` decides who may have
+//! which identity, and `canal-ca` what a certificate contains. Start at
 //! [`TrustAuthorities::issue`].
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -148,7 +149,8 @@ impl IssuanceRequest {
 /// The certificate that was issued for an [`IssuanceRequest`].
 #[derive(Debug)]
 pub(crate) struct IssuedChain {
-    /// Chain as `CreateCertificate` returns it: leaf, intermediates, and all roots in the last element.
+    /// Chain as `CreateCertificate` returns it: leaf, intermediates, and all roots in the last
+    /// element.
     pub(crate) chain: Vec<String>,
     pub(crate) serial: String,
     pub(crate) not_after: u64,
@@ -368,7 +370,8 @@ impl TrustAuthorities {
     /// Issues a certificate. It is in the issuance log before it is returned.
     ///
     /// # Errors
-    /// The request was refused, the identity is blocked, a limit is reached, or the CA or the store failed.
+    /// The request was refused, the identity is blocked, a limit is reached, or the CA or the store
+    /// failed.
     pub(crate) async fn issue(
         self: &Arc<Self>,
         mut order: IssuanceRequest,
@@ -420,7 +423,8 @@ impl TrustAuthorities {
             .add(order.domain(), row)
             .await
             .map_err(IssueError::Ledger)?;
-        // If the identity was blocked meanwhile, the certificate is revoked as well or not returned: it was in the log first.
+        // If the identity was blocked meanwhile, the certificate is revoked as well or not
+        // returned: it was in the log first.
         if self.is_blocked(&order) {
             return Err(IssueError::Blocked(order.identity));
         }
@@ -442,7 +446,8 @@ impl TrustAuthorities {
         })
     }
 
-    /// Issues a certificate by `authority`, or by the trust domain's own root, which is created if there is none yet.
+    /// Issues a certificate by `authority`, or by the trust domain's own root, which is created if
+    /// there is none yet.
     async fn by_authority(
         self: &Arc<Self>,
         authority: Option<Arc<TenantAuthority>>,
@@ -531,7 +536,8 @@ impl TrustAuthorities {
         }
     }
 
-    /// Begins the rotation of a root; with `force`, takes the next step of one in progress. Returns what it did.
+    /// Begins the rotation of a root; with `force`, takes the next step of one in progress. Returns
+    /// what it did.
     ///
     /// # Errors
     /// The CA is not Canal's own, no root could be created, or the store refused.
@@ -569,7 +575,8 @@ impl TrustAuthorities {
         Ok(said)
     }
 
-    /// Takes a step that was decided, if the phase is still the one for which it was decided. Returns whether it was taken.
+    /// Takes a step that was decided, if the phase is still the one for which it was decided.
+    /// Returns whether it was taken.
     fn step(
         &self,
         name: &DomainName,
@@ -586,7 +593,8 @@ impl TrustAuthorities {
         })
     }
 
-    /// Revokes one certificate, or blocks an identity and revokes all its certificates. Returns a text for the operator.
+    /// Revokes one certificate, or blocks an identity and revokes all its certificates. Returns a
+    /// text for the operator.
     ///
     /// # Errors
     /// The serial is unknown, a limit is reached, or the list or the store failed.
@@ -597,7 +605,8 @@ impl TrustAuthorities {
     ) -> Result<String, TrustOperationError> {
         let now = now_seconds();
         if let RevocationTarget::Identity(identity) = target {
-            // The identity is blocked first, so that nothing is issued between reading the issuance log and signing the list.
+            // The identity is blocked first, so that nothing is issued between reading the issuance
+            // log and signing the list.
             self.change(name, |domain| -> Result<(), TrustOperationError> {
                 Ok(domain.bar(identity)?)
             })?;
@@ -685,7 +694,8 @@ impl TrustAuthorities {
         }
     }
 
-    /// Signs the revocation lists of a trust domain again, if they are old or the lists from its files changed.
+    /// Signs the revocation lists of a trust domain again, if they are old or the lists from its
+    /// files changed.
     fn renew_lists(&self, name: &DomainName, now: u64) {
         let Some(domain) = locked(&self.domains).get(name).cloned() else {
             return;
@@ -706,7 +716,8 @@ impl TrustAuthorities {
         }
     }
 
-    /// Returns the trust resources of a tenant: its own bundle, and those of `federated` trust domains.
+    /// Returns the trust resources of a tenant: its own bundle, and those of `federated` trust
+    /// domains.
     pub fn bundle_resources<'a>(
         &self,
         own: &DomainName,

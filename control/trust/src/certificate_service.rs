@@ -1,6 +1,6 @@
-//! Istio's certificate service: decides which principal may have which identity, and writes the audit line of each response. `canal-ca`
-//! decides what a certificate contains, and `trust` which CA signs it. Which workloads run on a node comes from the catalog. Start at
-//! [`decide_grant`].
+//! Istio's certificate service: decides which principal may have which identity, and writes the
+//! audit line of each response. `canal-ca` decides what a certificate contains, and `trust` which
+//! CA signs it. Which workloads run on a node comes from the catalog. Start at [`decide_grant`].
 
 use std::sync::Arc;
 
@@ -29,7 +29,8 @@ use crate::authorities::{
 
 /// Metadata field with the requested identity (istio/api security/v1alpha1, as ztunnel sends it).
 const IMPERSONATED: &str = "ImpersonatedIdentity";
-/// Metadata field with the service whose host names the certificate contains besides the gateway's identity.
+/// Metadata field with the service whose host names the certificate contains besides the gateway's
+/// identity.
 const SERVICE: &str = "Service";
 
 /// Reason why a principal may not have the requested identity. Each text states the condition that
@@ -124,7 +125,8 @@ pub(crate) enum CertificateGrant {
     },
 }
 
-/// Decides whether `principal` may have the identity `asked`, with the host names of `service` if one is given.
+/// Decides whether `principal` may have the identity `asked`, with the host names of `service` if
+/// one is given.
 pub(crate) fn decide_grant(
     catalog: &Catalog,
     principal: &Principal,
@@ -143,7 +145,8 @@ pub(crate) fn decide_grant(
     ) {
         return Err(IdentityDenied::Operator);
     }
-    // No tenant may have the trust domain of Canal's components, so it is checked before the tenants'.
+    // No tenant may have the trust domain of Canal's components, so it is checked before the
+    // tenants'.
     if asked.trust_domain.as_str() == COMPONENTS {
         let is_own = service.is_none() && component_identity(principal).as_ref() == Some(&asked);
         return if is_own {
@@ -153,7 +156,8 @@ pub(crate) fn decide_grant(
         };
     }
     let own = catalog.admitted(principal).find(|(_, view)| {
-        // Only claims in force count: a trust domain that two tenants claim belongs to neither until the compiler has settled the conflict.
+        // Only claims in force count: a trust domain that two tenants claim belongs to neither
+        // until the compiler has settled the conflict.
         view.claims
             .isolation
             .as_ref()
@@ -242,7 +246,8 @@ pub fn key_policy(view: &TenantCatalog) -> KeyPolicy {
     tenant.unwrap_or_default()
 }
 
-/// Returns the host names by which clients know a service: the full name, and the shorter names that resolvers complete.
+/// Returns the host names by which clients know a service: the full name, and the shorter names
+/// that resolvers complete.
 fn decide_names(
     view: &TenantCatalog,
     tenant: &TenantName,

@@ -1,6 +1,6 @@
-//! One HTTP request to a server outside the mesh, for a JWT key set or to an external CA. Its time and the bytes of the response are
-//! bounded. Redirects are not followed, and connections are not reused. The caller decides which servers may be contacted. Start at
-//! [`FetchClient::send`].
+//! One HTTP request to a server outside the mesh, for a JWT key set or to an external CA. Its time
+//! and the bytes of the response are bounded. Redirects are not followed, and connections are not
+//! reused. The caller decides which servers may be contacted. Start at [`FetchClient::send`].
 
 use std::path::Path;
 use std::sync::Arc;
@@ -108,8 +108,8 @@ impl FetchClient {
         })
     }
 
-    /// Creates a client that trusts the roots in a file. If the file cannot be read, no server is trusted, so https fails with
-    /// `FetchError::Tls`.
+    /// Creates a client that trusts the roots in a file. If the file cannot be read, no server is
+    /// trusted, so https fails with `FetchError::Tls`.
     ///
     /// # Errors
     /// The same as of [`FetchClient::new`].

@@ -1,6 +1,7 @@
-//! Key sets for JWTs (RFC 7517) that tenants name by URI. They are fetched here, and reported when they change. Only hosts on the provider's
-//! list are contacted, so that tenants cannot make the controller call arbitrary servers. The last good set stays in use, also across
-//! restarts. Start at [`follow`].
+//! Key sets for JWTs (RFC 7517) that tenants name by URI. They are fetched here, and reported when
+//! they change. Only hosts on the provider's list are contacted, so that tenants cannot make the
+//! controller call arbitrary servers. The last good set stays in use, also across restarts. Start
+//! at [`follow`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -24,15 +25,18 @@ use crate::fetch::{FetchClient, FetchError, FetchRequest, FetchResponse, host_an
 
 /// Maximum bytes of a key set.
 pub const JWKS_BYTES_MAX: usize = 256 << 10;
-/// Maximum number of URIs of one tenant that are fetched; those after them, sorted by name, are refused.
+/// Maximum number of URIs of one tenant that are fetched; those after them, sorted by name, are
+/// refused.
 pub const JWKS_URIS_MAX: usize = 64;
 /// Maximum number of fetches that run at once.
 pub const JWKS_FETCHES_MAX: usize = 16;
-/// Maximum number of fetches of one tenant that run at once, so that its slow issuers do not delay other tenants.
+/// Maximum number of fetches of one tenant that run at once, so that its slow issuers do not delay
+/// other tenants.
 pub const JWKS_FETCHES_PER_TENANT_MAX: usize = 4;
 /// Timeout of one fetch of a key set.
 const FETCH: Duration = Duration::from_secs(5);
-/// Delay after the first failure of a set that was never available. It doubles up to the refresh interval.
+/// Delay after the first failure of a set that was never available. It doubles up to the refresh
+/// interval.
 const RETRY: Duration = Duration::from_secs(1);
 /// Interval between checks for fetches that are due.
 const DUE_CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -55,7 +59,8 @@ impl Default for JwksOptions {
     }
 }
 
-/// A host that may be contacted, as a flag states it: `host[:port]`. Without a port it is that of the scheme.
+/// A host that may be contacted, as a flag states it: `host[:port]`. Without a port it is that of
+/// the scheme.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllowedHost {
     host: String,
@@ -319,7 +324,8 @@ pub struct JwksContext {
     pub updates: mpsc::Sender<KeySetUpdate>,
 }
 
-/// Fetches key sets for as long as the controller runs. `had` are those that the store had at the start.
+/// Fetches key sets for as long as the controller runs. `had` are those that the store had at the
+/// start.
 pub async fn follow(context: JwksContext, origin: JwksSource, had: BTreeSet<JwksRef>) {
     let mut fetcher = Fetcher {
         context,
@@ -351,7 +357,8 @@ struct Fetcher {
 }
 
 impl Fetcher {
-    /// Follows the catalog: forgets key sets that no tenant needs any more, and starts the fetches that are due.
+    /// Follows the catalog: forgets key sets that no tenant needs any more, and starts the fetches
+    /// that are due.
     fn follow_catalog(&mut self) {
         let catalog = self.context.catalog.borrow().clone();
         let now = Instant::now();
@@ -475,8 +482,8 @@ impl Fetcher {
             .await;
     }
 
-    /// Stores a key set for the next start, or deletes it if `body` is `None`. A failure is counted; it costs refused tokens after a
-    /// restart.
+    /// Stores a key set for the next start, or deletes it if `body` is `None`. A failure is
+    /// counted; it costs refused tokens after a restart.
     fn keep(&self, place: &JwksRef, body: Option<String>) {
         let context = self.context.clone();
         let (tenant, uri) = place.clone();

@@ -1,7 +1,8 @@
-//! Certificates and trust of the controller: the tenants' certificate authorities, the issuance log, revocation, root rotation, external
-//! CAs, the certificate service, and the key sets of JWT issuers. `canal-ca` decides what a certificate contains. It does not publish
-//! anything: the catalog writer asks for the bundles and puts them into the catalog. Start at [`TrustAuthorities`] and
-//! [`CertificateService`].
+//! Certificates and trust of the controller: the tenants' certificate authorities, the issuance
+//! log, revocation, root rotation, external CAs, the certificate service, and the key sets of JWT
+//! issuers. `canal-ca` decides what a certificate contains. It does not publish anything: the
+//! catalog writer asks for the bundles and puts them into the catalog. Start at
+//! [`TrustAuthorities`] and [`CertificateService`].
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Rust view of `bpf/abi/capture.h`: keys and values of the capture maps, their limits, and the names of the verdicts. Loads no BPF
-//! program. Start with [`CapturedPod`] and [`OriginKey`].
+//! Rust view of `bpf/abi/capture.h`: keys and values of the capture maps, their limits, and the
+//! names of the verdicts. Loads no BPF program. Start with [`CapturedPod`] and [`OriginKey`].
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -31,7 +31,8 @@ pub const OUTBOUND_PORT: u16 = generated::CANAL_OUTBOUND_PORT as u16;
 /// Captured connections that the proxy has not accepted yet, per node.
 pub const ORIGINS_MAX: u32 = generated::CANAL_ORIGINS_MAX;
 
-/// Captured connections of one pod that the proxy has not accepted yet; the pod's further connections are refused.
+/// Captured connections of one pod that the proxy has not accepted yet; the pod's further
+/// connections are refused.
 pub const ORIGINS_POD_MAX: u32 = generated::CANAL_ORIGINS_POD_MAX;
 
 /// Pods (network namespaces) per node whose waiting connections are counted.
@@ -53,12 +54,15 @@ pub const RESERVED_PORTS: [u16; 3] = [
     generated::CANAL_RESERVED_HBONE_PORT as u16,
 ];
 
-/// Flag of [`CapturedPod`]: IPv6 addresses of the proxy other than `::1` are local in the namespace.
+/// Flag of [`CapturedPod`]: IPv6 addresses of the proxy other than `::1` are local in the
+/// namespace.
 pub const SPREADS_V6: u32 = generated::CANAL_CAPTURED_POD_SPREADS_V6;
-/// Flag of [`CapturedPod`]: the pod has more addresses than fit into the entry, so the connect hook leaves its destinations to the proxy.
+/// Flag of [`CapturedPod`]: the pod has more addresses than fit into the entry, so the connect hook
+/// leaves its destinations to the proxy.
 pub const HAS_MORE: u32 = generated::CANAL_CAPTURED_POD_HAS_MORE;
 
-/// Verdicts of the connect hook for destinations that the proxy refuses, in the order of [`ConnectRefusals`].
+/// Verdicts of the connect hook for destinations that the proxy refuses, in the order of
+/// [`ConnectRefusals`].
 pub const CONNECT_REFUSALS: [Verdict; generated::CANAL_CONNECT_REFUSALS as usize] = [
     Verdict::CANAL_CAPTURE_REFUSED_UNKNOWN_PORT,
     Verdict::CANAL_CAPTURE_REFUSED_OUTSIDE_MESH,
@@ -86,8 +90,8 @@ const _: () = assert!(
         && generated::CANAL_PROXY_V4 & generated::CANAL_PROXY_V4_MASK == 0
 );
 
-/// Returns true if the address never leaves its network namespace: a loopback address, or one of the proxy's, where captured connections
-/// arrive.
+/// Returns true if the address never leaves its network namespace: a loopback address, or one of
+/// the proxy's, where captured connections arrive.
 pub fn is_inside(ip: IpAddr) -> bool {
     match ip.to_canonical() {
         IpAddr::V4(v4) => v4.is_loopback(),
@@ -132,14 +136,16 @@ pub const VERDICTS: [Verdict; Verdict::CANAL_CAPTURE_VERDICTS as usize] = [
     Verdict::CANAL_CAPTURE_REFUSED_TENANT_CLOSED,
 ];
 
-/// Returns the verdict's name as metrics and logs show it: the header's name without prefix, in lower case.
+/// Returns the verdict's name as metrics and logs show it: the header's name without prefix, in
+/// lower case.
 pub fn verdict_name(v: Verdict) -> String {
     format!("{v:?}")
         .trim_start_matches("CANAL_CAPTURE_")
         .to_ascii_lowercase()
 }
 
-/// Encodes an address in the header's only form: 16 bytes, network order, IPv4 as `::ffff:a.b.c.d` (RFC 4291 §2.5.5.2).
+/// Encodes an address in the header's only form: 16 bytes, network order, IPv4 as `::ffff:a.b.c.d`
+/// (RFC 4291 §2.5.5.2).
 pub fn address_bytes(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -148,7 +154,8 @@ pub fn address_bytes(ip: IpAddr) -> [u8; 16] {
 }
 
 impl OriginKey {
-    /// Returns the key under which the connection from `source` to the proxy's address `proxy` is published.
+    /// Returns the key under which the connection from `source` to the proxy's address `proxy` is
+    /// published.
     pub fn new(netns_cookie: u64, source: SocketAddr, proxy: IpAddr) -> Self {
         let [.., a, b, c, d] = address_bytes(proxy);
         Self {
@@ -162,7 +169,8 @@ impl OriginKey {
 }
 
 impl CapturedPod {
-    /// Builds the entry of a pod with these addresses. Applications see the first address of each family as the pod's own.
+    /// Builds the entry of a pod with these addresses. Applications see the first address of each
+    /// family as the pod's own.
     pub fn new(ips: &[IpAddr], tenant: u32, spreads_v6: bool) -> Self {
         let first = |v4: bool| {
             ips.iter()
@@ -194,8 +202,9 @@ impl DestinationKey {
 }
 
 impl Destination {
-    /// Builds the entry of an address where `refused` is the verdict for every port except `ports`. With more than
-    /// [`DESTINATION_PORTS_MAX`] ports, the entry refuses nothing and the proxy decides for all of them.
+    /// Builds the entry of an address where `refused` is the verdict for every port except `ports`.
+    /// With more than [`DESTINATION_PORTS_MAX`] ports, the entry refuses nothing and the proxy
+    /// decides for all of them.
     pub fn new(refused: Verdict, ports: &[u16]) -> Self {
         let mut port_be = [0; DESTINATION_PORTS_MAX];
         if ports.len() > DESTINATION_PORTS_MAX {
@@ -214,10 +223,11 @@ impl Destination {
 }
 
 impl RangeKey {
-    /// Returns the key of a tenant's range that begins at `ip`. `bits` is the prefix length within the family: at most 32 for IPv4, 128 for
-    /// IPv6.
+    /// Returns the key of a tenant's range that begins at `ip`. `bits` is the prefix length within
+    /// the family: at most 32 for IPv4, 128 for IPv6.
     pub fn new(tenant: u32, ip: IpAddr, bits: u8) -> Self {
-        // The trie counts the tenant's 32 bits and, for IPv4, the 96 bits in front of a mapped address.
+        // The trie counts the tenant's 32 bits and, for IPv4, the 96 bits in front of a mapped
+        // address.
         let before = if ip.is_ipv4() { 32 + 96 } else { 32 };
         Self {
             prefixlen: before + u32::from(bits),
@@ -238,7 +248,8 @@ impl RefusedDestination {
 }
 
 impl Origin {
-    /// Returns the address that the application dialed. A mapped address comes back as IPv4, because the packets carry IPv4.
+    /// Returns the address that the application dialed. A mapped address comes back as IPv4,
+    /// because the packets carry IPv4.
     pub fn destination(&self) -> SocketAddr {
         SocketAddr::new(
             Ipv6Addr::from(self.destination_ip).to_canonical(),

@@ -1,5 +1,5 @@
-//! Rust view of `bpf/abi/inbound.h`: ports, listener indices, and the names of the verdicts on connections into a pod. Loads no BPF
-//! program.
+//! Rust view of `bpf/abi/inbound.h`: ports, listener indices, and the names of the verdicts on
+//! connections into a pod. Loads no BPF program.
 
 #[allow(
     non_camel_case_types,

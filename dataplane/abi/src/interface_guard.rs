@@ -1,5 +1,5 @@
-//! Rust view of `bpf/abi/interface_guard.h`: keys and values of the interface guard's maps, and the names of its counters. Loads no BPF
-//! program.
+//! Rust view of `bpf/abi/interface_guard.h`: keys and values of the interface guard's maps, and the
+//! names of its counters. Loads no BPF program.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -47,7 +47,8 @@ impl InterfaceAddressKey {
 }
 
 impl GuardedInterface {
-    /// Returns the source address of the last frame that was refused because of its source address; `None` if there was no such frame.
+    /// Returns the source address of the last frame that was refused because of its source address;
+    /// `None` if there was no such frame.
     pub fn last_refused(&self) -> Option<IpAddr> {
         let last = Ipv6Addr::from(self.last_address).to_canonical();
         (last != IpAddr::V6(Ipv6Addr::UNSPECIFIED) && last != IpAddr::V4(Ipv4Addr::UNSPECIFIED))

@@ -1,4 +1,5 @@
-//! Rust view of `bpf/abi/pod.h`: modes, limits and verdict names of the pod guard. Loads no BPF program.
+//! Rust view of `bpf/abi/pod.h`: modes, limits and verdict names of the pod guard. Loads no BPF
+//! program.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -22,7 +23,8 @@ pub use generated::{
 pub const ABI: u32 = generated::CANAL_POD_ABI;
 /// Mode in which packets that the mesh does not carry are dropped (`outboundTrafficPolicy: Deny`).
 pub const STOP: u32 = generated::CANAL_POD_STOP;
-/// Mode in which packets that the mesh does not carry are only counted (`outboundTrafficPolicy: Passthrough`).
+/// Mode in which packets that the mesh does not carry are only counted (`outboundTrafficPolicy:
+/// Passthrough`).
 pub const WATCH: u32 = generated::CANAL_POD_WATCH;
 /// Capacity of the map `canal_pod_resolvers`.
 pub const RESOLVERS_MAX: usize = generated::CANAL_POD_RESOLVERS_MAX as usize;
@@ -88,7 +90,8 @@ pub fn is_stopped(v: Verdict) -> bool {
 }
 
 impl Range {
-    /// Returns the range of addresses that share the first `prefix` bits of `ip`. The bits are counted within the address's own family.
+    /// Returns the range of addresses that share the first `prefix` bits of `ip`. The bits are
+    /// counted within the address's own family.
     pub fn new(ip: IpAddr, prefix: u8) -> Self {
         match ip {
             IpAddr::V4(v4) => Self {
@@ -104,8 +107,8 @@ impl Range {
 }
 
 impl StoppedPacket {
-    /// Returns the packet's remote end: its destination if it was outgoing, else its source. Port 0 means that the protocol has no ports. A
-    /// frame without IP has the address `::`.
+    /// Returns the packet's remote end: its destination if it was outgoing, else its source. Port 0
+    /// means that the protocol has no ports. A frame without IP has the address `::`.
     pub fn remote(&self) -> SocketAddr {
         SocketAddr::new(
             Ipv6Addr::from(self.remote_ip).to_canonical(),

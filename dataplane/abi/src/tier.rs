@@ -1,5 +1,6 @@
-//! Rust view of `bpf/abi/tier.h`: keys and values of the cloud tier's maps, settings, limits, and the names of the counters. Loads no BPF
-//! program. Start with [`Table`], [`Replica`] and [`Session`].
+//! Rust view of `bpf/abi/tier.h`: keys and values of the cloud tier's maps, settings, limits, and
+//! the names of the counters. Loads no BPF program. Start with [`Table`], [`Replica`] and
+//! [`Session`].
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -34,9 +35,11 @@ pub const ABI: u32 = generated::CANAL_TIER_ABI;
 pub const VXLAN_PORT: u16 = generated::CANAL_VXLAN_PORT as u16;
 /// VNI of the tunnels between edges and replicas. No tenant may have it.
 pub const TIER_VNI: u32 = generated::CANAL_TIER_VNI;
-/// Network of the services inside the tier, `240.0.0.0/8` in host order. A service's address is this plus its ID.
+/// Network of the services inside the tier, `240.0.0.0/8` in host order. A service's address is
+/// this plus its ID.
 pub const SERVICE_NET4: u32 = generated::CANAL_SERVICE_NET4;
-/// Network of the tier's hosts, `250.0.0.0/8` in host order. Replicas dial endpoints from these addresses.
+/// Network of the tier's hosts, `250.0.0.0/8` in host order. Replicas dial endpoints from these
+/// addresses.
 pub const TIER_NET4: u32 = generated::CANAL_TIER_NET4;
 /// High 64 bits of the services' IPv6 addresses.
 pub const SERVICE_NET6: u64 = generated::CANAL_SERVICE_NET6.cast_unsigned();
@@ -108,8 +111,8 @@ crate::plain::plain_types! {
     Tunnels = canal_tunnels { count, ports },
 }
 
-/// Defines, for one enum of counters, the list in the order of its map and the function that gives each counter's name in metrics. The
-/// names are the header's, without prefix and in lower case.
+/// Defines, for one enum of counters, the list in the order of its map and the function that gives
+/// each counter's name in metrics. The names are the header's, without prefix and in lower case.
 macro_rules! counts {
     ($(#[$doc:meta])* $list:ident, $name:ident: $count:ident[$len:ident] { $($variant:ident = $text:literal),+ $(,)? }) => {
         $(#[$doc])*
@@ -231,7 +234,8 @@ impl AddressKey {
 }
 
 impl NodeKey {
-    /// Returns the key of a node of the tenant with this VNI. `address` is the node's underlay address.
+    /// Returns the key of a node of the tenant with this VNI. `address` is the node's underlay
+    /// address.
     pub fn new(vni: u32, address: Ipv4Addr) -> Self {
         Self {
             vni,
@@ -241,8 +245,8 @@ impl NodeKey {
 }
 
 impl PrefixKey {
-    /// Returns the key of a range of pod addresses. `length` is the prefix length within the family; a longer one is cut to the family's
-    /// longest. Host bits are cleared.
+    /// Returns the key of a range of pod addresses. `length` is the prefix length within the
+    /// family; a longer one is cut to the family's longest. Host bits are cleared.
     pub fn new(vni: u32, address: IpAddr, length: u8) -> Self {
         let bits = match address {
             IpAddr::V4(_) => 96 + u32::from(length.min(32)),
@@ -259,8 +263,8 @@ impl PrefixKey {
 }
 
 impl Return {
-    /// Builds the entry from which the edge restores the service's own addresses in packets back to the tenant. `None` means that the
-    /// service has no address of that family.
+    /// Builds the entry from which the edge restores the service's own addresses in packets back to
+    /// the tenant. `None` means that the service has no address of that family.
     pub fn new(vni: u32, v4: Option<Ipv4Addr>, v6: Option<Ipv6Addr>) -> Self {
         let bytes = |a: Option<IpAddr>| a.map(crate::capture::address_bytes).unwrap_or_default();
         Self {
@@ -272,7 +276,8 @@ impl Return {
 }
 
 impl Tunnels {
-    /// Builds the entry from the first [`TUNNELS_MAX`] of these source ports. Returns `None` if there are no ports.
+    /// Builds the entry from the first [`TUNNELS_MAX`] of these source ports. Returns `None` if
+    /// there are no ports.
     pub fn new(ports: &[u16]) -> Option<Self> {
         let ports = &ports[..ports.len().min(TUNNELS_MAX)];
         let mut tunnels = Self {
@@ -290,7 +295,8 @@ impl Tunnels {
 }
 
 impl Prefix {
-    /// Builds the entry of a pod prefix from its node's underlay address and the MAC address of the node's tunnel device.
+    /// Builds the entry of a pod prefix from its node's underlay address and the MAC address of the
+    /// node's tunnel device.
     pub fn new(node: Ipv4Addr, mac: [u8; 6]) -> Self {
         Self {
             node_be: address_be(node),
@@ -314,7 +320,8 @@ impl Replica {
         }
     }
 
-    /// Builds the entry of a replica that went down a moment ago: it receives no new sessions, but packets of the sessions it has.
+    /// Builds the entry of a replica that went down a moment ago: it receives no new sessions, but
+    /// packets of the sessions it has.
     pub fn suspect(address: Ipv4Addr) -> Self {
         Self {
             address_be: address_be(address),

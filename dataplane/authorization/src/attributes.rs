@@ -1,5 +1,6 @@
-//! Attributes of a request or connection, as far as a hop knows them. A hop that cannot observe an attribute reports
-//! [`AttributeVisibility::Unknown`], which is different from an attribute without a value. Start with [`Attributes`].
+//! Attributes of a request or connection, as far as a hop knows them. A hop that cannot observe an
+//! attribute reports [`AttributeVisibility::Unknown`], which is different from an attribute without
+//! a value. Start with [`Attributes`].
 
 use std::fmt;
 use std::net::IpAddr;
@@ -23,8 +24,8 @@ pub enum AttributeVisibility {
     Unknown,
 }
 
-/// Source of attributes for policies. [`Attribute::Host`] is given as the client wrote it, with its port; [`Attribute::SourcePrincipal`] is
-/// given without `spiffe://`.
+/// Source of attributes for policies. [`Attribute::Host`] is given as the client wrote it, with its
+/// port; [`Attribute::SourcePrincipal`] is given without `spiffe://`.
 pub trait Attributes {
     /// Passes the values of an attribute to `each` until it returns true.
     fn visit_attribute(
@@ -33,7 +34,8 @@ pub trait Attributes {
         each: &mut dyn FnMut(AttributeValue<'_>) -> bool,
     ) -> AttributeVisibility;
 
-    /// Returns true if the peer's identity belongs to another tenant, with which this one federates.
+    /// Returns true if the peer's identity belongs to another tenant, with which this one
+    /// federates.
     fn is_foreign(&self) -> bool {
         false
     }

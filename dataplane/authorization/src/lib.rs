@@ -1,6 +1,8 @@
-//! Authorizes requests and connections. [`PolicySet`] contains the policies of one destination, [`Attributes`] provides what a hop knows,
-//! and [`AuthorizationDecision`] is the result. The crate also selects the PeerAuthentication and RequestAuthentications of a destination.
-//! It is pure: it does no IO, has no clock, calls no authorizer and verifies no token. Start with [`PolicySet::decide`].
+//! Authorizes requests and connections. [`PolicySet`] contains the policies of one destination,
+//! [`Attributes`] provides what a hop knows, and [`AuthorizationDecision`] is the result. The crate
+//! also selects the PeerAuthentication and RequestAuthentications of a destination. It is pure: it
+//! does no IO, has no clock, calls no authorizer and verifies no token. Start with
+//! [`PolicySet::decide`].
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Compiled policy rules: work that is possible once per policy is not repeated per request. Testing a rule allocates only for a host with
-//! a trailing dot. Start with [`CompiledRule::test`].
+//! Compiled policy rules: work that is possible once per policy is not repeated per request.
+//! Testing a rule allocates only for a host with a trailing dot. Start with [`CompiledRule::test`].
 
 use std::net::IpAddr;
 
@@ -38,7 +38,8 @@ struct CompiledClause {
 /// List of matches of which one must hold.
 #[derive(Debug, Default)]
 struct CompiledMatches {
-    /// True for hosts: they are in lower case, compared without case, and compared without the port unless `with_port`.
+    /// True for hosts: they are in lower case, compared without case, and compared without the port
+    /// unless `with_port`.
     is_host: bool,
     exact: Vec<Exact>,
     /// Exact texts in sorted order. Used instead of `exact` if there are many.
@@ -126,8 +127,8 @@ impl CompiledAllOf {
     }
 }
 
-/// Returns true if a clause requires a principal by name: each of its matches contains the whole trust domain, so none begins with a
-/// wildcard.
+/// Returns true if a clause requires a principal by name: each of its matches contains the whole
+/// trust domain, so none begins with a wildcard.
 fn names(clause: &Clause) -> bool {
     let whole = |m: &AttributeMatch| match m {
         AttributeMatch::Exact(_) => true,
@@ -319,12 +320,13 @@ fn pieces(template: &str) -> Box<[TemplatePiece]> {
     pieces.into()
 }
 
-/// Point to which the matcher can return: the piece after a wildcard, and the offset up to which the wildcard reaches.
+/// Point to which the matcher can return: the piece after a wildcard, and the offset up to which
+/// the wildcard reaches.
 type Choice = Option<(usize, usize)>;
 
-/// Returns true if the template matches the whole path. On a mismatch the last `{*}` takes one more byte; if it cannot, the last `{**}`
-/// does. Returning to an earlier wildcard is not necessary: if it took more, it would leave less to the later ones, which may take all of
-/// that themselves.
+/// Returns true if the template matches the whole path. On a mismatch the last `{*}` takes one more
+/// byte; if it cannot, the last `{**}` does. Returning to an earlier wildcard is not necessary: if
+/// it took more, it would leave less to the later ones, which may take all of that themselves.
 fn fits(pieces: &[TemplatePiece], path: &[u8]) -> bool {
     let (mut piece, mut at) = (0, 0);
     let (mut segment, mut rest): (Choice, Choice) = (None, None);

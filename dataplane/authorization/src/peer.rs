@@ -1,4 +1,5 @@
-//! Selects the PeerAuthentication and the RequestAuthentications of a destination. Verifying tokens and peers is not done here.
+//! Selects the PeerAuthentication and the RequestAuthentications of a destination. Verifying tokens
+//! and peers is not done here.
 
 use std::sync::Arc;
 
@@ -6,8 +7,9 @@ use canal_model::authorization::{Authentication, PeerAuthentication, PeerMode, P
 
 use crate::policy_destination::{PolicyDestination, applies};
 
-/// Returns the mode of a workload at one of its ports, by Istio's rules. Of each scope (workload, namespace, tenant) only the oldest object
-/// counts. The narrowest scope that sets a mode decides, and within it the port's own mode precedes the general one.
+/// Returns the mode of a workload at one of its ports, by Istio's rules. Of each scope (workload,
+/// namespace, tenant) only the oldest object counts. The narrowest scope that sets a mode decides,
+/// and within it the port's own mode precedes the general one.
 pub fn peer_mode<'a>(
     all: impl IntoIterator<Item = &'a PeerAuthentication>,
     place: &PolicyDestination<'_>,
@@ -33,7 +35,8 @@ pub fn peer_mode<'a>(
         .unwrap_or_default()
 }
 
-/// Returns all RequestAuthentications of a destination. A token is valid if one rule of any of them accepts it.
+/// Returns all RequestAuthentications of a destination. A token is valid if one rule of any of them
+/// accepts it.
 pub fn authentications(
     all: &[Arc<Authentication>],
     place: &PolicyDestination<'_>,

@@ -1,5 +1,5 @@
-//! Decides which policies apply to a destination. The caller must not pass policies of other tenants, because namespaces and labels of
-//! different tenants can be equal.
+//! Decides which policies apply to a destination. The caller must not pass policies of other
+//! tenants, because namespaces and labels of different tenants can be equal.
 
 use canal_model::authorization::PolicyTarget;
 use canal_model::ids::{Namespace, ServiceKey};
@@ -8,7 +8,8 @@ use canal_model::program::Labels;
 /// Destination of a request: a workload, a service, or a workload that serves a service.
 #[derive(Debug, Clone, Copy)]
 pub struct PolicyDestination<'a> {
-    /// Namespace and labels of the workload. With `None`, only policies that target the service itself apply.
+    /// Namespace and labels of the workload. With `None`, only policies that target the service
+    /// itself apply.
     pub workload: Option<(&'a Namespace, &'a Labels)>,
     pub service: Option<&'a ServiceKey>,
 }

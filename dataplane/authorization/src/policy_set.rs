@@ -1,5 +1,6 @@
-//! Evaluates the policies of one destination in Istio's order: CUSTOM, then DENY, then ALLOW. AUDIT policies and dry runs are reported as
-//! shadow matches and decide nothing. Start with [`PolicySet::decide`].
+//! Evaluates the policies of one destination in Istio's order: CUSTOM, then DENY, then ALLOW. AUDIT
+//! policies and dry runs are reported as shadow matches and decide nothing. Start with
+//! [`PolicySet::decide`].
 
 use std::sync::Arc;
 
@@ -13,8 +14,9 @@ use crate::ternary::Truth;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuthorizationDecision<'a> {
     Allow,
-    /// The request is denied. `policy` is `None` if no ALLOW policy matched, although there are some or the peer is foreign. `rule` is the
-    /// index of the rule in the policy; it is `None` for a broken policy too.
+    /// The request is denied. `policy` is `None` if no ALLOW policy matched, although there are
+    /// some or the peer is foreign. `rule` is the index of the rule in the policy; it is `None` for
+    /// a broken policy too.
     Deny {
         policy: Option<&'a PolicyKey>,
         rule: Option<usize>,
@@ -25,7 +27,8 @@ pub enum AuthorizationDecision<'a> {
         policy: &'a PolicyKey,
         then: ExtAuthzProgress,
     },
-    /// The decision depends on an attribute that this hop cannot observe. If no later hop can observe it either, the hop must deny.
+    /// The decision depends on an attribute that this hop cannot observe. If no later hop can
+    /// observe it either, the hop must deny.
     Undecided {
         policy: &'a PolicyKey,
         attribute: &'a Attribute,
@@ -38,7 +41,8 @@ impl AuthorizationDecision<'_> {
     }
 }
 
-/// Progress through the external authorizers of a destination, in their order: those before it need not be called any more.
+/// Progress through the external authorizers of a destination, in their order: those before it need
+/// not be called any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct ExtAuthzProgress(usize);
 
@@ -130,8 +134,8 @@ pub struct PolicySet {
 }
 
 impl PolicySet {
-    /// Compiles the policies that apply to the destination according to [`crate::applies`]. Their order matters only for which of several
-    /// matching policies is named.
+    /// Compiles the policies that apply to the destination according to [`crate::applies`]. Their
+    /// order matters only for which of several matching policies is named.
     pub fn new(policies: &[Arc<Authorization>]) -> Self {
         let mut set = Self::default();
         for policy in policies {
@@ -206,8 +210,8 @@ impl PolicySet {
         !self.watched.is_empty()
     }
 
-    /// Returns true if an enforced or AUDIT policy tests the path, or an authorizer receives it: then the caller must normalize the path. A
-    /// dry run alone changes no request.
+    /// Returns true if an enforced or AUDIT policy tests the path, or an authorizer receives it:
+    /// then the caller must normalize the path. A dry run alone changes no request.
     pub fn needs_path(&self) -> bool {
         self.needs_path
     }
@@ -222,7 +226,8 @@ impl PolicySet {
         self.customs.iter().map(|custom| &custom.authorizer)
     }
 
-    /// Decides on a request or connection. It does not allocate, except for a host with a trailing dot.
+    /// Decides on a request or connection. It does not allocate, except for a host with a trailing
+    /// dot.
     #[inline]
     pub fn decide<F: Attributes + ?Sized>(&self, facts: &F) -> AuthorizationDecision<'_> {
         if !self.enforces && !facts.is_foreign() {
@@ -252,7 +257,8 @@ impl PolicySet {
                 rule: None,
             };
         }
-        // An undecided policy does not end the search: a later one may decide regardless of the unknown attribute.
+        // An undecided policy does not end the search: a later one may decide regardless of the
+        // unknown attribute.
         let mut undecided = None;
         for (n, custom) in self.customs.iter().enumerate() {
             match first(&custom.policies, facts, false) {
@@ -306,7 +312,8 @@ impl PolicySet {
         undecided.unwrap_or(AuthorizationDecision::Allow)
     }
 
-    /// Passes each audit and dry run that certainly matches to `each`. It does not allocate, except for a host with a trailing dot.
+    /// Passes each audit and dry run that certainly matches to `each`. It does not allocate, except
+    /// for a host with a trailing dot.
     pub fn observe<'a, F: Attributes + ?Sized>(
         &'a self,
         facts: &F,

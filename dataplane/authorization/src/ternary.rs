@@ -1,5 +1,5 @@
-//! Three-valued logic (Kleene): a condition on an attribute that the hop cannot observe is [`Truth::Maybe`]. A Maybe keeps the first
-//! attribute that caused it.
+//! Three-valued logic (Kleene): a condition on an attribute that the hop cannot observe is
+//! [`Truth::Maybe`]. A Maybe keeps the first attribute that caused it.
 
 use canal_model::authorization::Attribute;
 

@@ -1,5 +1,5 @@
-//! The process: the tasks it starts, their order, and its end. The decisions are in [`crate::desired_maps`], [`crate::health`] and
-//! [`decide_repair`].
+//! The process: the tasks it starts, their order, and its end. The decisions are in
+//! [`crate::desired_maps`], [`crate::health`] and [`decide_repair`].
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -48,7 +48,8 @@ pub const KINDS: [ResourceKind; 5] = [
 pub const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 /// Time that tasks may take beyond the drain's deadline.
 const GRACE: Duration = Duration::from_secs(2);
-/// Ratio of rest to duration for reading all maps: large maps are read less often, so that reading takes a small share of the time.
+/// Ratio of rest to duration for reading all maps: large maps are read less often, so that reading
+/// takes a small share of the time.
 const CHECK_REST_FACTOR: u32 = 20;
 
 /// The reason that the edge could not start or had to end.
@@ -74,7 +75,8 @@ pub enum EdgeError {
         what: &'static str,
         source: std::io::Error,
     },
-    /// A task of the agent panicked. The process ends, because an agent that has silently lost a task would be a gray failure.
+    /// A task of the agent panicked. The process ends, because an agent that has silently lost a
+    /// task would be a gray failure.
     #[error(
         "{0} of the agent panicked; the process ends so that its supervisor starts a whole one, and packets go on meanwhile"
     )]
@@ -97,7 +99,8 @@ struct AgentShared {
 
 impl AgentShared {
     fn reconciler(&self) -> MutexGuard<'_, MapReconciler<KernelMaps>> {
-        // The reconciler's state is consistent between its calls, so a panic elsewhere does not harm it.
+        // The reconciler's state is consistent between its calls, so a panic elsewhere does not
+        // harm it.
         self.reconciler
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -108,12 +111,14 @@ impl AgentShared {
         self.counts.replicas(up, targets.len() - up);
     }
 
-    /// Handles a new state: updates the prober's targets, and attaches the program if it waited for a first state.
+    /// Handles a new state: updates the prober's targets, and attaches the program if it waited for
+    /// a first state.
     fn on_state(&self) {
         let mut keeper = self.reconciler();
         let targets = keeper.targets().clone();
         if keeper.standing().has_state && !keeper.tables().is_live() {
-            // The maps are filled now, so replacing an earlier process's program loses no information.
+            // The maps are filled now, so replacing an earlier process's program loses no
+            // information.
             match keeper.tables().attach() {
                 Ok(()) => self.counts.attached(true),
                 Err(error) => {
@@ -166,7 +171,8 @@ struct EdgeReporter {
 }
 
 impl EdgeReporter {
-    /// Returns the report to send now, or `None` if this edge forwards nothing; it then sends no report at all.
+    /// Returns the report to send now, or `None` if this edge forwards nothing; it then sends no
+    /// report at all.
     fn state(&self) -> Option<EdgeReportRequest> {
         let mut keeper = self.shared.reconciler();
         let forwards = keeper.standing().has_state && keeper.tables().is_attached();
@@ -243,8 +249,8 @@ impl ReportHandler for EdgeReporter {
     }
 }
 
-/// Runs the agent until SIGTERM, SIGINT or `/quitquitquit`. Program and maps stay in the kernel. Returns `false` if the drain had to
-/// abort something.
+/// Runs the agent until SIGTERM, SIGINT or `/quitquitquit`. Program and maps stay in the kernel.
+/// Returns `false` if the drain had to abort something.
 ///
 /// # Errors
 /// Returns an [`EdgeError`] if the agent cannot start, or if one of its tasks ends early.
@@ -339,7 +345,8 @@ fn begin(config: &EdgeConfig, registry: &Registry) -> Result<AgentShared, EdgeEr
         tracing::warn!(pins = %config.device.pin_dir.display(), "maps go with this process's mount namespace; an agent started again begins with empty ones");
     }
     if kernel.is_adopted() {
-        // The maps have the content of an earlier agent, so the program can forward with them at once.
+        // The maps have the content of an earlier agent, so the program can forward with them at
+        // once.
         kernel.attach()?;
         counts.attached(true);
     }
@@ -379,7 +386,8 @@ fn subscribe(
     let shared = shared.clone();
     let apply = move |_: &Update, state: &ResourceState| {
         let resources = KINDS.iter().flat_map(|k| state.of(*k).cloned()).collect();
-        // Entries that do not fit stay in the state and take effect when there is space. The controller gets their names in the NACK.
+        // Entries that do not fit stay in the state and take effect when there is space. The
+        // controller gets their names in the NACK.
         let omitted = shared.reconciler().set_input(resources);
         shared.on_state();
         Ok(omitted
@@ -390,8 +398,8 @@ fn subscribe(
     Subscriber::start(settings, registry, drain, Box::new(apply))
 }
 
-/// Starts the prober on its own thread, so that a large update does not make replicas appear late. The receiver resolves when the thread
-/// ends.
+/// Starts the prober on its own thread, so that a large update does not make replicas appear late.
+/// The receiver resolves when the thread ends.
 fn spawn_prober(
     shared: AgentShared,
     end: DrainObserver,
@@ -463,7 +471,8 @@ pub fn decide_repair(look: ProgramStatus) -> RepairAction {
             live: false,
             ..
         } => RepairAction::Nothing,
-        // This requires a state: without one, new maps would stay empty, and the old ones, which the program still uses, are better.
+        // This requires a state: without one, new maps would stay empty, and the old ones, which
+        // the program still uses, are better.
         ProgramStatus {
             pinned: false,
             has_state: true,
@@ -476,14 +485,15 @@ pub fn decide_repair(look: ProgramStatus) -> RepairAction {
     }
 }
 
-/// Returns true if the maps should be read through again, given the time since the last reading and the duration of that reading.
+/// Returns true if the maps should be read through again, given the time since the last reading and
+/// the duration of that reading.
 fn is_audit_due(rested: Duration, took: Duration) -> bool {
     rested >= took * CHECK_REST_FACTOR
 }
 
-/// Checks every two seconds whether program and maps are as this agent left them, repairs them, and reads the kernel's counters. Something
-/// else on the host may have flushed them. Reading all elements is less frequent if it takes long or took long because the machine stood
-/// still.
+/// Checks every two seconds whether program and maps are as this agent left them, repairs them, and
+/// reads the kernel's counters. Something else on the host may have flushed them. Reading all
+/// elements is less frequent if it takes long or took long because the machine stood still.
 async fn guard(shared: AgentShared, end: DrainObserver) {
     let (mut ended, mut took) = (Instant::now(), Duration::ZERO);
     loop {
@@ -493,7 +503,8 @@ async fn guard(shared: AgentShared, end: DrainObserver) {
         }
         let (shared, started) = (shared.clone(), Instant::now());
         let audits = is_audit_due(ended.elapsed(), took);
-        // Reading large maps takes thousands of system calls, so it does not run on a worker of the async runtime.
+        // Reading large maps takes thousands of system calls, so it does not run on a worker of the
+        // async runtime.
         let _ = tokio::task::spawn_blocking(move || look_after(&shared, audits)).await;
         if audits {
             (ended, took) = (Instant::now(), started.elapsed());
@@ -501,7 +512,8 @@ async fn guard(shared: AgentShared, end: DrainObserver) {
     }
 }
 
-/// Checks and repairs once. With `audits`, all elements are read and compared too. New maps are filled in any case.
+/// Checks and repairs once. With `audits`, all elements are read and compared too. New maps are
+/// filled in any case.
 fn look_after(shared: &AgentShared, audits: bool) {
     let mut keeper = shared.reconciler();
     let has_state = keeper.standing().has_state;
@@ -529,7 +541,8 @@ fn look_after(shared: &AgentShared, audits: bool) {
     };
     match audited {
         Ok(0) => {}
-        // New maps are empty. That results from the reload and is not an external change of elements.
+        // New maps are empty. That results from the reload and is not an external change of
+        // elements.
         Ok(_) if what == Some("pins") => {}
         Ok(n) => {
             shared.counts.repair("elements", n);
@@ -562,8 +575,8 @@ fn look_after(shared: &AgentShared, audits: bool) {
     }
 }
 
-/// Serves admin on localhost and on a unix socket, and metrics and readiness on the configured addresses; each has its own port, as in
-/// Istio.
+/// Serves admin on localhost and on a unix socket, and metrics and readiness on the configured
+/// addresses; each has its own port, as in Istio.
 fn serve_operators(
     config: &EdgeConfig,
     board: Arc<EdgeDump>,

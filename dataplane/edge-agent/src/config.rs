@@ -19,7 +19,8 @@ pub const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 pub const REPORT_TIMEOUT: Duration = Duration::from_millis(1000);
 /// Interval between two checks that program and maps are in place.
 pub const PROGRAM_CHECK_INTERVAL: Duration = Duration::from_secs(2);
-/// Bytes that the underlay adds to a packet: outer IPv4, UDP, VXLAN and the inner Ethernet header (RFC 7348 §4.3).
+/// Bytes that the underlay adds to a packet: outer IPv4, UDP, VXLAN and the inner Ethernet header
+/// (RFC 7348 §4.3).
 pub const VXLAN_OVERHEAD: u32 = 50;
 /// Source ports per core toward each replica (Canal §4.4).
 pub const TUNNELS_PER_CORE: u16 = 10;
@@ -49,13 +50,15 @@ pub struct EdgeConfig {
     pub device: EdgeDeviceConfig,
     /// The host's own underlay address, the source of its control traffic.
     pub underlay: Ipv4Addr,
-    /// The operator configured the number of tunnels, so the numbers that replicas report do not count.
+    /// The operator configured the number of tunnels, so the numbers that replicas report do not
+    /// count.
     pub has_own_tunnels: bool,
     pub controller: ControllerEndpoint,
     pub data_dir: PathBuf,
     pub admin: SocketAddr,
     pub metrics: SocketAddr,
     pub readiness: SocketAddr,
-    /// File that lists the containers of this host that have an interface of their own; `None` if none is guarded.
+    /// File that lists the containers of this host that have an interface of their own; `None` if
+    /// none is guarded.
     pub interface_bindings: Option<PathBuf>,
 }

@@ -209,7 +209,8 @@ impl EdgeCounters {
             .shared(&[map, tenant.map_or("", TenantName::as_str)])
             .inc();
     }
-    /// Adds the increase of the kernel's counters. They outlive the agent, so the first call includes packets that passed while none ran.
+    /// Adds the increase of the kernel's counters. They outlive the agent, so the first call
+    /// includes packets that passed while none ran.
     pub(crate) fn packets(&self, now: &[(&'static str, u64)]) {
         let mut seen = self
             .packets_seen

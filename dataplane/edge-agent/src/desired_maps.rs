@@ -1,6 +1,8 @@
-//! Decides the desired content of the kernel's maps from the controller's input. Pure: the order of the input does not matter.
+//! Decides the desired content of the kernel's maps from the controller's input. Pure: the order of
+//! the input does not matter.
 //!
-//! Each tenant has a share of each map; entries beyond it are omitted by name. Nothing is written here. Start at [`decide_maps`].
+//! Each tenant has a share of each map; entries beyond it are omitted by name. Nothing is written
+//! here. Start at [`decide_maps`].
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +26,8 @@ pub struct ControllerInput {
     pub resources: Vec<Arc<Resource>>,
     /// Underlay addresses of all edges and replicas of the tier.
     pub hosts: BTreeSet<Ipv4Addr>,
-    /// Source ports of tunnels to the replicas of this AZ, spread over their cores; `None` if the controller has not sent them yet.
+    /// Source ports of tunnels to the replicas of this AZ, spread over their cores; `None` if the
+    /// controller has not sent them yet.
     pub tunnels: Option<Tunnels>,
 }
 
@@ -42,7 +45,8 @@ pub struct MapCapacity {
     pub hosts: usize,
 }
 
-/// A service's VNI and gateway addresses, which the program restores in packets from a replica to a client.
+/// A service's VNI and gateway addresses, which the program restores in packets from a replica to a
+/// client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReturnEntry {
     pub vni: Vni,
@@ -94,7 +98,8 @@ pub enum OmissionReason {
     Full(usize),
     /// The tenant's share of the map is this many entries.
     Share(usize),
-    /// Another resource has the same key. This may be half of a move, so the resource is not refused.
+    /// Another resource has the same key. This may be half of a move, so the resource is not
+    /// refused.
     Taken(String),
     /// The tenant is not known (yet).
     Tenant,
@@ -127,8 +132,8 @@ pub struct OmittedEntry {
 }
 
 impl OmittedEntry {
-    /// Returns true if the resource is refused for lack of space. An entry whose key is taken or whose tenant is not known may be half of a
-    /// move, so it is not refused.
+    /// Returns true if the resource is refused for lack of space. An entry whose key is taken or
+    /// whose tenant is not known may be half of a move, so it is not refused.
     pub fn is_refused(&self) -> bool {
         matches!(
             self.reason,
@@ -224,7 +229,8 @@ pub struct DesiredMaps {
     made_of: MapInputs,
 }
 
-/// The inputs by kind, so that unchanged kinds are not decided again. Resources count as equal if they are the same allocation.
+/// The inputs by kind, so that unchanged kinds are not decided again. Resources count as equal if
+/// they are the same allocation.
 #[derive(Debug, Clone, Default)]
 struct MapInputs {
     tenants: Vec<Arc<Resource>>,
@@ -300,8 +306,9 @@ fn is_same(one: &[Arc<Resource>], other: &[Arc<Resource>]) -> bool {
 
 /// Returns the desired maps of the edge of `az` at `address`.
 ///
-/// `before` is the last decision for the same edge, or empty. It only saves work: while all entries fit, it does not affect the result.
-/// `have` is the content of the kernel's maps: if not all entries of a tenant fit, those already there stay.
+/// `before` is the last decision for the same edge, or empty. It only saves work: while all entries
+/// fit, it does not affect the result. `have` is the content of the kernel's maps: if not all
+/// entries of a tenant fit, those already there stay.
 pub fn decide_maps(
     input: &ControllerInput,
     az: &AzName,
@@ -318,7 +325,8 @@ pub fn decide_maps(
         capacity: room,
         have,
     };
-    // A kind whose resources did not change is copied. Tenants count for every kind, because entries depend on their VNIs and shares.
+    // A kind whose resources did not change is copied. Tenants count for every kind, because
+    // entries depend on their VNIs and shares.
     let same_tenants = is_same(&said.tenants, &old.tenants);
     if same_tenants && is_same(&said.addresses, &old.addresses) {
         maps.content.addresses = before.content.addresses.clone();
@@ -425,8 +433,8 @@ impl MapContext<'_> {
         vni
     }
 
-    /// Omits the entries beyond tenants' shares of the map or beyond its capacity. `origin` returns an entry's resource and the part of it
-    /// that the entry is.
+    /// Omits the entries beyond tenants' shares of the map or beyond its capacity. `origin` returns
+    /// an entry's resource and the part of it that the entry is.
     fn fit<'o, K: Ord + Copy, V>(
         &self,
         all: &mut BTreeMap<K, V>,
@@ -504,7 +512,8 @@ impl MapContext<'_> {
             });
             returns.insert(a.id, (ReturnEntry { vni, v4, v6 }, a));
         }
-        // Sorted by service, the oldest first, so that omissions affect whole services where possible.
+        // Sorted by service, the oldest first, so that omissions affect whole services where
+        // possible.
         let mut by_service: BTreeMap<(ServiceId, Vni, IpAddr), &GatewayAddress> = addresses
             .into_iter()
             .map(|((vni, ip), a)| ((a.id, vni, ip), a))
@@ -541,7 +550,8 @@ impl MapContext<'_> {
         maps.content.returns = returns.into_iter().map(|(id, (r, _))| (id, r)).collect();
     }
 
-    /// Decides the tables. A table has thousands of bytes and most do not change, so unchanged ones are reused.
+    /// Decides the tables. A table has thousands of bytes and most do not change, so unchanged ones
+    /// are reused.
     fn tables<'a>(&self, said: &'a [Arc<Resource>], before: &DesiredMaps, maps: &mut DesiredMaps) {
         let own = said.iter().filter_map(|resource| match &**resource {
             Resource::Table(t) if t.az == *self.az => Some((t.id, (t, resource))),
@@ -692,7 +702,8 @@ impl MapContext<'_> {
     fn hosts(&self, said: &BTreeSet<Ipv4Addr>, own: Ipv4Addr, maps: &mut DesiredMaps) {
         let mut hosts: BTreeMap<Ipv4Addr, u16> =
             said.iter().chain([&own]).map(|h| (*h, 0)).collect();
-        // The iteration is reversed, so the smaller number wins if two replicas claim the same address.
+        // The iteration is reversed, so the smaller number wins if two replicas claim the same
+        // address.
         hosts.extend(maps.members.iter().rev().map(|(n, m)| (m.address, n.get())));
         // This map only contains the tier's own hosts, so no tenant's share applies.
         let held = |host: &Ipv4Addr| self.have.hosts.contains_key(host);

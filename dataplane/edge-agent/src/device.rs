@@ -1,4 +1,5 @@
-//! Reads a device's MTU by rtnetlink (rtnetlink(7)). sysfs may show another network namespace than this process's.
+//! Reads a device's MTU by rtnetlink (rtnetlink(7)). sysfs may show another network namespace than
+//! this process's.
 
 use std::io;
 

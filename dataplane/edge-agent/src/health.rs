@@ -1,4 +1,5 @@
-//! Decides when a replica counts as down and when as up again. Pure; [`crate::probe`] sends the probes.
+//! Decides when a replica counts as down and when as up again. Pure; [`crate::probe`] sends the
+//! probes.
 
 /// Consecutive failures after which a replica is down.
 pub const DOWN_AFTER: u8 = 2;
@@ -10,8 +11,8 @@ pub const UP_AFTER: u8 = 2;
 pub enum ProbeResult {
     /// The replica is ready or draining. Its sessions live there, so packets are sent there.
     Alive,
-    /// The replica answers but is neither ready nor draining: its process lacks something. This neither takes a replica down nor brings it
-    /// up again.
+    /// The replica answers but is neither ready nor draining: its process lacks something. This
+    /// neither takes a replica down nor brings it up again.
     Unready,
     /// The replica does not answer, refuses, or reports that its data path is stuck.
     Nothing,
@@ -53,8 +54,8 @@ pub fn decide_health(now: ReplicaHealth, heard: ProbeResult) -> ReplicaHealth {
 mod tests {
     use super::*;
 
-    /// Per case: the start, the probe results (`+` alive, `u` unready, `-` nothing, `v` void), and the health after each (`U` up, `d`
-    /// down).
+    /// Per case: the start, the probe results (`+` alive, `u` unready, `-` nothing, `v` void), and
+    /// the health after each (`U` up, `d` down).
     #[test]
     fn two_consecutive_probes_flip_health() {
         for (name, start, heard, held) in [

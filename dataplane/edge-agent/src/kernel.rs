@@ -1,4 +1,5 @@
-//! The edge's maps and program in the kernel, converted to the types of this crate. It decides nothing.
+//! The edge's maps and program in the kernel, converted to the types of this crate. It decides
+//! nothing.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
@@ -41,8 +42,8 @@ pub struct KernelMaps {
 }
 
 impl KernelMaps {
-    /// Loads the program, and opens or creates the maps. The program of an earlier process stays on the device until
-    /// [`KernelMaps::attach`].
+    /// Loads the program, and opens or creates the maps. The program of an earlier process stays on
+    /// the device until [`KernelMaps::attach`].
     ///
     /// # Errors
     /// Returns the [`OffloadError`] if the kernel rejects the program or its maps.
@@ -145,7 +146,8 @@ fn load(place: &EdgeDeviceConfig) -> Result<EdgeProgram, OffloadError> {
     EdgeProgram::load(&settings, Some(&place.pin_dir))
 }
 
-/// Removes programs and pins: the edge then forwards nothing and guards no interface. It succeeds if there are none.
+/// Removes programs and pins: the edge then forwards nothing and guards no interface. It succeeds
+/// if there are none.
 ///
 /// # Errors
 /// Returns the [`OffloadError`] if a program or pin cannot be removed.

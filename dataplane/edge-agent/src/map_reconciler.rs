@@ -1,6 +1,8 @@
-//! Owns the content of the maps: it combines the controller's input with probe results and writes the difference to the kernel.
+//! Owns the content of the maps: it combines the controller's input with probe results and writes
+//! the difference to the kernel.
 //!
-//! [`crate::desired_maps`] decides the desired content, [`crate::map_writes`] the order of the writes.
+//! [`crate::desired_maps`] decides the desired content, [`crate::map_writes`] the order of the
+//! writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -58,8 +60,8 @@ pub struct MapReconciler<T> {
     maps: DesiredMaps,
     /// The content of the kernel's maps.
     actual: EdgeMapContent,
-    /// Probe results of the replicas in this edge's AZ. Other replicas, and those not probed yet, have the state that the controller
-    /// reports.
+    /// Probe results of the replicas in this edge's AZ. Other replicas, and those not probed yet,
+    /// have the state that the controller reports.
     probe_results: BTreeMap<ProbeTarget, bool>,
     counts: EdgeCounters,
     standing: MapStatus,
@@ -95,8 +97,9 @@ impl<T: MapStore> MapReconciler<T> {
         })
     }
 
-    /// Applies a complete state as far as it fits. Entries beyond a tenant's share are omitted by name, and other tenants' entries are not
-    /// affected. Returns the refused resources: kind, name and reason.
+    /// Applies a complete state as far as it fits. Entries beyond a tenant's share are omitted by
+    /// name, and other tenants' entries are not affected. Returns the refused resources: kind, name
+    /// and reason.
     pub fn set_input(
         &mut self,
         resources: Vec<std::sync::Arc<canal_model::program::Resource>>,
@@ -124,7 +127,8 @@ impl<T: MapStore> MapReconciler<T> {
     /// Applies the controller's list of the tier's hosts.
     pub fn set_hosts(&mut self, hosts: BTreeSet<Ipv4Addr>) {
         if self.input.hosts == hosts || !self.standing.has_state {
-            // Before the first state there is nothing to decide by; the next report brings the hosts again.
+            // Before the first state there is nothing to decide by; the next report brings the
+            // hosts again.
             return;
         }
         self.input.hosts = hosts;
@@ -211,8 +215,8 @@ impl<T: MapStore> MapReconciler<T> {
         }
     }
 
-    /// Writes the differences. Failed writes are tried once more at the end, when removals have freed space, and again at each
-    /// [`MapReconciler::audit`].
+    /// Writes the differences. Failed writes are tried once more at the end, when removals have
+    /// freed space, and again at each [`MapReconciler::audit`].
     fn reconcile(&mut self) {
         let Self {
             tables,
@@ -245,7 +249,8 @@ impl<T: MapStore> MapReconciler<T> {
         }
     }
 
-    /// Records a probe result. Returns true if the replica's state changed; the kernel's map is then already updated.
+    /// Records a probe result. Returns true if the replica's state changed; the kernel's map is
+    /// then already updated.
     pub fn record_probe_result(&mut self, target: &ProbeTarget, up: bool) -> bool {
         match self.probe_results.get_mut(target) {
             Some(known) if *known != up => *known = up,
@@ -264,7 +269,8 @@ impl<T: MapStore> MapReconciler<T> {
             let (number, slot) = (*number, *slot);
             let mut pass = ReconcilerPass::stopping_at_failure();
             let tables = &mut self.tables;
-            // Only this replica: the whole content is written where the controller's input changes, and by the audit.
+            // Only this replica: the whole content is written where the controller's input changes,
+            // and by the audit.
             pass.put_missing(
                 "canal_replicas",
                 &BTreeMap::from([(number, slot)]),
@@ -276,7 +282,8 @@ impl<T: MapStore> MapReconciler<T> {
         true
     }
 
-    /// Compares the kernel's maps with what was written and repairs them. Returns the number of elements that were changed externally.
+    /// Compares the kernel's maps with what was written and repairs them. Returns the number of
+    /// elements that were changed externally.
     ///
     /// # Errors
     /// Returns the reason if a map cannot be read.

@@ -1,4 +1,5 @@
-//! Decides the writes from the actual to the desired content of the maps, in an order in which no packet meets half a change. Pure.
+//! Decides the writes from the actual to the desired content of the maps, in an order in which no
+//! packet meets half a change. Pure.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -22,8 +23,9 @@ pub enum MapWrite {
     Tunnels(Ipv4Addr, Option<Arc<Vec<u16>>>),
 }
 
-/// Writes what turns `have` into `want`, and applies each successful write to `have`. An element is added before those that refer to it and
-/// removed after them; all additions come before all removals.
+/// Writes what turns `have` into `want`, and applies each successful write to `have`. An element is
+/// added before those that refer to it and removed after them; all additions come before all
+/// removals.
 pub fn write_differences(
     pass: &mut ReconcilerPass<String>,
     want: &EdgeMapContent,

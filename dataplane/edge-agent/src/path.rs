@@ -1,4 +1,5 @@
-//! Computes where this edge sends a session, for an operator's query, by the same tables as the program. Pure.
+//! Computes where this edge sends a session, for an operator's query, by the same tables as the
+//! program. Pure.
 
 use std::net::SocketAddr;
 
@@ -73,7 +74,8 @@ mod tests {
         Ipv4Addr::new(250, 1, 0, n)
     }
 
-    /// Returns maps with a service 7, whose chains are all replica 2 and then replica 1. Only replica 2 has tunnels of its own.
+    /// Returns maps with a service 7, whose chains are all replica 2 and then replica 1. Only
+    /// replica 2 has tunnels of its own.
     fn content_of_two_replicas() -> EdgeMapContent {
         let mut chains = [[0; CHAIN_LENGTH_MAX]; BUCKETS];
         chains

@@ -1,4 +1,5 @@
-//! Probes every replica of the edge's AZ five times per second. [`crate::health`] decides what the results mean.
+//! Probes every replica of the edge's AZ five times per second. [`crate::health`] decides what the
+//! results mean.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -85,7 +86,8 @@ pub fn decide_outcome(status: u16, body: &[u8]) -> ProbeOutcome {
 
 /// Receives the outcome of every probe.
 pub trait ProbeListener: Clone + Send + 'static {
-    /// Called after each probe with the new state if it changed. It runs on the prober's own thread, so it should take microseconds.
+    /// Called after each probe with the new state if it changed. It runs on the prober's own
+    /// thread, so it should take microseconds.
     fn on_probe(&self, target: &ProbeTarget, outcome: ProbeOutcome, changed: Option<bool>);
 }
 
@@ -106,8 +108,8 @@ impl<E: ProbeListener> Prober<E> {
         }
     }
 
-    /// Sets the replicas to probe. Tasks of replicas that stay are not disturbed; a task that panicked is restarted. Tasks are spawned on
-    /// the calling runtime.
+    /// Sets the replicas to probe. Tasks of replicas that stay are not disturbed; a task that
+    /// panicked is restarted. Tasks are spawned on the calling runtime.
     pub fn follow(&mut self, targets: &BTreeMap<ProbeTarget, bool>) {
         self.tasks.retain(|target, task| {
             let stays = targets.contains_key(target) && !task.is_finished();
@@ -200,7 +202,8 @@ const BODY_BYTES_MAX: usize = 4 << 10;
 impl ProbeClient {
     async fn send_probe(&mut self) -> Result<ProbeOutcome, ProbeError> {
         if let Some(kept) = self.idle_connection.take()
-            // The replica may have closed an idle connection normally, so only a failure on a new connection counts.
+            // The replica may have closed an idle connection normally, so only a failure on a new
+            // connection counts.
             && let Ok(outcome) = self.send_probe_on(kept).await
         {
             return Ok(outcome);

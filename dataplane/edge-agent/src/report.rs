@@ -1,5 +1,6 @@
-//! Time limits of an edge's reports, and the parser of the controller's orders. The reports are made in [`crate::agent`], and sent by
-//! `canal-southbound-client`: at every change and regularly, because the controller closes the AZ's entry without reports.
+//! Time limits of an edge's reports, and the parser of the controller's orders. The reports are
+//! made in [`crate::agent`], and sent by `canal-southbound-client`: at every change and regularly,
+//! because the controller closes the AZ's entry without reports.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -14,7 +15,8 @@ use canal_wire::tier::SESSION_QUERIES_MAX;
 use crate::config::{REPORT_INTERVAL, REPORT_TIMEOUT};
 use crate::desired_maps::Tunnels;
 
-/// Time limits of the reports. The AZ's entry is closed after 1.5 s without a report, so every interval and wait is shorter.
+/// Time limits of the reports. The AZ's entry is closed after 1.5 s without a report, so every
+/// interval and wait is shorter.
 pub(crate) const TIMING: ReportTiming = ReportTiming {
     interval: REPORT_INTERVAL,
     interval_bounds: (Duration::from_millis(100), Duration::from_millis(1000)),

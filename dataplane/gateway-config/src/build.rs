@@ -1,4 +1,5 @@
-//! Builds snapshots: stores the current resources, applies a change, and rebuilds only what the change affects.
+//! Builds snapshots: stores the current resources, applies a change, and rebuilds only what the
+//! change affects.
 //!
 //! It opens nothing and reads no clock. Start with [`SnapshotBuilder::apply`].
 
@@ -34,8 +35,8 @@ use super::{
     ShardedMap, Snapshot, TenantTls, TenantView, WorkloadLabels, WorkloadView,
 };
 
-/// Returns the credential for a tenant's gateway identity whose certificate also has a service's names, like
-/// `canal_identity::certs::CertificateSource::service_credential`.
+/// Returns the credential for a tenant's gateway identity whose certificate also has a service's
+/// names, like `canal_identity::certs::CertificateSource::service_credential`.
 pub type ServiceCertificateFn =
     Arc<dyn Fn(&Identity, &ServiceKey, KeyAlgorithm) -> Credential + Send + Sync>;
 
@@ -62,7 +63,8 @@ struct DirtySet {
     /// Services whose set of endpoints changed.
     members: HashSet<ServiceKey>,
     tenants: HashSet<TenantName>,
-    /// Targets whose policies changed. An empty list means that something else changed on which authorization depends.
+    /// Targets whose policies changed. An empty list means that something else changed on which
+    /// authorization depends.
     policies: BTreeMap<TenantName, Vec<PolicyTarget>>,
     gateways: bool,
     /// True if throttles changed, or something on which this replica's parts of them depend.
@@ -90,8 +92,8 @@ pub struct SnapshotBuilder {
     tables: BTreeMap<String, Arc<Resource>>,
     /// Number of this replica in bucket tables.
     number: Option<ReplicaNumber>,
-    /// Endpoint IDs by everything that an idle connection depends on. A connection to an address that the workload has left may lead to
-    /// another workload by now.
+    /// Endpoint IDs by everything that an idle connection depends on. A connection to an address
+    /// that the workload has left may lead to another workload by now.
     endpoint_ids: HashMap<(String, SocketAddr, Option<SocketAddr>, Option<Vni>), u64>,
     last_id: u64,
     /// Tenants of which nothing is served, including tenants that do not exist yet.
@@ -139,8 +141,8 @@ impl SnapshotBuilder {
         }
     }
 
-    /// Applies a change and returns the next snapshot. It compiles the routes that the change affects, however long that takes;
-    /// [`crate::TenantBuilds`] compiles them in steps.
+    /// Applies a change and returns the next snapshot. It compiles the routes that the change
+    /// affects, however long that takes; [`crate::TenantBuilds`] compiles them in steps.
     pub fn apply(
         &mut self,
         upserts: &[Arc<Resource>],
@@ -175,7 +177,8 @@ impl SnapshotBuilder {
         Arc::new(self.snapshot.clone())
     }
 
-    /// Sets the tenants of which nothing is served from the next snapshot on; all others are served.
+    /// Sets the tenants of which nothing is served from the next snapshot on; all others are
+    /// served.
     pub fn close_tenants(&mut self, closed: BTreeSet<TenantName>) {
         let before = std::mem::replace(&mut self.closed, closed);
         let changed: Vec<TenantName> = before.symmetric_difference(&self.closed).cloned().collect();
@@ -209,7 +212,8 @@ impl SnapshotBuilder {
                     generation
                 };
                 if let Some(before) = before.filter(|s| s.id != service.id) {
-                    // The old ID must not lead to this service any more, unless an address still declares it.
+                    // The old ID must not lead to this service any more, unless an address still
+                    // declares it.
                     self.forget_inside(&service.key, before.id);
                 }
                 self.snapshot.inside.insert(service.id, service.key.clone());
@@ -297,7 +301,8 @@ impl SnapshotBuilder {
         }
         let view = self.tenant(&tenant.name);
         if view.vni.replace(tenant.vni) != Some(tenant.vni) || renamed {
-            // Identities of workloads contain the trust domain, and the workloads' views contain the VNI.
+            // Identities of workloads contain the trust domain, and the workloads' views contain
+            // the VNI.
             let members: Vec<_> = self
                 .workloads
                 .values()
@@ -336,7 +341,8 @@ impl SnapshotBuilder {
         self.forget_inside(&gone.service, gone.id);
     }
 
-    /// Removes the mapping of an ID to the service, unless something else of the service still declares the ID.
+    /// Removes the mapping of an ID to the service, unless something else of the service still
+    /// declares the ID.
     fn forget_inside(&mut self, key: &ServiceKey, id: ServiceId) {
         let of_service = self
             .services

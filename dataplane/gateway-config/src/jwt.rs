@@ -1,7 +1,8 @@
-//! JSON Web Tokens (RFC 7519) in requests, as RequestAuthentications require them: finds and validates tokens, and applies their effects on
-//! the forwarded request.
+//! JSON Web Tokens (RFC 7519) in requests, as RequestAuthentications require them: finds and
+//! validates tokens, and applies their effects on the forwarded request.
 //!
-//! What a valid token permits is not decided here: `authorize` does that. Start with [`JwtRequirements::check`].
+//! What a valid token permits is not decided here: `authorize` does that. Start with
+//! [`JwtRequirements::check`].
 
 mod cache;
 mod jws;
@@ -44,11 +45,11 @@ impl VerificationBudget {
     }
 }
 
-/// Performs one verification when it is the tenant's turn, and stores the result. The worker's other connections run before the tenant's
-/// next verification starts.
+/// Performs one verification when it is the tenant's turn, and stores the result. The worker's
+/// other connections run before the tenant's next verification starts.
 ///
-/// Returns `None` if the result was known by then, or if the request has used up its verifications. In the latter case its token is refused
-/// at the next check.
+/// Returns `None` if the result was known by then, or if the request has used up its verifications.
+/// In the latter case its token is refused at the next check.
 pub async fn verify(
     memory: &TokenMemory,
     work: &VerificationBudget,
@@ -151,7 +152,8 @@ impl JwtIssuer {
 /// All RequestAuthentications of one destination.
 #[derive(Debug)]
 pub struct JwtRequirements {
-    /// Changes whenever any of the keys or rules change, so that results of the previous ones no longer apply.
+    /// Changes whenever any of the keys or rules change, so that results of the previous ones no
+    /// longer apply.
     id: u64,
     all: Vec<Arc<JwtIssuers>>,
 }
@@ -169,12 +171,13 @@ impl JwtRequirements {
         self.all.iter().flat_map(|issuers| &issuers.rules)
     }
 
-    /// Finds the request's tokens, validates them, and adds their effects on the request to `changes`. Every token found must be valid; the
-    /// first one provides the identity. `now` is in seconds since 1970.
+    /// Finds the request's tokens, validates them, and adds their effects on the request to
+    /// `changes`. Every token found must be valid; the first one provides the identity. `now` is in
+    /// seconds since 1970.
     ///
     /// # Errors
-    /// A token is invalid, or a signature must be verified first. The method verifies none itself; the caller verifies it and repeats the
-    /// check.
+    /// A token is invalid, or a signature must be verified first. The method verifies none itself;
+    /// the caller verifies it and repeats the check.
     pub fn check<R: RoutableRequest>(
         &self,
         request: &R,
@@ -185,7 +188,8 @@ impl JwtRequirements {
         if self.all.iter().any(|issuers| issuers.broken) {
             return Err(TokenCheckError::Bad(TokenError::Broken));
         }
-        // Only the gateway may set these headers, so a client's own values are removed even without a token.
+        // Only the gateway may set these headers, so a client's own values are removed even without
+        // a token.
         for rule in self.rules() {
             let said = rule
                 .payload_header
@@ -250,7 +254,8 @@ impl JwtRequirements {
                 Err(SignatureError::Bad(bad)) => why = bad,
             }
         }
-        // A refusal that cost signature verifications is remembered, so that the work is not repeated immediately.
+        // A refusal that cost signature verifications is remembered, so that the work is not
+        // repeated immediately.
         if matches!(why, TokenError::Signature | TokenError::TooManyKeys) {
             memory.refuse(name, why, now);
         }

@@ -2,8 +2,10 @@
 //! mutations of a request that its rules can require. The view has tenants, services, workloads,
 //! endpoint sets, routes, and policies with their token rules.
 //!
-//! A snapshot only offers lookups. [`SnapshotBuilder`] creates the next one from the last one and a change; [`TenantBuilds`] decides which
-//! change is next, so that no tenant waits for another's tables; [`SnapshotPublisher`] passes snapshots to the workers. Nothing here opens a connection or reads a clock. Start with [`Snapshot`].
+//! A snapshot only offers lookups. [`SnapshotBuilder`] creates the next one from the last one and a
+//! change; [`TenantBuilds`] decides which change is next, so that no tenant waits for another's
+//! tables; [`SnapshotPublisher`] passes snapshots to the workers. Nothing here opens a connection
+//! or reads a clock. Start with [`Snapshot`].
 
 #![forbid(unsafe_code)]
 
@@ -104,8 +106,8 @@ impl Snapshot {
             .and_then(|name| self.tenants.get(name))
     }
 
-    /// Returns the tenant and the service of an address inside the tier. The service need not have ports: the tier's own service has none
-    /// that a tenant defined.
+    /// Returns the tenant and the service of an address inside the tier. The service need not have
+    /// ports: the tier's own service has none that a tenant defined.
     pub fn service_inside(&self, id: ServiceId) -> Option<(&Arc<TenantView>, &ServiceKey)> {
         let key = self.inside.get(&id)?;
         Some((self.tenants.get(&key.tenant)?, key))
@@ -141,7 +143,8 @@ pub struct TenantView {
     pub shares: Arc<Shares>,
     /// Throttle of all requests of the tenant.
     pub throttle: Option<Arc<RequestThrottle>>,
-    /// The gateway's own identity in the tenant's trust domain; `None` where no certificates are issued.
+    /// The gateway's own identity in the tenant's trust domain; `None` where no certificates are
+    /// issued.
     pub tls: Option<TenantTls>,
     services: ShardedMap<ServiceKey, Arc<ServiceView>>,
     vips: ShardedMap<IpAddr, Arc<ServiceView>>,
@@ -154,7 +157,8 @@ pub struct TenantView {
     pub policies: Arc<TenantPolicies>,
     /// Changes whenever open work must be authorized again.
     pub policy_version: u64,
-    /// True if nothing of the tenant is served, because a security resource of it is rejected or missing.
+    /// True if nothing of the tenant is served, because a security resource of it is rejected or
+    /// missing.
     pub closed: bool,
 }
 
@@ -250,7 +254,8 @@ pub struct WorkloadView {
     pub az: String,
     pub ready: bool,
     pub tunnel: TunnelProtocol,
-    /// VNI of the tenant's network; inside the tier, it is the socket mark of connections to the workload.
+    /// VNI of the tenant's network; inside the tier, it is the socket mark of connections to the
+    /// workload.
     pub vni: Option<Vni>,
     /// Identities of which the workload's node must prove one.
     pub identity: Arc<[Identity]>,
@@ -283,7 +288,8 @@ pub struct EndpointSet {
 /// One address that serves a service.
 #[derive(Debug, Clone)]
 pub struct Endpoint {
-    /// Stays the same for the same workload at the same address and port in the same network, for as long as the process lives.
+    /// Stays the same for the same workload at the same address and port in the same network, for
+    /// as long as the process lives.
     pub id: u64,
     pub workload: Arc<WorkloadView>,
     /// The workload's first address, with the target port.

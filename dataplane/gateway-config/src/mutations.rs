@@ -1,8 +1,11 @@
-//! Mutations of a request by routing and authorization: normalized path, removed tokens, headers that only the gateway may set.
+//! Mutations of a request by routing and authorization: normalized path, removed tokens, headers
+//! that only the gateway may set.
 //!
-//! The policies, external authorizers and the endpoint all see the mutated request. Start with [`RequestMutations`].
+//! The policies, external authorizers and the endpoint all see the mutated request. Start with
+//! [`RequestMutations`].
 
-/// Headers that frame the message, manage the connection or identify the request's source. Policies and authorizers cannot change them.
+/// Headers that frame the message, manage the connection or identify the request's source. Policies
+/// and authorizers cannot change them.
 const PROTECTED_HEADERS: [&str; 15] = [
     "host",
     "connection",
@@ -21,7 +24,8 @@ const PROTECTED_HEADERS: [&str; 15] = [
     "x-request-id",
 ];
 
-/// Returns whether a header's name is `name`, in any case and with `_` in the place of any `-`. CGI, WSGI and PHP cannot tell them apart.
+/// Returns whether a header's name is `name`, in any case and with `_` in the place of any `-`.
+/// CGI, WSGI and PHP cannot tell them apart.
 pub fn is_spelling_of(sent: &[u8], name: &[u8]) -> bool {
     let plain = |byte: u8| {
         if byte == b'_' {
@@ -103,15 +107,17 @@ impl RequestMutations {
         self.headers.iter().any(|(known, _)| known == name)
     }
 
-    /// True if a header that the client sent is another spelling, with `_` or with `-`, of one that a mutation determines. It is not
-    /// forwarded, because an application might read it in its place.
+    /// True if a header that the client sent is another spelling, with `_` or with `-`, of one that
+    /// a mutation determines. It is not forwarded, because an application might read it in its
+    /// place.
     pub fn respells(&self, sent: &[u8]) -> bool {
         self.headers.iter().any(|(known, _)| {
             is_spelling_of(sent, known.as_bytes()) && !sent.eq_ignore_ascii_case(known.as_bytes())
         })
     }
 
-    /// True if a mutation determines the header, or if the header is another spelling of such a one.
+    /// True if a mutation determines the header, or if the header is another spelling of such a
+    /// one.
     pub fn determines(&self, name: &str) -> bool {
         self.header(name) || self.respells(name.as_bytes())
     }

@@ -1,6 +1,7 @@
 //! A tenant's policies, and the combined [`DestinationPolicy`] of each destination.
 //!
-//! `canal_authorization` decides which policies apply to a destination. Nothing is authorized here. Start with [`TenantPolicies::guard`].
+//! `canal_authorization` decides which policies apply to a destination. Nothing is authorized here.
+//! Start with [`TenantPolicies::guard`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -23,7 +24,8 @@ pub struct DestinationPolicy {
     pub policies: PolicySet,
     /// `None` if tokens have no meaning for this destination.
     pub tokens: Option<JwtRequirements>,
-    /// Inputs of this value. They are retained so that their addresses identify them while the value lives.
+    /// Inputs of this value. They are retained so that their addresses identify them while the
+    /// value lives.
     _made_of: (Vec<Arc<Authorization>>, Vec<Arc<JwtIssuers>>),
 }
 
@@ -48,7 +50,8 @@ struct TargetedPolicies<T> {
     wide: BTreeMap<String, (PolicyTarget, Arc<T>)>,
     namespaces: HashMap<Namespace, BTreeMap<String, (PolicyTarget, Arc<T>)>>,
     services: HashMap<ServiceKey, BTreeMap<String, (PolicyTarget, Arc<T>)>>,
-    // A hash map would keep its size when a tenant removes its policies, and each copy would have it.
+    // A hash map would keep its size when a tenant removes its policies, and each copy would have
+    // it.
     targets: BTreeMap<String, PolicyTarget>,
 }
 
@@ -147,7 +150,8 @@ pub struct TenantPolicies {
     authentications: TargetedPolicies<JwtIssuers>,
     authorizers: HashMap<PolicyKey, Arc<Authorizer>>,
     cache: Arc<PolicyCache>,
-    /// Locations of tokens. Collected when a log first reads a published copy; the builder's own copy never collects them.
+    /// Locations of tokens. Collected when a log first reads a published copy; the builder's own
+    /// copy never collects them.
     token_names: OnceLock<Arc<TokenNames>>,
 }
 
@@ -243,7 +247,8 @@ impl TenantPolicies {
         all
     }
 
-    /// Returns the policies of a destination. All destinations with the same policies share one value.
+    /// Returns the policies of a destination. All destinations with the same policies share one
+    /// value.
     pub fn guard(&self, place: &PolicyDestination<'_>) -> Option<Arc<DestinationPolicy>> {
         if self.is_empty() {
             return None;

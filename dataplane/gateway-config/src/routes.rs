@@ -17,7 +17,8 @@ use smallvec::SmallVec;
 
 use super::{EndpointSetId, FilterChain};
 
-/// Status for a backend that belongs to another tenant, which the author of the rule cannot have intended.
+/// Status for a backend that belongs to another tenant, which the author of the rule cannot have
+/// intended.
 const FOREIGN_STATUS: u16 = 500;
 
 /// Assigns IDs to endpoint sets.
@@ -47,8 +48,8 @@ impl CompiledRoutes {
         })
     }
 
-    /// Compiles with `build`. If that panics, every request to the service is refused: the build of one service must not end the thread
-    /// that builds all of them.
+    /// Compiles with `build`. If that panics, every request to the service is refused: the build of
+    /// one service must not end the thread that builds all of them.
     fn compile_with(
         service: ServiceKey,
         table: RouteTable,
@@ -220,7 +221,8 @@ impl ServiceRoutes {
         self.compiled.router.reads_path(port)
     }
 
-    /// Routes a request to this port, and returns the rule that matched. `random` selects among weighted backends.
+    /// Routes a request to this port, and returns the rule that matched. `random` selects among
+    /// weighted backends.
     pub fn decide<R: RoutableRequest>(
         &self,
         port: u16,

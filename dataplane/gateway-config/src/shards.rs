@@ -1,5 +1,5 @@
-//! A map whose copies share what did not change: an edit copies one of [`SHARDS`] shards instead of the map. Readers see an immutable
-//! value.
+//! A map whose copies share what did not change: an edit copies one of [`SHARDS`] shards instead of
+//! the map. Readers see an immutable value.
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};

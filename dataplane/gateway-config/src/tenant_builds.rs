@@ -2,9 +2,10 @@
 //! snapshot. One that takes longer waits and is built in steps, while the changes of other tenants
 //! continue. It has no thread and no clock of its own.
 //!
-//! A tenant's changes of its traffic stay in order: as long as one of them waits, so do all later ones, and the tenant is routed as before
-//! the first. Each is published whole. Security resources of a tenant that is served never wait; a tenant that is not served yet appears
-//! with its security resources or not at all. Start with [`TenantBuilds::apply`] and [`TenantBuilds::next_step`].
+//! A tenant's changes of its traffic stay in order: as long as one of them waits, so do all later
+//! ones, and the tenant is routed as before the first. Each is published whole. Security resources
+//! of a tenant that is served never wait; a tenant that is not served yet appears with its security
+//! resources or not at all. Start with [`TenantBuilds::apply`] and [`TenantBuilds::next_step`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,8 +18,8 @@ use crate::build::{CompileJob, SnapshotBuilder};
 use crate::routes::CompiledRoutes;
 use crate::turns::BuildTurns;
 
-/// Bytes of tables that one change of the configuration may compile at once, for all tenants together; the rest is compiled in steps. One
-/// step may exceed it by the tables of one service.
+/// Bytes of tables that one change of the configuration may compile at once, for all tenants
+/// together; the rest is compiled in steps. One step may exceed it by the tables of one service.
 pub const IMMEDIATE_BYTES_MAX: usize = 8 << 20;
 
 /// Resources of a change that have one owner.
@@ -74,7 +75,8 @@ impl TenantChange {
     }
 }
 
-/// Changes that arrived while an earlier one of the same tenant waits: the newest of each resource, or its removal.
+/// Changes that arrived while an earlier one of the same tenant waits: the newest of each resource,
+/// or its removal.
 type LaterChanges = BTreeMap<(ResourceKind, String), Option<Arc<Resource>>>;
 
 /// A change whose tables are being compiled.
@@ -138,7 +140,8 @@ pub struct TenantBuilds {
     closed: BTreeSet<TenantName>,
     /// Tenants that the caller opened, and that stay closed until nothing of them waits.
     closed_until_built: BTreeSet<TenantName>,
-    /// Tenants whose tables could not be put in force because of a fault in this program. They are closed until a whole state arrives.
+    /// Tenants whose tables could not be put in force because of a fault in this program. They are
+    /// closed until a whole state arrives.
     failed: BTreeSet<TenantName>,
     last_number: u64,
 }
@@ -157,8 +160,9 @@ impl TenantBuilds {
         }
     }
 
-    /// Sets the tenants of which nothing is served from the next snapshot on. A tenant that is closed now and no longer in the list is
-    /// opened when nothing of it waits: a new tenant must not be served without its routes.
+    /// Sets the tenants of which nothing is served from the next snapshot on. A tenant that is
+    /// closed now and no longer in the list is opened when nothing of it waits: a new tenant must
+    /// not be served without its routes.
     pub fn close_tenants(&mut self, closed: BTreeSet<TenantName>) {
         self.closed_until_built
             .extend(self.closed.difference(&closed).cloned());
@@ -217,7 +221,8 @@ impl TenantBuilds {
         self.publish(&now, ready)
     }
 
-    /// Applies a whole state; resources that it does not contain are removed. What waits is dropped, because the state is newer.
+    /// Applies a whole state; resources that it does not contain are removed. What waits is
+    /// dropped, because the state is newer.
     pub fn replace(
         &mut self,
         state: &[Arc<Resource>],
@@ -233,7 +238,8 @@ impl TenantBuilds {
         self.apply(state, &gone, generation, bytes_max)
     }
 
-    /// Returns the next step to run, if something waits. One step runs at a time; [`TenantBuilds::finish`] takes its result.
+    /// Returns the next step to run, if something waits. One step runs at a time;
+    /// [`TenantBuilds::finish`] takes its result.
     pub fn next_step(&mut self) -> Option<BuildStep> {
         let tenant = self.turns.next()?.clone();
         self.turns.step(&tenant);
@@ -245,7 +251,8 @@ impl TenantBuilds {
         })
     }
 
-    /// Takes the result of a step. Returns the next snapshot if a tenant's tables are complete with it.
+    /// Takes the result of a step. Returns the next snapshot if a tenant's tables are complete with
+    /// it.
     pub fn finish(&mut self, step: FinishedStep) -> Option<Arc<Snapshot>> {
         let waiting = self
             .waiting
@@ -363,7 +370,8 @@ impl TenantBuilds {
         now
     }
 
-    /// Lets a change wait behind an earlier one of its tenant, and returns the part of it that does not wait.
+    /// Lets a change wait behind an earlier one of its tenant, and returns the part of it that does
+    /// not wait.
     fn add_later(&mut self, tenant: &TenantName, change: TenantChange) -> TenantChange {
         let (now, change) = self.split_waiting(tenant, change);
         if let Some(waiting) = self.waiting.get_mut(tenant) {
@@ -384,8 +392,9 @@ impl TenantBuilds {
         now
     }
 
-    /// Splits a change into the part that takes effect at once and the part that waits. Of a tenant that is not served yet all waits,
-    /// because its security resources alone would let it be served without its routes.
+    /// Splits a change into the part that takes effect at once and the part that waits. Of a tenant
+    /// that is not served yet all waits, because its security resources alone would let it be
+    /// served without its routes.
     fn split_waiting(
         &self,
         tenant: &TenantName,

@@ -1,4 +1,5 @@
-//! TLS termination of one service port: the certificate and the names that clients may use. `canal_identity` does the handshakes.
+//! TLS termination of one service port: the certificate and the names that clients may use.
+//! `canal_identity` does the handshakes.
 
 use canal_identity::Terminator;
 

@@ -1,4 +1,5 @@
-//! Resources of one tenant for tests of this crate and of the engine. It asserts nothing. Start with [`set_of`].
+//! Resources of one tenant for tests of this crate and of the engine. It asserts nothing. Start
+//! with [`set_of`].
 
 use std::sync::Arc;
 

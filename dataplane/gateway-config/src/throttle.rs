@@ -1,5 +1,5 @@
-//! Throttles of requests: this replica's part of a limit, and the check of one request against it. The check is GCRA in the virtual
-//! scheduling form of ITU-T I.371.
+//! Throttles of requests: this replica's part of a limit, and the check of one request against it.
+//! The check is GCRA in the virtual scheduling form of ITU-T I.371.
 //!
 //! It reads no clock. Start with [`RequestThrottle::admit`].
 
@@ -8,15 +8,17 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use canal_model::ids::ReplicaNumber;
 use canal_model::program::{BUCKETS, BucketTable, RateLimit};
 
-/// Part of a bucket's limit for replicas that are in the bucket's chain but not its head. They serve sessions that they still own. A tenth
-/// is divided among all of them, so that these sessions continue and the total stays within 1.1 times the limit.
+/// Part of a bucket's limit for replicas that are in the bucket's chain but not its head. They
+/// serve sessions that they still own. A tenth is divided among all of them, so that these sessions
+/// continue and the total stays within 1.1 times the limit.
 const FOLLOWERS_PART: f64 = 0.1;
 /// Part of a limit for a replica that the bucket tables do not contain, or not yet.
 const PART_MIN: f64 = 0.001;
 const SECOND: f64 = 1e9;
 
-/// One throttle as this process enforces it. All workers share it, so that it is exact however connections are distributed among them. Only
-/// requests of the tenant or service that it limits access it.
+/// One throttle as this process enforces it. All workers share it, so that it is exact however
+/// connections are distributed among them. Only requests of the tenant or service that it limits
+/// access it.
 #[derive(Debug, Default)]
 pub struct RequestThrottle {
     /// Nanoseconds from one request to the next; 0 means no limit.
@@ -39,8 +41,8 @@ fn decide_times(rate: RateLimit, part: f64) -> (u64, u64) {
         return (0, 0);
     }
     let interval = SECOND / (f64::from(rate.per_second) * part.clamp(PART_MIN, 1.0));
-    // A part of the burst takes as long as the entire burst would. At least one request may be early, because otherwise jitter would cost
-    // throughput.
+    // A part of the burst takes as long as the entire burst would. At least one request may be
+    // early, because otherwise jitter would cost throughput.
     let burst = f64::from(rate.burst) / f64::from(rate.per_second) * SECOND;
     (interval as u64, (burst - interval).max(interval) as u64)
 }
@@ -68,14 +70,16 @@ pub(crate) fn decide_part(table: &BucketTable, own: ReplicaNumber) -> f64 {
 }
 
 impl RequestThrottle {
-    /// Sets the limit and this replica's part of it. Requests that were already admitted still count.
+    /// Sets the limit and this replica's part of it. Requests that were already admitted still
+    /// count.
     pub fn set(&self, rate: RateLimit, part: f64) {
         let (interval, tolerance) = decide_times(rate, part);
         self.interval.store(interval, Relaxed);
         self.tolerance.store(tolerance, Relaxed);
     }
 
-    /// True if a request may pass at `now`, in nanoseconds since the process started. Does not count it.
+    /// True if a request may pass at `now`, in nanoseconds since the process started. Does not
+    /// count it.
     pub fn has_room(&self, now: u64) -> bool {
         let interval = self.interval.load(Relaxed);
         interval == 0
@@ -88,7 +92,8 @@ impl RequestThrottle {
             .is_some()
     }
 
-    /// Admits a request at `now`, in nanoseconds since the process started, and counts it; false if it exceeds the limit.
+    /// Admits a request at `now`, in nanoseconds since the process started, and counts it; false if
+    /// it exceeds the limit.
     pub fn admit(&self, now: u64) -> bool {
         let interval = self.interval.load(Relaxed);
         if interval == 0 {
@@ -139,7 +144,8 @@ mod tests {
         }
     }
 
-    /// A tenant's limit that refuses most requests must not use up the limit of the service to which they go.
+    /// A tenant's limit that refuses most requests must not use up the limit of the service to
+    /// which they go.
     #[test]
     fn a_refusal_by_one_throttle_uses_no_token_of_another() {
         let [service, tenant] = [RequestThrottle::default(), RequestThrottle::default()];
@@ -162,7 +168,8 @@ mod tests {
         for n in 0..10_000 {
             let now = n * MILLISECOND;
             refused += u64::from(!admit_all(both, now));
-            // Every 20 ms the service's own limit admits a request that the tenant's limit does not cover.
+            // Every 20 ms the service's own limit admits a request that the tenant's limit does not
+            // cover.
             others += u64::from(n % 20 == 10 && service.admit(now));
         }
         assert!(

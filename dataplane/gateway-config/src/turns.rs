@@ -1,4 +1,5 @@
-//! The order in which tenants' tables are built, one step at a time. It is pure: it counts steps, builds nothing and reads no clock.
+//! The order in which tenants' tables are built, one step at a time. It is pure: it counts steps,
+//! builds nothing and reads no clock.
 //!
 //! Each build has a start and an end on a scale of steps, as in start-time fair queueing. A build
 //! begins at the present position of the scale, or where the tenant's last one ends. The build with
@@ -96,7 +97,8 @@ impl BuildTurns {
         }
     }
 
-    /// Ends a tenant's build, whether it is complete or dropped. Only the steps that were taken count against the tenant.
+    /// Ends a tenant's build, whether it is complete or dropped. Only the steps that were taken
+    /// count against the tenant.
     pub(crate) fn end(&mut self, tenant: &TenantName) {
         if let Some(turn) = self.turns.remove(tenant) {
             self.last_ends
@@ -121,7 +123,8 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Takes one step of the build whose turn it is, and returns its tenant. A build ends with its last step.
+    /// Takes one step of the build whose turn it is, and returns its tenant. A build ends with its
+    /// last step.
     fn take(turns: &mut BuildTurns) -> Option<String> {
         let tenant = turns.next()?.clone();
         turns.step(&tenant);

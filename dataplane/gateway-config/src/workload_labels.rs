@@ -1,4 +1,5 @@
-//! Names of a workload for metrics and logs, at either end of a request. They come from the registry or from a verified identity.
+//! Names of a workload for metrics and logs, at either end of a request. They come from the
+//! registry or from a verified identity.
 //!
 //! Start with [`WorkloadLabels`].
 
@@ -70,7 +71,8 @@ impl WorkloadLabels {
         }
     }
 
-    /// Builds the labels from a verified identity and the baggage of its node, for an address that the registry does not contain.
+    /// Builds the labels from a verified identity and the baggage of its node, for an address that
+    /// the registry does not contain.
     pub fn of_identity(identity: &Identity, said: &Baggage) -> Self {
         let or = |s: &str, otherwise: &str| {
             if s.is_empty() {
@@ -81,7 +83,8 @@ impl WorkloadLabels {
         };
         let account = identity.service_account.as_str();
         Self {
-            // The service account, not the pod in the baggage: the number of names must be bounded, and the account is verified.
+            // The service account, not the pod in the baggage: the number of names must be bounded,
+            // and the account is verified.
             workload: account.to_string(),
             namespace: identity.namespace.to_string(),
             principal: identity.to_string(),
@@ -95,8 +98,8 @@ impl WorkloadLabels {
     }
 }
 
-/// Returns the name of a pod's owner: the pod's name without the parts that a Deployment or StatefulSet adds, so that it stays the same
-/// when pods are replaced.
+/// Returns the name of a pod's owner: the pod's name without the parts that a Deployment or
+/// StatefulSet adds, so that it stays the same when pods are replaced.
 fn owner_name(pod: &str, labels: &Labels) -> String {
     if let Some(hash) = labels.get("pod-template-hash")
         && let Some((owner, _)) = pod.rsplit_once(&format!("-{hash}-"))

@@ -1,4 +1,5 @@
-//! Phase *accept*: opens a worker's listeners, accepts connections, and runs the worker until its last connection closes.
+//! Phase *accept*: opens a worker's listeners, accepts connections, and runs the worker until its
+//! last connection closes.
 //!
 //! Does not read from a connection: [`crate::establish`] does. Start with [`run`].
 
@@ -25,7 +26,8 @@ use crate::worker::{EngineShared, Worker};
 
 /// Interval at which idle connections to endpoints are checked for age and for a close by the peer.
 const IDLE_SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// Pause after an accept fails because files or memory are exhausted. A late accept is better than a busy loop.
+/// Pause after an accept fails because files or memory are exhausted. A late accept is better than
+/// a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Time in which connections react to a forced drain before the worker ends.
 const FINAL_DRAIN_TIMEOUT: Duration = Duration::from_millis(50);
@@ -41,8 +43,9 @@ enum ListenerKind {
     Inside,
 }
 
-/// Duplicates of one worker's listening sockets, for socket steering in the kernel. Each represents the sockets of all workers, because
-/// they share their ports (`SO_REUSEPORT`). Drop them before the engine drains: a listener closes only when its last duplicate is closed.
+/// Duplicates of one worker's listening sockets, for socket steering in the kernel. Each represents
+/// the sockets of all workers, because they share their ports (`SO_REUSEPORT`). Drop them before
+/// the engine drains: a listener closes only when its last duplicate is closed.
 #[derive(Debug, Default)]
 pub struct ListenerFds {
     pub hbone: Option<OwnedFd>,
@@ -66,7 +69,8 @@ impl ListenerFds {
     }
 }
 
-/// Opens one worker's listeners. Each worker has its own on the same addresses; the kernel distributes connections over them.
+/// Opens one worker's listeners. Each worker has its own on the same addresses; the kernel
+/// distributes connections over them.
 fn open(config: &GatewayConfig) -> Result<Vec<(TcpListener, ListenerKind)>, SysError> {
     let options = ListenOptions {
         reuse_port: true,
@@ -91,8 +95,8 @@ fn open(config: &GatewayConfig) -> Result<Vec<(TcpListener, ListenerKind)>, SysE
         .collect()
 }
 
-/// Reserves the addresses of all listeners before any worker starts. Writes the resolved addresses into `config`, so that port 0 becomes
-/// the same port for all workers.
+/// Reserves the addresses of all listeners before any worker starts. Writes the resolved addresses
+/// into `config`, so that port 0 becomes the same port for all workers.
 pub(crate) fn bind(config: &mut GatewayConfig) -> Result<Vec<ReservedAddress>, SysError> {
     let mut held = Vec::new();
     let options = ListenOptions {
@@ -112,7 +116,8 @@ pub(crate) fn bind(config: &mut GatewayConfig) -> Result<Vec<ReservedAddress>, S
     Ok(held)
 }
 
-/// Runs a worker for its entire life. Returns when it is drained: all connections are closed, or the drain was forced.
+/// Runs a worker for its entire life. Returns when it is drained: all connections are closed, or
+/// the drain was forced.
 pub(crate) async fn run(
     shared: Arc<EngineShared>,
     thread: Thread,
@@ -128,8 +133,8 @@ pub(crate) async fn run(
             return;
         }
     };
-    // A failed send means that the engine is gone and needs no listeners. One worker's sockets are enough: they represent all workers'
-    // sockets.
+    // A failed send means that the engine is gone and needs no listeners. One worker's sockets are
+    // enough: they represent all workers' sockets.
     let copies = if worker.shared.config.tier.is_some() && thread.index == 0 {
         ListenerFds::of(&doors)
     } else {
@@ -214,8 +219,9 @@ async fn accept(worker: Rc<Worker>, listener: TcpListener, door: ListenerKind) {
             () = &mut draining => break,
         }
     }
-    // Closing a listener resets the connections in its queue, so they are accepted first. The socket is used directly, because tokio learns
-    // of new connections only when its reactor runs again.
+    // Closing a listener resets the connections in its queue, so they are accepted first. The
+    // socket is used directly, because tokio learns of new connections only when its reactor runs
+    // again.
     let Ok(listener) = listener.into_std() else {
         return;
     };

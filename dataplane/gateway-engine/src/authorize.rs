@@ -1,10 +1,12 @@
 //! Phase *authorize*: decides whether the client may send this request to the selected endpoint.
 //!
-//! It validates JWTs, normalizes the path, evaluates the destination's policies, and calls external authorizers. It authorizes the request
-//! in the form in which it is forwarded; the resulting [`RequestMutations`] are its output. It does nothing for a destination without
-//! policies, unless the client is federated.
+//! It validates JWTs, normalizes the path, evaluates the destination's policies, and calls external
+//! authorizers. It authorizes the request in the form in which it is forwarded; the resulting
+//! [`RequestMutations`] are its output. It does nothing for a destination without policies, unless
+//! the client is federated.
 //!
-//! Start with [`AuthorizationState`] for requests and [`connection`] for bytes that are not requests.
+//! Start with [`AuthorizationState`] for requests and [`connection`] for bytes that are not
+//! requests.
 
 pub(crate) mod buffered_body;
 pub(crate) mod ext_authz;
@@ -33,18 +35,21 @@ use crate::worker::Worker;
 
 use gateway_attributes::{GatewayAttributes, MutatedRequest};
 
-/// The policies that apply to one request: those of the endpoint, and those of the dialled service where routes led to another service.
+/// The policies that apply to one request: those of the endpoint, and those of the dialled service
+/// where routes led to another service.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct DestinationPolicies<'a> {
     pub(crate) endpoint: Option<&'a DestinationPolicy>,
     pub(crate) dialled: Option<&'a DestinationPolicy>,
 }
 
-/// IDs of the endpoint's and the dialled service's [`DestinationPolicy`]; 0 means that there is none.
+/// IDs of the endpoint's and the dialled service's [`DestinationPolicy`]; 0 means that there is
+/// none.
 type PolicyIds = (u64, u64);
 
 impl<'a> DestinationPolicies<'a> {
-    /// Selects the policies for traffic that goes to endpoint `chosen` and was dialled as `resolved`.
+    /// Selects the policies for traffic that goes to endpoint `chosen` and was dialled as
+    /// `resolved`.
     #[inline]
     pub(crate) fn of(chosen: &'a SelectedEndpoint, resolved: &'a ResolvedDestination) -> Self {
         Self {
@@ -91,7 +96,8 @@ pub(crate) enum ExtAuthzGrant {
     To(ExtAuthzCheck),
     /// Authorizers allowed the request for all checks of these policies.
     Whole(PolicyIds),
-    /// No check is made: the request was admitted before, and authorizers are not called a second time.
+    /// No check is made: the request was admitted before, and authorizers are not called a second
+    /// time.
     Standing,
 }
 
@@ -135,7 +141,8 @@ impl From<ProxyError> for AuthorizationInterrupt {
     }
 }
 
-/// Verifies one signature. The worker's other connections run before the tenant's next verification starts.
+/// Verifies one signature. The worker's other connections run before the tenant's next verification
+/// starts.
 pub(crate) async fn verify(
     worker: &Worker,
     account: &TenantUsage,
@@ -158,8 +165,8 @@ pub(crate) enum AuthorizationStep {
 }
 
 impl AuthorizationState {
-    /// Validates the tokens and normalizes the path, as far as the policies read them. The caller repeats it from the start after each
-    /// verification.
+    /// Validates the tokens and normalizes the path, as far as the policies read them. The caller
+    /// repeats it from the start after each verification.
     pub(crate) fn prepare<R: RoutableRequest>(
         &mut self,
         worker: &Worker,
@@ -253,9 +260,11 @@ fn decide(
         ));
     }
     for (n, guard) in guards.all().enumerate() {
-        // A federated client needs a policy that names it; a match in the first policy set is enough.
+        // A federated client needs a policy that names it; a match in the first policy set is
+        // enough.
         let known = known.foreign(n == 0 && session.principal.foreign);
-        // Shadow matches are recorded on the first evaluation only, not again after each ext_authz grant.
+        // Shadow matches are recorded on the first evaluation only, not again after each ext_authz
+        // grant.
         if guard.policies.observes() && matches!(consent, ExtAuthzGrant::None) {
             observe(
                 worker,

@@ -1,8 +1,8 @@
 //! Phase *balance*: selects the endpoint of a set that gets the request.
 //!
-//! It takes the less busy of two random endpoints (Mitzenmacher, "The Power of Two Choices"). Recently failed endpoints are skipped, and
-//! near ones are preferred if configured. The decision depends only on the arguments, which include the random numbers. Start with
-//! [`endpoint`].
+//! It takes the less busy of two random endpoints (Mitzenmacher, "The Power of Two Choices").
+//! Recently failed endpoints are skipped, and near ones are preferred if configured. The decision
+//! depends only on the arguments, which include the random numbers. Start with [`endpoint`].
 
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -16,8 +16,8 @@ use crate::proxy_error::ProxyError;
 /// Positions of the endpoints that a request has already tried.
 pub(crate) type TriedEndpoints = SmallVec<[usize; 3]>;
 
-/// Selects an endpoint for a client with this address; `None` stands for the gateway itself. Counts the endpoint as busy until the
-/// selection is dropped.
+/// Selects an endpoint for a client with this address; `None` stands for the gateway itself. Counts
+/// the endpoint as busy until the selection is dropped.
 pub(crate) fn endpoint(
     view: &Rc<EndpointSetState>,
     tried: &TriedEndpoints,
@@ -57,7 +57,8 @@ fn decide(
     among(view, tried, now, random, all, |n| n).or_else(|| Some(below(random(), all)))
 }
 
-/// The less busy of two random usable endpoints. If neither is usable, the least busy of all usable ones.
+/// The less busy of two random usable endpoints. If neither is usable, the least busy of all usable
+/// ones.
 fn among(
     view: &EndpointSetState,
     tried: &TriedEndpoints,

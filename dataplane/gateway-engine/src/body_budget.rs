@@ -1,7 +1,9 @@
-//! Limits the bytes of request bodies that a worker buffers for external authorizers, before the clients are authorized.
+//! Limits the bytes of request bodies that a worker buffers for external authorizers, before the
+//! clients are authorized.
 //!
-//! Each worker has a part of the process's limit, and each tenant a share of that part, which shrinks as the part fills. Bodies are not
-//! read here: `authorize::buffered_body` does that. Start with [`BodyBudget::take`].
+//! Each worker has a part of the process's limit, and each tenant a share of that part, which
+//! shrinks as the part fills. Bodies are not read here: `authorize::buffered_body` does that. Start
+//! with [`BodyBudget::take`].
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

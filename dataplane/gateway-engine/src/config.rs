@@ -1,4 +1,5 @@
-//! Configuration of an engine: addresses, limits and timeouts, with their defaults and text form. It opens nothing.
+//! Configuration of an engine: addresses, limits and timeouts, with their defaults and text form.
+//! It opens nothing.
 
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -15,8 +16,9 @@ pub struct PlainListener {
     pub port: u16,
 }
 
-/// Settings that make an engine a replica of the cloud tier. Such an engine dials endpoints with the tenant's VNI as the socket mark. It
-/// accepts plaintext connections to service addresses inside the tier (`canal_wire::tier`).
+/// Settings that make an engine a replica of the cloud tier. Such an engine dials endpoints with
+/// the tenant's VNI as the socket mark. It accepts plaintext connections to service addresses
+/// inside the tier (`canal_wire::tier`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CloudTierConfig {
     /// Address that accepts plaintext connections, usually `[::]:15009`. The local address and port
@@ -67,9 +69,11 @@ impl FromStr for PlainListener {
 /// Headers, other than `x-forwarded-for`, that describe the client to applications.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ForwardedHeaders {
-    /// `x-forwarded-client-cert` names the client's verified identity. A client's own header of that name is always removed.
+    /// `x-forwarded-client-cert` names the client's verified identity. A client's own header of
+    /// that name is always removed.
     pub client_cert: bool,
-    /// A client's own `x-forwarded-proto` reaches the application, for tenants whose ingress is a pod.
+    /// A client's own `x-forwarded-proto` reaches the application, for tenants whose ingress is a
+    /// pod.
     pub keeps_proto: bool,
 }
 
@@ -111,16 +115,18 @@ impl Default for GatewayConfig {
     }
 }
 
-/// Limits. Each has a name in `canal_limit_*` or in a counter. Limits of the process are divided evenly among the workers.
+/// Limits. Each has a name in `canal_limit_*` or in a counter. Limits of the process are divided
+/// evenly among the workers.
 #[derive(Debug, Clone)]
 pub struct GatewayLimits {
     /// Accepted TCP connections of the process. Further ones are closed at once.
     pub connections: u64,
-    /// Accepted connections, and also tunnels, of one tenant for which the provider set no share. Further connections are closed at accept;
-    /// further CONNECTs get 503.
+    /// Accepted connections, and also tunnels, of one tenant for which the provider set no share.
+    /// Further connections are closed at accept; further CONNECTs get 503.
     pub tenant_connections: u64,
-    /// Accepted connections of the process that have neither authenticated nor sent a complete request head. Beyond it, the oldest such
-    /// connection of the tenant that has the most is closed.
+    /// Accepted connections of the process that have neither authenticated nor sent a complete
+    /// request head. Beyond it, the oldest such connection of the tenant that has the most is
+    /// closed.
     pub unauthenticated: u64,
     /// TLS handshakes in progress in the process. Further connections are closed.
     pub handshakes: u64,
@@ -128,11 +134,11 @@ pub struct GatewayLimits {
     pub requests: u64,
     /// Requests in flight of one tenant for which the provider set no share. Further ones get 429.
     pub tenant_requests: u64,
-    /// Bytes that streams of the process hold for readers that do not read. A tenant that needs more than its share loses the stream that has
-    /// stalled for the longest time.
+    /// Bytes that streams of the process hold for readers that do not read. A tenant that needs
+    /// more than its share loses the stream that has stalled for the longest time.
     pub buffer_bytes: u64,
-    /// Bytes of request bodies that the process buffers for external authorizers. Beyond it, requests get 503, or 429 if the tenant exceeds
-    /// its share.
+    /// Bytes of request bodies that the process buffers for external authorizers. Beyond it,
+    /// requests get 503, or 429 if the tenant exceeds its share.
     pub body_bytes: u64,
     /// HTTP/2 streams per client connection.
     pub streams: u32,
@@ -163,19 +169,22 @@ impl Default for GatewayLimits {
     }
 }
 
-/// Files that a process opens in addition to connections with clients and endpoints: listeners, maps, logs, the controller.
+/// Files that a process opens in addition to connections with clients and endpoints: listeners,
+/// maps, logs, the controller.
 const FILES_BESIDE: u64 = 1024;
 
 impl GatewayLimits {
-    /// Returns the open files that all connections need: one for each client, and one to an endpoint for it.
+    /// Returns the open files that all connections need: one for each client, and one to an
+    /// endpoint for it.
     pub fn files(&self) -> u64 {
         self.connections
             .saturating_mul(2)
             .saturating_add(FILES_BESIDE)
     }
 
-    /// Reduces the limits to what `files` open files permit. A refused connection is counted; one without a file would wait unnoticed in
-    /// the kernel. Limits that relate to connections are reduced in proportion, so that a tenant's share remains a share.
+    /// Reduces the limits to what `files` open files permit. A refused connection is counted; one
+    /// without a file would wait unnoticed in the kernel. Limits that relate to connections are
+    /// reduced in proportion, so that a tenant's share remains a share.
     pub fn within(self, files: u64) -> Self {
         let connections = self.connections.min(files.saturating_sub(FILES_BESIDE) / 2);
         let scaled = |limit: u64| match u128::from(limit) * u128::from(connections)
@@ -206,13 +215,16 @@ pub struct GatewayTimeouts {
     pub idle: Duration,
     /// Time without a byte from or to the client within a message.
     pub client: Duration,
-    /// Time for the beginning of a body that an authorizer needs, from the end of the head. A third of it applies until the first byte.
+    /// Time for the beginning of a body that an authorizer needs, from the end of the head. A third
+    /// of it applies until the first byte.
     pub shown_body: Duration,
-    /// Time without a byte from or to the upstream within an exchange, including the wait for the response.
+    /// Time without a byte from or to the upstream within an exchange, including the wait for the
+    /// response.
     pub upstream: Duration,
     /// Time without a byte in either direction on a TCP relay or an upgraded connection.
     pub relay: Duration,
-    /// Time that a port of undeclared protocol waits for the client's first byte before it treats the protocol as server-first.
+    /// Time that a port of undeclared protocol waits for the client's first byte before it treats
+    /// the protocol as server-first.
     pub sniff: Duration,
     /// Time after which an idle connection to an endpoint is closed.
     pub upstream_idle: Duration,
@@ -220,7 +232,8 @@ pub struct GatewayTimeouts {
     pub drain_idle: Duration,
     /// Time that a refused client has to read the last response.
     pub linger: Duration,
-    /// Time for which an endpoint is ejected after a failed connect. It doubles with each further failure, up to 16 times this value.
+    /// Time for which an endpoint is ejected after a failed connect. It doubles with each further
+    /// failure, up to 16 times this value.
     pub ejection: Duration,
 }
 

@@ -1,8 +1,8 @@
 //! Resolves the destination that a client dialled: checks that its connection permits it, and looks
 //! it up in one snapshot.
 //!
-//! All lookups are inside one tenant. It evaluates no routes and selects no endpoint. Start with [`DialScope::decide`], then
-//! [`ResolvedDestination::find`].
+//! All lookups are inside one tenant. It evaluates no routes and selects no endpoint. Start with
+//! [`DialScope::decide`], then [`ResolvedDestination::find`].
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -27,7 +27,8 @@ pub(crate) enum Destination {
     Address(SocketAddr),
     /// A service's hostname in lower case, and a port.
     Name(String, u16),
-    /// A service that the configuration of a plain listener, or the local address of a connection, identifies.
+    /// A service that the configuration of a plain listener, or the local address of a connection,
+    /// identifies.
     Service(ServiceKey, u16),
     /// A pod's own address; never a service's.
     Pod(SocketAddr),
@@ -47,7 +48,8 @@ pub(crate) enum DialScope {
 /// Reason why a CONNECT is not possible through its connection. The names are counter labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DestinationError {
-    /// The destination is another service's or unknown. The edge sends each service's connections to that service's own address.
+    /// The destination is another service's or unknown. The edge sends each service's connections
+    /// to that service's own address.
     WrongService,
     UnknownPort,
 }
@@ -243,7 +245,8 @@ impl ResolvedDestination {
         }
     }
 
-    /// Returns the dialled service's own policies if a route selected endpoints of another service, whose policies do not include them.
+    /// Returns the dialled service's own policies if a route selected endpoints of another service,
+    /// whose policies do not include them.
     #[inline]
     pub(crate) fn guard_beside(&self, view: &EndpointSetState) -> Option<&DestinationPolicy> {
         let Self::Service { service, .. } = self else {
@@ -258,8 +261,8 @@ impl ResolvedDestination {
         elsewhere.then_some(guard)
     }
 
-    /// Returns the destination's own endpoints without routing: for TCP, and to name the service in metrics of requests that were not
-    /// routed.
+    /// Returns the destination's own endpoints without routing: for TCP, and to name the service in
+    /// metrics of requests that were not routed.
     pub(crate) fn direct_endpoint(
         &self,
         upstreams: &Upstreams,

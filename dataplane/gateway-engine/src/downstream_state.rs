@@ -1,4 +1,5 @@
-//! The client's side of a request in either HTTP version: the state that decode, authorize and local replies share while one is served.
+//! The client's side of a request in either HTTP version: the state that decode, authorize and
+//! local replies share while one is served.
 //!
 //! Nothing is read or written here.
 

@@ -1,6 +1,7 @@
 //! A worker's view of endpoints: requests in flight, recent failures, and idle connections.
 //!
-//! It opens no connections (`upstream` does) and does not select endpoints (`balance` does). Start with [`Upstreams::view`].
+//! It opens no connections (`upstream` does) and does not select endpoints (`balance` does). Start
+//! with [`Upstreams::view`].
 
 mod http2;
 
@@ -17,7 +18,8 @@ use tokio::time::Instant;
 
 pub(crate) use http2::{Http2Upstream, StreamPermit};
 
-/// Number of consecutive failures after which the ejection time no longer doubles; the largest factor is 2^4.
+/// Number of consecutive failures after which the ejection time no longer doubles; the largest
+/// factor is 2^4.
 const DOUBLINGS_MAX: u32 = 4;
 /// Lowest ID of sets that belong to no snapshot; it is above all IDs that snapshots assign.
 const DIRECT: u64 = 1 << 63;
@@ -27,15 +29,16 @@ const DIRECT: u64 = 1 << 63;
 pub(crate) enum EndpointKey {
     /// An endpoint of a service.
     Listed(u64),
-    /// A tenant's pod that was dialled by its own address: the tenant's number, its VNI, the address.
+    /// A tenant's pod that was dialled by its own address: the tenant's number, its VNI, the
+    /// address.
     Direct(u32, Option<Vni>, SocketAddr),
 }
 
 /// Most idle HTTP/1.1 connections to one endpoint for the same client.
 const IDLE_PER_CLIENT_MAX: usize = 8;
 
-/// The client that owns a connection, where clients do not share them. Such a connection carries requests of one identity at one address,
-/// and the endpoint is informed of both.
+/// The client that owns a connection, where clients do not share them. Such a connection carries
+/// requests of one identity at one address, and the endpoint is informed of both.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct PoolClient {
     /// `None` if the client proved no identity.
@@ -97,10 +100,12 @@ impl EndpointState {
         self.out_until.set(None);
     }
 
-    /// Takes a working idle connection to `address` that belongs to `client`, or to no client if `None`.
+    /// Takes a working idle connection to `address` that belongs to `client`, or to no client if
+    /// `None`.
     pub(crate) fn take_idle(&self, address: SocketAddr, client: Option<&PoolClient>) -> Option<Io> {
         let mut idle = self.idle.borrow_mut();
-        // The newest connection comes first. Where clients share connections, that is the last in the list.
+        // The newest connection comes first. Where clients share connections, that is the last in
+        // the list.
         while let Some(at) = idle
             .iter()
             .rposition(|kept| kept.address == address && kept.client.as_deref() == client)
@@ -113,8 +118,9 @@ impl EndpointState {
         None
     }
 
-    /// Stores the connection that was used for `chosen`, unless `max` are idle already. Returns false if a connection was closed: this one
-    /// or an older one. Among connections of single clients the oldest is replaced, so that clients that left block no others.
+    /// Stores the connection that was used for `chosen`, unless `max` are idle already. Returns
+    /// false if a connection was closed: this one or an older one. Among connections of single
+    /// clients the oldest is replaced, so that clients that left block no others.
     pub(crate) fn return_idle(
         &self,
         io: Io,
@@ -275,7 +281,8 @@ impl Upstreams {
         DIRECT | self.direct.get()
     }
 
-    /// Returns a view of one endpoint without an ID in the snapshot: a pod dialled by its own address.
+    /// Returns a view of one endpoint without an ID in the snapshot: a pod dialled by its own
+    /// address.
     pub(crate) fn direct(&self, set: EndpointSet, tenant: u32) -> Rc<EndpointSetState> {
         let states = set
             .endpoints
@@ -299,7 +306,8 @@ impl Upstreams {
         state
     }
 
-    /// Closes idle connections that are too old or were closed by the peer, and drops views of sets that have changed.
+    /// Closes idle connections that are too old or were closed by the peer, and drops views of sets
+    /// that have changed.
     pub(crate) fn sweep(&self, snapshot: &Snapshot, now: Instant, idle: Duration) {
         self.views
             .borrow_mut()

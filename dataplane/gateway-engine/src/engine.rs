@@ -1,4 +1,5 @@
-//! The engine's interface to its process: start it, apply configuration changes, query its state, drain it.
+//! The engine's interface to its process: start it, apply configuration changes, query its state,
+//! drain it.
 //!
 //! Start with [`GatewayEngine::start`].
 
@@ -47,7 +48,8 @@ pub struct EngineDependencies {
     pub drain: DrainWatcher,
     /// Provides certificates; `None` if HBONE is not used.
     pub identities: Option<ClientIdentityFactory>,
-    /// Provides certificates with services' names, for TLS that terminates at the gateway; `None` if there is none.
+    /// Provides certificates with services' names, for TLS that terminates at the gateway; `None`
+    /// if there is none.
     pub certificates: Option<ServiceCertificateFn>,
     pub log: Option<AccessLog>,
     /// Takes over connections to port 53 of the tier's own services. If `None`, they are reset.
@@ -69,8 +71,8 @@ impl Drop for GatewayEngine {
 }
 
 impl GatewayEngine {
-    /// Opens all listeners, then starts the workers. It must be called inside a tokio runtime. Every request gets 503 until the first
-    /// [`GatewayEngine::apply`].
+    /// Opens all listeners, then starts the workers. It must be called inside a tokio runtime.
+    /// Every request gets 503 until the first [`GatewayEngine::apply`].
     ///
     /// # Errors
     /// An address cannot be bound, or a worker thread cannot be started.
@@ -78,7 +80,8 @@ impl GatewayEngine {
         Self::start_with(config, around, &[], Generation::default())
     }
 
-    /// Starts an engine like [`GatewayEngine::start`], with an initial state that already applies to the first request.
+    /// Starts an engine like [`GatewayEngine::start`], with an initial state that already applies
+    /// to the first request.
     ///
     /// # Errors
     /// An address cannot be bound, or a worker thread cannot be started.
@@ -154,14 +157,15 @@ impl GatewayEngine {
         })
     }
 
-    /// Sets the tenants of which nothing may be served. It takes effect with the next [`GatewayEngine::apply`] or
-    /// [`GatewayEngine::replace`].
+    /// Sets the tenants of which nothing may be served. It takes effect with the next
+    /// [`GatewayEngine::apply`] or [`GatewayEngine::replace`].
     pub fn close_tenants(&self, closed: BTreeSet<TenantName>) {
         self.builds.close_tenants(closed);
     }
 
-    /// Applies a change. Requests that begin after the return are served with it, except for tenants whose routes take long to compile:
-    /// these are routed as before until a thread has compiled them ([`canal_gateway_config::TenantBuilds`]).
+    /// Applies a change. Requests that begin after the return are served with it, except for
+    /// tenants whose routes take long to compile: these are routed as before until a thread has
+    /// compiled them ([`canal_gateway_config::TenantBuilds`]).
     pub fn apply(
         &self,
         upserts: &[Arc<Resource>],
@@ -171,12 +175,14 @@ impl GatewayEngine {
         self.builds.apply(upserts, removals, generation);
     }
 
-    /// Applies a full state like [`GatewayEngine::apply`]; resources that it does not contain are removed.
+    /// Applies a full state like [`GatewayEngine::apply`]; resources that it does not contain are
+    /// removed.
     pub fn replace(&self, state: &[Arc<Resource>], generation: Generation) {
         self.builds.replace(state, generation);
     }
 
-    /// Returns the listeners of a cloud tier replica, for socket steering. Only the first call returns them.
+    /// Returns the listeners of a cloud tier replica, for socket steering. Only the first call
+    /// returns them.
     pub fn take_listeners(&self) -> ListenerFds {
         std::mem::take(
             &mut *self
@@ -199,22 +205,25 @@ impl GatewayEngine {
         )
     }
 
-    /// Returns the indices of workers whose loops have not run for about a second. Connections that the kernel assigns to them wait.
+    /// Returns the indices of workers whose loops have not run for about a second. Connections that
+    /// the kernel assigns to them wait.
     pub fn stuck_workers(&self) -> Vec<usize> {
         self.shared.watchdog.stuck_workers()
     }
 
-    /// Starts or ends a soft drain: asks clients to reconnect elsewhere (RFC 9113 §6.8, RFC 9112 §9.6). The engine keeps serving and ends
-    /// no stream or relay. Clients that connect during the drain get the same request after a moment. It is meant for a replica whose work
-    /// others take over.
+    /// Starts or ends a soft drain: asks clients to reconnect elsewhere (RFC 9113 §6.8, RFC 9112
+    /// §9.6). The engine keeps serving and ends no stream or relay. Clients that connect during the
+    /// drain get the same request after a moment. It is meant for a replica whose work others take
+    /// over.
     pub fn set_soft_drain(&self, wanted: bool) {
         self.shared
             .soft_drain
             .send_if_modified(|was| std::mem::replace(was, wanted) != wanted);
     }
 
-    /// Asks the clients of buckets in `left`, which moved to another replica, to reconnect; a limited number at a time. `returned` revokes
-    /// that for clients that were not notified yet. Both have one bit per bucket. No stream or relay is ended.
+    /// Asks the clients of buckets in `left`, which moved to another replica, to reconnect; a
+    /// limited number at a time. `returned` revokes that for clients that were not notified yet.
+    /// Both have one bit per bucket. No stream or relay is ended.
     pub fn rebalance(&self, service: ServiceId, left: u128, returned: u128) {
         let now = tokio::time::Instant::now();
         self.shared.moves.send_modify(|moves| {

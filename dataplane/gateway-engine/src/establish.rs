@@ -1,7 +1,8 @@
 //! Phase *establish*: determines a connection's tenant, its destination and its protocol.
 //!
-//! TLS and HBONE terminate here. The result is a [`ClientSession`] and a stream of bytes. It does not parse requests: `decode` does. Start
-//! with [`hbone`] for the mesh, [`plain`] and [`accept_tier_plaintext`] for plaintext.
+//! TLS and HBONE terminate here. The result is a [`ClientSession`] and a stream of bytes. It does
+//! not parse requests: `decode` does. Start with [`hbone`] for the mesh, [`plain`] and
+//! [`accept_tier_plaintext`] for plaintext.
 
 mod sniff;
 mod terminate;
@@ -110,7 +111,8 @@ pub(crate) async fn plain(
     establish_plaintext(worker, stream, client, (&tenant, destination), permit).await;
 }
 
-/// Serves a connection of the tier's plain listener. The local address identifies the service, the local port its port.
+/// Serves a connection of the tier's plain listener. The local address identifies the service, the
+/// local port its port.
 pub(crate) async fn accept_tier_plaintext(
     worker: &Rc<Worker>,
     stream: TcpStream,
@@ -132,7 +134,8 @@ pub(crate) async fn accept_tier_plaintext(
             drop(snapshot);
             establish_plaintext(worker, stream, client, (&tenant, destination), permit).await;
         }
-        // The process serves DNS over TCP, outside the engine. The connection keeps its permits here until its end.
+        // The process serves DNS over TCP, outside the engine. The connection keeps its permits
+        // here until its end.
         (Ok(TierDestination::Names(tenant)), Some(dns)) => match stream.into_std() {
             Ok(stream) => {
                 let served = dns(stream, &tenant.name);
@@ -180,7 +183,8 @@ fn decide_inside(
         .ok_or("unknown_port")
 }
 
-/// Returns the labels of a client that proved no identity. The name from the registry is shown, an identity is not.
+/// Returns the labels of a client that proved no identity. The name from the registry is shown, an
+/// identity is not.
 fn labels_without_identity(tenant: &TenantView, client: IpAddr) -> WorkloadLabels {
     let labels = party_at(tenant, client, None).unwrap_or_else(WorkloadLabels::unknown);
     WorkloadLabels {
@@ -207,7 +211,8 @@ async fn establish_plaintext(
     };
     let entered = match &termination {
         None => ClientTransport::plain(stream),
-        // Boxed, because few connections terminate TLS and the future of the others should stay small.
+        // Boxed, because few connections terminate TLS and the future of the others should stay
+        // small.
         Some(view) => match Box::pin(terminate::terminate_tls(
             worker, stream, view, protocol, permit,
         ))
@@ -284,14 +289,15 @@ async fn serve_plain(worker: &Rc<Worker>, session: &Rc<ClientSession>, io: Io) {
     }
 }
 
-/// True if a verified peer may connect at all: it belongs to the tenant or to one that the tenant federates with. A federated peer may do
-/// only what a policy allows it by name (`authorize`).
+/// True if a verified peer may connect at all: it belongs to the tenant or to one that the tenant
+/// federates with. A federated peer may do only what a policy allows it by name (`authorize`).
 fn is_trusted_peer(tenant: &TenantView, peer: &VerifiedPeer) -> bool {
     let own = Some(&peer.identity.trust_domain) == tenant.trust_domain.as_ref();
     peer.tenant == tenant.name && (own || tenant.federated.contains(&peer.identity.trust_domain))
 }
 
-/// Returns the tenant of an HBONE connection and what may be dialled through it. Only the local address matters.
+/// Returns the tenant of an HBONE connection and what may be dialled through it. Only the local
+/// address matters.
 pub(crate) fn decide_scope(
     snapshot: &Snapshot,
     local: IpAddr,
@@ -345,8 +351,8 @@ pub(crate) async fn hbone(
         Ok(accepted) => accepted,
         Err(e) => return refuse_handshake(worker, &tenant, &e),
     };
-    // The verifier has compared trust domains. Its result is checked again, because an error here would admit one tenant's client to
-    // another tenant.
+    // The verifier has compared trust domains. Its result is checked again, because an error here
+    // would admit one tenant's client to another tenant.
     if !is_trusted_peer(&tenant, &peer) {
         return worker.counts.refused_connection("foreign_tenant");
     }
@@ -394,7 +400,8 @@ pub(crate) async fn hbone(
         _ = &mut served => return,
         () = permit.drain.draining() => {}
     }
-    // A soft drain of all clients has already drained this connection, and a second `drain` would force it.
+    // A soft drain of all clients has already drained this connection, and a second `drain` would
+    // force it.
     if phases.phase() == DrainPhase::Running {
         trigger.drain(NO_DEADLINE);
     }
@@ -409,7 +416,8 @@ async fn first_byte(worker: &Worker, stream: &TcpStream) -> Result<(), TimeoutKi
     timer.within(stream.peek(&mut [0])).await.map(|_| ())
 }
 
-/// Number of open tunnels on one connection. While it is zero, the connection may have to give way to another.
+/// Number of open tunnels on one connection. While it is zero, the connection may have to give way
+/// to another.
 struct TunnelCount {
     open: Cell<usize>,
     permit: Rc<ConnectionPermit>,
@@ -521,8 +529,9 @@ fn open_session(
     Ok((session, resolved))
 }
 
-/// Identifies the client. The address from `forwarded` counts if the connection's own address agrees; the name from the registry counts if
-/// the identity there agrees. Also returns whether `forwarded` named an address that is not the client's.
+/// Identifies the client. The address from `forwarded` counts if the connection's own address
+/// agrees; the name from the registry counts if the identity there agrees. Also returns whether
+/// `forwarded` named an address that is not the client's.
 fn caller(
     tenant: &TenantView,
     peer: &VerifiedPeer,
@@ -553,8 +562,9 @@ fn caller(
     )
 }
 
-/// Returns the client's address. A node dials from its pod's network namespace, so its claim can be compared with the connection's own
-/// address; a pod with its own certificate could claim any address. The pod's address of the other family counts as equal.
+/// Returns the client's address. A node dials from its pod's network namespace, so its claim can be
+/// compared with the connection's own address; a pod with its own certificate could claim any
+/// address. The pod's address of the other family counts as equal.
 fn decide_address(
     tenant: &TenantView,
     forwarded: Option<SocketAddr>,

@@ -1,7 +1,8 @@
 //! Phase *finish*: reports a finished request in Istio's metrics, one access log line, and the tap.
 //! The fields that they show are in `request_fields`.
 //!
-//! It runs when the request's [`RequestRecord`] is dropped. That happens exactly once, however the request ended.
+//! It runs when the request's [`RequestRecord`] is dropped. That happens exactly once, however the
+//! request ended.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -119,8 +120,8 @@ pub(crate) struct InterimResponses {
 }
 
 impl InterimResponses {
-    /// Counts a response of `bytes`. Returns true if it is a `100` after the first. HTTP/2 has no flow control for them and a client need
-    /// not read them, so their number is limited.
+    /// Counts a response of `bytes`. Returns true if it is a `100` after the first. HTTP/2 has no
+    /// flow control for them and a client need not read them, so their number is limited.
     ///
     /// # Errors
     /// The endpoint sent more interim responses, or more bytes of them, than allowed.
@@ -207,7 +208,8 @@ impl RequestRecord {
         self.answered = Some(Instant::now());
     }
 
-    /// Records that the request ends with `fault`. A response that has already begun keeps its status.
+    /// Records that the request ends with `fault`. A response that has already begun keeps its
+    /// status.
     pub(crate) fn fault(&mut self, fault: &ProxyError) {
         if self.answered.is_none() {
             self.status = fault.status();
@@ -284,7 +286,8 @@ fn begun<'a>(session: &'a ClientSession, target: &'a RequestTarget) -> FinishedT
 impl Drop for RequestRecord {
     fn drop(&mut self) {
         if self.status == 0 && self.flag == ResponseFlag::None {
-            // The task was dropped midway: the process was forced to end, or the client's connection failed.
+            // The task was dropped midway: the process was forced to end, or the client's
+            // connection failed.
             self.fault(&ProxyError::ClientGone);
         }
         let finished = self.finished(self.started.elapsed());

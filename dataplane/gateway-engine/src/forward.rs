@@ -1,7 +1,9 @@
-//! Phase *forward*: sends a request to the selected endpoint and the response to the client, in any pairing of HTTP versions.
+//! Phase *forward*: sends a request to the selected endpoint and the response to the client, in any
+//! pairing of HTTP versions.
 //!
-//! It does not decide about retries: `pipeline` does. Start with [`HttpRequest`], then [`exchange`] (both directions at once) and [`heads`]
-//! (translation). What depends on the client's HTTP version is in [`http1`] and [`http2`].
+//! It does not decide about retries: `pipeline` does. Start with [`HttpRequest`], then [`exchange`]
+//! (both directions at once) and [`heads`] (translation). What depends on the client's HTTP version
+//! is in [`http1`] and [`http2`].
 
 mod exchange;
 mod heads;
@@ -62,14 +64,16 @@ fn decide_version(protocol: AppProtocol, client: ClientProtocol) -> ClientProtoc
     }
 }
 
-/// True if the request's connection must belong to its client alone: the service requires it, or the request may upgrade the connection.
+/// True if the request's connection must belong to its client alone: the service requires it, or
+/// the request may upgrade the connection.
 fn is_single(pool: UpstreamPool, info: &RequestInfo) -> bool {
     pool == UpstreamPool::PerClient || info.kind == RequestKind::Upgrade
 }
 
-/// True if the request may go on an idle connection, which the endpoint may close at that moment. A request that could not be repeated then
-/// gets a new connection if it is the client's first: without a mesh it would not meet a close either. A later one could. A request that may
-/// upgrade its connection gets a new one too, which requests no close report (see [`RequestState::open`]).
+/// True if the request may go on an idle connection, which the endpoint may close at that moment. A
+/// request that could not be repeated then gets a new connection if it is the client's first:
+/// without a mesh it would not meet a close either. A later one could. A request that may upgrade
+/// its connection gets a new one too, which requests no close report (see [`RequestState::open`]).
 fn may_take_idle(info: &RequestInfo, is_answered: bool) -> bool {
     info.kind != RequestKind::Upgrade && (is_answered || info.is_repeatable())
 }
@@ -139,8 +143,8 @@ pub(crate) struct OpenHead<'h> {
 
 /// Result of an exchange of which the client saw at least the response's head.
 pub(crate) enum ExchangeEnd {
-    /// The response is complete. `request_done` means that the request was read to its end as well, `keep_alive` that the response announced an
-    /// open connection.
+    /// The response is complete. `request_done` means that the request was read to its end as well,
+    /// `keep_alive` that the response announced an open connection.
     Complete {
         request_done: bool,
         keep_alive: bool,
@@ -168,7 +172,8 @@ pub(crate) struct RequestState {
     /// Beginning of the body, buffered for external authorizers.
     body: Option<BufferedBody>,
     verification: jwt::VerificationBudget,
-    /// Value of `x-forwarded-client-cert`, if that header is configured and the client proved an identity.
+    /// Value of `x-forwarded-client-cert`, if that header is configured and the client proved an
+    /// identity.
     client_cert: Option<String>,
 }
 
@@ -191,7 +196,8 @@ impl RequestState {
         }
     }
 
-    /// Collects the fields about the client that the gateway adds to each request, whichever endpoint it goes to.
+    /// Collects the fields about the client that the gateway adds to each request, whichever
+    /// endpoint it goes to.
     fn additions<'s>(&'s self, request_id: [u8; 36], hostname: &'s str) -> heads::Additions<'s> {
         heads::Additions {
             client_ip: &self.session.client_ip,
@@ -204,7 +210,8 @@ impl RequestState {
         }
     }
 
-    /// Authorizes the request at this endpoint. Grants of external authorizers remain valid while the same policies require them.
+    /// Authorizes the request at this endpoint. Grants of external authorizers remain valid while
+    /// the same policies require them.
     async fn authorize<R: FullRequest>(
         &mut self,
         routed: &RoutedRequest,
@@ -303,8 +310,9 @@ impl RequestState {
             .map(UpstreamTransport::Http1)
     }
 
-    /// Opens a new connection for HTTP/1.1. A connection that carries requests one after another requests a close report of how much
-    /// reached the application. If it may be upgraded, its end has no relation to requests.
+    /// Opens a new connection for HTTP/1.1. A connection that carries requests one after another
+    /// requests a close report of how much reached the application. If it may be upgraded, its end
+    /// has no relation to requests.
     async fn open(
         &self,
         routed: &RoutedRequest,
@@ -317,7 +325,8 @@ impl RequestState {
         Box::pin(upstream::open_connection(&self.worker, selected, metadata)).await
     }
 
-    /// Builds the metadata of a new connection. A pooled connection carries requests of many clients and therefore names none of them.
+    /// Builds the metadata of a new connection. A pooled connection carries requests of many
+    /// clients and therefore names none of them.
     fn tunnel_metadata<'r>(
         &self,
         routed: &'r RoutedRequest,
@@ -351,7 +360,8 @@ impl<D: HttpDownstream> HttpRequest<D> {
         }
     }
 
-    /// Gets a connection to the endpoint and writes the head on it, unless the bytes of a suspended exchange follow.
+    /// Gets a connection to the endpoint and writes the head on it, unless the bytes of a suspended
+    /// exchange follow.
     async fn begin_attempt(
         &mut self,
         routed: &RoutedRequest,
@@ -512,7 +522,8 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         let suspended = self.suspended.take();
         if suspended.is_none() && !is_complete {
             self.client.begin_body(&self.state.session);
-            // A request whose body is in transit is not retried, so no authorizer will need its beginning again.
+            // A request whose body is in transit is not retried, so no authorizer will need its
+            // beginning again.
             self.state.body = None;
         }
         let RequestState {

@@ -1,4 +1,5 @@
-//! A request's head in the form that the phases need, for every HTTP version: to route, authorize, inspect and forward it.
+//! A request's head in the form that the phases need, for every HTTP version: to route, authorize,
+//! inspect and forward it.
 //!
 //! Heads are neither parsed nor translated here. Start with [`RequestInfo`].
 
@@ -101,7 +102,8 @@ impl RequestInfo {
         !matches!(self.framing, Framing::None | Framing::Length(0))
     }
 
-    /// True if the request may be sent again even though an endpoint may have processed it: its method is idempotent, and no body was used up.
+    /// True if the request may be sent again even though an endpoint may have processed it: its
+    /// method is idempotent, and no body was used up.
     pub(crate) fn is_repeatable(&self) -> bool {
         self.idempotent && !self.has_body()
     }
@@ -126,7 +128,8 @@ fn framing_of_2(method: &Method, headers: &HeaderMap, ended: bool) -> Framing {
         .and_then(|v| v.to_str().ok()?.parse().ok());
     match (length, ended) {
         (Some(n), _) => Framing::Length(n),
-        // RFC 9110 §8.6: methods that have a body state its absence. Some servers answer 411 otherwise. HTTP/2 clients need not state it.
+        // RFC 9110 §8.6: methods that have a body state its absence. Some servers answer 411
+        // otherwise. HTTP/2 clients need not state it.
         (None, true) if matches!(*method, Method::POST | Method::PUT | Method::PATCH) => {
             Framing::Length(0)
         }
@@ -170,8 +173,9 @@ const GATEWAY_HEADERS: [FieldName; 3] = [
     FieldName::XRequestId,
 ];
 
-/// Joins the cookies of several lines to the one line that RFC 6265 §5.4 has, and into which RFC 9113 §8.2.3 lets HTTP/2 split it. The routes,
-/// the policies, the authorizers and the endpoint see this line, whatever the HTTP version.
+/// Joins the cookies of several lines to the one line that RFC 6265 §5.4 has, and into which RFC
+/// 9113 §8.2.3 lets HTTP/2 split it. The routes, the policies, the authorizers and the endpoint see
+/// this line, whatever the HTTP version.
 fn joined_cookies<'v>(lines: impl Iterator<Item = &'v [u8]>) -> Vec<u8> {
     let mut joined = Vec::new();
     for (n, line) in lines.enumerate() {
@@ -194,7 +198,8 @@ pub(crate) fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Returns the one line for the `cookie` lines of an HTTP/1.1 head; `None` if there is only one, or none.
+/// Returns the one line for the `cookie` lines of an HTTP/1.1 head; `None` if there is only one, or
+/// none.
 pub(crate) fn several_cookies(view: &RequestView<'_>) -> Option<Vec<u8>> {
     let lines = || view.fields().all(FieldName::Cookie);
     (view.fields().has(FieldName::Cookie) && lines().nth(1).is_some())

@@ -1,16 +1,22 @@
-//! The gateway engine: accepts tenants' connections, routes their requests, and forwards them to endpoints.
+//! The gateway engine: accepts tenants' connections, routes their requests, and forwards them to
+//! endpoints.
 //!
-//! A request passes through eight phases, each a module: [`accept`] → [`establish`] → [`decode`] → [`route`] → [`balance`] → [`authorize`]
-//! → [`forward`] → [`finish`]. `docs/life-of/request.md` follows a request through them. [`pipeline::serve`] is the one function in which
-//! they stand in order, for HTTP/1.1, HTTP/2 and bytes that are not requests. Each [`worker`] runs alone on its thread. Each request uses
-//! one snapshot of the configuration (`canal-gateway-config`). The connections' bytes are moved by `canal-gateway-io`.
+//! A request passes through eight phases, each a module: [`accept`] → [`establish`] → [`decode`] →
+//! [`route`] → [`balance`] → [`authorize`] → [`forward`] → [`finish`]. `docs/life-of/request.md`
+//! follows a request through them. [`pipeline::serve`] is the one function in which they stand in
+//! order, for HTTP/1.1, HTTP/2 and bytes that are not requests. Each [`worker`] runs alone on its
+//! thread. Each request uses one snapshot of the configuration (`canal-gateway-config`). The
+//! connections' bytes are moved by `canal-gateway-io`.
 //!
-//! Modules import only modules below them; `cargo xtask tidy` checks this. [`accept`] calls [`establish`], that calls [`decode`] (or
-//! [`relay`], for bytes that are not requests), and those call [`pipeline`] for each request by way of [`forward`]. Data that phases share
-//! is defined below them: [`downstream_state`], [`session`], [`destination`], [`head`], and the record that [`finish`] reports.
+//! Modules import only modules below them; `cargo xtask tidy` checks this. [`accept`] calls
+//! [`establish`], that calls [`decode`] (or [`relay`], for bytes that are not requests), and those
+//! call [`pipeline`] for each request by way of [`forward`]. Data that phases share is defined
+//! below them: [`downstream_state`], [`session`], [`destination`], [`head`], and the record that
+//! [`finish`] reports.
 //!
-//! The engine opens listeners and connections. It reads no files and does not connect to the controller: its process passes the
-//! configuration to [`GatewayEngine::apply`]. Start with [`GatewayEngine`].
+//! The engine opens listeners and connections. It reads no files and does not connect to the
+//! controller: its process passes the configuration to [`GatewayEngine::apply`]. Start with
+//! [`GatewayEngine`].
 
 #![forbid(unsafe_code)]
 

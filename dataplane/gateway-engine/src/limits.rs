@@ -1,6 +1,8 @@
-//! HTTP/2 settings, and the limits that protect a connection from its peer, for both sides of the gateway.
+//! HTTP/2 settings, and the limits that protect a connection from its peer, for both sides of the
+//! gateway.
 //!
-//! A connection that exceeds a limit ends with ENHANCE_YOUR_CALM and is counted in `canal_gateway_http2_errors_total`.
+//! A connection that exceeds a limit ends with ENHANCE_YOUR_CALM and is counted in
+//! `canal_gateway_http2_errors_total`.
 
 use std::time::Duration;
 
@@ -8,13 +10,16 @@ use canal_hbone::{CONNECTION_WINDOW, DATA_FRAME_BUDGET};
 
 use crate::config;
 
-/// Most streams that the gateway opens on one connection to an endpoint, whatever the endpoint allows.
+/// Most streams that the gateway opens on one connection to an endpoint, whatever the endpoint
+/// allows.
 pub(crate) const UPSTREAM_STREAMS_MAX: usize = 250;
-/// Largest receive window of a stream, bytes: what the gateway may have to buffer for a slow other side.
+/// Largest receive window of a stream, bytes: what the gateway may have to buffer for a slow other
+/// side.
 pub(crate) const STREAM_WINDOW_MAX: u32 = 256 << 10;
 /// Bytes that h2 buffers per stream for sending before it reports no capacity.
 pub(crate) const SEND_BUFFER: usize = 256 << 10;
-/// Most streams that the peer opened and reset before they were accepted ("rapid reset", CVE-2023-44487).
+/// Most streams that the peer opened and reset before they were accepted ("rapid reset",
+/// CVE-2023-44487).
 pub(crate) const RAPID_RESETS_MAX: usize = 20;
 /// Most streams reset because of the peer's errors ("MadeYouReset", CVE-2025-8671).
 pub(crate) const ERROR_RESETS_MAX: usize = 256;
@@ -26,7 +31,8 @@ pub(crate) const RESET_MEMORY: Duration = Duration::from_secs(10);
 const _: () =
     assert!(CONNECTION_WINDOW as usize >= UPSTREAM_STREAMS_MAX * STREAM_WINDOW_MAX as usize);
 
-/// Returns the settings towards clients. h2 itself bounds CONTINUATION floods by the size of the header list.
+/// Returns the settings towards clients. h2 itself bounds CONTINUATION floods by the size of the
+/// header list.
 pub(crate) fn http2_server(
     limits: &config::GatewayLimits,
     stream_window: u32,

@@ -1,5 +1,5 @@
-//! Local replies: responses that the gateway itself makes. They are short, plain, and reveal nothing about the mesh. The reason, a
-//! [`ProxyError`], is decided elsewhere.
+//! Local replies: responses that the gateway itself makes. They are short, plain, and reveal
+//! nothing about the mesh. The reason, a [`ProxyError`], is decided elsewhere.
 
 use bytes::Bytes;
 use canal_gateway_io::clock::TimeoutKind;
@@ -70,7 +70,8 @@ fn body_of(fault: &ProxyError) -> String {
     }
 }
 
-/// Sends a local reply to an HTTP/1.1 client. Returns the payload's bytes; `None` if the client is gone or accepts nothing.
+/// Sends a local reply to an HTTP/1.1 client. Returns the payload's bytes; `None` if the client is
+/// gone or accepts nothing.
 pub(crate) async fn http1(
     worker: &Worker,
     client: &mut Http1Downstream,
@@ -131,7 +132,8 @@ pub(crate) async fn http1(
     }
 }
 
-/// Sends a local reply to an HTTP/2 client; gRPC clients get a trailers-only response. Returns the payload's bytes.
+/// Sends a local reply to an HTTP/2 client; gRPC clients get a trailers-only response. Returns the
+/// payload's bytes.
 pub(crate) fn http2(
     respond: &mut SendResponse<Bytes>,
     fault: &ProxyError,

@@ -1,7 +1,7 @@
 //! A connection's permits in the limits that tenants share, from its accept to its end.
 //!
-//! It takes and returns permits, and reports when the connection must give way to another. `accept` closes the connection then. Start with
-//! [`ConnectionPermit::take`].
+//! It takes and returns permits, and reports when the connection must give way to another. `accept`
+//! closes the connection then. Start with [`ConnectionPermit::take`].
 
 use std::cell::{Cell, RefCell};
 use std::pin::{Pin, pin};
@@ -18,8 +18,8 @@ use crate::rebalance::ConnectionDrain;
 use crate::shares::SharedLimits;
 use crate::worker::EngineShared;
 
-/// Permits that one connection has in the shared limits. It starts as an unauthenticated connection, which may have to give way; a
-/// connection with work in progress never does.
+/// Permits that one connection has in the shared limits. It starts as an unauthenticated
+/// connection, which may have to give way; a connection with work in progress never does.
 pub(crate) struct ConnectionPermit {
     shared: Arc<EngineShared>,
     holder: ShareHolder,
@@ -42,7 +42,8 @@ pub(crate) struct ConnectionPermit {
 pub(crate) struct HandshakePermit(RefCell<TenantPermit>);
 
 impl HandshakePermit {
-    /// Marks the ClientHello as whole: from now on the handshake does not give way. Its end is bounded in time.
+    /// Marks the ClientHello as whole: from now on the handshake does not give way. Its end is
+    /// bounded in time.
     pub(crate) fn keep(&self) {
         self.0.borrow_mut().keep();
     }
@@ -78,8 +79,8 @@ fn reason_of(limits: &SharedLimits, refusal: ShareRefusal) -> &'static str {
 }
 
 impl ConnectionPermit {
-    /// Takes the permits that a new connection of `tenant` needs. If the tenant has used its share, its own oldest unauthenticated
-    /// connection gives way, so silent connections block no others.
+    /// Takes the permits that a new connection of `tenant` needs. If the tenant has used its share,
+    /// its own oldest unauthenticated connection gives way, so silent connections block no others.
     ///
     /// # Errors
     /// A limit is reached; the error is a counter label.
@@ -89,7 +90,8 @@ impl ConnectionPermit {
     ) -> Result<Rc<Self>, &'static str> {
         let limits = &shared.limits;
         let holder = ShareHolder::Tenant(tenant.clone());
-        // The connection permit comes first: if it is refused, no other connection has given way for nothing.
+        // The connection permit comes first: if it is refused, no other connection has given way
+        // for nothing.
         let connection = limits
             .connections
             .take_replacing(&holder, 1)
@@ -113,8 +115,9 @@ impl ConnectionPermit {
         Ok(Rc::new(permit))
     }
 
-    /// Takes a permit for a TLS handshake. From now on the connection does not give way to unauthenticated ones, because many simultaneous
-    /// clients would otherwise end each other's handshakes. The limit of handshakes bounds these connections instead. There, a connection
+    /// Takes a permit for a TLS handshake. From now on the connection does not give way to
+    /// unauthenticated ones, because many simultaneous clients would otherwise end each other's
+    /// handshakes. The limit of handshakes bounds these connections instead. There, a connection
     /// without a whole ClientHello gives way to others: the oldest of the tenant with the most.
     ///
     /// # Errors
@@ -162,7 +165,8 @@ impl ConnectionPermit {
         self.offer();
     }
 
-    /// Marks the connection as busy with a request, tunnel or relay: it does not give way. Costs one comparison after the first call.
+    /// Marks the connection as busy with a request, tunnel or relay: it does not give way. Costs
+    /// one comparison after the first call.
     #[inline]
     pub(crate) fn establish(&self) {
         if !self.is_established.replace(true) {
@@ -172,7 +176,8 @@ impl ConnectionPermit {
         }
     }
 
-    /// Marks the connection as idle: it may have to give way until [`ConnectionPermit::establish`] is called again.
+    /// Marks the connection as idle: it may have to give way until [`ConnectionPermit::establish`]
+    /// is called again.
     pub(crate) fn offer(&self) {
         self.is_established.set(false);
         self.connection.borrow_mut().offer();

@@ -1,7 +1,9 @@
-//! The phases of a request, in order and once, for HTTP/1.1, HTTP/2 and bytes that are not requests.
+//! The phases of a request, in order and once, for HTTP/1.1, HTTP/2 and bytes that are not
+//! requests.
 //!
-//! It reads and writes nothing itself: each kind of [`ClientTraffic`] does that. It contains the only retry loop of the engine; whether and
-//! how to retry is a function of its arguments. Start with [`serve`].
+//! It reads and writes nothing itself: each kind of [`ClientTraffic`] does that. It contains the
+//! only retry loop of the engine; whether and how to retry is a function of its arguments. Start
+//! with [`serve`].
 
 use crate::authorize::{AuthorizationState, DestinationPolicies};
 use crate::balance::TriedEndpoints;
@@ -14,8 +16,9 @@ use crate::worker::Worker;
 /// Most attempts for one request: the first and two retries.
 pub(crate) const ATTEMPTS_MAX: usize = 3;
 
-/// One unit of a client's traffic that passes through the phases: an HTTP request (`forward`), or a connection whose bytes are not requests
-/// (`relay`). Each method is the phase of the same name, as far as it depends on the protocol.
+/// One unit of a client's traffic that passes through the phases: an HTTP request (`forward`), or a
+/// connection whose bytes are not requests (`relay`). Each method is the phase of the same name, as
+/// far as it depends on the protocol.
 pub(crate) trait ClientTraffic {
     /// Result of a successful attempt.
     type Done;
@@ -78,7 +81,8 @@ pub(crate) trait ClientTraffic {
         attempt: Attempt<'_>,
     ) -> Result<Self::Done, FailedAttempt>;
 
-    /// Ends the request: sends a local reply if it failed, reports it, and decides what happens to the client's connection.
+    /// Ends the request: sends a local reply if it failed, reports it, and decides what happens to
+    /// the client's connection.
     async fn finish(self, ended: Result<Self::Done, ProxyError>) -> Self::End;
 
     /// Returns the most attempts for this traffic.
@@ -92,7 +96,8 @@ pub(crate) trait ClientTraffic {
 pub(crate) struct Attempt<'a> {
     /// Result of the authorization, if a policy applies.
     pub(crate) authorization: Option<&'a AuthorizationState>,
-    /// True after an idle connection turned out to be dead: others may be dead too, so a new one is opened.
+    /// True after an idle connection turned out to be dead: others may be dead too, so a new one is
+    /// opened.
     pub(crate) opens_connection: bool,
 }
 
@@ -103,7 +108,8 @@ pub(crate) struct FailedAttempt {
     /// Position of the endpoint in its set.
     pub(crate) endpoint: usize,
     pub(crate) replay: ReplayConditions,
-    /// The endpoint, if the traffic can send the same bytes to it again: they did not reach the application, and all of them are available.
+    /// The endpoint, if the traffic can send the same bytes to it again: they did not reach the
+    /// application, and all of them are available.
     pub(crate) resumable: Option<SelectedEndpoint>,
 }
 
@@ -127,7 +133,8 @@ enum Retry {
     Resume,
 }
 
-/// Decides how to retry a request after an error of this kind; `None` means that a retry is not safe.
+/// Decides how to retry a request after an error of this kind; `None` means that a retry is not
+/// safe.
 fn decide_retry(
     safety: RetrySafety,
     replay: ReplayConditions,
@@ -193,8 +200,9 @@ impl Attempts {
 
 /// Carries one unit of traffic through the eight phases.
 ///
-/// *Accept* (`accept`) and *establish* (`establish`) run once per connection, before its first request; their result is the session of
-/// the traffic. All other phases are here. *Finish* runs whatever the result.
+/// *Accept* (`accept`) and *establish* (`establish`) run once per connection, before its first
+/// request; their result is the session of the traffic. All other phases are here. *Finish* runs
+/// whatever the result.
 pub(crate) async fn serve<T: ClientTraffic>(mut traffic: T) -> T::End {
     // It counts against the limits until the request is finished.
     let mut admitted = None;

@@ -1,4 +1,5 @@
-//! All reasons for which the gateway itself ends a request: status, response flag, name, and whether a retry is safe.
+//! All reasons for which the gateway itself ends a request: status, response flag, name, and
+//! whether a retry is safe.
 //!
 //! The table is exhaustive. Nothing here acts on an error. Start with [`ProxyError`].
 
@@ -32,9 +33,11 @@ pub(crate) enum RetrySafety {
     No,
     /// No byte of the request was sent, or the peer reported that it did not process the request.
     Unsent,
-    /// No byte of the request reached the application, which had closed an idle connection. The endpoint counts as healthy.
+    /// No byte of the request reached the application, which had closed an idle connection. The
+    /// endpoint counts as healthy.
     Undelivered,
-    /// An idle connection failed before the first byte of the response. A retry is safe for idempotent requests without a body.
+    /// An idle connection failed before the first byte of the response. A retry is safe for
+    /// idempotent requests without a body.
     Reused,
 }
 
@@ -126,7 +129,8 @@ pub(crate) enum ProxyError {
     Route { status: u16, reason: String },
     /// The service or its port does not exist, or no longer exists.
     NoService,
-    /// A security resource of the tenant is rejected or missing, so nothing of the tenant is served.
+    /// A security resource of the tenant is rejected or missing, so nothing of the tenant is
+    /// served.
     TenantClosed,
     /// The service has no ready endpoint.
     NoEndpoint,
@@ -150,13 +154,16 @@ pub(crate) enum ProxyError {
     TenantBodies,
     /// The worker has reached its limit of body bytes buffered for authorizers.
     Bodies,
-    /// The body was not read on its other side, and the tenant holds more bytes for readers than it may.
+    /// The body was not read on its other side, and the tenant holds more bytes for readers than it
+    /// may.
     TenantBuffers,
     /// No connection to the endpoint could be established.
     Connect { why: String },
-    /// The connection ended before the response did. `reused`: it was an idle connection, and no byte of the response had arrived.
+    /// The connection ended before the response did. `reused`: it was an idle connection, and no
+    /// byte of the response had arrived.
     UpstreamClosed { reused: bool },
-    /// The application had closed the idle connection before a byte of the request reached it, as its node reported.
+    /// The application had closed the idle connection before a byte of the request reached it, as
+    /// its node reported.
     UpstreamUndelivered,
     /// The endpoint reported that it did not process the request.
     UpstreamRefused,
@@ -375,8 +382,8 @@ impl ProxyError {
         }
     }
 
-    /// Returns the gRPC status for gRPC clients (grpc/doc/http-grpc-status-mapping.md). Limits differ from that mapping: they have a status
-    /// of their own.
+    /// Returns the gRPC status for gRPC clients (grpc/doc/http-grpc-status-mapping.md). Limits
+    /// differ from that mapping: they have a status of their own.
     pub(crate) fn grpc_status(&self) -> u8 {
         if matches!(self, ProxyError::TenantBusy | ProxyError::Throttled) {
             return 8;
@@ -446,7 +453,8 @@ impl ResponseFlag {
 mod tests {
     use super::*;
 
-    /// An error, whether the request may be retried, the status, the response flag, and the responsible side.
+    /// An error, whether the request may be retried, the status, the response flag, and the
+    /// responsible side.
     type ErrorCase = (ProxyError, RetrySafety, u16, &'static str, ErrorSide);
 
     fn upstream_errors() -> Vec<ErrorCase> {

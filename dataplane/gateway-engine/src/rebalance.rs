@@ -1,8 +1,9 @@
-//! Rebalance: after the head of a bucket moved to another replica, asks the connections of that bucket to reconnect, a limited number at a
-//! time.
+//! Rebalance: after the head of a bucket moved to another replica, asks the connections of that
+//! bucket to reconnect, a limited number at a time.
 //!
-//! HTTP/2 and HBONE clients get GOAWAY; HTTP/1.1 clients get `Connection: close` on the next response. The clients then reach the new head.
-//! No stream or relay is ended. The redirector's agent decides which buckets moved. Start with [`Rebalance::turn`].
+//! HTTP/2 and HBONE clients get GOAWAY; HTTP/1.1 clients get `Connection: close` on the next
+//! response. The clients then reach the new head. No stream or relay is ended. The redirector's
+//! agent decides which buckets moved. Start with [`Rebalance::turn`].
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -18,12 +19,14 @@ use tokio::time::Instant;
 
 /// Interval between two batches of connections that begin a soft drain.
 const ASK_INTERVAL: Duration = Duration::from_millis(100);
-/// Time within which all of a service's connections on one worker begin their soft drain, if there are not too many.
+/// Time within which all of a service's connections on one worker begin their soft drain, if there
+/// are not too many.
 const ASK_WITHIN: Duration = Duration::from_secs(3);
-/// Most connections of one service that one worker drains at once, because each reconnects with a handshake.
+/// Most connections of one service that one worker drains at once, because each reconnects with a
+/// handshake.
 const ASKED_AT_ONCE_MAX: usize = 25;
-/// Connections accepted at least this long after the move are not drained: they were steered here deliberately, because the new head did
-/// not accept them.
+/// Connections accepted at least this long after the move are not drained: they were steered here
+/// deliberately, because the new head did not accept them.
 const SETTLE_WITHIN: Duration = Duration::from_secs(1);
 /// Time after which a move ends, even if connections are left.
 const MOVE_LASTS: Duration = Duration::from_secs(60);
@@ -142,7 +145,8 @@ impl Drop for BucketMembership {
 }
 
 impl Rebalance {
-    /// Registers a connection that the tier steered here; `None` if its local address belongs to no service.
+    /// Registers a connection that the tier steered here; `None` if its local address belongs to no
+    /// service.
     pub(crate) fn enter(
         self: &Rc<Self>,
         client: SocketAddr,
@@ -164,7 +168,8 @@ impl Rebalance {
         })
     }
 
-    /// Begins the soft drain of the next connections of moved buckets. Returns their number, and whether more work remains.
+    /// Begins the soft drain of the next connections of moved buckets. Returns their number, and
+    /// whether more work remains.
     pub(crate) fn turn(&self, moves: &Moves, now: Instant) -> (usize, bool) {
         let (mut asked, mut is_busy) = (0, false);
         for (service, moved) in moves.iter().filter(|(_, moved)| !moved.is_over(now)) {
@@ -188,7 +193,8 @@ impl Rebalance {
     }
 }
 
-/// Returns how many of the remaining connections begin their soft drain now, so that all have begun it within [`ASK_WITHIN`] of the move.
+/// Returns how many of the remaining connections begin their soft drain now, so that all have begun
+/// it within [`ASK_WITHIN`] of the move.
 fn decide_count(staying: usize, since: Duration) -> usize {
     let turns = ASK_WITHIN
         .saturating_sub(since)
@@ -200,7 +206,8 @@ fn decide_count(staying: usize, since: Duration) -> usize {
         .min(ASKED_AT_ONCE_MAX)
 }
 
-/// Runs `turn` at each change, and repeatedly while it reports more work, until it returns `None` because the worker is gone.
+/// Runs `turn` at each change, and repeatedly while it reports more work, until it returns `None`
+/// because the worker is gone.
 pub(crate) async fn run(mut moves: watch::Receiver<Moves>, turn: impl Fn(&Moves) -> Option<bool>) {
     loop {
         let now = moves.borrow_and_update().clone();

@@ -1,7 +1,8 @@
 //! Relays bytes: TCP ports, ports whose protocol is not HTTP, and upgraded HTTP/1.1 connections.
 //!
-//! `canal_net::copy` transfers half-closes and resets. This module connects, authorizes, counts and logs; the phases and the retries are
-//! in `pipeline`. Start with [`tcp`], [`tunnel`] and [`upgraded`].
+//! `canal_net::copy` transfers half-closes and resets. This module connects, authorizes, counts and
+//! logs; the phases and the retries are in `pipeline`. Start with [`tcp`], [`tunnel`] and
+//! [`upgraded`].
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -30,7 +31,8 @@ use crate::tenant_usage::TenantUsage;
 use crate::upstream::{self, TunnelMetadata};
 use crate::worker::Worker;
 
-/// A client whose bytes are relayed: a connection, or a CONNECT that is answered once an endpoint is connected.
+/// A client whose bytes are relayed: a connection, or a CONNECT that is answered once an endpoint
+/// is connected.
 enum RelayClient {
     Connection(Io),
     Connect(IncomingConnect),
@@ -50,7 +52,8 @@ struct RelayedConnection {
 /// Result of a relay. `None` means that the client was gone before its CONNECT was answered.
 type RelayEnd = Option<(Result<ResponseFlag, ProxyError>, (u64, u64))>;
 
-/// Relays a client's connection to an endpoint. Bytes that were already read from the client are sent first.
+/// Relays a client's connection to an endpoint. Bytes that were already read from the client are
+/// sent first.
 pub(crate) async fn tcp(
     worker: &Rc<Worker>,
     session: &Rc<ClientSession>,
@@ -66,7 +69,8 @@ pub(crate) async fn tcp(
     .await;
 }
 
-/// Relays a CONNECT tunnel to an endpoint. The response to CONNECT shows whether the endpoint could be connected.
+/// Relays a CONNECT tunnel to an endpoint. The response to CONNECT shows whether the endpoint could
+/// be connected.
 pub(crate) async fn tunnel(
     worker: &Rc<Worker>,
     session: &Rc<ClientSession>,
@@ -293,8 +297,9 @@ impl ClientTraffic for RelayedConnection {
     }
 }
 
-/// Relays an upgraded connection. Bytes that either side sent after its head are sent first. Returns the bytes from the client and those to
-/// it, and the error if a policy change ended the relay.
+/// Relays an upgraded connection. Bytes that either side sent after its head are sent first.
+/// Returns the bytes from the client and those to it, and the error if a policy change ended the
+/// relay.
 pub(crate) async fn upgraded(
     worker: &Worker,
     watch: &RelayReauthorization<'_>,

@@ -1,7 +1,8 @@
-//! The fields of a finished request or relayed connection: one row each, read by the access log, the tap and the metrics.
+//! The fields of a finished request or relayed connection: one row each, read by the access log,
+//! the tap and the metrics.
 //!
-//! A row says under which name each output shows the field and how its value is read; a new field is one row. How a value is written is the
-//! output's affair. Start with [`FIELDS`].
+//! A row says under which name each output shows the field and how its value is read; a new field
+//! is one row. How a value is written is the output's affair. Start with [`FIELDS`].
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -224,8 +225,8 @@ const fn http_field(
     }
 }
 
-/// All fields, in the order in which the access log and the metrics show them. A row is: name in the access log, name in the tap, metric
-/// label, value.
+/// All fields, in the order in which the access log and the metrics show them. A row is: name in
+/// the access log, name in the tap, metric label, value.
 pub(crate) static FIELDS: &[RequestField] = &[
     field("tenant", "tenant", "tenant", |f| {
         text(f.account.tenant.as_str())

@@ -1,5 +1,5 @@
-//! Istio's metric families, and a per-worker table that finds a request's counters by numbers instead of strings. The labels are those of
-//! `request_fields`.
+//! Istio's metric families, and a per-worker table that finds a request's counters by numbers
+//! instead of strings. The labels are those of `request_fields`.
 //!
 //! Start with [`RequestSeries::request`].
 
@@ -18,7 +18,8 @@ use smallvec::SmallVec;
 use crate::proxy_error::ResponseFlag;
 use crate::request_fields::{FIELDS, FieldValue, FinishedTraffic, RequestField};
 
-/// Most series that a worker finds by number. At the limit it forgets all of them, which costs only new lookups.
+/// Most series that a worker finds by number. At the limit it forgets all of them, which costs only
+/// new lookups.
 const SERIES_MAX: usize = 8192;
 
 /// Labels of requests, in the order of their fields.
@@ -147,17 +148,19 @@ pub(crate) struct RequestSeries {
     families: RequestMetricFamilies,
     shard: MetricsShard,
     handles: RefCell<HashMap<SeriesKey, Rc<RequestHandles>, foldhash::fast::RandomState>>,
-    /// Generation of the registry when `handles` was started. Handles must be dropped with a generation, because a handle keeps its series
-    /// from expiring.
+    /// Generation of the registry when `handles` was started. Handles must be dropped with a
+    /// generation, because a handle keeps its series from expiring.
     generation: Cell<u64>,
 }
 
-/// Classes that replace unregistered status codes: the endpoint chooses its codes, and each would become a series.
+/// Classes that replace unregistered status codes: the endpoint chooses its codes, and each would
+/// become a series.
 const CLASSES: [&str; 10] = [
     "0xx", "1xx", "2xx", "3xx", "4xx", "5xx", "6xx", "7xx", "8xx", "9xx",
 ];
 
-/// Returns the status code for metrics: a registered one (IANA, HTTP Status Code Registry; 499 is the gateway's own), otherwise its class.
+/// Returns the status code for metrics: a registered one (IANA, HTTP Status Code Registry; 499 is
+/// the gateway's own), otherwise its class.
 fn decide_code(status: u16) -> u16 {
     match status {
         100..=104
@@ -178,7 +181,8 @@ fn decide_code(status: u16) -> u16 {
     }
 }
 
-/// Returns the gRPC status for metrics. A status that gRPC does not define becomes UNKNOWN, as it does for clients.
+/// Returns the gRPC status for metrics. A status that gRPC does not define becomes UNKNOWN, as it
+/// does for clients.
 fn decide_grpc(status: u8) -> u8 {
     if status <= 16 { status } else { 2 }
 }

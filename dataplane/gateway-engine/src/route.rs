@@ -1,7 +1,8 @@
-//! Phase *route*: admits a request (or a connection) within the limits, then determines the endpoint set that may serve it.
+//! Phase *route*: admits a request (or a connection) within the limits, then determines the
+//! endpoint set that may serve it.
 //!
-//! All lookups use one snapshot and stay inside one tenant. It sends nothing and selects no endpoint. Start with [`request`], or
-//! [`connection`] for bytes that are not requests.
+//! All lookups use one snapshot and stay inside one tenant. It sends nothing and selects no
+//! endpoint. Start with [`request`], or [`connection`] for bytes that are not requests.
 
 use std::rc::Rc;
 
@@ -17,7 +18,8 @@ use crate::session::ClientSession;
 use crate::tenant_usage::RequestPermit;
 use crate::worker::Worker;
 
-/// An admitted and routed request. Until dropped it counts against the requests in flight of its tenant and of the worker.
+/// An admitted and routed request. Until dropped it counts against the requests in flight of its
+/// tenant and of the worker.
 pub(crate) struct RoutedRequest {
     pub(crate) view: Rc<EndpointSetState>,
     pub(crate) resolved: Rc<ResolvedDestination>,
@@ -38,7 +40,8 @@ impl RoutedRequest {
         resolved: Rc<ResolvedDestination>,
         admission: RequestPermit,
     ) -> Self {
-        // Only new tunnels need the identity. Cloning it later would be cheaper, but would require holding the snapshot.
+        // Only new tunnels need the identity. Cloning it later would be cheaper, but would require
+        // holding the snapshot.
         let tunnelled = view
             .set
             .endpoints
@@ -126,7 +129,8 @@ fn admit(
     session: &ClientSession,
     resolved: &ResolvedDestination,
 ) -> Result<RequestPermit, ProxyError> {
-    // Lookups already stay inside the tenant. The check is repeated here, because an error would expose one tenant's service to another.
+    // Lookups already stay inside the tenant. The check is repeated here, because an error would
+    // expose one tenant's service to another.
     if resolved.tenant() != session.account.tenant.as_str() {
         return Err(ProxyError::NoService);
     }
@@ -175,7 +179,8 @@ fn decide<R: RoutableRequest>(
     let port: &PortView = &service.ports[*port];
     let (slot, filters) = match &service.routes {
         Some(routes) if port.routed => {
-            // Two readings of one path must not lead to different routes. The endpoint gets the path as it was sent.
+            // Two readings of one path must not lead to different routes. The endpoint gets the
+            // path as it was sent.
             let normal = if port.routed_by_path {
                 routing_path(request.path())
             } else {

@@ -1,4 +1,5 @@
-//! A client's connection or tunnel as the phases see it: tenant, client, dialled destination, and that destination in the newest snapshot.
+//! A client's connection or tunnel as the phases see it: tenant, client, dialled destination, and
+//! that destination in the newest snapshot.
 //!
 //! `establish` creates it. No bytes are moved here. Start with [`ClientSession::resolve`].
 
@@ -77,7 +78,8 @@ pub(crate) struct ClientInfo {
 }
 
 impl ClientSession {
-    /// Creates a tunnel's session; `None` if the tenant has reached its limit. `drain` belongs to the connection that carries the tunnel.
+    /// Creates a tunnel's session; `None` if the tenant has reached its limit. `drain` belongs to
+    /// the connection that carries the tunnel.
     pub(crate) fn of_tunnel(
         worker: &Worker,
         tenant: &TenantView,
@@ -229,7 +231,8 @@ impl ClientSession {
         self.pool_client.get_or_init(made).clone()
     }
 
-    /// Returns the headers that describe this client to the destination's node, for a tunnel that carries only its bytes.
+    /// Returns the headers that describe this client to the destination's node, for a tunnel that
+    /// carries only its bytes.
     pub(crate) fn introduction(&self, host: Option<&str>) -> HeaderMap {
         let source = &self.source.party;
         let baggage = Baggage {

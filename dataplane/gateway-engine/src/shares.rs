@@ -1,6 +1,7 @@
 //! Limits of the process that tenants share: their configuration and their metrics.
 //!
-//! Permits are taken in [`crate::accept`], in [`crate::permit`], and where windows grow. Start with [`SharedLimits`].
+//! Permits are taken in [`crate::accept`], in [`crate::permit`], and where windows grow. Start with
+//! [`SharedLimits`].
 
 use canal_gateway_config::Snapshot;
 use canal_model::share::{Share, ShareKind};
@@ -10,7 +11,8 @@ use canal_runtime::{GiveWay, TenantLimit, TenantLimitConfig};
 
 use crate::config::GatewayLimits;
 
-/// Limits that all workers share. Each is locked when a connection begins, authenticates and ends, never per request.
+/// Limits that all workers share. Each is locked when a connection begins, authenticates and ends,
+/// never per request.
 pub(crate) struct SharedLimits {
     pub(crate) connections: TenantLimit,
     pub(crate) unauthenticated: TenantLimit,
@@ -23,8 +25,8 @@ pub(crate) struct SharedLimits {
 
 impl SharedLimits {
     pub(crate) fn new(limits: &GatewayLimits, registry: &Registry) -> Self {
-        // There is no reserve: readiness probes and admin requests have listeners of their own, and `GatewayLimits::within` leaves files
-        // for them.
+        // There is no reserve: readiness probes and admin requests have listeners of their own, and
+        // `GatewayLimits::within` leaves files for them.
         let limit = |kind, capacity| {
             TenantLimit::new(TenantLimitConfig {
                 kind,

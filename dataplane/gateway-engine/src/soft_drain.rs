@@ -1,7 +1,9 @@
-//! Soft drain: asks clients to reconnect elsewhere while the worker keeps serving. It can be revoked.
+//! Soft drain: asks clients to reconnect elsewhere while the worker keeps serving. It can be
+//! revoked.
 //!
-//! HTTP/2 and HBONE clients get GOAWAY; HTTP/1.1 clients get `Connection: close` on the next response; idle connections are closed soon.
-//! Streams and relays in progress are not ended. The process decides when a soft drain starts and stops. Start with [`SoftDrain`].
+//! HTTP/2 and HBONE clients get GOAWAY; HTTP/1.1 clients get `Connection: close` on the next
+//! response; idle connections are closed soon. Streams and relays in progress are not ended. The
+//! process decides when a soft drain starts and stops. Start with [`SoftDrain`].
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -9,8 +11,8 @@ use std::time::Duration;
 use canal_runtime::drain::{DrainTrigger, DrainWatcher};
 use tokio::sync::watch;
 
-/// Interval at which newer connections are included in an active soft drain. Each is served for a moment first, so that a client that finds
-/// no other replica does not reconnect in a tight loop.
+/// Interval at which newer connections are included in an active soft drain. Each is served for a
+/// moment first, so that a client that finds no other replica does not reconnect in a tight loop.
 const SOFT_DRAIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Deadline of a connection in a soft drain: effectively none. A drain of the process sets one.
 pub(crate) const NO_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -36,7 +38,8 @@ impl SoftDrain {
         }
     }
 
-    /// Returns the drain for a new connection. It begins when a soft drain includes the connection, or with the worker's drain.
+    /// Returns the drain for a new connection. It begins when a soft drain includes the connection,
+    /// or with the worker's drain.
     pub(crate) fn drain(&self) -> DrainWatcher {
         self.used.set(true);
         self.newest.borrow().1.clone()
@@ -48,7 +51,8 @@ impl SoftDrain {
         self.is_active.get()
     }
 
-    /// Starts or ends the soft drain. While it is active, each call includes all connections that are not included yet.
+    /// Starts or ends the soft drain. While it is active, each call includes all connections that
+    /// are not included yet.
     pub(crate) fn set(&self, asked: bool) {
         self.is_active.set(asked);
         if !asked || !self.used.replace(false) {
@@ -57,7 +61,8 @@ impl SoftDrain {
         let (mut trigger, drain) = self.newest.replace(self.worker.branch());
         drop(drain);
         trigger.drain(NO_DEADLINE);
-        // Dropping the trigger would force the drain, so it lives until the branch's last connection has closed.
+        // Dropping the trigger would force the drain, so it lives until the branch's last
+        // connection has closed.
         tokio::task::spawn_local(async move { trigger.finished(Duration::ZERO).await });
     }
 }

@@ -1,4 +1,5 @@
-//! Sources of requests: the workloads at the clients' end, numbered per worker so that metrics find their series by number.
+//! Sources of requests: the workloads at the clients' end, numbered per worker so that metrics find
+//! their series by number.
 //!
 //! Start with [`SourceTable::of`].
 
@@ -8,7 +9,8 @@ use std::rc::Rc;
 use canal_gateway_config::WorkloadLabels;
 use hashbrown::HashMap;
 
-/// Most sources that a worker remembers. At the limit it forgets all numbers, which costs only new lookups.
+/// Most sources that a worker remembers. At the limit it forgets all numbers, which costs only new
+/// lookups.
 const SOURCES_MAX: usize = 10_000;
 
 /// One workload as a source, with its number.

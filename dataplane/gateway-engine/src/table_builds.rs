@@ -1,7 +1,8 @@
-//! The thread that builds tenants' tables step by step, and the one place that publishes snapshots. It decides no order; `TenantBuilds` does.
+//! The thread that builds tenants' tables step by step, and the one place that publishes snapshots.
+//! It decides no order; `TenantBuilds` does.
 //!
-//! A step runs without the lock, so a change of the configuration waits at most for a publication and never for a step. Start with
-//! [`TableBuilds::start`].
+//! A step runs without the lock, so a change of the configuration waits at most for a publication
+//! and never for a step. Start with [`TableBuilds::start`].
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -206,7 +207,8 @@ impl TableBuilds {
         }
     }
 
-    /// Publishes a snapshot. The caller holds the lock, so snapshots are published in the order in which they were built.
+    /// Publishes a snapshot. The caller holds the lock, so snapshots are published in the order in
+    /// which they were built.
     fn publish(&self, snapshot: Arc<Snapshot>, builds: &TenantBuilds, has_tenants: bool) {
         let counts = snapshot
             .tenants()
@@ -220,7 +222,8 @@ impl TableBuilds {
         set(&self.gauges.workloads, counts.1);
         set(&self.gauges.faults, builds.route_faults());
         set(&self.gauges.waiting, builds.waiting().count());
-        // The shares are set before the snapshot is published, so that a new tenant's first connections are counted against its own shares.
+        // The shares are set before the snapshot is published, so that a new tenant's first
+        // connections are counted against its own shares.
         if has_tenants {
             self.shared
                 .limits

@@ -1,5 +1,6 @@
-//! Live view of requests for listeners on the admin port. Lines are filtered here, the queues are bounded, and requests never wait for a
-//! listener. Without a listener, it costs one load per request.
+//! Live view of requests for listeners on the admin port. Lines are filtered here, the queues are
+//! bounded, and requests never wait for a listener. Without a listener, it costs one load per
+//! request.
 //!
 //! Start with [`TapBroker`].
 
@@ -11,7 +12,8 @@ use canal_runtime::metrics::{MetricFamily, Registry, SharedCounter};
 pub use canal_telemetry::observe::TapFilter as Filter;
 use canal_telemetry::observe::{LineSender, Lines, line_queue};
 
-/// Most concurrent listeners: as many as there may be observations, and some on the process's own socket.
+/// Most concurrent listeners: as many as there may be observations, and some on the process's own
+/// socket.
 pub(crate) const LISTENERS_MAX: usize = 80;
 
 /// Fields of a request that filters read.
@@ -57,7 +59,8 @@ pub struct TapBroker {
 
 #[derive(Debug)]
 struct Inner {
-    /// One bit for each tenant with a listener; all bits for a listener to all tenants. Two tenants may share a bit.
+    /// One bit for each tenant with a listener; all bits for a listener to all tenants. Two tenants
+    /// may share a bit.
     tenants: AtomicU64,
     listeners: Mutex<Vec<TapListener>>,
     dropped: SharedCounter,
@@ -119,7 +122,8 @@ impl TapBroker {
         tenants != 0 && tenants & bit_of(tenant) != 0
     }
 
-    /// Sends the request to the listeners whose filter matches. The line is built once, and only if there is one.
+    /// Sends the request to the listeners whose filter matches. The line is built once, and only if
+    /// there is one.
     pub(crate) fn publish(&self, seen: &TapFields<'_>, line: impl FnOnce() -> String) {
         let mut listeners = self
             .inner
@@ -158,7 +162,8 @@ impl Inner {
     }
 }
 
-/// Maps a tenant to one of 64 bits (FNV-1a), so that a tap of one tenant affects the requests of few others.
+/// Maps a tenant to one of 64 bits (FNV-1a), so that a tap of one tenant affects the requests of
+/// few others.
 fn bit_of(tenant: &str) -> u64 {
     let hash = tenant
         .bytes()

@@ -1,6 +1,7 @@
 //! Usage and limits of each tenant on one worker: requests and tunnels in flight, ext_authz checks.
 //!
-//! It counts and refuses; the phases decide what follows from a refusal. Start with [`TenantUsageTable::of`].
+//! It counts and refuses; the phases decide what follows from a refusal. Start with
+//! [`TenantUsageTable::of`].
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
@@ -35,7 +36,8 @@ pub(crate) struct TenantUsage {
     /// Number of ext_authz checks in progress.
     ext_authz_in_flight: Rc<Cell<u64>>,
     allowed: OnceCell<Counter>,
-    /// Notifies open work that was authorized before the policies changed, so that it is authorized again.
+    /// Notifies open work that was authorized before the policies changed, so that it is authorized
+    /// again.
     pub(crate) changed: Rc<Notify>,
     /// Version of the policies for which [`TenantUsage::changed`] was last notified.
     pub(crate) policy_version: Cell<u64>,
@@ -66,7 +68,8 @@ impl TenantUsage {
         }
     }
 
-    /// True if something of the tenant is open or in flight, or something else still references its usage or its queue.
+    /// True if something of the tenant is open or in flight, or something else still references its
+    /// usage or its queue.
     fn is_open(self: &Rc<Self>) -> bool {
         let counts = [&self.requests, &self.tunnels, &self.ext_authz_in_flight];
         counts.iter().any(|count| count.get() > 0)
@@ -91,13 +94,15 @@ impl TenantUsage {
     }
 }
 
-/// A worker's part of the process's limits. A tenant whose connections are all on one worker can use only that worker's part. The kernel
-/// distributes connections by hash, so from a few connections on the parts add up to the process's limits.
+/// A worker's part of the process's limits. A tenant whose connections are all on one worker can
+/// use only that worker's part. The kernel distributes connections by hash, so from a few
+/// connections on the parts add up to the process's limits.
 #[derive(Debug)]
 pub(crate) struct WorkerLimits {
     requests: Rc<Cell<u64>>,
     requests_max: u64,
-    /// Limits of the entire process, with the defaults for tenants for which the provider set no share.
+    /// Limits of the entire process, with the defaults for tenants for which the provider set no
+    /// share.
     limits: GatewayLimits,
     workers: u64,
 }
@@ -170,8 +175,9 @@ impl WorkerLimits {
     }
 }
 
-/// Decides whether a tenant that has `held` of a worker's `used` requests in flight may have one more. Requests are not revoked, so tenants
-/// that use their full shares would block all others. The threshold of [`decide_free_needed`] prevents that.
+/// Decides whether a tenant that has `held` of a worker's `used` requests in flight may have one
+/// more. Requests are not revoked, so tenants that use their full shares would block all others.
+/// The threshold of [`decide_free_needed`] prevents that.
 fn decide_request(held: u64, tenant_max: u64, used: u64, max: u64) -> Result<(), ProxyError> {
     let free = max.saturating_sub(used);
     let has_others = used > held;
@@ -223,7 +229,8 @@ impl TenantUsageTable {
             .clone()
     }
 
-    /// Applies the shares and policy versions of `snapshot`. Calls `changed` for each tenant whose policy version changed.
+    /// Applies the shares and policy versions of `snapshot`. Calls `changed` for each tenant whose
+    /// policy version changed.
     pub(crate) fn update(
         &self,
         snapshot: &Snapshot,
@@ -244,9 +251,10 @@ impl TenantUsageTable {
         }
     }
 
-    /// Drops the usage of deleted tenants, each once nothing of it is open. Until then its work in flight counts, also for a tenant that is
-    /// created again. `dropped` gets the numbers of the dropped tenants. Call it repeatedly; it costs one comparison if there are no
-    /// deleted tenants.
+    /// Drops the usage of deleted tenants, each once nothing of it is open. Until then its work in
+    /// flight counts, also for a tenant that is created again. `dropped` gets the numbers of the
+    /// dropped tenants. Call it repeatedly; it costs one comparison if there are no deleted
+    /// tenants.
     pub(crate) fn forget_gone(&self, snapshot: &Snapshot, dropped: impl Fn(u32)) {
         if !self.has_gone.get() {
             return;
@@ -391,7 +399,8 @@ mod tests {
         assert_eq!(held(), (1, 0), "and whoever is there stays");
     }
 
-    /// Tenants with slow endpoints use up their limits one after another; a further tenant is still admitted.
+    /// Tenants with slow endpoints use up their limits one after another; a further tenant is still
+    /// admitted.
     #[test]
     fn tenants_that_fill_their_shares_leave_places_for_others() {
         for (max, tenant_max) in [(1000, 400), (60, 24)] {

@@ -1,6 +1,7 @@
 //! Connections to endpoints: idle, shared or new, by tunnel or in plaintext.
 //!
-//! It does not select the endpoint (`balance` does) and does not implement HTTP/1.1 (`forward` does). Start with [`connect`].
+//! It does not select the endpoint (`balance` does) and does not implement HTTP/1.1 (`forward`
+//! does). Start with [`connect`].
 
 mod http2;
 
@@ -26,7 +27,8 @@ use crate::endpoints::SelectedEndpoint;
 use crate::proxy_error::ProxyError;
 use crate::worker::Worker;
 
-/// Timeout of a TCP connect or of opening a tunnel. The client waits in the meantime, so it is shorter than the limits of `canal_net`.
+/// Timeout of a TCP connect or of opening a tunnel. The client waits in the meantime, so it is
+/// shorter than the limits of `canal_net`.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection for one HTTP/1.1 exchange.
@@ -63,7 +65,8 @@ pub(crate) async fn open_connection(
 
 /// Stores the connection for the next request, unless enough are idle.
 pub(crate) fn return_idle(worker: &Worker, chosen: &SelectedEndpoint, wire: Http1Io) {
-    // Unrequested bytes make the connection unusable: they would be read as the response to another client's request.
+    // Unrequested bytes make the connection unusable: they would be read as the response to another
+    // client's request.
     let usable = wire.inbox.is_empty() && wire.outbox.is_empty() && !worker.is_draining();
     let max = worker.shared.config.limits.idle_per_endpoint;
     if !usable
@@ -79,12 +82,13 @@ pub(crate) fn return_idle(worker: &Worker, chosen: &SelectedEndpoint, wire: Http
 pub(crate) struct TunnelMetadata<'a> {
     /// The gateway's identity in the tenant; `None` if it has none.
     pub(crate) tls: Option<&'a TenantTls>,
-    /// Headers that identify the client, for a connection that carries only that client's bytes. A pooled connection names no client.
+    /// Headers that identify the client, for a connection that carries only that client's bytes. A
+    /// pooled connection names no client.
     pub(crate) headers: HeaderMap,
 }
 
-/// Opens a new connection to the endpoint, by tunnel or in plaintext as its workload declares. Ejects the endpoint after a failure and
-/// restores it after a success.
+/// Opens a new connection to the endpoint, by tunnel or in plaintext as its workload declares.
+/// Ejects the endpoint after a failure and restores it after a success.
 pub(crate) async fn connect(
     worker: &Worker,
     chosen: &SelectedEndpoint,
@@ -116,7 +120,8 @@ pub(crate) async fn connect(
     }
 }
 
-/// Reason why there is no connection. `shortage` names a resource that this machine lacks; the endpoint is not ejected then.
+/// Reason why there is no connection. `shortage` names a resource that this machine lacks; the
+/// endpoint is not ejected then.
 struct ConnectFailure {
     why: String,
     shortage: Option<&'static str>,

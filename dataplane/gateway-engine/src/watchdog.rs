@@ -1,5 +1,5 @@
-//! Detects stuck workers. Each worker sends heartbeats from its own loop; a task outside the workers counts its checks without a new
-//! heartbeat.
+//! Detects stuck workers. Each worker sends heartbeats from its own loop; a task outside the
+//! workers counts its checks without a new heartbeat.
 //!
 //! It ends nothing; readiness and metrics report the result. Start with [`Watchdog::register`].
 
@@ -13,13 +13,15 @@ use canal_runtime::metrics::{MetricFamily, Registry, SharedCounter, SharedGauge}
 
 /// Interval at which the watchdog checks the heartbeats.
 const WATCHDOG_INTERVAL: Duration = Duration::from_millis(100);
-/// Number of consecutive checks without a heartbeat after which a worker is stuck. Checks are counted instead of time, because a pause of
-/// the entire machine delays the watchdog too and proves nothing.
+/// Number of consecutive checks without a heartbeat after which a worker is stuck. Checks are
+/// counted instead of time, because a pause of the entire machine delays the watchdog too and
+/// proves nothing.
 const MISSED_LOOKS_MAX: u32 = 8;
 // A worker that is late by some ticks is not stuck.
 const _: () =
     assert!(MISSED_LOOKS_MAX as u128 * WATCHDOG_INTERVAL.as_millis() >= 4 * TICK.as_millis());
-// The edge makes two probes, 0.2 s apart and of 0.2 s each at most. Together with them, new sessions stop within 2 s.
+// The edge makes two probes, 0.2 s apart and of 0.2 s each at most. Together with them, new
+// sessions stop within 2 s.
 const _: () =
     assert!((MISSED_LOOKS_MAX as u128 + 2) * WATCHDOG_INTERVAL.as_millis() + 600 <= 2_000);
 
@@ -163,10 +165,12 @@ impl Watchdog {
     }
 }
 
-/// Checks the heartbeats for as long as the engine lives. It must run on a thread that is not a worker's.
+/// Checks the heartbeats for as long as the engine lives. It must run on a thread that is not a
+/// worker's.
 pub(crate) async fn run(watchdog: Weak<Watchdog>) {
     let mut ticks = tokio::time::interval(WATCHDOG_INTERVAL);
-    // Missed checks are not made up for, because several at once would count one silence more than once.
+    // Missed checks are not made up for, because several at once would count one silence more than
+    // once.
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
@@ -181,7 +185,8 @@ pub(crate) async fn run(watchdog: Weak<Watchdog>) {
 mod tests {
     use super::*;
 
-    /// Steps of a worker before each check (`b` beats, `-` does nothing, `e` ends), and the watchdog's result after it (`S` stuck).
+    /// Steps of a worker before each check (`b` beats, `-` does nothing, `e` ends), and the
+    /// watchdog's result after it (`S` stuck).
     #[test]
     fn worker_is_stuck_after_eight_silent_polls_until_its_next_heartbeat() {
         for (name, does, want) in [

@@ -1,6 +1,8 @@
-//! State of one worker thread: its snapshot reference, clock, blocks, endpoint states, tunnels, counters, and tenant usage.
+//! State of one worker thread: its snapshot reference, clock, blocks, endpoint states, tunnels,
+//! counters, and tenant usage.
 //!
-//! Nothing here is shared with another thread, except [`EngineShared`], and nothing runs by itself. Start with [`Worker`].
+//! Nothing here is shared with another thread, except [`EngineShared`], and nothing runs by itself.
+//! Start with [`Worker`].
 
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
@@ -38,12 +40,14 @@ use crate::tenant_usage::{TenantUsage, TenantUsageTable, WorkerLimits};
 use crate::watchdog::Watchdog;
 use crate::worker_counters::WorkerCounters;
 
-/// Callback that takes over a tenant's TCP connection which the engine does not serve. It is called on the workers' threads. The future
-/// resolves when the connection has ended, and dropping it ends the connection.
+/// Callback that takes over a tenant's TCP connection which the engine does not serve. It is called
+/// on the workers' threads. The future resolves when the connection has ended, and dropping it ends
+/// the connection.
 pub type Handover =
     Arc<dyn Fn(std::net::TcpStream, &TenantName) -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// A snapshot as a worker passes it around. References are counted per worker, because all cores would contend for one shared count.
+/// A snapshot as a worker passes it around. References are counted per worker, because all cores
+/// would contend for one shared count.
 pub(crate) type SnapshotRef = Rc<Arc<Snapshot>>;
 
 /// State that all workers of an engine share; it is immutable or thread-safe.
@@ -125,7 +129,8 @@ fn pool_config(config: &GatewayConfig) -> PoolConfig {
     }
 }
 
-/// Runs tunnel connections to endpoints in the scheduler turns, and at the expense of the share, of the tenant whose identity opened them.
+/// Runs tunnel connections to endpoints in the scheduler turns, and at the expense of the share, of
+/// the tenant whose identity opened them.
 struct TenantsHost(Weak<Worker>);
 
 impl TenantsHost {
@@ -238,7 +243,8 @@ impl Worker {
         self.snapshot.borrow().clone()
     }
 
-    /// Returns a random number (SplitMix64), good enough to distribute load and to generate request IDs.
+    /// Returns a random number (SplitMix64), good enough to distribute load and to generate request
+    /// IDs.
     #[inline]
     pub(crate) fn random(&self) -> u64 {
         let state = self.random.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -274,7 +280,8 @@ impl Worker {
         self.is_draining() || self.soft_drain.is_draining()
     }
 
-    /// Starts or ends a soft drain. Idle clients are disconnected soon; the others are notified with their next response.
+    /// Starts or ends a soft drain. Idle clients are disconnected soon; the others are notified
+    /// with their next response.
     pub(crate) fn set_soft_drain(&self, ask: bool) {
         let times = &self.shared.config.times;
         self.clock.expire_idle(if ask {
@@ -285,7 +292,8 @@ impl Worker {
         self.soft_drain.set(ask);
     }
 
-    /// Begins the soft drain of the next connections of moved buckets. Returns whether more work remains.
+    /// Begins the soft drain of the next connections of moved buckets. Returns whether more work
+    /// remains.
     pub(crate) fn rebalance(&self, moves: &Moves) -> bool {
         let (asked, is_busy) = self.rebalance.turn(moves, Instant::now());
         self.counts.rebalanced.add(asked as u64);

@@ -1,5 +1,5 @@
-//! A worker's counters of events other than completed requests: refusals, timeouts, retries, connects, ejections. The metrics of requests
-//! are in `request_metrics`.
+//! A worker's counters of events other than completed requests: refusals, timeouts, retries,
+//! connects, ejections. The metrics of requests are in `request_metrics`.
 
 use canal_gateway_io::clock::TimeoutKind;
 use canal_runtime::metrics::{Counter, CounterFamily, Gauge, MetricFamily, MetricsShard, Registry};

@@ -1,7 +1,8 @@
 //! Moves one message body from one connection to another, for every pairing of HTTP versions.
 //!
-//! Pieces are passed on without a copy. The source is read no faster than the sink accepts. The end, the trailers and a reset of the source
-//! are passed on as such. Heads are not handled here: `forward` does that.
+//! Pieces are passed on without a copy. The source is read no faster than the sink accepts. The
+//! end, the trailers and a reset of the source are passed on as such. Heads are not handled here:
+//! `forward` does that.
 //!
 //! Start with [`BodyPump::poll`].
 
@@ -43,7 +44,8 @@ impl Http1Io {
     }
 }
 
-/// Side from which a body is read. With `verbatim`, HTTP/1.1 bytes are passed on with their framing.
+/// Side from which a body is read. With `verbatim`, HTTP/1.1 bytes are passed on with their
+/// framing.
 pub enum BodySource<'a> {
     Http1 {
         io: &'a mut Io,
@@ -94,7 +96,8 @@ fn cause_of(e: &h2::Error) -> BodyErrorCause {
 }
 
 enum BodyPiece {
-    /// Payload, or framed bytes for a verbatim body. `last` is set if it is certain that nothing follows.
+    /// Payload, or framed bytes for a verbatim body. `last` is set if it is certain that nothing
+    /// follows.
     Data {
         bytes: Bytes,
         payload: u64,
@@ -114,7 +117,8 @@ pub struct BodyPump {
     window_to_release: usize,
     /// Bytes taken off an HTTP/2 source while the sink accepted none.
     stalled: Option<Box<StalledBytes>>,
-    /// Failure of the source that was found while the sink accepted nothing. It follows the bytes that came before.
+    /// Failure of the source that was found while the sink accepted nothing. It follows the bytes
+    /// that came before.
     failure: Option<BodyErrorCause>,
     /// Set once the source has ended, with the trailers if there are any.
     source_end: Option<Option<HeaderMap>>,
@@ -127,7 +131,8 @@ pub struct BodyPump {
     pub waiting_for_source: bool,
     /// gRPC status from the trailers.
     pub grpc_status: Option<u8>,
-    /// False until the first piece was read. The head may still be in the outbox then, and is flushed together with that piece.
+    /// False until the first piece was read. The head may still be in the outbox then, and is
+    /// flushed together with that piece.
     begun: bool,
 }
 
@@ -150,7 +155,8 @@ impl BodyPump {
         }
     }
 
-    /// Moves as much as possible. Ready when the sink has accepted the entire body, or when a side failed.
+    /// Moves as much as possible. Ready when the sink has accepted the entire body, or when a side
+    /// failed.
     pub fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -174,7 +180,8 @@ impl BodyPump {
             }
             self.begun = true;
             if self.source_end.is_some() {
-                // Only once: writing the end may have to wait for the sink, and then this code runs again.
+                // Only once: writing the end may have to wait for the sink, and then this code runs
+                // again.
                 if !self.closed {
                     self.end(sink).map_err(BodyError::Sink)?;
                 }
@@ -223,7 +230,8 @@ impl BodyPump {
         Poll::Pending
     }
 
-    /// Returns the next piece: bytes that were taken off HTTP/2 while the sink stalled come first, then a failure that was found then.
+    /// Returns the next piece: bytes that were taken off HTTP/2 while the sink stalled come first,
+    /// then a failure that was found then.
     fn poll_piece(
         &mut self,
         cx: &mut Context<'_>,
@@ -288,8 +296,8 @@ impl BodyPump {
         self.payload_bytes.wrapping_sub(waiting as u64)
     }
 
-    /// Fast path: moves available bytes unchanged from one HTTP/1.1 connection to another. `false` means that the general path must be
-    /// used.
+    /// Fast path: moves available bytes unchanged from one HTTP/1.1 connection to another. `false`
+    /// means that the general path must be used.
     fn copy(
         &mut self,
         source: &mut BodySource<'_>,
@@ -441,7 +449,8 @@ pub struct BodyStall {
 }
 
 impl BodyStall {
-    /// Must be called after each poll of the body that was pending. Ready when the tenant holds more than it may and this body must end.
+    /// Must be called after each poll of the body that was pending. Ready when the tenant holds
+    /// more than it may and this body must end.
     pub fn poll(
         &mut self,
         cx: &mut Context<'_>,

@@ -13,7 +13,8 @@ use smallvec::SmallVec;
 pub const BLOCK: usize = 16 << 10;
 /// Most spare blocks per worker; further ones are returned to the allocator.
 pub const SPARE_BLOCKS_MAX: usize = 512;
-/// Largest piece, in bytes, that is copied behind the head: one copy costs less than one more vector in the kernel.
+/// Largest piece, in bytes, that is copied behind the head: one copy costs less than one more
+/// vector in the kernel.
 pub const COPIED_BYTES_MAX: usize = 1 << 10;
 /// Most vectors of one write.
 const VECTORS: usize = 16;
@@ -35,7 +36,8 @@ impl Blocks {
     fn give(&self, mut block: BytesMut) {
         block.clear();
         let mut spare = self.spare.borrow_mut();
-        // `try_reclaim` recovers the space in front if the block is not shared. A grown or shared block is not reused.
+        // `try_reclaim` recovers the space in front if the block is not shared. A grown or shared
+        // block is not reused.
         if spare.len() < SPARE_BLOCKS_MAX
             && block.try_reclaim(BLOCK)
             && block.capacity() <= 2 * BLOCK
@@ -45,7 +47,8 @@ impl Blocks {
     }
 }
 
-/// Bytes read and not consumed yet. They are in a block of the inbox or in a chunk from the tunnel; never both contain bytes.
+/// Bytes read and not consumed yet. They are in a block of the inbox or in a chunk from the tunnel;
+/// never both contain bytes.
 #[derive(Debug)]
 pub struct Inbox {
     blocks: Blocks,
@@ -79,7 +82,8 @@ impl Inbox {
         self.bytes().is_empty()
     }
 
-    /// Returns the block to read into. It has space for at least one byte, and for at least [`BLOCK`] in total.
+    /// Returns the block to read into. It has space for at least one byte, and for at least
+    /// [`BLOCK`] in total.
     pub fn read_block(&mut self) -> &mut BytesMut {
         let chunk = std::mem::take(&mut self.chunk);
         let blocks = &self.blocks;
@@ -152,7 +156,8 @@ impl Drop for Inbox {
     }
 }
 
-/// Bytes to be written, in order: a head in memory of its own, then pieces that refer to other memory.
+/// Bytes to be written, in order: a head in memory of its own, then pieces that refer to other
+/// memory.
 #[derive(Debug, Default)]
 pub struct Outbox {
     head: Vec<u8>,
@@ -161,7 +166,8 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// Returns the head, to append small data. A piece that is still waiting is copied into it to preserve the order; that is rare.
+    /// Returns the head, to append small data. A piece that is still waiting is copied into it to
+    /// preserve the order; that is rare.
     pub fn head(&mut self) -> &mut Vec<u8> {
         for piece in self.pieces.drain(..) {
             self.head.extend_from_slice(&piece);
@@ -250,7 +256,8 @@ impl Outbox {
         }
     }
 
-    /// Takes the next piece as owned bytes, because tunnels send them without a copy. Return the unsent rest with [`Outbox::put_back`].
+    /// Takes the next piece as owned bytes, because tunnels send them without a copy. Return the
+    /// unsent rest with [`Outbox::put_back`].
     pub fn pop(&mut self) -> Option<Bytes> {
         if self.head_at < self.head.len() {
             let head = Bytes::from(std::mem::take(&mut self.head));

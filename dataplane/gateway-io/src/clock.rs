@@ -1,6 +1,8 @@
-//! Coarse deadlines. One sweep per worker checks all of them every [`TICK`], so arming one costs two stores and no timer wheel.
+//! Coarse deadlines. One sweep per worker checks all of them every [`TICK`], so arming one costs
+//! two stores and no timer wheel.
 //!
-//! The owner decides what follows when a deadline passes; it learns the [`TimeoutKind`]. Start with [`Clock::timer`].
+//! The owner decides what follows when a deadline passes; it learns the [`TimeoutKind`]. Start with
+//! [`Clock::timer`].
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -76,7 +78,8 @@ struct DeadlineSlot {
 struct Inner {
     slots: RefCell<Slab<Rc<DeadlineSlot>>>,
     now: Cell<Instant>,
-    /// Time until which idle connections may stay while the worker drains; `None` if it does not drain.
+    /// Time until which idle connections may stay while the worker drains; `None` if it does not
+    /// drain.
     draining: Cell<Option<Instant>>,
     /// Time by which the deadlines of idle connections are brought forward.
     haste: Cell<Duration>,
@@ -157,7 +160,8 @@ impl Clock {
         self.inner.now.set(now);
         let drained = self.inner.draining.get().is_some_and(|until| until <= now);
         let hastened = now + self.inner.haste.get();
-        // Waking only marks tasks as runnable. No task runs inside this loop, so none changes the slab.
+        // Waking only marks tasks as runnable. No task runs inside this loop, so none changes the
+        // slab.
         for (_, slot) in self.inner.slots.borrow().iter() {
             let Some(due) = slot.due.get() else { continue };
             let idle = slot.what.get() == TimeoutKind::Idle;
@@ -211,7 +215,8 @@ impl Timer {
         self.slot.due.set(Some(since + after));
     }
 
-    /// Subscribes the owner to policy changes of this tenant: each change wakes it while it waits for the deadline. `None` unsubscribes.
+    /// Subscribes the owner to policy changes of this tenant: each change wakes it while it waits
+    /// for the deadline. `None` unsubscribes.
     #[inline]
     pub fn watch(&self, tenant: Option<u32>) {
         self.slot.tenant.set(tenant.unwrap_or(NOBODY));

@@ -1,5 +1,5 @@
-//! A byte stream to a client or an endpoint: TCP, an HBONE tunnel, or a client's TLS. It reads into an [`Inbox`] and writes from an
-//! [`Outbox`].
+//! A byte stream to a client or an endpoint: TCP, an HBONE tunnel, or a client's TLS. It reads into
+//! an [`Inbox`] and writes from an [`Outbox`].
 //!
 //! It knows no protocol above the byte stream. Start with [`Io::poll_fill`] and [`Io::poll_flush`].
 
@@ -34,7 +34,8 @@ pub enum Io {
 }
 
 impl Io {
-    /// Reads available bytes into `inbox` and returns their number; 0 means the end. Occupies no block while it waits.
+    /// Reads available bytes into `inbox` and returns their number; 0 means the end. Occupies no
+    /// block while it waits.
     pub fn poll_fill(
         &mut self,
         cx: &mut Context<'_>,
@@ -88,7 +89,8 @@ impl Io {
             }
             Io::Tls(tls) => return tls.poll_drain(cx, outbox),
             Io::Tunnel(stream) => {
-                // Small data is copied once and sent as one frame; large pieces are sent without a copy.
+                // Small data is copied once and sent as one frame; large pieces are sent without a
+                // copy.
                 while !outbox.is_empty() && outbox.len() <= FRAME_COPIED_BYTES_MAX {
                     let n =
                         ready!(Pin::new(&mut **stream).poll_write_vectored(cx, &outbox.vectors()))?;
@@ -124,7 +126,8 @@ impl Io {
         }
     }
 
-    /// Signals the end right before the stream is dropped, without waiting. Without it, dropping a tunnel would reset it.
+    /// Signals the end right before the stream is dropped, without waiting. Without it, dropping a
+    /// tunnel would reset it.
     pub fn end(&mut self) {
         if !matches!(self, Io::Tcp(_)) {
             // If the end cannot be sent immediately, it is not sent.
@@ -132,15 +135,16 @@ impl Io {
         }
     }
 
-    /// True if the connection cannot carry a request: the peer has closed it or has sent unrequested bytes. Costs no system call while the
-    /// connection is idle.
+    /// True if the connection cannot carry a request: the peer has closed it or has sent
+    /// unrequested bytes. Costs no system call while the connection is idle.
     pub fn is_stale(&mut self) -> bool {
         let mut cx = Context::from_waker(std::task::Waker::noop());
         match self {
             Io::Tcp(stream) => match stream.poll_read_ready(&mut cx) {
                 Poll::Pending => false,
                 Poll::Ready(Err(_)) => true,
-                // Readiness may be left over from a read that exactly filled the buffer, so the socket is read.
+                // Readiness may be left over from a read that exactly filled the buffer, so the
+                // socket is read.
                 Poll::Ready(Ok(())) => {
                     let mut byte = [0u8; 1];
                     !matches!(stream.try_read(&mut byte), Err(e) if e.kind() == ErrorKind::WouldBlock)
@@ -155,7 +159,8 @@ impl Io {
         }
     }
 
-    /// Resolves if the stream fails while it is neither read nor written; stays pending where that cannot be detected.
+    /// Resolves if the stream fails while it is neither read nor written; stays pending where that
+    /// cannot be detected.
     pub fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         match self {
             Io::Tcp(stream) => Leg::poll_broken(stream, cx),
@@ -165,7 +170,8 @@ impl Io {
         }
     }
 
-    /// Polls a stream that is not read because its bytes are accepted nowhere; see [`Leg::poll_stalled`].
+    /// Polls a stream that is not read because its bytes are accepted nowhere; see
+    /// [`Leg::poll_stalled`].
     pub fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         match self {
             Io::Tcp(stream) => Leg::poll_stalled(stream, cx),
@@ -206,7 +212,8 @@ impl Io {
         }
     }
 
-    /// True if the endpoint's node reported that nothing beyond the first `sent` bytes reached the application.
+    /// True if the endpoint's node reported that nothing beyond the first `sent` bytes reached the
+    /// application.
     pub fn is_undelivered_beyond(&self, sent: u64) -> bool {
         match self {
             Io::Tunnel(stream) => stream
@@ -360,14 +367,17 @@ impl AsyncWrite for PrefixedIo {
     }
 }
 
-/// Most bytes that [`linger`] reads and discards before it closes a connection whose peer still sends.
+/// Most bytes that [`linger`] reads and discards before it closes a connection whose peer still
+/// sends.
 const LINGER_BYTES_MAX: usize = 64 << 20;
 /// Longest time that [`linger`] takes, however much is read (nginx's `lingering_time`).
 const LINGER_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// Closes the stream so that the peer receives the last response. Closing with unread bytes would send a reset, which may overtake the
-/// response; many clients read no response before they have sent everything (RFC 9112 §9.6). Returns at the peer's close, after
-/// [`LINGER_BYTES_MAX`], or after [`LINGER_TIME_MAX`]. The caller limits the silence of the peer; `on_read` restarts that timeout.
+/// Closes the stream so that the peer receives the last response. Closing with unread bytes would
+/// send a reset, which may overtake the response; many clients read no response before they have
+/// sent everything (RFC 9112 §9.6). Returns at the peer's close, after [`LINGER_BYTES_MAX`], or
+/// after [`LINGER_TIME_MAX`]. The caller limits the silence of the peer; `on_read` restarts that
+/// timeout.
 pub async fn linger(io: &mut Io, inbox: &mut Inbox, on_read: impl Fn()) {
     if std::future::poll_fn(|cx| io.poll_finish(cx)).await.is_err() {
         return;

@@ -1,7 +1,8 @@
-//! Divides a worker's CPU time among tenants by deficit round robin, and accounts for what each tenant uses.
+//! Divides a worker's CPU time among tenants by deficit round robin, and accounts for what each
+//! tenant uses.
 //!
-//! It knows neither sockets nor requests, and never preempts a running task. `docs/design/0007-fairness.md` explains the design. Start with
-//! [`Scheduler::run`].
+//! It knows neither sockets nor requests, and never preempts a running task.
+//! `docs/design/0007-fairness.md` explains the design. Start with [`Scheduler::run`].
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -15,7 +16,8 @@ use canal_model::share::{Share, ShareKind, Shares};
 use canal_net::sys::monotonic_nanos;
 use canal_runtime::metrics::Counter;
 
-/// CPU time per round of a tenant with weight 100 while other tenants wait. Ten to twenty requests take this long.
+/// CPU time per round of a tenant with weight 100 while other tenants wait. Ten to twenty requests
+/// take this long.
 const QUANTUM: Duration = Duration::from_micros(500);
 /// Weight to which [`QUANTUM`] applies.
 const WEIGHT: u64 = 100;
@@ -44,7 +46,8 @@ struct Inner {
 /// One tenant's credit on a worker, and its tasks that wait for the next round.
 pub struct TenantQueue {
     scheduler: Rc<Inner>,
-    /// Nanoseconds that the tenant may run before other ready tenants; negative after a task that ran long.
+    /// Nanoseconds that the tenant may run before other ready tenants; negative after a task that
+    /// ran long.
     credit: Cell<i64>,
     /// Round in which `credit` was last refilled.
     round: Cell<u64>,
@@ -93,7 +96,8 @@ fn quantum_of(shares: &Shares) -> i64 {
         .max(1)
 }
 
-/// Returns the credit after `rounds` more rounds. A debt is paid first, and unused credit is not saved.
+/// Returns the credit after `rounds` more rounds. A debt is paid first, and unused credit is not
+/// saved.
 fn decide_credit(credit: i64, quantum: i64, rounds: u64) -> i64 {
     let earned = quantum.saturating_mul(i64::try_from(rounds).unwrap_or(i64::MAX));
     credit.saturating_add(earned).min(quantum)
@@ -176,7 +180,8 @@ impl Scheduler {
     pub async fn rounds(self) {
         loop {
             std::future::poll_fn(|cx| self.poll_waiting(cx)).await;
-            // All tasks with credit run before this task continues, and the reactor polls the kernel for new events.
+            // All tasks with credit run before this task continues, and the reactor polls the
+            // kernel for new events.
             tokio::task::yield_now().await;
             self.inner.begin_round();
         }
@@ -192,11 +197,13 @@ impl Scheduler {
 }
 
 impl Inner {
-    /// Refills the quantum of every waiting tenant, and grants a turn to the first task of each tenant with credit.
+    /// Refills the quantum of every waiting tenant, and grants a turn to the first task of each
+    /// tenant with credit.
     fn begin_round(&self) {
         let mut waiting = self.waiting.borrow_mut();
         let mut rounds = 1;
-        // If no task ran in the last round, rounds that would only pay debts are skipped, so that the worker never idles.
+        // If no task ran in the last round, rounds that would only pay debts are skipped, so that
+        // the worker never idles.
         if !self.has_run.replace(false) {
             rounds = waiting
                 .iter()
@@ -302,7 +309,8 @@ impl TaskGuard {
                 return Poll::Pending;
             }
             WaitPhase::Granted => tenant.has_grant.set(false),
-            // A task that becomes ready queues behind the parked ones, so that tasks run in that order.
+            // A task that becomes ready queues behind the parked ones, so that tasks run in that
+            // order.
             WaitPhase::Free if tenant.fill() <= 0 || !tenant.parked.borrow().is_empty() => {
                 self.park(cx);
                 return Poll::Pending;

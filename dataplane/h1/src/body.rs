@@ -1,5 +1,6 @@
-//! Reads message bodies: a state machine over input slices that reports which spans are payload and where the body ends. It neither copies
-//! nor stores payload; `rechunk` writes chunk framing. Start with [`BodyReader::read`].
+//! Reads message bodies: a state machine over input slices that reports which spans are payload and
+//! where the body ends. It neither copies nor stores payload; `rechunk` writes chunk framing. Start
+//! with [`BodyReader::read`].
 
 use std::ops::Range;
 
@@ -28,16 +29,19 @@ enum BodyState {
 pub enum BodyPart {
     /// Range of the input that is payload; it is never empty.
     Data(Range<usize>),
-    /// More input is needed. The next input begins with the bytes that were not consumed, followed by new ones.
+    /// More input is needed. The next input begins with the bytes that were not consumed, followed
+    /// by new ones.
     NeedInput,
-    /// The body has ended; see [`BodyReader::trailers`]. Bytes after `consumed` belong to the next message.
+    /// The body has ended; see [`BodyReader::trailers`]. Bytes after `consumed` belong to the next
+    /// message.
     End,
 }
 
 /// One step through a body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BodyStep {
-    /// Number of input bytes that are consumed, framing included. The payload, if any, lies within them.
+    /// Number of input bytes that are consumed, framing included. The payload, if any, lies within
+    /// them.
     pub consumed: usize,
     pub part: BodyPart,
 }
@@ -98,7 +102,8 @@ impl BodyReader {
     /// Reads the next part of the body from `input`.
     ///
     /// # Errors
-    /// Returns the refusal for malformed chunk framing, for a forbidden trailer, and for chunk extensions or trailers over the limits.
+    /// Returns the refusal for malformed chunk framing, for a forbidden trailer, and for chunk
+    /// extensions or trailers over the limits.
     pub fn read(
         &mut self,
         input: &[u8],
@@ -210,7 +215,8 @@ impl BodyReader {
         loop {
             let step = self.read(&input[skim.consumed..], limits)?;
             if step.part == BodyPart::End {
-                // `read` counts from the slice it was given; `trailers` is called with the whole input.
+                // `read` counts from the slice it was given; `trailers` is called with the whole
+                // input.
                 self.trailers_at += skim.consumed;
             }
             skim.consumed += step.consumed;
@@ -230,7 +236,8 @@ impl BodyReader {
     /// Records that the read side of the connection has ended.
     ///
     /// # Errors
-    /// Returns [`MessageRefusal::TruncatedBody`] if the framing does not allow the body to end here.
+    /// Returns [`MessageRefusal::TruncatedBody`] if the framing does not allow the body to end
+    /// here.
     pub fn end_of_input(&mut self) -> Result<(), MessageRefusal> {
         match self.state {
             BodyState::Done => Ok(()),
@@ -242,7 +249,8 @@ impl BodyReader {
         }
     }
 
-    /// Returns the trailer fields once the body has ended. `input` is the slice given to the call that reported the end.
+    /// Returns the trailer fields once the body has ended. `input` is the slice given to the call
+    /// that reported the end.
     pub fn trailers<'a>(&'a self, input: &'a [u8]) -> HeaderFields<'a> {
         HeaderFields {
             table: &self.trailers,

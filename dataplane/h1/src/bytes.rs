@@ -1,4 +1,5 @@
-//! Character classes of RFC 9110 §5.5–5.6 and RFC 9112 as lookup tables, and iteration over comma-separated lists. It has no state.
+//! Character classes of RFC 9110 §5.5–5.6 and RFC 9112 as lookup tables, and iteration over
+//! comma-separated lists. It has no state.
 
 const TOKEN: u8 = 1;
 const TARGET: u8 = 2;
@@ -31,7 +32,8 @@ static CLASS: [u8; 256] = {
         if token {
             class[b] |= TOKEN;
         }
-        // A fragment is never part of a request target. Browsers do send |, {, } and the like unescaped, so these pass.
+        // A fragment is never part of a request target. Browsers do send |, {, } and the like
+        // unescaped, so these pass.
         if c > 0x20 && c < 0x7f && c != b'#' {
             class[b] |= TARGET;
         }
@@ -56,7 +58,8 @@ pub(crate) fn is_target_byte(b: u8) -> bool {
     CLASS[b as usize] & TARGET != 0
 }
 
-/// Returns true for bytes of a host name. Percent escapes and sub-delimiters are excluded, because no name that resolves contains them.
+/// Returns true for bytes of a host name. Percent escapes and sub-delimiters are excluded, because
+/// no name that resolves contains them.
 #[inline]
 pub(crate) fn is_host_byte(b: u8) -> bool {
     CLASS[b as usize] & HOST != 0
@@ -101,7 +104,8 @@ pub(crate) fn trim(mut text: &[u8]) -> &[u8] {
     text
 }
 
-/// Iterates over the elements of a comma-separated list: trimmed, without empty ones (RFC 9110 §5.6.1.2).
+/// Iterates over the elements of a comma-separated list: trimmed, without empty ones (RFC 9110
+/// §5.6.1.2).
 pub(crate) fn elements(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value
         .split(|&b| b == b',')

@@ -1,5 +1,5 @@
-//! Table of malformed and ambiguous messages. Each has a name and an expected result. The module contains data only: the codec's tests and
-//! the gateway's end-to-end tests send the same bytes.
+//! Table of malformed and ambiguous messages. Each has a name and an expected result. The module
+//! contains data only: the codec's tests and the gateway's end-to-end tests send the same bytes.
 
 mod oversized;
 mod requests;

@@ -1,5 +1,6 @@
-//! Reads the line that starts a chunk (RFC 9112 §7.1): size, extensions, CR LF. It never sees payload. It takes one byte at a time, so that
-//! a line split over several reads is neither buffered nor scanned again.
+//! Reads the line that starts a chunk (RFC 9112 §7.1): size, extensions, CR LF. It never sees
+//! payload. It takes one byte at a time, so that a line split over several reads is neither
+//! buffered nor scanned again.
 
 use crate::bytes::{is_ows, is_token_byte, is_value_byte};
 use crate::limits::{CHUNK_DIGITS_MAX, MessageLimits};
@@ -41,7 +42,8 @@ impl ChunkLine {
         extension_bytes: 0,
     };
 
-    /// Consumes one byte and returns the chunk size once the line is complete. `all_extension_bytes` counts over the whole body.
+    /// Consumes one byte and returns the chunk size once the line is complete.
+    /// `all_extension_bytes` counts over the whole body.
     pub(crate) fn take(
         &mut self,
         b: u8,

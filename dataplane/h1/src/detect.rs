@@ -1,5 +1,6 @@
-//! Protocol sniffing: distinguishes HTTP/1.1, HTTP/2 and opaque bytes by the first bytes that a client sends. It consumes nothing and has
-//! no clock. For protocols in which the server sends first, the caller needs a timeout. Start with [`detect`].
+//! Protocol sniffing: distinguishes HTTP/1.1, HTTP/2 and opaque bytes by the first bytes that a
+//! client sends. It consumes nothing and has no clock. For protocols in which the server sends
+//! first, the caller needs a timeout. Start with [`detect`].
 
 use crate::diagnose;
 use crate::limits::MessageLimits;
@@ -32,7 +33,8 @@ pub fn detect(first: &[u8], limits: &MessageLimits) -> Detected {
     match diagnose::walk_request_line(first, 0, limits) {
         Ok(Some(_)) => Detected::Http1,
         Ok(None) => Detected::NeedInput,
-        // A request line with another version or with too long a target is still HTTP: better refused by the HTTP side than relayed.
+        // A request line with another version or with too long a target is still HTTP: better
+        // refused by the HTTP side than relayed.
         Err(MessageRefusal::UnsupportedVersion | MessageRefusal::TargetTooLong) => Detected::Http1,
         Err(_) => Detected::Opaque,
     }

@@ -1,11 +1,13 @@
-//! Slow and exact reading of a head that the fast parser in `scan` did not accept. It finds the first fault from the left and names it. It
-//! never accepts a head; a head without a fault here is unfinished. Start with [`of_request`].
+//! Slow and exact reading of a head that the fast parser in `scan` did not accept. It finds the
+//! first fault from the left and names it. It never accepts a head; a head without a fault here is
+//! unfinished. Start with [`of_request`].
 
 use crate::bytes::{is_ows, is_target_byte, is_token_byte, is_value_byte};
 use crate::limits::{EMPTY_LINES_MAX, MessageLimits};
 use crate::refusal::MessageRefusal;
 
-/// Result of reading one part of a head. `Ok(Some(at))`: no fault up to `at`. `Ok(None)`: the bytes end before any fault shows.
+/// Result of reading one part of a head. `Ok(Some(at))`: no fault up to `at`. `Ok(None)`: the bytes
+/// end before any fault shows.
 pub(crate) type WalkResult = Result<Option<usize>, MessageRefusal>;
 
 /// Returns the first fault of a request head.
@@ -86,8 +88,8 @@ fn walk_line_end(head: &[u8], at: usize) -> WalkResult {
     }
 }
 
-/// Names the fault of a byte where a part of the start line was expected. NUL and malformed line ends have their own names; `otherwise`
-/// names any other byte.
+/// Names the fault of a byte where a part of the start line was expected. NUL and malformed line
+/// ends have their own names; `otherwise` names any other byte.
 fn decide_stray(head: &[u8], at: usize, otherwise: MessageRefusal) -> WalkResult {
     match head[at] {
         0 => Err(MessageRefusal::NulByte),
@@ -263,7 +265,8 @@ fn walk_field(head: &[u8], start: usize, limits: &MessageLimits) -> WalkResult {
             Some(b':') => return walk_text(head, start, at + 1, limits),
             Some(&b) if is_token_byte(b) => {}
             Some(b'\r' | b'\n') => return decide_stray(head, at, MessageRefusal::MissingColon),
-            // Space before the colon has a name of its own, because some servers accept it and so read another field.
+            // Space before the colon has a name of its own, because some servers accept it and so
+            // read another field.
             Some(&b) if is_ows(b) => {
                 let Some(next) = head[at..].iter().find(|&&b| !is_ows(b)) else {
                     return Ok(None);

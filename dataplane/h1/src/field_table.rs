@@ -1,4 +1,5 @@
-//! Header table: the position of each field line in the read buffer, and its interned name. It does not own the bytes.
+//! Header table: the position of each field line in the read buffer, and its interned name. It does
+//! not own the bytes.
 
 use crate::name::FieldName;
 
@@ -10,7 +11,8 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Creates a span. Offsets fit into 32 bits, because heads have at most [`crate::limits::HEAD_BYTES_CAP`] bytes.
+    /// Creates a span. Offsets fit into 32 bits, because heads have at most
+    /// [`crate::limits::HEAD_BYTES_CAP`] bytes.
     pub(crate) fn new(start: usize, len: usize) -> Span {
         Span {
             start: start as u32,
@@ -122,7 +124,8 @@ impl<'a> HeaderFields<'a> {
             .map(move |l| l.value.of(buf))
     }
 
-    /// Iterates over all values of any name, known or not, in the order sent. `name` may have any case.
+    /// Iterates over all values of any name, known or not, in the order sent. `name` may have any
+    /// case.
     pub fn named<'n>(&self, name: &'n [u8]) -> impl Iterator<Item = &'a [u8]> + use<'a, 'n> {
         let id = FieldName::of(name);
         let fields = *self;

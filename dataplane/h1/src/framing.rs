@@ -1,5 +1,5 @@
-//! Evaluates the fields that determine framing and the use of the connection (RFC 9112 §6, §9; RFC 9110 §7.6–7.8). Its functions are pure.
-//! Start with [`decide_facts`].
+//! Evaluates the fields that determine framing and the use of the connection (RFC 9112 §6, §9; RFC
+//! 9110 §7.6–7.8). Its functions are pure. Start with [`decide_facts`].
 
 use crate::bytes::{elements, is_token, trim};
 use crate::field_table::{HeaderFields, Span};
@@ -47,7 +47,8 @@ pub(crate) struct FramingFields {
     pub(crate) folds_length: bool,
     pub(crate) chunked: bool,
     pub(crate) host: Option<Span>,
-    /// Options of the Connection field: `close` here, `keep-alive` and `upgrade` in the next two fields.
+    /// Options of the Connection field: `close` here, `keep-alive` and `upgrade` in the next two
+    /// fields.
     pub(crate) close: bool,
     pub(crate) keep_alive: bool,
     pub(crate) upgrade_option: bool,
@@ -134,7 +135,8 @@ pub(crate) fn decide_facts(
 impl FramingFields {
     /// Checks that at most one kind of field describes the body.
     pub(crate) fn check_single_framing(&self) -> Result<(), MessageRefusal> {
-        // Two readers could see different bodies in such a message, which allows request smuggling (RFC 9112 §6.1).
+        // Two readers could see different bodies in such a message, which allows request smuggling
+        // (RFC 9112 §6.1).
         if self.chunked && self.length.is_some() {
             Err(MessageRefusal::ContentLengthWithTransferEncoding)
         } else {
@@ -189,8 +191,8 @@ fn read_length(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// Reads a Transfer-Encoding, of which only `chunked` is accepted, once and last. Empty list elements are refused too, because other
-/// readers disagree about `,chunked`.
+/// Reads a Transfer-Encoding, of which only `chunked` is accepted, once and last. Empty list
+/// elements are refused too, because other readers disagree about `,chunked`.
 fn decide_coding(value: &[u8], already_chunked: bool) -> Result<bool, MessageRefusal> {
     let mut chunked = already_chunked;
     for coding in value.split(|&b| b == b',').map(trim) {
@@ -243,8 +245,8 @@ fn is_protocol(protocol: &[u8]) -> bool {
     parts.next().is_some_and(is_token) && parts.next().is_none_or(is_token)
 }
 
-/// Returns true if the client offers a protocol that a proxy must not pass on. After an upgrade to h2c, for example, the connection would
-/// carry requests that the gateway does not read.
+/// Returns true if the client offers a protocol that a proxy must not pass on. After an upgrade to
+/// h2c, for example, the connection would carry requests that the gateway does not read.
 pub(crate) fn is_http_upgrade(value: &[u8]) -> bool {
     elements(value).any(|p| {
         let name = p.split(|&b| b == b'/').next().unwrap_or(p);

@@ -1,10 +1,12 @@
-//! Decides which fields end at this hop (RFC 9110 §7.6.1). The writer and the iterators for other protocols use it.
+//! Decides which fields end at this hop (RFC 9110 §7.6.1). The writer and the iterators for other
+//! protocols use it.
 
 use crate::bytes::elements;
 use crate::field_table::{HeaderField, HeaderFields};
 use crate::name::{FieldName, HOP_BY_HOP};
 
-/// Returns true if a Connection option names this field. Callers skip it unless Connection has more than the well-known options.
+/// Returns true if a Connection option names this field. Callers skip it unless Connection has more
+/// than the well-known options.
 pub(crate) fn is_nominated(fields: HeaderFields<'_>, name: &[u8]) -> bool {
     fields
         .all(FieldName::Connection)

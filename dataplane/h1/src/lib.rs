@@ -1,9 +1,10 @@
-//! HTTP/1.1 codec of the gateway: parses and writes heads and bodies over the caller's buffers, strictly after RFC 9112. It does no IO
-//! and has no clock. The example shows the whole API.
+//! HTTP/1.1 codec of the gateway: parses and writes heads and bodies over the caller's buffers,
+//! strictly after RFC 9112. It does no IO and has no clock. The example shows the whole API.
 //!
 //! # The API, as a proxy uses it
 //!
-//! Each connection keeps one [`RequestHead`] (or [`ResponseHead`]) and one [`OutHead`], because they reuse their memory.
+//! Each connection keeps one [`RequestHead`] (or [`ResponseHead`]) and one [`OutHead`], because
+//! they reuse their memory.
 //!
 //! ```
 //! use canal_h1::{BodyPart, BodyReader, FieldName, ForwardOptions, HeaderEdit, MessageLimits, OutHead, RequestHead};
@@ -34,22 +35,26 @@
 //! # Ok::<(), canal_h1::MessageRefusal>(())
 //! ```
 //!
-//! * [`RequestHead`] → [`RequestView`]; [`ResponseHead`] + [`RequestKind`] → [`ResponseView`]; [`HeaderFields`], [`HeaderField`], and
-//!   [`FieldName`] (interned).
-//! * [`Framing`] → [`BodyReader`]: [`BodyReader::read`] (payload spans, for re-chunking with [`ChunkStart`], [`CHUNK_END`],
-//!   [`LAST_CHUNK`], [`write_last_chunk`]) or [`BodyReader::skim`] (verbatim spans); [`BodyReader::end_of_input`] at EOF.
-//! * [`OutHead`] with [`ForwardOptions`], [`HeaderEdit`], [`Persistence`]: `request` and `response` forward a view; `encode_request` and
-//!   `encode_response` write from pairs (from HTTP/2, or local replies). [`RequestView::end_to_end`] gives pairs for HTTP/2.
-//! * [`MessageRefusal`]: `name()` is the counter label, `index()` its number, `status()` the status for clients. A refused response gets
-//!   [`RESPONSE_STATUS`]. After any refusal the connection must be closed.
-//! * [`detect()`] distinguishes HTTP/1.1, HTTP/2 and opaque bytes; [`split_authority`] splits `host[:port]`; [`reason_of`] gives reason
-//!   phrases.
-//! * `cases` (feature `cases`): the table of malformed and ambiguous messages, for tests of programs that use this codec.
+//! * [`RequestHead`] → [`RequestView`]; [`ResponseHead`] + [`RequestKind`] → [`ResponseView`];
+//!   [`HeaderFields`], [`HeaderField`], and [`FieldName`] (interned).
+//! * [`Framing`] → [`BodyReader`]: [`BodyReader::read`] (payload spans, for re-chunking with
+//!   [`ChunkStart`], [`CHUNK_END`], [`LAST_CHUNK`], [`write_last_chunk`]) or [`BodyReader::skim`]
+//!   (verbatim spans); [`BodyReader::end_of_input`] at EOF.
+//! * [`OutHead`] with [`ForwardOptions`], [`HeaderEdit`], [`Persistence`]: `request` and `response`
+//!   forward a view; `encode_request` and `encode_response` write from pairs (from HTTP/2, or local
+//!   replies). [`RequestView::end_to_end`] gives pairs for HTTP/2.
+//! * [`MessageRefusal`]: `name()` is the counter label, `index()` its number, `status()` the status
+//!   for clients. A refused response gets [`RESPONSE_STATUS`]. After any refusal the connection
+//!   must be closed.
+//! * [`detect()`] distinguishes HTTP/1.1, HTTP/2 and opaque bytes; [`split_authority`] splits
+//!   `host[:port]`; [`reason_of`] gives reason phrases.
+//! * `cases` (feature `cases`): the table of malformed and ambiguous messages, for tests of
+//!   programs that use this codec.
 //!
 //! # Guarantees
 //!
-//! The codec accepts a head or body only if every reader of RFC 9112 must see the same messages in it. Its parser accepts what
-//! [`OutHead`] writes, with the same meaning.
+//! The codec accepts a head or body only if every reader of RFC 9112 must see the same messages in
+//! it. Its parser accepts what [`OutHead`] writes, with the same meaning.
 
 #![forbid(unsafe_code)]
 

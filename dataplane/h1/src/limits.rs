@@ -1,20 +1,24 @@
-//! Limits of the codec, with their defaults. A test reaches each of them. They bound memory and work per message, not per connection.
+//! Limits of the codec, with their defaults. A test reaches each of them. They bound memory and
+//! work per message, not per connection.
 
 /// Hard cap of [`MessageLimits::head_bytes_max`]. The header table stores name lengths in 16 bits.
 pub const HEAD_BYTES_CAP: usize = 64 * 1024;
 /// Hard cap of [`MessageLimits::headers_max`]. The parser's table is on the stack.
 pub const HEADERS_CAP: usize = 128;
-/// Number of CR LF pairs that are skipped before the start line. RFC 9112 §2.2 recommends at least one.
+/// Number of CR LF pairs that are skipped before the start line. RFC 9112 §2.2 recommends at least
+/// one.
 pub const EMPTY_LINES_MAX: usize = 1;
 /// Digits of a Content-Length at most, so that the value fits into 63 bits with room for additions.
 pub(crate) const LENGTH_DIGITS_MAX: usize = 18;
-/// Hexadecimal digits of a chunk size at most, leading zeros included, so that the value fits into 60 bits.
+/// Hexadecimal digits of a chunk size at most, leading zeros included, so that the value fits into
+/// 60 bits.
 pub(crate) const CHUNK_DIGITS_MAX: u8 = 15;
 
 /// Limits for one message. The units are in the names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageLimits {
-    /// Limit of start line and fields together, all line ends included; capped by [`HEAD_BYTES_CAP`].
+    /// Limit of start line and fields together, all line ends included; capped by
+    /// [`HEAD_BYTES_CAP`].
     pub head_bytes_max: usize,
     /// Limit of field lines in a head; capped by [`HEADERS_CAP`].
     pub headers_max: usize,
@@ -49,7 +53,8 @@ impl MessageLimits {
     };
 }
 
-// A request line alone can never fill the head, so a full head that is unfinished is always "head too large".
+// A request line alone can never fill the head, so a full head that is unfinished is always "head
+// too large".
 const _: () = assert!(
     MessageLimits::DEFAULT.target_bytes_max + MessageLimits::DEFAULT.method_bytes_max + 64
         < HEAD_BYTES_CAP

@@ -1,9 +1,10 @@
-//! Field names known to the codec, interned by a perfect hash that is checked at compile time. Unknown names are not interned. Start with
-//! [`FieldName::of`].
+//! Field names known to the codec, interned by a perfect hash that is checked at compile time.
+//! Unknown names are not interned. Start with [`FieldName::of`].
 
 macro_rules! names {
     ($($variant:ident = $text:literal,)*) => {
-        /// Field name as one byte. [`FieldName::Other`] stands for every name that is not in the table.
+        /// Field name as one byte. [`FieldName::Other`] stands for every name that is not in the
+        /// table.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
         pub enum FieldName {
@@ -43,8 +44,8 @@ names! {
 // A mask of names is a u64 with one bit per name; bit 0 is Other.
 const _: () = assert!(KNOWN.len() <= 63);
 
-/// Hash of a name: its length and three of its letters, folded to lower case by bit 5. Other token characters may collide, because the text
-/// is compared afterwards.
+/// Hash of a name: its length and three of its letters, folded to lower case by bit 5. Other token
+/// characters may collide, because the text is compared afterwards.
 const fn slot(text: &[u8]) -> u8 {
     let n = text.len();
     let (first, middle, last) = (text[0] | 32, text[n / 2] | 32, text[n - 1] | 32);
@@ -71,7 +72,8 @@ static SLOTS: [u8; 256] = {
     slots
 };
 
-/// Folds eight letters to lower case at once: carries out of the low seven bits show which bytes are `A` to `Z`.
+/// Folds eight letters to lower case at once: carries out of the low seven bits show which bytes
+/// are `A` to `Z`.
 fn lower(word: u64) -> u64 {
     const ONES: u64 = 0x0101_0101_0101_0101;
     let low = word & (ONES * 0x7f);
@@ -81,8 +83,8 @@ fn lower(word: u64) -> u64 {
     word | (upper >> 2)
 }
 
-/// Returns true if `text`, in any case, equals `known`, which is lower case. Interning is a third of parsing, so names are compared eight
-/// bytes at a time.
+/// Returns true if `text`, in any case, equals `known`, which is lower case. Interning is a third
+/// of parsing, so names are compared eight bytes at a time.
 fn is_same_name(known: &[u8], text: &[u8]) -> bool {
     if known.len() != text.len() {
         return false;
@@ -140,7 +142,8 @@ const fn mask(names: &[FieldName]) -> u64 {
     m
 }
 
-/// Fields that concern one connection only (RFC 9110 §7.6.1). The writer restores `te: trailers` on its own, because that value passes.
+/// Fields that concern one connection only (RFC 9110 §7.6.1). The writer restores `te: trailers` on
+/// its own, because that value passes.
 pub(crate) const HOP_BY_HOP: u64 = mask(&[
     FieldName::Connection,
     FieldName::KeepAlive,
@@ -154,10 +157,12 @@ pub(crate) const HOP_BY_HOP: u64 = mask(&[
     FieldName::Http2Settings,
 ]);
 
-/// Fields that the codec itself writes from framing and persistence. An edit of one of them is refused.
+/// Fields that the codec itself writes from framing and persistence. An edit of one of them is
+/// refused.
 pub(crate) const RESERVED: u64 = HOP_BY_HOP | FieldName::ContentLength.bit();
 
-/// Fields that a trailer section must not carry, because they frame, route, modify or authenticate the message (RFC 9110 §6.5.1).
+/// Fields that a trailer section must not carry, because they frame, route, modify or authenticate
+/// the message (RFC 9110 §6.5.1).
 pub(crate) const NOT_IN_TRAILERS: u64 = HOP_BY_HOP
     | mask(&[
         FieldName::Host,

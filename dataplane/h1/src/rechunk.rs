@@ -1,4 +1,5 @@
-//! Writes chunk framing around payload that is not copied (RFC 9112 §7.1). It receives lengths and trailers, never payload.
+//! Writes chunk framing around payload that is not copied (RFC 9112 §7.1). It receives lengths and
+//! trailers, never payload.
 
 use bytes::BufMut;
 
@@ -19,7 +20,8 @@ pub struct ChunkStart {
 }
 
 impl ChunkStart {
-    /// Creates the line for `len` bytes of data. Returns `None` for 0, because a chunk of size 0 would end the body.
+    /// Creates the line for `len` bytes of data. Returns `None` for 0, because a chunk of size 0
+    /// would end the body.
     pub fn new(len: usize) -> Option<ChunkStart> {
         let mut start = ChunkStart {
             text: [0; 18],
@@ -41,11 +43,12 @@ impl ChunkStart {
     }
 }
 
-/// Writes the last chunk with a trailer section. Fields that a trailer section must not carry are left out, because they come from another
-/// protocol.
+/// Writes the last chunk with a trailer section. Fields that a trailer section must not carry are
+/// left out, because they come from another protocol.
 ///
 /// # Errors
-/// Returns [`MessageRefusal::UnwritableField`] if a name is not a token or a value contains a byte that no value may contain.
+/// Returns [`MessageRefusal::UnwritableField`] if a name is not a token or a value contains a byte
+/// that no value may contain.
 pub fn write_last_chunk<'p>(
     trailers: impl IntoIterator<Item = (&'p [u8], &'p [u8])>,
     into: &mut impl BufMut,

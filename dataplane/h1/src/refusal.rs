@@ -1,12 +1,14 @@
-//! Reasons why the codec refuses a message, each with its name, its status and a sentence. The parsers and the writer decide which one
-//! applies.
+//! Reasons why the codec refuses a message, each with its name, its status and a sentence. The
+//! parsers and the writer decide which one applies.
 
-/// Status for a refused *response*. The upstream broke the protocol, so the client gets 502 for any reason.
+/// Status for a refused *response*. The upstream broke the protocol, so the client gets 502 for any
+/// reason.
 pub const RESPONSE_STATUS: u16 = 502;
 
 macro_rules! refusals {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $status:literal, $text:literal;)*) => {
-        /// Reason why a message was refused. The connection must be closed afterwards, because it is unknown where the next message starts.
+        /// Reason why a message was refused. The connection must be closed afterwards, because it
+        /// is unknown where the next message starts.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
         #[repr(u8)]
         pub enum MessageRefusal {
@@ -22,17 +24,20 @@ macro_rules! refusals {
                 match self { $(MessageRefusal::$variant => $name,)* }
             }
 
-            /// Returns the status with which a refused *request* is answered. A refused response gets [`RESPONSE_STATUS`].
+            /// Returns the status with which a refused *request* is answered. A refused response
+            /// gets [`RESPONSE_STATUS`].
             pub const fn status(self) -> u16 {
                 match self { $(MessageRefusal::$variant => $status,)* }
             }
 
-            /// Returns one sentence for operators and for the local reply's body: what is wrong and what is allowed.
+            /// Returns one sentence for operators and for the local reply's body: what is wrong and
+            /// what is allowed.
             pub const fn text(self) -> &'static str {
                 match self { $(MessageRefusal::$variant => $text,)* }
             }
 
-            /// Returns a dense number to index counters with, from 0 to `MessageRefusal::ALL.len() - 1`.
+            /// Returns a dense number to index counters with, from 0 to `MessageRefusal::ALL.len()
+            /// - 1`.
             pub const fn index(self) -> usize {
                 self as usize
             }

@@ -1,5 +1,5 @@
-//! Request heads: parsing, strict checks (RFC 9112 §3, §6), and a view of the parts over the caller's buffer. It does no IO and copies
-//! nothing. Start with [`RequestHead::parse`].
+//! Request heads: parsing, strict checks (RFC 9112 §3, §6), and a view of the parts over the
+//! caller's buffer. It does no IO and copies nothing. Start with [`RequestHead::parse`].
 
 use crate::field_table::{FieldTable, HeaderFields, Span};
 use crate::framing::{
@@ -12,7 +12,8 @@ use crate::refusal::MessageRefusal;
 use crate::scan::{RequestLine, ScanProgress, scan_request};
 use crate::target::{TargetForm, TargetParts, decide_parts, same_authority, split_authority};
 
-/// Offsets of one request head in the caller's read buffer. Reuse one value for all requests of a connection; it then stops allocating.
+/// Offsets of one request head in the caller's read buffer. Reuse one value for all requests of a
+/// connection; it then stops allocating.
 #[derive(Debug, Clone, Default)]
 pub struct RequestHead {
     pub(crate) table: FieldTable,
@@ -31,13 +32,14 @@ impl RequestHead {
         RequestHead::default()
     }
 
-    /// Parses the head at the start of `buf`. `Ok(Some(len))` means that the head is complete and the body begins at `len`. `Ok(None)`
-    /// means that more bytes are needed: call again with the longer buffer. After a complete head the next call starts with a new head, so
-    /// one value serves all requests of a connection.
+    /// Parses the head at the start of `buf`. `Ok(Some(len))` means that the head is complete and
+    /// the body begins at `len`. `Ok(None)` means that more bytes are needed: call again with the
+    /// longer buffer. After a complete head the next call starts with a new head, so one value
+    /// serves all requests of a connection.
     ///
     /// # Errors
-    /// Returns the first fault of the head. A refusal is final. It may be returned only when the head ends, but its reason does not depend
-    /// on how the bytes arrived.
+    /// Returns the first fault of the head. A refusal is final. It may be returned only when the
+    /// head ends, but its reason does not depend on how the bytes arrived.
     pub fn parse(
         &mut self,
         buf: &[u8],
@@ -85,7 +87,8 @@ impl RequestHead {
         Ok(())
     }
 
-    /// Returns a view of the parsed head. `buf` must begin with the bytes that were given to [`RequestHead::parse`].
+    /// Returns a view of the parsed head. `buf` must begin with the bytes that were given to
+    /// [`RequestHead::parse`].
     #[inline]
     pub fn view<'a>(&'a self, buf: &'a [u8]) -> RequestView<'a> {
         RequestView { head: self, buf }
@@ -161,7 +164,8 @@ impl<'a> RequestView<'a> {
         self.head.parts.form
     }
 
-    /// Returns the path as sent, without the query: `/` if the target has none, `*` for `OPTIONS *`, empty for CONNECT.
+    /// Returns the path as sent, without the query: `/` if the target has none, `*` for `OPTIONS
+    /// *`, empty for CONNECT.
     pub fn path(&self) -> &'a [u8] {
         match (self.head.parts.form, self.head.parts.path.of(self.target())) {
             (TargetForm::Absolute, b"")
@@ -179,8 +183,8 @@ impl<'a> RequestView<'a> {
         self.head.parts.query.map(|span| span.of(self.target()))
     }
 
-    /// Returns the authority that the client requests: the target's, else the Host field's. It is a valid `host[:port]`, and empty only for
-    /// HTTP/1.0 without either.
+    /// Returns the authority that the client requests: the target's, else the Host field's. It is a
+    /// valid `host[:port]`, and empty only for HTTP/1.0 without either.
     pub fn authority(&self) -> &'a [u8] {
         match self.head.parts.authority {
             Some(span) => span.of(self.target()),
@@ -213,15 +217,17 @@ impl<'a> RequestView<'a> {
         decide_keep_alive(self.version(), &self.head.facts)
     }
 
-    /// Returns true if the client waits for `100 Continue` before it sends the body. It is false for HTTP/1.0 and without a body.
+    /// Returns true if the client waits for `100 Continue` before it sends the body. It is false
+    /// for HTTP/1.0 and without a body.
     pub fn expects_continue(&self) -> bool {
         let has_body = !matches!(self.head.framing, Framing::None | Framing::Length(0));
         self.head.facts.expects_continue && self.version() == HttpVersion::Http11 && has_body
     }
 
-    /// Returns the protocols to which the client offers to switch, if the offer may be passed on: HTTP/1.1, `Connection: upgrade`, and no
-    /// other HTTP version. Any other Upgrade field counts as absent (RFC 9110 §7.8 lets a server ignore it). The request may have a body,
-    /// which precedes the bytes of the new protocol.
+    /// Returns the protocols to which the client offers to switch, if the offer may be passed on:
+    /// HTTP/1.1, `Connection: upgrade`, and no other HTTP version. Any other Upgrade field counts
+    /// as absent (RFC 9110 §7.8 lets a server ignore it). The request may have a body, which
+    /// precedes the bytes of the new protocol.
     pub fn upgrade(&self) -> Option<&'a [u8]> {
         self.head.upgrade.map(|span| span.of(self.buf))
     }
@@ -236,7 +242,8 @@ impl<'a> RequestView<'a> {
         self.head.len
     }
 
-    /// Iterates in order over the fields that a proxy passes to the next hop (RFC 9110 §7.6.1), Host and Content-Length included.
+    /// Iterates in order over the fields that a proxy passes to the next hop (RFC 9110 §7.6.1),
+    /// Host and Content-Length included.
     pub fn end_to_end(&self) -> impl Iterator<Item = crate::HeaderField<'a>> + use<'a> {
         crate::hop::end_to_end(self.fields(), self.head.facts.nominates)
     }

@@ -1,5 +1,6 @@
-//! Response heads: parsing, checks (RFC 9112 §4, §6.3), and a view of the parts over the caller's buffer. Unlike requests, responses may
-//! end lines in LF alone and repeat equal lengths. It does no IO and copies nothing. Start with [`ResponseHead::parse`].
+//! Response heads: parsing, checks (RFC 9112 §4, §6.3), and a view of the parts over the caller's
+//! buffer. Unlike requests, responses may end lines in LF alone and repeat equal lengths. It does
+//! no IO and copies nothing. Start with [`ResponseHead::parse`].
 
 use crate::field_table::{FieldTable, HeaderFields};
 use crate::framing::{
@@ -21,7 +22,8 @@ pub enum RequestKind {
     Upgrade,
 }
 
-/// Offsets of one response head in the caller's read buffer. Reuse one value for all responses of a connection.
+/// Offsets of one response head in the caller's read buffer. Reuse one value for all responses of a
+/// connection.
 #[derive(Debug, Clone, Default)]
 pub struct ResponseHead {
     pub(crate) table: FieldTable,
@@ -39,8 +41,9 @@ impl ResponseHead {
         ResponseHead::default()
     }
 
-    /// Parses the head at the start of `buf`, with the results of [`crate::RequestHead::parse`]. Interim responses (100, 103 …) are heads
-    /// of their own with [`Framing::None`]: parse again after them with the same `asked`.
+    /// Parses the head at the start of `buf`, with the results of [`crate::RequestHead::parse`].
+    /// Interim responses (100, 103 …) are heads of their own with [`Framing::None`]: parse again
+    /// after them with the same `asked`.
     ///
     /// # Errors
     /// Returns the first fault of the head, as [`crate::RequestHead::parse`] does.
@@ -76,14 +79,16 @@ impl ResponseHead {
         Ok(Some(len))
     }
 
-    /// Returns a view of the parsed head. `buf` must begin with the bytes that were given to [`ResponseHead::parse`].
+    /// Returns a view of the parsed head. `buf` must begin with the bytes that were given to
+    /// [`ResponseHead::parse`].
     #[inline]
     pub fn view<'a>(&'a self, buf: &'a [u8]) -> ResponseView<'a> {
         ResponseView { head: self, buf }
     }
 }
 
-/// Applies RFC 9112 §6.3 to responses. It refuses a message that two readers could frame differently.
+/// Applies RFC 9112 §6.3 to responses. It refuses a message that two readers could frame
+/// differently.
 fn decide_framing(
     status: u16,
     version: HttpVersion,
@@ -142,7 +147,8 @@ impl<'a> ResponseView<'a> {
         matches!(self.status(), 100 | 102..=199)
     }
 
-    /// Returns true for 101 and for a 2xx response to CONNECT: the bytes after the head are no longer HTTP.
+    /// Returns true for 101 and for a 2xx response to CONNECT: the bytes after the head are no
+    /// longer HTTP.
     pub fn is_tunnel(&self) -> bool {
         self.status() == 101
             || (self.head.request_kind == RequestKind::Connect
@@ -208,7 +214,8 @@ impl<'a> ResponseView<'a> {
         self.head.len
     }
 
-    /// Iterates over the fields that a proxy passes to the next hop; see [`crate::RequestView::end_to_end`].
+    /// Iterates over the fields that a proxy passes to the next hop; see
+    /// [`crate::RequestView::end_to_end`].
     pub fn end_to_end(&self) -> impl Iterator<Item = crate::HeaderField<'a>> + use<'a> {
         crate::hop::end_to_end(self.fields(), self.head.facts.nominates)
     }

@@ -1,5 +1,6 @@
-//! Fast reading of heads: `httparse` finds the parts; then this module checks the strict line layout and interns names. It refuses what RFC
-//! 9112 lets a recipient tolerate but a proxy must not: bare LF of clients, more empty lines. `diagnose` names the reason.
+//! Fast reading of heads: `httparse` finds the parts; then this module checks the strict line
+//! layout and interns names. It refuses what RFC 9112 lets a recipient tolerate but a proxy must
+//! not: bare LF of clients, more empty lines. `diagnose` names the reason.
 
 use std::mem::MaybeUninit;
 
@@ -15,8 +16,9 @@ use crate::refusal::MessageRefusal;
 /// Number of new bytes after which an unfinished head is parsed again even if no line has ended.
 const REPARSE_BYTES: usize = 4096;
 
-/// Progress of earlier calls in an unfinished head. Only LF can finish a head or a line, so most bytes without one are not parsed at once.
-/// A head that arrives byte by byte costs at most one parse per line and per [`REPARSE_BYTES`].
+/// Progress of earlier calls in an unfinished head. Only LF can finish a head or a line, so most
+/// bytes without one are not parsed at once. A head that arrives byte by byte costs at most one
+/// parse per line and per [`REPARSE_BYTES`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ScanProgress {
     scanned: usize,
@@ -65,7 +67,8 @@ fn window<'b>(buf: &'b [u8], limits: &MessageLimits) -> (&'b [u8], usize) {
     (&buf[..buf.len().min(bytes_max)], bytes_max)
 }
 
-/// Returns the fault of a head that is not acceptable. Without a fault, more bytes are needed unless the head already has its maximum size.
+/// Returns the fault of a head that is not acceptable. Without a fault, more bytes are needed
+/// unless the head already has its maximum size.
 fn refuse<T>(fault: Option<MessageRefusal>, window: &[u8], bytes_max: usize) -> ScanStep<T> {
     match fault {
         Some(refusal) => Err(refusal),
@@ -116,7 +119,8 @@ pub(crate) fn scan_request(
     };
     match line.and_then(fields) {
         Some(found) => Ok(Some(found)),
-        // httparse accepts more than the strict layout allows, so the exact reading names the fault.
+        // httparse accepts more than the strict layout allows, so the exact reading names the
+        // fault.
         None => {
             Err(diagnose::of_request(&window[..len], limits).unwrap_or(MessageRefusal::BadHead))
         }
@@ -166,7 +170,8 @@ pub(crate) fn scan_response(
     }
 }
 
-/// Reads a whole trailer section, its empty line included, into `table`. Returns `None` if it is unfinished.
+/// Reads a whole trailer section, its empty line included, into `table`. Returns `None` if it is
+/// unfinished.
 pub(crate) fn scan_trailers(
     buf: &[u8],
     limits: &MessageLimits,
@@ -232,9 +237,10 @@ fn layout_of_request_line(
     strict.then_some(end + 2)
 }
 
-/// Returns the status line as spans, the offset of the field section, and whether a bare LF ended the line. Apart from that LF the layout
-/// must be strict. `httparse` has checked the bytes of the version, the status and the reason. It does not check how the line ends, and it
-/// hides a reason with obs-text.
+/// Returns the status line as spans, the offset of the field section, and whether a bare LF ended
+/// the line. Apart from that LF the layout must be strict. `httparse` has checked the bytes of the
+/// version, the status and the reason. It does not check how the line ends, and it hides a reason
+/// with obs-text.
 fn layout_of_status_line(
     window: &[u8],
     status: u16,
@@ -272,7 +278,8 @@ fn layout_of_status_line(
 enum LineEnds {
     /// Only CR LF ends a line.
     Strict,
-    /// LF alone also ends a line. Applications that write it are not refused, and their heads are forwarded with CR LF.
+    /// LF alone also ends a line. Applications that write it are not refused, and their heads are
+    /// forwarded with CR LF.
     Lf,
 }
 
@@ -288,7 +295,8 @@ impl LineEnds {
     }
 }
 
-/// Fills `table`. Returns true if every line begins where the previous one ended, from `start` on, and the empty line ends at `len`.
+/// Fills `table`. Returns true if every line begins where the previous one ended, from `start` on,
+/// and the empty line ends at `len`.
 fn layout_of_fields(
     window: &[u8],
     (start, len): (usize, usize),
@@ -307,7 +315,8 @@ fn layout_of_fields(
         while window.get(end).is_some_and(|&b| is_ows(b)) {
             end += 1;
         }
-        // A line that does not begin where the previous one ended means that httparse skipped bytes.
+        // A line that does not begin where the previous one ended means that httparse skipped
+        // bytes.
         let strict = name.as_ptr().addr() - base == at && end - at <= limits.field_bytes_max;
         let Some(line_end) = ends.len_at(window, end).filter(|_| strict) else {
             return false;

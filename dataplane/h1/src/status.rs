@@ -1,4 +1,5 @@
-//! Reason phrases of the registered status codes (RFC 9110 §15 and the IANA registry). They are for humans; no rule reads them.
+//! Reason phrases of the registered status codes (RFC 9110 §15 and the IANA registry). They are for
+//! humans; no rule reads them.
 
 /// Returns the reason phrase; empty if the status is not registered.
 pub fn reason_of(status: u16) -> &'static str {

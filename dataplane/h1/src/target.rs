@@ -1,5 +1,5 @@
-//! Request targets (RFC 9112 §3.2) and authorities (RFC 3986 §3.2): determines the form and the parts, and checks them. It neither routes
-//! nor decodes.
+//! Request targets (RFC 9112 §3.2) and authorities (RFC 3986 §3.2): determines the form and the
+//! parts, and checks them. It neither routes nor decodes.
 
 use std::net::Ipv6Addr;
 
@@ -112,7 +112,8 @@ fn split_path(target: &[u8], from: usize, parts: TargetParts) -> TargetParts {
     }
 }
 
-/// Splits `host[:port]`. Returns `None` if the text is not one. The host keeps its brackets if it is an IPv6 literal.
+/// Splits `host[:port]`. Returns `None` if the text is not one. The host keeps its brackets if it
+/// is an IPv6 literal.
 ///
 /// It is stricter than RFC 3986: it accepts no user info, no percent escapes and no sub-delimiters.
 pub fn split_authority(authority: &[u8]) -> Option<(&[u8], Option<u16>)> {

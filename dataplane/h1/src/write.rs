@@ -1,6 +1,6 @@
-//! Writes heads for the next hop. Unchanged parts are spans of the read buffer; changed parts go to a small arena. Every byte that comes
-//! from the caller is checked, so no reader can understand the result in two ways. It does no IO; `rechunk` writes bodies. Start with
-//! [`OutHead`].
+//! Writes heads for the next hop. Unchanged parts are spans of the read buffer; changed parts go to
+//! a small arena. Every byte that comes from the caller is checked, so no reader can understand the
+//! result in two ways. It does no IO; `rechunk` writes bodies. Start with [`OutHead`].
 
 use std::io::IoSlice;
 
@@ -17,13 +17,15 @@ use crate::response::{RequestKind, ResponseView};
 use crate::status::reason_of;
 use crate::target::{TargetForm, decide_parts, split_authority};
 
-/// One change to the fields of a forwarded head. Names may have any case. The codec itself writes the fields that frame the message or
-/// manage the connection (Content-Length, Transfer-Encoding, Connection, Upgrade, TE …) and refuses an edit of them.
+/// One change to the fields of a forwarded head. Names may have any case. The codec itself writes
+/// the fields that frame the message or manage the connection (Content-Length, Transfer-Encoding,
+/// Connection, Upgrade, TE …) and refuses an edit of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeaderEdit<'a> {
     /// Replaces all values of the field by one.
     Set(&'a [u8], &'a [u8]),
-    /// Adds a line and leaves existing ones. For list fields such as X-Forwarded-For this appends an element.
+    /// Adds a line and leaves existing ones. For list fields such as X-Forwarded-For this appends
+    /// an element.
     Add(&'a [u8], &'a [u8]),
     /// Adds a line unless the field exists.
     Default(&'a [u8], &'a [u8]),
@@ -64,7 +66,8 @@ enum WritePiece {
     Arena(u32, u32),
 }
 
-/// Head that is ready to be sent: pieces of the read buffer and of its own arena. Reuse one value per connection.
+/// Head that is ready to be sent: pieces of the read buffer and of its own arena. Reuse one value
+/// per connection.
 #[derive(Debug, Clone, Default)]
 pub struct OutHead {
     pieces: Vec<WritePiece>,
@@ -77,11 +80,12 @@ impl OutHead {
         OutHead::default()
     }
 
-    /// Writes the head of `view` for the upstream, with the target in origin form and the version HTTP/1.1. An HTTP/1.0 request without
-    /// Host needs an edit that sets one.
+    /// Writes the head of `view` for the upstream, with the target in origin form and the version
+    /// HTTP/1.1. An HTTP/1.0 request without Host needs an edit that sets one.
     ///
     /// # Errors
-    /// Refuses an edit, target or upgrade that must not be written, and a request that would have no Host. The head is then unusable.
+    /// Refuses an edit, target or upgrade that must not be written, and a request that would have
+    /// no Host. The head is then unusable.
     pub fn request(
         &mut self,
         view: &RequestView<'_>,
@@ -113,7 +117,8 @@ impl OutHead {
         } else {
             0
         };
-        // An expectation that must be ignored (HTTP/1.0, no body) must not reach an upstream that would honor it.
+        // An expectation that must be ignored (HTTP/1.0, no body) must not reach an upstream that
+        // would honor it.
         let expect = if view.expects_continue() {
             0
         } else {
@@ -149,8 +154,8 @@ impl OutHead {
         )
     }
 
-    /// Writes the head of `view` for the client. Content-Length is kept where it describes a body that is not sent (HEAD, 304); otherwise
-    /// it follows `out.framing`.
+    /// Writes the head of `view` for the client. Content-Length is kept where it describes a body
+    /// that is not sent (HEAD, 304); otherwise it follows `out.framing`.
     ///
     /// # Errors
     /// Refuses an edit or upgrade that must not be written. The head is then unusable.
@@ -194,11 +199,13 @@ impl OutHead {
         self.finish(out, retained_length)
     }
 
-    /// Writes a request head from parts, such as those of an HTTP/2 request. Pairs that end at this hop, `host` and `content-length` are
-    /// skipped, because `authority` and the framing provide them. Several `cookie` pairs become one (RFC 9113 §8.2.3).
+    /// Writes a request head from parts, such as those of an HTTP/2 request. Pairs that end at this
+    /// hop, `host` and `content-length` are skipped, because `authority` and the framing provide
+    /// them. Several `cookie` pairs become one (RFC 9113 §8.2.3).
     ///
     /// # Errors
-    /// Refuses a method, target, authority, pair, edit or upgrade that must not be written. The head is then unusable.
+    /// Refuses a method, target, authority, pair, edit or upgrade that must not be written. The
+    /// head is then unusable.
     pub fn encode_request<'p>(
         &mut self,
         method: &[u8],
@@ -232,11 +239,13 @@ impl OutHead {
         self.finish(out, false)
     }
 
-    /// Writes a response head from parts: an HTTP/2 response, or a local reply. Pairs that end at this hop and `content-length` are
-    /// skipped. With [`Framing::None`] a `content-length` pair stays if `describes_length` (HEAD, 304).
+    /// Writes a response head from parts: an HTTP/2 response, or a local reply. Pairs that end at
+    /// this hop and `content-length` are skipped. With [`Framing::None`] a `content-length` pair
+    /// stays if `describes_length` (HEAD, 304).
     ///
     /// # Errors
-    /// Refuses a status outside 100 to 999, and a pair, edit or upgrade that must not be written. The head is then unusable.
+    /// Refuses a status outside 100 to 999, and a pair, edit or upgrade that must not be written.
+    /// The head is then unusable.
     pub fn encode_response<'p>(
         &mut self,
         status: u16,
@@ -261,7 +270,8 @@ impl OutHead {
         self.finish(out, retained != 0)
     }
 
-    /// Iterates over the bytes in order. `source` is the buffer of the view that was written; after an encode it is ignored.
+    /// Iterates over the bytes in order. `source` is the buffer of the view that was written; after
+    /// an encode it is ignored.
     pub fn slices<'a>(&'a self, source: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
         self.pieces.iter().map(move |piece| match *piece {
             WritePiece::Source(start, end) => &source[start as usize..end as usize],
@@ -359,7 +369,8 @@ impl OutHead {
         Ok(())
     }
 
-    /// Writes the lines of `fields` that stay, as spans where possible, then the lines of the edits.
+    /// Writes the lines of `fields` that stay, as spans where possible, then the lines of the
+    /// edits.
     fn lines(
         &mut self,
         fields: HeaderFields<'_>,

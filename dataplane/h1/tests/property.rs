@@ -1,5 +1,6 @@
-//! Properties over mutated and generated messages. No input panics. The result does not depend on how the bytes arrive. Writing is the
-//! inverse of parsing. The codec accepts nothing that httparse refuses.
+//! Properties over mutated and generated messages. No input panics. The result does not depend on
+//! how the bytes arrive. Writing is the inverse of parsing. The codec accepts nothing that httparse
+//! refuses.
 
 use std::sync::LazyLock;
 
@@ -129,8 +130,8 @@ fn framing() -> impl Strategy<Value = Framing> {
     ]
 }
 
-/// Compares a reading in pieces with a reading of the whole. The pieces may end undecided where the whole was refused; otherwise both must
-/// be equal.
+/// Compares a reading in pieces with a reading of the whole. The pieces may end undecided where the
+/// whole was refused; otherwise both must be equal.
 fn agree(whole: &ReceiveOutcome, pieces: &ReceiveOutcome) -> bool {
     whole == pieces
         || (matches!(

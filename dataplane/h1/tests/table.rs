@@ -1,4 +1,5 @@
-//! Checks every case of `canal_h1::cases` as a whole, split at every byte, and byte by byte. The result must always be the same.
+//! Checks every case of `canal_h1::cases` as a whole, split at every byte, and byte by byte. The
+//! result must always be the same.
 
 use crate::receive::{ReceiveOutcome, forward, receive};
 use canal_h1::cases::{
@@ -85,7 +86,8 @@ fn requests_whole() {
 #[test]
 fn requests_split_at_every_byte() {
     for case in requests() {
-        // Oversized cases are split only near their ends and at every 1021st byte: splitting 64 KiB everywhere takes minutes.
+        // Oversized cases are split only near their ends and at every 1021st byte: splitting 64 KiB
+        // everywhere takes minutes.
         let len = case.bytes.len();
         for cut in
             (1..len).filter(|&cut| len < 2000 || cut < 40 || cut + 40 > len || cut % 1021 == 0)
@@ -113,7 +115,8 @@ fn request_names_are_unique_and_every_request_refusal_is_reached() {
     assert!(cases.len() >= 150, "{}", cases.len());
     let names: std::collections::BTreeSet<_> = cases.iter().map(|case| case.name).collect();
     assert_eq!(names.len(), cases.len());
-    // No request reaches these: responses, truncation and writing have tests of their own, and BadHead is the fallback of the others.
+    // No request reaches these: responses, truncation and writing have tests of their own, and
+    // BadHead is the fallback of the others.
     let outside_table = [
         MessageRefusal::BadHead,
         MessageRefusal::BadStatusLine,

@@ -1,4 +1,5 @@
-//! Tables of cases for writing heads (edits, framing changes, encoding from pairs, refusals) and for bodies that end early.
+//! Tables of cases for writing heads (edits, framing changes, encoding from pairs, refusals) and
+//! for bodies that end early.
 
 use canal_h1::{
     BodyReader, ForwardOptions, Framing, HeaderEdit, MessageLimits, MessageRefusal, OutHead,

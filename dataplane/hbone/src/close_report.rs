@@ -1,5 +1,6 @@
-//! Close report: how an application closed its end of a tunnel that carries one exchange after another. This module has the header and
-//! trailer with which a gateway requests it and a node sends it. It makes no decision.
+//! Close report: how an application closed its end of a tunnel that carries one exchange after
+//! another. This module has the header and trailer with which a gateway requests it and a node
+//! sends it. It makes no decision.
 //!
 //! A gateway that reuses a tunnel for many requests sends the header [`CLOSE_REPORT`] with the
 //! CONNECT. When the application closes, the node may end the tunnel with a trailer of that name.
@@ -11,13 +12,16 @@
 use canal_wire::hbone::CLOSE_REPORT;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Added to the value if the application reset the connection: the bytes it sent before are then incomplete.
+/// Added to the value if the application reset the connection: the bytes it sent before are then
+/// incomplete.
 const RESET: &str = "reset";
 
-/// Report of the application's side at the end of a connection that carried one exchange after another.
+/// Report of the application's side at the end of a connection that carried one exchange after
+/// another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CloseReport {
-    /// Maximum number of bytes of the tunnel, from its beginning, that have reached the application.
+    /// Maximum number of bytes of the tunnel, from its beginning, that have reached the
+    /// application.
     pub delivered: u64,
     /// The application ended the connection with a reset.
     pub reset: bool,

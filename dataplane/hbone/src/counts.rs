@@ -19,7 +19,8 @@ pub enum HboneCloseReason {
     Ping,
     /// This side's certificate was renewed, or the owner retired the connection.
     Retired,
-    /// The connection reached the maximum age or number of streams of a spread connection, and another one replaced it.
+    /// The connection reached the maximum age or number of streams of a spread connection, and
+    /// another one replaced it.
     Aged,
     /// The protocol or the transport failed.
     Error,
@@ -78,10 +79,11 @@ pub struct HboneCounters {
 }
 
 impl HboneCounters {
-    /// Registers `canal_hbone_connections{side}`, `canal_hbone_closed_total{side,reason}`, `canal_hbone_handshakes_total`,
-    /// `canal_hbone_handshake_failures_total`, `canal_hbone_retries_total`, `canal_hbone_unsteered_total`,
-    /// `canal_hbone_refused_total{reason}`, `canal_hbone_stalled_streams`, `canal_hbone_connections_without_credit`,
-    /// `canal_hbone_streams_without_credit_total`.
+    /// Registers `canal_hbone_connections{side}`, `canal_hbone_closed_total{side,reason}`,
+    /// `canal_hbone_handshakes_total`, `canal_hbone_handshake_failures_total`,
+    /// `canal_hbone_retries_total`, `canal_hbone_unsteered_total`,
+    /// `canal_hbone_refused_total{reason}`, `canal_hbone_stalled_streams`,
+    /// `canal_hbone_connections_without_credit`, `canal_hbone_streams_without_credit_total`.
     pub fn new(registry: &Registry, shard: &MetricsShard) -> Self {
         let open = registry.gauges(MetricFamily::new(
             "canal_hbone_connections",

@@ -11,9 +11,11 @@ use std::time::Duration;
 use canal_runtime::metrics::{Gauge, GaugeGuard};
 use tokio::time::Instant;
 
-/// Time that a stream waits for its first credit, although its own window is untouched, until its connection is passed by.
+/// Time that a stream waits for its first credit, although its own window is untouched, until its
+/// connection is passed by.
 const FIRST_CREDIT_TIME: Duration = Duration::from_millis(200);
-/// Longest time for which a connection is passed by after the last stream that waited has given up. The peer may have given credit since.
+/// Longest time for which a connection is passed by after the last stream that waited has given up.
+/// The peer may have given credit since.
 const PASSED_BY_MAX: Duration = Duration::from_secs(30);
 /// Time that a stream waits for its first credit until its connection is counted as one without.
 const COUNTED_AFTER: Duration = Duration::from_secs(1);
@@ -39,7 +41,8 @@ pub struct SendCredit {
 }
 
 impl SendCredit {
-    /// Creates the state of a new connection, which is counted in `connections` while it has no credit.
+    /// Creates the state of a new connection, which is counted in `connections` while it has no
+    /// credit.
     pub(crate) fn counted(connections: Gauge) -> Rc<Self> {
         Rc::new(Self {
             connections: Some(connections),
@@ -47,7 +50,8 @@ impl SendCredit {
         })
     }
 
-    /// Begins the wait of a stream that has sent nothing and may send nothing. The runtime must spawn local tasks.
+    /// Begins the wait of a stream that has sent nothing and may send nothing. The runtime must
+    /// spawn local tasks.
     pub fn begin_wait(self: &Rc<Self>) -> CreditWait {
         let number = self.last.get() + 1;
         self.last.set(number);
@@ -63,7 +67,8 @@ impl SendCredit {
         }
     }
 
-    /// Returns whether new streams should use other connections: a stream has waited for too long, or did until it gave up.
+    /// Returns whether new streams should use other connections: a stream has waited for too long,
+    /// or did until it gave up.
     #[inline]
     pub fn is_withheld(&self) -> bool {
         let oldest = self.waits.borrow().front().map(|(_, since)| *since);
@@ -75,7 +80,8 @@ impl SendCredit {
             || self.passed_by_until.get().is_some_and(|until| now < until)
     }
 
-    /// Notes that the peer gave a stream its first credit, so the connection is no longer passed by for a stream that gave up.
+    /// Notes that the peer gave a stream its first credit, so the connection is no longer passed by
+    /// for a stream that gave up.
     pub(crate) fn note_granted(&self) {
         self.passed_by_until.set(None);
     }

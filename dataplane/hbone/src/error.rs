@@ -1,4 +1,5 @@
-//! Errors of tunnels: why a tunnel was not established or broke, and whether another attempt is safe.
+//! Errors of tunnels: why a tunnel was not established or broke, and whether another attempt is
+//! safe.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,7 +8,8 @@ use std::time::Duration;
 use canal_net::sys::SysError;
 use canal_tls::TlsError;
 
-/// Failure of a tunnel. It is cloneable, because every stream that waits for a handshake gets its failure.
+/// Failure of a tunnel. It is cloneable, because every stream that waits for a handshake gets its
+/// failure.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum HboneError {
     /// The TCP connection to the peer's HBONE port failed.
@@ -19,10 +21,12 @@ pub enum HboneError {
         address: SocketAddr,
         source: Arc<TlsError>,
     },
-    /// The peer ended the new connection with a TLS alert. In TLS 1.3 its decision on this side's certificate arrives after the handshake.
+    /// The peer ended the new connection with a TLS alert. In TLS 1.3 its decision on this side's
+    /// certificate arrives after the handshake.
     #[error("HBONE to {address}: the peer refused this side's certificate: {why}")]
     RefusedByPeer { address: SocketAddr, why: String },
-    /// HTTP/2 failed for the whole connection: preface, settings, GOAWAY, unanswered PING, or connection lost.
+    /// HTTP/2 failed for the whole connection: preface, settings, GOAWAY, unanswered PING, or
+    /// connection lost.
     #[error("HBONE to {address}: HTTP/2: {why}")]
     Http2 { address: SocketAddr, why: String },
     /// The peer answered CONNECT with a status other than 200.
@@ -101,14 +105,15 @@ pub(super) fn of_h2(address: SocketAddr, authority: &str, e: &h2::Error) -> Hbon
     }
 }
 
-/// Decision whether another connection may be tried after a failure. It may if the peer certainly did nothing for this CONNECT, or if at
-/// least no payload was sent.
+/// Decision whether another connection may be tried after a failure. It may if the peer certainly
+/// did nothing for this CONNECT, or if at least no payload was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReconnectDecision {
     No,
     /// The connection is dead or has no capacity.
     Dead,
-    /// The peer accepts no new streams on it and closes it in order. The peer itself is healthy, so a new connection is worth an attempt.
+    /// The peer accepts no new streams on it and closes it in order. The peer itself is healthy, so
+    /// a new connection is worth an attempt.
     Closing,
 }
 

@@ -1,10 +1,12 @@
-//! The two legs of a tunnel that a gateway reuses for one HTTP/1.1 request after another. When the application closes, the gateway needs to
-//! know how many bytes the application can have seen ([`CloseReport`]). This module does not parse HTTP: a request begins where the
-//! application's last response byte ended.
+//! The two legs of a tunnel that a gateway reuses for one HTTP/1.1 request after another. When the
+//! application closes, the gateway needs to know how many bytes the application can have seen
+//! ([`CloseReport`]). This module does not parse HTTP: a request begins where the application's
+//! last response byte ended.
 //!
-//! If the application closes between requests, no later byte is written to it, so the gateway may send the next request elsewhere. The
-//! check of the socket costs no system call before the end. Bytes that the application's kernel had not acknowledged when it sent its FIN
-//! had not reached the application. An HTTP server does not accept a request after its FIN (RFC 9112 §9.6).
+//! If the application closes between requests, no later byte is written to it, so the gateway may
+//! send the next request elsewhere. The check of the socket costs no system call before the end.
+//! Bytes that the application's kernel had not acknowledged when it sent its FIN had not reached
+//! the application. An HTTP server does not accept a request after its FIN (RFC 9112 §9.6).
 
 use std::cell::Cell;
 use std::io::{self, ErrorKind};
@@ -25,9 +27,11 @@ struct ExchangeState {
     written: Cell<u64>,
     /// Value of `written` when the application sent its last byte.
     answered: Cell<u64>,
-    /// A write found that the application had reset the connection. A read does not report that again.
+    /// A write found that the application had reset the connection. A read does not report that
+    /// again.
     reset: Cell<bool>,
-    /// The application has closed, and it is known how much it can have seen. Nothing more is written to it.
+    /// The application has closed, and it is known how much it can have seen. Nothing more is
+    /// written to it.
     closed: Cell<Option<CloseReport>>,
 }
 
@@ -57,9 +61,10 @@ pub fn reporting(stream: HboneStream, tcp: TcpStream) -> (ReportingTunnel, Repor
     )
 }
 
-/// Decides the report on an application that has closed and that sent its last byte when `answered` of the `written` bytes were written.
-/// `acknowledged` is the kernel's count after an orderly close. After a reset it proves nothing: the application may have read bytes that
-/// its kernel never acknowledged.
+/// Decides the report on an application that has closed and that sent its last byte when `answered`
+/// of the `written` bytes were written. `acknowledged` is the kernel's count after an orderly
+/// close. After a reset it proves nothing: the application may have read bytes that its kernel
+/// never acknowledged.
 fn decide_report(
     written: u64,
     answered: u64,
@@ -205,7 +210,8 @@ mod tests {
             // The application closed between requests.
             (0, 0, None, false, report(0, false)),
             (70, 70, None, false, report(70, false)),
-            // The application reset the connection between requests; the bytes it sent before may be incomplete.
+            // The application reset the connection between requests; the bytes it sent before may
+            // be incomplete.
             (70, 70, None, true, report(70, true)),
             // The request was written after the application sent its FIN, or was still in transit.
             (100, 70, Some(70), false, report(70, false)),

@@ -1,6 +1,6 @@
-//! Transport that delays the first write of a connection. Its first frames are collected and leave in one record and one packet.
-//! Separately, each frame would cost both ends a system call and a wake-up. It passes everything through once they have left, and does not
-//! interpret HTTP/2.
+//! Transport that delays the first write of a connection. Its first frames are collected and leave
+//! in one record and one packet. Separately, each frame would cost both ends a system call and a
+//! wake-up. It passes everything through once they have left, and does not interpret HTTP/2.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -13,9 +13,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Maximum number of bytes that are delayed; more are written at once.
 const COALESCE_BYTES_MAX: usize = 4 << 10;
-/// Number of idle polls after which the bytes leave, at a flush or at the next read that finds nothing. The read matters because a task
-/// that waits for the peer's first bytes may never flush again. Between two polls of the task, all other ready tasks have run and the
-/// kernel was polled for events. One poll is for the peer's preface, and one for the output of the task that its request spawned.
+/// Number of idle polls after which the bytes leave, at a flush or at the next read that finds
+/// nothing. The read matters because a task that waits for the peer's first bytes may never flush
+/// again. Between two polls of the task, all other ready tasks have run and the kernel was polled
+/// for events. One poll is for the peer's preface, and one for the output of the task that its
+/// request spawned.
 const YIELDS_BEFORE_FLUSH: u8 = 3;
 /// Number of idle polls after which the bytes leave if the peer has sent nothing.
 const SILENT_RESTS: u8 = 2;

@@ -67,7 +67,8 @@ pub struct FlowAccount {
 }
 
 impl FlowAccount {
-    /// Creates the account of a new connection. Without a budget, nothing but the windows limits what the streams hold.
+    /// Creates the account of a new connection. Without a budget, nothing but the windows limits
+    /// what the streams hold.
     pub fn new(budget: Option<BufferBudget>) -> Rc<Self> {
         Rc::new(Self {
             budget,
@@ -153,7 +154,8 @@ impl StalledBytes {
         }
     }
 
-    /// Adds bytes that have arrived. They are copied, because a frame is a part of a larger buffer that it would keep.
+    /// Adds bytes that have arrived. They are copied, because a frame is a part of a larger buffer
+    /// that it would keep.
     pub fn push(&mut self, data: &[u8]) {
         self.bytes.extend_from_slice(data);
     }

@@ -1,5 +1,6 @@
-//! HBONE: HTTP/2 CONNECT tunnels over mTLS, with a client pool and a server, wire-compatible with Istio's ztunnel. The callers decide what
-//! is tunneled and whether it is permitted. Read [`pool`], then [`server`], then [`stream`].
+//! HBONE: HTTP/2 CONNECT tunnels over mTLS, with a client pool and a server, wire-compatible with
+//! Istio's ztunnel. The callers decide what is tunneled and whether it is permitted. Read [`pool`],
+//! then [`server`], then [`stream`].
 
 #![forbid(unsafe_code)]
 
@@ -34,7 +35,8 @@ pub use server::{ConnectResult, IncomingConnect, ServerConfig, serve};
 pub use stream::{HboneStream, REPLAY_BYTES_MAX};
 pub use windows::{CONNECTION_WINDOW, WindowGrowth};
 
-/// PING interval, and the time that the answer may take before the connection is closed, on both sides.
+/// PING interval, and the time that the answer may take before the connection is closed, on both
+/// sides.
 pub const KEEPALIVE_INTERVAL: (Duration, Duration) =
     (Duration::from_secs(10), Duration::from_secs(20));
 
@@ -46,8 +48,8 @@ pub const KEEPALIVE_INTERVAL: (Duration, Duration) =
 pub const DATA_FRAME_BUDGET: usize =
     5 * (canal_wire::hbone::SERVER_STREAMS_MAX * canal_wire::hbone::STREAM_WINDOW) as usize;
 
-/// Sends a PING at each interval, and whenever `requested` is notified. Resolves when an answer is late, and stays pending once the
-/// connection is gone.
+/// Sends a PING at each interval, and whenever `requested` is notified. Resolves when an answer is
+/// late, and stays pending once the connection is gone.
 async fn keep_alive(
     pings: Option<h2::PingPong>,
     (interval, limit): (Duration, Duration),

@@ -1,5 +1,5 @@
-//! Client side: one pool per worker, never shared and never locked. Streams to one peer share connections, and concurrent requests wait for
-//! one handshake. Start with [`HbonePool::open`].
+//! Client side: one pool per worker, never shared and never locked. Streams to one peer share
+//! connections, and concurrent requests wait for one handshake. Start with [`HbonePool::open`].
 
 mod connection;
 mod spread;
@@ -30,15 +30,18 @@ use spread::SpreadLoad;
 pub(super) use connection::StreamLease;
 pub use spread::{SpreadConfig, Steering};
 
-/// New connections that one request opens before it gives up on a peer that has no capacity for its stream.
+/// New connections that one request opens before it gives up on a peer that has no capacity for its
+/// stream.
 const OPENS_MAX: u32 = 3;
-/// Time during which a bucket whose connection could not be opened, or failed, is not selected again.
+/// Time during which a bucket whose connection could not be opened, or failed, is not selected
+/// again.
 const FAILED_BUCKET_PAUSE: Duration = Duration::from_secs(30);
 /// Time after a failed connection before another one is opened next to those that are up.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
 /// Concurrent handshakes next to connections that are up.
 const GROWTH_AT_ONCE: usize = 4;
-/// Time that a stream waits, once, for new connections if those that are up have their share of streams already.
+/// Time that a stream waits, once, for new connections if those that are up have their share of
+/// streams already.
 const GROWTH_WAIT: Duration = Duration::from_millis(200);
 
 /// Configuration of a pool. `Default` has ztunnel's values.
@@ -127,7 +130,8 @@ impl PoolKey {
 enum Sharing {
     /// The streams use as few connections as can carry them.
     Packed,
-    /// The streams use as many connections as the load justifies, each to its own bucket where they can be steered.
+    /// The streams use as many connections as the load justifies, each to its own bucket where they
+    /// can be steered.
     Spread(Option<Steering>),
 }
 
@@ -164,7 +168,8 @@ impl PendingHandshake {
         if self.outcome.borrow().is_none() {
             done.await;
         }
-        // The outcome is always set when `finished` fires. If it were missing, the caller would only repeat its loop.
+        // The outcome is always set when `finished` fires. If it were missing, the caller would
+        // only repeat its loop.
         self.outcome.borrow().clone().unwrap_or(Ok(()))
     }
 }
@@ -172,19 +177,21 @@ impl PendingHandshake {
 struct Inner {
     config: PoolConfig,
     counters: HboneCounters,
-    /// A fast hash is sufficient: the keys come from verified configuration, not from unauthenticated peers.
+    /// A fast hash is sufficient: the keys come from verified configuration, not from
+    /// unauthenticated peers.
     slots: RefCell<HashMap<PoolKey, Rc<PeerConnections>, foldhash::fast::RandomState>>,
     /// Number of the newest connection, in the order in which they were established.
     serial: Cell<u64>,
     host: Rc<dyn ConnectionHost>,
 }
 
-/// Runs a pool's connections and limits what they buffer, by the source identity of each connection. A process with many tenants divides
-/// both among them.
+/// Runs a pool's connections and limits what they buffer, by the source identity of each
+/// connection. A process with many tenants divides both among them.
 pub trait ConnectionHost {
     /// Spawns, on this thread, a future that establishes or drives a connection.
     fn spawn(&self, source: &Identity, driver: LocalBoxFuture<'static, ()>);
-    /// Returns the budget of the bytes that the connection's streams hold for their readers; with `None` only windows limit them.
+    /// Returns the budget of the bytes that the connection's streams hold for their readers; with
+    /// `None` only windows limit them.
     fn buffer_budget(&self, source: &Identity) -> Option<BufferBudget>;
 }
 
@@ -200,9 +207,10 @@ impl ConnectionHost for SoleHost {
     }
 }
 
-/// The pool of one worker. It contains at most one connection per open tunnel, and connections idle for less than [`PoolConfig::idle`]. The
-/// callers' own limits on connections bound both. Clones share the pool. It is `!Send` by design, and needs a runtime that spawns local
-/// tasks (`LocalRuntime`, `LocalSet`).
+/// The pool of one worker. It contains at most one connection per open tunnel, and connections idle
+/// for less than [`PoolConfig::idle`]. The callers' own limits on connections bound both. Clones
+/// share the pool. It is `!Send` by design, and needs a runtime that spawns local tasks
+/// (`LocalRuntime`, `LocalSet`).
 #[derive(Clone)]
 pub struct HbonePool {
     inner: Rc<Inner>,
@@ -221,7 +229,8 @@ struct SpreadChoice {
     stream: Option<StreamLease>,
     /// Number of connections to open next to those that are up.
     growth: usize,
-    /// The selected connection has its share of streams already, and more connections are coming up.
+    /// The selected connection has its share of streams already, and more connections are coming
+    /// up.
     is_crowded: bool,
 }
 
@@ -264,12 +273,13 @@ impl HbonePool {
         }
     }
 
-    /// Opens a tunnel: CONNECT `authority` with `headers`. A pooled connection that turns out to be dead is replaced once. A connection
-    /// that its peer closes in order (GOAWAY, RFC 9113 §6.8) is replaced even if it is new. That is safe, because no payload is sent before
-    /// the 200.
+    /// Opens a tunnel: CONNECT `authority` with `headers`. A pooled connection that turns out to be
+    /// dead is replaced once. A connection that its peer closes in order (GOAWAY, RFC 9113 §6.8) is
+    /// replaced even if it is new. That is safe, because no payload is sent before the 200.
     ///
     /// # Errors
-    /// The peer cannot be reached or authenticated, refuses the CONNECT, or does not answer in time.
+    /// The peer cannot be reached or authenticated, refuses the CONNECT, or does not answer in
+    /// time.
     pub async fn open(
         &self,
         target: &TunnelTarget,
@@ -280,9 +290,10 @@ impl HbonePool {
             .await
     }
 
-    /// Opens a tunnel like [`HbonePool::open`], and gives up after `limit` if the peer is dead: if no connection to it is established by
-    /// then, or if it leaves a PING unanswered. A peer that is alive has the whole [`PoolConfig::answer_timeout`]. It may be dialing the
-    /// application, and an attempt elsewhere would reach the application a second time.
+    /// Opens a tunnel like [`HbonePool::open`], and gives up after `limit` if the peer is dead: if
+    /// no connection to it is established by then, or if it leaves a PING unanswered. A peer that
+    /// is alive has the whole [`PoolConfig::answer_timeout`]. It may be dialing the application,
+    /// and an attempt elsewhere would reach the application a second time.
     ///
     /// # Errors
     /// The errors are those of [`HbonePool::open`].
@@ -297,9 +308,11 @@ impl HbonePool {
             .await
     }
 
-    /// Opens a tunnel like [`HbonePool::open`], on one of several connections whose number follows the load ([`SpreadConfig`]). It is for a
-    /// service with many replicas and workers behind it. With `steering`, each connection leads to its own bucket. A target must always be
-    /// opened either by this function or by the others. With a limit, it gives up dead peers as [`HbonePool::open_unless_dead`] does.
+    /// Opens a tunnel like [`HbonePool::open`], on one of several connections whose number follows
+    /// the load ([`SpreadConfig`]). It is for a service with many replicas and workers behind it.
+    /// With `steering`, each connection leads to its own bucket. A target must always be opened
+    /// either by this function or by the others. With a limit, it gives up dead peers as
+    /// [`HbonePool::open_unless_dead`] does.
     ///
     /// # Errors
     /// The errors are those of [`HbonePool::open`].
@@ -338,10 +351,11 @@ impl HbonePool {
             let serial = taken.connection().serial;
             let reused = serial <= known;
             after = match sharing {
-                // Younger connections may be replacements by another stream that met the same dead connection: these are acceptable.
+                // Younger connections may be replacements by another stream that met the same dead
+                // connection: these are acceptable.
                 Sharing::Packed => serial,
-                // Other connections lead to other replicas, and the failed one is retired. But all may be dead, so the last attempt uses a
-                // new one.
+                // Other connections lead to other replicas, and the failed one is retired. But all
+                // may be dead, so the last attempt uses a new one.
                 Sharing::Spread(_) if tries_left == 1 => known,
                 Sharing::Spread(_) => 0,
             };
@@ -365,8 +379,8 @@ impl HbonePool {
         })
     }
 
-    /// Sends the CONNECT and waits for the response: no longer than `dead_limit` if the peer is dead. The error says whether another
-    /// connection may be tried.
+    /// Sends the CONNECT and waits for the response: no longer than `dead_limit` if the peer is
+    /// dead. The error says whether another connection may be tried.
     async fn send_connect(
         &self,
         target: &TunnelTarget,
@@ -449,7 +463,8 @@ impl HbonePool {
         })
     }
 
-    /// Takes a stream slot on a connection younger than `after`, and opens one if necessary. There is one handshake per key at a time.
+    /// Takes a stream slot on a connection younger than `after`, and opens one if necessary. There
+    /// is one handshake per key at a time.
     async fn take(
         &self,
         target: &TunnelTarget,
@@ -508,7 +523,8 @@ impl HbonePool {
                 match (taken, pending) {
                     (Some(taken), Some(pending)) if is_crowded && std::mem::take(&mut can_wait) => {
                         drop(taken);
-                        // The outcome does not matter here, because the next iteration selects again.
+                        // The outcome does not matter here, because the next iteration selects
+                        // again.
                         let _ = tokio::time::timeout(GROWTH_WAIT, pending.wait()).await;
                         continue;
                     }
@@ -543,7 +559,8 @@ impl HbonePool {
         }
     }
 
-    /// Starts `count` handshakes in a task of their own, so that the first waiter may give up without failing the others.
+    /// Starts `count` handshakes in a task of their own, so that the first waiter may give up
+    /// without failing the others.
     fn start(
         &self,
         key: &PoolKey,
@@ -582,8 +599,8 @@ impl HbonePool {
         pending
     }
 
-    /// Opens the connections that the load justifies next to those that are up. They replace connections that got GOAWAY, before a stream
-    /// that comes back from there has to wait.
+    /// Opens the connections that the load justifies next to those that are up. They replace
+    /// connections that got GOAWAY, before a stream that comes back from there has to wait.
     fn grow(
         &self,
         key: &PoolKey,
@@ -659,7 +676,8 @@ impl HbonePool {
             }
             Err(e) => {
                 counters.handshake_failures.inc();
-                // The place stays empty for a while, so that the next connection leads to another bucket.
+                // The place stays empty for a while, so that the next connection leads to another
+                // bucket.
                 slot.fail(place, Instant::now());
                 Err(e)
             }
@@ -688,7 +706,8 @@ impl HbonePool {
         self.forget(&key, &slot);
     }
 
-    /// Removes the peer's entry if the caller is its last user, so that the pool is no larger than its open connections.
+    /// Removes the peer's entry if the caller is its last user, so that the pool is no larger than
+    /// its open connections.
     fn forget(&self, key: &PoolKey, slot: &Rc<PeerConnections>) {
         // The two references are the map's and the caller's.
         if Rc::strong_count(slot) == 2
@@ -715,7 +734,8 @@ impl HbonePool {
         )
     }
 
-    /// Closes all connections, or those of `netns` (a pod that is gone): they take no new streams, and open streams finish.
+    /// Closes all connections, or those of `netns` (a pod that is gone): they take no new streams,
+    /// and open streams finish.
     pub fn retire(&self, netns: Option<NetnsId>) {
         for (key, slot) in self.inner.slots.borrow().iter() {
             if netns.is_none() || key.netns == netns {
@@ -729,9 +749,10 @@ impl HbonePool {
 }
 
 impl PeerConnections {
-    /// Selects the connection of the next stream. A connection made with an older certificate takes no new streams. So every identity
-    /// presents its current certificate within the lifetime of one, and no open stream is dropped. A connection whose peer gives no credit is
-    /// passed by, until there are too many of them.
+    /// Selects the connection of the next stream. A connection made with an older certificate takes
+    /// no new streams. So every identity presents its current certificate within the lifetime of
+    /// one, and no open stream is dropped. A connection whose peer gives no credit is passed by,
+    /// until there are too many of them.
     fn choose(&self, proof: &CredentialId, after: u64, streams_max: u32) -> StreamChoice {
         let connections = self.connections.borrow();
         let mut withheld = Vec::new();
@@ -764,9 +785,11 @@ impl PeerConnections {
             .map_or(StreamChoice::Open, StreamChoice::Wait)
     }
 
-    /// Selects the connection of the next spread stream, and decides whether more connections should be opened in the meantime. The least
-    /// busy of as many connections as the load justifies takes the stream, in turns. Connections beyond that number become idle and close.
-    /// Aged connections serve until others have replaced them, and connections that do not answer are avoided while others do.
+    /// Selects the connection of the next spread stream, and decides whether more connections
+    /// should be opened in the meantime. The least busy of as many connections as the load
+    /// justifies takes the stream, in turns. Connections beyond that number become idle and close.
+    /// Aged connections serve until others have replaced them, and connections that do not answer
+    /// are avoided while others do.
     fn choose_spread(
         &self,
         proof: &CredentialId,
@@ -829,8 +852,8 @@ impl PeerConnections {
         }
     }
 
-    /// Returns the number of open streams. Streams of connections that take no new ones count too: they will come back, because a peer that
-    /// moves them closes them one by one.
+    /// Returns the number of open streams. Streams of connections that take no new ones count too:
+    /// they will come back, because a peer that moves them closes them one by one.
     fn streams(&self) -> u32 {
         self.connections.borrow().iter().map(|c| c.streams()).sum()
     }
@@ -901,7 +924,8 @@ fn avoids_withheld(connections: &[Rc<PooledConnection>]) -> bool {
         < WITHHELD_CONNECTIONS_MAX
 }
 
-/// Returns whether nothing would be lost with the connection: its peer gives no credit, and no stream waits for it.
+/// Returns whether nothing would be lost with the connection: its peer gives no credit, and no
+/// stream waits for it.
 fn is_useless(connection: &PooledConnection) -> bool {
     connection.is_withheld() && connection.streams() == 0
 }

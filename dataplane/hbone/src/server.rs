@@ -1,5 +1,5 @@
-//! Server side: HTTP/2 on an accepted mTLS connection, which passes CONNECT requests to the caller one by one. It opens no connection
-//! itself. Start with [`serve`].
+//! Server side: HTTP/2 on an accepted mTLS connection, which passes CONNECT requests to the caller
+//! one by one. It opens no connection itself. Start with [`serve`].
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -68,7 +68,8 @@ pub struct IncomingConnect {
 }
 
 impl IncomingConnect {
-    /// Answers 200 with `headers` (e.g. this side's `baggage`). It must be called only after the destination is connected.
+    /// Answers 200 with `headers` (e.g. this side's `baggage`). It must be called only after the
+    /// destination is connected.
     ///
     /// # Errors
     /// The stream or the connection has ended.
@@ -101,10 +102,12 @@ fn refuse(respond: &mut SendResponse<Bytes>, status: u16) {
     let _ = respond.send_response(response, true);
 }
 
-/// A request as it arrived: a CONNECT, or the reason why it was answered 400 here. The reason is the label of `canal_hbone_refused_total`.
+/// A request as it arrived: a CONNECT, or the reason why it was answered 400 here. The reason is
+/// the label of `canal_hbone_refused_total`.
 pub type ConnectResult = Result<IncomingConnect, &'static str>;
 
-/// Classifies a request before the caller sees it. The error is the `reason` of the refusal's counter.
+/// Classifies a request before the caller sees it. The error is the `reason` of the refusal's
+/// counter.
 fn decide_request(
     method: &Method,
     extended: bool,
@@ -121,13 +124,15 @@ fn decide_request(
         .ok_or("bad_authority")
 }
 
-/// Serves one connection until it ends, on the caller's thread. `on_request` must not block; it spawns its work. When `drain` starts,
-/// GOAWAY is sent and open streams may finish. When it is forced, or the peer loses trust (for example by revocation), the connection is
-/// closed. When the peer's certificate expires, GOAWAY is sent too, and the connection is closed [`canal_tls::EXPIRED_PEER_TIMEOUT`]
-/// later.
+/// Serves one connection until it ends, on the caller's thread. `on_request` must not block; it
+/// spawns its work. When `drain` starts, GOAWAY is sent and open streams may finish. When it is
+/// forced, or the peer loses trust (for example by revocation), the connection is closed. When the
+/// peer's certificate expires, GOAWAY is sent too, and the connection is closed
+/// [`canal_tls::EXPIRED_PEER_TIMEOUT`] later.
 ///
 /// # Errors
-/// The preface is missing, HTTP/2 or the transport fails, a PING is not answered, or the peer loses trust.
+/// The preface is missing, HTTP/2 or the transport fails, a PING is not answered, or the peer loses
+/// trust.
 pub async fn serve<IO: Transport>(
     io: MtlsStream<IO>,
     peer: VerifiedPeer,
@@ -249,8 +254,8 @@ impl<F: FnMut(ConnectResult)> ConnectService<'_, F> {
         }
     }
 
-    /// Collects the events of a connection other than its frames. A poll that brings only frames polls none of them: polling the drain each
-    /// time would take a lock that all workers share.
+    /// Collects the events of a connection other than its frames. A poll that brings only frames
+    /// polls none of them: polling the drain each time would take a lock that all workers share.
     fn events<'d>(
         &self,
         pings: Option<h2::PingPong>,

@@ -1,5 +1,5 @@
-//! One tunnel as a duplex byte stream. Consumed bytes return flow-control credit, half-close is END_STREAM, and a reset is RST_STREAM.
-//! Start with [`HboneStream`].
+//! One tunnel as a duplex byte stream. Consumed bytes return flow-control credit, half-close is
+//! END_STREAM, and a reset is RST_STREAM. Start with [`HboneStream`].
 
 mod departure;
 mod leg;
@@ -25,12 +25,13 @@ use super::credit::CreditWait;
 use super::flow::{FlowAccount, StalledBytes};
 use super::pool::StreamLease;
 
-/// A tunnel. It implements `AsyncRead` and `AsyncWrite` for codecs; [`HboneStream::poll_chunk`] and [`HboneStream::poll_send`] move bytes
-/// without copying.
+/// A tunnel. It implements `AsyncRead` and `AsyncWrite` for codecs; [`HboneStream::poll_chunk`] and
+/// [`HboneStream::poll_send`] move bytes without copying.
 ///
-/// Reading ends with EOF on END_STREAM, and with `ConnectionReset` on RST_STREAM or a lost connection. RST_STREAM(NO_ERROR), which follows
-/// a complete response (RFC 9113 §8.1), is an EOF. `poll_shutdown` sends END_STREAM. Dropping the tunnel before both directions have ended
-/// resets the stream (CANCEL).
+/// Reading ends with EOF on END_STREAM, and with `ConnectionReset` on RST_STREAM or a lost
+/// connection. RST_STREAM(NO_ERROR), which follows a complete response (RFC 9113 §8.1), is an EOF.
+/// `poll_shutdown` sends END_STREAM. Dropping the tunnel before both directions have ended resets
+/// the stream (CANCEL).
 pub struct HboneStream {
     send: SendStream<Bytes>,
     recv: RecvStream,
@@ -43,7 +44,8 @@ pub struct HboneStream {
     account: Rc<FlowAccount>,
     /// Bytes taken off HTTP/2 while the caller accepted none, see [`HboneStream::poll_stalled`].
     stalled: Option<Box<StalledBytes>>,
-    /// Failure found while the caller accepted nothing. It is returned after the bytes that came before.
+    /// Failure found while the caller accepted nothing. It is returned after the bytes that came
+    /// before.
     failure: Option<io::Error>,
     read_ended: bool,
     write_ended: bool,
@@ -67,7 +69,8 @@ impl fmt::Debug for HboneStream {
     }
 }
 
-/// Converts an h2 error. RST_STREAM, GOAWAY and a lost connection are all a reset to the reader or writer of a tunnel.
+/// Converts an h2 error. RST_STREAM, GOAWAY and a lost connection are all a reset to the reader or
+/// writer of a tunnel.
 fn reset_error(e: &h2::Error) -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionReset, format!("tunnel: {e}"))
 }
@@ -87,7 +90,8 @@ fn reset_by_peer(reason: Reason) -> io::Error {
     )
 }
 
-/// Returns whether this is RST_STREAM(NO_ERROR): the response is complete, and no more bytes are wanted (RFC 9113 §8.1).
+/// Returns whether this is RST_STREAM(NO_ERROR): the response is complete, and no more bytes are
+/// wanted (RFC 9113 §8.1).
 fn is_no_error(e: &h2::Error) -> bool {
     e.is_reset() && e.reason() == Some(Reason::NO_ERROR)
 }
@@ -120,8 +124,8 @@ impl HboneStream {
         }
     }
 
-    /// Returns the next bytes without copying; `None` at the end. Their credit is returned at the next call, when the chunk is certainly
-    /// consumed. So a slow consumer stops the sender.
+    /// Returns the next bytes without copying; `None` at the end. Their credit is returned at the
+    /// next call, when the chunk is certainly consumed. So a slow consumer stops the sender.
     pub fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         self.settle();
         if !self.unread.is_empty() {
@@ -134,8 +138,8 @@ impl HboneStream {
         Poll::Ready(Ok(Some(std::mem::take(&mut self.front))))
     }
 
-    /// Sends from the front of `data` as far as the window permits, without copying. Ready when at least one byte was taken, or if `data`
-    /// is empty. `data` retains the rest.
+    /// Sends from the front of `data` as far as the window permits, without copying. Ready when at
+    /// least one byte was taken, or if `data` is empty. `data` retains the rest.
     pub fn poll_send(&mut self, cx: &mut Context<'_>, data: &mut Bytes) -> Poll<io::Result<usize>> {
         if data.is_empty() {
             return Poll::Ready(Ok(0));
@@ -146,7 +150,8 @@ impl HboneStream {
         Poll::Ready(Ok(n))
     }
 
-    /// Sends a part that fits the reserved window. If it fails, the bytes still belong to the caller.
+    /// Sends a part that fits the reserved window. If it fails, the bytes still belong to the
+    /// caller.
     fn send_part(&mut self, cx: &mut Context<'_>, part: Bytes) -> io::Result<usize> {
         let n = part.len();
         let kept = self.replay.is_some().then(|| part.clone());
@@ -167,13 +172,14 @@ impl HboneStream {
         self.sent
     }
 
-    /// Retains the bytes sent from here on until the next byte is read, for [`HboneStream::take_sent`]. It retains at most
-    /// [`REPLAY_BYTES_MAX`] bytes.
+    /// Retains the bytes sent from here on until the next byte is read, for
+    /// [`HboneStream::take_sent`]. It retains at most [`REPLAY_BYTES_MAX`] bytes.
     pub fn keep_sent(&mut self) {
         self.replay = Some(Box::default());
     }
 
-    /// Returns the bytes sent since [`HboneStream::keep_sent`]; `None` if there were too many, or if a byte was read since.
+    /// Returns the bytes sent since [`HboneStream::keep_sent`]; `None` if there were too many, or
+    /// if a byte was read since.
     pub fn take_sent(&mut self) -> Option<Vec<Bytes>> {
         self.replay.take().and_then(|replay| replay.into_pieces())
     }
@@ -195,8 +201,8 @@ impl HboneStream {
             .map_err(|e| reset_error(&e))
     }
 
-    /// Ready when all sent bytes, and a bare end, have left this process or never will. It registers no waker, so the caller must poll
-    /// again.
+    /// Ready when all sent bytes, and a bare end, have left this process or never will. It
+    /// registers no waker, so the caller must poll again.
     pub fn poll_departed(&self) -> Poll<()> {
         if self.departures.are_over() {
             Poll::Ready(())
@@ -220,7 +226,8 @@ impl HboneStream {
         (self.read_ended, self.write_ended, self.first_credit) = (true, true, None);
     }
 
-    /// Resolves when the peer resets the stream or the connection is lost, also while nothing is read or written.
+    /// Resolves when the peer resets the stream or the connection is lost, also while nothing is
+    /// read or written.
     pub fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         self.send.poll_reset(cx).map(|r| match r {
             Ok(reason) => reset_by_peer(reason),
@@ -250,9 +257,10 @@ impl HboneStream {
         }
     }
 
-    /// Takes the bytes that have arrived off HTTP/2 while the caller does not read, and charges them. Resolves when the stream is broken. The
-    /// tenant's budget breaks it (`QuotaExceeded`) if the tenant holds too much and this stream has stalled for the longest time. Bytes that
-    /// came before a reset by the peer can still be read; then the failure is returned.
+    /// Takes the bytes that have arrived off HTTP/2 while the caller does not read, and charges
+    /// them. Resolves when the stream is broken. The tenant's budget breaks it (`QuotaExceeded`) if
+    /// the tenant holds too much and this stream has stalled for the longest time. Bytes that came
+    /// before a reset by the peer can still be read; then the failure is returned.
     pub fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         if let Some(failure) = &self.failure {
             return Poll::Ready(io::Error::new(failure.kind(), failure.to_string()));
@@ -318,7 +326,8 @@ impl HboneStream {
             }
             match ready!(self.recv.poll_data(cx)) {
                 Some(Ok(data)) => {
-                    // A peer that responds has read the bytes it was sent. An empty frame proves nothing.
+                    // A peer that responds has read the bytes it was sent. An empty frame proves
+                    // nothing.
                     if !data.is_empty() {
                         self.replay = None;
                     }
@@ -361,7 +370,8 @@ impl HboneStream {
             )));
         }
         loop {
-            // The reservation is the total and not an addition. Capacity assigned beyond it would be missing for other streams.
+            // The reservation is the total and not an addition. Capacity assigned beyond it would
+            // be missing for other streams.
             self.send.reserve_capacity(wanted);
             let n = self.send.capacity().min(wanted);
             if n > 0 {
@@ -373,7 +383,8 @@ impl HboneStream {
                 return Poll::Ready(Ok(n));
             }
             let Poll::Ready(capacity) = self.send.poll_capacity(cx) else {
-                // The stream's own window is untouched, so the credit that is missing is the connection's.
+                // The stream's own window is untouched, so the credit that is missing is the
+                // connection's.
                 if self.sent == 0 && self.first_credit.is_none() {
                     self.first_credit = Some(self.account.credit().begin_wait());
                 }
@@ -387,7 +398,8 @@ impl HboneStream {
         }
     }
 
-    /// Returns the reason why sending failed: h2 reports only "inactive stream", and the reset has the reason.
+    /// Returns the reason why sending failed: h2 reports only "inactive stream", and the reset has
+    /// the reason.
     fn send_error(&mut self, cx: &mut Context<'_>, e: Option<h2::Error>) -> io::Error {
         (self.write_ended, self.first_credit) = (true, None);
         match (self.poll_reset(cx), e) {

@@ -1,6 +1,7 @@
-//! Receive windows of an HTTP/2 connection. The connection's window limits nothing; the windows of its streams are small at first and larger
-//! with use, while all streams are read and the tenant has bytes left. The code decides sizes, and the connection's task announces them.
-//! Start at [`WindowGrowth::begin`].
+//! Receive windows of an HTTP/2 connection. The connection's window limits nothing; the windows of
+//! its streams are small at first and larger with use, while all streams are read and the tenant
+//! has bytes left. The code decides sizes, and the connection's task announces them. Start at
+//! [`WindowGrowth::begin`].
 //!
 //! A window never shrinks. RFC 9113 §6.9.2 allows it. But h2 (0.4.20) then sends no WINDOW_UPDATE
 //! to a stream whose returned bytes were less than half of the larger window, so the stream waits
@@ -14,9 +15,11 @@ use canal_wire::hbone::STREAM_WINDOW;
 
 use crate::flow::{BufferPressure, FlowAccount};
 
-/// Window of a connection, in bytes: more than all its streams may have. With a smaller one, streams that are not read would stop the others.
+/// Window of a connection, in bytes: more than all its streams may have. With a smaller one,
+/// streams that are not read would stop the others.
 pub const CONNECTION_WINDOW: u32 = canal_wire::hbone::CONNECTION_WINDOW;
-/// First stream windows of connections that begin while a tenant holds half of its share, and three quarters of it.
+/// First stream windows of connections that begin while a tenant holds half of its share, and three
+/// quarters of it.
 const STREAM_WINDOW_UNDER_PRESSURE: [u32; 2] = [16 << 10, 4 << 10];
 /// Stream windows of bytes that a connection receives until its streams' windows are doubled.
 const WINDOWS_PER_GROWTH: u64 = 16;
@@ -56,7 +59,8 @@ pub struct WindowGrowth {
 }
 
 impl WindowGrowth {
-    /// Returns the first windows of a connection, which grow up to `max`; `read` counts the bytes received on it.
+    /// Returns the first windows of a connection, which grow up to `max`; `read` counts the bytes
+    /// received on it.
     pub fn begin(max: u32, account: Rc<FlowAccount>, read: Rc<Cell<u64>>) -> Self {
         let window = decide_first(account.pressure());
         Self {
@@ -74,7 +78,8 @@ impl WindowGrowth {
         self.window
     }
 
-    /// Returns a larger window if use, the other streams and the budget justify it now. Otherwise it costs one comparison.
+    /// Returns a larger window if use, the other streams and the budget justify it now. Otherwise
+    /// it costs one comparison.
     #[inline]
     pub fn poll(&mut self) -> Option<u32> {
         if self.read.get() < self.due {
@@ -102,7 +107,8 @@ impl WindowGrowth {
         is_larger.then_some(window)
     }
 
-    /// Applies a larger window to a server's connection, if it is due. The connection's task must call it at every poll.
+    /// Applies a larger window to a server's connection, if it is due. The connection's task must
+    /// call it at every poll.
     #[inline]
     pub fn apply_to_server<T>(&mut self, connection: &mut h2::server::Connection<T, Bytes>)
     where
@@ -111,7 +117,8 @@ impl WindowGrowth {
         self.apply(|window| connection.set_initial_window_size(window).is_ok());
     }
 
-    /// Applies a larger window to a client's connection, if it is due. The connection's task must call it at every poll.
+    /// Applies a larger window to a client's connection, if it is due. The connection's task must
+    /// call it at every poll.
     #[inline]
     pub fn apply_to_client<T>(&mut self, connection: &mut h2::client::Connection<T, Bytes>)
     where

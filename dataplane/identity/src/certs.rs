@@ -1,7 +1,9 @@
-//! Obtains and renews certificates from `IstioCertificateService`. Each identity has its own key. A certificate is renewed at half its
-//! lifetime, or when another root signs; the old one stays in use while it is valid. Keys survive a restart in `<data-dir>/certs/<sha256 of
-//! the identity>.json`, mode 0600, because a data plane must start without the controller. Keys of components are never written to disk.
-//! Keys in key servers are outside this module. Start with [`CertificateSource`].
+//! Obtains and renews certificates from `IstioCertificateService`. Each identity has its own key. A
+//! certificate is renewed at half its lifetime, or when another root signs; the old one stays in
+//! use while it is valid. Keys survive a restart in `<data-dir>/certs/<sha256 of the
+//! identity>.json`, mode 0600, because a data plane must start without the controller. Keys of
+//! components are never written to disk. Keys in key servers are outside this module. Start with
+//! [`CertificateSource`].
 
 mod certificate_client;
 mod persisted;
@@ -33,7 +35,8 @@ pub const VALIDITY: Duration = Duration::from_secs(24 * 3600);
 pub const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Concurrent requests. A node that starts with hundreds of pods must not overload the controller.
 pub const REQUESTS_MAX: usize = 8;
-/// Interval at which the clock is checked, so that a host that slept or whose clock was set renews within this time.
+/// Interval at which the clock is checked, so that a host that slept or whose clock was set renews
+/// within this time.
 pub const RENEWAL_CHECK_INTERVAL: Duration = Duration::from_secs(15);
 /// Share of the lifetime around its half over which renewals are spread.
 const JITTER: f64 = 0.05;
@@ -51,7 +54,8 @@ pub struct CertificateConfig {
     pub validity: Duration,
 }
 
-/// Maintains a valid certificate for every identity whose [`Credential`] exists. Clones share the same state.
+/// Maintains a valid certificate for every identity whose [`Credential`] exists. Clones share the
+/// same state.
 #[derive(Clone)]
 pub struct CertificateSource {
     inner: Arc<Inner>,
@@ -71,7 +75,8 @@ pub struct CertificateStatus {
 struct Inner {
     config: CertificateConfig,
     renewals: Mutex<HashMap<CertificateKey, RenewalState>>,
-    /// Locked, before `renewals`, while the disk changes: nothing is written for an identity after it was forgotten.
+    /// Locked, before `renewals`, while the disk changes: nothing is written for an identity after
+    /// it was forgotten.
     disk: Mutex<()>,
     /// Signals when another root signs.
     trust: OnceLock<TrustStore>,
@@ -112,8 +117,8 @@ impl fmt::Display for CertificateKey {
 
 /// Renewal state of one identity.
 struct RenewalState {
-    /// Differs from that of every earlier state. A request that began before its identity was forgotten must not answer for the state of the
-    /// same identity that was wanted again later.
+    /// Differs from that of every earlier state. A request that began before its identity was
+    /// forgotten must not answer for the state of the same identity that was wanted again later.
     number: u64,
     writer: CredentialWriter,
     /// The renewal was moved forward, because another root signs.
@@ -135,8 +140,8 @@ enum RenewalDue {
     In(Duration),
 }
 
-/// Decides with both clocks. The wall clock, which may jump, shows whether a certificate is due. The monotonic clock measures the wait
-/// after a failure.
+/// Decides with both clocks. The wall clock, which may jump, shows whether a certificate is due.
+/// The monotonic clock measures the wait after a failure.
 fn decide(
     now: SystemTime,
     not_before: Option<SystemTime>,
@@ -157,8 +162,8 @@ fn decide(
     }
 }
 
-/// Returns when to renew: after half of the lifetime, give or take `jitter` (-1 to 1) of [`JITTER`]. ztunnel renews at half of the lifetime
-/// too.
+/// Returns when to renew: after half of the lifetime, give or take `jitter` (-1 to 1) of
+/// [`JITTER`]. ztunnel renews at half of the lifetime too.
 pub fn half_life(not_before: SystemTime, not_after: SystemTime, jitter: f64) -> SystemTime {
     let life = not_after.duration_since(not_before).unwrap_or_default();
     not_before + life.mul_f64(0.5 + JITTER * jitter)
@@ -169,11 +174,12 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl CertificateSource {
-    /// Starts the source on the calling runtime, which must be the control runtime and not a worker's. It ends when `drain` is forced, and
-    /// the drain does not wait for it.
+    /// Starts the source on the calling runtime, which must be the control runtime and not a
+    /// worker's. It ends when `drain` is forced, and the drain does not wait for it.
     ///
-    /// Metrics: `canal_certificates_issued_total`, `canal_certificate_failures_total{reason}`, `canal_certificate_write_failures_total`,
-    /// `canal_certificates_expiring` (past three quarters of the lifetime), `canal_certificates_missing`.
+    /// Metrics: `canal_certificates_issued_total`, `canal_certificate_failures_total{reason}`,
+    /// `canal_certificate_write_failures_total`, `canal_certificates_expiring` (past three quarters
+    /// of the lifetime), `canal_certificates_missing`.
     ///
     /// # Errors
     /// The folder cannot be created.
@@ -214,8 +220,9 @@ impl CertificateSource {
         Ok(Self { inner })
     }
 
-    /// Returns the credential of `identity`. It has a certificate at once if a valid one is on disk, otherwise when the controller answers.
-    /// Renewal continues until the last clone of the credential is dropped. Further calls are cheap.
+    /// Returns the credential of `identity`. It has a certificate at once if a valid one is on
+    /// disk, otherwise when the controller answers. Renewal continues until the last clone of the
+    /// credential is dropped. Further calls are cheap.
     pub fn credential(&self, identity: &Identity) -> Credential {
         self.credential_with_algorithm(identity, KeyAlgorithm::default())
     }
@@ -234,7 +241,8 @@ impl CertificateSource {
         })
     }
 
-    /// Returns a credential that is never written to disk: a component's own, for the channel to key servers.
+    /// Returns a credential that is never written to disk: a component's own, for the channel to
+    /// key servers.
     pub fn credential_in_memory(&self, identity: &Identity) -> Credential {
         self.register(CertificateKey {
             identity: identity.clone(),
@@ -244,8 +252,8 @@ impl CertificateSource {
         })
     }
 
-    /// Returns a credential of `gateway` (the tenant's gateway identity) that also has the host names of `service`, for TLS that terminates
-    /// there.
+    /// Returns a credential of `gateway` (the tenant's gateway identity) that also has the host
+    /// names of `service`, for TLS that terminates there.
     pub fn service_credential(
         &self,
         gateway: &Identity,
@@ -260,7 +268,8 @@ impl CertificateSource {
         })
     }
 
-    /// Deletes the files of `identity`, because its key is in key servers from now on. Owners of its credential should drop it.
+    /// Deletes the files of `identity`, because its key is in key servers from now on. Owners of
+    /// its credential should drop it.
     pub fn forget(&self, identity: &Identity) {
         let _alone = lock(&self.inner.disk);
         for algorithm in [KeyAlgorithm::EcdsaP256, KeyAlgorithm::Rsa2048] {
@@ -277,7 +286,8 @@ impl CertificateSource {
         }
     }
 
-    /// Does what [`CertificateSource::forget`] does for all identities of `domain`, including those without a credential.
+    /// Does what [`CertificateSource::forget`] does for all identities of `domain`, including those
+    /// without a credential.
     pub fn forget_domain(&self, domain: &TrustDomain) {
         let _alone = lock(&self.inner.disk);
         lock(&self.inner.renewals)
@@ -285,8 +295,8 @@ impl CertificateSource {
         persisted::remove_domain(&self.inner.config.folder, domain);
     }
 
-    /// Renews certificates early if another root signs now, or if they were revoked, according to the bundles in `store`. Only the first
-    /// store is used.
+    /// Renews certificates early if another root signs now, or if they were revoked, according to
+    /// the bundles in `store`. Only the first store is used.
     pub fn follow(&self, store: TrustStore) {
         if self.inner.trust.set(store.clone()).is_err() {
             return;
@@ -387,7 +397,8 @@ impl RenewalState {
 }
 
 impl Inner {
-    /// Returns the certificates to request now with the numbers of their states, and when to check again. Identities without a credential are removed.
+    /// Returns the certificates to request now with the numbers of their states, and when to check
+    /// again. Identities without a credential are removed.
     fn due_renewals(&self) -> (Vec<(CertificateKey, u64)>, Duration) {
         let (now, mut due, mut wait) = (SystemTime::now(), Vec::new(), RENEWAL_CHECK_INTERVAL);
         let mut wanted = lock(&self.renewals);
@@ -457,14 +468,16 @@ impl Inner {
                         t.superseded(&certificate.identity().trust_domain, certificate.chain())
                     };
                     if self.trust.get().is_some_and(superseded) {
-                        // The new root is announced before it signs, so the next attempts are spaced like those after a failure.
+                        // The new root is announced before it signs, so the next attempts are
+                        // spaced like those after a failure.
                         w.retry_at = Some(Instant::now() + w.backoff.next_wait());
                     } else {
                         w.backoff.reset();
                         w.retry_at = None;
                     }
                     tracing::info!(identity = %what, not_after = ?certificate.not_after(), "certificate obtained");
-                    // Certificate authorities backdate certificates. A short-lived one would be past half its lifetime when it is issued.
+                    // Certificate authorities backdate certificates. A short-lived one would be
+                    // past half its lifetime when it is issued.
                     let since = certificate.not_before().max(SystemTime::now());
                     w.fill(certificate, since);
                 }
@@ -521,7 +534,8 @@ impl Inner {
     }
 }
 
-/// Checks every identity, starts the due requests, and sleeps. It ends with the source, or when the drain is forced.
+/// Checks every identity, starts the due requests, and sleeps. It ends with the source, or when the
+/// drain is forced.
 async fn run(inner: Weak<Inner>, watcher: DrainObserver) {
     loop {
         let Some(source) = inner.upgrade() else {

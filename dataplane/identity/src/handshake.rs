@@ -1,5 +1,6 @@
-//! The two sides of mesh mTLS: their identity, the peers they accept, and the handshake, with a local key or with one in a key server.
-//! Certificates are neither obtained nor renewed here. Start with [`ServerIdentity::accept`] and [`ClientIdentity::connect`].
+//! The two sides of mesh mTLS: their identity, the peers they accept, and the handshake, with a
+//! local key or with one in a key server. Certificates are neither obtained nor renewed here. Start
+//! with [`ServerIdentity::accept`] and [`ClientIdentity::connect`].
 
 use std::future::poll_fn;
 use std::io;
@@ -22,7 +23,8 @@ use tokio::time::Instant;
 use tokio_rustls::server::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// Time after which a connection with a remote handshake takes no new streams, because the key server has another certificate by then.
+/// Time after which a connection with a remote handshake takes no new streams, because the key
+/// server has another certificate by then.
 pub const REMOTE_PROOF_LIFE: Duration = Duration::from_secs(6 * 3600);
 
 /// Location of this side's key.
@@ -80,7 +82,8 @@ impl RemoteKeySource {
         }
     }
 
-    /// Returns the local key to continue with, if no key server answered and the policy permits a local key.
+    /// Returns the local key to continue with, if no key server answered and the policy permits a
+    /// local key.
     fn fall_back(&self, why: &TlsError) -> Option<&Credential> {
         let nobody = matches!(why, TlsError::KeyServer(KeyServerError::NoKeyServer(_)));
         let credential = self.fallback.as_ref().filter(|_| nobody)?;
@@ -100,8 +103,8 @@ pub struct ServerIdentity {
     cached: Arc<ArcSwapOption<CachedConfig<Arc<rustls::ServerConfig>>>>,
 }
 
-/// A configuration and the certificate for which it was built. New trust needs no new configuration, because verifiers read the trust at
-/// each handshake.
+/// A configuration and the certificate for which it was built. New trust needs no new
+/// configuration, because verifiers read the trust at each handshake.
 #[derive(Debug)]
 struct CachedConfig<T> {
     certificate: Arc<Certificate>,
@@ -123,8 +126,9 @@ struct ClientHandshakeContext {
 }
 
 impl ServerIdentity {
-    /// Creates an identity; `tenant` is the owner of the credential's trust domain. Peers are verified with the bundle of the certificate.
-    /// [`ServerIdentity::trusting`] sets the newest trust.
+    /// Creates an identity; `tenant` is the owner of the credential's trust domain. Peers are
+    /// verified with the bundle of the certificate. [`ServerIdentity::trusting`] sets the newest
+    /// trust.
     pub fn new(tenant: TenantName, credential: Credential) -> Self {
         Self {
             tenant,
@@ -134,8 +138,8 @@ impl ServerIdentity {
         }
     }
 
-    /// Creates an identity whose key is in key servers, which perform its handshakes. [`crate::ClientIdentityFactory::pair`] selects
-    /// between the two.
+    /// Creates an identity whose key is in key servers, which perform its handshakes.
+    /// [`crate::ClientIdentityFactory::pair`] selects between the two.
     pub fn remote(
         tenant: TenantName,
         identity: Identity,
@@ -161,12 +165,14 @@ impl ServerIdentity {
         self.own.identity()
     }
 
-    /// Performs the handshake as the server. The peer must present a certificate that chains to the newest trust of its trust domain, which
-    /// is this side's or a federated one. Authorization is up to the caller, above all for federated peers. The call waits for this side's
-    /// first certificate.
+    /// Performs the handshake as the server. The peer must present a certificate that chains to the
+    /// newest trust of its trust domain, which is this side's or a federated one. Authorization is
+    /// up to the caller, above all for federated peers. The call waits for this side's first
+    /// certificate.
     ///
     /// # Errors
-    /// The handshake fails, this side has no certificate or key server, or [`HANDSHAKE_TIMEOUT`] passes.
+    /// The handshake fails, this side has no certificate or key server, or [`HANDSHAKE_TIMEOUT`]
+    /// passes.
     pub async fn accept<IO: Transport>(
         &self,
         io: IO,
@@ -174,7 +180,8 @@ impl ServerIdentity {
         self.accept_noting_hello(io, || {}).await
     }
 
-    /// Performs the handshake like [`ServerIdentity::accept`], and calls `on_hello` when the peer's ClientHello is complete.
+    /// Performs the handshake like [`ServerIdentity::accept`], and calls `on_hello` when the peer's
+    /// ClientHello is complete.
     ///
     /// # Errors
     /// The errors are those of [`ServerIdentity::accept`].
@@ -250,7 +257,8 @@ impl ServerIdentity {
                 ))
             }
             Err(e) => match there.fall_back(&e) {
-                // Nothing was sent to the peer yet, so the local handshake reads the same bytes again.
+                // Nothing was sent to the peer yet, so the local handshake reads the same bytes
+                // again.
                 Some(credential) => {
                     self.handshake(credential, PrefixedStream::new(given, io), on_hello)
                         .await
@@ -290,7 +298,8 @@ impl ServerIdentity {
 }
 
 impl ClientIdentity {
-    /// Creates a client that presents `credential`, and verifies peers with the bundle of that certificate.
+    /// Creates a client that presents `credential`, and verifies peers with the bundle of that
+    /// certificate.
     pub fn new(credential: Credential) -> Self {
         Self {
             own: KeySource::Here(credential),
@@ -298,8 +307,8 @@ impl ClientIdentity {
         }
     }
 
-    /// Creates an identity whose key is in key servers, which perform its handshakes. [`crate::ClientIdentityFactory::pair`] selects
-    /// between the two.
+    /// Creates an identity whose key is in key servers, which perform its handshakes.
+    /// [`crate::ClientIdentityFactory::pair`] selects between the two.
     pub fn remote(
         identity: Identity,
         requester: Option<KeyClient>,
@@ -322,14 +331,16 @@ impl ClientIdentity {
         self.own.identity()
     }
 
-    /// Waits for the first certificate if there is none yet, for at most [`FIRST_CERTIFICATE_TIMEOUT`].
+    /// Waits for the first certificate if there is none yet, for at most
+    /// [`FIRST_CERTIFICATE_TIMEOUT`].
     pub async fn credential_id(&self) {
         if let KeySource::Here(credential) = &self.own {
             begun(credential).await;
         }
     }
 
-    /// Returns this identity with its present certificate, so that the caller knows which one a handshake presented.
+    /// Returns this identity with its present certificate, so that the caller knows which one a
+    /// handshake presented.
     ///
     /// # Errors
     /// There is no valid certificate.
@@ -381,7 +392,8 @@ impl ClientIdentity {
     }
 }
 
-/// Identifies the credential that a client presents: while it is the same, peers see the same certificate.
+/// Identifies the credential that a client presents: while it is the same, peers see the same
+/// certificate.
 #[derive(Debug, Clone)]
 pub struct CredentialId(CredentialIdKind);
 
@@ -418,8 +430,9 @@ impl PinnedIdentity {
         &self.proof
     }
 
-    /// Performs the handshake as the client. The peer must chain to the newest trust and have one of `expected`, which is returned. DNS
-    /// names are ignored. A refusal by the server shows only at the first read (TLS 1.3, RFC 8446 §4.4).
+    /// Performs the handshake as the client. The peer must chain to the newest trust and have one
+    /// of `expected`, which is returned. DNS names are ignored. A refusal by the server shows only
+    /// at the first read (TLS 1.3, RFC 8446 §4.4).
     ///
     /// # Errors
     /// The handshake fails, the peer is not expected, or [`HANDSHAKE_TIMEOUT`] passes.
@@ -503,7 +516,8 @@ impl ClientHandshakeContext {
         ))
     }
 
-    /// Returns the rustls configuration. It is built once per certificate, except for the expected peers.
+    /// Returns the rustls configuration. It is built once per certificate, except for the expected
+    /// peers.
     fn config(
         &self,
         own: &Arc<Certificate>,
@@ -549,8 +563,9 @@ impl ClientIdentity {
     }
 }
 
-/// Performs the server's handshake and calls `on_hello` when the ClientHello is complete: the server writes nothing before that. An alert about
-/// a broken ClientHello counts too, because the handshake ends with it.
+/// Performs the server's handshake and calls `on_hello` when the ClientHello is complete: the
+/// server writes nothing before that. An alert about a broken ClientHello counts too, because the
+/// handshake ends with it.
 async fn accept_tls<IO: Transport>(
     acceptor: &TlsAcceptor,
     io: PrefixedStream<IO>,
@@ -580,7 +595,8 @@ fn counted<T>(
     done
 }
 
-/// Waits for an identity's first certificate, because a process starts to serve before all have arrived.
+/// Waits for an identity's first certificate, because a process starts to serve before all have
+/// arrived.
 async fn begun(credential: &Credential) {
     if !credential.has_begun() {
         // A certificate that has not arrived by then counts as missing.

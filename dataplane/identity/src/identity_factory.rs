@@ -1,4 +1,5 @@
-//! Location of keys by a tenant's policy: returns both sides of mesh mTLS for an identity. The module contains no keys.
+//! Location of keys by a tenant's policy: returns both sides of mesh mTLS for an identity. The
+//! module contains no keys.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,8 +34,9 @@ impl std::fmt::Debug for ClientIdentityFactory {
 }
 
 impl ClientIdentityFactory {
-    /// Creates a factory. Local keys come from `certificates`, remote keys from `requester`'s key servers. Without a requester, tenants
-    /// whose keys are in key servers are refused by name. From now on `certificates` renews certificates early when another root signs.
+    /// Creates a factory. Local keys come from `certificates`, remote keys from `requester`'s key
+    /// servers. Without a requester, tenants whose keys are in key servers are refused by name.
+    /// From now on `certificates` renews certificates early when another root signs.
     pub fn new(
         certificates: CertificateSource,
         requester: Option<KeyClient>,
@@ -78,8 +80,9 @@ impl ClientIdentityFactory {
         self.requester.as_ref()
     }
 
-    /// Returns both sides for `identity` of `tenant`. The caller must call it again when the tenant's policy changes. If the keys are in
-    /// key servers now, all keys of the identity's trust domain are removed from disk.
+    /// Returns both sides for `identity` of `tenant`. The caller must call it again when the
+    /// tenant's policy changes. If the keys are in key servers now, all keys of the identity's
+    /// trust domain are removed from disk.
     pub fn pair(
         &self,
         tenant: &TenantName,

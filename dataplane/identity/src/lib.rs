@@ -1,6 +1,7 @@
-//! A process's own identities and the handshakes in their name: certificates and their renewal ([`certs`]), mesh mTLS with a local key or
-//! with one in a key server ([`ServerIdentity`], [`ClientIdentity`]), and TLS termination for clients outside the mesh ([`Terminator`]).
-//! The crate decides no policy. Start with [`ClientIdentityFactory`].
+//! A process's own identities and the handshakes in their name: certificates and their renewal
+//! ([`certs`]), mesh mTLS with a local key or with one in a key server ([`ServerIdentity`],
+//! [`ClientIdentity`]), and TLS termination for clients outside the mesh ([`Terminator`]). The
+//! crate decides no policy. Start with [`ClientIdentityFactory`].
 
 #![forbid(unsafe_code)]
 

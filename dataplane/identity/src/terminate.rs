@@ -1,5 +1,6 @@
-//! TLS termination for clients without a node proxy: a certificate with a service's host names, with a local or remote key. Client
-//! certificates may be absent, optional or required. The callers select the service and authorize the requests. Start with [`Terminator`].
+//! TLS termination for clients without a node proxy: a certificate with a service's host names,
+//! with a local or remote key. Client certificates may be absent, optional or required. The callers
+//! select the service and authorize the requests. Start with [`Terminator`].
 
 use std::sync::Arc;
 
@@ -31,8 +32,8 @@ pub struct TerminationConfig {
     pub clients: ClientCertificates,
     /// Application protocols in order of preference; if empty, none is negotiated.
     pub alpn: Vec<Vec<u8>>,
-    /// Also accept TLS 1.2, for clients that are not part of the mesh. It must not be used with a mesh key in a key server, which signs TLS
-    /// 1.3 only.
+    /// Also accept TLS 1.2, for clients that are not part of the mesh. It must not be used with a
+    /// mesh key in a key server, which signs TLS 1.3 only.
     pub tls12: bool,
 }
 
@@ -67,7 +68,8 @@ enum CachedKeyId {
 #[derive(Debug)]
 pub struct TerminatedConnection<IO> {
     pub stream: TlsStream<IO>,
-    /// Verified client, if it presented a certificate, and the watch of its trust while the connection is open.
+    /// Verified client, if it presented a certificate, and the watch of its trust while the
+    /// connection is open.
     pub peer: Option<(VerifiedPeer, PeerTrustWatch)>,
     /// Server name (SNI) in lower case.
     pub server_name: Option<String>,
@@ -76,7 +78,8 @@ pub struct TerminatedConnection<IO> {
 }
 
 impl Terminator {
-    /// Creates a terminator with a local key, as [`crate::certs::CertificateSource::service_credential`] returns it.
+    /// Creates a terminator with a local key, as
+    /// [`crate::certs::CertificateSource::service_credential`] returns it.
     pub fn new(terms: TerminationConfig, credential: Credential, trust: TrustView) -> Self {
         Self {
             terms,
@@ -96,10 +99,12 @@ impl Terminator {
         }
     }
 
-    /// Performs the handshake as the server. `on_hello` is called when the client's ClientHello is complete.
+    /// Performs the handshake as the server. `on_hello` is called when the client's ClientHello is
+    /// complete.
     ///
     /// # Errors
-    /// The handshake fails, there is no certificate or key server, or [`canal_tls::HANDSHAKE_TIMEOUT`] passes.
+    /// The handshake fails, there is no certificate or key server, or
+    /// [`canal_tls::HANDSHAKE_TIMEOUT`] passes.
     pub async fn accept<IO>(
         &self,
         io: IO,
@@ -166,7 +171,8 @@ impl Terminator {
         {
             return Ok(made.config.clone());
         }
-        // Tickets contain no identity if clients have none, so they are safe then. They become invalid with the certificate.
+        // Tickets contain no identity if clients have none, so they are safe then. They become
+        // invalid with the certificate.
         let config = Arc::new(self.config(
             own.signing().clone(),
             self.terms.clients == ClientCertificates::None,
@@ -185,7 +191,8 @@ impl Terminator {
         {
             return Ok(made.config.clone());
         }
-        // No tickets are sent: a resumed session needs no signature, so the owner of the key could not refuse it.
+        // No tickets are sent: a resumed session needs no signature, so the owner of the key could
+        // not refuse it.
         let config = Arc::new(self.config(Arc::new(FixedCertResolver(key.clone())), false)?);
         self.cached.store(Some(Arc::new(CachedServerConfig {
             of: CachedKeyId::There(key),

@@ -1,4 +1,5 @@
-//! Handshake matrix: which peers accept each other, with which protocol, and the text of the errors.
+//! Handshake matrix: which peers accept each other, with which protocol, and the text of the
+//! errors.
 
 use std::sync::Arc;
 
@@ -32,8 +33,8 @@ fn expect(ids: &[&str]) -> Arc<[Identity]> {
     ids.iter().map(|i| identity(i)).collect()
 }
 
-/// Performs a handshake and returns the results of both sides. The client's side includes a first read, where a server's refusal shows in
-/// TLS 1.3.
+/// Performs a handshake and returns the results of both sides. The client's side includes a first
+/// read, where a server's refusal shows in TLS 1.3.
 async fn handshake(
     client: ClientIdentity,
     server: ServerIdentity,
@@ -83,7 +84,8 @@ async fn valid_peers_connect_and_learn_their_identities() {
     );
 }
 
-/// A client whose certificate a function modifies, and the text that the server's error must contain.
+/// A client whose certificate a function modifies, and the text that the server's error must
+/// contain.
 type ClientCase = (
     &'static str,
     &'static str,
@@ -395,7 +397,8 @@ async fn client_settings_are_rebuilt_for_each_certificate_and_bundle() {
             .contains("UnknownIssuer")
     );
 
-    // Key, chain and bundle are different now, and so are the presented certificate and the trusted peers.
+    // Key, chain and bundle are different now, and so are the presented certificate and the trusted
+    // peers.
     writer.replace(new.issue(&identity(ALICE)));
     assert!(!Arc::ptr_eq(&first, &client.config(&bob)));
     assert!(
@@ -425,7 +428,8 @@ async fn connections_of_one_client_expect_their_own_peers_alone() {
         &client.config(&expect(&[BOB])),
         &client.config(&expect(&[CAROL]))
     ));
-    // The cases vary the peer that is expected first and later, one after the other and concurrently.
+    // The cases vary the peer that is expected first and later, one after the other and
+    // concurrently.
     let cases: [(&ServerIdentity, &[&str], bool); 8] = [
         (&bob, &[BOB], true),
         (&carol, &[BOB], false),
@@ -562,7 +566,8 @@ fn alpn(config: Arc<ClientConfig>, protocol: &[u8]) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// Returns the configuration of a client that is not part of the mesh: it trusts `root` for any name, and presents the given certificate.
+/// Returns the configuration of a client that is not part of the mesh: it trusts `root` for any
+/// name, and presents the given certificate.
 fn raw_client(
     issued: Option<&TestCertificate>,
     root: &str,

@@ -1,5 +1,6 @@
-//! Hostile peers against the TLS of the mesh, in the manner of tlsfuzzer: a client and a server that send what no honest peer sends, peers
-//! that stall, and a man in the middle. Every case must end in time, without a panic, and with the name under which the failure is counted.
+//! Hostile peers against the TLS of the mesh, in the manner of tlsfuzzer: a client and a server
+//! that send what no honest peer sends, peers that stall, and a man in the middle. Every case must
+//! end in time, without a panic, and with the name under which the failure is counted.
 
 #[path = "hostile/attacker.rs"]
 mod attacker;

@@ -1,7 +1,9 @@
-//! Guards the interfaces of this host's containers that have no node proxy. An edge and a node proxy both run it for their host.
+//! Guards the interfaces of this host's containers that have no node proxy. An edge and a node
+//! proxy both run it for their host.
 //!
-//! It reads from a file which container is behind which interface, keeps the kernel's guard in place, and counts and logs refused frames.
-//! It decides nothing about packets; `bpf/interface_guard.bpf.c` does. Start at [`run`].
+//! It reads from a file which container is behind which interface, keeps the kernel's guard in
+//! place, and counts and logs refused frames. It decides nothing about packets;
+//! `bpf/interface_guard.bpf.c` does. Start at [`run`].
 
 #![forbid(unsafe_code)]
 
@@ -24,7 +26,8 @@ const BYTES_MAX: u64 = 4 << 20;
 /// The interfaces to guard, and the location of the pinned kernel objects.
 #[derive(Debug, Clone)]
 pub struct Interfaces {
-    /// File that lists the containers of this host that have an interface of their own; `None` if none is guarded.
+    /// File that lists the containers of this host that have an interface of their own; `None` if
+    /// none is guarded.
     pub bindings: Option<PathBuf>,
     /// Directory on a bpffs for the pins.
     pub pin_dir: PathBuf,
@@ -122,7 +125,8 @@ impl BindingsError {
 /// The bindings by interface: the tenant's name and the binding.
 type Bindings = BTreeMap<String, (TenantName, InterfaceBinding)>;
 
-/// Parses the bindings file. One error rejects the whole file, because a part of it could leave a container unguarded.
+/// Parses the bindings file. One error rejects the whole file, because a part of it could leave a
+/// container unguarded.
 fn decide_bindings(text: &[u8]) -> Result<Bindings, BindingsError> {
     let file: BindingsFile =
         serde_json::from_slice(text).map_err(|e| BindingsError::Format(e.to_string()))?;
@@ -200,7 +204,8 @@ fn read_mac(text: &str) -> Option<[u8; 6]> {
         })
         .collect();
     let mac: [u8; 6] = bytes?.try_into().ok()?;
-    // The lowest bit of the first byte marks a group address; the all-zero address belongs to no host.
+    // The lowest bit of the first byte marks a group address; the all-zero address belongs to no
+    // host.
     (mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
 }
 
@@ -339,7 +344,8 @@ impl Guarded {
     }
 }
 
-/// Guards the interfaces until the process ends. They stay guarded after that. Without a bindings file it does nothing.
+/// Guards the interfaces until the process ends. They stay guarded after that. Without a bindings
+/// file it does nothing.
 pub async fn run(interfaces: Interfaces, registry: Registry, end: DrainObserver) {
     let counts = InterfaceCounts::new(&registry);
     let Some(path) = interfaces.bindings.clone() else {

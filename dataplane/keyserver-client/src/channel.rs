@@ -1,5 +1,5 @@
-//! One mTLS connection to one key server with many requests in flight: it sends frames in batches, and passes answers to their requests.
-//! `key_client` selects the key server.
+//! One mTLS connection to one key server with many requests in flight: it sends frames in batches,
+//! and passes answers to their requests. `key_client` selects the key server.
 
 use std::collections::VecDeque;
 use std::io;
@@ -35,7 +35,8 @@ const READ_BYTES: usize = 16 << 10;
 const HOLD: Duration = Duration::from_millis(1);
 /// Timeout of TCP and TLS to a key server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Silence after which a PING is sent, and after which the channel is closed if it lasts as long again.
+/// Silence after which a PING is sent, and after which the channel is closed if it lasts as long
+/// again.
 const PING: Duration = Duration::from_secs(5);
 /// Number of parts of a timeout, see [`KeyServerCall::answer_within`].
 const PARTS: u32 = 4;
@@ -67,7 +68,8 @@ pub(super) struct OwnedHandshakeResult {
     pub(super) above: Vec<u8>,
 }
 
-/// A connection to a key server, open or being opened. Clones share it. Any thread may send requests; the thread that created it runs it.
+/// A connection to a key server, open or being opened. Clones share it. Any thread may send
+/// requests; the thread that created it runs it.
 #[derive(Clone)]
 pub(super) struct KeyServerChannel {
     inner: Arc<Inner>,
@@ -103,7 +105,8 @@ enum WriteTurn {
 }
 
 impl PendingRequests {
-    /// Returns whether the writer must be woken for the bytes after the first `before`, because it must write them or start to delay.
+    /// Returns whether the writer must be woken for the bytes after the first `before`, because it
+    /// must write them or start to delay.
     fn must_wake_writer(&self, before: usize) -> bool {
         before == 0 || self.pace.should_write(self.out.len())
     }
@@ -124,8 +127,8 @@ impl PendingRequests {
     }
 }
 
-/// Answers to one request so far, and the waker of its waiter. It is an entry of the table, because a queue per request would cost more
-/// than the request.
+/// Answers to one request so far, and the waker of its waiter. It is an entry of the table, because
+/// a queue per request would cost more than the request.
 #[derive(Default)]
 struct PendingRequest {
     answers: VecDeque<KeyServerAnswer>,
@@ -142,7 +145,8 @@ pub(super) struct KeyServerCall {
 }
 
 impl KeyServerChannel {
-    /// Starts the channel on the calling runtime. Requests may be sent at once; they wait until it is connected.
+    /// Starts the channel on the calling runtime. Requests may be sent at once; they wait until it
+    /// is connected.
     pub(super) fn start(
         place: KeyServerTarget,
         own: Credential,
@@ -494,13 +498,15 @@ impl KeyServerCall {
         })
     }
 
-    /// Returns whether the key server has sent anything, for any request, since this request was sent.
+    /// Returns whether the key server has sent anything, for any request, since this request was
+    /// sent.
     pub(super) fn has_server_answered(&self) -> bool {
         self.channel.last_read() > self.sent_at
     }
 
-    /// Waits for [`KeyServerCall::answer`] with a timeout. The timeout is split into parts and so counts only while this worker runs: a
-    /// process that got no CPU for a while reads the answers that arrived meanwhile before it reports a timeout.
+    /// Waits for [`KeyServerCall::answer`] with a timeout. The timeout is split into parts and so
+    /// counts only while this worker runs: a process that got no CPU for a while reads the answers
+    /// that arrived meanwhile before it reports a timeout.
     pub(super) async fn answer_within(
         &mut self,
         patience: Duration,
@@ -513,8 +519,8 @@ impl KeyServerCall {
         None
     }
 
-    /// Sends a PING. Returns `false` if the key server does not answer within `patience`, which counts as in
-    /// [`KeyServerCall::answer_within`].
+    /// Sends a PING. Returns `false` if the key server does not answer within `patience`, which
+    /// counts as in [`KeyServerCall::answer_within`].
     pub(super) async fn alive(&self, patience: Duration) -> bool {
         let before = Instant::now();
         if self.channel.send_frame(PING_ID, &KeyRequest::Ping).is_err() {

@@ -1,5 +1,5 @@
-//! Circuit breaker of a key server: while it is open, requests go to the next server at once and do not queue behind a dead one. It does
-//! not send requests itself.
+//! Circuit breaker of a key server: while it is open, requests go to the next server at once and do
+//! not queue behind a dead one. It does not send requests itself.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -32,7 +32,8 @@ impl CircuitBreaker {
         }))
     }
 
-    /// Returns whether a request may be sent. After the open time one request may try (half-open), and the others wait for its result.
+    /// Returns whether a request may be sent. After the open time one request may try (half-open),
+    /// and the others wait for its result.
     pub(super) fn allows(&self, now: Instant) -> bool {
         let mut s = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match s.open_until {

@@ -5,7 +5,8 @@ use canal_runtime::metrics::{
 };
 use canal_wire::keyrpc;
 
-/// Reason why a key server was given up for one request; the label `reason` of `canal_keys_failures_total`.
+/// Reason why a key server was given up for one request; the label `reason` of
+/// `canal_keys_failures_total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KeyServerFailure {
     /// This component has no certificate yet.

@@ -1,5 +1,6 @@
-//! Client of the key servers: one channel per worker and key server, and the selection of the server for a request. Servers of this AZ come
-//! first, then the others. A circuit breaker skips a server that does not answer. Handshakes and signatures are in `remote_handshake` and
+//! Client of the key servers: one channel per worker and key server, and the selection of the
+//! server for a request. Servers of this AZ come first, then the others. A circuit breaker skips a
+//! server that does not answer. Handshakes and signatures are in `remote_handshake` and
 //! `remote_signing`. Start with [`KeyClient::start`].
 
 use std::cell::RefCell;
@@ -34,7 +35,8 @@ pub struct KeyClientConfig {
     pub az: AzName,
     /// Key servers of the provider, in any order.
     pub servers: Vec<ServerAddress>,
-    /// Component identity of this process (`canal_model::identity::component_identity`), with which the channels authenticate.
+    /// Component identity of this process (`canal_model::identity::component_identity`), with which
+    /// the channels authenticate.
     pub me: Identity,
     /// Timeout of a key server's answer, see [`ANSWER_TIMEOUT`].
     pub trip: Duration,
@@ -81,7 +83,8 @@ struct Inner {
     threads: OnceLock<SigningThreads>,
 }
 
-/// Client of the key servers for one process. Clones share everything; each worker has its own channels.
+/// Client of the key servers for one process. Clones share everything; each worker has its own
+/// channels.
 #[derive(Clone)]
 pub struct KeyClient {
     inner: Arc<Inner>,
@@ -101,8 +104,8 @@ thread_local! {
 }
 
 impl KeyClient {
-    /// Creates a client whose channels present `own`, the certificate of `config.me`. `trust` has the revocations of key servers'
-    /// certificates. The client connects at the first request.
+    /// Creates a client whose channels present `own`, the certificate of `config.me`. `trust` has
+    /// the revocations of key servers' certificates. The client connects at the first request.
     ///
     /// Metrics: `canal_keys_*`, see docs/operations/counters.md.
     pub fn start(
@@ -194,7 +197,8 @@ impl KeyClient {
         })
     }
 
-    /// Tries one server after the other until one answers. Returns the server, the rest of the exchange, and its first answer.
+    /// Tries one server after the other until one answers. Returns the server, the rest of the
+    /// exchange, and its first answer.
     pub(super) async fn first(
         &self,
         servers: &KeyServerOrder,
@@ -202,7 +206,8 @@ impl KeyClient {
     ) -> Result<(Arc<KeyServerState>, KeyServerCall, KeyServerAnswer), KeyServerError> {
         let counts = &self.inner.counts;
         let mut tried = Vec::new();
-        // When a process starts, its own certificate may not be there yet. That is not a key server's fault.
+        // When a process starts, its own certificate may not be there yet. That is not a key
+        // server's fault.
         if self.inner.own.current().is_none()
             && tokio::time::timeout(self.inner.trip, self.inner.own.first())
                 .await
@@ -235,7 +240,8 @@ impl KeyClient {
                     Some(Some(KeyServerAnswer::Refused(why, text))) => {
                         known.circuit.record_success();
                         counts.refused(name, why);
-                        // A refusal because of the request or the peer would be the same at every server.
+                        // A refusal because of the request or the peer would be the same at every
+                        // server.
                         if why.attribution() != RefusalAttribution::Server {
                             return Err(KeyServerError::Refused {
                                 server: name.clone(),
@@ -252,7 +258,8 @@ impl KeyClient {
                         return Ok((known.clone(), exchange, answer));
                     }
                     Some(None) => exchange.why(),
-                    // The server answers others, so it is only slow with this request; the circuit breaker does not count that.
+                    // The server answers others, so it is only slow with this request; the circuit
+                    // breaker does not count that.
                     None if exchange.has_server_answered() => {
                         counts.failed(name, KeyServerFailure::Deadline);
                         tried.push(format!("{name}: no answer in {patience:?}"));
@@ -279,7 +286,8 @@ impl KeyClient {
         }))
     }
 
-    /// Requests a signature with the key whose certificate is presented (`shown`), from the first server that has it and answers.
+    /// Requests a signature with the key whose certificate is presented (`shown`), from the first
+    /// server that has it and answers.
     pub(super) async fn sign(
         &self,
         servers: &KeyServerOrder,
@@ -310,8 +318,8 @@ impl KeyClient {
         }
     }
 
-    /// Returns a key's certificates (DER, leaf first), and the key servers, starting with the one that has this key: another server may
-    /// have another key.
+    /// Returns a key's certificates (DER, leaf first), and the key servers, starting with the one
+    /// that has this key: another server may have another key.
     pub(super) async fn chain(
         &self,
         servers: &KeyServerOrder,

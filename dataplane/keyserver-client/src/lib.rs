@@ -1,8 +1,10 @@
-//! Client of the key servers, which own the private keys and perform handshakes or signatures for this side. The crate neither decides
-//! where a key is nor encrypts records. Start with [`KeyClient`].
+//! Client of the key servers, which own the private keys and perform handshakes or signatures for
+//! this side. The crate neither decides where a key is nor encrypts records. Start with
+//! [`KeyClient`].
 //!
-//! Phases of a handshake: `key_client` selects a key server, and `channel` sends it the request. `remote_handshake` relays bytes between
-//! the key server and the peer. The result becomes a [`canal_tls::MtlsStream`].
+//! Phases of a handshake: `key_client` selects a key server, and `channel` sends it the request.
+//! `remote_handshake` relays bytes between the key server and the peer. The result becomes a
+//! [`canal_tls::MtlsStream`].
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,6 @@
-//! A handshake by a key server: the peer's bytes go to the server and its answers to the peer, until both have the session's secrets. The
-//! key server verifies the peer. This side only checks that the result matches the certificate that comes with it.
+//! A handshake by a key server: the peer's bytes go to the server and its answers to the peer,
+//! until both have the session's secrets. The key server verifies the peer. This side only checks
+//! that the result matches the certificate that comes with it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,8 +50,9 @@ pub async fn as_client<IO: Transport>(
     .await
 }
 
-/// Performs the handshake as the server. `given` receives the bytes read from the client. After [`KeyServerError::NoKeyServer`], nothing
-/// was sent to the client yet, so a local handshake may begin with them. `on_hello` is called when the ClientHello is complete.
+/// Performs the handshake as the server. `given` receives the bytes read from the client. After
+/// [`KeyServerError::NoKeyServer`], nothing was sent to the client yet, so a local handshake may
+/// begin with them. `on_hello` is called when the ClientHello is complete.
 pub async fn as_server<IO: Transport>(
     io: &mut IO,
     requester: &KeyClient,
@@ -86,7 +88,8 @@ async fn read<IO: Transport>(io: &mut IO, given: &mut Vec<u8>) -> Result<(), Tls
     Ok(())
 }
 
-/// Returns whether the bytes contain records with a complete first message. The key server checks its content.
+/// Returns whether the bytes contain records with a complete first message. The key server checks
+/// its content.
 fn hello_is_whole(bytes: &[u8]) -> Result<bool, TlsError> {
     let not = |what| Err(TlsError::KeyServer(KeyServerError::Peer(what)));
     let too_much = Err(TlsError::KeyServer(KeyServerError::TooMuch(
@@ -163,7 +166,8 @@ async fn run_handshake<IO: Transport>(
         .await
         .map_err(TlsError::KeyServer)?;
     let server = &known.target.name;
-    // The peer now gets its first bytes: from here on no other key server can continue the handshake.
+    // The peer now gets its first bytes: from here on no other key server can continue the
+    // handshake.
     let mut records = RecordTracker::default();
     loop {
         match answer {
@@ -234,7 +238,8 @@ struct RecordTracker {
 }
 
 impl RecordTracker {
-    /// Returns whether all bytes are complete records. `bytes` must be those of the last call and more.
+    /// Returns whether all bytes are complete records. `bytes` must be those of the last call and
+    /// more.
     fn are_whole(&mut self, bytes: &[u8]) -> bool {
         while let Some([_, _, _, high, low, body @ ..]) = bytes.get(self.at..) {
             let length = usize::from(u16::from_be_bytes([*high, *low]));
@@ -259,8 +264,8 @@ async fn after_flight<IO: Transport>(
     tokio::time::timeout(trip, exchange.answer()).await.ok()
 }
 
-/// Relays the peer's bytes until the key server answers. A server that is silent for long gets a PING: the bytes it has may be a part of a
-/// record, to which there is no answer.
+/// Relays the peer's bytes until the key server answers. A server that is silent for long gets a
+/// PING: the bytes it has may be a part of a record, to which there is no answer.
 async fn next<IO: Transport>(
     io: &mut IO,
     exchange: &mut KeyServerCall,
@@ -282,7 +287,8 @@ async fn next<IO: Transport>(
             biased;
             answer = exchange.answer() => return answer.ok_or_else(lost),
             got = read(io, given) => {
-                // A peer that was refused leaves early, and the key server's reason may still be on the way.
+                // A peer that was refused leaves early, and the key server's reason may still be on
+                // the way.
                 if let Err(gone) = got {
                     return last_word(exchange, trip, gone).await;
                 }
@@ -295,7 +301,8 @@ async fn next<IO: Transport>(
                     due = Some(Instant::now() + trip);
                     continue;
                 }
-                // A complete flight gets an answer, so the peer's later bytes can wait in the kernel.
+                // A complete flight gets an answer, so the peer's later bytes can wait in the
+                // kernel.
                 if let Some(answer) = after_flight(io, exchange, trip).await {
                     return answer.ok_or_else(lost);
                 }
@@ -322,7 +329,8 @@ pub(super) fn finished(
             what,
         })
     };
-    // The answer may have crossed bytes that were sent meanwhile, so `consumed` counts from the first byte.
+    // The answer may have crossed bytes that were sent meanwhile, so `consumed` counts from the
+    // first byte.
     let early = given
         .get(done.consumed..)
         .ok_or_else(|| answer("more bytes consumed than it was given"))?

@@ -1,6 +1,7 @@
-//! Keys that sign remotely: rustls runs here, and a key server makes its signatures. rustls' signer is synchronous, so the step that signs
-//! runs on one of a few dedicated threads and never on a worker. When all threads are in use and the queue is full, the next handshake is
-//! refused at once. Start with [`RemoteKey`].
+//! Keys that sign remotely: rustls runs here, and a key server makes its signatures. rustls' signer
+//! is synchronous, so the step that signs runs on one of a few dedicated threads and never on a
+//! worker. When all threads are in use and the queue is full, the next handshake is refused at
+//! once. Start with [`RemoteKey`].
 
 use std::cell::RefCell;
 use std::fmt;
@@ -25,7 +26,8 @@ use x509_parser::public_key::PublicKey;
 
 use super::key_client::{KeyClient, KeyServerOrder};
 
-/// Time for which a client that must send another key share (HelloRetryRequest) may occupy a thread.
+/// Time for which a client that must send another key share (HelloRetryRequest) may occupy a
+/// thread.
 const RETRY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// State of the handshake for which a thread signs.
@@ -59,7 +61,8 @@ struct PresentedCertificate {
 }
 
 impl Inner {
-    /// Drops the cached certificates of a key with which no server signs any more, so that the next handshake requests the current ones.
+    /// Drops the cached certificates of a key with which no server signs any more, so that the next
+    /// handshake requests the current ones.
     fn forget(&self, spki: &SpkiHash) {
         let held = self.presented.load();
         if held.as_ref().is_some_and(|shown| shown.spki == *spki) {
@@ -96,8 +99,8 @@ impl RemoteKey {
         }
     }
 
-    /// Returns the certificates, with a key that signs remotely. If they cannot be renewed, the last ones stay in use, because the key
-    /// server decides at each signature anyway.
+    /// Returns the certificates, with a key that signs remotely. If they cannot be renewed, the
+    /// last ones stay in use, because the key server decides at each signature anyway.
     ///
     /// # Errors
     /// No certificates were ever received, and no key server answers or the answer is unusable.
@@ -161,8 +164,8 @@ impl RemoteKey {
         })
     }
 
-    /// Continues a handshake whose ClientHello was read, with a configuration that presents [`RemoteKey::certified`]. Only the step that
-    /// signs leaves the calling thread.
+    /// Continues a handshake whose ClientHello was read, with a configuration that presents
+    /// [`RemoteKey::certified`]. Only the step that signs leaves the calling thread.
     ///
     /// # Errors
     /// The handshake fails, no thread is free, or no key server signs.

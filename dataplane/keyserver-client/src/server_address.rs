@@ -1,4 +1,5 @@
-//! Key servers: the provider's from flags, a tenant's from its KeyServer resource. This module does not connect to them.
+//! Key servers: the provider's from flags, a tenant's from its KeyServer resource. This module does
+//! not connect to them.
 
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -79,7 +80,8 @@ fn key_server_target(
     })
 }
 
-/// Returns the servers in the order in which they are tried: those of the `own` AZ first, otherwise as given.
+/// Returns the servers in the order in which they are tried: those of the `own` AZ first, otherwise
+/// as given.
 pub(super) fn order(own: &AzName, mut servers: Vec<ServerAddress>) -> Vec<KeyServerTarget> {
     servers.sort_by_key(|s| s.az != *own);
     servers

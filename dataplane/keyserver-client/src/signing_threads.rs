@@ -1,4 +1,5 @@
-//! Threads for handshakes that sign remotely, so that no worker waits for a signature. The module signs nothing.
+//! Threads for handshakes that sign remotely, so that no worker waits for a signature. The module
+//! signs nothing.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -46,7 +47,8 @@ fn work(queue: &Mutex<Receiver<SigningJob>>) {
     loop {
         let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(job) = job else { return };
-        // A panic in one handshake must not end the thread; the connection of the handshake is dropped.
+        // A panic in one handshake must not end the thread; the connection of the handshake is
+        // dropped.
         let _ = catch_unwind(AssertUnwindSafe(job));
     }
 }

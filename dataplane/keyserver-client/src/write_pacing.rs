@@ -1,15 +1,19 @@
-//! Write pacing of a channel: frames are written at once while few answers are outstanding, otherwise together with later frames when half
-//! of the answers have arrived. The code is pure; it stores no frames and reads no clock.
+//! Write pacing of a channel: frames are written at once while few answers are outstanding,
+//! otherwise together with later frames when half of the answers have arrived. The code is pure; it
+//! stores no frames and reads no clock.
 //!
-//! Under load each write, and each of the key server's answers to it, costs the node a packet and often a wake-up. Waiting for answers that
-//! are due anyway reduces both without a timer on the request path: a request that is alone never waits.
+//! Under load each write, and each of the key server's answers to it, costs the node a packet and
+//! often a wake-up. Waiting for answers that are due anyway reduces both without a timer on the
+//! request path: a request that is alone never waits.
 
 /// Number of outstanding answers below which nothing is delayed.
 const WRITE_THROUGH_BELOW: usize = 4;
-/// Queued bytes that are written regardless of outstanding answers: a full TLS record, beyond which batching gains nothing.
+/// Queued bytes that are written regardless of outstanding answers: a full TLS record, beyond which
+/// batching gains nothing.
 const BATCH_BYTES: usize = 16 << 10;
 
-/// A request's frame without an answer, as the number of the write that takes it. `None` means that the requester must act next.
+/// A request's frame without an answer, as the number of the write that takes it. `None` means that
+/// the requester must act next.
 pub(super) type OutstandingFrame = Option<u64>;
 
 /// Counts of queued frames and outstanding answers.
@@ -57,7 +61,8 @@ impl WritePacer {
         self.mark = self.owed;
     }
 
-    /// Stops counting the outstanding answers: some frames were less than a message and get no answer.
+    /// Stops counting the outstanding answers: some frames were less than a message and get no
+    /// answer.
     pub(super) fn record_abandoned(&mut self) {
         self.since = self.writes;
         (self.owed, self.mark) = (0, 0);

@@ -1,7 +1,8 @@
-//! Soak test: a key server under a million signatures and a hundred thousand handshakes. It measures their cost, and that they leave
-//! nothing behind.
+//! Soak test: a key server under a million signatures and a hundred thousand handshakes. It
+//! measures their cost, and that they leave nothing behind.
 //!
-//! The status is 1 if memory or files grew. Run it with `cargo bench -p canal-keyserver-engine --bench soak [-- SIGNATURES HANDSHAKES]`.
+//! The status is 1 if memory or files grew. Run it with `cargo bench -p canal-keyserver-engine
+//! --bench soak [-- SIGNATURES HANDSHAKES]`.
 
 #[path = "../tests/fixture/mod.rs"]
 mod fixture;

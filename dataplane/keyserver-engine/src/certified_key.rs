@@ -77,7 +77,8 @@ impl fmt::Debug for CertifiedPrivateKey {
 }
 
 impl CertifiedPrivateKey {
-    /// Combines a key with its certificates. Without a `verifier` the key signs, but performs no handshakes.
+    /// Combines a key with its certificates. Without a `verifier` the key signs, but performs no
+    /// handshakes.
     ///
     /// # Errors
     /// The chain is empty, its leaf is unreadable, or the leaf is for another key.
@@ -171,7 +172,8 @@ impl CertifiedPrivateKey {
         Ok(self.clients.of(alpn, make)?.towards(expected))
     }
 
-    /// Returns the configuration for connections to this process itself, whose secrets are not captured.
+    /// Returns the configuration for connections to this process itself, whose secrets are not
+    /// captured.
     ///
     /// # Errors
     /// The key performs no handshakes, or rustls refuses the configuration.

@@ -1,7 +1,7 @@
 //! One requester's channel: its requests in progress, from their frames to their responses.
 //!
-//! `entitlements` and `tenant_key_files` decide on the use of keys. `operation_pool` schedules the operations. `engine` reads and writes
-//! the bytes.
+//! `entitlements` and `tenant_key_files` decide on the use of keys. `operation_pool` schedules the
+//! operations. `engine` reads and writes the bytes.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -59,7 +59,8 @@ impl RequestRejection {
 /// Progress of one request in the table.
 #[derive(Debug)]
 enum RequestProgress {
-    /// The request waits for its key, is queued, or is being worked on. Bytes that the peer sends meanwhile are in `pending`.
+    /// The request waits for its key, is queued, or is being worked on. Bytes that the peer sends
+    /// meanwhile are in `pending`.
     Busy { pending: Vec<u8> },
     /// The handshake waits for bytes of its peer.
     Peer(Box<RelayedHandshake>),
@@ -111,7 +112,8 @@ pub(crate) struct EngineContext {
 }
 
 impl EngineContext {
-    /// Returns the key of certificates that a peer is presented: the key of the name, or its predecessor.
+    /// Returns the key of certificates that a peer is presented: the key of the name, or its
+    /// predecessor.
     fn presented_key(
         &self,
         certified: Arc<CertifiedPrivateKey>,
@@ -478,7 +480,8 @@ impl RequesterChannel {
             operation,
             KeyOperation::ClientHandshake | KeyOperation::ServerHandshake
         );
-        // A handshake may wait long for its peer, so it gives way to other tenants'; everything else ends in a moment.
+        // A handshake may wait long for its peer, so it gives way to other tenants'; everything
+        // else ends in a moment.
         let place = self
             .core
             .quotas
@@ -517,8 +520,9 @@ impl RequesterChannel {
         Ok(ticket)
     }
 
-    /// Removes a request from the table and sends its last response, unless it was abandoned or is over. Both happen under one lock: bytes
-    /// that the peer sends meanwhile are refused after that response, never before it.
+    /// Removes a request from the table and sends its last response, unless it was abandoned or is
+    /// over. Both happen under one lock: bytes that the peer sends meanwhile are refused after that
+    /// response, never before it.
     fn end(&self, ticket: RequestTicket, reply: impl FnOnce(&ChannelEntry)) {
         let mut table = lock(&self.table);
         if table
@@ -634,8 +638,8 @@ impl RequesterChannel {
         );
     }
 
-    /// Refuses handshakes whose peers let their time run out, and those that gave way to other tenants'. Queued requests are checked when a
-    /// worker takes them.
+    /// Refuses handshakes whose peers let their time run out, and those that gave way to other
+    /// tenants'. Queued requests are checked when a worker takes them.
     pub(crate) fn sweep(&self) {
         let now = Instant::now();
         let mut late = Vec::new();

@@ -1,4 +1,5 @@
-//! The key server's metrics. docs/operations/counters.md defines each of them; no decision depends on them.
+//! The key server's metrics. docs/operations/counters.md defines each of them; no decision depends
+//! on them.
 
 use canal_model::ids::TenantName;
 use canal_runtime::limits::Limit;
@@ -73,8 +74,10 @@ pub(crate) struct KeyServerCounters {
 }
 
 impl KeyServerCounters {
-    /// Registers the metrics: `canal_key_operations_total{kind,algorithm,tenant}`, `canal_key_refusals_total{name,tenant}`,
-    /// `canal_key_unauthenticated_connections_total{reason}`, `canal_key_channels_ended_total{reason}`, `canal_key_handshakes_in_flight`,
+    /// Registers the metrics: `canal_key_operations_total{kind,algorithm,tenant}`,
+    /// `canal_key_refusals_total{name,tenant}`,
+    /// `canal_key_unauthenticated_connections_total{reason}`,
+    /// `canal_key_channels_ended_total{reason}`, `canal_key_handshakes_in_flight`,
     /// `canal_key_hardware{feature,used}`, and the limit `key_channels`.
     pub(crate) fn new(registry: &Registry, shares: QuotaShares) -> Self {
         let counters =

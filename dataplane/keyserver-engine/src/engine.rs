@@ -91,11 +91,12 @@ pub struct KeyServerEngine {
 }
 
 impl KeyServerEngine {
-    /// Starts the threads, and requests the key server's own certificate, on the calling runtime. It accepts no channels before
-    /// [`KeyServerEngine::serve`].
+    /// Starts the threads, and requests the key server's own certificate, on the calling runtime.
+    /// It accepts no channels before [`KeyServerEngine::serve`].
     ///
     /// # Errors
-    /// The configuration is not a key server's, its directory of keys is unreadable, or threads or random bytes are not available.
+    /// The configuration is not a key server's, its directory of keys is unreadable, or threads or
+    /// random bytes are not available.
     pub fn start(
         config: KeyServerConfig,
         issue: Arc<dyn CertificateIssuer>,
@@ -164,8 +165,8 @@ impl KeyServerEngine {
         })
     }
 
-    /// Applies a complete state of tenants, bundles and entitlements. Returns the resources that cannot be used. A closed tenant has no
-    /// entitlements.
+    /// Applies a complete state of tenants, bundles and entitlements. Returns the resources that
+    /// cannot be used. A closed tenant has no entitlements.
     pub fn apply(&self, state: &ResourceState) -> Vec<RefusedResource> {
         let refused = canal_identity::apply_bundles(&self.listener_state.trust, state);
         let is_open = |r: &&Arc<Resource>| {
@@ -193,7 +194,8 @@ impl KeyServerEngine {
         Ok(())
     }
 
-    /// Applies the provider's shares of all tenants, including closed ones, because their operations in progress still count.
+    /// Applies the provider's shares of all tenants, including closed ones, because their
+    /// operations in progress still count.
     fn set_shares<'a>(&self, all: impl IntoIterator<Item = &'a Arc<Resource>>) {
         let shares_of = |resource: &'a Arc<Resource>| match &**resource {
             Resource::Tenant(tenant) => Some((&tenant.name, &tenant.shares)),
@@ -237,7 +239,8 @@ impl KeyServerEngine {
         })
     }
 
-    /// Accepts channels until `drain` starts. Requests in progress may then end, and their channels with them.
+    /// Accepts channels until `drain` starts. Requests in progress may then end, and their channels
+    /// with them.
     pub async fn serve(&self, listener: TcpListener, drain: DrainWatcher) {
         loop {
             let accepted = tokio::select! {
@@ -302,7 +305,8 @@ async fn accept_tls(
     stream: TcpStream,
     config: Arc<rustls::ServerConfig>,
 ) -> Result<TlsStream<TcpStream>, &'static str> {
-    // Silent connections are the cheapest to make, and are recognized without the time of a handshake.
+    // Silent connections are the cheapest to make, and are recognized without the time of a
+    // handshake.
     match tokio::time::timeout(FIRST_BYTE_TIMEOUT, stream.peek(&mut [0])).await {
         Ok(Ok(n)) if n > 0 => {}
         Ok(_) => return Err("handshake"),

@@ -19,8 +19,8 @@ pub struct ChannelPeer {
 }
 
 impl ChannelPeer {
-    /// Parses a component's identity as `canal_model::identity::component_identity` writes it; `None`: the component may not use a key
-    /// server.
+    /// Parses a component's identity as `canal_model::identity::component_identity` writes it;
+    /// `None`: the component may not use a key server.
     pub fn of(identity: &Identity) -> Option<Self> {
         if identity.trust_domain.as_str() != COMPONENTS {
             return None;
@@ -97,7 +97,8 @@ impl EntitlementIndex {
         ResourceKind::Manifest,
     ];
 
-    /// Indexes Tenants and Entitlements, and ignores other resources. An entitlement of an unknown tenant has no effect.
+    /// Indexes Tenants and Entitlements, and ignores other resources. An entitlement of an unknown
+    /// tenant has no effect.
     pub fn of<'a>(all: impl IntoIterator<Item = &'a Arc<Resource>>) -> Self {
         let mut tenants: BTreeMap<TenantName, TenantEntitlements> = BTreeMap::new();
         let mut entitlements = Vec::new();
@@ -137,7 +138,8 @@ impl EntitlementIndex {
     /// Decides whether `caller` may use a key that this key server generates.
     ///
     /// # Errors
-    /// The key's tenant has no keys in key servers, the caller is not entitled, or the key is from a file.
+    /// The key's tenant has no keys in key servers, the caller is not entitled, or the key is from
+    /// a file.
     pub fn decide(&self, caller: &ChannelPeer, key: &KeyName) -> Result<KeyClaim, KeyRefusal> {
         match key {
             KeyName::Identity(identity) => {
@@ -173,7 +175,8 @@ impl EntitlementIndex {
             .ok_or(KeyRefusal::UnknownTenant)
     }
 
-    /// Returns whether `caller` is a gateway that serves `tenant` according to the controller, as keyless keys require.
+    /// Returns whether `caller` is a gateway that serves `tenant` according to the controller, as
+    /// keyless keys require.
     pub fn serves(&self, caller: &ChannelPeer, tenant: &TenantName) -> bool {
         let gateway = matches!(caller.requester, KeyRequester::Gateway(_));
         gateway
@@ -183,7 +186,8 @@ impl EntitlementIndex {
                 .is_some_and(|t| t.entitlements.contains_key(&caller.requester))
     }
 
-    /// Returns all identities to which a requester is entitled, of tenants whose keys are in key servers.
+    /// Returns all identities to which a requester is entitled, of tenants whose keys are in key
+    /// servers.
     pub fn identities(&self) -> BTreeMap<Identity, KeyClaim> {
         let mut all = BTreeMap::new();
         for tenant in self
@@ -208,7 +212,8 @@ impl EntitlementIndex {
         all
     }
 
-    /// Returns the claim of `tenant` if a gateway is entitled to its gateway identity, and so to certificates of its services.
+    /// Returns the claim of `tenant` if a gateway is entitled to its gateway identity, and so to
+    /// certificates of its services.
     pub fn terminates(&self, tenant: &TenantName) -> Option<KeyClaim> {
         let tenant = self.with_remote_keys(self.names.get(tenant)).ok()?;
         let identity = gateway_identity(tenant.trust_domain.clone());

@@ -103,7 +103,8 @@ mod tests {
                 let waiting = |queue: &FairQueue<(u8, usize)>| -> Vec<TenantName> { queue.waiting.keys().cloned().collect() };
                 let before = waiting(&queue);
                 let batch = queue.take(take);
-                // While another tenant waits that had nothing in this batch, no tenant has two turns in it.
+                // While another tenant waits that had nothing in this batch, no tenant has two
+                // turns in it.
                 let served = |name: &TenantName| batch.iter().filter(|(t, _)| tenant(&format!("t{t}")) == *name).count();
                 let passed_over = before.iter().any(|name| served(name) == 0);
                 prop_assert!(!passed_over || before.iter().all(|name| served(name) <= 1), "{batch:?} of {before:?}");

@@ -1,6 +1,7 @@
 //! [`RelayedHandshake`]: one TLS 1.3 handshake over relayed bytes, record by record, and not one byte beyond its end.
 //!
-//! It yields the traffic secrets and the peer's identity. It has no IO and no clock but the verifier's, and does not know the requester.
+//! It yields the traffic secrets and the peer's identity. It has no IO and no clock but the
+//! verifier's, and does not know the requester.
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,7 +35,8 @@ pub struct HandshakeParams {
 /// Result of processing the peer's bytes.
 #[derive(Debug)]
 pub enum HandshakeStep {
-    /// The handshake continues with the peer's next bytes. `send` may be empty, if more of a message must come.
+    /// The handshake continues with the peer's next bytes. `send` may be empty, if more of a
+    /// message must come.
     Wait {
         send: Vec<u8>,
     },
@@ -105,7 +107,8 @@ impl RelayedHandshake {
                 ServerConnection::new(terms.certified.server_config(&terms.alpn)?)?.into()
             }
             HandshakeRole::Client => {
-                // The name is never sent (SNI is off) nor compared (DNS names are ignored), as in the runtime.
+                // The name is never sent (SNI is off) nor compared (DNS names are ignored), as in
+                // the runtime.
                 let no_name = ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into());
                 ClientConnection::new(
                     terms
@@ -130,12 +133,14 @@ impl RelayedHandshake {
         &self.terms
     }
 
-    /// Returns whether the peer's bytes so far are whole records. Then the requester may wait for the response that more is needed.
+    /// Returns whether the peer's bytes so far are whole records. Then the requester may wait for
+    /// the response that more is needed.
     pub fn wants_more(&self) -> bool {
         self.received > 0 && self.input.is_empty()
     }
 
-    /// Processes the peer's next bytes. After any result but [`HandshakeStep::Wait`] the handshake is over.
+    /// Processes the peer's next bytes. After any result but [`HandshakeStep::Wait`] the handshake
+    /// is over.
     pub fn step(&mut self, bytes: &[u8]) -> HandshakeStep {
         self.received += bytes.len();
         self.input.extend_from_slice(bytes);
@@ -168,7 +173,8 @@ impl RelayedHandshake {
         }
     }
 
-    /// Passes whole records to rustls until the handshake ends. Returns the number of bytes that it consumed.
+    /// Passes whole records to rustls until the handshake ends. Returns the number of bytes that it
+    /// consumed.
     fn consume(&mut self) -> Result<usize, Error> {
         let mut at = 0;
         while self.connection.is_handshaking() {
@@ -180,7 +186,8 @@ impl RelayedHandshake {
             while !rest.is_empty() {
                 let before = rest.len();
                 let taken = self.connection.read_tls(&mut rest);
-                // Secrets are captured per thread, so that those of another handshake must be wiped first.
+                // Secrets are captured per thread, so that those of another handshake must be wiped
+                // first.
                 secret_capture::forget();
                 let processed = self.connection.process_new_packets();
                 let (client, server) = secret_capture::take();
@@ -237,8 +244,8 @@ impl RelayedHandshake {
     }
 }
 
-/// Returns the length of the first record, or of all bytes if they cannot be a record: rustls then reports what is wrong. `None`: the
-/// record is incomplete.
+/// Returns the length of the first record, or of all bytes if they cannot be a record: rustls then
+/// reports what is wrong. `None`: the record is incomplete.
 fn record(bytes: &[u8]) -> Option<usize> {
     let [kind, major, _, high, low, ..] = bytes else {
         return None;
@@ -295,9 +302,10 @@ pub fn refusal(error: &Error) -> KeyRefusal {
     }
 }
 
-/// Returns whether `input` is something that only a TLS handshake with the key of `name` signs. That is a CertificateVerify of TLS 1.3 (RFC
-/// 8446 §4.4.3). For a tenant's own key, which also serves clients of TLS 1.2, it is also the parameters of an ECDHE key exchange (RFC 8422
-/// §5.4). Keys of services sign as servers only, so that no signature authenticates a client.
+/// Returns whether `input` is something that only a TLS handshake with the key of `name` signs.
+/// That is a CertificateVerify of TLS 1.3 (RFC 8446 §4.4.3). For a tenant's own key, which also
+/// serves clients of TLS 1.2, it is also the parameters of an ECDHE key exchange (RFC 8422 §5.4).
+/// Keys of services sign as servers only, so that no signature authenticates a client.
 pub fn signable(input: &[u8], name: &KeyName) -> bool {
     const SERVER: &[u8] = b"TLS 1.3, server CertificateVerify\0";
     const CLIENT: &[u8] = b"TLS 1.3, client CertificateVerify\0";

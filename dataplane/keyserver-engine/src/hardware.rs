@@ -1,4 +1,5 @@
-//! Features of this machine for asymmetric crypto and AES, and whether the crypto library uses them. AWS-LC selects them when it starts.
+//! Features of this machine for asymmetric crypto and AES, and whether the crypto library uses
+//! them. AWS-LC selects them when it starts.
 
 use std::path::Path;
 
@@ -17,8 +18,8 @@ const QAT_DRIVERS: [&str; 8] = [
     "4xxx", "420xx", "401xx", "c6xx", "c3xxx", "dh895xcc", "c62x", "200xx",
 ];
 
-/// Returns AVX-512 IFMA (RSA), VAES (AES-GCM), SHA extensions and QuickAssist. QuickAssist is only reported, because AWS-LC has no engine
-/// for it.
+/// Returns AVX-512 IFMA (RSA), VAES (AES-GCM), SHA extensions and QuickAssist. QuickAssist is only
+/// reported, because AWS-LC has no engine for it.
 pub fn features() -> Vec<Feature> {
     let one = |name, present, by_library| Feature {
         name,
@@ -33,7 +34,8 @@ pub fn features() -> Vec<Feature> {
     ]
 }
 
-/// Returns whether a driver has a device: its directory then contains a link with the device's PCI address.
+/// Returns whether a driver has a device: its directory then contains a link with the device's PCI
+/// address.
 fn qat(drivers: &Path) -> bool {
     let has_device = |driver: &str| {
         let Ok(entries) = std::fs::read_dir(drivers.join(driver)) else {

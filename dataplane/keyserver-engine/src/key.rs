@@ -113,7 +113,8 @@ impl PrivateKey {
         }
     }
 
-    /// Seals a key that was read from a file: PKCS#8, PKCS#1 or SEC1. The caller wipes its own copy.
+    /// Seals a key that was read from a file: PKCS#8, PKCS#1 or SEC1. The caller wipes its own
+    /// copy.
     ///
     /// # Errors
     /// The bytes are no key of a supported type and size, or the vault cannot seal the key.
@@ -218,8 +219,8 @@ impl PrivateKey {
         }
     }
 
-    /// Signs `message`, which is hashed here. The key is opened, or taken from the [`SigningBatch`] in progress on this thread. Outside of
-    /// a batch nothing stays open.
+    /// Signs `message`, which is hashed here. The key is opened, or taken from the [`SigningBatch`]
+    /// in progress on this thread. Outside of a batch nothing stays open.
     ///
     /// # Errors
     /// The key does not sign with `scheme`, does not open, or the crypto library refuses to sign.
@@ -331,7 +332,8 @@ impl PlaintextKeyCache {
         });
     }
 
-    /// Wipes keys that may not stay open: between batches everything but RSA keys that were used a moment ago.
+    /// Wipes keys that may not stay open: between batches everything but RSA keys that were used a
+    /// moment ago.
     fn wipe(&mut self) {
         let linger = self.linger;
         self.keys.retain(|h| {
@@ -342,10 +344,12 @@ impl PlaintextKeyCache {
     }
 }
 
-/// A batch of operations of this thread: a key that several of them use is opened once. At the end of the batch keys are wiped.
+/// A batch of operations of this thread: a key that several of them use is opened once. At the end
+/// of the batch keys are wiped.
 ///
-/// Opening an RSA-2048 key costs four times as much as its signature: the crypto library always checks the key and computes Montgomery
-/// constants and blinding. An RSA key therefore stays open for `linger` after a batch; zero: it does not. ECDSA keys never do.
+/// Opening an RSA-2048 key costs four times as much as its signature: the crypto library always
+/// checks the key and computes Montgomery constants and blinding. An RSA key therefore stays open
+/// for `linger` after a batch; zero: it does not. ECDSA keys never do.
 #[derive(Debug)]
 pub struct SigningBatch(std::marker::PhantomData<Rc<()>>);
 

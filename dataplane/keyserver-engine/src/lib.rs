@@ -1,11 +1,12 @@
 //! The key server: stores private keys so that nodes and gateways need none, and performs the
 //! handshakes and signatures to which they are entitled.
 //!
-//! It is a data plane: it receives entitlements southbound, and requests certificates from the controller like a node. It carries no
-//! traffic.
+//! It is a data plane: it receives entitlements southbound, and requests certificates from the
+//! controller like a node. It carries no traffic.
 //!
-//! Start at [`engine`] (channels). Then read `channel` (requests), [`operation_pool`] (scheduling), [`handshake`] and [`key`] (the
-//! operations), [`provision`] and [`tenant_key_files`] (sources of keys). The frames are in `canal_wire::keyrpc`.
+//! Start at [`engine`] (channels). Then read `channel` (requests), [`operation_pool`] (scheduling),
+//! [`handshake`] and [`key`] (the operations), [`provision`] and [`tenant_key_files`] (sources of
+//! keys). The frames are in `canal_wire::keyrpc`.
 
 #![forbid(unsafe_code)]
 

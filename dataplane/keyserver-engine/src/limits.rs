@@ -9,10 +9,11 @@ use canal_wire::keyrpc::CHAIN_LIFE;
 pub const REQUESTER_CHANNELS_MAX: usize = 128;
 /// Divisor of all channels. One tenant's nodes, or all gateways together, may have one such part.
 pub const TENANT_CHANNELS_PART: usize = 4;
-/// Connections that have not authenticated yet, from addresses where none ever did. Above the limit, the oldest of the network with the
-/// most gives way.
+/// Connections that have not authenticated yet, from addresses where none ever did. Above the
+/// limit, the oldest of the network with the most gives way.
 pub const UNPROVED_MAX: u64 = 512;
-/// Connections that have not authenticated yet, from addresses where one did before. Connections from other addresses do not affect them.
+/// Connections that have not authenticated yet, from addresses where one did before. Connections
+/// from other addresses do not affect them.
 pub const RETURNING_MAX: u64 = 512;
 /// Unauthenticated connections per source address. Further ones replace the oldest of the address.
 pub const UNAUTHENTICATED_PER_IP_MAX: u64 = 64;
@@ -37,11 +38,13 @@ const _: () = assert!(
     HANDSHAKE_BYTES_MAX > CHAIN_BYTES_MAX,
     "a chain that may be shown must be sent before"
 );
-/// Bytes of responses that wait for a requester which does not read; above this the channel is closed.
+/// Bytes of responses that wait for a requester which does not read; above this the channel is
+/// closed.
 pub const OUTBOX_MAX: usize = 1 << 20;
 /// Operations that one worker takes at once: so few that no other tenant waits long behind them.
 pub const ECDSA_BATCH_MAX: usize = 32;
-/// RSA operations that one worker takes at once: an RSA signature takes ten times as long as an ECDSA signature.
+/// RSA operations that one worker takes at once: an RSA signature takes ten times as long as an
+/// ECDSA signature.
 pub const RSA_BATCH_MAX: usize = 8;
 /// Certificate requests in progress at once.
 pub const CERTIFICATE_REQUESTS_MAX: usize = 8;
@@ -54,8 +57,8 @@ pub const FILES_MAX: usize = 1024;
 /// Longest allow list, certificate or key file in bytes.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Limits of channels, and of the operations in progress of one requester and of one tenant. Operations are signatures and handshakes,
-/// including handshakes that wait for their peer.
+/// Limits of channels, and of the operations in progress of one requester and of one tenant.
+/// Operations are signatures and handshakes, including handshakes that wait for their peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuotaShares {
     pub requester: usize,
@@ -65,7 +68,8 @@ pub struct QuotaShares {
 }
 
 impl Default for QuotaShares {
-    /// The requester's limit is larger than the tenant's, so that no tenant alone uses up a gateway's.
+    /// The requester's limit is larger than the tenant's, so that no tenant alone uses up a
+    /// gateway's.
     fn default() -> Self {
         Self {
             requester: 8192,

@@ -1,8 +1,9 @@
 //! Operation pool: threads that perform key operations, with one queue for ECDSA and one for RSA.
 //!
-//! An operation starts at once when a worker of its queue is free. Operations that arrive while all workers are busy are taken in batches.
-//! Short operations of a batch are answered a few at a time, because each separate response costs the requester a packet and a wake-up. No
-//! operation waits for a timer. The caller defines the operations.
+//! An operation starts at once when a worker of its queue is free. Operations that arrive while all
+//! workers are busy are taken in batches. Short operations of a batch are answered a few at a time,
+//! because each separate response costs the requester a packet and a wake-up. No operation waits
+//! for a timer. The caller defines the operations.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,7 +17,8 @@ use crate::fair_queue::FairQueue;
 use crate::key::{self, OperationQueue, SigningBatch};
 use crate::limits::{ECDSA_BATCH_MAX, RSA_BATCH_MAX};
 
-/// One operation. Its result must be sent in [`PoolTask::answer`], which is called once the operation counts as done.
+/// One operation. Its result must be sent in [`PoolTask::answer`], which is called once the
+/// operation counts as done.
 pub trait PoolTask: Send + 'static {
     /// Result to send once the operation is done.
     type Answer;
@@ -56,7 +58,8 @@ pub struct OperationPoolConfig {
     pub linger: Duration,
 }
 
-/// Both queues with their threads. Dropping the pool ends the threads after the operations that are queued.
+/// Both queues with their threads. Dropping the pool ends the threads after the operations that are
+/// queued.
 pub struct OperationPool<W: PoolTask> {
     lanes: [Arc<PoolShared<W>>; 2],
     threads: Vec<JoinHandle<()>>,
@@ -67,7 +70,8 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns how many results are sent together. Four ECDSA operations take a third of a millisecond; one RSA operation takes longer.
+/// Returns how many results are sent together. Four ECDSA operations take a third of a millisecond;
+/// one RSA operation takes longer.
 fn answers_max(lane: OperationQueue) -> usize {
     if lane == OperationQueue::Rsa { 1 } else { 4 }
 }
@@ -81,8 +85,9 @@ const WAITS: &[u64] = &[
 impl<W: PoolTask> OperationPool<W> {
     /// Starts the threads of both queues.
     ///
-    /// Metrics, all with the label `algorithm`: `canal_key_batch_size`, `canal_key_batch_wait_seconds` (0 for operations that started at
-    /// once), `canal_key_operations_queued_total`.
+    /// Metrics, all with the label `algorithm`: `canal_key_batch_size`,
+    /// `canal_key_batch_wait_seconds` (0 for operations that started at once),
+    /// `canal_key_operations_queued_total`.
     ///
     /// # Errors
     /// A thread could not be created.
@@ -212,7 +217,8 @@ fn live<W: PoolTask>(shared: &PoolShared<W>, linger: Duration, registry: &Regist
                 give(shared, &mut answers);
             }
             if shared.lane == OperationQueue::Rsa {
-                // Where both queues share a core, an ECDSA operation waits for one RSA operation at most.
+                // Where both queues share a core, an ECDSA operation waits for one RSA operation at
+                // most.
                 std::thread::yield_now();
             }
         }
@@ -221,14 +227,16 @@ fn live<W: PoolTask>(shared: &PoolShared<W>, linger: Duration, registry: &Regist
 }
 
 fn give<W: PoolTask>(shared: &PoolShared<W>, answers: &mut Vec<(W, W::Answer)>) {
-    // Before the results are sent: a requester that sends its next request at once finds the worker free.
+    // Before the results are sent: a requester that sends its next request at once finds the worker
+    // free.
     shared.under_way.fetch_sub(answers.len(), Relaxed);
     for (work, answer) in answers.drain(..) {
         work.answer(answer);
     }
 }
 
-/// Returns the next batch: a fair part of the queue, so that other workers get theirs. `None`: the pool has ended.
+/// Returns the next batch: a fair part of the queue, so that other workers get theirs. `None`: the
+/// pool has ended.
 fn next<W>(shared: &PoolShared<W>, linger: Duration) -> Option<Vec<QueuedTask<W>>> {
     let mut open = key::wipe_idle();
     let mut state = lock(&shared.state);

@@ -1,7 +1,8 @@
 //! [`Provisioner`]: keys and certificates for the identities to which requesters are entitled.
 //!
-//! It generates a key, requests its certificate from the controller, replaces it at half life, and drops keys to which no requester is
-//! entitled. `entitlements` decides on entitlement; the controller decides whether it issues.
+//! It generates a key, requests its certificate from the controller, replaces it at half life, and
+//! drops keys to which no requester is entitled. `entitlements` decides on entitlement; the
+//! controller decides whether it issues.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -35,7 +36,8 @@ use crate::vault::Vault;
 
 /// Longest interval between checks of the clock, so that a machine that slept renews within it.
 const PROVISION_INTERVAL: Duration = Duration::from_secs(15);
-/// Minimum time between two replacements of a certificate whose root no longer signs: the controller may not have finished the change.
+/// Minimum time between two replacements of a certificate whose root no longer signs: the
+/// controller may not have finished the change.
 const SUPERSEDED_PAUSE: Duration = Duration::from_secs(10);
 
 /// Certificate that the controller issued, with its roots.
@@ -61,7 +63,8 @@ pub type IssueFuture<'a> =
 
 /// Signs certificate requests, as the controller does.
 pub trait CertificateIssuer: Send + Sync + 'static {
-    /// Requests a certificate for `identity`, or, with `service`, for the gateway identity with the service's DNS names. `csr` is PEM.
+    /// Requests a certificate for `identity`, or, with `service`, for the gateway identity with the
+    /// service's DNS names. `csr` is PEM.
     fn issue<'a>(
         &'a self,
         identity: &'a Identity,
@@ -179,10 +182,11 @@ impl ProvisionEntry {
 }
 
 impl Provisioner {
-    /// Starts the provisioner on the calling runtime. It ends with its last clone, or when `drain` is forced. The certificate for `own` is
-    /// obtained at once and never dropped.
+    /// Starts the provisioner on the calling runtime. It ends with its last clone, or when `drain`
+    /// is forced. The certificate for `own` is obtained at once and never dropped.
     ///
-    /// Metrics: `canal_key_certificates_issued_total`, `canal_key_certificate_failures_total{reason}`, `canal_key_certificates_missing`,
+    /// Metrics: `canal_key_certificates_issued_total`,
+    /// `canal_key_certificate_failures_total{reason}`, `canal_key_certificates_missing`,
     /// `canal_key_generated_keys`.
     pub fn start(
         issue: Arc<dyn CertificateIssuer>,
@@ -237,7 +241,8 @@ impl Provisioner {
         self.inner.valid(name).inspect(|c| c.mark_used())
     }
 
-    /// Returns the key of certificates that a peer is presented: the current one, or its predecessor.
+    /// Returns the key of certificates that a peer is presented: the current one, or its
+    /// predecessor.
     pub(crate) fn presented_key(
         &self,
         name: &KeyName,
@@ -253,7 +258,8 @@ impl Provisioner {
             .cloned()
     }
 
-    /// Returns a key like [`Provisioner::find`], or obtains it before all names for which no request waits.
+    /// Returns a key like [`Provisioner::find`], or obtains it before all names for which no
+    /// request waits.
     ///
     /// # Errors
     /// Returns the last attempt's error, or that the controller has not answered by `until`.
@@ -298,7 +304,8 @@ impl Provisioner {
             match claim {
                 Some(claim) => {
                     if want.claim != claim {
-                        // The algorithm or the trust domain changed: a new key is generated, and the old one serves until then.
+                        // The algorithm or the trust domain changed: a new key is generated, and
+                        // the old one serves until then.
                         (want.renew_at, want.retry_at, want.claim) = (None, None, claim);
                     }
                     true
@@ -367,7 +374,8 @@ impl Inner {
             .cloned()
     }
 
-    /// Queues a name before all others, unless its last attempt failed since the caller began to wait, or a moment ago.
+    /// Queues a name before all others, unless its last attempt failed since the caller began to
+    /// wait, or a moment ago.
     fn renew_superseded(
         &self,
         name: &KeyName,
@@ -376,7 +384,8 @@ impl Inner {
     ) -> Result<(), String> {
         let mut state = lock(&self.state);
         if self.valid(name).is_some() {
-            // The certificate came after the caller's check: it is found now, and must not be requested once more.
+            // The certificate came after the caller's check: it is found now, and must not be
+            // requested once more.
             return Ok(());
         }
         let ProvisionState {
@@ -433,7 +442,8 @@ impl Inner {
         }
     }
 
-    /// Drops old predecessors. It is separate from [`Inner::poll`], which takes longer, because requests wait for a writer.
+    /// Drops old predecessors. It is separate from [`Inner::poll`], which takes longer, because
+    /// requests wait for a writer.
     fn tidy(&self) {
         let now = std::time::Instant::now();
         self.keys
@@ -469,7 +479,8 @@ impl Inner {
             if !want.due(now) {
                 continue;
             }
-            // Gateways request a service's certificate repeatedly; after half a life without a request the service is gone.
+            // Gateways request a service's certificate repeatedly; after half a life without a
+            // request the service is gone.
             if matches!(name, KeyName::Service(_)) && certified.is_some_and(|c| !c.is_used()) {
                 unused.push(name.clone());
                 continue;
@@ -606,7 +617,8 @@ impl Inner {
                     want.backoff.reset();
                     want.retry_at = None;
                     let jitter = rand::rng().random_range(-1.0..=1.0);
-                    // Half of the remaining life: CAs date certificates back for clocks that are late.
+                    // Half of the remaining life: CAs date certificates back for clocks that are
+                    // late.
                     want.renew_at = Some(half_life(
                         certified.not_before.max(SystemTime::now()),
                         certified.not_after,
@@ -614,7 +626,8 @@ impl Inner {
                     ));
                     self.hold(name, Arc::new(certified));
                 }
-                // The claim changed meanwhile: the name stays due, and is obtained again under the new one.
+                // The claim changed meanwhile: the name stays due, and is obtained again under the
+                // new one.
                 Ok(_) => {}
                 Err(error) => {
                     self.failures.shared(&[error.reason]).inc();
@@ -667,7 +680,8 @@ fn request(key: &PrivateKey, identity: &Identity) -> Result<String, rcgen::Error
     params.serialize_request(&RequestKey(key))?.pem()
 }
 
-/// Starts due requests while there is capacity, then sleeps. It ends with the provisioner, or when forced.
+/// Starts due requests while there is capacity, then sleeps. It ends with the provisioner, or when
+/// forced.
 async fn run(inner: Weak<Inner>, drain: DrainObserver) {
     loop {
         let Some(own) = inner.upgrade() else { return };

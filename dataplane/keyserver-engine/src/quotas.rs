@@ -16,7 +16,8 @@ use canal_wire::keyrpc::KeyRefusal;
 
 use crate::limits::{QuotaShares, REQUESTER_CHANNELS_MAX, TENANT_CHANNELS_PART};
 
-/// Idle gateways whose accounts are stored for their counts of refusals; above this number the counts are summed.
+/// Idle gateways whose accounts are stored for their counts of refusals; above this number the
+/// counts are summed.
 const IDLE_GATEWAYS_MAX: usize = 256;
 
 /// Operations in progress of one requester, shared by the tenants that it serves.
@@ -26,7 +27,8 @@ struct RequesterAccount {
     in_use: usize,
 }
 
-/// Key of an account: the requester, and for a node its tenant, because two tenants may each have a node of the same name.
+/// Key of an account: the requester, and for a node its tenant, because two tenants may each have a
+/// node of the same name.
 type QuotaKey = (Option<TenantName>, KeyRequester);
 
 #[derive(Debug, Default)]
@@ -59,7 +61,8 @@ impl QuotaCounts {
 #[derive(Debug, Clone)]
 pub(crate) struct Quotas {
     shares: QuotaShares,
-    /// True if a gateway's quota is divided among the tenants that it serves. A node's quota is its own tenant's.
+    /// True if a gateway's quota is divided among the tenants that it serves. A node's quota is its
+    /// own tenant's.
     divides_gateways: bool,
     counts: Arc<Mutex<QuotaCounts>>,
 }
@@ -145,11 +148,13 @@ impl Quotas {
         }
     }
 
-    /// Counts an operation for the tenant and the requester. If the requester's quota is used up, an operation with `gives_way` may be
-    /// revoked later for a tenant that uses less: see [`QuotaPermit::is_revoked`].
+    /// Counts an operation for the tenant and the requester. If the requester's quota is used up,
+    /// an operation with `gives_way` may be revoked later for a tenant that uses less: see
+    /// [`QuotaPermit::is_revoked`].
     ///
     /// # Errors
-    /// Returns which share is used up. The tenant's is checked first, because it concerns no other tenant.
+    /// Returns which share is used up. The tenant's is checked first, because it concerns no other
+    /// tenant.
     pub(crate) fn take(
         &self,
         tenant: &TenantName,

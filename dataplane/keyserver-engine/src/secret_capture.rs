@@ -1,5 +1,5 @@
-//! Captures the traffic secrets of a handshake from rustls. They stay on the thread that performs the handshake, and are wiped when they
-//! are dropped.
+//! Captures the traffic secrets of a handshake from rustls. They stay on the thread that performs
+//! the handshake, and are wiped when they are dropped.
 
 use std::cell::RefCell;
 

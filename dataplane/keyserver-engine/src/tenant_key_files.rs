@@ -1,8 +1,10 @@
-//! [`TenantKeyFiles`], for keyless operation: a tenant's own keys, and the requesters that may use them.
+//! [`TenantKeyFiles`], for keyless operation: a tenant's own keys, and the requesters that may use
+//! them.
 //!
-//! The keys are in `NAMESPACE.NAME.crt` and `NAMESPACE.NAME.key` of one directory, the requesters in `allow.yaml` there. A key belongs to
-//! one service; a service of the same name in another namespace cannot use it. A key is replaced when its files change. The allow list is
-//! read from its file at every operation.
+//! The keys are in `NAMESPACE.NAME.crt` and `NAMESPACE.NAME.key` of one directory, the requesters
+//! in `allow.yaml` there. A key belongs to one service; a service of the same name in another
+//! namespace cannot use it. A key is replaced when its files change. The allow list is read from
+//! its file at every operation.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::Metadata;
@@ -51,7 +53,8 @@ fn stamp(m: &Metadata) -> KeyFileFingerprint {
 #[derive(Debug, Default, Clone, PartialEq, Eq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AllowListFile {
-    /// Requesters by service (`namespace/name`): `gateway/NAME`, or `gateway/*` for all gateways that serve the tenant.
+    /// Requesters by service (`namespace/name`): `gateway/NAME`, or `gateway/*` for all gateways
+    /// that serve the tenant.
     #[serde(default)]
     allow: BTreeMap<String, Vec<String>>,
 }
@@ -88,7 +91,8 @@ fn decide(list: &AllowList, key: &ServiceKey, requester: &KeyRequester) -> Allow
     }
 }
 
-/// Returns the name of a service's key files without extension. No namespace contains a dot, so no two services have the same name.
+/// Returns the name of a service's key files without extension. No namespace contains a dot, so no
+/// two services have the same name.
 fn stem(service: &ServiceKey) -> String {
     format!("{}.{}", service.namespace, service.name)
 }
@@ -201,7 +205,8 @@ impl TenantKeyFiles {
         &self.tenant
     }
 
-    /// Reads the files that have changed: new and replaced keys come into use, and keys whose files are gone are dropped.
+    /// Reads the files that have changed: new and replaced keys come into use, and keys whose files
+    /// are gone are dropped.
     pub fn poll(&self) {
         let (mut found, mut misnamed, mut over) = (HashMap::new(), Vec::new(), 0);
         for entry in std::fs::read_dir(&self.folder)
@@ -361,7 +366,8 @@ impl TenantKeyFiles {
                 (allow.list, allow.error) = (list, String::new());
             }
             Err(error) => {
-                // Fails closed: a list that is unreadable may have been about to refuse a requester.
+                // Fails closed: a list that is unreadable may have been about to refuse a
+                // requester.
                 if error != allow.error {
                     self.broken.inc();
                     tracing::error!(error, "no requester is allowed to use a key");
@@ -392,8 +398,8 @@ impl TenantKeyFiles {
             .ok_or(KeyRefusal::UnknownKey)
     }
 
-    /// Returns the key of certificates that a peer is presented: the current one, or its predecessor. [`TenantKeyFiles::find`] decides on
-    /// its use.
+    /// Returns the key of certificates that a peer is presented: the current one, or its
+    /// predecessor. [`TenantKeyFiles::find`] decides on its use.
     pub(crate) fn presented_key(
         &self,
         name: &ServiceKey,

@@ -1,6 +1,8 @@
-//! Connections whose requester has not authenticated yet: how many are permitted by address and by network, and which gives way.
+//! Connections whose requester has not authenticated yet: how many are permitted by address and by
+//! network, and which gives way.
 //!
-//! `engine` reads them. A new connection is never refused while an older one of its own address or network can be closed.
+//! `engine` reads them. A new connection is never refused while an older one of its own address or
+//! network can be closed.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -18,7 +20,8 @@ use crate::limits::{
     PROVED_ADDRESSES_MAX, RETURNING_MAX, UNAUTHENTICATED_PER_IP_MAX, UNPROVED_MAX,
 };
 
-/// Prefix lengths (IPv4, IPv6) of networks whose addresses count together: the nodes of one tenant, or of one rack.
+/// Prefix lengths (IPv4, IPv6) of networks whose addresses count together: the nodes of one tenant,
+/// or of one rack.
 const NETWORK_PREFIX: (u8, u8) = (24, 64);
 
 /// Addresses at which a requester authenticated once, the latest last.
@@ -185,7 +188,8 @@ mod tests {
     fn authenticated_addresses_have_reserved_capacity() {
         let all = Unauthenticated::new(&Registry::new());
         all.record_proof(at(9, 9));
-        // One connection from each of as many networks as are permitted connections: no network is the largest.
+        // One connection from each of as many networks as are permitted connections: no network is
+        // the largest.
         let _silent: Vec<_> = (0..UNPROVED_MAX)
             .map(|n| {
                 all.take(Ipv4Addr::new(11, (n / 256) as u8, n as u8, 1).into())

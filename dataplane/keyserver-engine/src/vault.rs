@@ -1,4 +1,5 @@
-//! Secrets at rest in memory: AES-256-GCM under a key that lives as long as the process. Nothing here ever reaches a disk.
+//! Secrets at rest in memory: AES-256-GCM under a key that lives as long as the process. Nothing
+//! here ever reaches a disk.
 //!
 //! The caller decides what to open, and wipes it.
 
@@ -20,7 +21,8 @@ pub enum VaultError {
     Open,
 }
 
-/// The key of this process. It is generated here and never leaves; its memory is locked with all of the process's (`confine`).
+/// The key of this process. It is generated here and never leaves; its memory is locked with all of
+/// the process's (`confine`).
 pub struct Vault {
     key: LessSafeKey,
     /// Counter of nonces, each of which is used once in the life of the key.
@@ -60,14 +62,16 @@ impl Vault {
         })
     }
 
-    /// Seals a copy of `secret`; the caller wipes the original. The copy opens only with the same `label`, which is not secret.
+    /// Seals a copy of `secret`; the caller wipes the original. The copy opens only with the same
+    /// `label`, which is not secret.
     ///
     /// # Errors
     /// The crypto library cannot seal the secret.
     pub fn seal(&self, secret: &[u8], label: &[u8]) -> Result<SealedSecret, VaultError> {
         let mut nonce = [0; NONCE_LEN];
         nonce[4..].copy_from_slice(&self.sealed.fetch_add(1, Relaxed).to_be_bytes());
-        // With capacity for the tag, so that the buffer is never moved while it contains the secret.
+        // With capacity for the tag, so that the buffer is never moved while it contains the
+        // secret.
         let mut bytes = Zeroizing::new(Vec::with_capacity(secret.len() + AES_256_GCM.tag_len()));
         bytes.extend_from_slice(secret);
         let tag = self

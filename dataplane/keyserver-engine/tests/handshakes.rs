@@ -69,7 +69,8 @@ async fn handshakes_of_both_roles_and_both_algorithms() {
     }
 }
 
-/// A peer may send data as soon as it has sent Finished, so its bytes arrive while the key server ends the handshake, and right after it.
+/// A peer may send data as soon as it has sent Finished, so its bytes arrive while the key server
+/// ends the handshake, and right after it.
 #[tokio::test(flavor = "multi_thread")]
 async fn data_right_behind_a_handshake_does_not_break_it() {
     let fixture = KeyServerFixture::start(ServerSetup::default()).await;
@@ -126,7 +127,8 @@ async fn data_right_behind_a_handshake_does_not_break_it() {
     .await;
 }
 
-/// A requester that has sent whole records waits for a response before it sends more; one that has sent a part does not.
+/// A requester that has sent whole records waits for a response before it sends more; one that has
+/// sent a part does not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fragmented_flight_is_read_record_by_record() {
     let fixture = KeyServerFixture::start(ServerSetup::default()).await;
@@ -177,7 +179,8 @@ async fn a_fragmented_flight_is_read_record_by_record() {
 
 type CsrEditFn = fn(&mut CertificateParams);
 
-/// A case's name, the CA, identity and change of the peer's certificate, whether the peer is the client, and why it is refused.
+/// A case's name, the CA, identity and change of the peer's certificate, whether the peer is the
+/// client, and why it is refused.
 type PeerCase<'a> = (
     &'static str,
     &'a TestCa,

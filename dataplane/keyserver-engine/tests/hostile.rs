@@ -1,4 +1,5 @@
-//! Requesters and tenants that misbehave: garbage, floods, silence, foreign certificates. Others are not affected.
+//! Requesters and tenants that misbehave: garbage, floods, silence, foreign certificates. Others
+//! are not affected.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -235,7 +236,8 @@ async fn expired_operations_are_dropped() {
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
     let rsa = fixture.channel(RSA_NODE).await;
-    // A request that waits behind no other is signed before its deadline. Of the others, a slow machine may sign none within 80 ms.
+    // A request that waits behind no other is signed before its deadline. Of the others, a slow
+    // machine may sign none within 80 ms.
     assert!(matches!(
         start_call(&rsa, sign(SLOW, 0x0804, 5_000)).next().await,
         ServerReply::Signature(_)
@@ -260,7 +262,8 @@ async fn expired_operations_are_dropped() {
         fixture.value("canal_key_refusals_total{name=\"deadline\",tenant=\"rsa\"}"),
         f64::from(late)
     );
-    // Abandoned requests are not worked on either: each Abandon follows its request directly, and signing takes far longer than reading.
+    // Abandoned requests are not worked on either: each Abandon follows its request directly, and
+    // signing takes far longer than reading.
     for _ in 0..400 {
         let call = start_call(&rsa, sign(SLOW, 0x0804, 0));
         rsa.send_request(call.id, &KeyRequest::Abandon);
@@ -351,7 +354,8 @@ async fn silent_connections_of_sixteen_addresses_block_no_other() {
             "the pool is never full"
         );
     }
-    // A new connection from the attacker's network, and one from elsewhere: admitted at once, not after the silent ones' timeout.
+    // A new connection from the attacker's network, and one from elsewhere: admitted at once, not
+    // after the silent ones' timeout.
     for (from, component) in [("127.0.0.1", NODE), ("127.1.0.1", BETA_NODE)] {
         let begun = Instant::now();
         assert!(

@@ -1,4 +1,5 @@
-//! Thousands of handshakes and signatures, successful or not, leave nothing behind: memory, files, requests.
+//! Thousands of handshakes and signatures, successful or not, leave nothing behind: memory, files,
+//! requests.
 
 mod fixture;
 
@@ -23,7 +24,8 @@ fn files() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Runs handshakes of both roles, signatures, handshakes that are abandoned, and a channel that opens and closes.
+/// Runs handshakes of both roles, signatures, handshakes that are abandoned, and a channel that
+/// opens and closes.
 async fn round(fixture: &KeyServerFixture, channel: &Channel, peers: &Peers, handshakes: usize) {
     let input = verify_input();
     for n in 0..handshakes {

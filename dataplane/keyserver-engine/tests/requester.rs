@@ -1,5 +1,5 @@
-//! The requester of nodes and gateways (`canal_keyserver_client`) with a real key server. The keys of both ends are in it, and so are
-//! keyless ones.
+//! The requester of nodes and gateways (`canal_keyserver_client`) with a real key server. The keys
+//! of both ends are in it, and so are keyless ones.
 
 use std::sync::Arc;
 use std::time::Duration;

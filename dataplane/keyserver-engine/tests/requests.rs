@@ -1,4 +1,5 @@
-//! Requests over real channels: signatures, entitlements, and the names of refusals. Handshakes are tested in `handshakes`.
+//! Requests over real channels: signatures, entitlements, and the names of refusals. Handshakes are
+//! tested in `handshakes`.
 
 use std::time::Duration;
 
@@ -194,7 +195,8 @@ async fn entitlements_apply_to_open_channels_too() {
     );
 }
 
-/// An attacker has a node's channel certificate. An operator revokes it: the channel ends at once, with its requests in progress.
+/// An attacker has a node's channel certificate. An operator revokes it: the channel ends at once,
+/// with its requests in progress.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_requester_whose_certificate_is_revoked_is_cut_off_at_once() {
     let fixture = KeyServerFixture::start(ServerSetup::default()).await;
@@ -312,7 +314,8 @@ async fn signatures_and_chains_are_of_the_key_that_was_named() {
     );
 }
 
-/// Checks that a service of the same name in another namespace or of another tenant is another service.
+/// Checks that a service of the same name in another namespace or of another tenant is another
+/// service.
 async fn refuse_other_services(gateway: &Channel) {
     let input = verify_input();
     for (service, want, text) in [

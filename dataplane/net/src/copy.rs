@@ -1,5 +1,6 @@
-//! Copies bytes in both directions between two legs until both are finished. It passes on half-close and resets, counts bytes, and grows
-//! buffers with use. It opens no connection and makes no routing decision. Start with [`both`].
+//! Copies bytes in both directions between two legs until both are finished. It passes on
+//! half-close and resets, counts bytes, and grows buffers with use. It opens no connection and
+//! makes no routing decision. Start with [`both`].
 
 mod legs;
 pub mod stall;
@@ -17,11 +18,13 @@ pub use legs::Prefixed;
 
 use stall::{StallTimer, StallWatch};
 
-/// Buffer sizes: at first, after `GROW_AT[0]` bytes, and after `GROW_AT[1]` bytes, see [`GROW_AT`] (ztunnel's steps).
+/// Buffer sizes: at first, after `GROW_AT[0]` bytes, and after `GROW_AT[1]` bytes, see [`GROW_AT`]
+/// (ztunnel's steps).
 pub const BUFFER: [usize; 3] = [1 << 10, 16 << 10, 256 << 10];
 /// Bytes moved in one direction at which the buffer grows.
 pub const GROW_AT: [u64; 2] = [128 << 10, 10 << 20];
-/// Chunks that one direction may move before it yields. Otherwise legs that are always ready would occupy the thread.
+/// Chunks that one direction may move before it yields. Otherwise legs that are always ready would
+/// occupy the thread.
 const CHUNKS_PER_TURN: usize = 32;
 
 /// Maximum delay of a reset for bytes that were passed on before it.
@@ -32,27 +35,34 @@ const DEPARTURE_POLL_INTERVAL: [Duration; 2] =
 /// Polls before the first pause. HTTP/2 writes as soon as other tasks have run.
 const DEPARTURE_YIELDS: u32 = 3;
 
-/// One side of a copy: `tokio::net::TcpStream`, a tunnel of `canal-hbone`, or either with a [`Prefixed`] start.
+/// One side of a copy: `tokio::net::TcpStream`, a tunnel of `canal-hbone`, or either with a
+/// [`Prefixed`] start.
 pub trait Leg {
-    /// Returns the next bytes, at most `limit` if the leg must allocate, or `None` at the end. It owns no buffer while it is pending.
+    /// Returns the next bytes, at most `limit` if the leg must allocate, or `None` at the end. It
+    /// owns no buffer while it is pending.
     fn poll_chunk(
         &mut self,
         cx: &mut Context<'_>,
         buffer: &mut BytesMut,
         limit: usize,
     ) -> Poll<io::Result<Option<Bytes>>>;
-    /// Takes bytes from the front of `data`, which is not empty. Ready when at least one byte was taken.
+    /// Takes bytes from the front of `data`, which is not empty. Ready when at least one byte was
+    /// taken.
     fn poll_send(&mut self, cx: &mut Context<'_>, data: &mut Bytes) -> Poll<io::Result<usize>>;
     /// Signals that no more bytes follow (FIN, END_STREAM).
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
-    /// Resolves if the leg breaks while it is neither read nor written. It stays pending where the leg cannot know that.
+    /// Resolves if the leg breaks while it is neither read nor written. It stays pending where the
+    /// leg cannot know that.
     fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<io::Error>;
-    /// Polls a leg that is not read, because the other one has accepted nothing for a while. A leg that shares its connection with others takes
-    /// its bytes off that connection. It resolves if the leg is broken; what was received before is still read first.
+    /// Polls a leg that is not read, because the other one has accepted nothing for a while. A leg
+    /// that shares its connection with others takes its bytes off that connection. It resolves if
+    /// the leg is broken; what was received before is still read first.
     fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error>;
-    /// Returns whether the peer has reset the connection, for a leg whose [`Leg::poll_stalled`] cannot know that. It costs a system call.
+    /// Returns whether the peer has reset the connection, for a leg whose [`Leg::poll_stalled`]
+    /// cannot know that. It costs a system call.
     fn is_reset(&self) -> bool;
-    /// Ready when the sent bytes have left, or never will, so that a reset overtakes nothing. It registers no waker; see [`depart`].
+    /// Ready when the sent bytes have left, or never will, so that a reset overtakes nothing. It
+    /// registers no waker; see [`depart`].
     fn poll_departed(&mut self) -> Poll<()>;
     /// Ends the leg with a reset (RST, RST_STREAM), at once. Bytes that have not left are lost.
     fn abort(&mut self);
@@ -76,7 +86,8 @@ pub enum CopyEnd {
     Idle(Duration),
 }
 
-/// Bytes moved so far. The meter is updated live, so that long connections appear in metrics before they end.
+/// Bytes moved so far. The meter is updated live, so that long connections appear in metrics before
+/// they end.
 #[derive(Debug, Default)]
 pub struct Meter {
     a_to_b: Cell<u64>,
@@ -116,7 +127,8 @@ impl Meter {
     }
 }
 
-/// Copies in both directions. Dropping the future leaves both legs as they are. `idle` is the idle timeout over both directions.
+/// Copies in both directions. Dropping the future leaves both legs as they are. `idle` is the idle
+/// timeout over both directions.
 pub async fn both<A: Leg, B: Leg>(
     a: &mut A,
     b: &mut B,
@@ -126,8 +138,9 @@ pub async fn both<A: Leg, B: Leg>(
     let (mut there, mut back) = (CopyDirection::default(), CopyDirection::default());
     let mut stalls = StallTimer::default();
     let copied = std::future::poll_fn(|cx| {
-        // A leg that was reset ends both directions at once. A leg that only accepts no more bytes may already have sent some that are
-        // worth delivering, such as a response before a close. So the other direction continues to its end, which is near.
+        // A leg that was reset ends both directions at once. A leg that only accepts no more bytes
+        // may already have sent some that are worth delivering, such as a response before a close.
+        // So the other direction continues to its end, which is near.
         match there.poll(cx, a, b, |n| meter.add(CopySide::A, n)) {
             Poll::Ready(Err(CopyError::Source(error))) => {
                 return Poll::Ready(Err(CopyFailure::of(CopySide::A, error)));
@@ -166,7 +179,8 @@ pub async fn both<A: Leg, B: Leg>(
                 (None, Some(error)) => Err(CopyFailure::of(CopySide::A, error)),
                 (None, None) => Ok(()),
             }),
-            // From here on one leg is only written to, so a reset of it would go unnoticed until the next byte.
+            // From here on one leg is only written to, so a reset of it would go unnoticed until
+            // the next byte.
             (false, true) => b
                 .poll_broken(cx)
                 .map(|e| Err(CopyFailure::of(CopySide::B, e))),
@@ -184,8 +198,8 @@ pub async fn both<A: Leg, B: Leg>(
         },
         limit = silence(meter, idle) => (CopyEnd::Idle(limit), false),
     };
-    // A reset must not overtake bytes that were read before it. Otherwise a response sent right before a close would be lost. A sink that
-    // stalls had its time already.
+    // A reset must not overtake bytes that were read before it. Otherwise a response sent right
+    // before a close would be lost. A sink that stalls had its time already.
     if matches!(end, CopyEnd::Broken { .. }) && !is_stalled {
         depart(a, RESET_DELAY_MAX).await;
         depart(b, RESET_DELAY_MAX).await;
@@ -216,7 +230,8 @@ async fn silence(meter: &Meter, idle: Option<Duration>) -> Duration {
     let Some(idle) = idle else {
         return std::future::pending().await;
     };
-    // The meter is read eight times per limit, instead of one timer per chunk. The error is at most an eighth of the limit.
+    // The meter is read eight times per limit, instead of one timer per chunk. The error is at most
+    // an eighth of the limit.
     let (mut seen, mut since) = (meter.total(), Instant::now());
     loop {
         tokio::time::sleep(idle / 8).await;

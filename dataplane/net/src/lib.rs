@@ -1,5 +1,6 @@
-//! Sockets, threads and bytes of a data plane: system calls that no safe wrapper offers ([`sys`]), workers ([`worker`]) and the copying
-//! between two connections ([`copy`]). The crate knows neither TLS nor HBONE. Start with [`worker`], which is where code runs.
+//! Sockets, threads and bytes of a data plane: system calls that no safe wrapper offers ([`sys`]),
+//! workers ([`worker`]) and the copying between two connections ([`copy`]). The crate knows neither
+//! TLS nor HBONE. Start with [`worker`], which is where code runs.
 
 #![deny(unsafe_code)]
 

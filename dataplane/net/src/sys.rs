@@ -1,5 +1,6 @@
-//! System calls of a proxy: sockets in the namespace they belong to, kernel TLS, thread pinning, cookies, a clock. The only module of the
-//! crate with `unsafe`. It makes no decision about the data that is read or written. Start with [`listen`], [`connect`] and [`Netns`].
+//! System calls of a proxy: sockets in the namespace they belong to, kernel TLS, thread pinning,
+//! cookies, a clock. The only module of the crate with `unsafe`. It makes no decision about the
+//! data that is read or written. Start with [`listen`], [`connect`] and [`Netns`].
 
 use std::cell::Cell;
 use std::fmt;
@@ -28,7 +29,8 @@ pub use tls::{
 pub const BACKLOG: i32 = 4096;
 /// Timeout of a TCP connect (ztunnel's value).
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Keepalive of connections: idle time before the first probe, interval of the probes, and number of unanswered probes (ztunnel's values).
+/// Keepalive of connections: idle time before the first probe, interval of the probes, and number
+/// of unanswered probes (ztunnel's values).
 pub const KEEPALIVE: (Duration, Duration, u32) =
     (Duration::from_secs(180), Duration::from_secs(180), 9);
 /// Keepalive of connections whose peer is a socket of this kernel. Only a probe detects a peer that
@@ -92,7 +94,8 @@ fn hint(what: &str, source: &io::Error) -> &'static str {
 }
 
 impl SysError {
-    /// Returns the resource that this host lacks, if that is the cause. The peer is then not at fault.
+    /// Returns the resource that this host lacks, if that is the cause. The peer is then not at
+    /// fault.
     pub fn exhausted_resource(&self) -> Option<&'static str> {
         let (what, source) = match self {
             SysError::Socket { what, source, .. } => (what, source),
@@ -170,10 +173,12 @@ impl Netns {
         &self.path
     }
 
-    /// Runs `work` with the calling thread inside the namespace, and returns to the thread's own namespace, even if `work` panics.
+    /// Runs `work` with the calling thread inside the namespace, and returns to the thread's own
+    /// namespace, even if `work` panics.
     ///
-    /// The process aborts if the thread cannot return: a proxy thread in the wrong namespace would send one tenant's traffic from another
-    /// tenant's address. `work` must not await. Sockets that it opens stay in the namespace for life.
+    /// The process aborts if the thread cannot return: a proxy thread in the wrong namespace would
+    /// send one tenant's traffic from another tenant's address. `work` must not await. Sockets that
+    /// it opens stay in the namespace for life.
     ///
     /// # Errors
     /// The thread cannot enter the namespace.
@@ -205,7 +210,8 @@ struct HomeNetns {
 }
 
 impl HomeNetns {
-    /// A pinned thread reuses its handle, because opening it takes as long as the rest of a visit. Another thread may be in any namespace.
+    /// A pinned thread reuses its handle, because opening it takes as long as the rest of a visit.
+    /// Another thread may be in any namespace.
     fn of_this_thread() -> io::Result<Self> {
         if let Some(home) = HOME.take() {
             return Ok(home);
@@ -219,7 +225,8 @@ impl HomeNetns {
     }
 }
 
-/// Moves the thread back when it is dropped. A nested visit returns to the namespace in which it began.
+/// Moves the thread back when it is dropped. A nested visit returns to the namespace in which it
+/// began.
 struct NetnsReturnGuard(Option<HomeNetns>);
 
 impl Drop for NetnsReturnGuard {
@@ -239,7 +246,8 @@ impl Drop for NetnsReturnGuard {
     }
 }
 
-/// Declares that the calling thread stays in its network namespace, except during [`Netns::enter`], which then costs less.
+/// Declares that the calling thread stays in its network namespace, except during [`Netns::enter`],
+/// which then costs less.
 ///
 /// # Errors
 /// The namespace of the thread cannot be opened.
@@ -263,8 +271,9 @@ pub struct ListenOptions {
     pub freebind: bool,
     /// IPv6 only: a listener on `[::]` does not accept IPv4.
     pub v6_only: bool,
-    /// A filter drops packets that do not arrive by the loopback device. `SO_BINDTODEVICE` does not work here: answers to sockets bound to
-    /// another interface's address could not leave. The peers are sockets of this kernel, so [`LOCAL_KEEPALIVE`] applies to them.
+    /// A filter drops packets that do not arrive by the loopback device. `SO_BINDTODEVICE` does not
+    /// work here: answers to sockets bound to another interface's address could not leave. The
+    /// peers are sockets of this kernel, so [`LOCAL_KEEPALIVE`] applies to them.
     pub loopback_only: bool,
 }
 
@@ -277,8 +286,9 @@ pub struct ConnectOptions {
     pub mark: Option<u32>,
     /// Sets `IP_FREEBIND` for the address in `bind`.
     pub freebind: bool,
-    /// Preferred source port, where the kernel supports it (Linux 6.3). Unlike a bound port, it can be shared with sockets that have
-    /// another peer. A port outside the namespace's `ip_local_port_range` is not used. A port that is in use towards this peer fails the
+    /// Preferred source port, where the kernel supports it (Linux 6.3). Unlike a bound port, it can
+    /// be shared with sockets that have another peer. A port outside the namespace's
+    /// `ip_local_port_range` is not used. A port that is in use towards this peer fails the
     /// connect.
     pub source_port: Option<u16>,
     /// Time limit of the connect.
@@ -308,7 +318,8 @@ pub struct SourceAddresses {
 }
 
 impl SourceAddresses {
-    /// Returns the address to bind to before a connect to `to`. The kernel chooses the port during the connect.
+    /// Returns the address to bind to before a connect to `to`. The kernel chooses the port during
+    /// the connect.
     pub fn source_for(&self, to: IpAddr) -> Option<SocketAddr> {
         match to.to_canonical() {
             IpAddr::V4(_) => self.v4.map(|own| SocketAddr::new(own.into(), 0)),
@@ -371,7 +382,8 @@ fn bound(address: SocketAddr, options: &ListenOptions) -> Result<Socket, SysErro
     if options.loopback_only {
         at("SO_ATTACH_FILTER", address, filter_loopback(&s))?;
     }
-    // Accepted connections inherit these options from the listener, which saves five system calls per connection.
+    // Accepted connections inherit these options from the listener, which saves five system calls
+    // per connection.
     let keepalive = if options.loopback_only {
         LOCAL_KEEPALIVE
     } else {
@@ -386,7 +398,8 @@ fn bound(address: SocketAddr, options: &ListenOptions) -> Result<Socket, SysErro
     Ok(s)
 }
 
-/// Opens a TCP listener at `address`, in `netns` if given, registered with the calling tokio runtime.
+/// Opens a TCP listener at `address`, in `netns` if given, registered with the calling tokio
+/// runtime.
 ///
 /// # Errors
 /// The thread cannot enter `netns`, or a call on the socket fails.
@@ -403,8 +416,8 @@ pub fn listen(
     at("register", address, TcpListener::from_std(s.into()))
 }
 
-/// An address that is bound but not listened on. Other sockets with `SO_REUSEPORT` may listen there. This socket gets none of their
-/// connections, which would be reset when it is dropped.
+/// An address that is bound but not listened on. Other sockets with `SO_REUSEPORT` may listen
+/// there. This socket gets none of their connections, which would be reset when it is dropped.
 #[derive(Debug)]
 pub struct ReservedAddress {
     _socket: Socket,
@@ -430,10 +443,12 @@ pub fn reserve_address(
 
 /// Connects to `address`, in `netns` if given, with `TCP_NODELAY` and keepalive set.
 ///
-/// The socket is created and the connect started inside the namespace without awaiting. Only the wait for the peer's answer awaits.
+/// The socket is created and the connect started inside the namespace without awaiting. Only the
+/// wait for the peer's answer awaits.
 ///
 /// # Errors
-/// The thread cannot enter `netns`, a call on the socket fails, or the peer refuses or does not answer in time.
+/// The thread cannot enter `netns`, a call on the socket fails, or the peer refuses or does not
+/// answer in time.
 pub async fn connect(
     netns: Option<&Netns>,
     address: SocketAddr,
@@ -481,7 +496,8 @@ async fn established(
     address: SocketAddr,
     limit: Duration,
 ) -> Result<TcpStream, SysError> {
-    // Within one kernel the peer has usually answered by now, although the connect returned `EINPROGRESS`.
+    // Within one kernel the peer has usually answered by now, although the connect returned
+    // `EINPROGRESS`.
     let is_connected = s.peer_addr().is_ok();
     let stream = at("register", address, TcpStream::from_std(s.into()))?;
     if is_connected {
@@ -508,7 +524,8 @@ fn set_option(
     value: &[u8],
 ) -> io::Result<()> {
     let length = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
-    // SAFETY: the fd is open for the borrow's life; the kernel reads `length` bytes from `value`, which has that many.
+    // SAFETY: the fd is open for the borrow's life; the kernel reads `length` bytes from `value`,
+    // which has that many.
     let rc = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -525,17 +542,20 @@ fn set_option(
     }
 }
 
-/// From linux/tcp.h: `recvmsg` reports the number of bytes left to read, and 1 if only the end is left.
+/// From linux/tcp.h: `recvmsg` reports the number of bytes left to read, and 1 if only the end is
+/// left.
 const TCP_INQ: libc::c_int = 36;
 
-/// Leaves urgent bytes in line, because a normal read would skip them. Also makes [`receive`] learn how many bytes it leaves.
+/// Leaves urgent bytes in line, because a normal read would skip them. Also makes [`receive`] learn
+/// how many bytes it leaves.
 fn keep_urgent(s: SockRef<'_>) -> io::Result<()> {
     s.set_out_of_band_inline(true)?;
     set_option(&*s, libc::SOL_TCP, TCP_INQ, &1i32.to_ne_bytes())
 }
 
-/// Reads into the spare capacity of `buffer`. Returns the number of bytes, and whether more bytes or the end follow. A short read does not
-/// show that, because a read stops before an urgent byte. For a socket that this module did not open, a full read is the only sign of more.
+/// Reads into the spare capacity of `buffer`. Returns the number of bytes, and whether more bytes
+/// or the end follow. A short read does not show that, because a read stops before an urgent byte.
+/// For a socket that this module did not open, a full read is the only sign of more.
 ///
 /// # Errors
 /// The read fails, also with `WouldBlock`.
@@ -568,13 +588,14 @@ fn receive_message<const N: usize>(
     let mut head: libc::msghdr = unsafe { std::mem::zeroed() };
     (head.msg_iov, head.msg_iovlen) = (&raw mut part, 1);
     (head.msg_control, head.msg_controllen) = ((&raw mut control).cast(), size_of::<OneControl>());
-    // SAFETY: the fd is open for the borrow's life; `head` points to `part` and `control`, which live on, and `part` to `room`, with its
-    // length.
+    // SAFETY: the fd is open for the borrow's life; `head` points to `part` and `control`, which
+    // live on, and `part` to `room`, with its length.
     let rc = unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut head, 0) };
     let Ok(got) = usize::try_from(rc) else {
         return Err(io::Error::last_os_error());
     };
-    // SAFETY: `head` is as the kernel left it, its pointers are valid, and a control message that is long enough has `N` initialized bytes.
+    // SAFETY: `head` is as the kernel left it, its pointers are valid, and a control message that
+    // is long enough has `N` initialized bytes.
     let said = unsafe {
         let said = libc::CMSG_FIRSTHDR(&raw const head);
         let is_asked = !said.is_null()
@@ -585,9 +606,11 @@ fn receive_message<const N: usize>(
     Ok((got, said))
 }
 
-/// Drops packets that do not arrive by interface 1, the loopback device of every namespace. Not even a handshake begins.
+/// Drops packets that do not arrive by interface 1, the loopback device of every namespace. Not
+/// even a handshake begins.
 fn filter_loopback(socket: &impl AsRawFd) -> io::Result<()> {
-    // linux/filter.h: load the word at SKF_AD_OFF + SKF_AD_IFINDEX, compare it, return how much of the packet to accept.
+    // linux/filter.h: load the word at SKF_AD_OFF + SKF_AD_IFINDEX, compare it, return how much of
+    // the packet to accept.
     let instruction = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
     let mut filter = [
         instruction(0x20, 0, 0, 0xffff_f008),
@@ -600,8 +623,8 @@ fn filter_loopback(socket: &impl AsRawFd) -> io::Result<()> {
         filter: filter.as_mut_ptr(),
     };
     let length = size_of::<libc::sock_fprog>() as libc::socklen_t;
-    // SAFETY: the fd is open for the borrow's life; the kernel reads the structure and the instructions it points to, which outlive the
-    // call.
+    // SAFETY: the fd is open for the borrow's life; the kernel reads the structure and the
+    // instructions it points to, which outlive the call.
     let rc = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -626,7 +649,8 @@ fn get_option(
     value: &mut [u8],
 ) -> io::Result<usize> {
     let mut length = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
-    // SAFETY: the fd is open for the borrow's life; the kernel writes at most `length` bytes to `value`, which has that many.
+    // SAFETY: the fd is open for the borrow's life; the kernel writes at most `length` bytes to
+    // `value`, which has that many.
     let rc = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -652,11 +676,13 @@ const TCP_CLOSE: u8 = 7;
 fn tcp_info(stream: &TcpStream) -> io::Result<libc::tcp_info> {
     let mut bytes = [0; size_of::<libc::tcp_info>()];
     get_option(stream, libc::SOL_TCP, libc::TCP_INFO, &mut bytes)?;
-    // SAFETY: the structure consists of integers, for which all bytes are valid; the array is as long as the structure.
+    // SAFETY: the structure consists of integers, for which all bytes are valid; the array is as
+    // long as the structure.
     Ok(unsafe { bytes.as_ptr().cast::<libc::tcp_info>().read_unaligned() })
 }
 
-/// Returns the bytes that the peer's kernel has acknowledged, on a connection that this side opened.
+/// Returns the bytes that the peer's kernel has acknowledged, on a connection that this side
+/// opened.
 ///
 /// # Errors
 /// The kernel refuses `TCP_INFO`.
@@ -665,7 +691,8 @@ pub fn tcp_acknowledged(stream: &TcpStream) -> io::Result<u64> {
     Ok(tcp_info(stream)?.tcpi_bytes_acked.saturating_sub(1))
 }
 
-/// Returns whether the peer's kernel has acknowledged all written bytes; also true once the connection is closed.
+/// Returns whether the peer's kernel has acknowledged all written bytes; also true once the
+/// connection is closed.
 ///
 /// # Errors
 /// The kernel refuses `TCP_INFO`.
@@ -674,7 +701,8 @@ pub fn tcp_is_delivered(stream: &TcpStream) -> io::Result<bool> {
     Ok(info.tcpi_state == TCP_CLOSE || (info.tcpi_notsent_bytes == 0 && info.tcpi_unacked == 0))
 }
 
-/// Returns whether the connection is closed: the peer has reset it, or it was given up. Bytes that came before may still be unread.
+/// Returns whether the connection is closed: the peer has reset it, or it was given up. Bytes that
+/// came before may still be unread.
 ///
 /// # Errors
 /// The kernel refuses `TCP_INFO`.
@@ -682,7 +710,8 @@ pub fn tcp_is_closed(stream: &TcpStream) -> io::Result<bool> {
     Ok(tcp_info(stream)?.tcpi_state == TCP_CLOSE)
 }
 
-/// Returns the bytes passed to TCP so far, without those that kernel TLS still buffers; `None` once the connection is closed.
+/// Returns the bytes passed to TCP so far, without those that kernel TLS still buffers; `None` once
+/// the connection is closed.
 ///
 /// # Errors
 /// The kernel refuses `TCP_INFO`.
@@ -693,11 +722,12 @@ pub fn tcp_bytes_queued(stream: &TcpStream) -> io::Result<Option<u64>> {
     Ok((info.tcpi_state != TCP_CLOSE).then_some(given))
 }
 
-/// Unsent bytes that the kernel accepts for a connection (`TCP_NOTSENT_LOWAT`). Without it the kernel would buffer up to 4 MiB for a peer
-/// that stalls after it was fast.
+/// Unsent bytes that the kernel accepts for a connection (`TCP_NOTSENT_LOWAT`). Without it the
+/// kernel would buffer up to 4 MiB for a peer that stalls after it was fast.
 pub const UNSENT_BYTES_MAX: u32 = 256 << 10;
 
-/// Sets `TCP_NODELAY`, [`UNSENT_BYTES_MAX`] and [`KEEPALIVE`]. Connections accepted from a listener of [`listen`] have them already.
+/// Sets `TCP_NODELAY`, [`UNSENT_BYTES_MAX`] and [`KEEPALIVE`]. Connections accepted from a listener
+/// of [`listen`] have them already.
 ///
 /// # Errors
 /// The kernel refuses an option.
@@ -728,12 +758,14 @@ fn keep_alive(s: &Socket, (time, interval, retries): (Duration, Duration, u32)) 
     )
 }
 
-/// While the guard lives, bytes that arrive on the connection wake no task. They stay in the kernel and are reported after the drop.
+/// While the guard lives, bytes that arrive on the connection wake no task. They stay in the kernel
+/// and are reported after the drop.
 #[derive(Debug)]
 pub struct ReadWakeupGuard<'a>(&'a TcpStream);
 
 impl<'a> ReadWakeupGuard<'a> {
-    /// Sets `SO_RCVLOWAT`, which takes one short call each way, unlike removal from the poll set. `None` if the kernel refuses it.
+    /// Sets `SO_RCVLOWAT`, which takes one short call each way, unlike removal from the poll set.
+    /// `None` if the kernel refuses it.
     pub fn to(stream: &'a TcpStream) -> Option<Self> {
         set_option(
             stream,
@@ -758,16 +790,19 @@ impl Drop for ReadWakeupGuard<'_> {
     }
 }
 
-/// Bytes that wake the task in spite of the guard: less than any connection's receive buffer, which would otherwise fill unnoticed.
+/// Bytes that wake the task in spite of the guard: less than any connection's receive buffer, which
+/// would otherwise fill unnoticed.
 const DEAF_BYTES: i32 = 32 << 10;
 
-/// Makes the next close of `stream` a reset (RST) instead of an orderly end (FIN). A proxy passes a reset on in this way.
+/// Makes the next close of `stream` a reset (RST) instead of an orderly end (FIN). A proxy passes a
+/// reset on in this way.
 pub fn reset_on_close(stream: &TcpStream) {
     // Best effort: the socket may be closed already, which is the goal.
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 
-/// Returns the original destination of a connection that netfilter redirected (`SO_ORIGINAL_DST`, `IP6T_SO_ORIGINAL_DST`).
+/// Returns the original destination of a connection that netfilter redirected (`SO_ORIGINAL_DST`,
+/// `IP6T_SO_ORIGINAL_DST`).
 ///
 /// # Errors
 /// The connection was not redirected, or it is closed.
@@ -790,8 +825,9 @@ pub fn original_destination(stream: &TcpStream) -> io::Result<SocketAddr> {
     })
 }
 
-/// Leaves the choice of the source port to the connect. A bind would take a port that no other connection from this address may have,
-/// whatever its destination. With one source address, 28,000 connections would use all ports of the host.
+/// Leaves the choice of the source port to the connect. A bind would take a port that no other
+/// connection from this address may have, whatever its destination. With one source address, 28,000
+/// connections would use all ports of the host.
 fn port_at_connect(socket: &Socket) -> io::Result<()> {
     let on: libc::c_int = 1;
     set_option(
@@ -815,7 +851,8 @@ fn limit_port_range(socket: &Socket, port: u16) -> io::Result<()> {
     )
 }
 
-/// Returns the cookie of the socket's network namespace (`SO_NETNS_COOKIE`), the same number as BPF's `bpf_get_netns_cookie`.
+/// Returns the cookie of the socket's network namespace (`SO_NETNS_COOKIE`), the same number as
+/// BPF's `bpf_get_netns_cookie`.
 ///
 /// # Errors
 /// The kernel has no such option.
@@ -824,7 +861,8 @@ pub fn netns_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     const SO_NETNS_COOKIE: libc::c_int = 71;
     let mut cookie = 0u64;
     let mut len = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: the fd is open for the borrow's life; the kernel writes at most `len` = 8 bytes to `cookie`, which is 8 bytes long.
+    // SAFETY: the fd is open for the borrow's life; the kernel writes at most `len` = 8 bytes to
+    // `cookie`, which is 8 bytes long.
     let rc = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -841,7 +879,8 @@ pub fn netns_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     }
 }
 
-/// Returns the socket's cookie (`SO_COOKIE`), unique until the host restarts; the same number as BPF's `bpf_get_socket_cookie`.
+/// Returns the socket's cookie (`SO_COOKIE`), unique until the host restarts; the same number as
+/// BPF's `bpf_get_socket_cookie`.
 ///
 /// # Errors
 /// The kernel refuses the option.
@@ -849,8 +888,8 @@ pub fn socket_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(rustix::net::sockopt::socket_cookie(socket)?)
 }
 
-/// Returns the monotonic clock in nanoseconds, for use at every poll of a task: half the instructions of two `Instant`s and their
-/// difference.
+/// Returns the monotonic clock in nanoseconds, for use at every poll of a task: half the
+/// instructions of two `Instant`s and their difference.
 #[inline]
 #[must_use]
 pub fn monotonic_nanos() -> u64 {

@@ -1,11 +1,14 @@
-//! Worker threads, each with its own `LocalRuntime` and optionally pinned to a core. They share nothing. Control work (southbound,
-//! certificates, admin) runs on the caller's own multi-thread runtime.
+//! Worker threads, each with its own `LocalRuntime` and optionally pinned to a core. They share
+//! nothing. Control work (southbound, certificates, admin) runs on the caller's own multi-thread
+//! runtime.
 //!
-//! A worker uses a `LocalRuntime` and not a `LocalSet` on a runtime. In a `LocalRuntime`, tasks wake each other in one queue. A `LocalSet`
-//! is one task of its runtime: each wake from a socket or timer passes two schedulers and polls the kernel for events in between.
+//! A worker uses a `LocalRuntime` and not a `LocalSet` on a runtime. In a `LocalRuntime`, tasks
+//! wake each other in one queue. A `LocalSet` is one task of its runtime: each wake from a socket
+//! or timer passes two schedulers and polls the kernel for events in between.
 //!
-//! A panic in a task ends that task (one connection); it is logged and counted by [`panics`]. A panic in a worker's root future ends the
-//! process with [`EXIT_PANIC`], because a worker that silently stopped accepting would be a gray failure.
+//! A panic in a task ends that task (one connection); it is logged and counted by [`panics`]. A
+//! panic in a worker's root future ends the process with [`EXIT_PANIC`], because a worker that
+//! silently stopped accepting would be a gray failure.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -58,11 +61,12 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Starts the threads. Each thread calls `root` and runs its future inside its `LocalRuntime`. The future should end when its drain
-    /// requires it. Tasks that it spawned end with it.
+    /// Starts the threads. Each thread calls `root` and runs its future inside its `LocalRuntime`.
+    /// The future should end when its drain requires it. Tasks that it spawned end with it.
     ///
     /// # Errors
-    /// A thread or its runtime cannot be created. No root future has run then, and no thread is left.
+    /// A thread or its runtime cannot be created. No root future has run then, and no thread is
+    /// left.
     pub fn start<F, R>(config: WorkerConfig, drain: DrainWatcher, root: F) -> std::io::Result<Self>
     where
         F: Fn(WorkerHandle) -> R + Clone + Send + 'static,
@@ -77,7 +81,8 @@ impl Workers {
         };
         let mut jobs = Vec::new();
         let mut threads = Vec::new();
-        // A worker runs its root only after a message here: a caller that gets an error has nothing by which it could end running workers.
+        // A worker runs its root only after a message here: a caller that gets an error has nothing
+        // by which it could end running workers.
         let mut starts = Vec::new();
         for index in 0..count {
             let core = if config.pin {
@@ -93,7 +98,8 @@ impl Workers {
             };
             let (tx, rx) = mpsc::unbounded_channel();
             let root = root.clone();
-            // A `LocalRuntime` cannot leave the thread that built it, so the result of the build comes back over this channel.
+            // A `LocalRuntime` cannot leave the thread that built it, so the result of the build
+            // comes back over this channel.
             let (made, is_made) = std::sync::mpsc::sync_channel(1);
             let (start, is_started) = std::sync::mpsc::sync_channel(1);
             let run = move || match Builder::new_current_thread()
@@ -144,7 +150,8 @@ impl Workers {
         self.inner.jobs.len()
     }
 
-    /// Runs a task on worker `k` (modulo their number), where `make` is called. Returns `false` if that worker has ended.
+    /// Runs a task on worker `k` (modulo their number), where `make` is called. Returns `false` if
+    /// that worker has ended.
     pub fn spawn<F, R>(&self, k: usize, make: F) -> bool
     where
         F: FnOnce() -> R + Send + 'static,
@@ -172,7 +179,8 @@ impl Workers {
     }
 }
 
-/// Runs one worker on its thread until its root future ends; tasks from [`Workers::spawn`] run beside it.
+/// Runs one worker on its thread until its root future ends; tasks from [`Workers::spawn`] run
+/// beside it.
 fn live<F, R>(
     runtime: &LocalRuntime,
     worker: WorkerHandle,

@@ -1,4 +1,5 @@
-//! Behavior of a whole process: its end on signals and on a panic. Each case runs this test binary again as a child process.
+//! Behavior of a whole process: its end on signals and on a panic. Each case runs this test binary
+//! again as a child process.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -75,8 +76,8 @@ fn a_panicking_root_ends_the_process_with_its_own_status() {
     assert_eq!(status.code(), Some(EXIT_PANIC));
 }
 
-/// Serves until it is drained, with one task that needs `work` to finish. It exits with 0 if all tasks ended in order, and with 3
-/// otherwise.
+/// Serves until it is drained, with one task that needs `work` to finish. It exits with 0 if all
+/// tasks ended in order, and with 3 otherwise.
 fn drained_process(work: Duration, limit: Duration) -> ! {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -1,3 +1,4 @@
-//! Integration tests of the crate from outside: the end of a process. `make test` runs each module in its own process (`suite MODULE::`).
+//! Integration tests of the crate from outside: the end of a process. `make test` runs each module
+//! in its own process (`suite MODULE::`).
 
 mod process;

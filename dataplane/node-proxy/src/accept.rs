@@ -1,4 +1,5 @@
-//! Phase *accept*, the first of all paths: each worker's listeners in a pod. The listener decides which path serves a connection.
+//! Phase *accept*, the first of all paths: each worker's listeners in a pod. The listener decides
+//! which path serves a connection.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
@@ -25,8 +26,9 @@ enum ListenerRole {
     Plain,
 }
 
-/// Listeners of a pod on each worker. Capture rewrites destinations to many addresses that are local to the namespace. The outbound
-/// listeners accept all of them and drop packets that do not arrive by loopback, so nothing from outside reaches them.
+/// Listeners of a pod on each worker. Capture rewrites destinations to many addresses that are
+/// local to the namespace. The outbound listeners accept all of them and drop packets that do not
+/// arrive by loopback, so nothing from outside reaches them.
 const LISTENERS: [(ListenerRole, SocketAddr); 4] = [
     (
         ListenerRole::Outbound,
@@ -46,8 +48,9 @@ const LISTENERS: [(ListenerRole, SocketAddr); 4] = [
     ),
 ];
 
-/// Listeners for captured plaintext. They accept any address, because nftables redirects connections to the pod's own. A client that dials
-/// this port directly is refused, as one that dials it through a tunnel is.
+/// Listeners for captured plaintext. They accept any address, because nftables redirects
+/// connections to the pod's own. A client that dials this port directly is refused, as one that
+/// dials it through a tunnel is.
 const PLAIN_LISTENERS: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), INBOUND_PLAINTEXT_PORT),
     SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), INBOUND_PLAINTEXT_PORT),
@@ -65,7 +68,8 @@ pub fn open(workers: &Workers, context: &Arc<PodContext>, drain: &DrainWatcher) 
     }
 }
 
-/// Runs one worker's four listeners of a pod until the drain, and its plaintext listeners while they are wanted.
+/// Runs one worker's four listeners of a pod until the drain, and its plaintext listeners while
+/// they are wanted.
 fn serve(local: &Rc<WorkerLocal>, context: &Arc<PodContext>, drain: &DrainWatcher) {
     for (listener_kind, address) in LISTENERS {
         let (local_, context, drain) = (local.clone(), context.clone(), drain.clone());
@@ -121,10 +125,11 @@ async fn over(drain: &DrainWatcher, wanted: Option<&mut watch::Receiver<bool>>) 
     }
 }
 
-/// Opens a listener and serves it until it must close. Returns whether it may be opened again, because it closed only for not being wanted.
+/// Opens a listener and serves it until it must close. Returns whether it may be opened again,
+/// because it closed only for not being wanted.
 ///
-/// An address that is not available is retried: an application that has not stopped yet may occupy it. A pod without listeners is refused,
-/// not open.
+/// An address that is not available is retried: an application that has not stopped yet may occupy
+/// it. A pod without listeners is refused, not open.
 async fn keep_open(
     local: &Rc<WorkerLocal>,
     context: &Arc<PodContext>,
@@ -133,7 +138,8 @@ async fn keep_open(
     drain: &DrainWatcher,
     mut wanted: Option<&mut watch::Receiver<bool>>,
 ) -> bool {
-    // Accepted sockets inherit the mark. The kernel's connection list shows by it which connections the proxy has.
+    // Accepted sockets inherit the mark. The kernel's connection list shows by it which connections
+    // the proxy has.
     let mark = (listener_kind == ListenerRole::Plain).then_some(PROXY_MARK);
     let loopback_only = listener_kind == ListenerRole::Outbound;
     let options = ListenOptions {
@@ -208,14 +214,16 @@ async fn accept(
         match accepted {
             Ok((stream, peer)) => admit(local, context, listener_kind, stream, peer, drain),
             Err(error) => {
-                // The process is out of descriptors or memory: other connections must end first. This one waits in the kernel.
+                // The process is out of descriptors or memory: other connections must end first.
+                // This one waits in the kernel.
                 local.accept_failures.inc();
                 tracing::warn!(pod = context.pod.load().uid, %error, "accepting a connection failed; it is tried again");
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
     }
-    // Clients that completed the handshake before the drain are served: closing the listener would reset them.
+    // Clients that completed the handshake before the drain are served: closing the listener would
+    // reset them.
     let waiting = std::future::poll_fn(|cx| {
         let mut found = Vec::new();
         while let std::task::Poll::Ready(Ok(c)) = listener.poll_accept(cx) {

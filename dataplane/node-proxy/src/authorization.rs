@@ -1,6 +1,8 @@
-//! Authorization of connections into a pod: the compiled policies of one pod, and their decision on one connection. Without IO.
+//! Authorization of connections into a pod: the compiled policies of one pod, and their decision on
+//! one connection. Without IO.
 //!
-//! `canal-authorization` evaluates the policies. This module provides the attributes that a node knows, and defines which hop decides.
+//! `canal-authorization` evaluates the policies. This module provides the attributes that a node
+//! knows, and defines which hop decides.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -51,13 +53,16 @@ impl PrincipalNames {
 pub enum ConnectionSource {
     /// The peer proved this identity in its handshake with this node.
     Proven(Rc<PrincipalNames>),
-    /// A gateway of the own tenant, which has authorized the connection, opened this tunnel for one connection of this source.
+    /// A gateway of the own tenant, which has authorized the connection, opened this tunnel for one
+    /// connection of this source.
     Forwarded(Rc<PrincipalNames>),
-    /// A gateway of the own tenant, which has authorized the connections, opened this tunnel for many sources.
+    /// A gateway of the own tenant, which has authorized the connections, opened this tunnel for
+    /// many sources.
     Gateway,
     /// The connection came without mTLS, so nothing vouches for its source.
     Plain,
-    /// A process of the node itself connects without mTLS, such as a kubelet's probe. It could enter the pod's namespace as well.
+    /// A process of the node itself connects without mTLS, such as a kubelet's probe. It could
+    /// enter the pod's namespace as well.
     Node,
 }
 
@@ -100,7 +105,8 @@ impl Attributes for QueryAttributes<'_> {
                 each(AttributeValue::Text(of(named).as_bytes()));
                 AttributeVisibility::Known
             }
-            // Plaintext certainly has no principal; a gateway's tunnel has one that this hop does not see.
+            // Plaintext certainly has no principal; a gateway's tunnel has one that this hop does
+            // not see.
             (None, ConnectionSource::Plain) => AttributeVisibility::Known,
             (None, _) => AttributeVisibility::Unknown,
         };
@@ -157,7 +163,8 @@ impl AuthorizationRefusal {
 struct PolicyInputs {
     /// Trust domain of the tenant; `None`: the tenant is unknown.
     trust_domain: Option<TrustDomain>,
-    /// True if a security resource of the tenant is refused or missing, so that the policies are incomplete.
+    /// True if a security resource of the tenant is refused or missing, so that the policies are
+    /// incomplete.
     closed: bool,
     /// Trust domains of other tenants whose members may connect.
     federated: BTreeSet<TrustDomain>,
@@ -170,7 +177,8 @@ struct PolicyInputs {
     modes: BTreeMap<u16, PeerMode>,
 }
 
-/// Compiled policies of one pod. The default belongs to a pod whose tenant is unknown: it admits only the node's own processes.
+/// Compiled policies of one pod. The default belongs to a pod whose tenant is unknown: it admits
+/// only the node's own processes.
 #[derive(Debug, Default)]
 pub struct PodPolicy {
     inputs: PolicyInputs,
@@ -233,7 +241,8 @@ impl PolicyInputs {
                 port,
             )
         };
-        // No workload has port 0, so no object configures it: its mode is that of all ports without an entry.
+        // No workload has port 0, so no object configures it: its mode is that of all ports without
+        // an entry.
         let usual = mode(0);
         let ports: BTreeSet<u16> = rules
             .peer_authentications
@@ -258,8 +267,8 @@ impl PolicyInputs {
 }
 
 impl PodPolicy {
-    /// Compiles the policies of `pod` from its tenant's view; `None`: `held` is still right. Policies outlive their tenant, so that its
-    /// removal admits nothing.
+    /// Compiles the policies of `pod` from its tenant's view; `None`: `held` is still right.
+    /// Policies outlive their tenant, so that its removal admits nothing.
     pub fn renew(
         held: &PodPolicy,
         tenant: Option<&NodeTenantView>,
@@ -285,8 +294,9 @@ impl PodPolicy {
         }
     }
 
-    /// Returns the source of a tunnel whose peer proved `peer`. `forwarded` is the source that the peer names; only the tenant's own gateway is
-    /// trusted with it. `None`: `forwarded` is not an identity.
+    /// Returns the source of a tunnel whose peer proved `peer`. `forwarded` is the source that the
+    /// peer names; only the tenant's own gateway is trusted with it. `None`: `forwarded` is not an
+    /// identity.
     pub fn source(&self, peer: &Identity, forwarded: Option<&str>) -> Option<ConnectionSource> {
         if self.gateway.as_ref() != Some(peer) {
             return Some(ConnectionSource::Proven(Rc::new(PrincipalNames::new(
@@ -306,7 +316,8 @@ impl PodPolicy {
         self.inputs.trust_domain.as_ref() != Some(&named.identity.trust_domain)
     }
 
-    /// Returns whether connections without mTLS must pass through the proxy: some may be refused, or a policy observes them.
+    /// Returns whether connections without mTLS must pass through the proxy: some may be refused,
+    /// or a policy observes them.
     pub fn guards_plaintext(&self) -> bool {
         let strict = |mode: &PeerMode| *mode == PeerMode::Strict;
         self.inputs.trust_domain.is_none()
@@ -364,16 +375,17 @@ impl PodPolicy {
         Ok(own)
     }
 
-    /// Decides whether a connection may enter the pod. The trust domain is checked first, regardless of policy; then the mode; then the
-    /// policies.
+    /// Decides whether a connection may enter the pod. The trust domain is checked first,
+    /// regardless of policy; then the mode; then the policies.
     ///
-    /// If a gateway has authorized the connection, its decision counts for what this hop cannot see. Otherwise this is the last hop, so an
-    /// undecided policy refuses.
+    /// If a gateway has authorized the connection, its decision counts for what this hop cannot
+    /// see. Otherwise this is the last hop, so an undecided policy refuses.
     ///
     /// # Errors
     /// Returns the reason for the refusal, with the policy if one caused it.
     pub fn decide(&self, q: &AuthorizationQuery) -> Result<(), AuthorizationRefusal> {
-        // Such a process could enter the pod's namespace as well, so refusing it would protect nothing.
+        // Such a process could enter the pod's namespace as well, so refusing it would protect
+        // nothing.
         if q.source == ConnectionSource::Node {
             return Ok(());
         }
@@ -398,7 +410,8 @@ impl PodPolicy {
                 "PeerAuthentication is STRICT",
             ));
         }
-        // A gateway of the own tenant has evaluated all policies, and has called the external authorizers.
+        // A gateway of the own tenant has evaluated all policies, and has called the external
+        // authorizers.
         let is_evaluated = matches!(
             q.source,
             ConnectionSource::Forwarded(_) | ConnectionSource::Gateway
@@ -416,7 +429,8 @@ impl PodPolicy {
         admit(decision, is_evaluated)
     }
 
-    /// Passes matching audit policies and dry runs to `each`, except for connections that a gateway has authorized: it has reported them.
+    /// Passes matching audit policies and dry runs to `each`, except for connections that a gateway
+    /// has authorized: it has reported them.
     pub fn observe(&self, q: &AuthorizationQuery, each: &mut dyn FnMut(&PolicyKey, ShadowKind)) {
         let set = self.set(q.service.as_ref());
         if set.observes()
@@ -440,8 +454,9 @@ impl PodPolicy {
     }
 }
 
-/// Admits a connection by the decision of its policies, or names the reason for the refusal. `is_evaluated` says that a gateway of the
-/// own tenant has evaluated the policies, so that what this hop cannot see does not refuse.
+/// Admits a connection by the decision of its policies, or names the reason for the refusal.
+/// `is_evaluated` says that a gateway of the own tenant has evaluated the policies, so that what
+/// this hop cannot see does not refuse.
 fn admit(
     decision: AuthorizationDecision<'_>,
     is_evaluated: bool,

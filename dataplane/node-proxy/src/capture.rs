@@ -1,4 +1,5 @@
-//! Capture of pods' connections: by BPF where the kernel permits it, otherwise by nftables with a loud warning.
+//! Capture of pods' connections: by BPF where the kernel permits it, otherwise by nftables with a
+//! loud warning.
 //!
 //! This module selects the mechanism; `canal-offload` implements both.
 
@@ -90,12 +91,14 @@ impl CapturedPod {
         }
     }
 
-    /// Returns whether the pod was not captured before. Always `false` with nftables, where redirected connections look like any others.
+    /// Returns whether the pod was not captured before. Always `false` with nftables, where
+    /// redirected connections look like any others.
     pub fn is_new(&self) -> bool {
         matches!(self, CapturedPod::Bpf(capture, _) if !capture.is_adopted())
     }
 
-    /// Returns the key of the pod's entry in the connect hook's tables; `None`: nftables capture the pod.
+    /// Returns the key of the pod's entry in the connect hook's tables; `None`: nftables capture
+    /// the pod.
     pub fn netns_cookie(&self) -> Option<u64> {
         match self {
             CapturedPod::Bpf(_, cookie) => Some(*cookie),
@@ -105,7 +108,8 @@ impl CapturedPod {
 }
 
 impl OriginSource {
-    /// Takes the original destination of an accepted connection; `None`: the connection was not captured, or its entry was dropped.
+    /// Takes the original destination of an accepted connection; `None`: the connection was not
+    /// captured, or its entry was dropped.
     pub fn take(
         &self,
         netns_cookie: u64,
@@ -128,7 +132,8 @@ impl OriginSource {
 
 fn warn_of_fallback(what: &str, why: &OffloadError) {
     tracing::warn!("CAPTURE BY NFTABLES for {what}: BPF was refused: {why}");
-    // On stderr as well: the log's level may hide a warning, and the fallback costs every connection of the node.
+    // On stderr as well: the log's level may hide a warning, and the fallback costs every
+    // connection of the node.
     eprintln!("canal-node: CAPTURE BY NFTABLES for {what}: BPF was refused: {why}");
 }
 
@@ -145,10 +150,12 @@ impl CaptureBackend {
         }
     }
 
-    /// Loads BPF unless nftables are configured, and adopts the pins of an earlier process in `pin_dir`.
+    /// Loads BPF unless nftables are configured, and adopts the pins of an earlier process in
+    /// `pin_dir`.
     ///
     /// # Errors
-    /// BPF is required and the kernel refuses it, or it refuses the pod guards although it accepts the capture programs.
+    /// BPF is required and the kernel refuses it, or it refuses the pod guards although it accepts
+    /// the capture programs.
     pub fn start(choice: CaptureChoice, pin_dir: &Path) -> Result<Self, OffloadError> {
         if choice == CaptureChoice::Nft {
             return Ok(Self::new(choice, None));
@@ -183,7 +190,8 @@ impl CaptureBackend {
                         None
                     }
                 };
-                // A kernel that accepts the other programs accepts these, and a pod without a guard would send past the mesh: no fallback.
+                // A kernel that accepts the other programs accepts these, and a pod without a guard
+                // would send past the mesh: no fallback.
                 let guards = Some(PodGuards::load(Some(pin_dir))?);
                 Ok(Self {
                     bpf,
@@ -195,7 +203,8 @@ impl CaptureBackend {
         }
     }
 
-    /// Returns the BPF programs that redirect plaintext into pods; `None`: nftables must redirect it.
+    /// Returns the BPF programs that redirect plaintext into pods; `None`: nftables must redirect
+    /// it.
     pub fn inbound(&self) -> Option<&InboundPrograms> {
         self.inbound.as_ref()
     }
@@ -242,14 +251,16 @@ impl CaptureBackend {
     /// Captures a pod. Once this returns, the pod's connections reach the proxy or are refused.
     ///
     /// # Errors
-    /// The pod's namespace or cgroup is unusable, or the kernel refuses the mechanism that the configuration requires.
+    /// The pod's namespace or cgroup is unusable, or the kernel refuses the mechanism that the
+    /// configuration requires.
     pub fn take(&self, pod: &LocalPod) -> Result<(CapturedPod, OriginSource), OffloadError> {
         let nft = || {
             Redirect::apply(&pod.netns, &pod.cgroup, &PROXY_MARKS)
                 .map(|r| (CapturedPod::Nft(r), OriginSource::Conntrack))
         };
         let Some(bpf) = &self.bpf else { return nft() };
-        // The tables come before the programs, so that no connection meets a program without an entry.
+        // The tables come before the programs, so that no connection meets a program without an
+        // entry.
         let cookie = bpf
             .tables()
             .put_pod(&pod.netns, &pod.ips, self.tenant_number(&pod.tenant))?;
@@ -266,7 +277,8 @@ impl CaptureBackend {
         }
     }
 
-    /// Guards a captured pod's packets that the mesh does not carry, with the mechanism that captures its connections.
+    /// Guards a captured pod's packets that the mesh does not carry, with the mechanism that
+    /// captures its connections.
     ///
     /// # Errors
     /// The guard could not be attached.
@@ -286,8 +298,8 @@ impl CaptureBackend {
         Ok(PodPackets::new(pod, guard))
     }
 
-    /// Prepares the pod's namespace so that its applications can be dialed from their clients' addresses, as far as the kernel permits.
-    /// Logs an error if something is missing.
+    /// Prepares the pod's namespace so that its applications can be dialed from their clients'
+    /// addresses, as far as the kernel permits. Logs an error if something is missing.
     pub fn prepare_delivery(pod: &LocalPod) -> Delivery {
         let v6 = pod.ips.iter().any(IpAddr::is_ipv6);
         let prepared = delivery::install(&pod.netns, DELIVERY_MARK, v6);
@@ -305,7 +317,8 @@ impl CaptureBackend {
         delivery
     }
 
-    /// Returns whether a pod that is gone may be released: no process is left in its cgroup that could send unencrypted traffic.
+    /// Returns whether a pod that is gone may be released: no process is left in its cgroup that
+    /// could send unencrypted traffic.
     pub fn may_release(pod: &LocalPod) -> bool {
         cgroup_state(&pod.cgroup) != CgroupState::Populated
     }
@@ -337,7 +350,8 @@ impl CaptureBackend {
         self.bpf.as_ref().map(|bpf| bpf.tables())
     }
 
-    /// Returns the tenant's number in the connect hook's tables, which is stable for the life of this process.
+    /// Returns the tenant's number in the connect hook's tables, which is stable for the life of
+    /// this process.
     pub fn tenant_number(&self, tenant: &TenantName) -> u32 {
         let mut numbers = self
             .tenant_numbers
@@ -347,7 +361,8 @@ impl CaptureBackend {
         *numbers.entry(tenant.clone()).or_insert(next)
     }
 
-    /// Forgets the origins of connections that were never accepted, and pods whose cgroup disappeared while no proxy ran.
+    /// Forgets the origins of connections that were never accepted, and pods whose cgroup
+    /// disappeared while no proxy ran.
     pub fn sweep(&self, known: impl Fn(&str) -> bool) {
         let Some(bpf) = &self.bpf else { return };
         let swept = bpf.origins().sweep(ORIGIN_AGE_MAX);
@@ -359,7 +374,8 @@ impl CaptureBackend {
         }
     }
 
-    /// Removes the maps of older versions. Call it once this process has attached all pods of the node.
+    /// Removes the maps of older versions. Call it once this process has attached all pods of the
+    /// node.
     pub fn settled(&self) {
         if let Some(bpf) = &self.bpf {
             bpf.forget_other_versions();
@@ -377,8 +393,8 @@ impl CaptureBackend {
     }
 }
 
-/// Releases every pod of the node, and stops guarding interfaces, on an operator's request. Removes the pins, the private bpffs, and the
-/// tables in the namespaces of `pods`.
+/// Releases every pod of the node, and stops guarding interfaces, on an operator's request. Removes
+/// the pins, the private bpffs, and the tables in the namespaces of `pods`.
 ///
 /// # Errors
 /// Returns the first failure. A failure does not prevent the other steps.

@@ -33,12 +33,14 @@ pub struct NodeConfig {
     pub controller: ControllerEndpoint,
     /// The provider's key servers, for tenants whose private keys are stored there.
     pub key_servers: Vec<ServerAddress>,
-    /// Directory of the southbound state file, of certificates and, if the machine has none, of a bpffs.
+    /// Directory of the southbound state file, of certificates and, if the machine has none, of a
+    /// bpffs.
     pub data_dir: PathBuf,
     /// Directory with one file per pod of this node.
     pub pods_dir: PathBuf,
     pub capture: CaptureChoice,
-    /// Directory of the pins that keep pods captured while no proxy runs; `None`: `canal_offload::default_pin_dir`.
+    /// Directory of the pins that keep pods captured while no proxy runs; `None`:
+    /// `canal_offload::default_pin_dir`.
     pub pin_dir: Option<PathBuf>,
     /// Number of worker threads; 0 means one per core.
     pub workers: usize,
@@ -46,10 +48,11 @@ pub struct NodeConfig {
     pub metrics: SocketAddr,
     pub readiness: SocketAddr,
     pub access_log: LogSink,
-    /// True if this node's own processes may reach pods' declared probe ports in plaintext regardless of policy, as a kubelet's probes
-    /// must.
+    /// True if this node's own processes may reach pods' declared probe ports in plaintext
+    /// regardless of policy, as a kubelet's probes must.
     pub trusts_node: bool,
-    /// File that lists the containers of this host with an interface of their own and no node proxy; `None`: no interface is guarded.
+    /// File that lists the containers of this host with an interface of their own and no node
+    /// proxy; `None`: no interface is guarded.
     pub interface_bindings: Option<PathBuf>,
     /// Time for which open connections may continue after SIGTERM, or after their pod is gone.
     pub drain_limit: Duration,
@@ -58,7 +61,8 @@ pub struct NodeConfig {
     pub buffer_bytes: u64,
 }
 
-/// A node holds this many bytes for readers that do not read, unless the operator sets [`NodeConfig::buffer_bytes`].
+/// A node holds this many bytes for readers that do not read, unless the operator sets
+/// [`NodeConfig::buffer_bytes`].
 pub const BUFFER_BYTES: u64 = 512 << 20;
 
 /// Connection limits of each pod.
@@ -73,8 +77,8 @@ pub struct PodLimits {
 }
 
 impl PodLimits {
-    /// Returns the limit of HBONE connections whose peer has not authenticated. It is a quarter of all, so that they never exhaust the
-    /// pod's limit.
+    /// Returns the limit of HBONE connections whose peer has not authenticated. It is a quarter of
+    /// all, so that they never exhaust the pod's limit.
     pub fn unauthenticated(&self) -> usize {
         usize::try_from(self.hbone / 4).unwrap_or(usize::MAX)
     }

@@ -1,8 +1,9 @@
-//! Refusals at `connect()`: loads the refusals of [`decide_outbound`] into the tables of the connect hook. Applications then get
-//! ECONNREFUSED from `connect()`.
+//! Refusals at `connect()`: loads the refusals of [`decide_outbound`] into the tables of the
+//! connect hook. Applications then get ECONNREFUSED from `connect()`.
 //!
-//! Only refusals that depend on the snapshot alone are loaded. Those that depend on certificates, gateways or limits stay with the proxy.
-//! So does a tenant that is unknown or does not fit into the tables. Start at [`decide_destinations`].
+//! Only refusals that depend on the snapshot alone are loaded. Those that depend on certificates,
+//! gateways or limits stay with the proxy. So does a tenant that is unknown or does not fit into
+//! the tables. Start at [`decide_destinations`].
 //!
 //! [`decide_outbound`]: crate::routing::decide_outbound
 
@@ -35,7 +36,8 @@ const OUTSIDE_MESH: Verdict = Verdict::CANAL_CAPTURE_REFUSED_OUTSIDE_MESH;
 const GATEWAY_ADDRESS: Verdict = Verdict::CANAL_CAPTURE_REFUSED_GATEWAY_ADDRESS;
 const TENANT_CLOSED: Verdict = Verdict::CANAL_CAPTURE_REFUSED_TENANT_CLOSED;
 
-/// Derives the verdicts for all destinations of the tenant's pods. The hook itself knows each pod's own addresses and the reserved ports.
+/// Derives the verdicts for all destinations of the tenant's pods. The hook itself knows each pod's
+/// own addresses and the reserved ports.
 pub fn decide_destinations(tenant: &NodeTenantView) -> TenantDestinations {
     let outside = (tenant.tenant.outbound_traffic_policy == OutboundTrafficPolicy::Deny)
         .then_some(OUTSIDE_MESH);
@@ -70,7 +72,8 @@ pub fn decide_destinations(tenant: &NodeTenantView) -> TenantDestinations {
             .service_addresses()
             .map(|(ip, service)| (*ip, of_service(service))),
     );
-    // A gateway range takes precedence over pod ranges, also over those with a longer prefix; both take precedence over the outside.
+    // A gateway range takes precedence over pod ranges, also over those with a longer prefix; both
+    // take precedence over the outside.
     let gateways = &tenant.tenant.gateway_cidrs;
     let pods = tenant.tenant.pod_cidrs.iter().map(|pods| {
         let is_of_gateways = gateways.iter().any(|range| range.contains(pods));

@@ -1,6 +1,7 @@
 //! The fields of a connection: one row each, read by the access log and the metric labels.
 //!
-//! A row says under which name each output shows the field and how its value is read; a new field is one row. Start with [`FIELDS`].
+//! A row says under which name each output shows the field and how its value is read; a new field
+//! is one row. Start with [`FIELDS`].
 
 use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock};
@@ -191,8 +192,8 @@ const fn field(log: &'static str, label: &'static str, read: ReadField) -> Conne
     ConnectionField { log, label, read }
 }
 
-/// All fields, in the order in which the access log and the metrics show them. A row is: name in the access log, metric label, value. Names
-/// in the access log are ztunnel's.
+/// All fields, in the order in which the access log and the metrics show them. A row is: name in
+/// the access log, metric label, value. Names in the access log are ztunnel's.
 static FIELDS: &[ConnectionField] = &[
     field("", "reporter", |c| Text(c.flow.reporter.label())),
     field("direction", "", |c| Text(c.flow.reporter.direction())),

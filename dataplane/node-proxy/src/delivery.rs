@@ -1,7 +1,8 @@
-//! Source address of connections to applications: the client's, so that the application sees it. It is never the pod's own, which
-//! applications may trust.
+//! Source address of connections to applications: the client's, so that the application sees it. It
+//! is never the pod's own, which applications may trust.
 //!
-//! `canal_offload::delivery` prepares the pod's namespace. [`crate::routing`] determines the client.
+//! `canal_offload::delivery` prepares the pod's namespace. [`crate::routing`] determines the
+//! client.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -19,10 +20,11 @@ use crate::refusal::NodeRefusal;
 const SUBSTITUTE_V4: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
 /// Linux's default range of ephemeral ports.
 const PORTS: std::ops::RangeInclusive<u16> = 32_768..=60_999;
-/// Ports that are tried besides the client's own. With nine tenths of them in use, four of five connections still find one; a search of all
-/// would take CPU from all other connections.
+/// Ports that are tried besides the client's own. With nine tenths of them in use, four of five
+/// connections still find one; a search of all would take CPU from all other connections.
 pub(crate) const PORT_ATTEMPTS_MAX: usize = 16;
-/// Lowest client port that is reused. Applications take a lower one for a sign of root, and a peer that states one might not be root.
+/// Lowest client port that is reused. Applications take a lower one for a sign of root, and a peer
+/// that states one might not be root.
 const UNPRIVILEGED_PORT_MIN: u16 = 1024;
 
 /// Reason why an application was not reached.
@@ -42,8 +44,9 @@ pub(crate) struct Circumstances<'a> {
     pub(crate) is_guarded: bool,
 }
 
-/// Decides the source from which `target`, an address of the pod, is dialed. It is the address of `client`. Without a client, or if its
-/// address is of the other family, it is the address of `hop`, which dialed the pod. `None`: there is no address but the pod's own.
+/// Decides the source from which `target`, an address of the pod, is dialed. It is the address of
+/// `client`. Without a client, or if its address is of the other family, it is the address of
+/// `hop`, which dialed the pod. `None`: there is no address but the pod's own.
 pub(crate) fn decide_source(
     client: Option<IpAddr>,
     hop: IpAddr,
@@ -85,7 +88,8 @@ fn is_usable(ip: IpAddr, target: IpAddr) -> bool {
         }
 }
 
-/// Returns the ports to try: first the client's own, if it is known and unprivileged, then random ones.
+/// Returns the ports to try: first the client's own, if it is known and unprivileged, then random
+/// ones.
 fn ports(own: Option<u16>) -> impl Iterator<Item = u16> {
     let any = std::iter::repeat_with(|| rand::rng().random_range(PORTS)).take(PORT_ATTEMPTS_MAX);
     own.filter(|port| *port >= UNPRIVILEGED_PORT_MIN)
@@ -93,7 +97,8 @@ fn ports(own: Option<u16>) -> impl Iterator<Item = u16> {
         .chain(any)
 }
 
-/// Connects to an application of the pod from the client's address, or from that of the hop that dialed.
+/// Connects to an application of the pod from the client's address, or from that of the hop that
+/// dialed.
 pub(crate) async fn dial(
     context: &PodContext,
     target: SocketAddr,
@@ -157,7 +162,8 @@ mod tests {
     const V6: &str = "fd00::2";
     const GATEWAY: &str = "10.9.9.9";
 
-    /// A case's name, its client, hop, target, means of delivery, whether the pod is guarded, and the source with its two marks.
+    /// A case's name, its client, hop, target, means of delivery, whether the pod is guarded, and
+    /// the source with its two marks.
     type SourceCase<'a> = (
         &'static str,
         Option<&'static str>,
@@ -237,7 +243,8 @@ mod tests {
         ]
     }
 
-    /// Returns cases in which a substitute takes the place of the client, or in which there is none.
+    /// Returns cases in which a substitute takes the place of the client, or in which there is
+    /// none.
     fn cases_of_substitutes<'a>(
         all: &'a Delivery,
         routes: &'a Delivery,

@@ -1,6 +1,8 @@
-//! Direct ports: ready pods to which connections go without a gateway, and the order in which they are tried. Without IO.
+//! Direct ports: ready pods to which connections go without a gateway, and the order in which they
+//! are tried. Without IO.
 //!
-//! The controller decides which ports are direct and which pods serve them. [`crate::outbound`] opens the tunnels.
+//! The controller decides which ports are direct and which pods serve them. [`crate::outbound`]
+//! opens the tunnels.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -28,7 +30,8 @@ pub struct DirectPeer {
 /// The pods behind one direct port, and the authority under which they serve it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct DirectPeers {
-    /// A service's host and port, so that its policies apply; the address itself where a pod was dialed.
+    /// A service's host and port, so that its policies apply; the address itself where a pod was
+    /// dialed.
     pub authority: ConnectAuthority,
     pub peers: Vec<Arc<DirectPeer>>,
     pub common: CommonPeer,
@@ -61,7 +64,8 @@ impl DirectPeer {
         }
     }
 
-    /// Returns the HBONE address at which `pod` reaches the peer, if possible of the family that the application dialed.
+    /// Returns the HBONE address at which `pod` reaches the peer, if possible of the family that
+    /// the application dialed.
     pub fn address(&self, pod: &LocalPod, dialled: IpAddr) -> Option<SocketAddr> {
         let reachable = || {
             self.addresses
@@ -116,9 +120,10 @@ impl CommonPeer {
     }
 }
 
-/// Selects the next of `count` peers that were not tried: of two random ones the one with fewer streams, as gateways do. If neither is
-/// usable, the one with the fewest streams of all is selected; one that failed recently only if there is no other. `streams` returns `None`
-/// for a peer that cannot be reached.
+/// Selects the next of `count` peers that were not tried: of two random ones the one with fewer
+/// streams, as gateways do. If neither is usable, the one with the fewest streams of all is
+/// selected; one that failed recently only if there is no other. `streams` returns `None` for a
+/// peer that cannot be reached.
 pub fn decide_peer(
     count: usize,
     tried: &[usize],
@@ -149,11 +154,13 @@ pub fn decide_peer(
 /// byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DirectFailure {
-    /// The pod's node refuses by policy, perhaps one that only a gateway can evaluate: a gateway is tried.
+    /// The pod's node refuses by policy, perhaps one that only a gateway can evaluate: a gateway is
+    /// tried.
     Denied,
     /// The pod's node responds that it cannot serve the tunnel: the next pod is tried.
     Unavailable,
-    /// The pod's node does not respond as it should: it is ejected for a while, and the next pod is tried.
+    /// The pod's node does not respond as it should: it is ejected for a while, and the next pod is
+    /// tried.
     Unreachable,
     /// This node caused the failure: a gateway is tried.
     Own,

@@ -1,4 +1,5 @@
-//! `/config_dump`: configuration and state of this node as JSON, for operators and `canal config dump`. It changes nothing.
+//! `/config_dump`: configuration and state of this node as JSON, for operators and `canal config
+//! dump`. It changes nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,7 +22,8 @@ pub struct Dump {
     pub pod_registry: Arc<PodRegistry>,
     pub certificates: CertificateSource,
     pub southbound: watch::Receiver<SubscriptionStatus>,
-    /// Reason why nftables capture although BPF was configured; `None` if BPF works or was not configured.
+    /// Reason why nftables capture although BPF was configured; `None` if BPF works or was not
+    /// configured.
     pub fallback: Option<String>,
 }
 

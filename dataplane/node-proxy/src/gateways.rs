@@ -1,7 +1,8 @@
-//! Order in which gateways are tried: those in the same AZ first, those that failed recently last. Of two random replicas, the one with
-//! fewer streams comes first.
+//! Order in which gateways are tried: those in the same AZ first, those that failed recently last.
+//! Of two random replicas, the one with fewer streams comes first.
 //!
-//! [`decide_order`] is pure. [`GatewayHealthTable`] records, per worker, what happened to each address.
+//! [`decide_order`] is pure. [`GatewayHealthTable`] records, per worker, what happened to each
+//! address.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -54,7 +55,8 @@ impl Default for AttemptTimeouts {
 /// Behind a gateway address is the whole tier of that AZ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayEndpoint {
-    /// Name in metrics: the replica's, or that of the AZ, because there may be thousands of services.
+    /// Name in metrics: the replica's, or that of the AZ, because there may be thousands of
+    /// services.
     pub label: String,
     pub az: AzName,
     /// Addresses of the endpoint; a service's gateway has at most one of each IP family.
@@ -105,7 +107,8 @@ impl GatewayEndpoint {
     }
 }
 
-/// Returns what steers the pod's tunnels on the cloud tier to buckets of their own; `None`: the candidate is not a gateway address.
+/// Returns what steers the pod's tunnels on the cloud tier to buckets of their own; `None`: the
+/// candidate is not a gateway address.
 pub fn steering(candidate: &GatewayCandidate, pod: &LocalPod) -> Option<Steering> {
     let is_v4 = candidate.address.is_ipv4();
     let source = pod.ips.iter().copied().find(|ip| ip.is_ipv4() == is_v4)?;
@@ -126,9 +129,10 @@ pub struct GatewayCandidate {
     pub avoided: bool,
 }
 
-/// Returns the candidates in the order in which they are tried. Draining replicas are left out. Addresses that failed recently come last,
-/// and before them those that are closed, because trying them is still better than refusing. Gateway addresses of other AZs keep the given
-/// order, which is the same at all nodes; replicas are drawn.
+/// Returns the candidates in the order in which they are tried. Draining replicas are left out.
+/// Addresses that failed recently come last, and before them those that are closed, because trying
+/// them is still better than refusing. Gateway addresses of other AZs keep the given order, which
+/// is the same at all nodes; replicas are drawn.
 pub fn decide_order(
     mut all: Vec<GatewayCandidate>,
     az: &AzName,
@@ -158,8 +162,8 @@ pub fn decide_order(
         .collect()
 }
 
-/// Draws two at a time and takes the one with fewer streams. The balance is near that of least-loaded, but not all workers select the same
-/// one.
+/// Draws two at a time and takes the one with fewer streams. The balance is near that of
+/// least-loaded, but not all workers select the same one.
 fn by_two_choices(mut from: Vec<GatewayCandidate>, rng: &mut impl Rng) -> Vec<GatewayCandidate> {
     let mut order = Vec::with_capacity(from.len());
     while from.len() > 1 {
@@ -312,7 +316,8 @@ impl GatewayHealthTable {
         }
     }
 
-    /// Forgets addresses that no longer exist and have no stream, so that the table follows the fleet.
+    /// Forgets addresses that no longer exist and have no stream, so that the table follows the
+    /// fleet.
     pub fn keep_only(&self, known: impl Fn(SocketAddr) -> bool) {
         self.memory
             .borrow_mut()

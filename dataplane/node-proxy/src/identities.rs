@@ -1,4 +1,5 @@
-//! Creates the credentials of pods. The tenant's policy decides whether a pod's key is on this node or in key servers.
+//! Creates the credentials of pods. The tenant's policy decides whether a pod's key is on this node
+//! or in key servers.
 //!
 //! The runtime crate obtains certificates and performs handshakes.
 
@@ -106,7 +107,8 @@ impl PodIdentityFactory {
     }
 }
 
-/// Returns whether a pod's first connections should wait for its certificate, because its key is on this node.
+/// Returns whether a pod's first connections should wait for its certificate, because its key is on
+/// this node.
 fn waits_for_certificate(keys: &KeyPolicy) -> bool {
     keys.location == KeyLocation::Local
 }

@@ -1,4 +1,5 @@
-//! Path of an inbound tunnel: accept (in [`crate::accept`]) → establish → permit → connect → respond → copy → close.
+//! Path of an inbound tunnel: accept (in [`crate::accept`]) → establish → permit → connect →
+//! respond → copy → close.
 //!
 //! [`crate::routing`] decides on admission.
 
@@ -54,7 +55,8 @@ pub(crate) async fn establish(
             why,
         );
     };
-    // The connection counts first among the unauthenticated ones, where the oldest gives way, and then among all.
+    // The connection counts first among the unauthenticated ones, where the oldest gives way, and
+    // then among all.
     let unauthenticated = context.unauthenticated.enter();
     let Ok(dialled) = tcp.local_addr() else {
         return refuse(
@@ -106,7 +108,8 @@ pub(crate) async fn establish(
     }
 }
 
-/// Authenticates the peer within the pod's limit of connections. An error is the refusal with its text.
+/// Authenticates the peer within the pod's limit of connections. An error is the refusal with its
+/// text.
 async fn authenticate(
     context: &PodContext,
     tcp: TcpStream,
@@ -222,7 +225,8 @@ async fn tunnel(
     }
 }
 
-/// Refuses a tunnel before it is connected, and records the refusal with its source and its dialled address.
+/// Refuses a tunnel before it is connected, and records the refusal with its source and its dialled
+/// address.
 fn refuse(
     local: &WorkerLocal,
     context: &PodContext,
@@ -292,7 +296,8 @@ fn permit(
     })
 }
 
-/// Returns the client's address that a gateway states, or the socket's: statements of other peers are ignored.
+/// Returns the client's address that a gateway states, or the socket's: statements of other peers
+/// are ignored.
 fn source_address(headers: &HeaderMap, peer: &VerifiedPeer, socket: SocketAddr) -> SocketAddr {
     let is_gateway = peer.identity == gateway_identity(peer.identity.trust_domain.clone());
     let forwarded = headers

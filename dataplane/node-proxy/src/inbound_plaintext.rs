@@ -1,7 +1,8 @@
-//! Path of a connection into a pod without mTLS, where policies apply to plaintext: accept (in [`crate::accept`]) → permit → connect → copy
-//! → close.
+//! Path of a connection into a pod without mTLS, where policies apply to plaintext: accept (in
+//! [`crate::accept`]) → permit → connect → copy → close.
 //!
-//! [`crate::routing`] decides. Where no policy applies, the kernel delivers the connection without this process.
+//! [`crate::routing`] decides. Where no policy applies, the kernel delivers the connection without
+//! this process.
 
 use std::net::SocketAddr;
 use std::rc::Rc;

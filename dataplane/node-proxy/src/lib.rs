@@ -1,12 +1,14 @@
-//! The node proxy: connects the pods of a node to the mesh over HBONE, each pod with its own identity.
+//! The node proxy: connects the pods of a node to the mesh over HBONE, each pod with its own
+//! identity.
 //!
-//! Captured outbound connections go through the tenant's gateways, or to a ready pod's node for direct ports. Inbound tunnels are delivered
-//! to the application. The proxy does not parse the application's HTTP. It balances only between gateways and between the pods of a direct
-//! port.
+//! Captured outbound connections go through the tenant's gateways, or to a ready pod's node for
+//! direct ports. Inbound tunnels are delivered to the application. The proxy does not parse the
+//! application's HTTP. It balances only between gateways and between the pods of a direct port.
 //!
-//! Start at [`outbound`] and [`inbound`], the two paths of the mesh, and [`inbound_plaintext`], the path of connections without mTLS. All
-//! three begin in [`accept`]. [`node`] starts the process and [`pod_reconciler`] follows the pods directory. Modules import only modules
-//! below them; `cargo xtask tidy` checks this.
+//! Start at [`outbound`] and [`inbound`], the two paths of the mesh, and [`inbound_plaintext`], the
+//! path of connections without mTLS. All three begin in [`accept`]. [`node`] starts the process and
+//! [`pod_reconciler`] follows the pods directory. Modules import only modules below them; `cargo
+//! xtask tidy` checks this.
 
 #![forbid(unsafe_code)]
 

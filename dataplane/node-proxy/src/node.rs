@@ -1,4 +1,5 @@
-//! The process: starts all parts in order, and ends them. It handles no traffic and makes no policy decisions.
+//! The process: starts all parts in order, and ends them. It handles no traffic and makes no policy
+//! decisions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -70,7 +71,8 @@ struct NodeTasks {
     interfaces: tokio::task::JoinHandle<()>,
 }
 
-/// Runs the node until SIGTERM, SIGINT or `/quitquitquit`, then drains it. Returns `false` if the deadline cut connections off.
+/// Runs the node until SIGTERM, SIGINT or `/quitquitquit`, then drains it. Returns `false` if the
+/// deadline cut connections off.
 ///
 /// # Errors
 /// A part could not be started, or the interface guard's agent ended before the process did.
@@ -86,7 +88,8 @@ pub async fn run(config: NodeConfig, level: LogLevelHandle) -> Result<bool, Node
         "making the pods directory (--pods-dir)",
         std::fs::create_dir_all(&config.pods_dir),
     )?;
-    // Two drain trees: traffic drains while admin, southbound and certificates still work. Those end with the process.
+    // Two drain trees: traffic drains while admin, southbound and certificates still work. Those
+    // end with the process.
     let (process, whole) = drain::tree();
     let process = Arc::new(process);
     let (traffic_trigger, traffic) = whole.branch();
@@ -245,7 +248,8 @@ fn subscribe(
     )
 }
 
-/// Answers operators' requests that arrive through the controller. Everything on a node belongs to its tenant, so nothing is filtered.
+/// Answers operators' requests that arrive through the controller. Everything on a node belongs to
+/// its tenant, so nothing is filtered.
 fn serve_observers(subscriber: &Subscriber, dump: Arc<Dump>, logs: LogTails, whole: &DrainWatcher) {
     let registry = dump.shared.registry.clone();
     let sources = ObserveSources {
@@ -261,7 +265,8 @@ fn serve_observers(subscriber: &Subscriber, dump: Arc<Dump>, logs: LogTails, who
     ));
 }
 
-/// Serves admin on localhost and on a unix socket, metrics and readiness at the configured addresses. Each has its own port, as in Istio.
+/// Serves admin on localhost and on a unix socket, metrics and readiness at the configured
+/// addresses. Each has its own port, as in Istio.
 fn serve_operators(
     config: &NodeConfig,
     dump: Arc<Dump>,

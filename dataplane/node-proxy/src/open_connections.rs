@@ -35,7 +35,8 @@ pub struct OpenConnectionHandle {
 }
 
 impl OpenConnections {
-    /// Registers a connection that `policy` has just admitted. No await may lie in between, or a policy change could be missed.
+    /// Registers a connection that `policy` has just admitted. No await may lie in between, or a
+    /// policy change could be missed.
     pub fn register(
         self: &Rc<Self>,
         context: &Arc<PodContext>,
@@ -61,7 +62,8 @@ impl OpenConnections {
         }
     }
 
-    /// Reauthorizes the connections whose pod's policies changed, and ends those that are no longer allowed.
+    /// Reauthorizes the connections whose pod's policies changed, and ends those that are no longer
+    /// allowed.
     pub fn reauthorize(&self) {
         let mut over = Vec::new();
         for (id, entry) in self.all.borrow_mut().iter_mut() {

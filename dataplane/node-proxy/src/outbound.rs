@@ -1,4 +1,5 @@
-//! Path of a captured connection: accept (in [`crate::accept`]) → origin → decide → dial → copy → close.
+//! Path of a captured connection: accept (in [`crate::accept`]) → origin → decide → dial → copy →
+//! close.
 //!
 //! [`crate::routing`] and [`crate::gateways`] make the decisions; this module executes them.
 
@@ -86,7 +87,8 @@ pub(crate) async fn carry(
     let decided = tokio::select! {
         biased;
         decided = decide(&local, &context, origin) => decided,
-        // `decide` waits only for the first snapshot, so a connection that ends meanwhile has an unknown tenant.
+        // `decide` waits only for the first snapshot, so a connection that ends meanwhile has an
+        // unknown tenant.
         () = gone(&client) => Err(NodeRefusal::TenantUnknown),
         () = drain.forced() => Err(NodeRefusal::TenantUnknown),
     };
@@ -94,7 +96,8 @@ pub(crate) async fn carry(
         Ok(decided) => decided,
         Err(reason) => return refuse(reason, Some(origin), client),
     };
-    // Loaded after the decision: if the connection waited for the tenant, only now the labels contain the identity.
+    // Loaded after the decision: if the connection waited for the tenant, only now the labels
+    // contain the identity.
     let labels = context.labels.load_full();
     let mut flow = flow(
         &way,
@@ -147,7 +150,8 @@ pub(crate) async fn carry(
     }
 }
 
-/// Decides with the present snapshot. If there is none yet and the route depends on it, waits for the first one.
+/// Decides with the present snapshot. If there is none yet and the route depends on it, waits for
+/// the first one.
 async fn decide(
     local: &WorkerLocal,
     context: &PodContext,
@@ -168,8 +172,8 @@ async fn decide(
     }
 }
 
-/// Copies until both sides have ended, and records the end. All paths use it: `a` is the downstream side; `held` ends the connection when
-/// policies no longer allow it.
+/// Copies until both sides have ended, and records the end. All paths use it: `a` is the downstream
+/// side; `held` ends the connection when policies no longer allow it.
 pub(crate) async fn finish<A: Leg, B: Leg>(
     local: &WorkerLocal,
     flow: &FlowRecord,
@@ -210,8 +214,9 @@ pub(crate) async fn finish<A: Leg, B: Leg>(
     }
 }
 
-/// Resolves when the client resets the connection. A half-close does not count: the client may still read. Neither does a reset after bytes
-/// that are still unread: the bytes are forwarded, and then the reset.
+/// Resolves when the client resets the connection. A half-close does not count: the client may
+/// still read. Neither does a reset after bytes that are still unread: the bytes are forwarded, and
+/// then the reset.
 pub(crate) async fn gone(client: &TcpStream) {
     loop {
         match client.ready(Interest::ERROR).await {
@@ -227,7 +232,8 @@ pub(crate) async fn gone(client: &TcpStream) {
     }
 }
 
-/// Returns the source address that others know: the pod's own, not the loopback address that capture introduced.
+/// Returns the source address that others know: the pod's own, not the loopback address that
+/// capture introduced.
 fn source_address(pod: &LocalPod, origin: SocketAddr, peer: SocketAddr) -> SocketAddr {
     let family = origin.ip().to_canonical().is_ipv4();
     let own = pod
@@ -326,7 +332,8 @@ async fn dial(
             if let OutboundRoute::Direct { peers, .. } = way {
                 match dial_direct(local, context, peers, pod, &identity, flow).await {
                     Some(tunnel) => return Ok(tunnel),
-                    // No pod answered 200, so no byte was delivered, and a gateway can carry the whole connection.
+                    // No pod answered 200, so no byte was delivered, and a gateway can carry the
+                    // whole connection.
                     None => local.records.direct_fallback(),
                 }
             }
@@ -345,7 +352,8 @@ async fn dial(
     }
 }
 
-/// Returns the pod's identity, and waits for its certificate if the key is on this node; `None`: not in time.
+/// Returns the pod's identity, and waits for its certificate if the key is on this node; `None`:
+/// not in time.
 async fn identity(context: &PodContext) -> Option<Arc<PodIdentity>> {
     let found = context.identity().await?;
     if let Some(credential) = &found.credential {
@@ -356,7 +364,8 @@ async fn identity(context: &PodContext) -> Option<Arc<PodIdentity>> {
     Some(found)
 }
 
-/// Tries pods of a direct port one after another until one opens the tunnel; `None`: none did, so a gateway must be tried.
+/// Tries pods of a direct port one after another until one opens the tunnel; `None`: none did, so a
+/// gateway must be tried.
 async fn dial_direct(
     local: &WorkerLocal,
     context: &PodContext,

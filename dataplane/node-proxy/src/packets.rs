@@ -1,6 +1,8 @@
-//! Packets that the mesh does not carry: decides for each pod whether they are stopped or watched, and reports their counts.
+//! Packets that the mesh does not carry: decides for each pod whether they are stopped or watched,
+//! and reports their counts.
 //!
-//! `canal_offload::pod_guard` filters the packets, or `canal_offload::nft_guard` where BPF is refused.
+//! `canal_offload::pod_guard` filters the packets, or `canal_offload::nft_guard` where BPF is
+//! refused.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -38,7 +40,8 @@ pub struct PacketPolicy {
     pub udp: UdpFromTier,
 }
 
-/// Derives the policy from the tenant's configuration. A closed tenant has no open UDP port, because nothing of it is served.
+/// Derives the policy from the tenant's configuration. A closed tenant has no open UDP port,
+/// because nothing of it is served.
 pub fn decide_packets(pod_uid: &str, tenant: &NodeTenantView) -> PacketPolicy {
     let outside = match tenant.tenant.outbound_traffic_policy {
         OutboundTrafficPolicy::Deny => OutsidePackets::Stop,
@@ -49,7 +52,8 @@ pub fn decide_packets(pod_uid: &str, tenant: &NodeTenantView) -> PacketPolicy {
     } else {
         tenant.udp_ports(pod_uid).clone()
     };
-    // Without a port the tier's ranges do not matter, and their changes need not reach the pod's guard.
+    // Without a port the tier's ranges do not matter, and their changes need not reach the pod's
+    // guard.
     let tier = if ports.is_empty() {
         BTreeSet::new()
     } else {
@@ -70,7 +74,8 @@ pub enum Guard {
 }
 
 impl Guard {
-    /// Applies the policy. Returns how many resolvers, and how many UDP ports and tier ranges, did not fit.
+    /// Applies the policy. Returns how many resolvers, and how many UDP ports and tier ranges, did
+    /// not fit.
     fn set(&self, policy: &PacketPolicy) -> Result<(usize, UdpExcess), OffloadError> {
         Ok(match self {
             Guard::Bpf(guard) => (
@@ -148,7 +153,8 @@ impl PodPackets {
         self.counts.clone()
     }
 
-    /// Applies the tenant's present policy if it differs. `None`: the tenant is unknown and the guard stays as it is.
+    /// Applies the tenant's present policy if it differs. `None`: the tenant is unknown and the
+    /// guard stays as it is.
     pub fn follow(&mut self, pod: &LocalPod, tenant: Option<&NodeTenantView>) {
         let Some(wanted) = tenant
             .map(|t| decide_packets(&pod.uid, t))
@@ -198,7 +204,8 @@ impl PodPackets {
         let mut next = BTreeMap::new();
         for (verdict, now) in now.into_iter().filter(|(_, now)| *now > 0) {
             let name = verdict_name(verdict);
-            // The kernel's counters are totals; the metric gets only the difference since the last reading.
+            // The kernel's counters are totals; the metric gets only the difference since the last
+            // reading.
             let new = now.saturating_sub(before.get(&name).copied().unwrap_or_default());
             if new > 0 {
                 all.shared(&[pod.tenant.as_str(), &name]).add(new);
@@ -213,7 +220,8 @@ impl PodPackets {
         self.log(pod);
     }
 
-    /// Counts and logs that the kernel's counters are unreadable, since stopped packets go unnoticed meanwhile.
+    /// Counts and logs that the kernel's counters are unreadable, since stopped packets go
+    /// unnoticed meanwhile.
     fn miss(&mut self, pod: &LocalPod, error: &OffloadError, all: &CounterFamily) {
         all.shared(&[pod.tenant.as_str(), "unread"]).inc();
         if self.logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {

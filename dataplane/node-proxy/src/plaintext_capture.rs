@@ -1,6 +1,8 @@
-//! Capture of plaintext into a pod: starts and stops its redirection to the proxy, and ends connections from before it.
+//! Capture of plaintext into a pod: starts and stops its redirection to the proxy, and ends
+//! connections from before it.
 //!
-//! Policies require it ([`PodPolicy::guards_plaintext`]). [`crate::routing`] decides on each connection.
+//! Policies require it ([`PodPolicy::guards_plaintext`]). [`crate::routing`] decides on each
+//! connection.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -42,8 +44,8 @@ pub fn decide_step(wanted: bool, is_guarded: bool) -> PlaintextCaptureStep {
     }
 }
 
-/// Returns a predicate for probes: connections from a process of this node to a port that the pod declares for probes. Other connections of
-/// such a process are authorized like any others.
+/// Returns a predicate for probes: connections from a process of this node to a port that the pod
+/// declares for probes. Other connections of such a process are authorized like any others.
 pub fn is_probe(trusted: bool, ports: &BTreeSet<u16>) -> impl Fn(SocketAddr, SocketAddr) -> bool {
     move |peer, destination| {
         trusted && ports.contains(&destination.port()) && sockets::is_here(peer, destination)
@@ -91,8 +93,8 @@ impl PlaintextCapture {
         }
     }
 
-    /// Starts the capture for a new pod if its policies require it, before any worker listens. Until then the pod's plaintext connections
-    /// are refused.
+    /// Starts the capture for a new pod if its policies require it, before any worker listens.
+    /// Until then the pod's plaintext connections are refused.
     pub fn begin(&self, capture: &CaptureBackend, context: &PodContext) {
         let pod = context.pod.load();
         if !context.policy.load().guards_plaintext() {
@@ -103,8 +105,8 @@ impl PlaintextCapture {
         }
     }
 
-    /// Starts and stops the capture for served pods as their policies require now. The pods in `changed` have new policies, so their older
-    /// connections are reauthorized as well.
+    /// Starts and stops the capture for served pods as their policies require now. The pods in
+    /// `changed` have new policies, so their older connections are reauthorized as well.
     pub async fn follow(
         &self,
         capture: &CaptureBackend,
@@ -223,7 +225,8 @@ impl PlaintextCapture {
         }
     }
 
-    /// Resets connections that a pod dialed before it was captured, since they would go on unencrypted.
+    /// Resets connections that a pod dialed before it was captured, since they would go on
+    /// unencrypted.
     pub fn end_dialled(&self, pod: &LocalPod) {
         match sockets::dialled(&pod.netns, &pod.cgroup)
             .and_then(|open| sockets::reset(&pod.netns, &open))
@@ -244,13 +247,15 @@ impl PlaintextCapture {
         }
     }
 
-    /// Resets connections from before the capture that policies do not allow, since they go on without the proxy.
+    /// Resets connections from before the capture that policies do not allow, since they go on
+    /// without the proxy.
     fn end_older(&self, context: &PodContext) {
         let pod = context.pod.load();
         if !context.plaintext.is_guarded() {
             return;
         }
-        // Under nftables the application's own outbound sockets have real remote addresses, so only a listening port shows the direction.
+        // Under nftables the application's own outbound sockets have real remote addresses, so only
+        // a listening port shows the direction.
         let which = if context.mode == CaptureMode::Bpf {
             ConnectionFilter::All
         } else {

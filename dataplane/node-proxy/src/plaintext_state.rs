@@ -105,7 +105,8 @@ impl PlaintextState {
         self.listeners.load(Relaxed)
     }
 
-    /// Returns the original destination of a redirected connection; `None`: a client dialed the proxy's port directly.
+    /// Returns the original destination of a redirected connection; `None`: a client dialed the
+    /// proxy's port directly.
     pub fn destination(&self, accepted: &TcpStream) -> Option<SocketAddr> {
         let local = accepted.local_addr().ok()?;
         match &*self.state() {

@@ -12,7 +12,8 @@ use serde::Deserialize;
 /// Longest pod file read, bytes.
 pub const POD_FILE_BYTES_MAX: usize = 64 << 10;
 
-/// Reason why a pod file is rejected. The pod stays as it was; the file is read again at the next change.
+/// Reason why a pod file is rejected. The pod stays as it was; the file is read again at the next
+/// change.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PodError {
     /// The file is unreadable or longer than [`POD_FILE_BYTES_MAX`].
@@ -56,7 +57,8 @@ pub struct LocalPod {
     pub labels: Labels,
     /// True if the application requests certificates of its own through the Workload API.
     pub workload_api: bool,
-    /// Ports that the pod's containers declare for probes. The node's own processes may connect to them in plaintext, regardless of policy.
+    /// Ports that the pod's containers declare for probes. The node's own processes may connect to
+    /// them in plaintext, regardless of policy.
     pub probe_ports: BTreeSet<u16>,
 }
 
@@ -82,7 +84,8 @@ impl LocalPod {
     /// Parses the text of one pod file. Errors name the file as `file`.
     ///
     /// # Errors
-    /// Returns the first of: text longer than [`POD_FILE_BYTES_MAX`], wrong JSON, a uid that does not match, no address, an invalid name.
+    /// Returns the first of: text longer than [`POD_FILE_BYTES_MAX`], wrong JSON, a uid that does
+    /// not match, no address, an invalid name.
     pub fn parse(file: &str, text: &[u8]) -> Result<Self, PodError> {
         let file = || file.to_string();
         if text.len() > POD_FILE_BYTES_MAX {
@@ -150,7 +153,8 @@ impl LocalPod {
         self.ips.iter().any(|own| own.is_ipv4() == ip.is_ipv4())
     }
 
-    /// Returns whether the two differ at most in labels and probe ports, so that no socket has to be reopened.
+    /// Returns whether the two differ at most in labels and probe ports, so that no socket has to
+    /// be reopened.
     pub fn same_place(&self, other: &Self) -> bool {
         let bare = |p: &Self| Self {
             labels: Labels::new(),
@@ -161,8 +165,8 @@ impl LocalPod {
     }
 }
 
-/// Returns the workload name that Istio's dashboards use: the pod's name without the suffix of a ReplicaSet (`-6f7b8c9d5-x2x4z`) or a
-/// StatefulSet (`-0`).
+/// Returns the workload name that Istio's dashboards use: the pod's name without the suffix of a
+/// ReplicaSet (`-6f7b8c9d5-x2x4z`) or a StatefulSet (`-0`).
 pub fn workload_name(pod: &str) -> &str {
     let Some((head, last)) = pod.rsplit_once('-') else {
         return pod;
@@ -170,7 +174,8 @@ pub fn workload_name(pod: &str) -> &str {
     if !last.is_empty() && last.bytes().all(|b| b.is_ascii_digit()) {
         return head;
     }
-    // Kubernetes draws both suffixes from an alphabet without vowels (k8s.io/apimachinery rand.SafeEncodeString).
+    // Kubernetes draws both suffixes from an alphabet without vowels (k8s.io/apimachinery
+    // rand.SafeEncodeString).
     let drawn = |s: &str| {
         s.bytes()
             .all(|b| b.is_ascii_digit() || (b.is_ascii_lowercase() && !b"aeiou".contains(&b)))

@@ -124,7 +124,8 @@ impl PodContext {
         })
     }
 
-    /// Sets the identity when the tenant becomes known or changes its keys or trust domain, and wakes waiting connections.
+    /// Sets the identity when the tenant becomes known or changes its keys or trust domain, and
+    /// wakes waiting connections.
     pub fn identify(&self, identity: Arc<PodIdentity>) {
         self.identity.store(Some(identity));
         self.identified.notify_waiters();
@@ -157,7 +158,8 @@ impl PodContext {
         self.listeners.load(Relaxed)
     }
 
-    /// Counts a listener that a worker opened for the pod's own connections or for those of the mesh.
+    /// Counts a listener that a worker opened for the pod's own connections or for those of the
+    /// mesh.
     pub(crate) fn count_listener(&self) {
         self.listeners.fetch_add(1, Relaxed);
     }

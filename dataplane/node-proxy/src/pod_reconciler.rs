@@ -1,5 +1,5 @@
-//! Reconciles the served pods with the pods directory: captures and serves new pods, drains and releases pods that are gone, assigns
-//! identities.
+//! Reconciles the served pods with the pods directory: captures and serves new pods, drains and
+//! releases pods that are gone, assigns identities.
 //!
 //! [`decide_changes`] compares, without IO; the rest executes its result.
 
@@ -34,8 +34,8 @@ use crate::telemetry::EndpointLabels;
 use crate::worker::{self, NodeShared};
 use crate::workload_api::{WorkloadApi, WorkloadApis};
 
-/// Interval of scans, whether or not inotify reports changes. Releasing pods that are gone and reading counters happen at the same
-/// interval.
+/// Interval of scans, whether or not inotify reports changes. Releasing pods that are gone and
+/// reading counters happen at the same interval.
 const RESCAN_INTERVAL: Duration = Duration::from_secs(2);
 /// Time that a drained pod's tasks may take beyond their deadline.
 const GRACE: Duration = Duration::from_secs(2);
@@ -52,7 +52,8 @@ pub struct PodScan {
     pub broken: Vec<(String, String)>,
 }
 
-/// Reads all pod files of a directory. Files that do not end in `.json`, or that begin with a dot, are not pods.
+/// Reads all pod files of a directory. Files that do not end in `.json`, or that begin with a dot,
+/// are not pods.
 ///
 /// # Errors
 /// The directory cannot be listed.
@@ -98,8 +99,8 @@ pub struct PodChanges {
     pub refused: Vec<(String, String)>,
 }
 
-/// Compares the served pods with a scan. A file that is unreadable now does not remove its pod: a half-written file must not cut
-/// connections.
+/// Compares the served pods with a scan. A file that is unreadable now does not remove its pod: a
+/// half-written file must not cut connections.
 pub fn decide_changes(served_pods: &HashMap<String, ServedPod>, found: PodScan) -> PodChanges {
     let mut c = PodChanges {
         refused: found.broken,
@@ -122,7 +123,8 @@ pub fn decide_changes(served_pods: &HashMap<String, ServedPod>, found: PodScan) 
                     c.relabel.push(pod);
                 }
             }
-            // Sockets and capture depend on everything but labels and probe ports, so they are replaced.
+            // Sockets and capture depend on everything but labels and probe ports, so they are
+            // replaced.
             Some(_) => {
                 c.remove.push(pod.uid.clone());
                 c.add.push((file, pod));
@@ -271,7 +273,8 @@ impl PodReconciler {
         }
     }
 
-    /// Follows the directory until `traffic` drains, then retains what the drain needs until `process` is forced.
+    /// Follows the directory until `traffic` drains, then retains what the drain needs until
+    /// `process` is forced.
     pub async fn run(
         mut self,
         mut generations: watch::Receiver<Generation>,
@@ -293,7 +296,8 @@ impl PodReconciler {
                 _ = tick.tick() => {
                     let changed = self.rescan(&traffic);
                     self.guard(&changed).await;
-                    // The first scan has attached all pods, so nothing uses the maps of older versions.
+                    // The first scan has attached all pods, so nothing uses the maps of older
+                    // versions.
                     if !std::mem::replace(&mut settled, true) {
                         self.capture.settled();
                     }
@@ -357,7 +361,8 @@ impl PodReconciler {
         changed
     }
 
-    /// Ends open connections that policies no longer allow, then starts or stops redirecting plaintext as the policies require.
+    /// Ends open connections that policies no longer allow, then starts or stops redirecting
+    /// plaintext as the policies require.
     async fn guard(&self, changed: &[Arc<PodContext>]) {
         if !changed.is_empty() {
             worker::reauthorize_open(&self.workers);
@@ -370,14 +375,16 @@ impl PodReconciler {
     fn add(&mut self, file: String, pod: LocalPod, traffic: &DrainWatcher) -> Result<(), String> {
         let netns = std::fs::metadata(&pod.netns)
             .map_err(|e| format!("network namespace {}: {e}", pod.netns.display()))?;
-        // Capture first: from here on nothing leaves unencrypted, and connections are refused until the listeners are open.
+        // Capture first: from here on nothing leaves unencrypted, and connections are refused until
+        // the listeners are open.
         let (taken, origins) = self.capture.take(&pod).map_err(|e| e.to_string())?;
         let mut packets = self
             .capture
             .guard_packets(&pod, &taken)
             .map_err(|e| e.to_string())?;
         packets.follow(&pod, self.shared.view.load().tenant(&pod.tenant));
-        // Connections from before the capture would go on unencrypted, which only a tenant with passthrough permits.
+        // Connections from before the capture would go on unencrypted, which only a tenant with
+        // passthrough permits.
         if taken.is_new() && !self.passes_outside(&pod) {
             self.guards.end_dialled(&pod);
         }
@@ -435,7 +442,8 @@ impl PodReconciler {
             .is_some_and(|t| t.tenant.outbound_traffic_policy == OutboundTrafficPolicy::Passthrough)
     }
 
-    /// Stops listening at once; open connections may finish. The pod stays captured while one of its processes lives.
+    /// Stops listening at once; open connections may finish. The pod stays captured while one of
+    /// its processes lives.
     fn remove(&mut self, uid: &str) {
         let Some(PodEntry {
             served_pod,
@@ -510,7 +518,8 @@ impl PodReconciler {
         }
     }
 
-    /// Records the refusals of the connect hook since the last call in the metrics and the access log.
+    /// Records the refusals of the connect hook since the last call in the metrics and the access
+    /// log.
     fn record_connect_refusals(&mut self) {
         let Some(tables) = self.capture.connect_tables() else {
             return;
@@ -583,8 +592,8 @@ impl PodReconciler {
     }
 }
 
-/// Assigns to a pod the identity, policies and labels of the present snapshot. An identity that is still right stays, so that its
-/// credentials go on renewing. Returns whether the policies changed.
+/// Assigns to a pod the identity, policies and labels of the present snapshot. An identity that is
+/// still right stays, so that its credentials go on renewing. Returns whether the policies changed.
 fn assign_identity(
     shared: &NodeShared,
     config: &NodeConfig,
@@ -640,7 +649,8 @@ pub fn renew_policy(context: &PodContext, tenant: &NodeTenantView, pod: &LocalPo
     is_new
 }
 
-/// Serves the Workload API to a pod that requests it, with the pod's present identity, and updates its trust bundles.
+/// Serves the Workload API to a pod that requests it, with the pod's present identity, and updates
+/// its trust bundles.
 fn serve_api(shared: &NodeShared, apis: &WorkloadApis, entry: &mut PodEntry) {
     let (pod, view) = (entry.context.pod.load(), shared.view.load());
     let Some(tenant) = view.tenant(&pod.tenant).filter(|_| pod.workload_api) else {
@@ -667,8 +677,8 @@ fn serve_api(shared: &NodeShared, apis: &WorkloadApis, entry: &mut PodEntry) {
     }
 }
 
-/// Returns a stream that yields whenever the directory may have changed, and never ends. Without inotify it never yields; scans by interval
-/// remain.
+/// Returns a stream that yields whenever the directory may have changed, and never ends. Without
+/// inotify it never yields; scans by interval remain.
 fn watch_directory(dir: &Path) -> std::pin::Pin<Box<dyn futures::Stream<Item = ()> + Send>> {
     use inotify::{Inotify, WatchMask};
     let watch = || -> std::io::Result<_> {

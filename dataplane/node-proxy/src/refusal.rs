@@ -1,16 +1,19 @@
-//! Reasons for which the node refuses a connection: name (metric and log), `response_flags` of `istio_tcp_*`, and status on HBONE.
+//! Reasons for which the node refuses a connection: name (metric and log), `response_flags` of
+//! `istio_tcp_*`, and status on HBONE.
 //!
 //! Nothing is decided here.
 
 /// Reason why a connection or a tunnel is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeRefusal {
-    /// The connection was accepted as captured but has no known destination: the proxy's port was dialed directly, or the origin table was
-    /// full.
+    /// The connection was accepted as captured but has no known destination: the proxy's port was
+    /// dialed directly, or the origin table was full.
     OriginUnknown,
-    /// The pod's tenant is unknown: there is no southbound state yet, or the pod file names a tenant that does not exist.
+    /// The pod's tenant is unknown: there is no southbound state yet, or the pod file names a
+    /// tenant that does not exist.
     TenantUnknown,
-    /// A security resource of the pod's tenant is refused or missing, so nothing of the tenant is served.
+    /// A security resource of the pod's tenant is refused or missing, so nothing of the tenant is
+    /// served.
     TenantClosed,
     /// The pod's identity has no certificate in time.
     NoIdentity,
@@ -40,9 +43,11 @@ pub enum NodeRefusal {
     DestinationMismatch,
     /// The authority's host name is not a service that this pod serves.
     UnknownHost,
-    /// Authorization denied it: by policy, or because the trust domain is neither the tenant's nor federated with it.
+    /// Authorization denied it: by policy, or because the trust domain is neither the tenant's nor
+    /// federated with it.
     Denied,
-    /// A policy depends on attributes that only a gateway sees, and no gateway has authorized the connection.
+    /// A policy depends on attributes that only a gateway sees, and no gateway has authorized the
+    /// connection.
     Undecided,
     /// The connection has no mTLS, and PeerAuthentication requires it at the port.
     StrictPlaintext,
@@ -50,7 +55,8 @@ pub enum NodeRefusal {
     BadSource,
     /// The application did not accept the connection.
     ApplicationDown,
-    /// No source port is free from the client's address to the application, or only the pod's own address could be used.
+    /// No source port is free from the client's address to the application, or only the pod's own
+    /// address could be used.
     SourceUnavailable,
 }
 
@@ -139,8 +145,8 @@ impl NodeRefusal {
         }
     }
 
-    /// Returns the status of the response to a CONNECT, as ztunnel does: 400 malformed or mismatched, 401 denied, 503 everything that a
-    /// retry might fix.
+    /// Returns the status of the response to a CONNECT, as ztunnel does: 400 malformed or
+    /// mismatched, 401 denied, 503 everything that a retry might fix.
     pub fn status(self) -> u16 {
         match self {
             NodeRefusal::BadRequest | NodeRefusal::DestinationMismatch | NodeRefusal::BadSource => {

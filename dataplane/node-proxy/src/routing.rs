@@ -1,7 +1,8 @@
-//! Routing decisions of the node, without IO: the route of a captured connection, and the admission of tunnels and of plaintext
-//! connections.
+//! Routing decisions of the node, without IO: the route of a captured connection, and the admission
+//! of tunnels and of plaintext connections.
 //!
-//! Each decision is a small value. The paths execute it: [`crate::outbound`], [`crate::inbound`], [`crate::inbound_plaintext`].
+//! Each decision is a small value. The paths execute it: [`crate::outbound`], [`crate::inbound`],
+//! [`crate::inbound_plaintext`].
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -21,7 +22,8 @@ use crate::snapshot::{GatewayAddressTarget, NodeSnapshot, NodeTenantView};
 /// Route of a captured connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OutboundRoute {
-    /// The connection goes through a gateway with this `:authority`; the service is for the records.
+    /// The connection goes through a gateway with this `:authority`; the service is for the
+    /// records.
     Mesh {
         authority: SocketAddr,
         service: Option<Arc<Service>>,
@@ -35,14 +37,15 @@ pub enum OutboundRoute {
     },
     /// The pod dialed itself: plain TCP, which never leaves the namespace.
     Own(SocketAddr),
-    /// Plain TCP out of the mesh, as the tenant permits, or to a resolver: the tier's own, or one that the tenant names.
+    /// Plain TCP out of the mesh, as the tenant permits, or to a resolver: the tier's own, or one
+    /// that the tenant names.
     Passthrough(SocketAddr),
 }
 
 /// Decides the route of a connection of `pod` to `destination`.
 ///
-/// The order matters: reserved destinations are refused before known ones are routed, and only the rest falls under the tenant's policy for
-/// the outside.
+/// The order matters: reserved destinations are refused before known ones are routed, and only the
+/// rest falls under the tenant's policy for the outside.
 ///
 /// # Errors
 /// Returns the reason for the refusal.
@@ -129,13 +132,14 @@ fn through(
     }
 }
 
-/// An admitted connection: the application to connect to, and the query to repeat when policies change.
+/// An admitted connection: the application to connect to, and the query to repeat when policies
+/// change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdmittedConnection {
     pub target: SocketAddr,
     pub service: Option<Arc<Service>>,
-    /// Client address that the application sees. `None`: it sees the hop that dialed, because the connection has many clients or one of
-    /// another tenant. Port 0: unknown.
+    /// Client address that the application sees. `None`: it sees the hop that dialed, because the
+    /// connection has many clients or one of another tenant. Port 0: unknown.
     pub client: Option<SocketAddr>,
     pub question: AuthorizationQuery,
 }
@@ -151,10 +155,11 @@ pub struct TunnelClient<'a> {
     pub forwarded: (Option<&'a str>, Option<SocketAddr>),
 }
 
-/// Decides on a CONNECT to `authority` that arrived at the pod's address `dialled`, in ztunnel's order: destination, port, authorization.
+/// Decides on a CONNECT to `authority` that arrived at the pod's address `dialled`, in ztunnel's
+/// order: destination, port, authorization.
 ///
-/// The method and the form of the authority were checked when the request was decoded. The peer's trust domain was checked in the handshake
-/// and is checked here again.
+/// The method and the form of the authority were checked when the request was decoded. The peer's
+/// trust domain was checked in the handshake and is checked here again.
 ///
 /// # Errors
 /// Returns the reason for the refusal.
@@ -191,7 +196,8 @@ pub fn decide_inbound(
         .ok_or_else(|| refuse(NodeRefusal::BadSource))?;
     let forwarded = caller.forwarded.1;
     let (address, client) = match &source {
-        // Another tenant's addresses may overlap with this one's. Policies know the identity; the application must not confuse the two.
+        // Another tenant's addresses may overlap with this one's. Policies know the identity; the
+        // application must not confuse the two.
         ConnectionSource::Forwarded(named) if policy.is_foreign(named) => {
             (forwarded.map(|a| a.ip()), None)
         }
@@ -215,8 +221,9 @@ pub fn decide_inbound(
     })
 }
 
-/// Returns the client of a tunnel from another node, which dials from its pod's namespace: the connection's own address is the client's. Of
-/// the stated source only the port is used, because trusting it does no harm.
+/// Returns the client of a tunnel from another node, which dials from its pod's namespace: the
+/// connection's own address is the client's. Of the stated source only the port is used, because
+/// trusting it does no harm.
 fn proven_client(caller: &TunnelClient<'_>) -> SocketAddr {
     let address = caller.address.to_canonical();
     let port = caller
@@ -227,8 +234,9 @@ fn proven_client(caller: &TunnelClient<'_>) -> SocketAddr {
     SocketAddr::new(address, port)
 }
 
-/// Decides on a connection without mTLS from `peer` to `destination`, an address of the pod. `from_node` returns whether a process of this
-/// node made it; it is called only where policies refuse.
+/// Decides on a connection without mTLS from `peer` to `destination`, an address of the pod.
+/// `from_node` returns whether a process of this node made it; it is called only where policies
+/// refuse.
 ///
 /// # Errors
 /// Returns the reason for the refusal.

@@ -21,7 +21,8 @@ use ipnet::IpNet;
 use crate::direct::{DirectPeer, DirectPeers};
 use crate::gateways::GatewayEndpoint;
 
-/// Resource kinds that a node subscribes to. The controller limits each to the node's tenant, and workloads to the node's own.
+/// Resource kinds that a node subscribes to. The controller limits each to the node's tenant, and
+/// workloads to the node's own.
 pub const KINDS: [ResourceKind; 10] = [
     ResourceKind::Tenant,
     ResourceKind::Gateway,
@@ -48,7 +49,8 @@ pub struct NodeTenantView {
     pub tenant: Arc<Tenant>,
     /// Gateway replicas with addresses of their own, sorted by name.
     pub replicas: Vec<Arc<GatewayEndpoint>>,
-    /// Gateway addresses of services, sorted by AZ. A service that has some is reached only by them.
+    /// Gateway addresses of services, sorted by AZ. A service that has some is reached only by
+    /// them.
     addresses: HashMap<ServiceKey, Vec<Arc<GatewayEndpoint>>>,
     /// Gateway addresses of the tier's own service, through which pods are reached.
     tier: Vec<Arc<GatewayEndpoint>>,
@@ -77,7 +79,8 @@ pub struct NodeTenantView {
 #[derive(Debug, PartialEq, Eq)]
 pub struct TenantAuthorization {
     pub trust_domain: TrustDomain,
-    /// True if a security resource of the tenant is refused or missing. Its pods' connections are then refused in both directions.
+    /// True if a security resource of the tenant is refused or missing. Its pods' connections are
+    /// then refused in both directions.
     pub closed: bool,
     /// Trust domains of other tenants for which the tenant has bundles.
     pub federated: BTreeSet<TrustDomain>,
@@ -141,8 +144,8 @@ impl NodeSnapshot {
         }
     }
 
-    /// Builds a snapshot like [`NodeSnapshot::new`], and shares unchanged rules with the previous one because compiling them again is
-    /// expensive.
+    /// Builds a snapshot like [`NodeSnapshot::new`], and shares unchanged rules with the previous
+    /// one because compiling them again is expensive.
     pub fn after(before: &NodeSnapshot, state: &ResourceState, node: &NodeName) -> Self {
         let mut view = Self::new(state, node);
         for (name, tenant) in &mut view.tenants {
@@ -157,7 +160,8 @@ impl NodeSnapshot {
         view
     }
 
-    /// Builds a snapshot like [`NodeSnapshot::new`] from resources in any order, with no tenant closed.
+    /// Builds a snapshot like [`NodeSnapshot::new`] from resources in any order, with no tenant
+    /// closed.
     pub fn from_resources<'a>(
         generation: Generation,
         all: impl Iterator<Item = &'a Resource> + Clone,
@@ -392,8 +396,8 @@ impl NodeTenantView {
         self.udp_ports.get(pod_uid).unwrap_or(NONE)
     }
 
-    /// Returns the addresses of the tier as pods see them: ranges of gateway addresses, the tier's own addresses, from which its replicas
-    /// dial, and replicas with addresses of their own.
+    /// Returns the addresses of the tier as pods see them: ranges of gateway addresses, the tier's
+    /// own addresses, from which its replicas dial, and replicas with addresses of their own.
     pub fn tier_ranges(&self) -> BTreeSet<IpNet> {
         let replicas = self
             .replicas
@@ -454,8 +458,9 @@ impl NodeTenantView {
         }
     }
 
-    /// Returns the name servers that pods may query by UDP, which the mesh does not carry: those that the tenant names, else the tier's
-    /// own, else the cluster's DNS service. The list is sorted.
+    /// Returns the name servers that pods may query by UDP, which the mesh does not carry: those
+    /// that the tenant names, else the tier's own, else the cluster's DNS service. The list is
+    /// sorted.
     pub fn resolvers(&self) -> Vec<IpAddr> {
         let tier = || {
             self.owners
@@ -500,7 +505,8 @@ impl NodeTenantView {
         self.services.iter()
     }
 
-    /// Iterates over all addresses at which tunnels to gateways are opened, in no order; some occur twice.
+    /// Iterates over all addresses at which tunnels to gateways are opened, in no order; some occur
+    /// twice.
     pub fn entrance_addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.owners.keys().copied().chain(
             self.replicas

@@ -1,5 +1,5 @@
-//! Telemetry of a connection: `istio_tcp_*` with Istio's labels, refusals by name, and one access log line at its end. The labels and the
-//! fields of the line are in `connection_fields`.
+//! Telemetry of a connection: `istio_tcp_*` with Istio's labels, refusals by name, and one access
+//! log line at its end. The labels and the fields of the line are in `connection_fields`.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,8 @@ use crate::refusal::{NodeRefusal, REFUSALS};
 /// Value of `response_flags` without a flag.
 const FLAG_NONE: &str = "-";
 
-/// Connections of one pod that the kernel refused at `connect()` for one reason, with the destination of the last one.
+/// Connections of one pod that the kernel refused at `connect()` for one reason, with the
+/// destination of the last one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectRefusal {
     pub reason: NodeRefusal,
@@ -37,7 +38,8 @@ pub struct ConnectionMetricFamilies {
     gateway_failures: CounterFamily,
     /// Direct tunnels that a pod's node did not open: `canal_node_direct_failures_total{cause}`.
     direct_failures: CounterFamily,
-    /// Connections that took a gateway because no direct tunnel opened: `canal_node_direct_fallbacks_total`.
+    /// Connections that took a gateway because no direct tunnel opened:
+    /// `canal_node_direct_fallbacks_total`.
     direct_fallbacks: CounterFamily,
     /// Decisions of authorization policies: `canal_authorization_total{tenant,action,policy}`.
     authorization: CounterFamily,
@@ -149,7 +151,8 @@ impl ConnectionRecorder {
             .end();
     }
 
-    /// Counts and logs what the kernel refused a pod at `connect()` since the last call, in one line with the last destination.
+    /// Counts and logs what the kernel refused a pod at `connect()` since the last call, in one
+    /// line with the last destination.
     pub fn refused_at_connect(
         &self,
         refusal: &ConnectRefusal,
@@ -215,8 +218,9 @@ impl ConnectionRecorder {
             .inc();
     }
 
-    /// Counts the decision of the pod's policies: on `question` if it was allowed, else the refusal `no`. For pods without policies only
-    /// refusals are counted. Names are the same as in gateways.
+    /// Counts the decision of the pod's policies: on `question` if it was allowed, else the refusal
+    /// `no`. For pods without policies only refusals are counted. Names are the same as in
+    /// gateways.
     pub fn record_authorization(
         &self,
         pod: &LocalPod,

@@ -1,4 +1,5 @@
-//! HBONE connections into a pod whose peer has not authenticated yet: how many may wait, and which gives way. It handles no certificates.
+//! HBONE connections into a pod whose peer has not authenticated yet: how many may wait, and which
+//! gives way. It handles no certificates.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,8 +19,9 @@ struct Inner {
     displaced: SharedCounter,
 }
 
-/// The unauthenticated connections of one pod. Above the limit the oldest gives way to the new one. A peer that only opens connections
-/// displaces itself; a peer that authenticates at once succeeds however many others wait.
+/// The unauthenticated connections of one pod. Above the limit the oldest gives way to the new one.
+/// A peer that only opens connections displaces itself; a peer that authenticates at once succeeds
+/// however many others wait.
 #[derive(Debug, Clone)]
 pub struct UnauthenticatedConnections {
     inner: Arc<Inner>,

@@ -1,4 +1,5 @@
-//! State of one worker thread: its HBONE pool, its gateway health table, its metrics. Workers share only [`NodeShared`].
+//! State of one worker thread: its HBONE pool, its gateway health table, its metrics. Workers share
+//! only [`NodeShared`].
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -37,7 +38,8 @@ pub struct NodeShared {
     pub view: ArcSwap<NodeSnapshot>,
     /// Trust bundles of the tenants.
     pub trust: TrustStore,
-    /// True if the node's own processes (a kubelet's probes) may reach pods' declared probe ports in plaintext regardless of policy.
+    /// True if the node's own processes (a kubelet's probes) may reach pods' declared probe ports
+    /// in plaintext regardless of policy.
     pub allow_node_probes: bool,
     pub attempt_timeouts: AttemptTimeouts,
     pub registry: Registry,
@@ -50,7 +52,8 @@ pub struct NodeShared {
 }
 
 impl NodeShared {
-    /// Registers the metrics and starts with an empty snapshot. The tunnels of all tenants together hold at most `buffer_bytes`.
+    /// Registers the metrics and starts with an empty snapshot. The tunnels of all tenants together
+    /// hold at most `buffer_bytes`.
     pub fn new(
         az: AzName,
         registry: Registry,
@@ -253,7 +256,8 @@ pub fn forget_gateways(workers: &Workers) {
     }
 }
 
-/// Makes the first worker record the refusals of the connect hook, because no worker has seen those connections.
+/// Makes the first worker record the refusals of the connect hook, because no worker has seen those
+/// connections.
 pub fn record_connect_refusals(
     workers: &Workers,
     pod: Arc<LocalPod>,

@@ -1,6 +1,8 @@
-//! SPIFFE Workload API for pods that request it: the application's own X.509-SVID with its own key, and the trust bundles.
+//! SPIFFE Workload API for pods that request it: the application's own X.509-SVID with its own key,
+//! and the trust bundles.
 //!
-//! The sockets are only inside the pod's network namespace, so every client belongs to the pod. The API issues no JWTs.
+//! The sockets are only inside the pod's network namespace, so every client belongs to the pod. The
+//! API issues no JWTs.
 
 mod answers;
 mod keys;
@@ -95,7 +97,8 @@ impl WorkloadApis {
         }
     }
 
-    /// Serves `identity` in `netns` until the returned value is dropped. Call it on the control runtime.
+    /// Serves `identity` in `netns` until the returned value is dropped. Call it on the control
+    /// runtime.
     pub fn start(
         &self,
         netns: &Arc<Netns>,
@@ -168,7 +171,8 @@ enum ApiSocket {
     Abstract,
 }
 
-/// Serves one socket and never ends by itself. A socket that cannot be opened, because an application may use the address, is retried.
+/// Serves one socket and never ends by itself. A socket that cannot be opened, because an
+/// application may use the address, is retried.
 async fn serve(
     socket: ApiSocket,
     netns: &Netns,

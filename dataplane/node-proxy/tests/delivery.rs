@@ -1,5 +1,5 @@
-//! Client address that an application sees: over tunnels of gateways and of other peers, in plaintext, in both families, and where the
-//! kernel cannot preserve it.
+//! Client address that an application sees: over tunnels of gateways and of other peers, in
+//! plaintext, in both families, and where the kernel cannot preserve it.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -38,7 +38,8 @@ fn teller(listener: TcpListener) {
     });
 }
 
-/// Returns the address that the application sends over a tunnel from outside, from the family's gateway address.
+/// Returns the address that the application sends over a tunnel from outside, from the family's
+/// gateway address.
 fn connect_and_report(
     fixture: &NodeFixture,
     (hbone, app, hop): (&str, &str, &str),
@@ -187,7 +188,8 @@ fn application_sees_its_client_where_nftables_capture() {
     });
 }
 
-/// A member of another tenant may have the address of a pod of this tenant: the application sees the gateway.
+/// A member of another tenant may have the address of a pod of this tenant: the application sees
+/// the gateway.
 #[test]
 fn client_of_another_tenant_is_seen_as_the_gateway() {
     use canal_model::authorization::{
@@ -281,7 +283,8 @@ fn ports_in_use_give_way_and_time_wait_does_not_count() {
             );
             open.push(tunnel);
         }
-        // The client ends first, so that its side is in TIME_WAIT: the same port is usable again at once.
+        // The client ends first, so that its side is in TIME_WAIT: the same port is usable again at
+        // once.
         for _ in 0..20 {
             for mut tunnel in open.drain(..) {
                 tunnel.send(b"", true);
@@ -335,7 +338,8 @@ fn application_without_listener_refuses_at_once() {
     });
 }
 
-/// An application's rules for its own host admit no remote client, whatever the kernel permits the proxy.
+/// An application's rules for its own host admit no remote client, whatever the kernel permits the
+/// proxy.
 #[test]
 fn a_substitute_address_is_seen_if_the_clients_cannot_be_preserved() {
     for policies in [vec![], vec![strict(PeerMode::Strict)]] {
@@ -377,7 +381,8 @@ fn plaintext_client_is_seen_through_the_guard() {
         });
         teller(fixture.ns.listen("0.0.0.0:8080"));
         teller(fixture.ns.listen(&format!("[{POD_V6}]:8080")));
-        // A policy observes the identities of members and admits all others, so plaintext passes through the proxy.
+        // A policy observes the identities of members and admits all others, so plaintext passes
+        // through the proxy.
         fixture.apply(&NodeSetup {
             capture,
             policies: vec![watch()],
@@ -432,7 +437,8 @@ fn dial_from(hop: &str, to: &str) -> TcpStream {
     s.into()
 }
 
-/// In the kernel's connection list a delivery looks like plaintext from the client; a change of policies must not end it.
+/// In the kernel's connection list a delivery looks like plaintext from the client; a change of
+/// policies must not end it.
 #[test]
 fn change_of_policies_leaves_deliveries_alone() {
     for capture in [CaptureChoice::Bpf, CaptureChoice::Nft] {

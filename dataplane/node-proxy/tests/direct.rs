@@ -1,4 +1,5 @@
-//! Direct path out of a pod: to a ready pod's node under the service's name, or through a gateway if no node opens the tunnel.
+//! Direct path out of a pod: to a ready pod's node under the service's name, or through a gateway
+//! if no node opens the tunnel.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
@@ -124,7 +125,8 @@ fn direct_port_is_carried_to_a_ready_pod_as_the_service_and_recorded() {
 #[test]
 fn pods_own_direct_port_is_dialled_by_its_address_and_other_ports_by_a_gateway() {
     let fixture = NodeFixture::new(&with(&PODS[..1]));
-    // The test's pods are outside the tenant's range, so only the lookup is tested: a direct port is known by its address.
+    // The test's pods are outside the tenant's range, so only the lookup is tested: a direct port
+    // is known by its address.
     let view = fixture.shared.view.load_full();
     let tenant = view.tenant(&"alpha".parse().unwrap()).unwrap();
     let at = |port: u16| {
@@ -168,7 +170,8 @@ fn dead_and_refusing_pods_are_passed_over_without_an_error() {
     assert_eq!(fallbacks(&fixture), 0.0);
 }
 
-/// The pod's node enforces a policy that only a gateway can evaluate, and this node does not have the policy yet.
+/// The pod's node enforces a policy that only a gateway can evaluate, and this node does not have
+/// the policy yet.
 #[test]
 fn denied_by_the_pods_node_takes_the_gateway_with_nothing_lost() {
     let fixture = NodeFixture::new(&with(&PODS));
@@ -221,7 +224,8 @@ fn peer_of_another_identity_is_not_believed() {
     assert_eq!(failures(&fixture, "unreachable"), 1.0);
 }
 
-/// The pod's node is alive and waits for the application, which would see another attempt as a second connection.
+/// The pod's node is alive and waits for the application, which would see another attempt as a
+/// second connection.
 #[test]
 fn pod_whose_node_answers_pings_has_time_for_its_response() {
     let fixture = NodeFixture::new(&with(&PODS));

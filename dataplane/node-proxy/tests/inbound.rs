@@ -1,4 +1,5 @@
-//! Inbound path at a pod's HBONE port, with a hand-made client: TLS, settings, every status, bytes, resets, limits, drain and rotation.
+//! Inbound path at a pod's HBONE port, with a hand-made client: TLS, settings, every status, bytes,
+//! resets, limits, drain and rotation.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -46,7 +47,8 @@ fn settings_on_the_wire_are_ztunnels_but_for_windows() {
     ));
     for (id, name, want) in [
         (3, "max concurrent streams", 200),
-        // Windows start small and grow with use, under the tenant's budget; ztunnel's start at 4 and 16 MiB.
+        // Windows start small and grow with use, under the tenant's budget; ztunnel's start at 4
+        // and 16 MiB.
         (4, "initial window", canal_wire::hbone::STREAM_WINDOW),
         (5, "max frame size", 1 << 20),
         (6, "max header list", 64 << 10),
@@ -193,7 +195,8 @@ fn waiting_for_the_nodes_first_configuration_times_out() {
 
 #[test]
 fn authorization_answers_401() {
-    // The tenant's trust domain has changed; the pod still proves the old one, and so does its peer.
+    // The tenant's trust domain has changed; the pod still proves the old one, and so does its
+    // peer.
     let fixture = NodeFixture::new(&NodeSetup {
         trust_domain: "new.example",
         ..NodeSetup::default()
@@ -255,7 +258,8 @@ fn foreign_identities_fail_the_handshake() {
     ];
     for (n, (case, hello)) in cases.into_iter().enumerate() {
         run(async {
-            // In TLS 1.3 the server verifies the client's certificate after the client has finished its handshake.
+            // In TLS 1.3 the server verifies the client's certificate after the client has finished
+            // its handshake.
             if let Ok(mut tls) = raw::tls(&fixture, HBONE, &hello).await {
                 let mut byte = [0];
                 let read = tokio::io::AsyncReadExt::read(&mut tls, &mut byte).await;

@@ -1,4 +1,5 @@
-//! Outbound path: an application's connection is captured by the kernel, routed, carried to a gateway, and recorded.
+//! Outbound path: an application's connection is captured by the kernel, routed, carried to a
+//! gateway, and recorded.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -163,7 +164,8 @@ fn every_refusal_is_a_reset_with_a_name() {
     }
 }
 
-/// Does what the node does when its snapshot changes, and then records new refusals of the connect hook.
+/// Does what the node does when its snapshot changes, and then records new refusals of the connect
+/// hook.
 fn follow_and_record(
     fixture: &NodeFixture,
     policies: &mut ConnectPolicies,
@@ -185,7 +187,8 @@ fn follow_and_record(
     );
 }
 
-/// The kernel knows the same destinations as before: connect() refuses them, and the node still counts and logs them as its refusals.
+/// The kernel knows the same destinations as before: connect() refuses them, and the node still
+/// counts and logs them as its refusals.
 #[test]
 fn connect_refuses_known_destinations_and_counts_them_by_name() {
     const REFUSED: &str = "error ConnectionRefused Some(111)";
@@ -269,13 +272,15 @@ fn nothing_from_outside_reaches_the_listener_for_the_pods_own_connections() {
         let inside = fixture.ns.within(|| {
             TcpStream::connect_timeout(&at, canal_timing::deadline(Duration::from_secs(5)))
         });
-        // The proxy finds no original destination and resets, possibly before connect_timeout checks.
+        // The proxy finds no original destination and resets, possibly before connect_timeout
+        // checks.
         let is_reached = inside
             .as_ref()
             .map_or_else(|e| e.kind() == ErrorKind::ConnectionReset, |_| true);
         assert!(is_reached, "{at}: {inside:?}");
     }
-    // From outside to addresses that are local by a route: a packet that arrives by the interface is dropped.
+    // From outside to addresses that are local by a route: a packet that arrives by the interface
+    // is dropped.
     fixture
         .outside
         .ip("-6 route add fd63:616e:616c:1:0:1::/96 dev out0");
@@ -389,8 +394,8 @@ fn a_reader_that_stalls_stops_the_writer() {
     let fixture = NodeFixture::new(&NodeSetup::default());
     let _gateway = fixture.gateway(NEAR, GatewayBehavior::Stall);
     let sent: u64 = fixture.app("flood", &[VIP]).line().parse().unwrap();
-    // The bound covers two socket buffers, the node's own and the stream's window. Without back-pressure, it would be all that a second can
-    // carry.
+    // The bound covers two socket buffers, the node's own and the stream's window. Without
+    // back-pressure, it would be all that a second can carry.
     assert!(sent < 40 << 20, "{sent} bytes were taken");
 }
 
@@ -477,7 +482,8 @@ fn a_gateway_that_fails_is_passed_over_and_avoided() {
     assert_eq!(failures("gateway"), 2.0);
 }
 
-/// A gateway that is alive may be dialing the application, so the application would see a second connection from another gateway.
+/// A gateway that is alive may be dialing the application, so the application would see a second
+/// connection from another gateway.
 #[test]
 fn a_gateway_that_answers_pings_has_time_for_its_response() {
     let fixture = NodeFixture::new(&NodeSetup {
@@ -695,7 +701,8 @@ fn a_drain_finishes_open_connections_and_accepts_no_new_ones() {
     fixture.logged(|l| l["result"] == "complete");
 }
 
-/// Returns a setup on the cloud tier: gateway addresses of the service in this node's AZ and in another.
+/// Returns a setup on the cloud tier: gateway addresses of the service in this node's AZ and in
+/// another.
 fn on_tier(near_open: bool) -> NodeSetup {
     let addresses: &'static [_] = match near_open {
         true => &[("az1", NEAR, true), ("az2", FAR, true)],
@@ -866,7 +873,8 @@ fn an_az_that_dies_under_its_connection_is_left_within_a_second() {
     });
 }
 
-/// A draining replica sends GOAWAY, and its address leads to another replica. The next stream goes there, and no failure is counted.
+/// A draining replica sends GOAWAY, and its address leads to another replica. The next stream goes
+/// there, and no failure is counted.
 #[test]
 fn a_goaway_moves_the_next_stream_to_whoever_is_at_the_address_now() {
     let fixture = NodeFixture::new(&on_tier(true));
@@ -909,7 +917,8 @@ fn a_goaway_moves_the_next_stream_to_whoever_is_at_the_address_now() {
     );
 }
 
-/// A replica that is drained by an operator sends GOAWAY repeatedly while connections come and go: none of them fails.
+/// A replica that is drained by an operator sends GOAWAY repeatedly while connections come and go:
+/// none of them fails.
 #[test]
 fn goaways_under_load_fail_no_connection() {
     let fixture = NodeFixture::new(&NodeSetup {

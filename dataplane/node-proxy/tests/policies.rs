@@ -1,4 +1,5 @@
-//! Policies on connections into a pod, over HBONE and in plaintext, and on those that are open when policies change.
+//! Policies on connections into a pod, over HBONE and in plaintext, and on those that are open when
+//! policies change.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -149,7 +150,8 @@ fn plain(fixture: &NodeFixture, to: &str) -> Result<(), ErrorKind> {
         .and_then(|mut s| ping(&mut s))
 }
 
-/// Checks that the node refuses what only a gateway can decide, and admits what the gateway has decided.
+/// Checks that the node refuses what only a gateway can decide, and admits what the gateway has
+/// decided.
 fn check_undecided(fixture: &NodeFixture, gateway: &PeerHello, front: &PeerHello) {
     fixture.apply(&setup(vec![policy(
         "get-only",
@@ -412,7 +414,8 @@ fn federated_members_come_in_by_name_and_revoked_ones_go() {
     );
 }
 
-/// Name of the case, policies, result of plaintext to the application's port, and the refusal's name.
+/// Name of the case, policies, result of plaintext to the application's port, and the refusal's
+/// name.
 type PlaintextCase = (
     &'static str,
     Vec<Resource>,

@@ -1,4 +1,5 @@
-//! SPIFFE Workload API as an application in a pod uses it: both sockets, renewal, changes of bundles, and limits.
+//! SPIFFE Workload API as an application in a pod uses it: both sockets, renewal, changes of
+//! bundles, and limits.
 
 use std::os::linux::net::SocketAddrExt;
 use std::pin::Pin;

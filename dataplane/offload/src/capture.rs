@@ -1,8 +1,9 @@
-//! Capture by BPF: loads `bpf/capture.bpf.c` once per node and attaches it to pods' cgroups. It stays attached when this process dies.
-//! Start with [`CapturePrograms::load`].
+//! Capture by BPF: loads `bpf/capture.bpf.c` once per node and attaches it to pods' cgroups. It
+//! stays attached when this process dies. Start with [`CapturePrograms::load`].
 //!
-//! With a pin directory a captured pod stays captured: while no proxy runs, its connections are refused and never leave unencrypted. The
-//! next process adopts links and maps and replaces the programs in place. Without a pin directory (tests) everything ends with the process.
+//! With a pin directory a captured pod stays captured: while no proxy runs, its connections are
+//! refused and never leave unencrypted. The next process adopts links and maps and replaces the
+//! programs in place. Without a pin directory (tests) everything ends with the process.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd};
@@ -27,8 +28,8 @@ pub fn object_bytes() -> &'static [u8] {
     &OBJECT.0
 }
 
-/// Programs in the order of attachment. The connect hooks come last: a connection is captured only once its origin can be published and its
-/// addresses can be restored.
+/// Programs in the order of attachment. The connect hooks come last: a connection is captured only
+/// once its origin can be published and its addresses can be restored.
 const PROGRAMS: [&str; 7] = [
     "canal_sockops",
     "canal_getpeername4",
@@ -38,7 +39,8 @@ const PROGRAMS: [&str; 7] = [
     "canal_connect4",
     "canal_connect6",
 ];
-/// Maps that outlive the process. The tables of the connect hook do not: without a proxy all connections are refused.
+/// Maps that outlive the process. The tables of the connect hook do not: without a proxy all
+/// connections are refused.
 const MAPS: [&str; 5] = [
     "canal_sockets",
     "canal_origins",
@@ -82,7 +84,8 @@ pub struct CapturePrograms {
 #[derive(Debug)]
 pub struct PodCapture {
     links: Vec<Link>,
-    /// Number of links that an earlier process had pinned and that were adopted; the others are new.
+    /// Number of links that an earlier process had pinned and that were adopted; the others are
+    /// new.
     adopted: usize,
 }
 
@@ -124,8 +127,9 @@ impl CapturePrograms {
             .transpose()?;
         let object = match (load_object(options, pins.as_ref()), &pins) {
             (Err(OffloadError::Load { source, journal }), Some(p)) if has_maps(p) => {
-                // The pinned maps have the same ABI number but another shape (a size changed). Connections in progress lose their origin
-                // and are reset, which is better than no capture.
+                // The pinned maps have the same ABI number but another shape (a size changed).
+                // Connections in progress lose their origin and are reset, which is better than no
+                // capture.
                 tracing::warn!(%source, journal, "the pinned maps do not fit; starting with new ones");
                 p.forget_maps().map_err(|source| OffloadError::Pins {
                     dir: p.maps(),
@@ -159,8 +163,9 @@ impl CapturePrograms {
         })
     }
 
-    /// Captures the pod whose processes are in `cgroup`. Links that an earlier process pinned for the same cgroup are adopted: their
-    /// programs are replaced by this object's, atomically per hook.
+    /// Captures the pod whose processes are in `cgroup`. Links that an earlier process pinned for
+    /// the same cgroup are adopted: their programs are replaced by this object's, atomically per
+    /// hook.
     ///
     /// # Errors
     /// Fails if the cgroup cannot be opened, or if a program cannot be attached or pinned.
@@ -198,8 +203,8 @@ impl CapturePrograms {
         Ok(captured)
     }
 
-    /// Ends the capture of a pod: from now on its connections leave as they are. It is only for pods whose cgroup is removed or empty, or
-    /// at an operator's command.
+    /// Ends the capture of a pod: from now on its connections leave as they are. It is only for
+    /// pods whose cgroup is removed or empty, or at an operator's command.
     ///
     /// # Errors
     /// Fails if a link cannot be detached or a pin cannot be removed.
@@ -226,8 +231,9 @@ impl CapturePrograms {
             .unwrap_or_default()
     }
 
-    /// Releases pinned pods that are not `known` and whose cgroup the kernel has removed, and returns their names. They ended while no
-    /// proxy ran. Other unknown pods stay captured, and so refused, until their cgroup is removed too.
+    /// Releases pinned pods that are not `known` and whose cgroup the kernel has removed, and
+    /// returns their names. They ended while no proxy ran. Other unknown pods stay captured, and so
+    /// refused, until their cgroup is removed too.
     pub fn forget_gone(&self, known: impl Fn(&str) -> bool) -> Vec<String> {
         let Some(pins) = &self.pins else {
             return Vec::new();
@@ -245,13 +251,14 @@ impl CapturePrograms {
             .collect()
     }
 
-    /// Returns true if capture outlives this process: it is pinned, and not only in a mount that ends with this process's own mount
-    /// namespace.
+    /// Returns true if capture outlives this process: it is pinned, and not only in a mount that
+    /// ends with this process's own mount namespace.
     pub fn is_durable(&self) -> bool {
         self.pins.as_ref().is_some_and(PinDirectory::is_durable)
     }
 
-    /// Removes the maps of other versions. Call it when all pods are attached again, because then no link uses them.
+    /// Removes the maps of other versions. Call it when all pods are attached again, because then
+    /// no link uses them.
     pub fn forget_other_versions(&self) {
         if let Some(p) = &self.pins {
             p.forget_other_abis();
@@ -268,7 +275,8 @@ impl CapturePrograms {
         &self.tables
     }
 
-    /// Returns every verdict's name and its count since the maps were created, over all pods of the node.
+    /// Returns every verdict's name and its count since the maps were created, over all pods of the
+    /// node.
     ///
     /// # Errors
     /// Fails if the counter map cannot be read.
@@ -279,7 +287,8 @@ impl CapturePrograms {
             .collect()
     }
 
-    /// Returns each program's name and the number of instructions that the verifier walked for it, which a test compares with a budget.
+    /// Returns each program's name and the number of instructions that the verifier walked for it,
+    /// which a test compares with a budget.
     ///
     /// # Errors
     /// Fails if the kernel gives no information about a program.
@@ -310,7 +319,8 @@ impl CapturePrograms {
     }
 }
 
-/// Removes every pin under `dir`, which releases all pods of the node. `canal-node --release` uses it.
+/// Removes every pin under `dir`, which releases all pods of the node. `canal-node --release` uses
+/// it.
 ///
 /// # Errors
 /// Fails if a pin cannot be removed or the bpffs cannot be unmounted.
@@ -351,8 +361,8 @@ fn load_object(
     open.load().map_err(err)
 }
 
-/// Returns true if the link at `pin` is not attached to a cgroup any more, or does not exist. The kernel detaches it when the cgroup is
-/// removed.
+/// Returns true if the link at `pin` is not attached to a cgroup any more, or does not exist. The
+/// kernel detaches it when the cgroup is removed.
 fn is_detached(pin: &Path) -> bool {
     match Link::open(pin).and_then(|l| l.info()) {
         Ok(info) => matches!(info.info, LinkTypeInfo::Cgroup(c) if c.cgroup_id == 0),
@@ -360,8 +370,9 @@ fn is_detached(pin: &Path) -> bool {
     }
 }
 
-/// Adopts a link that an earlier process pinned: it runs our program from now on. Returns `None` if the link does not exist or belongs to
-/// another cgroup, i.e. to a pod that was created again under its old name while no proxy ran.
+/// Adopts a link that an earlier process pinned: it runs our program from now on. Returns `None` if
+/// the link does not exist or belongs to another cgroup, i.e. to a pod that was created again under
+/// its old name while no proxy ran.
 pub(crate) fn adopt(pin: &Path, cgroup_id: u64, program: &Program<'_>) -> Option<Link> {
     let mut link = Link::open(pin).ok()?;
     let ours =

@@ -1,8 +1,9 @@
-//! Tables by which `bpf/capture.bpf.c` refuses at `connect()` what the proxy would refuse. This module writes them, tenant by tenant. It
-//! does not decide about destinations. Start with [`ConnectTables::update_tenant`].
+//! Tables by which `bpf/capture.bpf.c` refuses at `connect()` what the proxy would refuse. This
+//! module writes them, tenant by tenant. It does not decide about destinations. Start with
+//! [`ConnectTables::update_tenant`].
 //!
-//! A destination that a tenant may reach before and after an update is never refused in between. A tenant without an entry is left to the
-//! proxy.
+//! A destination that a tenant may reach before and after an update is never refused in between. A
+//! tenant without an entry is left to the proxy.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
@@ -36,8 +37,8 @@ pub struct TenantDestinations {
     pub outside: Option<Verdict>,
     /// Single addresses. They take precedence over ranges.
     pub addresses: BTreeMap<IpAddr, Destination>,
-    /// Address ranges, of which the longest that contains an address decides. `None` marks a range of pods, of which only reserved ports
-    /// are refused.
+    /// Address ranges, of which the longest that contains an address decides. `None` marks a range
+    /// of pods, of which only reserved ports are refused.
     pub ranges: BTreeMap<IpNet, Option<Verdict>>,
 }
 
@@ -56,7 +57,8 @@ impl TenantDestinations {
     }
 }
 
-/// Maps of the connect hook. They live as long as the programs that use them and are not pinned: a new process fills its own.
+/// Maps of the connect hook. They live as long as the programs that use them and are not pinned: a
+/// new process fills its own.
 #[derive(Debug)]
 pub struct ConnectTables {
     pods: Entries<u64, CapturedPod>,
@@ -77,8 +79,9 @@ impl ConnectTables {
         })
     }
 
-    /// Writes the entry of the pod that has the namespace at `netns` and these addresses, and makes the proxy's IPv6 addresses local there.
-    /// Returns the namespace's cookie. Open connections keep the addresses that they already show.
+    /// Writes the entry of the pod that has the namespace at `netns` and these addresses, and makes
+    /// the proxy's IPv6 addresses local there. Returns the namespace's cookie. Open connections
+    /// keep the addresses that they already show.
     ///
     /// # Errors
     /// Fails if the namespace cannot be entered or a map cannot be written.
@@ -112,7 +115,8 @@ impl ConnectTables {
         self.refusals.remove(&netns_cookie)
     }
 
-    /// Returns the refusals of the pod in the namespace with this cookie, since its entry was created.
+    /// Returns the refusals of the pod in the namespace with this cookie, since its entry was
+    /// created.
     ///
     /// # Errors
     /// Fails if the map cannot be read.
@@ -123,8 +127,8 @@ impl ConnectTables {
     /// Changes the tenant's tables from `before` to `after` by writing the difference.
     ///
     /// # Errors
-    /// Fails if a map cannot be written, or is full. The tenant then has no entry and nothing is refused for it; `before` must be empty in
-    /// the next call.
+    /// Fails if a map cannot be written, or is full. The tenant then has no entry and nothing is
+    /// refused for it; `before` must be empty in the next call.
     pub fn update_tenant(
         &self,
         tenant: u32,
@@ -158,7 +162,8 @@ impl ConnectTables {
             .try_for_each(|range| self.ranges.remove(&range_key(tenant, *range)))
     }
 
-    /// Writes the difference. The order matters: wider permissions come first and wider refusals last.
+    /// Writes the difference. The order matters: wider permissions come first and wider refusals
+    /// last.
     fn write_difference(
         &self,
         tenant: u32,

@@ -1,9 +1,10 @@
-//! Prepares a pod's network namespace so that the node proxy can connect to its applications from addresses that are not the pod's. Packets
-//! with the mark of such connections are delivered inside, replies included. It uses rules and routes (rtnetlink(7)) and three sysctls. The
-//! caller decides from which address a connection comes. Start with [`install`].
+//! Prepares a pod's network namespace so that the node proxy can connect to its applications from
+//! addresses that are not the pod's. Packets with the mark of such connections are delivered
+//! inside, replies included. It uses rules and routes (rtnetlink(7)) and three sysctls. The caller
+//! decides from which address a connection comes. Start with [`install`].
 //!
-//! An application that sets the mark itself gains nothing: its packets do not leave the namespace at all. Marks do not cross namespaces, so
-//! no process outside can set it.
+//! An application that sets the mark itself gains nothing: its packets do not leave the namespace
+//! at all. Marks do not cross namespaces, so no process outside can set it.
 
 use std::io;
 use std::net::Ipv6Addr;
@@ -17,10 +18,12 @@ use crate::OffloadError;
 use crate::peer::{links, receive};
 use crate::tc_hook::within;
 
-/// Routing table whose routes deliver everything locally. The next constant is the preference of the rule that leads marked packets to it.
+/// Routing table whose routes deliver everything locally. The next constant is the preference of
+/// the rule that leads marked packets to it.
 const TABLE: u32 = 1539;
 const RULE_PREFERENCE: u32 = 100;
-/// Metric of the routes through devices other than loopback, for sockets that are bound to a device. It ranks them after loopback's route.
+/// Metric of the routes through devices other than loopback, for sockets that are bound to a
+/// device. It ranks them after loopback's route.
 const DEVICE_METRIC: u32 = 2_000;
 const LOOPBACK_INDEX: u32 = 1;
 /// Devices of a pod that get a route at most, which is more than any pod has.
@@ -31,7 +34,8 @@ const DEVICES_MAX: usize = 64;
 /// 127.0.0.6.
 pub const SUBSTITUTE_V6: Ipv6Addr = Ipv6Addr::new(0xfd63, 0x616e, 0x616c, 0, 0, 0, 0, 6);
 
-/// Settings by which an accepted socket, and a reset or an ICMP error without a socket, gets the mark of the packet that it replies to.
+/// Settings by which an accepted socket, and a reset or an ICMP error without a socket, gets the
+/// mark of the packet that it replies to.
 const SYSCTLS_V4: [&str; 2] = [
     "/proc/sys/net/ipv4/tcp_fwmark_accept",
     "/proc/sys/net/ipv4/fwmark_reflect",
@@ -72,7 +76,8 @@ pub struct Delivery {
     pub missing: String,
 }
 
-/// Prepares the namespace at `netns` as far as the kernel permits; what exists already stays. `v6` means that the pod has IPv6 addresses.
+/// Prepares the namespace at `netns` as far as the kernel permits; what exists already stays. `v6`
+/// means that the pod has IPv6 addresses.
 ///
 /// # Errors
 /// Fails if the namespace cannot be entered. Refusals of the kernel are in [`Delivery::missing`].
@@ -95,7 +100,8 @@ pub fn install(netns: &Path, mark: u32, v6: bool) -> Result<Delivery, OffloadErr
     })
 }
 
-/// Removes rules and routes; it is no error if there are none. The sysctls stay, because they have no effect without marks.
+/// Removes rules and routes; it is no error if there are none. The sysctls stay, because they have
+/// no effect without marks.
 ///
 /// # Errors
 /// Fails if the namespace cannot be entered or the kernel refuses a removal.
@@ -125,7 +131,8 @@ pub fn remove(netns: &Path, mark: u32) -> Result<(), OffloadError> {
 
 fn gone(result: io::Result<()>) -> io::Result<()> {
     match result {
-        // These errors mean that there is no such rule, route or device, or that the kernel lacks the address family.
+        // These errors mean that there is no such rule, route or device, or that the kernel lacks
+        // the address family.
         Err(e)
             if matches!(
                 e.raw_os_error(),
@@ -161,7 +168,8 @@ fn routes(mark: u32, v6: bool) -> Result<(), String> {
         .into_iter()
         .chain(v6.then_some(libc::AF_INET6));
     for family in families {
-        // Routes come before the rule, because packets that the rule sends to the table must find a route.
+        // Routes come before the rule, because packets that the rule sends to the table must find a
+        // route.
         let by_loopback = route(family, TABLE, Some(LOOPBACK_INDEX), &[(RTA_PRIORITY, 1)]);
         there(change(
             &socket,
@@ -182,7 +190,8 @@ fn routes(mark: u32, v6: bool) -> Result<(), String> {
                 Some(index),
                 &[(RTA_PRIORITY, DEVICE_METRIC + n)],
             );
-            // This route serves only sockets that are bound to the device; a device that is down has none.
+            // This route serves only sockets that are bound to the device; a device that is down
+            // has none.
             let _ = change(&socket, RTM_NEWROUTE, CREATE_EXCLUSIVE, &by_device);
         }
         there(change(

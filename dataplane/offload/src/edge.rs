@@ -1,9 +1,10 @@
-//! The edge's program (`bpf/edge.bpf.c`): loads it, keeps it on the device when this process dies, and provides its maps as typed entries.
-//! Does not decide what the maps contain. Start with [`EdgeProgram::attach`].
+//! The edge's program (`bpf/edge.bpf.c`): loads it, keeps it on the device when this process dies,
+//! and provides its maps as typed entries. Does not decide what the maps contain. Start with
+//! [`EdgeProgram::attach`].
 //!
-//! The maps are pinned, and the next process finds them with their contents. The program, whose settings are constants in the object, is
-//! loaded again and replaces the old one between two packets. An agent may therefore be killed and started at any time, also with other
-//! settings.
+//! The maps are pinned, and the next process finds them with their contents. The program, whose
+//! settings are constants in the object, is loaded again and replaces the old one between two
+//! packets. An agent may therefore be killed and started at any time, also with other settings.
 
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
@@ -48,22 +49,26 @@ const MAPS: &[&str] = &[
 /// Settings of the program, which are fixed at load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EdgeProgramSettings {
-    /// Address of the tunnel's end: the edge's underlay address, or the one that all edges of its AZ share.
+    /// Address of the tunnel's end: the edge's underlay address, or the one that all edges of its
+    /// AZ share.
     pub address: Ipv4Addr,
-    /// Number of source ports, and so of tunnels, to a replica that [`EdgeProgram::tunnels`] does not list; at least 1.
+    /// Number of source ports, and so of tunnels, to a replica that [`EdgeProgram::tunnels`] does
+    /// not list; at least 1.
     pub tunnels: u16,
-    /// True if flows share the tunnels. Otherwise each flow's hash is its source port (RFC 7348 §5).
+    /// True if flows share the tunnels. Otherwise each flow's hash is its source port (RFC 7348
+    /// §5).
     pub aggregate: bool,
     /// First source port of the shared tunnels; `tunnel_port + tunnels` is at most 65536.
     pub tunnel_port: u16,
-    /// Size in bytes of the largest inner packet, with its IP header, that enters the tier; at least 1280. Larger packets are answered by
-    /// ICMP.
+    /// Size in bytes of the largest inner packet, with its IP header, that enters the tier; at
+    /// least 1280. Larger packets are answered by ICMP.
     pub mtu: u32,
 }
 
 impl EdgeProgramSettings {
     fn plain(&self) -> EdgeSettings {
-        // Values that the program cannot handle are clamped: it must never divide by zero or wrap a port.
+        // Values that the program cannot handle are clamped: it must never divide by zero or wrap a
+        // port.
         let tunnels = u32::from(self.tunnels).clamp(1, 65_536 - u32::from(self.tunnel_port));
         EdgeSettings {
             address_be: address_be(self.address),
@@ -82,8 +87,8 @@ pub struct EdgeOptions {
     pub netns: Option<PathBuf>,
     /// Name of the edge's only device.
     pub device: String,
-    /// Directory of the maps' pins. With `None` the maps end with the last program that uses them, and a new process starts with empty
-    /// ones.
+    /// Directory of the maps' pins. With `None` the maps end with the last program that uses them,
+    /// and a new process starts with empty ones.
     pub pin_dir: Option<PathBuf>,
     pub settings: EdgeProgramSettings,
 }
@@ -111,32 +116,36 @@ pub struct EdgeProgram {
 pub struct TestFrameOptions {
     /// Bytes of payload in each segment of the packet (GSO); 0 means that it is a single packet.
     pub segment: u16,
-    /// True if the device calculated the packet's sum (CHECKSUM_COMPLETE). The kernel then verifies that the program kept the sum correct.
+    /// True if the device calculated the packet's sum (CHECKSUM_COMPLETE). The kernel then verifies
+    /// that the program kept the sum correct.
     pub is_summed: bool,
 }
 
 /// Result of running the program over one frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EdgeTestRun {
-    /// Verdict as `TC_ACT_*`: 0 is delivery to the host's stack, 2 is a drop, 7 is a redirect to a device.
+    /// Verdict as `TC_ACT_*`: 0 is delivery to the host's stack, 2 is a drop, 7 is a redirect to a
+    /// device.
     pub verdict: u32,
     /// Frame in the form in which it would leave.
     pub frame: Vec<u8>,
 }
 
 impl EdgeProgram {
-    /// Loads the program, adopts pinned maps, and attaches the program to the device's ingress, where it replaces an earlier one without a
-    /// gap.
+    /// Loads the program, adopts pinned maps, and attaches the program to the device's ingress,
+    /// where it replaces an earlier one without a gap.
     ///
     /// # Errors
-    /// Fails if the pin directory cannot be used, or if the kernel refuses the program or its attachment.
+    /// Fails if the pin directory cannot be used, or if the kernel refuses the program or its
+    /// attachment.
     pub fn attach(options: &EdgeOptions) -> Result<Self, OffloadError> {
         let mut edge = Self::load(&options.settings, options.pin_dir.as_deref())?;
         edge.go_live(options.netns.as_deref(), &options.device)?;
         Ok(edge)
     }
 
-    /// Loads the program without attaching it, so that new maps can be filled before [`EdgeProgram::go_live`].
+    /// Loads the program without attaching it, so that new maps can be filled before
+    /// [`EdgeProgram::go_live`].
     ///
     /// # Errors
     /// Fails if the pin directory cannot be used or the kernel refuses the program.
@@ -173,7 +182,8 @@ impl EdgeProgram {
         })
     }
 
-    /// Attaches the loaded program to `device`, where it replaces that of an earlier process. Removes the maps of other versions.
+    /// Attaches the loaded program to `device`, where it replaces that of an earlier process.
+    /// Removes the maps of other versions.
     ///
     /// # Errors
     /// Fails if the program cannot be attached to the device.
@@ -207,13 +217,14 @@ impl EdgeProgram {
         self.adopted
     }
 
-    /// Returns true if the maps outlive this process: they are pinned, and not only in a mount that ends with this process's own mount
-    /// namespace.
+    /// Returns true if the maps outlive this process: they are pinned, and not only in a mount that
+    /// ends with this process's own mount namespace.
     pub fn is_durable(&self) -> bool {
         self.pins.as_ref().is_some_and(TierPins::is_durable)
     }
 
-    /// Returns true if this process's program is on the device. Another process may have flushed the device's filters.
+    /// Returns true if this process's program is on the device. Another process may have flushed
+    /// the device's filters.
     pub fn is_attached(&self) -> bool {
         let Ok(program) = tier::program(&self.object, PROGRAM) else {
             return false;
@@ -232,7 +243,8 @@ impl EdgeProgram {
         &self.addresses
     }
 
-    /// Returns the map from a service ID to the tenant and to the source addresses of the service's packets to that tenant.
+    /// Returns the map from a service ID to the tenant and to the source addresses of the service's
+    /// packets to that tenant.
     pub fn returns(&self) -> &Entries<u32, Return> {
         &self.returns
     }
@@ -257,13 +269,14 @@ impl EdgeProgram {
         &self.replicas
     }
 
-    /// Returns the underlay addresses of edges and replicas, in the form of [`address_be`]. The value is a replica's number, or 0.
+    /// Returns the underlay addresses of edges and replicas, in the form of [`address_be`]. The
+    /// value is a replica's number, or 0.
     pub fn hosts(&self) -> &Entries<u32, u32> {
         &self.hosts
     }
 
-    /// Returns the source ports towards each replica, by its underlay address in the form of [`address_be`]. A replica that is not listed
-    /// gets those of the settings.
+    /// Returns the source ports towards each replica, by its underlay address in the form of
+    /// [`address_be`]. A replica that is not listed gets those of the settings.
     pub fn tunnels(&self) -> &Entries<u32, Tunnels> {
         &self.tunnels
     }
@@ -279,7 +292,8 @@ impl EdgeProgram {
             .collect()
     }
 
-    /// Returns the number of instructions that the verifier walked, which a test compares with a budget.
+    /// Returns the number of instructions that the verifier walked, which a test compares with a
+    /// budget.
     ///
     /// # Errors
     /// Fails if the kernel gives no information about the program.
@@ -287,8 +301,8 @@ impl EdgeProgram {
         tier::verified_insns(&self.object, "bpf/edge.bpf.c", PROGRAM)
     }
 
-    /// Runs the program over one frame, without a device; the counters count the frame. It is for tests and for finding out why a frame is
-    /// dropped.
+    /// Runs the program over one frame, without a device; the counters count the frame. It is for
+    /// tests and for finding out why a frame is dropped.
     ///
     /// # Errors
     /// Fails if the kernel cannot run the program.
@@ -299,8 +313,8 @@ impl EdgeProgram {
     /// Runs the program over a frame with the properties that `received` describes.
     ///
     /// # Errors
-    /// Returns [`OffloadError::Trial`] if the kernel cannot run the program, or if the program invalidated a sum that the device had
-    /// reported.
+    /// Returns [`OffloadError::Trial`] if the kernel cannot run the program, or if the program
+    /// invalidated a sum that the device had reported.
     pub fn test_run_as(
         &self,
         frame: &[u8],
@@ -334,7 +348,8 @@ impl EdgeProgram {
     }
 }
 
-/// Removes what an earlier process left: the program on the device, and the pins. It is no error if there is nothing.
+/// Removes what an earlier process left: the program on the device, and the pins. It is no error if
+/// there is nothing.
 ///
 /// # Errors
 /// Fails if the program cannot be detached or a pin cannot be removed.

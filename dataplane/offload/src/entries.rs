@@ -1,5 +1,5 @@
-//! BPF map with typed keys and values: writes, removes and lists elements, and makes a map equal to a desired state. It does not decide
-//! about contents. Start with [`Entries::replace_all`].
+//! BPF map with typed keys and values: writes, removes and lists elements, and makes a map equal to
+//! a desired state. It does not decide about contents. Start with [`Entries::replace_all`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
@@ -11,7 +11,8 @@ use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle, MapType, Object};
 use crate::OffloadError;
 use crate::reconcile::{MapWrites, reconcile};
 
-/// Typed view of a hash, trie or array. Writing one element is atomic: a program sees either the old value or the new one.
+/// Typed view of a hash, trie or array. Writing one element is atomic: a program sees either the
+/// old value or the new one.
 #[derive(Debug)]
 pub struct Entries<K, V> {
     name: &'static str,
@@ -58,14 +59,16 @@ impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Entries<K, V> {
     /// Writes one element.
     ///
     /// # Errors
-    /// Returns [`OffloadError::Full`] if the map has no capacity left, and [`OffloadError::Map`] for any other failure.
+    /// Returns [`OffloadError::Full`] if the map has no capacity left, and [`OffloadError::Map`]
+    /// for any other failure.
     pub fn put(&self, key: &K, value: &V) -> Result<(), OffloadError> {
         self.put_bytes(to_bytes(key), to_bytes(value))
     }
 
     fn put_bytes(&self, key: &[u8], value: &[u8]) -> Result<(), OffloadError> {
         self.map.update(key, value, MapFlags::ANY).map_err(|e| {
-            // libbpf-rs has no error kind for a trie's ENOSPC; libbpf leaves errno as the system call set it.
+            // libbpf-rs has no error kind for a trie's ENOSPC; libbpf leaves errno as the system
+            // call set it.
             let is_full = e.kind() == ErrorKind::TooBig
                 || std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOSPC);
             if is_full {
@@ -79,7 +82,8 @@ impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Entries<K, V> {
         })
     }
 
-    /// Removes one element; an element of an array becomes zero. It is no error if there is no such element.
+    /// Removes one element; an element of an array becomes zero. It is no error if there is no such
+    /// element.
     ///
     /// # Errors
     /// Returns [`OffloadError::Map`] if the kernel refuses the removal.
@@ -157,7 +161,8 @@ impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Entries<K, V> {
     /// do not fit beside the old ones are written after the removal.
     ///
     /// # Errors
-    /// Returns [`OffloadError::Full`] if `wanted` does not fit, and [`OffloadError::Map`] if the map cannot be read or written.
+    /// Returns [`OffloadError::Full`] if `wanted` does not fit, and [`OffloadError::Map`] if the
+    /// map cannot be read or written.
     pub fn replace_all(&self, wanted: &HashMap<K, V>) -> Result<MapWrites, OffloadError> {
         let bytes = |all: &HashMap<K, V>| {
             all.iter()

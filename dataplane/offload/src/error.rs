@@ -1,4 +1,5 @@
-//! Error type of this crate. Its text shows operators where the error occurred, what the kernel reported, and the fix.
+//! Error type of this crate. Its text shows operators where the error occurred, what the kernel
+//! reported, and the fix.
 
 use std::path::PathBuf;
 
@@ -39,7 +40,8 @@ pub enum OffloadError {
         device: String,
         source: std::io::Error,
     },
-    /// The replica's tunnel device, or the routes and rules that lead packets into it, could not be created.
+    /// The replica's tunnel device, or the routes and rules that lead packets into it, could not be
+    /// created.
     #[error(
         "tunnel device tier0: {step}: {why}; needs root (CAP_NET_ADMIN), the ip program (Debian: apt-get install iproute2) and CONFIG_VXLAN"
     )]
@@ -50,7 +52,8 @@ pub enum OffloadError {
         program: &'static str,
         source: libbpf_rs::Error,
     },
-    /// The embedded object lacks a map, program or section that this code names: the two were not built from one tree.
+    /// The embedded object lacks a map, program or section that this code names: the two were not
+    /// built from one tree.
     #[error(
         "the embedded BPF object has no {what} {name:?}; rebuild canal-offload from a clean tree"
     )]

@@ -1,7 +1,9 @@
-//! Inbound capture by BPF (`bpf/inbound.bpf.c`): plaintext connections into a pod go to the proxy's listeners. It opens no sockets, and the
-//! caller decides for which pods it is used. Start with [`InboundPrograms::load`].
+//! Inbound capture by BPF (`bpf/inbound.bpf.c`): plaintext connections into a pod go to the proxy's
+//! listeners. It opens no sockets, and the caller decides for which pods it is used. Start with
+//! [`InboundPrograms::load`].
 //!
-//! The program stays when this process dies. It then refuses incoming connections, because a closed listener leaves the map by itself.
+//! The program stays when this process dies. It then refuses incoming connections, because a closed
+//! listener leaves the map by itself.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd};
@@ -30,7 +32,8 @@ const PROGRAM: &str = "canal_inbound";
 const LISTENERS: &str = "canal_inbound_listeners";
 const COUNTS: &str = "canal_inbound_counts";
 
-/// Node-wide part of inbound capture: the counters that all pods share, and the directory of the links' pins.
+/// Node-wide part of inbound capture: the counters that all pods share, and the directory of the
+/// links' pins.
 #[derive(Debug)]
 pub struct InboundPrograms {
     counts: MapHandle,
@@ -97,8 +100,8 @@ fn load(counts: Option<&MapHandle>) -> Result<Object, OffloadError> {
 }
 
 impl InboundPrograms {
-    /// Tests whether the kernel accepts the program, and adopts the counters of an earlier process. Without `pin_dir` nothing outlives the
-    /// process.
+    /// Tests whether the kernel accepts the program, and adopts the counters of an earlier process.
+    /// Without `pin_dir` nothing outlives the process.
     ///
     /// # Errors
     /// Fails if the pin directory cannot be used or the kernel refuses the object.
@@ -130,11 +133,13 @@ impl InboundPrograms {
         Ok(Self { counts, pins })
     }
 
-    /// Prepares the pod whose network namespace is at `netns`. No connection is captured before [`PodInbound::attach`]. If the program of
-    /// an earlier process is still attached, it refuses connections until then.
+    /// Prepares the pod whose network namespace is at `netns`. No connection is captured before
+    /// [`PodInbound::attach`]. If the program of an earlier process is still attached, it refuses
+    /// connections until then.
     ///
     /// # Errors
-    /// Fails if the namespace or the pod's pin directory cannot be opened, or the kernel refuses the object.
+    /// Fails if the namespace or the pod's pin directory cannot be opened, or the kernel refuses
+    /// the object.
     pub fn prepare(&self, pod: &str, netns: &Path) -> Result<PodInbound, OffloadError> {
         let no_netns = |source| OffloadError::Netns {
             netns: netns.to_path_buf(),
@@ -169,7 +174,8 @@ impl InboundPrograms {
             .is_some_and(|p| p.pod(pod).join(PROGRAM).exists())
     }
 
-    /// Ends the inbound capture that an earlier process left for a pod, when no policy needs it any more.
+    /// Ends the inbound capture that an earlier process left for a pod, when no policy needs it any
+    /// more.
     ///
     /// # Errors
     /// Fails if the pin cannot be removed.
@@ -184,7 +190,8 @@ impl InboundPrograms {
         })
     }
 
-    /// Returns every verdict's name and its count since the map was created, over all pods of the node.
+    /// Returns every verdict's name and its count since the map was created, over all pods of the
+    /// node.
     ///
     /// # Errors
     /// Fails if the counter map cannot be read.
@@ -197,8 +204,9 @@ impl InboundPrograms {
 }
 
 impl PodInbound {
-    /// Assigns the pod's connections of one family to `socket`, a listening TCP socket of the pod's namespace. One socket of a reuse-port
-    /// group stands for all. When the socket closes, the connections are refused.
+    /// Assigns the pod's connections of one family to `socket`, a listening TCP socket of the pod's
+    /// namespace. One socket of a reuse-port group stands for all. When the socket closes, the
+    /// connections are refused.
     ///
     /// # Errors
     /// Returns [`OffloadError::Map`] if the kernel does not accept the socket.
@@ -212,8 +220,9 @@ impl PodInbound {
             })
     }
 
-    /// Starts the capture: from now on connections from outside go to the listeners or are refused. A program that an earlier process left
-    /// is replaced without a gap. A repeated call does nothing.
+    /// Starts the capture: from now on connections from outside go to the listeners or are refused.
+    /// A program that an earlier process left is replaced without a gap. A repeated call does
+    /// nothing.
     ///
     /// # Errors
     /// Fails if the program cannot be attached or pinned.
@@ -256,7 +265,8 @@ impl PodInbound {
         &self.netns
     }
 
-    /// Returns the program's name and the number of instructions that the verifier walked, which a test compares with a budget.
+    /// Returns the program's name and the number of instructions that the verifier walked, which a
+    /// test compares with a budget.
     ///
     /// # Errors
     /// Fails if the kernel gives no information about the program.
@@ -284,8 +294,9 @@ impl PodInbound {
     }
 }
 
-/// Adopts the link pinned at `pin`: it runs our program from now on. Returns `None` if there is no link or it belongs to another namespace,
-/// i.e. to a pod that was created again under its old name while no proxy ran.
+/// Adopts the link pinned at `pin`: it runs our program from now on. Returns `None` if there is no
+/// link or it belongs to another namespace, i.e. to a pod that was created again under its old name
+/// while no proxy ran.
 fn adopt(pin: &Path, netns_inode: u64, program: &Program<'_>) -> Option<Link> {
     let mut link = Link::open(pin).ok()?;
     let ours =

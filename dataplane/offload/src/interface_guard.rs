@@ -1,9 +1,10 @@
-//! Interface guard (`bpf/interface_guard.bpf.c`): attaches the program to the host's side of containers' interfaces. Writes for each
-//! interface the tenant, MAC and addresses of the container behind it. It does not decide which container gets an interface. Start with
+//! Interface guard (`bpf/interface_guard.bpf.c`): attaches the program to the host's side of
+//! containers' interfaces. Writes for each interface the tenant, MAC and addresses of the container
+//! behind it. It does not decide which container gets an interface. Start with
 //! [`InterfaceGuard::load`].
 //!
-//! Filters hold the program and its maps, so interfaces stay guarded when this process dies. With pins the next process continues with the
-//! same maps and replaces the program between two packets.
+//! Filters hold the program and its maps, so interfaces stay guarded when this process dies. With
+//! pins the next process continues with the same maps and replaces the program between two packets.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -78,7 +79,8 @@ pub struct InterfaceGuard {
 }
 
 impl InterfaceGuard {
-    /// Loads the program and adopts pinned maps. `netns` is the namespace of the interfaces; with `None` it is this thread's.
+    /// Loads the program and adopts pinned maps. `netns` is the namespace of the interfaces; with
+    /// `None` it is this thread's.
     ///
     /// # Errors
     /// Fails if the pin directory cannot be used or the kernel refuses the object.
@@ -95,8 +97,9 @@ impl InterfaceGuard {
         })
     }
 
-    /// Guards exactly the interfaces of `bindings`. Returns the devices that could not be guarded, with the reason: a device that does not
-    /// exist does not stop the others. A device whose binding cannot be written is guarded nevertheless, and everything from it is refused.
+    /// Guards exactly the interfaces of `bindings`. Returns the devices that could not be guarded,
+    /// with the reason: a device that does not exist does not stop the others. A device whose
+    /// binding cannot be written is guarded nevertheless, and everything from it is refused.
     ///
     /// # Errors
     /// Fails if the namespace cannot be entered or the maps cannot be read.
@@ -134,7 +137,8 @@ impl InterfaceGuard {
         Ok(failed)
     }
 
-    /// Attaches the program before it writes the binding. In between the program refuses everything from the interface.
+    /// Attaches the program before it writes the binding. In between the program refuses everything
+    /// from the interface.
     fn bind(&self, binding: &InterfaceBinding) -> Result<(), OffloadError> {
         let hook = self.hook(&binding.device);
         let program = tier::program(&self.object, PROGRAM)?;
@@ -178,8 +182,8 @@ impl InterfaceGuard {
         }
     }
 
-    /// Returns true if this process's program is on the device. Another process may have flushed the device's filters, or the device may be
-    /// a new one.
+    /// Returns true if this process's program is on the device. Another process may have flushed
+    /// the device's filters, or the device may be a new one.
     pub fn is_guarded(&self, device: &str) -> bool {
         let Ok(program) = tier::program(&self.object, PROGRAM) else {
             return false;
@@ -188,7 +192,8 @@ impl InterfaceGuard {
         own.is_some() && self.hook(device).program_id(program.as_fd()) == own
     }
 
-    /// Returns the refused frames of each interface's container, by device. Interfaces that do not exist any more are left out.
+    /// Returns the refused frames of each interface's container, by device. Interfaces that do not
+    /// exist any more are left out.
     ///
     /// # Errors
     /// Fails if the map cannot be read or the namespace cannot be entered.
@@ -219,7 +224,8 @@ impl InterfaceGuard {
             .collect()
     }
 
-    /// Returns the number of instructions that the verifier walked, which a test compares with a budget.
+    /// Returns the number of instructions that the verifier walked, which a test compares with a
+    /// budget.
     ///
     /// # Errors
     /// Fails if the kernel gives no information about the program.
@@ -236,13 +242,14 @@ impl InterfaceGuard {
         self.pins.map_or(Ok(()), |pins| pins.remove())
     }
 
-    /// Runs the program over one frame as if it came from the interface with this index. It is for tests; the counters count the frame.
+    /// Runs the program over one frame as if it came from the interface with this index. It is for
+    /// tests; the counters count the frame.
     ///
     /// # Errors
     /// Fails if the kernel cannot run the program.
     pub fn test_frame(&self, index: u32, frame: &[u8]) -> Result<u32, OffloadError> {
-        // The kernel accepts `ifindex` in the context only for a device of this namespace; it is the 11th word of `struct __sk_buff`
-        // (linux/bpf.h).
+        // The kernel accepts `ifindex` in the context only for a device of this namespace; it is
+        // the 11th word of `struct __sk_buff` (linux/bpf.h).
         let mut context = [0u8; 192];
         context[40..44].copy_from_slice(&index.to_ne_bytes());
         let input = ProgramInput {
@@ -283,7 +290,8 @@ fn name_of(index: u32) -> Option<String> {
     index_to_name(&socket, index).ok()
 }
 
-/// Removes what an earlier process left: the guard on all interfaces, and the pins. It is no error if there is nothing.
+/// Removes what an earlier process left: the guard on all interfaces, and the pins. It is no error
+/// if there is nothing.
 ///
 /// # Errors
 /// Fails if an interface cannot be released or a pin cannot be removed.

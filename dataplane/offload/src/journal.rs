@@ -1,4 +1,5 @@
-//! Collects libbpf's latest output, the verifier's log included, for the errors that operators read. All of it goes to `tracing` as well.
+//! Collects libbpf's latest output, the verifier's log included, for the errors that operators
+//! read. All of it goes to `tracing` as well.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, Once};

@@ -1,6 +1,7 @@
-//! Drives the kernel for the data planes: loads `bpf/*.bpf.c`, attaches and pins the programs, and writes and reads their maps. Where BPF
-//! is refused, it installs the nftables fallback. Decides no policy. Start with [`capture::CapturePrograms`] for nodes and with
-//! [`edge::EdgeProgram`] for the cloud tier.
+//! Drives the kernel for the data planes: loads `bpf/*.bpf.c`, attaches and pins the programs, and
+//! writes and reads their maps. Where BPF is refused, it installs the nftables fallback. Decides no
+//! policy. Start with [`capture::CapturePrograms`] for nodes and with [`edge::EdgeProgram`] for the
+//! cloud tier.
 
 pub mod capture;
 pub mod connect_tables;

@@ -1,6 +1,7 @@
-//! Fallback where BPF is refused: nftables in the pod's own namespace redirects its TCP to the proxy. It costs conntrack and NAT per
-//! packet. The table is part of the namespace, so it outlives the proxy and fails closed. The caller must warn that the fallback is in use.
-//! This module handles TCP only; `nft_guard` handles the rest. Start with [`Redirect::apply`].
+//! Fallback where BPF is refused: nftables in the pod's own namespace redirects its TCP to the
+//! proxy. It costs conntrack and NAT per packet. The table is part of the namespace, so it outlives
+//! the proxy and fails closed. The caller must warn that the fallback is in use. This module
+//! handles TCP only; `nft_guard` handles the rest. Start with [`Redirect::apply`].
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -14,10 +15,12 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::OffloadError;
 
-/// Directory at which cgroup paths in nft rules begin, regardless of what is mounted there (nftables, src/datatype.c).
+/// Directory at which cgroup paths in nft rules begin, regardless of what is mounted there
+/// (nftables, src/datatype.c).
 const NFT_CGROUPS: &str = "/sys/fs/cgroup";
 
-/// Cgroup of a pod as nft rules match it: its depth below the cgroup2 mount, and its path in nft's spelling.
+/// Cgroup of a pod as nft rules match it: its depth below the cgroup2 mount, and its path in nft's
+/// spelling.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct CgroupMatch {
     level: usize,
@@ -25,8 +28,8 @@ struct CgroupMatch {
 }
 
 impl CgroupMatch {
-    /// Finds the match of a cgroup. `mounts` is the text of /proc/self/mounts. The mount is found by its type, because on machines that
-    /// also use cgroup v1 it is next to the other mounts.
+    /// Finds the match of a cgroup. `mounts` is the text of /proc/self/mounts. The mount is found
+    /// by its type, because on machines that also use cgroup v1 it is next to the other mounts.
     fn new(cgroup: &Path, mounts: &str) -> Result<Self, String> {
         let mount = mounts
             .lines()
@@ -96,7 +99,8 @@ table inet canal {{
     )
 }
 
-/// Returns the rules for connections from outside. Only a SYN starts a translation, so open connections continue.
+/// Returns the rules for connections from outside. Only a SYN starts a translation, so open
+/// connections continue.
 fn inbound_rules() -> String {
     format!(
         "table inet canal_inbound
@@ -113,8 +117,8 @@ table inet canal_inbound {{
     )
 }
 
-/// Redirects plaintext connections into the pod at `netns` to the proxy's port; replaces an older table in the same transaction. While no
-/// proxy listens there, the connections are refused.
+/// Redirects plaintext connections into the pod at `netns` to the proxy's port; replaces an older
+/// table in the same transaction. While no proxy listens there, the connections are refused.
 ///
 /// # Errors
 /// Returns [`OffloadError::Nft`] if nft refuses the rules.
@@ -141,8 +145,9 @@ pub struct Redirect {
 }
 
 impl Redirect {
-    /// Installs the table in the namespace at `netns`; replaces an older one in the same transaction. `cgroup` is the pod's. `marks` are
-    /// those of the proxy's sockets, which are in another cgroup.
+    /// Installs the table in the namespace at `netns`; replaces an older one in the same
+    /// transaction. `cgroup` is the pod's. `marks` are those of the proxy's sockets, which are in
+    /// another cgroup.
     ///
     /// # Errors
     /// Returns [`OffloadError::Nft`] if nft cannot match the cgroup or refuses the rules.
@@ -171,10 +176,12 @@ impl Redirect {
     }
 }
 
-/// Returns the original destination of a redirected connection, from conntrack. If it equals `local`, the connection was not redirected.
+/// Returns the original destination of a redirected connection, from conntrack. If it equals
+/// `local`, the connection was not redirected.
 ///
 /// # Errors
-/// Returns [`OffloadError::Origin`] if conntrack does not know the connection, or if it was not redirected.
+/// Returns [`OffloadError::Origin`] if conntrack does not know the connection, or if it was not
+/// redirected.
 pub fn original_destination(
     accepted: impl AsFd,
     local: SocketAddr,
@@ -205,7 +212,8 @@ pub(crate) fn nft(netns: &Path, script: &str) -> Result<String, OffloadError> {
         netns: netns.to_path_buf(),
         source,
     })?;
-    // A network namespace belongs to a thread, and children inherit it: a new thread enters it, starts nft, and ends.
+    // A network namespace belongs to a thread, and children inherit it: a new thread enters it,
+    // starts nft, and ends.
     let run = std::thread::scope(|s| {
         let in_namespace = s.spawn(|| -> io::Result<std::process::Output> {
             move_into_link_name_space(ns.as_fd(), Some(LinkNameSpaceType::Network))?;

@@ -1,9 +1,11 @@
-//! Pod guard of the nftables fallback. Rules in the pod's namespace stop or count what the mesh does not carry. Rules on the node's end of
-//! its interfaces do so for frames that were written past the pod's stack. The caller decides between stopping and counting. Start with
+//! Pod guard of the nftables fallback. Rules in the pod's namespace stop or count what the mesh
+//! does not carry. Rules on the node's end of its interfaces do so for frames that were written
+//! past the pod's stack. The caller decides between stopping and counting. Start with
 //! [`NftPodGuard::attach`].
 //!
-//! It is weaker than `bpf/pod.bpf.c`. On the node's end nft sees no socket, so TCP that a packet socket writes passes. Packet sockets can
-//! read what comes in. A process with CAP_NET_ADMIN in the pod can remove the pod's own rules, but not the node's.
+//! It is weaker than `bpf/pod.bpf.c`. On the node's end nft sees no socket, so TCP that a packet
+//! socket writes passes. Packet sockets can read what comes in. A process with CAP_NET_ADMIN in the
+//! pod can remove the pod's own rules, but not the node's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -27,7 +29,8 @@ const OF_POD: &str = "inet canal_packets";
 /// Path of this thread's own network namespace.
 const OWN: &str = "/proc/thread-self/ns/net";
 
-/// Matches of packets that the mesh does not carry, each with the last part of its counters' names. The last one matches everything.
+/// Matches of packets that the mesh does not carry, each with the last part of its counters' names.
+/// The last one matches everything.
 const OUTSIDE: [(&str, &str); 4] = [
     ("meta l4proto udp", "udp"),
     ("meta l4proto { icmp, ipv6-icmp }", "icmp"),
@@ -72,8 +75,9 @@ fn ends_of(netns: &Path) -> Result<(Vec<NodeEnd>, Vec<String>), OffloadError> {
 }
 
 impl NftPodGuard {
-    /// Guards the pod in the namespace at `netns`. A new pod is in mode *stop* until [`NftPodGuard::set`] changes it. A pod that an earlier
-    /// process guarded keeps its state. An interface counts as exposed if this kernel accepts no rules on its node's end.
+    /// Guards the pod in the namespace at `netns`. A new pod is in mode *stop* until
+    /// [`NftPodGuard::set`] changes it. A pod that an earlier process guarded keeps its state. An
+    /// interface counts as exposed if this kernel accepts no rules on its node's end.
     ///
     /// # Errors
     /// Fails if the namespace cannot be entered or nft refuses the pod's rules.
@@ -101,8 +105,8 @@ impl NftPodGuard {
         })
     }
 
-    /// Sets the treatment of packets that the mesh does not carry, and the resolvers to which DNS passes in any mode. Returns how many
-    /// resolvers beyond [`RESOLVERS_MAX`] were omitted.
+    /// Sets the treatment of packets that the mesh does not carry, and the resolvers to which DNS
+    /// passes in any mode. Returns how many resolvers beyond [`RESOLVERS_MAX`] were omitted.
     ///
     /// # Errors
     /// Returns [`OffloadError::Nft`] if nft refuses the rules.
@@ -123,8 +127,8 @@ impl NftPodGuard {
         Ok(resolvers.len() - held.len())
     }
 
-    /// Sets the pod's ports at which datagrams from the tier pass, and their replies. At all other ports they are stopped. Returns what did
-    /// not fit.
+    /// Sets the pod's ports at which datagrams from the tier pass, and their replies. At all other
+    /// ports they are stopped. Returns what did not fit.
     ///
     /// # Errors
     /// Returns [`OffloadError::Nft`] if nft refuses the rules.
@@ -170,7 +174,8 @@ impl NftPodGuard {
         &self.exposed
     }
 
-    /// Removes the guard: the pod's packets pass from now on. A namespace that does not exist any more has no rules either.
+    /// Removes the guard: the pod's packets pass from now on. A namespace that does not exist any
+    /// more has no rules either.
     ///
     /// # Errors
     /// Returns [`OffloadError::Nft`] if nft does not remove a table.
@@ -189,7 +194,8 @@ impl NftPodGuard {
     }
 }
 
-/// Removes the guard from the pod in the namespace at `netns`, even if another process installed it. It is no error if there is none.
+/// Removes the guard from the pod in the namespace at `netns`, even if another process installed
+/// it. It is no error if there is none.
 ///
 /// # Errors
 /// Fails if the namespace cannot be entered or nft does not remove a table.
@@ -230,7 +236,8 @@ fn settle(outside: OutsidePackets, reason: &str) -> String {
     }
 }
 
-/// Returns a transaction that creates or replaces the table with its `chains` (name, hook, rules). Counters keep their values.
+/// Returns a transaction that creates or replaces the table with its `chains` (name, hook, rules).
+/// Counters keep their values.
 fn transaction(table: &str, chains: &[(&str, String, String)], resolvers: &[IpAddr]) -> String {
     let mut script = format!("table {table} {{\n");
     for verdict in VERDICTS {
@@ -303,8 +310,9 @@ fn udp_sets(table: &str, ports: &BTreeSet<u16>, tier: &BTreeSet<IpNet>) -> Strin
     script
 }
 
-/// Returns rules for resets without a payload, which the kernel sends for connections that conntrack does not know. A raw socket's reset could
-/// carry anything behind its header. IP options and extension headers are no kernel's.
+/// Returns rules for resets without a payload, which the kernel sends for connections that
+/// conntrack does not know. A raw socket's reset could carry anything behind its header. IP options
+/// and extension headers are no kernel's.
 fn bare_resets() -> String {
     let mut rules = String::new();
     for words in 5..=15 {
@@ -319,8 +327,8 @@ fn bare_resets() -> String {
     rules
 }
 
-/// Returns the rules for the pod's namespace: for what its sockets send, and for what comes in. With `is_counted_outside` the node's end
-/// counts what leaves.
+/// Returns the rules for the pod's namespace: for what its sockets send, and for what comes in.
+/// With `is_counted_outside` the node's end counts what leaves.
 fn pod_rules(outside: OutsidePackets, resolvers: &[IpAddr], is_counted_outside: bool) -> String {
     let mut out = format!(
         "    oifname \"lo\" counter name passed_loopback accept
@@ -335,7 +343,8 @@ fn pod_rules(outside: OutsidePackets, resolvers: &[IpAddr], is_counted_outside: 
         bare_resets(),
         settle(outside, "tcp")
     );
-    // Conntrack relates an error to a packet that was let out: TCP, a query to a resolver, or a reply to the tier.
+    // Conntrack relates an error to a packet that was let out: TCP, a query to a resolver, or a
+    // reply to the tier.
     let mut into = format!(
         "    iifname \"lo\" counter name passed_loopback accept
     meta l4proto tcp counter name passed_tcp accept
@@ -365,8 +374,8 @@ fn pod_rules(outside: OutsidePackets, resolvers: &[IpAddr], is_counted_outside: 
     )
 }
 
-/// Returns the rules for the node's end of an interface, where everything arrives that leaves the pod. A packet that the pod's own rules
-/// would have stopped was written past the pod's stack.
+/// Returns the rules for the node's end of an interface, where everything arrives that leaves the
+/// pod. A packet that the pod's own rules would have stopped was written past the pod's stack.
 fn node_rules(end: &NodeEnd, outside: OutsidePackets, resolvers: &[IpAddr]) -> String {
     let mut out = format!(
         "    ether type arp meta length <= {ARP_BYTES_MAX} accept

@@ -1,5 +1,5 @@
-//! Original destinations of captured connections: the proxy's side of the `canal_origins` map. The proxy takes each entry once; old entries
-//! are removed by age. Start with [`Origins::take`].
+//! Original destinations of captured connections: the proxy's side of the `canal_origins` map. The
+//! proxy takes each entry once; old entries are removed by age. Start with [`Origins::take`].
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -14,19 +14,21 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use crate::OffloadError;
 use crate::sys::ktime_ns;
 
-/// Age after which an origin that the proxy did not take is removed: its connection died between the kernel's accept queue and the proxy.
-/// No accept can wait longer. The client's own connect timeout is at most 127 s with Linux's defaults, and its entry is withdrawn by then.
+/// Age after which an origin that the proxy did not take is removed: its connection died between
+/// the kernel's accept queue and the proxy. No accept can wait longer. The client's own connect
+/// timeout is at most 127 s with Linux's defaults, and its entry is withdrawn by then.
 pub const ORIGIN_AGE_MAX: Duration = Duration::from_secs(180);
 
-/// Number of taken origins that the proxy reports to the kernel at once. The kernel's count of waiting origins lags behind by up to this
-/// number.
+/// Number of taken origins that the proxy reports to the kernel at once. The kernel's count of
+/// waiting origins lags behind by up to this number.
 const TAKEN_STEP: u64 = 64;
 
 /// Handle to the origins that all workers share. Lookups do not lock.
 #[derive(Debug, Clone)]
 pub struct Origins {
     map: Arc<MapHandle>,
-    /// Counts by network namespace: those of the programs here, those of the proxy in `taken_by_proxy`. They limit each pod to a share of the map.
+    /// Counts by network namespace: those of the programs here, those of the proxy in
+    /// `taken_by_proxy`. They limit each pod to a share of the map.
     pods: Arc<MapHandle>,
     taken_by_proxy: Arc<MapHandle>,
     untold: Arc<AtomicU64>,
@@ -53,9 +55,10 @@ impl Origins {
         }
     }
 
-    /// Removes and returns the original destination of the connection from `peer` to the proxy's address `proxy` in the namespace with this
-    /// cookie. Returns `None` if the connection was not captured (its client dialed the proxy's port) or if the table was full. The caller
-    /// resets it in both cases.
+    /// Removes and returns the original destination of the connection from `peer` to the proxy's
+    /// address `proxy` in the namespace with this cookie. Returns `None` if the connection was not
+    /// captured (its client dialed the proxy's port) or if the table was full. The caller resets it
+    /// in both cases.
     pub fn take(&self, netns_cookie: u64, peer: SocketAddr, proxy: IpAddr) -> Option<SocketAddr> {
         let key = OriginKey::new(netns_cookie, peer, proxy);
         let found = self.map.lookup_and_delete(to_bytes(&key)).ok().flatten()?;
@@ -77,8 +80,8 @@ impl Origins {
         }
     }
 
-    /// Removes origins older than `age` and returns their number. It reads the whole table and recounts from it how many connections of
-    /// each pod wait.
+    /// Removes origins older than `age` and returns their number. It reads the whole table and
+    /// recounts from it how many connections of each pod wait.
     pub fn sweep(&self, age: Duration) -> u64 {
         let oldest = ktime_ns().saturating_sub(age.as_nanos().try_into().unwrap_or(u64::MAX));
         let mut gone = 0;
@@ -100,8 +103,8 @@ impl Origins {
         gone
     }
 
-    /// Corrects the kernel's counts to these numbers of waiting connections. A namespace without waiting connections is removed, because it
-    /// may not exist any more.
+    /// Corrects the kernel's counts to these numbers of waiting connections. A namespace without
+    /// waiting connections is removed, because it may not exist any more.
     fn recount(&self, waiting: &HashMap<u64, u64>) {
         for key in self.pods.keys().collect::<Vec<_>>() {
             let cookie = key
@@ -110,7 +113,8 @@ impl Origins {
                 .map(u64::from_ne_bytes)
                 .unwrap_or_default();
             let Some(waits) = waiting.get(&cookie) else {
-                // A connection that is published in between is not counted, which raises the pod's limit by one while it waits.
+                // A connection that is published in between is not counted, which raises the pod's
+                // limit by one while it waits.
                 let _ = self.pods.delete(&key);
                 let _ = self.taken_by_proxy.delete(&key);
                 continue;

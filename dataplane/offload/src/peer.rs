@@ -1,5 +1,5 @@
-//! Network devices of a namespace and their other ends, as the kernel lists them (rtnetlink(7)). It changes nothing. Start with
-//! [`devices`].
+//! Network devices of a namespace and their other ends, as the kernel lists them (rtnetlink(7)). It
+//! changes nothing. Start with [`devices`].
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,8 @@ use rustix::net::{
 use crate::OffloadError;
 use crate::tc_hook::within;
 
-// Numbers of linux/netlink.h, linux/rtnetlink.h, linux/if_link.h and linux/net_namespace.h. They belong to the kernel's stable interface.
+// Numbers of linux/netlink.h, linux/rtnetlink.h, linux/if_link.h and linux/net_namespace.h. They
+// belong to the kernel's stable interface.
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWNSID: u16 = 88;
@@ -29,7 +30,8 @@ const IFLA_LINK_NETNSID: u16 = 37;
 const NETNSA_NSID: u16 = 1;
 const NETNSA_FD: u16 = 3;
 const HEADER: usize = 16;
-/// Size in bytes of `struct ifinfomsg`; the next constant is that of `struct rtgenmsg` with its padding.
+/// Size in bytes of `struct ifinfomsg`; the next constant is that of `struct rtgenmsg` with its
+/// padding.
 const LINK: usize = 16;
 const NAMESPACE: usize = 4;
 const IFF_LOOPBACK: u32 = 8;
@@ -81,7 +83,8 @@ pub(crate) fn devices(netns: &Path) -> Result<Vec<Device>, OffloadError> {
                 SocketFlags::CLOEXEC,
                 None,
             )?;
-            // Links come first, because the kernel assigns an ID to a namespace only when it lists a link into it.
+            // Links come first, because the kernel assigns an ID to a namespace only when it lists
+            // a link into it.
             let links = links(&socket)?;
             Ok((links, number_of(&socket, &own)?))
         },

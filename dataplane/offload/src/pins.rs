@@ -1,7 +1,9 @@
-//! Pinned links and maps, which outlive the process: a pod stays captured, and its connections refused, while its proxy is down.
+//! Pinned links and maps, which outlive the process: a pod stays captured, and its connections
+//! refused, while its proxy is down.
 //!
-//! Maps are at `<dir>/v<ABI>/<map>`, links at `<dir>/links/<pod>/<program>`. The links are outside the version: an upgrade replaces their
-//! programs, and no pod is released in between. bpffs does not allow dots in names, so the names of pods are encoded.
+//! Maps are at `<dir>/v<ABI>/<map>`, links at `<dir>/links/<pod>/<program>`. The links are outside
+//! the version: an upgrade replaces their programs, and no pod is released in between. bpffs does
+//! not allow dots in names, so the names of pods are encoded.
 
 use std::fs;
 use std::io;
@@ -22,7 +24,8 @@ const LINKS: &str = "links";
 /// Length of the longest file name that is created, in bytes; bpffs allows 255.
 const NAME_MAX: usize = 200;
 
-/// Returns the default pin directory of a node: on the machine's bpffs if it is mounted, else a private one in the data directory.
+/// Returns the default pin directory of a node: on the machine's bpffs if it is mounted, else a
+/// private one in the data directory.
 pub fn default_pin_dir(node: &str, data_dir: &Path) -> PathBuf {
     let machine = Path::new("/sys/fs/bpf");
     if is_bpffs(machine) {
@@ -32,8 +35,8 @@ pub fn default_pin_dir(node: &str, data_dir: &Path) -> PathBuf {
     }
 }
 
-/// Returns the default pin directory of a host of the cloud tier, by the rule of [`default_pin_dir`]. `what` is `canal-edge` or
-/// `canal-gateway`.
+/// Returns the default pin directory of a host of the cloud tier, by the rule of
+/// [`default_pin_dir`]. `what` is `canal-edge` or `canal-gateway`.
 pub fn default_tier_pin_dir(what: &str, name: &str, data_dir: &Path) -> PathBuf {
     let machine = Path::new("/sys/fs/bpf");
     if is_bpffs(machine) {
@@ -43,7 +46,8 @@ pub fn default_tier_pin_dir(what: &str, name: &str, data_dir: &Path) -> PathBuf 
     }
 }
 
-/// Mounts a bpffs on `dir` unless `dir` is on one already. Returns true if pins there outlive this process.
+/// Mounts a bpffs on `dir` unless `dir` is on one already. Returns true if pins there outlive this
+/// process.
 pub(crate) fn make_usable(dir: &Path) -> Result<bool, OffloadError> {
     let err = |step| {
         move |source| OffloadError::Pins {
@@ -55,7 +59,8 @@ pub(crate) fn make_usable(dir: &Path) -> Result<bool, OffloadError> {
     let found = is_bpffs(dir) || dir.parent().is_some_and(is_bpffs);
     if !found {
         fs::create_dir_all(dir).map_err(err("making the directory"))?;
-        // Guards and capture start at the same time. A second mount on top of the first would hide its pins from the next process.
+        // Guards and capture start at the same time. A second mount on top of the first would hide
+        // its pins from the next process.
         let lock = fs::File::open(dir).map_err(err("opening it"))?;
         rustix::fs::flock(&lock, FlockOperation::LockExclusive)
             .map_err(io::Error::from)
@@ -71,8 +76,9 @@ fn is_bpffs(p: &Path) -> bool {
     rustix::fs::statfs(p).is_ok_and(|s| s.f_type == BPF_FS_MAGIC)
 }
 
-/// Encodes a pod's or node's name as a file name. Dots and slashes, which bpffs does not allow, become characters that no name contains. A
-/// name that is too long is cut and gets a hash (FNV-1a) of the whole.
+/// Encodes a pod's or node's name as a file name. Dots and slashes, which bpffs does not allow,
+/// become characters that no name contains. A name that is too long is cut and gets a hash (FNV-1a)
+/// of the whole.
 fn file_name(name: &str) -> String {
     let spelled: String = name
         .chars()
@@ -188,8 +194,9 @@ impl PinDirectory {
     }
 }
 
-/// Detaches the links that are pinned in `dir`. When a link's last pin is removed, the kernel detaches it too, but some time later: after a
-/// release the pod would still be captured. A link that cannot be detached is left to the kernel.
+/// Detaches the links that are pinned in `dir`. When a link's last pin is removed, the kernel
+/// detaches it too, but some time later: after a release the pod would still be captured. A link
+/// that cannot be detached is left to the kernel.
 fn detach_all(dir: &Path) {
     for pin in fs::read_dir(dir)
         .into_iter()
@@ -203,7 +210,8 @@ fn detach_all(dir: &Path) {
     }
 }
 
-/// Removes all pins under `dir` and unmounts the private bpffs if one was mounted there. It is no error if there is nothing.
+/// Removes all pins under `dir` and unmounts the private bpffs if one was mounted there. It is no
+/// error if there is nothing.
 pub(crate) fn release(dir: &Path) -> Result<(), OffloadError> {
     let err = |step| {
         move |source| OffloadError::Pins {
@@ -222,7 +230,8 @@ pub(crate) fn release(dir: &Path) -> Result<(), OffloadError> {
     {
         detach_all(&pod.path());
     }
-    // The root of a bpffs also contains the kernel's own maps.debug and progs.debug, which cannot be removed.
+    // The root of a bpffs also contains the kernel's own maps.debug and progs.debug, which cannot
+    // be removed.
     for d in fs::read_dir(dir)
         .map_err(err("listing"))?
         .flatten()
@@ -239,8 +248,8 @@ pub(crate) fn release(dir: &Path) -> Result<(), OffloadError> {
     fs::remove_dir(dir).map_err(err("removing the directory"))
 }
 
-/// Returns true if this process is in the machine's mount namespace. A mount in a private mount namespace ends with its last process, and
-/// the pins with it.
+/// Returns true if this process is in the machine's mount namespace. A mount in a private mount
+/// namespace ends with its last process, and the pins with it.
 fn in_the_machines_mounts() -> bool {
     let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
     namespace("self").is_some_and(|own| namespace("1").is_none_or(|init| init == own))

@@ -1,8 +1,9 @@
-//! Pod guard (`bpf/pod.bpf.c`): packets that the mesh does not carry neither leave nor enter a pod, or are counted. The caller decides
-//! which of the two. Start with [`PodGuards::load`].
+//! Pod guard (`bpf/pod.bpf.c`): packets that the mesh does not carry neither leave nor enter a pod,
+//! or are counted. The caller decides which of the two. Start with [`PodGuards::load`].
 //!
-//! Everything stays when this process dies. The cgroup's programs are pinned links, and those of the interface are filters on the node's
-//! end of it. Their maps are pinned, so the next process finds each pod's mode, resolvers and UDP ports and takes over without a gap.
+//! Everything stays when this process dies. The cgroup's programs are pinned links, and those of
+//! the interface are filters on the node's end of it. Their maps are pinned, so the next process
+//! finds each pod's mode, resolvers and UDP ports and takes over without a gap.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -58,7 +59,8 @@ pub enum OutsidePackets {
     Watch,
 }
 
-/// Datagrams that pass in any mode: those between the tier's addresses and the pod's own ports that UDPRoutes name.
+/// Datagrams that pass in any mode: those between the tier's addresses and the pod's own ports that
+/// UDPRoutes name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct UdpFromTier {
     pub ports: BTreeSet<u16>,
@@ -73,7 +75,8 @@ pub struct UdpExcess {
 }
 
 impl UdpFromTier {
-    /// Returns the ports and ranges that fit into a guard, and how many do not. Without an open port there are no ranges.
+    /// Returns the ports and ranges that fit into a guard, and how many do not. Without an open
+    /// port there are no ranges.
     pub(crate) fn split_at_capacity(&self) -> (BTreeSet<u16>, BTreeSet<IpNet>, UdpExcess) {
         let ports: BTreeSet<u16> = self.ports.iter().copied().take(UDP_PORTS_MAX).collect();
         let wanted = if ports.is_empty() { 0 } else { self.tier.len() };
@@ -97,8 +100,8 @@ pub struct PodGuards {
     pins: Option<PinDirectory>,
 }
 
-/// Guard of one pod. Dropping it detaches the cgroup's programs only if nothing is pinned. The interface's programs stay until
-/// [`PodGuard::release`], or until the interface is removed.
+/// Guard of one pod. Dropping it detaches the cgroup's programs only if nothing is pinned. The
+/// interface's programs stay until [`PodGuard::release`], or until the interface is removed.
 #[derive(Debug)]
 pub struct PodGuard {
     object: Object,
@@ -122,7 +125,8 @@ fn refused(step: &str) -> impl Fn(libbpf_rs::Error) -> OffloadError {
     }
 }
 
-/// Loads the object. Its maps are adopted from `dir` if they are pinned there, else they are pinned there.
+/// Loads the object. Its maps are adopted from `dir` if they are pinned there, else they are pinned
+/// there.
 fn load(dir: Option<&Path>) -> Result<Object, OffloadError> {
     journal::install();
     let _ = journal::last_words();
@@ -143,7 +147,8 @@ fn map_pin(dir: &Path, map: &str) -> PathBuf {
 }
 
 impl PodGuards {
-    /// Tests whether the kernel accepts the programs. Without `pin_dir` the cgroup's programs do not outlive the process.
+    /// Tests whether the kernel accepts the programs. Without `pin_dir` the cgroup's programs do
+    /// not outlive the process.
     ///
     /// # Errors
     /// Fails if the pin directory cannot be used or the kernel refuses the object.
@@ -153,15 +158,18 @@ impl PodGuards {
         Ok(Self { pins })
     }
 
-    /// Guards the pod whose processes are in `cgroup` and whose network namespace is at `netns`. A new pod is in mode *stop* until
-    /// [`PodGuard::set`] changes it. A pod that an earlier process guarded keeps its state.
+    /// Guards the pod whose processes are in `cgroup` and whose network namespace is at `netns`. A
+    /// new pod is in mode *stop* until [`PodGuard::set`] changes it. A pod that an earlier process
+    /// guarded keeps its state.
     ///
     /// # Errors
-    /// Fails if the cgroup or the namespace cannot be opened, or if the kernel refuses a program or its attachment.
+    /// Fails if the cgroup or the namespace cannot be opened, or if the kernel refuses a program or
+    /// its attachment.
     pub fn attach(&self, pod: &str, cgroup: &Path, netns: &Path) -> Result<PodGuard, OffloadError> {
         let dir = self.pins.as_ref().map(|p| p.make_pod(pod)).transpose()?;
         let object = match load(dir.as_deref()) {
-            // The pinned maps have the same ABI number but another shape: the pod is in mode stop until it is set again.
+            // The pinned maps have the same ABI number but another shape: the pod is in mode stop
+            // until it is set again.
             Err(error)
                 if dir
                     .as_deref()
@@ -231,9 +239,10 @@ impl PodGuard {
         Ok(())
     }
 
-    /// Attaches the programs to the node's end of each interface that has one: what arrives there has left the pod. If the other end is out
-    /// of reach (a physical device, another machine's), they are attached to the pod's own end. There a process with CAP_NET_ADMIN in the
-    /// pod could remove them.
+    /// Attaches the programs to the node's end of each interface that has one: what arrives there
+    /// has left the pod. If the other end is out of reach (a physical device, another machine's),
+    /// they are attached to the pod's own end. There a process with CAP_NET_ADMIN in the pod could
+    /// remove them.
     fn attach_to_interfaces(&mut self, netns: &Path) -> Result<(), OffloadError> {
         let of_node = |index| {
             peer::name_of(index).map_err(|source| OffloadError::Netns {
@@ -270,8 +279,8 @@ impl PodGuard {
         Ok(())
     }
 
-    /// Sets the treatment of packets that the mesh does not carry, and the resolvers to which DNS passes in any mode. Returns how many
-    /// resolvers beyond [`RESOLVERS_MAX`] were omitted.
+    /// Sets the treatment of packets that the mesh does not carry, and the resolvers to which DNS
+    /// passes in any mode. Returns how many resolvers beyond [`RESOLVERS_MAX`] were omitted.
     ///
     /// # Errors
     /// Returns [`OffloadError::Map`] if a map cannot be written.
@@ -297,8 +306,8 @@ impl PodGuard {
         Ok(resolvers.len().saturating_sub(RESOLVERS_MAX))
     }
 
-    /// Sets the pod's ports at which datagrams from the tier pass, and their replies. At all other ports they are stopped. Returns what did
-    /// not fit.
+    /// Sets the pod's ports at which datagrams from the tier pass, and their replies. At all other
+    /// ports they are stopped. Returns what did not fit.
     ///
     /// # Errors
     /// Returns [`OffloadError::Map`] if a map cannot be written.
@@ -342,12 +351,14 @@ impl PodGuard {
         Ok(found.and_then(|b| from_bytes(&b)).unwrap_or_default())
     }
 
-    /// Returns the pod's interfaces whose other end is not on this node. A pod with CAP_NET_ADMIN could remove the guard from them.
+    /// Returns the pod's interfaces whose other end is not on this node. A pod with CAP_NET_ADMIN
+    /// could remove the guard from them.
     pub fn exposed_interfaces(&self) -> &[String] {
         &self.exposed
     }
 
-    /// Returns each program's name and the number of instructions that the verifier walked for it, which a test compares with a budget.
+    /// Returns each program's name and the number of instructions that the verifier walked for it,
+    /// which a test compares with a budget.
     ///
     /// # Errors
     /// Fails if the kernel gives no information about a program.
@@ -357,7 +368,8 @@ impl PodGuard {
             .collect()
     }
 
-    /// Removes the guard: the pod's packets pass from now on. The pins of the pod are removed together with its capture's.
+    /// Removes the guard: the pod's packets pass from now on. The pins of the pod are removed
+    /// together with its capture's.
     ///
     /// # Errors
     /// Fails if a program cannot be detached.
@@ -391,8 +403,9 @@ impl PodGuard {
     }
 }
 
-/// Removes the guard from the interfaces of the namespace at `netns`, even if another process attached it. `canal-node --release` uses it;
-/// the cgroup's links end with their pins. It is no error if an interface does not exist.
+/// Removes the guard from the interfaces of the namespace at `netns`, even if another process
+/// attached it. `canal-node --release` uses it; the cgroup's links end with their pins. It is no
+/// error if an interface does not exist.
 ///
 /// # Errors
 /// Fails if the namespace cannot be entered or a program cannot be detached.

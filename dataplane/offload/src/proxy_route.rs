@@ -1,5 +1,5 @@
-//! Route that makes the proxy's IPv6 addresses local in a pod's namespace, because IPv6 has only one loopback address. IPv4 needs no route:
-//! all of 127.0.0.0/8 is local. Start with [`add`].
+//! Route that makes the proxy's IPv6 addresses local in a pod's namespace, because IPv6 has only
+//! one loopback address. IPv4 needs no route: all of 127.0.0.0/8 is local. Start with [`add`].
 
 use std::io;
 use std::net::Ipv6Addr;
@@ -29,7 +29,8 @@ const RTA_PREFSRC: u16 = 7;
 const LOOPBACK: u32 = 1;
 const HEADER_BYTES: usize = 16;
 
-/// Adds the route to the namespace at `netns`; an existing route stays. Returns false if the namespace has no IPv6 on its loopback device.
+/// Adds the route to the namespace at `netns`; an existing route stays. Returns false if the
+/// namespace has no IPv6 on its loopback device.
 ///
 /// # Errors
 /// Fails if the namespace cannot be entered or the kernel refuses the route.
@@ -45,7 +46,8 @@ pub fn add(netns: &Path) -> Result<bool, OffloadError> {
     }
 }
 
-/// Returns true for the kernel's errors where IPv6 is disabled, or where loopback is down or has no address.
+/// Returns true for the kernel's errors where IPv6 is disabled, or where loopback is down or has no
+/// address.
 fn is_without_ipv6(e: &io::Error) -> bool {
     matches!(
         e.raw_os_error(),
@@ -80,8 +82,8 @@ fn request() -> io::Result<()> {
     }
 }
 
-/// Builds `struct nlmsghdr`, `struct rtmsg` and three attributes. The preferred source stays the loopback address: it shows that the
-/// application did not choose one.
+/// Builds `struct nlmsghdr`, `struct rtmsg` and three attributes. The preferred source stays the
+/// loopback address: it shows that the application did not choose one.
 fn message() -> Vec<u8> {
     let mut body = vec![
         libc::AF_INET6 as u8,

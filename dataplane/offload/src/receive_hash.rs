@@ -1,5 +1,6 @@
-//! Receive hash that this kernel calculates for a tunnel's packets (`bpf/receive_hash.bpf.c`). The program is loaded and run over one frame
-//! for each source port. It is attached to nothing. The caller decides which core a hash stands for and which ports it uses.
+//! Receive hash that this kernel calculates for a tunnel's packets (`bpf/receive_hash.bpf.c`). The
+//! program is loaded and run over one frame for each source port. It is attached to nothing. The
+//! caller decides which core a hash stands for and which ports it uses.
 
 use std::net::Ipv4Addr;
 
@@ -38,7 +39,8 @@ impl ReceiveHash {
         })
     }
 
-    /// Returns the hashes of the tunnels from `from` to `to` with the `count` source ports from `first` on. Ports above 65535 are left out.
+    /// Returns the hashes of the tunnels from `from` to `to` with the `count` source ports from
+    /// `first` on. Ports above 65535 are left out.
     ///
     /// # Errors
     /// Fails if the kernel cannot run the program.

@@ -1,5 +1,6 @@
-//! Reconciliation of BPF maps: one pass writes the differences between the actual and the desired entries, counts the writes by map, and
-//! collects what failed. It decides neither the desired entries nor the order of the maps. Start at [`reconcile`].
+//! Reconciliation of BPF maps: one pass writes the differences between the actual and the desired
+//! entries, counts the writes by map, and collects what failed. It decides neither the desired
+//! entries nor the order of the maps. Start at [`reconcile`].
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Debug;
@@ -36,8 +37,9 @@ pub struct ReconcilerPass<E> {
     stops_at_failure: bool,
 }
 
-/// Runs `write_differences`, and once more if a write failed: removals of the first run may have freed the capacity that its puts lacked.
-/// The failures of the result are those of the last run; they are tried again by the next call.
+/// Runs `write_differences`, and once more if a write failed: removals of the first run may have
+/// freed the capacity that its puts lacked. The failures of the result are those of the last run;
+/// they are tried again by the next call.
 pub fn reconcile<E>(
     mut write_differences: impl FnMut(&mut ReconcilerPass<E>),
 ) -> ReconcilerPass<E> {
@@ -50,8 +52,8 @@ pub fn reconcile<E>(
     pass
 }
 
-/// Returns the entries of `desired` that are absent from `actual` or differ there. Both maps are sorted and walked side by side, because
-/// every change compares all entries.
+/// Returns the entries of `desired` that are absent from `actual` or differ there. Both maps are
+/// sorted and walked side by side, because every change compares all entries.
 fn missing<'a, K: Ord, V: PartialEq>(
     desired: &'a BTreeMap<K, V>,
     actual: &BTreeMap<K, V>,
@@ -92,7 +94,8 @@ impl<E> ReconcilerPass<E> {
         }
     }
 
-    /// Creates a pass that writes nothing more after the first failure, for maps of which a part is of no use.
+    /// Creates a pass that writes nothing more after the first failure, for maps of which a part is
+    /// of no use.
     pub fn stopping_at_failure() -> Self {
         Self {
             stops_at_failure: true,
@@ -104,7 +107,8 @@ impl<E> ReconcilerPass<E> {
         self.stops_at_failure && !self.failures.is_empty()
     }
 
-    /// Records the result of a write that is not an element of a map of entries. Returns whether it succeeded.
+    /// Records the result of a write that is not an element of a map of entries. Returns whether it
+    /// succeeded.
     pub fn record(&mut self, map: &'static str, key: &dyn Debug, result: Result<(), E>) -> bool {
         match result {
             Ok(()) => true,
@@ -119,7 +123,8 @@ impl<E> ReconcilerPass<E> {
         }
     }
 
-    /// Puts the desired entries that are absent or different. Each successful write is applied to `actual`.
+    /// Puts the desired entries that are absent or different. Each successful write is applied to
+    /// `actual`.
     pub fn put_missing<K, V>(
         &mut self,
         map: &'static str,
@@ -141,7 +146,8 @@ impl<E> ReconcilerPass<E> {
         }
     }
 
-    /// Removes the entries that are not desired any more. Each successful removal is applied to `actual`.
+    /// Removes the entries that are not desired any more. Each successful removal is applied to
+    /// `actual`.
     pub fn remove_stale<K, V>(
         &mut self,
         map: &'static str,
@@ -162,7 +168,8 @@ impl<E> ReconcilerPass<E> {
         }
     }
 
-    /// Removes the leftovers that are not desired. A leftover is an entry of an earlier process of which only the key is known.
+    /// Removes the leftovers that are not desired. A leftover is an entry of an earlier process of
+    /// which only the key is known.
     pub fn remove_leftovers<K, V>(
         &mut self,
         map: &'static str,

@@ -1,9 +1,11 @@
-//! The replica's redirector (`bpf/redirector.bpf.c`) and the program of its tunnel device (`bpf/tunnel.bpf.c`). Loads them, keeps them on
-//! their devices when this process dies, and provides their maps as typed entries. Does not decide what the maps contain. Start with
+//! The replica's redirector (`bpf/redirector.bpf.c`) and the program of its tunnel device
+//! (`bpf/tunnel.bpf.c`). Loads them, keeps them on their devices when this process dies, and
+//! provides their maps as typed entries. Does not decide what the maps contain. Start with
 //! [`RedirectorPrograms::attach`].
 //!
-//! The maps are pinned, and the next process finds them with their contents. The programs are loaded again and replace the old ones between
-//! two packets. After a gateway was killed, its redirector passes new sessions to the other replicas.
+//! The maps are pinned, and the next process finds them with their contents. The programs are
+//! loaded again and replace the old ones between two packets. After a gateway was killed, its
+//! redirector passes new sessions to the other replicas.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -61,20 +63,23 @@ pub struct RedirectorOptions {
     pub netns: Option<PathBuf>,
     /// Name of the replica's underlay device, e.g. `eth0`.
     pub device: String,
-    /// Directory of the maps' pins. With `None` the maps end with the last program that uses them, and a new process starts with empty
-    /// ones.
+    /// Directory of the maps' pins. With `None` the maps end with the last program that uses them,
+    /// and a new process starts with empty ones.
     pub pin_dir: Option<PathBuf>,
     /// Underlay address of the replica.
     pub address: Ipv4Addr,
-    /// Number of the replica in bucket tables. 0 means that it is not known yet; that of an earlier process stays in force.
+    /// Number of the replica in bucket tables. 0 means that it is not known yet; that of an earlier
+    /// process stays in force.
     pub number: u16,
-    /// Address of the edge of the replica's AZ. 0.0.0.0 means that it is not known yet; that of an earlier process stays in force.
+    /// Address of the edge of the replica's AZ. 0.0.0.0 means that it is not known yet; that of an
+    /// earlier process stays in force.
     pub edge: Ipv4Addr,
     /// Size in bytes of the largest inner packet, with its IP header, that the tier accepts.
     pub mtu: u32,
     /// First source port of the tunnels to the edge.
     pub tunnel_port: u16,
-    /// Number of source ports, and so of tunnels, to the edge. With 0 each flow has its own source port (RFC 7348 §5).
+    /// Number of source ports, and so of tunnels, to the edge. With 0 each flow has its own source
+    /// port (RFC 7348 §5).
     pub tunnels: u16,
 }
 
@@ -101,7 +106,8 @@ pub struct RedirectorPrograms {
 /// Result of running the redirector over one frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedirectorTestRun {
-    /// Verdict as `TC_ACT_*`: 0 is delivery to the host's stack, 2 is a drop, 7 is a redirect to a device.
+    /// Verdict as `TC_ACT_*`: 0 is delivery to the host's stack, 2 is a drop, 7 is a redirect to a
+    /// device.
     pub verdict: u32,
     /// Mark that the host's stack sees.
     pub mark: u32,
@@ -115,14 +121,16 @@ impl RedirectorPrograms {
     /// be repeated at any time.
     ///
     /// # Errors
-    /// Fails if the pin directory cannot be used, the tunnel device cannot be created, or the kernel refuses a program or its attachment.
+    /// Fails if the pin directory cannot be used, the tunnel device cannot be created, or the
+    /// kernel refuses a program or its attachment.
     pub fn attach(options: &RedirectorOptions) -> Result<Self, OffloadError> {
         let redirector = Self::load(options)?;
         redirector.go_live(options)?;
         Ok(redirector)
     }
 
-    /// Loads the programs without touching devices, so that new maps can be filled before [`RedirectorPrograms::go_live`].
+    /// Loads the programs without touching devices, so that new maps can be filled before
+    /// [`RedirectorPrograms::go_live`].
     ///
     /// # Errors
     /// Fails if the pin directory cannot be used or the kernel refuses a program.
@@ -193,7 +201,8 @@ impl RedirectorPrograms {
         Ok(redirector)
     }
 
-    /// Creates the tunnel device with its routes, and attaches the loaded programs, which replace those of an earlier process.
+    /// Creates the tunnel device with its routes, and attaches the loaded programs, which replace
+    /// those of an earlier process.
     ///
     /// # Errors
     /// Fails if the tunnel device cannot be created or a program cannot be attached.
@@ -216,7 +225,8 @@ impl RedirectorPrograms {
         Ok(())
     }
 
-    /// Detaches the programs and removes the tunnel device, its routes and the pins: the host is no replica any more.
+    /// Detaches the programs and removes the tunnel device, its routes and the pins: the host is no
+    /// replica any more.
     ///
     /// # Errors
     /// Fails if a program cannot be detached, or the tunnel device or a pin cannot be removed.
@@ -228,7 +238,8 @@ impl RedirectorPrograms {
             .map_or(Ok(()), |(a, b)| a.remove().and_then(|()| b.remove()))
     }
 
-    /// Returns the replica's number in bucket tables and the edge of its AZ, as the programs know them; 0 and 0.0.0.0 if they are unknown.
+    /// Returns the replica's number in bucket tables and the edge of its AZ, as the programs know
+    /// them; 0 and 0.0.0.0 if they are unknown.
     ///
     /// # Errors
     /// Fails if the map cannot be read.
@@ -256,14 +267,14 @@ impl RedirectorPrograms {
         self.adopted
     }
 
-    /// Returns true if the maps outlive this process: they are pinned, and not only in a mount that ends with this process's own mount
-    /// namespace.
+    /// Returns true if the maps outlive this process: they are pinned, and not only in a mount that
+    /// ends with this process's own mount namespace.
     pub fn is_durable(&self) -> bool {
         self.pins.as_ref().is_some_and(|(p, _)| p.is_durable())
     }
 
-    /// Returns true if this process's programs are on the devices. Another process may have flushed their filters, or a device may be a new
-    /// one.
+    /// Returns true if this process's programs are on the devices. Another process may have flushed
+    /// their filters, or a device may be a new one.
     pub fn is_attached(&self) -> bool {
         let is_there = |hook: &Hook, object, name| {
             let Ok(program) = tier::program(object, name) else {
@@ -286,7 +297,8 @@ impl RedirectorPrograms {
         &self.replicas
     }
 
-    /// Returns the underlay addresses of edges and replicas, in the form of [`address_be`]. The value is a replica's number, or 0.
+    /// Returns the underlay addresses of edges and replicas, in the form of [`address_be`]. The
+    /// value is a replica's number, or 0.
     pub fn hosts(&self) -> &Entries<u32, u32> {
         &self.hosts
     }
@@ -306,7 +318,8 @@ impl RedirectorPrograms {
     /// Sets early limits. Limits that do not change keep their tokens, new ones start full.
     ///
     /// # Errors
-    /// Returns [`OffloadError::Full`] if the map has no capacity left, and [`OffloadError::Map`] for any other failure.
+    /// Returns [`OffloadError::Full`] if the map has no capacity left, and [`OffloadError::Map`]
+    /// for any other failure.
     pub fn set_throttle(
         &self,
         key: &ThrottleKey,
@@ -352,7 +365,8 @@ impl RedirectorPrograms {
         }
     }
 
-    /// Returns all early limits with their state: the remaining tokens, and how many packets were refused.
+    /// Returns all early limits with their state: the remaining tokens, and how many packets were
+    /// refused.
     ///
     /// # Errors
     /// Fails if the map cannot be read.
@@ -422,7 +436,8 @@ impl RedirectorPrograms {
             .collect()
     }
 
-    /// Returns each program's name and the number of instructions that the verifier walked, which a test compares with a budget.
+    /// Returns each program's name and the number of instructions that the verifier walked, which a
+    /// test compares with a budget.
     ///
     /// # Errors
     /// Fails if the kernel gives no information about a program.
@@ -439,13 +454,14 @@ impl RedirectorPrograms {
         ])
     }
 
-    /// Runs the redirector over one frame as if it had arrived in this thread's network namespace; the counters count the frame. It is for
-    /// tests and for finding out why a frame is dropped.
+    /// Runs the redirector over one frame as if it had arrived in this thread's network namespace;
+    /// the counters count the frame. It is for tests and for finding out why a frame is dropped.
     ///
     /// # Errors
     /// Fails if the kernel cannot run the program.
     pub fn test_run(&self, frame: &[u8]) -> Result<RedirectorTestRun, OffloadError> {
-        // The context is `struct __sk_buff` up to its `hwtstamp`; the mark is its third word (linux/bpf.h).
+        // The context is `struct __sk_buff` up to its `hwtstamp`; the mark is its third word
+        // (linux/bpf.h).
         let mut context = [0u8; 192];
         let mut out = vec![0; frame.len() + 256];
         let input = ProgramInput {
@@ -474,7 +490,8 @@ impl RedirectorPrograms {
     }
 }
 
-/// Removes what an earlier process left: programs, tunnel device, routes, pins. It is no error if there is nothing.
+/// Removes what an earlier process left: programs, tunnel device, routes, pins. It is no error if
+/// there is nothing.
 ///
 /// # Errors
 /// Fails if a program cannot be detached, or the tunnel device or a pin cannot be removed.

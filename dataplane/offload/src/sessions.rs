@@ -1,5 +1,6 @@
-//! Session tables of one underlay link (`bpf/session_count.bpf.c`). They show how many sessions a virtual switch would store for the link,
-//! outside and inside of its tunnels. Only measures: it drops no packet and leaves nothing behind. Start with [`SessionTable::attach`].
+//! Session tables of one underlay link (`bpf/session_count.bpf.c`). They show how many sessions a
+//! virtual switch would store for the link, outside and inside of its tunnels. Only measures: it
+//! drops no packet and leaves nothing behind. Start with [`SessionTable::attach`].
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
@@ -35,7 +36,8 @@ const SOURCE: &str = "bpf/session_count.bpf.c";
 const OUTER: &str = "canal_sessions_outer";
 const INNER: &str = "canal_sessions_inner";
 
-/// Session by its outer headers. Both directions are one session, so the order of the ends has no meaning.
+/// Session by its outer headers. Both directions are one session, so the order of the ends has no
+/// meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OuterSession {
     /// IP protocol number of the session.
@@ -54,8 +56,9 @@ pub struct SessionTable {
 }
 
 impl SessionTable {
-    /// Counts the sessions of both directions of `device`, in the network namespace at the path `netns` or in this thread's. Not for a
-    /// device with an edge's or a redirector's program, because that one uses the same filter.
+    /// Counts the sessions of both directions of `device`, in the network namespace at the path
+    /// `netns` or in this thread's. Not for a device with an edge's or a redirector's program,
+    /// because that one uses the same filter.
     ///
     /// # Errors
     /// Fails if the kernel refuses the program or its attachment.
@@ -93,7 +96,8 @@ impl SessionTable {
         Ok(sessions)
     }
 
-    /// Returns the number of sessions by outer headers and inside of tunnels. It does not read the tables.
+    /// Returns the number of sessions by outer headers and inside of tunnels. It does not read the
+    /// tables.
     ///
     /// # Errors
     /// Fails if the counter map cannot be read.
@@ -144,8 +148,8 @@ impl SessionTable {
             .collect()
     }
 
-    /// Removes sessions without a packet for `idle`, as a switch ages its table. Returns how many were removed from the outer and from the
-    /// inner table. It reads both.
+    /// Removes sessions without a packet for `idle`, as a switch ages its table. Returns how many
+    /// were removed from the outer and from the inner table. It reads both.
     ///
     /// # Errors
     /// Fails if a table cannot be read.
@@ -154,7 +158,8 @@ impl SessionTable {
         Ok((sweep(&self.outer, oldest)?, sweep(&self.inner, oldest)?))
     }
 
-    /// Runs the program over one frame, without a device; tables and counters record it. It is for tests.
+    /// Runs the program over one frame, without a device; tables and counters record it. It is for
+    /// tests.
     ///
     /// # Errors
     /// Fails if the kernel cannot run the program.
@@ -173,7 +178,8 @@ impl SessionTable {
             .map(drop)
     }
 
-    /// Returns the program's name and the number of instructions that the verifier walked, which a test compares with a budget.
+    /// Returns the program's name and the number of instructions that the verifier walked, which a
+    /// test compares with a budget.
     ///
     /// # Errors
     /// Fails if the kernel gives no information about the program.

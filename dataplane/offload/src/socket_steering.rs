@@ -1,7 +1,9 @@
-//! Socket steering (`bpf/socket_steering.bpf.c`): assigns a replica's sessions to service addresses to the gateway's listening sockets. It
-//! does not open sockets. Start with [`SocketSteering::attach`].
+//! Socket steering (`bpf/socket_steering.bpf.c`): assigns a replica's sessions to service addresses
+//! to the gateway's listening sockets. It does not open sockets. Start with
+//! [`SocketSteering::attach`].
 //!
-//! The program stays when this process dies. It then refuses sessions to services, because a closed socket leaves the map by itself.
+//! The program stays when this process dies. It then refuses sessions to services, because a closed
+//! socket leaves the map by itself.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd};
@@ -69,11 +71,13 @@ pub struct SocketSteering {
 }
 
 impl SocketSteering {
-    /// Attaches the program to the network namespace at the path `netns`, or to this thread's. A link that an earlier process pinned for
-    /// the same namespace gets the new program without a gap.
+    /// Attaches the program to the network namespace at the path `netns`, or to this thread's. A
+    /// link that an earlier process pinned for the same namespace gets the new program without a
+    /// gap.
     ///
     /// # Errors
-    /// Fails if the namespace or the pin directory cannot be opened, or if the kernel refuses the program or its attachment.
+    /// Fails if the namespace or the pin directory cannot be opened, or if the kernel refuses the
+    /// program or its attachment.
     pub fn attach(netns: Option<&Path>, pin_dir: Option<&Path>) -> Result<Self, OffloadError> {
         let path = netns.map_or_else(
             || PathBuf::from("/proc/thread-self/ns/net"),
@@ -123,9 +127,10 @@ impl SocketSteering {
         })
     }
 
-    /// Assigns the sessions of `listener` to `socket`: a listening TCP socket, or a bound UDP socket for [`ServiceListener::Dns`]. An IPv6
-    /// socket that is not IPv6-only serves both families, an IPv4 socket only its own. One socket of a reuse-port group stands for all.
-    /// When the socket closes, the sessions are refused.
+    /// Assigns the sessions of `listener` to `socket`: a listening TCP socket, or a bound UDP
+    /// socket for [`ServiceListener::Dns`]. An IPv6 socket that is not IPv6-only serves both
+    /// families, an IPv4 socket only its own. One socket of a reuse-port group stands for all. When
+    /// the socket closes, the sessions are refused.
     ///
     /// # Errors
     /// Returns [`OffloadError::Map`] if the kernel does not accept the socket.
@@ -136,7 +141,8 @@ impl SocketSteering {
             .map_err(|source| OffloadError::Map { map: MAP, source })
     }
 
-    /// Removes the socket of `listener`, so that its sessions are refused. It is no error if there is none.
+    /// Removes the socket of `listener`, so that its sessions are refused. It is no error if there
+    /// is none.
     ///
     /// # Errors
     /// Returns [`OffloadError::Map`] if the kernel refuses the removal.
@@ -175,7 +181,8 @@ impl SocketSteering {
             .collect()
     }
 
-    /// Returns the program's name and the number of instructions that the verifier walked, which a test compares with a budget.
+    /// Returns the program's name and the number of instructions that the verifier walked, which a
+    /// test compares with a budget.
     ///
     /// # Errors
     /// Fails if the kernel gives no information about the program.
@@ -200,7 +207,8 @@ impl SocketSteering {
     }
 }
 
-/// Adopts the link pinned at `pin`: it runs our program from now on. Returns `None` if there is no link or it belongs to another namespace.
+/// Adopts the link pinned at `pin`: it runs our program from now on. Returns `None` if there is no
+/// link or it belongs to another namespace.
 fn adopt(pin: &Path, netns_inode: u64, program: &Program<'_>) -> Option<Link> {
     let mut link = Link::open(pin).ok()?;
     let ours =

@@ -1,5 +1,6 @@
-//! Open plaintext connections of a namespace, as the kernel lists them (sock_diag(7)), and how to reset them. It is for connections that
-//! were opened before inbound capture was installed. The caller decides which of them must end. Start with [`inbound`].
+//! Open plaintext connections of a namespace, as the kernel lists them (sock_diag(7)), and how to
+//! reset them. It is for connections that were opened before inbound capture was installed. The
+//! caller decides which of them must end. Start with [`inbound`].
 
 use std::collections::HashSet;
 use std::io;
@@ -17,7 +18,8 @@ use rustix::net::{
 use crate::OffloadError;
 use crate::tc_hook::within;
 
-// Numbers of linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h and net/tcp_states.h. They belong to the kernel's stable interface.
+// Numbers of linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h and net/tcp_states.h. They
+// belong to the kernel's stable interface.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
 const NLMSG_ERROR: u16 = 2;
@@ -35,7 +37,8 @@ const MESSAGE: usize = 72;
 const ESTABLISHED: u32 = 1;
 const LISTEN: u32 = 10;
 const SYN_SENT: u32 = 1 << 2;
-/// States in which a connection can still carry bytes: established, SYN_RECV, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT.
+/// States in which a connection can still carry bytes: established, SYN_RECV, FIN_WAIT1, FIN_WAIT2,
+/// CLOSE_WAIT.
 const OPEN: u32 = 1 << ESTABLISHED | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 8;
 /// Size in bytes of the largest block in which the kernel writes its replies.
 const BLOCK: usize = 64 << 10;
@@ -56,9 +59,11 @@ pub struct SocketInfo {
 /// Selection of the connections that [`inbound`] lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConnectionFilter {
-    /// All connections with a peer outside. It is correct where connections out of the pod lead to loopback, as with capture by BPF.
+    /// All connections with a peer outside. It is correct where connections out of the pod lead to
+    /// loopback, as with capture by BPF.
     All,
-    /// Connections whose local port has a listener. It is needed where the pod's own outbound connections look the same.
+    /// Connections whose local port has a listener. It is needed where the pod's own outbound
+    /// connections look the same.
     Listening,
 }
 
@@ -87,8 +92,9 @@ pub fn inbound(
     Ok(select(all, marks, &cgroup_ids(cgroup), which))
 }
 
-/// Lists the connections that processes in `cgroup` opened to peers outside the namespace at `netns` before capture was installed. Excluded
-/// are loopback and connections of a local port that has a listener.
+/// Lists the connections that processes in `cgroup` opened to peers outside the namespace at
+/// `netns` before capture was installed. Excluded are loopback and connections of a local port that
+/// has a listener.
 ///
 /// # Errors
 /// Fails if the namespace cannot be entered or the kernel does not list its connections.
@@ -113,7 +119,8 @@ pub fn dialled(netns: &Path, cgroup: &Path) -> Result<Vec<SocketInfo>, OffloadEr
     Ok(all.into_iter().filter(dialled).collect())
 }
 
-/// Returns true if the connection never leaves the namespace: on loopback, or from the pod's own address to the proxy's.
+/// Returns true if the connection never leaves the namespace: on loopback, or from the pod's own
+/// address to the proxy's.
 fn is_inside(c: &SocketInfo) -> bool {
     canal_abi::capture::is_inside(c.local.ip()) || canal_abi::capture::is_inside(c.remote.ip())
 }
@@ -149,7 +156,8 @@ fn select(
 ) -> Vec<SocketInfo> {
     let listening = listening(&all);
     let is_proxys = |c: &SocketInfo| marks.contains(&c.mark) && !pod.contains(&c.cgroup);
-    // Both ends of a connection that the proxy delivers are in this namespace, and the application's end shows the client's address.
+    // Both ends of a connection that the proxy delivers are in this namespace, and the
+    // application's end shows the client's address.
     let delivered: HashSet<(SocketAddr, SocketAddr)> = all
         .iter()
         .filter(|c| is_proxys(c))
@@ -167,7 +175,8 @@ fn select(
     all.into_iter().filter(wanted).collect()
 }
 
-/// Resets connections of the namespace at `netns` and returns how many were reset. Connections that have ended meanwhile are no error.
+/// Resets connections of the namespace at `netns` and returns how many were reset. Connections that
+/// have ended meanwhile are no error.
 ///
 /// # Errors
 /// Fails if the namespace cannot be entered or the kernel refuses to reset a connection.
@@ -197,8 +206,9 @@ pub fn reset(netns: &Path, connections: &[SocketInfo]) -> Result<u64, OffloadErr
     ended.map_err(failed("resetting"))
 }
 
-/// Returns true if a TCP socket of this thread's own namespace has these two ends. Then the peer is a process of this namespace, and not
-/// one that only uses its address. An error of the kernel counts as false.
+/// Returns true if a TCP socket of this thread's own namespace has these two ends. Then the peer is
+/// a process of this namespace, and not one that only uses its address. An error of the kernel
+/// counts as false.
 pub fn is_here(local: SocketAddr, remote: SocketAddr) -> bool {
     let found = || -> io::Result<bool> {
         let (socket, mut found) = (diag()?, Vec::new());
@@ -314,7 +324,8 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at + N)?.try_into().ok()
 }
 
-/// Appends the connections that the block's messages list. Returns true if the list is complete. A truncated message ends the block.
+/// Appends the connections that the block's messages list. Returns true if the list is complete. A
+/// truncated message ends the block.
 fn read(mut block: &[u8], to: &mut Vec<SocketInfo>) -> io::Result<bool> {
     while let (Some(length), Some(kind)) = (
         number(block, 0).map(u32::from_ne_bytes),
@@ -455,10 +466,12 @@ mod tests {
     fn both_ends_of_a_delivery_are_the_proxys() {
         let of_pod = |c: SocketInfo| SocketInfo { cgroup: 6, ..c };
         let all = vec![
-            // The proxy delivered this connection with the client's address, which the application's end shows.
+            // The proxy delivered this connection with the client's address, which the
+            // application's end shows.
             of_pod(c("10.0.0.1:80", "10.0.0.9:1", ESTABLISHED, 8)),
             c("10.0.0.9:1", "10.0.0.1:80", ESTABLISHED, 8),
-            // This one comes from the client itself, although the pod's process set the mark on its end.
+            // This one comes from the client itself, although the pod's process set the mark on its
+            // end.
             of_pod(c("10.0.0.1:80", "10.0.0.9:2", ESTABLISHED, 8)),
             // Both ends of this one belong to the pod's process.
             of_pod(c("10.0.0.1:80", "10.0.0.9:3", ESTABLISHED, 0)),

@@ -1,5 +1,5 @@
-//! System calls that no safe crate offers: bpffs mounts, the namespace cookie, the BPF clock, program information. All `unsafe` code of
-//! this crate is here.
+//! System calls that no safe crate offers: bpffs mounts, the namespace cookie, the BPF clock,
+//! program information. All `unsafe` code of this crate is here.
 
 use std::ffi::CString;
 use std::io;
@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Socket option `SO_NETNS_COOKIE` (asm-generic/socket.h). libc 0.2 does not define it on every target.
+/// Socket option `SO_NETNS_COOKIE` (asm-generic/socket.h). libc 0.2 does not define it on every
+/// target.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
 fn path_c(p: &Path) -> io::Result<CString> {
@@ -47,14 +48,16 @@ pub(crate) fn unmount(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns the cookie of the network namespace in which `socket` was created. It is the first part of an origin's key.
+/// Returns the cookie of the network namespace in which `socket` was created. It is the first part
+/// of an origin's key.
 ///
 /// # Errors
 /// Fails if the kernel does not know the socket option.
 pub fn netns_cookie(socket: impl AsFd) -> io::Result<u64> {
     let mut cookie = 0u64;
     let mut len = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: `cookie` is 8 writable bytes and `len` says so; the descriptor is borrowed for the call.
+    // SAFETY: `cookie` is 8 writable bytes and `len` says so; the descriptor is borrowed for the
+    // call.
     let rc = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -85,7 +88,8 @@ pub(crate) fn ktime_ns() -> u64 {
 fn program_info(program: BorrowedFd<'_>) -> io::Result<libbpf_sys::bpf_prog_info> {
     let mut info = libbpf_sys::bpf_prog_info::default();
     let mut len = size_of_val(&info) as u32;
-    // SAFETY: `info` is `len` writable bytes whose pointers are all null, so the kernel fills only the fixed fields.
+    // SAFETY: `info` is `len` writable bytes whose pointers are all null, so the kernel fills only
+    // the fixed fields.
     let rc = unsafe {
         libbpf_sys::bpf_obj_get_info_by_fd(
             program.as_raw_fd(),

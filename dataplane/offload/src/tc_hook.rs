@@ -1,6 +1,7 @@
-//! Attaches programs to devices: each is a filter of the device's clsact qdisc with a fixed handle and priority. The filter holds its
-//! program and stays when this process ends, with or without a bpffs. Attaching the next program replaces the old one between two packets.
-//! Start with [`Hook::attach`].
+//! Attaches programs to devices: each is a filter of the device's clsact qdisc with a fixed handle
+//! and priority. The filter holds its program and stays when this process ends, with or without a
+//! bpffs. Attaching the next program replaces the old one between two packets. Start with
+//! [`Hook::attach`].
 
 use std::fs::File;
 use std::io;
@@ -44,8 +45,8 @@ impl Hook {
         })
     }
 
-    /// Detaches the program. The qdisc stays, because it may have other filters, and without any it does nothing. It is no error if there
-    /// is no program or no such device.
+    /// Detaches the program. The qdisc stays, because it may have other filters, and without any it
+    /// does nothing. It is no error if there is no program or no such device.
     pub(crate) fn detach(&self, any: BorrowedFd<'_>) -> Result<(), OffloadError> {
         let gone = |e: &libbpf_rs::Error| {
             e.kind() == libbpf_rs::ErrorKind::NotFound

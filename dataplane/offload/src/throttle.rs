@@ -1,11 +1,12 @@
-//! Early limits in the form of the redirector's map: token buckets. This module is pure; [`crate::redirector`] writes them, and the BPF
-//! program takes tokens.
+//! Early limits in the form of the redirector's map: token buckets. This module is pure;
+//! [`crate::redirector`] writes them, and the BPF program takes tokens.
 
 use canal_abi::tier::{BUCKETS, Throttle, TokenBucket};
 
 /// One token in the unit of a bucket's `tokens`, which is nanoseconds times tokens per second.
 const TOKEN_UNITS: u64 = 1_000_000_000;
-/// Largest burst. It is more than any link carries in a second, and its product with [`TOKEN_UNITS`] still fits 64 bits.
+/// Largest burst. It is more than any link carries in a second, and its product with
+/// [`TOKEN_UNITS`] still fits 64 bits.
 const BURST_MAX: u64 = 10_000_000_000;
 
 /// One limit, as a rate and a burst.
@@ -17,7 +18,8 @@ pub struct ThrottleLimit {
     pub burst: u64,
 }
 
-/// Early limits of a service or a tenant, with the part of them that this replica may use. `None` means that there is no limit.
+/// Early limits of a service or a tenant, with the part of them that this replica may use. `None`
+/// means that there is no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ThrottleLimits {
     /// Limit of new sessions: TCP SYNs and UDP datagrams.
@@ -76,8 +78,8 @@ fn cost(part: u32) -> u64 {
 }
 
 impl ThrottleLimits {
-    /// Returns the map's value once these limits are in force at `now_ns`. A bucket that already had a limit keeps its tokens, up to the
-    /// new burst.
+    /// Returns the map's value once these limits are in force at `now_ns`. A bucket that already
+    /// had a limit keeps its tokens, up to the new burst.
     pub(crate) fn applied_to(&self, old: Option<&Throttle>, now_ns: u64) -> Throttle {
         Throttle {
             lock: 0,

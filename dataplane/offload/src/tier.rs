@@ -1,8 +1,8 @@
-//! Shared code of the tier's loaders (edge, redirector, socket steering, interface guard, sessions): pins keyed by [`ABI`], and loading an
-//! object with its maps. Start with [`load`].
+//! Shared code of the tier's loaders (edge, redirector, socket steering, interface guard,
+//! sessions): pins keyed by [`ABI`], and loading an object with its maps. Start with [`load`].
 //!
-//! Maps are pinned at `<dir>/<program>-v<ABI>/<map>`. There are no links for the programs on devices: the devices' filters hold them, see
-//! [`crate::tc_hook`].
+//! Maps are pinned at `<dir>/<program>-v<ABI>/<map>`. There are no links for the programs on
+//! devices: the devices' filters hold them, see [`crate::tc_hook`].
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -55,7 +55,8 @@ impl TierPins {
         fs::read_dir(self.maps()).is_ok_and(|mut d| d.next().is_some())
     }
 
-    /// Returns a number that identifies the pinned maps and changes when new ones replace them; `None` if no map is pinned.
+    /// Returns a number that identifies the pinned maps and changes when new ones replace them;
+    /// `None` if no map is pinned.
     pub(crate) fn maps_inode(&self) -> Option<u64> {
         fs::metadata(self.maps())
             .ok()
@@ -100,10 +101,12 @@ impl TierPins {
     }
 }
 
-/// Part of libbpf's message about a pinned map that differs from the object's. Any other failure leaves the maps alone.
+/// Part of libbpf's message about a pinned map that differs from the object's. Any other failure
+/// leaves the maps alone.
 const MISFIT: &str = "parameter mismatch";
 
-/// Loads `bytes`. Maps named in `pinned` are adopted from `pins` or pinned there. `settings` is a read-only section and its contents.
+/// Loads `bytes`. Maps named in `pinned` are adopted from `pins` or pinned there. `settings` is a
+/// read-only section and its contents.
 pub(crate) fn load(
     name: &'static str,
     bytes: &[u8],
@@ -119,8 +122,8 @@ pub(crate) fn load(
             }),
             Some(p),
         ) if journal.contains(MISFIT) => {
-            // The pinned maps have the same ABI number but another shape. Forwarding stops until the agent has filled new ones, which is
-            // better than forever.
+            // The pinned maps have the same ABI number but another shape. Forwarding stops until
+            // the agent has filled new ones, which is better than forever.
             tracing::warn!(%source, journal, "the pinned maps do not fit; starting with new ones");
             p.forget_maps()?;
             p.make_maps()?;
@@ -202,7 +205,8 @@ pub(crate) fn verified_insns(
     sys::verified_instructions(program(object, name)?.as_fd()).map_err(err)
 }
 
-/// Size of `struct __sk_buff` and offset of its `gso_size` (linux/bpf.h). Both belong to the kernel's stable interface.
+/// Size of `struct __sk_buff` and offset of its `gso_size` (linux/bpf.h). Both belong to the
+/// kernel's stable interface.
 const CONTEXT: (usize, usize) = (192, 176);
 
 /// Returns the context of a test run: a `struct __sk_buff` in which only the segments' size is set.

@@ -15,16 +15,18 @@ use crate::OffloadError;
 
 /// Name of the tunnel device.
 pub(crate) const TUNNEL_DEVICE: &str = "tier0";
-/// Routing table of everything that leaves through the device. The next three are the preferences of the rules that lead to it. They select
-/// packets from services, marked packets, and the kernel's ICMPv6 errors about services, whose source the program on the device rewrites to
-/// the service's.
+/// Routing table of everything that leaves through the device. The next three are the preferences
+/// of the rules that lead to it. They select packets from services, marked packets, and the
+/// kernel's ICMPv6 errors about services, whose source the program on the device rewrites to the
+/// service's.
 const TABLE: u32 = 240;
 const RULE_SERVICE: u32 = 240;
 const RULE_MARK: u32 = 241;
 const RULE_ERROR: u32 = 242;
 const SERVICE4: &str = "240.0.0.0/8";
 const SERVICE6: &str = "fdca:a1:0:240::/96";
-/// Addresses of the edge as a neighbor on the device. Any addresses will do, because no packet is sent to them.
+/// Addresses of the edge as a neighbor on the device. Any addresses will do, because no packet is
+/// sent to them.
 const NEXT4: &str = "169.254.202.1";
 const NEXT6: &str = "fe80::ca:1";
 
@@ -58,7 +60,8 @@ fn source_ports(t: &TunnelDevice) -> Option<String> {
     (t.ports > 0).then(|| format!("srcport {} {}", t.port, end.min(65535)))
 }
 
-/// Returns true if the existing device is the desired one, as far as a property cannot be changed on an existing device.
+/// Returns true if the existing device is the desired one, as far as a property cannot be changed
+/// on an existing device.
 fn fits(link: &str, t: &TunnelDevice) -> bool {
     let ports = source_ports(t).unwrap_or_else(|| "srcport 0 0".into());
     link.contains("vxlan external")
@@ -72,8 +75,8 @@ fn has_rule(rules: &str, preference: u32) -> bool {
         .any(|l| l.starts_with(&format!("{preference}:")))
 }
 
-/// Returns the commands that turn the actual state into the desired one, for `ip -4 -batch` and `ip -6 -batch`. Commands that must not be
-/// repeated are left out if they have been executed already.
+/// Returns the commands that turn the actual state into the desired one, for `ip -4 -batch` and `ip
+/// -6 -batch`. Commands that must not be repeated are left out if they have been executed already.
 fn decide_batch(found: &TunnelDeviceState, t: &TunnelDevice) -> [Vec<String>; 2] {
     let dev = TUNNEL_DEVICE;
     let mut b = Vec::new();
@@ -149,16 +152,18 @@ fn decide_batch(found: &TunnelDeviceState, t: &TunnelDevice) -> [Vec<String>; 2]
 
 /// Settings of the namespace and of the device, under /proc/sys/net.
 const SYSCTLS: &[(&str, &str)] = &[
-    // Tenants' addresses are routed by mark or by source, so there is no reverse path for an address alone.
+    // Tenants' addresses are routed by mark or by source, so there is no reverse path for an
+    // address alone.
     ("ipv4/conf/tier0/rp_filter", "0"),
     ("ipv4/conf/tier0/src_valid_mark", "1"),
-    // TCP metrics learned about a pod's address must not be applied to another tenant's pod with that address.
+    // TCP metrics learned about a pod's address must not be applied to another tenant's pod with
+    // that address.
     ("ipv4/tcp_no_metrics_save", "1"),
     // Replies of the kernel itself must go to the tenant whose packet they answer.
     ("ipv4/fwmark_reflect", "1"),
     ("ipv6/fwmark_reflect", "1"),
-    // A local route makes IPv4 addresses bindable, IPv6 ones not. Without this, a reply to a datagram could not have the service's address
-    // as its source.
+    // A local route makes IPv4 addresses bindable, IPv6 ones not. Without this, a reply to a
+    // datagram could not have the service's address as its source.
     ("ipv6/ip_nonlocal_bind", "1"),
     ("ipv6/conf/tier0/accept_ra", "0"),
     ("ipv6/conf/tier0/accept_dad", "0"),
@@ -230,7 +235,8 @@ fn batch(batches: &[Vec<String>; 2]) -> Result<(), OffloadError> {
     Ok(())
 }
 
-/// Creates the device and everything that leads to it, in this thread's network namespace. What exists and is correct stays.
+/// Creates the device and everything that leads to it, in this thread's network namespace. What
+/// exists and is correct stays.
 pub(crate) fn make(t: &TunnelDevice) -> Result<(), OffloadError> {
     let found = find()?;
     batch(&decide_batch(&found, t))?;

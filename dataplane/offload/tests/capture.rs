@@ -1,4 +1,5 @@
-//! Tests `bpf/capture.bpf.c` against real sockets: which connections are captured, what the proxy learns, and what the application sees.
+//! Tests `bpf/capture.bpf.c` against real sockets: which connections are captured, what the proxy
+//! learns, and what the application sees.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -64,7 +65,8 @@ fn put_pod(ns: &LabNetns, c: &CapturePrograms) -> u64 {
         .unwrap()
 }
 
-/// Case, address, options of the dial, and the expected getpeername, getsockname address, origin and verdict.
+/// Case, address, options of the dial, and the expected getpeername, getsockname address, origin
+/// and verdict.
 type CapturePathCase = (
     &'static str,
     &'static str,
@@ -467,8 +469,8 @@ fn a_full_table_is_counted_and_the_proxy_learns_nothing_of_the_connection() {
     third.line();
 }
 
-/// One pod opens more connections than its share while the proxy accepts none. Those of its neighbor still arrive, and its own do again
-/// once the proxy has taken some.
+/// One pod opens more connections than its share while the proxy accepts none. Those of its
+/// neighbor still arrive, and its own do again once the proxy has taken some.
 #[test]
 fn a_pod_that_dials_beyond_its_share_is_refused_and_its_neighbour_is_not() {
     const BEYOND: u64 = 10;

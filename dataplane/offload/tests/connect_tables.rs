@@ -1,4 +1,5 @@
-//! Tests which destinations `bpf/capture.bpf.c` refuses at `connect()` by its tables, and from when on, against real sockets.
+//! Tests which destinations `bpf/capture.bpf.c` refuses at `connect()` by its tables, and from when
+//! on, against real sockets.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -27,7 +28,8 @@ fn the_client() {
     }
 }
 
-/// Captured pod with the addresses 10.77.0.2 and fd77::2, and a proxy that answers each client with its original destination.
+/// Captured pod with the addresses 10.77.0.2 and fd77::2, and a proxy that answers each client with
+/// its original destination.
 struct DialingPod {
     ns: LabNetns,
     cg: Cgroup,
@@ -348,7 +350,8 @@ fn tenant_that_does_not_fit_is_left_to_the_proxy_whole() {
     assert!(small.fits() && !large.fits());
 }
 
-/// The two tables allow 10.77.0.9:80 and 10.96.0.1:80 by different elements; everything else differs.
+/// The two tables allow 10.77.0.9:80 and 10.96.0.1:80 by different elements; everything else
+/// differs.
 #[test]
 fn a_switch_never_refuses_what_both_tables_allow() {
     let pod = DialingPod::new(&CaptureOptions::default());

@@ -1,4 +1,5 @@
-//! Tests `bpf/edge.bpf.c` over single frames: every path, every refusal, checksums, and the bucket function in comparison with Rust's.
+//! Tests `bpf/edge.bpf.c` over single frames: every path, every refusal, checksums, and the bucket
+//! function in comparison with Rust's.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -27,7 +28,8 @@ const REPLICA: &str = "250.1.0.2";
 const NODE: &str = "172.20.0.10";
 const TENANT: u32 = 0x70;
 const SERVICE: u32 = 0x01_0203;
-/// Services without a table, with a table of another tenant, without a replica that is up, and with one replica per bucket.
+/// Services without a table, with a table of another tenant, without a replica that is up, and with
+/// one replica per bucket.
 const WITHOUT_TABLE: u32 = 8;
 const CROSSED: u32 = 9;
 const DEAD: u32 = 10;
@@ -251,7 +253,8 @@ fn foreign_packets_reach_the_hosts_stack_unchanged() {
     }
 }
 
-/// The frames end in the middle. Their outer lengths are correct in some cases and too long in others.
+/// The frames end in the middle. Their outer lengths are correct in some cases and too long in
+/// others.
 #[test]
 fn a_frame_cut_at_any_byte_is_malformed() {
     let e = world(&SETTINGS);
@@ -313,7 +316,8 @@ impl FrameRandom {
     }
 }
 
-/// Some bytes of each frame are wrong. Each frame must be counted once, and a frame that is sent must keep its length.
+/// Some bytes of each frame are wrong. Each frame must be counted once, and a frame that is sent
+/// must keep its length.
 #[test]
 fn spoiled_frames_leave_by_one_exit_each() {
     let e = world(&SETTINGS);
@@ -390,7 +394,8 @@ fn buckets_and_tunnels_are_those_of_the_controller() {
     }
 }
 
-/// A replica's own source ports are used, separately for each replica; a replica that has named none gets those of the settings.
+/// A replica's own source ports are used, separately for each replica; a replica that has named
+/// none gets those of the settings.
 #[test]
 fn tunnels_have_the_ports_that_the_replica_named() {
     let e = world(&SETTINGS);
@@ -447,8 +452,8 @@ fn an_error_goes_where_its_session_is() {
     }
 }
 
-/// Case, the whole frame, and the expected reply to its first fragment on a link of 1400 bytes, of which 1346 are inside; `None` if there
-/// must be no reply.
+/// Case, the whole frame, and the expected reply to its first fragment on a link of 1400 bytes, of
+/// which 1346 are inside; `None` if there must be no reply.
 fn cut() -> Vec<(&'static str, Vec<u8>, Option<String>)> {
     let data = vec![7u8; 1348];
     let back = |to: &str, vni: u32, mac: &str, said: &str| {

@@ -1,7 +1,9 @@
-//! Tests the edge between real devices: a pod behind its node's VXLAN device, a router, the edge, and a replica behind its own VXLAN
-//! device. TCP carries some megabytes both ways while agents stop and start. Also tests errors and packet sizes.
+//! Tests the edge between real devices: a pod behind its node's VXLAN device, a router, the edge,
+//! and a replica behind its own VXLAN device. TCP carries some megabytes both ways while agents
+//! stop and start. Also tests errors and packet sizes.
 //!
-//! The replica here is a plain VXLAN device with the tier's VNI. What a redirector adds is tested in the redirector's tests.
+//! The replica here is a plain VXLAN device with the tier's VNI. What a redirector adds is tested
+//! in the redirector's tests.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
@@ -117,15 +119,17 @@ fn road(sums: &str) -> EdgeForwardingFixture {
     }
 }
 
-/// Point at which packets get the form of a real wire: cut into segments with complete checksums, which the receiver verifies. A veth
-/// passes pending checksums on, so a wrong one would never be noticed.
+/// Point at which packets get the form of a real wire: cut into segments with complete checksums,
+/// which the receiver verifies. A veth passes pending checksums on, so a wrong one would never be
+/// noticed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WireOffload {
     /// Packets never get that form.
     None,
     /// Packets get that form in front of the edge.
     Ends,
-    /// Packets get that form behind the edge, so the edge handles GSO packets and pending checksums.
+    /// Packets get that form behind the edge, so the edge handles GSO packets and pending
+    /// checksums.
     Router,
 }
 
@@ -181,7 +185,8 @@ fn fill(e: &EdgeProgram) {
             (address_be(EDGE), 0),
         ]))
         .unwrap();
-    // Version 0 leaves no stamp. There is no redirector here to clear one, and Linux does not know it.
+    // Version 0 leaves no stamp. There is no redirector here to clear one, and Linux does not know
+    // it.
     e.tables()
         .put(
             &SERVICE,
@@ -217,8 +222,8 @@ fn fill(e: &EdgeProgram) {
     }
 }
 
-/// Addresses of a service's listeners, each with the address that the other end dials, in both families; then those of endpoints that a
-/// replica dials.
+/// Addresses of a service's listeners, each with the address that the other end dials, in both
+/// families; then those of endpoints that a replica dials.
 const SERVED: [(&str, &str); 2] = [
     ("240.1.2.3:80", "10.9.0.1:80"),
     ("[fdca:a1:0:240::1:203]:80", "[fd09::1]:80"),
@@ -270,8 +275,8 @@ fn count(e: &EdgeProgram, name: &str) -> u64 {
         .1
 }
 
-/// Returns the counters of dropped packets. Devices that come up solicit routers and report multicast groups, which the tier does not
-/// carry; these are left out.
+/// Returns the counters of dropped packets. Devices that come up solicit routers and report
+/// multicast groups, which the tier does not carry; these are left out.
 fn drops(e: &EdgeProgram) -> Vec<(&'static str, u64)> {
     let wrong =
         |name: &str| name == "too_big" || (name.starts_with("drop_") && name != "drop_protocol");

@@ -1,4 +1,5 @@
-//! Tests how the edge's agent uses its maps: every limit, the exact contents, and what the next process finds.
+//! Tests how the edge's agent uses its maps: every limit, the exact contents, and what the next
+//! process finds.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -23,8 +24,8 @@ const SETTINGS: EdgeProgramSettings = EdgeProgramSettings {
     mtu: 1450,
 };
 
-/// Fills a map to its capacity. The next element must be refused with the map's name, an existing element may still be changed, and
-/// removing one makes room for another.
+/// Fills a map to its capacity. The next element must be refused with the map's name, an existing
+/// element may still be changed, and removing one makes room for another.
 fn fill<K: Plain + Eq + std::hash::Hash, V: Plain + PartialEq>(
     map: &Entries<K, V>,
     limit: u32,

@@ -61,7 +61,8 @@ impl InboundPod {
         })
     }
 
-    /// Creates a listener as a worker of the proxy has it: on any address, in a reuse-port group, with the proxy's mark.
+    /// Creates a listener as a worker of the proxy has it: on any address, in a reuse-port group,
+    /// with the proxy's mark.
     fn proxy(&self, family: ListenerFamily) -> TcpListener {
         proxy_listener(&self.ns, family)
     }
@@ -251,7 +252,8 @@ fn without_a_listener_everything_is_refused_and_counted() {
     taken.attach().unwrap();
     let dial = || pod.dial(&format!("{V4}:80")).unwrap_err().kind();
     assert_eq!(dial(), std::io::ErrorKind::ConnectionRefused);
-    // The client sends its SYN again if the machine is too busy to answer within a second, so the refusal may count more than once.
+    // The client sends its SYN again if the machine is too busy to answer within a second, so the
+    // refusal may count more than once.
     assert!(count(&inbound, "refused_no_listener") >= 1);
     let l = pod.proxy(ListenerFamily::V4);
     taken.listen(ListenerFamily::V4, &l).unwrap();

@@ -1,5 +1,5 @@
-//! Tests the interface guard on interfaces of namespaces that are made for it, and frame by frame. A container can send with its own MAC
-//! and addresses only, also while no agent runs.
+//! Tests the interface guard on interfaces of namespaces that are made for it, and frame by frame.
+//! A container can send with its own MAC and addresses only, also while no agent runs.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -408,7 +408,8 @@ fn solicitation_cases() -> Vec<GuardCase> {
 /// Returns advertisements, and other messages of ICMPv6.
 fn advertisement_cases() -> Vec<GuardCase> {
     let mut hidden = discovery(A6, 136, B6, 2, MAC_A);
-    // This is the same advertisement behind a destination options header that contains only padding.
+    // This is the same advertisement behind a destination options header that contains only
+    // padding.
     hidden[14 + 6] = 60;
     let length = u16::from_be_bytes([hidden[18], hidden[19]]) + 8;
     hidden[18..20].copy_from_slice(&length.to_be_bytes());
@@ -505,7 +506,8 @@ fn every_frame_with_a_foreign_address_is_refused_and_counted() {
         assert_eq!(ran, *verdict, "{case}");
         assert_eq!(count(&guard, counter), before + 1, "{case}");
     }
-    // The program refuses everything from an interface that is not bound, even frames that would be correct for another one.
+    // The program refuses everything from an interface that is not bound, even frames that would be
+    // correct for another one.
     assert_eq!(
         s.host.within(|| guard.test_frame(b, &cases[0].1)).unwrap(),
         DROPPED

@@ -34,7 +34,8 @@ fn answer(l: &TcpListener) -> String {
 #[test]
 fn tcp_is_redirected_and_the_destination_is_known() {
     let ns = LabNetns::new();
-    // Without a route connect() would fail before a packet reaches the hook. The veth's peer is down, so nothing can leave.
+    // Without a route connect() would fail before a packet reaches the hook. The veth's peer is
+    // down, so nothing can leave.
     ns.ip("route add default dev pod0");
     ns.ip("-6 route add default dev pod0");
     let cgroup = Cgroup::new();
@@ -72,13 +73,15 @@ fn tcp_is_redirected_and_the_destination_is_known() {
     assert_eq!(answer(&v4), "none", "dialled by hand: the proxy resets it");
     app.line();
 
-    // The proxy's own mark exempts a connection; here it goes to the pod's own address, which has a listener.
+    // The proxy's own mark exempts a connection; here it goes to the pod's own address, which has a
+    // listener.
     let own = ns.listen("10.77.0.2:81");
     let mut app = CaseProcess::start(&ns, None, "dial", &["10.77.0.2:81", "mark"]);
     assert_eq!(answer(&own), "none");
     app.line();
 
-    // A process in the pod's cgroup sets the same mark with CAP_NET_RAW alone, which any container may have.
+    // A process in the pod's cgroup sets the same mark with CAP_NET_RAW alone, which any container
+    // may have.
     for (to, l) in [("10.77.0.2:81", &v4), ("[fd77::2]:81", &v6)] {
         let mut app = CaseProcess::start(&ns, Some(&cgroup), "dial", &[to, "net_raw", "mark"]);
         assert_eq!(answer(l), to, "a pod's own mark buys nothing");

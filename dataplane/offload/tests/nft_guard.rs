@@ -37,8 +37,8 @@ fn count(lab: &Lab, guard: &NftPodGuard, name: &str) -> u64 {
         .1
 }
 
-/// The packets are of every protocol in both families, from sockets opened before and after the guard was attached. Frames that are written
-/// past the pod's rules are included.
+/// The packets are of every protocol in both families, from sockets opened before and after the
+/// guard was attached. Frames that are written past the pod's rules are included.
 #[test]
 fn deny_drops_packets_that_nft_sees() {
     let lab = Lab::new();
@@ -52,7 +52,8 @@ fn deny_drops_packets_that_nft_sees() {
             for client in [&mut older, &mut lab.sender(kind, to)] {
                 let before = count(&lab, &held, &format!("stopped_{reason}"));
                 client.go_on();
-                // A frame is stopped at the other end of the interface, so its sender gets no error.
+                // A frame is stopped at the other end of the interface, so its sender gets no
+                // error.
                 assert_eq!(
                     client.line(),
                     if kind == "frame" { "sent" } else { EPERM },
@@ -136,7 +137,8 @@ fn passthrough_counts_unencrypted_packets_on_the_nodes_end() {
         }
     }
     assert!(count(&lab, &held, "left_watched") >= 6);
-    // The next process finds the pod's mode and counts. Then the pod is stopped, and the guard removed.
+    // The next process finds the pod's mode and counts. Then the pod is stopped, and the guard
+    // removed.
     drop(held);
     let next = guard(&lab);
     assert!(count(&lab, &next, "clear_udp") >= 4);

@@ -1,4 +1,5 @@
-//! Tests the compiled object itself: its layout equals Rust's, and the verifier's work stays within the recorded budget.
+//! Tests the compiled object itself: its layout equals Rust's, and the verifier's work stays within
+//! the recorded budget.
 
 use std::collections::BTreeMap;
 
@@ -61,8 +62,9 @@ fn compare(object: &[u8], layouts: &Layouts) {
     assert_eq!(in_object.len(), layouts.len());
 }
 
-/// `tests/golden/verifier.txt` has lines of `program instructions`, recorded on the reference kernel. A program may become cheaper; an
-/// increase of more than ten percent needs a review. Set BLESS=1 to record new values.
+/// `tests/golden/verifier.txt` has lines of `program instructions`, recorded on the reference
+/// kernel. A program may become cheaper; an increase of more than ten percent needs a review. Set
+/// BLESS=1 to record new values.
 #[test]
 fn the_verifiers_work_stays_within_budget() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/verifier.txt");

@@ -121,7 +121,8 @@ impl Lab {
     }
 }
 
-/// Returns a UDPRoute: the tier is at 10.77.0.9 and in fd77::8/125, and the pod receives its datagrams at port 99.
+/// Returns a UDPRoute: the tier is at 10.77.0.9 and in fd77::8/125, and the pod receives its
+/// datagrams at port 99.
 pub(crate) fn udp_route() -> UdpFromTier {
     let tier = ["10.77.0.9/32", "fd77::8/125"];
     UdpFromTier {
@@ -130,7 +131,8 @@ pub(crate) fn udp_route() -> UdpFromTier {
     }
 }
 
-/// Tests whether a datagram from the node's address `from` reaches `to` in the pod and whether the reply comes back within `wait`.
+/// Tests whether a datagram from the node's address `from` reaches `to` in the pod and whether the
+/// reply comes back within `wait`.
 pub(crate) fn exchanged(lab: &Lab, from: &str, to: &str, wait: Duration) -> &'static str {
     let to: SocketAddr = to.parse().unwrap();
     let any = if to.is_ipv4() { "0.0.0.0" } else { "[::]" };
@@ -295,7 +297,8 @@ pub(crate) fn targets() -> [SocketAddr; 2] {
     ]
 }
 
-/// The packets are of every protocol in both families, from sockets opened before and after the guard was attached.
+/// The packets are of every protocol in both families, from sockets opened before and after the
+/// guard was attached.
 #[test]
 fn deny_stops_every_protocol_of_new_and_of_older_sockets() {
     let lab = Lab::new();
@@ -319,7 +322,8 @@ fn deny_stops_every_protocol_of_new_and_of_older_sockets() {
                 let before = count(&guard, &format!("stopped_{reason}"));
                 client.go_on();
                 let said = client.line();
-                // A packet socket's frame is stopped at the other end of the interface, so its sender gets no error.
+                // A packet socket's frame is stopped at the other end of the interface, so its
+                // sender gets no error.
                 assert_eq!(
                     said,
                     if kind == "frame" { "sent" } else { EPERM },
@@ -435,7 +439,8 @@ fn only_mesh_traffic_enters() {
     lab.node.within(|| guard.release()).unwrap();
 }
 
-/// The neighbor tables are empty, so ARP and neighbor discovery must work. The proxy is not a member of the pod's cgroup.
+/// The neighbor tables are empty, so ARP and neighbor discovery must work. The proxy is not a
+/// member of the pod's cgroup.
 #[test]
 fn tcp_and_link_protocols_pass() {
     let lab = Lab::new();
@@ -462,7 +467,8 @@ fn tcp_and_link_protocols_pass() {
         server.read_exact(&mut [0; TEXT.len()]).unwrap();
         lab::close(listener);
     }
-    // These ports have no listener, so the pod's kernel answers with a reset that belongs to no application.
+    // These ports have no listener, so the pod's kernel answers with a reset that belongs to no
+    // application.
     for dial in ["10.77.0.2:9", "[fd77::2]:9"] {
         let refused = lab
             .node
@@ -500,7 +506,8 @@ fn tcp_and_link_protocols_pass() {
     lab.node.within(|| guard.release()).unwrap();
 }
 
-/// The errors are *packet too big* in both families, about TCP and about a datagram that no process may have sent.
+/// The errors are *packet too big* in both families, about TCP and about a datagram that no process
+/// may have sent.
 #[test]
 fn errors_about_tcp_enter_and_errors_about_other_packets_do_not() {
     let lab = Lab::new();
@@ -548,7 +555,8 @@ fn errors_about_tcp_enter_and_errors_about_other_packets_do_not() {
             (before.0 + 1, before.1 + 1),
             "{to}"
         );
-        // The datagram's first bytes are its ports. With this route it may have been a reply to the tier.
+        // The datagram's first bytes are its ports. With this route it may have been a reply to the
+        // tier.
         let port = u16::from_be_bytes([TEXT[0], TEXT[1]]);
         guard
             .set_udp(&UdpFromTier {
@@ -740,7 +748,8 @@ fn datagrams_from_the_tier_pass_to_the_ports_of_udp_routes_and_back() {
     canal_offload::capture::release_all(pins.path()).unwrap();
 }
 
-/// Only the first fragment contains a port, so a fragmented datagram does not pass in either direction.
+/// Only the first fragment contains a port, so a fragmented datagram does not pass in either
+/// direction.
 #[test]
 fn fragments_of_a_udp_routes_datagram_are_stopped() {
     const TOO_LONG: [u8; 4000] = [7; 4000];

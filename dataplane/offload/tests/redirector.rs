@@ -1,5 +1,6 @@
-//! Tests `bpf/redirector.bpf.c` over single frames, in a namespace with real sockets in every state. Covers which replica gets a packet,
-//! where the others are sent, every refusal, and exact limits.
+//! Tests `bpf/redirector.bpf.c` over single frames, in a namespace with real sockets in every
+//! state. Covers which replica gets a packet, where the others are sent, every refusal, and exact
+//! limits.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -172,7 +173,8 @@ impl RedirectorFixture {
         }
     }
 
-    /// Checks that the frame is delivered to the host's stack, unchanged except that hop and stamp are cleared.
+    /// Checks that the frame is delivered to the host's stack, unchanged except that hop and stamp
+    /// are cleared.
     fn keeps(&self, case: &str, frame: &[u8], counter: &str) {
         let ran = self.run(frame);
         let mut untouched = frame.to_vec();
@@ -200,7 +202,8 @@ impl RedirectorFixture {
         self.sends_stamped(case, frame, (to.0, to.1, 1), inside, counter);
     }
 
-    /// Checks that the frame is sent on; `to` is the replica's number, the expected hop and the expected stamp.
+    /// Checks that the frame is sent on; `to` is the replica's number, the expected hop and the
+    /// expected stamp.
     fn sends_stamped(
         &self,
         case: &str,
@@ -372,7 +375,8 @@ fn waiting(s: &RedirectorFixture, from: &str, to: &str) -> SocketAddr {
     at
 }
 
-/// Sends a SYN to a service and returns the client's address and the sequence number of the kernel's SYN-ACK.
+/// Sends a SYN to a service and returns the client's address and the sequence number of the
+/// kernel's SYN-ACK.
 fn answered(s: &RedirectorFixture, from: &str, to: &str) -> (SocketAddr, u32) {
     let (client, service): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
     let heard = s.netns.within(|| {
@@ -383,7 +387,8 @@ fn answered(s: &RedirectorFixture, from: &str, to: &str) -> (SocketAddr, u32) {
         .set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(2))))
         .unwrap();
     inject(&s.netns, &tcp(from, to, SYN, b""), service.ip());
-    // Ports, sequence number and flags are found in the inner packet on tier0 or in the outer packet behind it.
+    // Ports, sequence number and flags are found in the inner packet on tier0 or in the outer
+    // packet behind it.
     let ports = [service.port().to_be_bytes(), client.port().to_be_bytes()].concat();
     for _ in 0..100 {
         let mut frame = [0u8; 2048];
@@ -400,8 +405,8 @@ fn answered(s: &RedirectorFixture, from: &str, to: &str) -> (SocketAddr, u32) {
     panic!("no SYN-ACK from {to} to {from}");
 }
 
-/// If a SYN was sent again after the head changed, two replicas have a request. Each accepts only the reply to its own SYN-ACK. A reply to
-/// the other's goes along the chain and is not reset here.
+/// If a SYN was sent again after the head changed, two replicas have a request. Each accepts only
+/// the reply to its own SYN-ACK. A reply to the other's goes along the chain and is not reset here.
 #[test]
 fn a_request_owns_only_the_answer_to_its_own_syn_ack() {
     let s = scene();
@@ -774,7 +779,8 @@ fn every_refusal_has_a_counter() {
     }
 }
 
-/// A router fragmented a packet of an edge or of another replica. The sender of the inner packet must get an error through the edge.
+/// A router fragmented a packet of an edge or of another replica. The sender of the inner packet
+/// must get an error through the edge.
 #[test]
 fn senders_of_fragmented_packets_get_icmp_errors() {
     let s = scene();

@@ -1,5 +1,6 @@
-//! Tests redirector, tunnel device and socket steering on replicas in namespaces, with real connections through a simulated edge. Sessions
-//! must start at the right replica and stay there while tables change and gateways die.
+//! Tests redirector, tunnel device and socket steering on replicas in namespaces, with real
+//! connections through a simulated edge. Sessions must start at the right replica and stay there
+//! while tables change and gateways die.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -51,7 +52,8 @@ fn options(
     }
 }
 
-/// Writes a redirector's maps: one chain for every bucket, and three replicas of which `down` is down (0 for none).
+/// Writes a redirector's maps: one chain for every bucket, and three replicas of which `down` is
+/// down (0 for none).
 fn fill(r: &RedirectorPrograms, chain: &[u16], down: u8) {
     let mut whole = [0; CHAIN];
     whole[..chain.len()].copy_from_slice(chain);
@@ -94,8 +96,8 @@ struct ReplicaMember {
     steering: SocketSteering,
 }
 
-/// Simulated edge, which also is the router and has the clients. It sends everything for the tier to the replica that [`TestTier::steer`]
-/// names, with hop 0.
+/// Simulated edge, which also is the router and has the clients. It sends everything for the tier
+/// to the replica that [`TestTier::steer`] names, with hop 0.
 struct TestTier {
     edge: LabNetns,
     members: Vec<ReplicaMember>,
@@ -404,7 +406,8 @@ fn programs_are_replaced_under_load_without_losing_a_byte() {
         }
     }
     done.store(true, Ordering::Relaxed);
-    // Without a program, even for one segment, replica 2 would reset the session instead of passing it on to 1.
+    // Without a program, even for one segment, replica 2 would reset the session instead of passing
+    // it on to 1.
     assert!(asking.join().unwrap() > 50);
 }
 
@@ -461,7 +464,8 @@ fn the_tunnel_device_is_recreated_only_if_necessary() {
     assert!(e.contains("eth9"), "{e}");
 }
 
-/// No device has a service's address. The kernel's errors must nevertheless have the service as their source, in both families.
+/// No device has a service's address. The kernel's errors must nevertheless have the service as
+/// their source, in both families.
 #[test]
 fn packets_without_a_listener_are_refused_from_the_service_address() {
     let t = TestTier::new(1, &[1]);
@@ -520,8 +524,9 @@ fn packets_without_a_listener_are_refused_from_the_service_address() {
     );
 }
 
-/// Waits for the kernel's own first packets on a new device, which are multicast reports (RFC 3810 §6.1: two, at most a second apart). The
-/// tunnel's program refuses and counts them like other packets.
+/// Waits for the kernel's own first packets on a new device, which are multicast reports (RFC 3810
+/// §6.1: two, at most a second apart). The tunnel's program refuses and counts them like other
+/// packets.
 fn at_rest(redirector: &RedirectorPrograms) {
     let counts = || {
         redirector
@@ -633,7 +638,8 @@ fn the_sessions_of_a_replica_are_few_outside_and_many_inside() {
     assert!(of_replica <= 4, "{of_replica}");
 }
 
-/// The child's part of a test above: a gateway process with everything that it installs in the kernel.
+/// The child's part of a test above: a gateway process with everything that it installs in the
+/// kernel.
 fn gateway(dir: &str, with_tables: bool) {
     let dir = std::path::Path::new(dir);
     let mut options = options(None, 2, Some(dir));
@@ -693,7 +699,8 @@ fn dial_for(
     })
 }
 
-/// Adds routes and neighbours to the edge, so that the two tenants' answers return in their own tunnels.
+/// Adds routes and neighbours to the edge, so that the two tenants' answers return in their own
+/// tunnels.
 fn lead_tenants_back(t: &TestTier) {
     for dev in ["vxone", "vxtwo"] {
         t.edge.ip(&format!(
@@ -846,7 +853,8 @@ fn the_three_listeners_leave_the_map_when_they_close() {
     r.steering.set(ServiceListener::Dns, &dns).unwrap();
     r.steering.set(ServiceListener::Hbone, &hbone).unwrap();
     serve(hbone, 8);
-    // The replies have the destination of the request as their source, as a server does it with IP_PKTINFO.
+    // The replies have the destination of the request as their source, as a server does it with
+    // IP_PKTINFO.
     let answers = r.netns.within(|| {
         ["240.0.0.7:53", "[fdca:a1:0:240::7]:53"].map(|at| UdpSocket::bind(at).unwrap())
     });

@@ -1,5 +1,5 @@
-//! Tests `bpf/session_count.bpf.c`: the numbers of sessions outside and inside of tunnels, both directions as one session, packets without
-//! a session, and full tables.
+//! Tests `bpf/session_count.bpf.c`: the numbers of sessions outside and inside of tunnels, both
+//! directions as one session, packets without a session, and full tables.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -33,7 +33,8 @@ fn tunnel(from: &str, to: &str, port: u16, vni: u32, packet: &[u8]) -> Vec<u8> {
 const EDGE: &str = "250.1.0.1";
 const REPLICA: &str = "250.1.0.2";
 
-/// A case's name, the frame, the numbers of new sessions outside and inside, and 1 if it is counted as a packet without a session.
+/// A case's name, the frame, the numbers of new sessions outside and inside, and 1 if it is counted
+/// as a packet without a session.
 type SessionCase = (&'static str, Vec<u8>, (u64, u64), u64);
 
 fn syn() -> Vec<u8> {

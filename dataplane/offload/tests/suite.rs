@@ -1,5 +1,5 @@
-//! Integration tests of every BPF program in the kernel: packets, maps, sizes, and the verifier's count of instructions. `make test` runs
-//! each module in a process of its own (`suite MODULE::`).
+//! Integration tests of every BPF program in the kernel: packets, maps, sizes, and the verifier's
+//! count of instructions. `make test` runs each module in a process of its own (`suite MODULE::`).
 
 mod capture;
 mod connect_tables;

@@ -1,6 +1,6 @@
-//! Tests the whole path of a service's session in the kernel, with real devices. The path is a pod behind its node's VXLAN device, a
-//! router, an edge, and two replicas with their programs. Covers chains, bulk transfers with checksums that receivers verify, errors,
-//! dials, and a dead gateway.
+//! Tests the whole path of a service's session in the kernel, with real devices. The path is a pod
+//! behind its node's VXLAN device, a router, an edge, and two replicas with their programs. Covers
+//! chains, bulk transfers with checksums that receivers verify, errors, dials, and a dead gateway.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -233,8 +233,8 @@ impl TierForwardingFixture {
         s
     }
 
-    /// Returns the counters of dropped packets of all programs. Devices that come up solicit routers and report multicast groups, which the
-    /// tier does not carry; these are left out.
+    /// Returns the counters of dropped packets of all programs. Devices that come up solicit
+    /// routers and report multicast groups, which the tier does not carry; these are left out.
     fn drops(&self) -> Vec<(&'static str, u64)> {
         let edge = self.edge.counts().unwrap();
         let replicas = self
@@ -431,8 +431,8 @@ fn dial_pod(r: &TierForwardingFixture, n: u8, to: &str, from: &str) -> TcpStream
     s
 }
 
-/// A link gets a smaller MTU than the hosts know. Routers fragment the datagrams, and the host that receives the fragments reports it to
-/// the inner packet's sender.
+/// A link gets a smaller MTU than the hosts know. Routers fragment the datagrams, and the host that
+/// receives the fragments reports it to the inner packet's sender.
 #[test]
 fn sessions_go_on_when_a_link_narrows() {
     for (link, address) in [("edge", EDGE), ("replica1", replica(1)), ("node", NODE)] {

@@ -1,4 +1,5 @@
-//! Tests the cloud tier's compiled objects: their layouts equal Rust's, and the verifier's work stays within `budgets.txt`.
+//! Tests the cloud tier's compiled objects: their layouts equal Rust's, and the verifier's work
+//! stays within `budgets.txt`.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,8 @@ use canal_offload::socket_steering::SocketSteering;
 use libbpf_rs::btf::types::{MemberAttr, Struct};
 use libbpf_rs::btf::{Btf, BtfKind, BtfType, HasSize};
 
-/// Checks that every struct of the header in the object has the layout of Rust, and that Rust's list contains each of them.
+/// Checks that every struct of the header in the object has the layout of Rust, and that Rust's
+/// list contains each of them.
 fn check_layouts(object: &str, bytes: &[u8]) {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), bytes).unwrap();
@@ -112,8 +114,9 @@ fn verified_instructions() -> Vec<(&'static str, u32)> {
     all
 }
 
-/// `budgets.txt` has lines of `program instructions`, recorded on the reference kernel. A program may become cheaper; an increase of more
-/// than ten percent needs a review. Set BLESS=1 to record new values.
+/// `budgets.txt` has lines of `program instructions`, recorded on the reference kernel. A program
+/// may become cheaper; an increase of more than ten percent needs a review. Set BLESS=1 to record
+/// new values.
 #[test]
 fn the_verifiers_work_stays_within_budget() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/budgets.txt");

@@ -46,7 +46,8 @@ const AUDIT: Duration = Duration::from_secs(1);
 const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Rest after a scan as a multiple of its duration: scans use a fiftieth of a core, at most.
 const SCAN_REST_FACTOR: u32 = 49;
-/// Scan interval while nothing changes. The controller waits for two scans after all have confirmed a table, which the replica cannot know.
+/// Scan interval while nothing changes. The controller waits for two scans after all have confirmed
+/// a table, which the replica cannot know.
 const SCAN_IDLE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Configuration of the agent of this replica.
@@ -58,7 +59,8 @@ pub struct ReplicaConfig {
     pub version: String,
     /// Controllers that receive the reports; `None`: no report is sent.
     pub controller: Option<ControllerEndpoint>,
-    /// File that stores the orders. A process that starts while no controller responds then knows its number and its edge.
+    /// File that stores the orders. A process that starts while no controller responds then knows
+    /// its number and its edge.
     pub orders: PathBuf,
     /// Scanner that finds the sessions of this replica.
     pub sockets: SessionScanner,
@@ -67,7 +69,8 @@ pub struct ReplicaConfig {
 /// Returns the gateway's sessions: open now, and accepted since it started.
 pub type SessionCountFn = Box<dyn Fn() -> (u64, u64) + Send + Sync>;
 
-/// Notifies the gateway of buckets whose head moved, so that their connections move to the new replica.
+/// Notifies the gateway of buckets whose head moved, so that their connections move to the new
+/// replica.
 pub type RebalanceFn = Box<dyn Fn(ServiceId, HeadChange) + Send + Sync>;
 
 /// A running agent. Clones share it.
@@ -118,7 +121,8 @@ struct AgentState {
 #[derive(Default)]
 struct SessionScan {
     owned: OwnedSessions,
-    /// Result of the scan before. The kernel's list may skip a socket that is moved in it during a scan.
+    /// Result of the scan before. The kernel's list may skip a socket that is moved in it during a
+    /// scan.
     before: OwnedSessions,
     /// Marks that the replica had when the two scans began: that of the scan before comes first.
     marks: [Option<ReportMark>; 2],
@@ -148,7 +152,8 @@ enum ScanDecision {
     Look,
 }
 
-/// Decides whether to scan. A change of tables or of results makes a scan due at once, but never before the rest of the last one is over.
+/// Decides whether to scan. A change of tables or of results makes a scan due at once, but never
+/// before the rest of the last one is over.
 fn decide_turn(purpose: &ScanPurpose, looked: &SessionScan, now: Instant) -> ScanDecision {
     let buckets = |owned: &OwnedSessions| {
         owned
@@ -173,7 +178,8 @@ fn decide_turn(purpose: &ScanPurpose, looked: &SessionScan, now: Instant) -> Sca
 }
 
 impl RedirectorAgent {
-    /// Adopts the maps and starts to report. Nothing is written to the maps before the first [`RedirectorAgent::apply`].
+    /// Adopts the maps and starts to report. Nothing is written to the maps before the first
+    /// [`RedirectorAgent::apply`].
     ///
     /// # Errors
     /// The entries of an earlier process cannot be read from the maps.
@@ -229,8 +235,9 @@ impl RedirectorAgent {
         Ok(agent)
     }
 
-    /// Applies a state by writing the differences. The state is complete, so a lost update costs nothing. Returns the resources that are
-    /// omitted because they exceed their tenant's share of a map: kind, name and reason.
+    /// Applies a state by writing the differences. The state is complete, so a lost update costs
+    /// nothing. Returns the resources that are omitted because they exceed their tenant's share of
+    /// a map: kind, name and reason.
     pub fn apply(
         &self,
         update: &Update,
@@ -239,7 +246,8 @@ impl RedirectorAgent {
         let concerns = update.upserts.iter().any(|r| KINDS.contains(&r.kind()))
             || update.removals.iter().any(|(k, _)| KINDS.contains(k));
         let mut held = self.inner.maps_are_current();
-        // The first state from the controller is always written, because only such a state may remove stale entries.
+        // The first state from the controller is always written, because only such a state may
+        // remove stale entries.
         let first = held.newest_generation == 0
             || (!held.live && update.origin == UpdateSource::Controller);
         held.live |= update.origin == UpdateSource::Controller;
@@ -292,12 +300,14 @@ impl RedirectorAgent {
         self.inner.record_state();
     }
 
-    /// Returns a receiver of whether clients should reconnect elsewhere: this replica drains, and new sessions go to others.
+    /// Returns a receiver of whether clients should reconnect elsewhere: this replica drains, and
+    /// new sessions go to others.
     pub fn soft_drain(&self) -> watch::Receiver<bool> {
         self.inner.soft_drain.subscribe()
     }
 
-    /// Sets the function that is notified of buckets whose head moved, from the next state on. Only the first call has an effect.
+    /// Sets the function that is notified of buckets whose head moved, from the next state on. Only
+    /// the first call has an effect.
     pub fn rebalance_with(&self, rebalance: RebalanceFn) {
         let _ = self.inner.rebalance.set(rebalance);
     }
@@ -418,7 +428,8 @@ impl Inner {
         self.looked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the loop that sends this replica's reports, or `None` if no controller is configured.
+    /// Returns the loop that sends this replica's reports, or `None` if no controller is
+    /// configured.
     fn report_loop(&self) -> Option<ReportLoop> {
         let controller = self.config.controller.clone()?;
         Some(ReportLoop {
@@ -552,7 +563,8 @@ impl Inner {
         }
     }
 
-    /// Scans the kernel's sockets if a scan is due. The recorded table versions are those from before the scan.
+    /// Scans the kernel's sockets if a scan is due. The recorded table versions are those from
+    /// before the scan.
     async fn scan_sessions(&self) {
         let purpose = self.purpose();
         let begun = Instant::now();
@@ -704,8 +716,8 @@ impl ReportHandler for Inner {
     }
 }
 
-/// Searches for the sessions that operators query, and has each result reported at once. It runs beside the reports, so a slow search
-/// delays none of them.
+/// Searches for the sessions that operators query, and has each result reported at once. It runs
+/// beside the reports, so a slow search delays none of them.
 async fn search_sessions(agent: Arc<Inner>, end: DrainObserver) {
     let found = || agent.record_state();
     tokio::select! {
@@ -714,7 +726,8 @@ async fn search_sessions(agent: Arc<Inner>, end: DrainObserver) {
     }
 }
 
-/// Reads the orders that an earlier process stored. A drain is not stored: a replica that was restarted shall serve.
+/// Reads the orders that an earlier process stored. A drain is not stored: a replica that was
+/// restarted shall serve.
 pub(crate) fn read_orders(path: &std::path::Path) -> Option<ControllerOrders> {
     let value: serde_json::Value = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
     let number = u16::try_from(value["number"].as_u64()?).ok()?;

@@ -142,7 +142,8 @@ impl RedirectorCounters {
     pub(crate) fn omitted(&self, map: &str, tenant: &str) {
         self.omitted.shared(&[map, tenant]).inc();
     }
-    /// Adds the kernel's packet counters. They outlive the process, so the first reading includes packets from while no process ran.
+    /// Adds the kernel's packet counters. They outlive the process, so the first reading includes
+    /// packets from while no process ran.
     pub(crate) fn packets(&self, now: &[(&'static str, &'static str, u64)]) {
         let mut seen = self
             .packets_seen

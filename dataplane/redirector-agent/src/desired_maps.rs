@@ -1,6 +1,8 @@
-//! Desired content of the redirector's maps, derived from the controller's resources: tables and throttles within the tenants' shares.
+//! Desired content of the redirector's maps, derived from the controller's resources: tables and
+//! throttles within the tenants' shares.
 //!
-//! It also decides which part of each throttle is this replica's. Pure; nothing is written here. Start at [`decide_content`].
+//! It also decides which part of each throttle is this replica's. Pure; nothing is written here.
+//! Start at [`decide_content`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -43,7 +45,8 @@ pub trait HeldEntries {
     fn has_throttle(&self, scope: ThrottleScope) -> bool;
 }
 
-/// A resource that is not in its map, because its tenant has used up its share, or because the map is full.
+/// A resource that is not in its map, because its tenant has used up its share, or because the map
+/// is full.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OmittedByShare {
     pub map: &'static str,
@@ -72,7 +75,8 @@ pub struct ControllerOrders {
     pub drain: bool,
 }
 
-/// Actual or desired content of the maps. Tables are the controller's resources, so that an unchanged one is recognized by its pointer.
+/// Actual or desired content of the maps. Tables are the controller's resources, so that an
+/// unchanged one is recognized by its pointer.
 #[derive(Debug, Clone, Default)]
 pub struct RedirectorMapContent {
     pub tables: BTreeMap<u32, Arc<Resource>>,
@@ -95,8 +99,9 @@ pub fn table(resource: &Resource) -> Option<&BucketTable> {
     }
 }
 
-/// Returns the content that the maps of a replica in `az` should have. If two resources claim one entry, the one with the smaller name gets
-/// it. No tenant has more of a map than its share, and a tenant beyond it loses only entries of its own.
+/// Returns the content that the maps of a replica in `az` should have. If two resources claim one
+/// entry, the one with the smaller name gets it. No tenant has more of a map than its share, and a
+/// tenant beyond it loses only entries of its own.
 pub fn decide_content<'a>(
     resources: impl Iterator<Item = &'a Arc<Resource>>,
     az: &AzName,
@@ -256,7 +261,8 @@ fn omit_throttles(
     }
 }
 
-/// Returns the rates with this replica's part of each. The provider's default for a tenant arrives as a Throttle of the whole tenant.
+/// Returns the rates with this replica's part of each. The provider's default for a tenant arrives
+/// as a Throttle of the whole tenant.
 fn decide_rates(
     content: &RedirectorMapContent,
     number: u16,
@@ -269,7 +275,8 @@ fn decide_rates(
     if all.is_empty() {
         return BTreeMap::new();
     }
-    // A tenant's limit must admit what its busiest service may use, wherever that is: the largest part of any service counts.
+    // A tenant's limit must admit what its busiest service may use, wherever that is: the largest
+    // part of any service counts.
     let mut parts: BTreeMap<ThrottleScope, u32> = BTreeMap::new();
     for (id, table) in content
         .tables
@@ -298,9 +305,10 @@ fn decide_rates(
         .collect()
 }
 
-/// Returns replica `number`'s part of a service's limit, in 1/[`BUCKETS`]. It is the number of buckets that an edge sends to the replica:
-/// each bucket goes to the first member of its chain that is up. A replica without a bucket in this table may still get some by an edge's
-/// table while tables change. It has an equal part, which it does not use otherwise.
+/// Returns replica `number`'s part of a service's limit, in 1/[`BUCKETS`]. It is the number of
+/// buckets that an edge sends to the replica: each bucket goes to the first member of its chain
+/// that is up. A replica without a bucket in this table may still get some by an edge's table while
+/// tables change. It has an equal part, which it does not use otherwise.
 pub fn decide_part(
     table: &BucketTable,
     number: u16,
@@ -330,7 +338,8 @@ fn scope(throttle: &Throttle) -> Option<ThrottleScope> {
     }
 }
 
-/// Returns whether a replica may own sessions of the table without being the head of their bucket. Only such sessions must be reported.
+/// Returns whether a replica may own sessions of the table without being the head of their bucket.
+/// Only such sessions must be reported.
 pub fn decide_behind(table: &BucketTable, number: u16) -> bool {
     table
         .chains
@@ -342,9 +351,10 @@ pub fn decide_behind(table: &BucketTable, number: u16) -> bool {
 /// may delay some.
 pub const SOFT_DRAIN_DELAY: Duration = Duration::from_secs(5);
 
-/// Returns whether a replica that has been draining for `drains` should start its soft drain. It should once all buckets lead new sessions
-/// to other replicas, because its clients would be back at once before. After [`SOFT_DRAIN_DELAY`] it suffices that more than half of each
-/// service's buckets do; without another replica they never do.
+/// Returns whether a replica that has been draining for `drains` should start its soft drain. It
+/// should once all buckets lead new sessions to other replicas, because its clients would be back
+/// at once before. After [`SOFT_DRAIN_DELAY`] it suffices that more than half of each service's
+/// buckets do; without another replica they never do.
 pub fn decide_soft_drain<'a>(
     drains: Option<Duration>,
     number: u16,
@@ -497,7 +507,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// Heads are spread over the buckets as the planner does, with one replica down. The parts of all replicas make up the whole limit.
+    /// Heads are spread over the buckets as the planner does, with one replica down. The parts of
+    /// all replicas make up the whole limit.
     #[test]
     fn parts_of_a_limit_are_by_the_buckets_that_enter_here_and_make_the_whole() {
         let members = |replicas: u32| -> Vec<_> {

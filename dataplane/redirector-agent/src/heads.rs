@@ -1,6 +1,8 @@
-//! Buckets whose head moved from this replica to another, or back, and when the gateway is notified of them. Pure.
+//! Buckets whose head moved from this replica to another, or back, and when the gateway is notified
+//! of them. Pure.
 //!
-//! The gateway decides which connections it rebalances. Start at [`decide_head_change`] and [`HeadMoves`].
+//! The gateway decides which connections it rebalances. Start at [`decide_head_change`] and
+//! [`HeadMoves`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +12,8 @@ use canal_model::program::{BucketTable, Resource};
 
 use crate::desired_maps::{RedirectorReplica, table};
 
-/// Difference between two tables of one service in the heads of one replica, with one bit per bucket.
+/// Difference between two tables of one service in the heads of one replica, with one bit per
+/// bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct HeadChange {
     /// Buckets whose head was this replica, and is another now.
@@ -43,7 +46,8 @@ pub(crate) fn decide_head_change(
     change
 }
 
-/// Returns the buckets whose head is up. A client that leaves a bucket with an unreachable head would be back at once.
+/// Returns the buckets whose head is up. A client that leaves a bucket with an unreachable head
+/// would be back at once.
 fn reachable(table: &BucketTable, replicas: &BTreeMap<u16, RedirectorReplica>) -> u128 {
     let is_up = |bucket: &usize| {
         let head = table.chains[*bucket].first().map(|head| head.get());
@@ -64,7 +68,8 @@ pub(crate) struct HeadMoves {
 /// Changes by service ID, each with the table that causes it.
 type TableChanges = Vec<(u32, Arc<Resource>, HeadChange)>;
 
-/// Returns the changes of heads if `wanted` is written over `have`. An unchanged table costs a comparison of pointers.
+/// Returns the changes of heads if `wanted` is written over `have`. An unchanged table costs a
+/// comparison of pointers.
 pub(crate) fn decide_changes(
     have: &BTreeMap<u32, Arc<Resource>>,
     wanted: &BTreeMap<u32, Arc<Resource>>,
@@ -89,7 +94,8 @@ pub(crate) fn decide_changes(
 }
 
 impl HeadMoves {
-    /// Adds the changes that are in the maps now. Returns those of which the gateway must be notified.
+    /// Adds the changes that are in the maps now. Returns those of which the gateway must be
+    /// notified.
     pub(crate) fn take(
         &mut self,
         changes: TableChanges,

@@ -70,8 +70,9 @@ pub fn default_pin_dir(replica: &str, data_dir: &Path) -> PathBuf {
 }
 
 impl TierPrograms {
-    /// Loads and attaches the programs, and adopts what an earlier process has pinned. Open sessions continue. `orders` is the agent's file
-    /// with the number and edge of an earlier process.
+    /// Loads and attaches the programs, and adopts what an earlier process has pinned. Open
+    /// sessions continue. `orders` is the agent's file with the number and edge of an earlier
+    /// process.
     ///
     /// # Errors
     /// The kernel refuses a program or a map, or the pin directory is unusable.
@@ -113,7 +114,8 @@ impl TierPrograms {
         if let Some((_, since)) = self.suspects.get(&number).filter(|(at, _)| *at == address) {
             return Ok(since.elapsed() < SUSPECT_TIME);
         }
-        // A replica of unknown state may have gone down a moment ago: a new replica takes over its heads while it is only slow.
+        // A replica of unknown state may have gone down a moment ago: a new replica takes over its
+        // heads while it is only slow.
         let is_down_already =
             self.redirector.replicas().get(&number)? == Some(abi::Replica::new(address, false));
         if !is_down_already {
@@ -233,7 +235,8 @@ impl RedirectorMaps for TierPrograms {
     }
 
     fn set_self(&mut self, number: u16, edge: Option<Ipv4Addr>) -> Result<(), String> {
-        // Without an edge, responses go on to the last one: sessions may outlive a silent edge agent.
+        // Without an edge, responses go on to the last one: sessions may outlive a silent edge
+        // agent.
         let edge = edge.unwrap_or(self.options.edge);
         text(self.redirector.set_self(number, edge))?;
         (self.options.number, self.options.edge) = (number, edge);

@@ -1,10 +1,12 @@
-//! The redirector agent of a cloud-tier replica, in the gateway's process. It writes the redirector's maps, reports the sessions that the
-//! replica owns, and answers its tenants' DNS queries.
+//! The redirector agent of a cloud-tier replica, in the gateway's process. It writes the
+//! redirector's maps, reports the sessions that the replica owns, and answers its tenants' DNS
+//! queries.
 //!
 //! It forwards no packet and makes no placement decision.
 //!
-//! Start at [`RedirectorAgent`], which receives states and sends reports. [`desired_maps`] decides the content of the maps, and
-//! [`map_reconciler`] writes the differences. [`session_scan`] finds the sessions of this network namespace. [`dns`] is the DNS service.
+//! Start at [`RedirectorAgent`], which receives states and sends reports. [`desired_maps`] decides
+//! the content of the maps, and [`map_reconciler`] writes the differences. [`session_scan`] finds
+//! the sessions of this network namespace. [`dns`] is the DNS service.
 
 #![forbid(unsafe_code)]
 

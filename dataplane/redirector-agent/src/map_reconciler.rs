@@ -1,5 +1,5 @@
-//! [`RedirectorReconciler`] owns the entries of the redirector's maps: it adopts those of an earlier process, and writes the differences to
-//! the desired content.
+//! [`RedirectorReconciler`] owns the entries of the redirector's maps: it adopts those of an
+//! earlier process, and writes the differences to the desired content.
 //!
 //! [`crate::desired_maps`] decides the desired content.
 
@@ -16,8 +16,8 @@ use crate::desired_maps::{
 };
 use crate::receive::Receive;
 
-/// The kernel's maps, or a fake of them in tests. `None` removes an entry; removing an absent entry succeeds. Each write is atomic: a
-/// packet meets the old element or the new one.
+/// The kernel's maps, or a fake of them in tests. `None` removes an entry; removing an absent entry
+/// succeeds. Each write is atomic: a packet meets the old element or the new one.
 ///
 /// # Errors
 /// Each method returns the kernel's refusal as text.
@@ -36,11 +36,13 @@ pub trait RedirectorMaps: Send + 'static {
     fn leftover_entries(&mut self) -> Result<LeftoverEntries, String>;
     /// Returns the programs' counters by program and name, since the maps were created.
     fn counts(&mut self) -> Result<Vec<(&'static str, &'static str, u64)>, String>;
-    /// Checks that the programs are attached, and attaches them again if not. Returns whether it had to.
+    /// Checks that the programs are attached, and attaches them again if not. Returns whether it
+    /// had to.
     fn repair(&mut self) -> Result<bool, String>;
     /// Delivers sessions to service addresses to the gateway's sockets from now on.
     fn start_steering(&mut self) -> Result<(), String>;
-    /// Returns the cores on which packets are received, and the tunnels from `edge` that spread evenly over them.
+    /// Returns the cores on which packets are received, and the tunnels from `edge` that spread
+    /// evenly over them.
     fn receive(&mut self, edge: Ipv4Addr) -> Result<Receive, String>;
     /// Returns the packets that each core received, by its number, since the maps were created.
     fn received_by_core(&mut self) -> Result<Vec<u64>, String>;
@@ -95,11 +97,12 @@ impl RedirectorReconciler {
         &mut *self.kernel
     }
 
-    /// Writes the differences: new elements before old ones are removed, and elements to which tables refer before the tables. Returns the
-    /// number of elements that could not be written; the next call tries them again.
+    /// Writes the differences: new elements before old ones are removed, and elements to which
+    /// tables refer before the tables. Returns the number of elements that could not be written;
+    /// the next call tries them again.
     ///
-    /// A state that is not `live` comes from disk, and may be older than what an earlier process left in the maps: newer tables there stay,
-    /// and nothing is removed.
+    /// A state that is not `live` comes from disk, and may be older than what an earlier process
+    /// left in the maps: newer tables there stay, and nothing is removed.
     pub fn reconcile(&mut self, wanted: &RedirectorMapContent, live: bool) -> usize {
         for entry in wanted.omitted.difference(&self.actual.omitted) {
             self.counts.omitted(entry.map, entry.tenant.as_str());

@@ -1,4 +1,5 @@
-//! Receive distribution: the cores on which this replica's packets are received, and the tunnel source ports that spread evenly over them.
+//! Receive distribution: the cores on which this replica's packets are received, and the tunnel
+//! source ports that spread evenly over them.
 //!
 //! Pure except for [`steering_cores`], which reads the kernel's configuration.
 
@@ -8,7 +9,8 @@ use std::path::Path;
 const PER_CORE: usize = 10;
 /// Source ports of all cores together, at most: `CANAL_TUNNELS_MAX` of `bpf/abi/tier.h`.
 const PORTS_MAX: usize = canal_abi::tier::TUNNELS_MAX;
-/// Candidate ports per needed port. With this factor a core gets fewer ports than it needs in one of 10^15 cases.
+/// Candidate ports per needed port. With this factor a core gets fewer ports than it needs in one
+/// of 10^15 cases.
 const CANDIDATES: usize = 8;
 
 /// Distribution of received packets over the cores of this replica.
@@ -16,7 +18,8 @@ const CANDIDATES: usize = 8;
 pub struct Receive {
     /// Number of cores that receive packets.
     pub cores: usize,
-    /// Source ports of tunnels that hash evenly over the cores. Empty: the hash is unknown, as that of a network card is.
+    /// Source ports of tunnels that hash evenly over the cores. Empty: the hash is unknown, as that
+    /// of a network card is.
     pub ports: Vec<u16>,
 }
 
@@ -29,8 +32,8 @@ fn ports_per_core(cores: usize) -> usize {
     (PORTS_MAX / cores.max(1)).clamp(1, PER_CORE)
 }
 
-/// Selects ports from `first` on by their hashes, the same number for each core. The kernel selects the core `cpus[hash * cores / 2^32]`
-/// (`get_rps_cpu`).
+/// Selects ports from `first` on by their hashes, the same number for each core. The kernel selects
+/// the core `cpus[hash * cores / 2^32]` (`get_rps_cpu`).
 pub fn decide_ports(first: u16, hashes: &[u32], cores: usize) -> Vec<u16> {
     let wanted = ports_per_core(cores);
     let mut chosen = vec![0; cores];
@@ -45,7 +48,8 @@ pub fn decide_ports(first: u16, hashes: &[u32], cores: usize) -> Vec<u16> {
     ports
 }
 
-/// Returns over how many cores receive packet steering spreads `device`'s packets, read from `sysfs`; 0: it is off or unreadable.
+/// Returns over how many cores receive packet steering spreads `device`'s packets, read from
+/// `sysfs`; 0: it is off or unreadable.
 pub fn steering_cores(sysfs: &Path, device: &str) -> usize {
     let path = sysfs
         .join("class/net")

@@ -1,5 +1,5 @@
-//! Time limits of a replica's reports, and the parser of the controller's orders. The reports are made in [`crate::agent`] and sent by
-//! `canal-southbound-client`.
+//! Time limits of a replica's reports, and the parser of the controller's orders. The reports are
+//! made in [`crate::agent`] and sent by `canal-southbound-client`.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -10,7 +10,8 @@ use canal_wire::fleet::ReplicaReportResponse;
 
 use crate::desired_maps::ControllerOrders;
 
-/// Time limits of the reports. Changes are not reported more often than every 100 ms, because a report scans the kernel's sockets.
+/// Time limits of the reports. Changes are not reported more often than every 100 ms, because a
+/// report scans the kernel's sockets.
 pub(crate) const TIMING: ReportTiming = ReportTiming {
     interval: Duration::from_millis(500),
     interval_bounds: (Duration::from_millis(100), Duration::from_secs(10)),

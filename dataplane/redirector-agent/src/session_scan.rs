@@ -1,7 +1,8 @@
 //! Session scan: finds the sessions of this network namespace by service and bucket.
 //!
-//! It uses the kernel's socket diagnostics (`NETLINK_SOCK_DIAG`, `linux/inet_diag.h`). The kernel filters out sockets without a service
-//! address inside the tier, so the gateway's own connections cost almost nothing. The agent decides when to scan, and what a result means.
+//! It uses the kernel's socket diagnostics (`NETLINK_SOCK_DIAG`, `linux/inet_diag.h`). The kernel
+//! filters out sockets without a service address inside the tier, so the gateway's own connections
+//! cost almost nothing. The agent decides when to scan, and what a result means.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -13,27 +14,32 @@ use canal_model::ids::ServiceId;
 use canal_wire::tier;
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Values of `AF_NETLINK`, `NETLINK_SOCK_DIAG`, and the socket families (`linux/socket.h`, `linux/netlink.h`).
+/// Values of `AF_NETLINK`, `NETLINK_SOCK_DIAG`, and the socket families (`linux/socket.h`,
+/// `linux/netlink.h`).
 const NETLINK: i32 = 16;
 const SOCK_DIAG: i32 = 4;
 const V4: u8 = 2;
 const V6: u8 = 10;
-/// Values of `SOCK_DIAG_BY_FAMILY`; `NLM_F_REQUEST | NLM_F_DUMP`; `NLMSG_NOOP`, `NLMSG_ERROR`, `NLMSG_DONE`.
+/// Values of `SOCK_DIAG_BY_FAMILY`; `NLM_F_REQUEST | NLM_F_DUMP`; `NLMSG_NOOP`, `NLMSG_ERROR`,
+/// `NLMSG_DONE`.
 const BY_FAMILY: u16 = 20;
 const DUMP: u16 = 0x301;
 const NOOP: u16 = 1;
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
-/// Values of `INET_DIAG_REQ_BYTECODE`, and of the filter's operations `INET_DIAG_BC_JMP` and `INET_DIAG_BC_S_COND`.
+/// Values of `INET_DIAG_REQ_BYTECODE`, and of the filter's operations `INET_DIAG_BC_JMP` and
+/// `INET_DIAG_BC_S_COND`.
 const FILTER: u16 = 1;
 const JUMP: u8 = 1;
 const IS_LOCAL: u8 = 7;
 /// Value of `IPPROTO_TCP` in a request.
 const TCP: u8 = 6;
-/// States that count as sessions, one bit each (`net/tcp_states.h`): all but `TCP_CLOSE` (7) and `TCP_LISTEN` (10). Half-open sessions (3
-/// and 12) and those in TIME_WAIT (6) count, because they still answer packets.
+/// States that count as sessions, one bit each (`net/tcp_states.h`): all but `TCP_CLOSE` (7) and
+/// `TCP_LISTEN` (10). Half-open sessions (3 and 12) and those in TIME_WAIT (6) count, because they
+/// still answer packets.
 const SESSIONS: u32 = 0x1ffe & !(1 << 7 | 1 << 10);
-/// Service addresses inside the tier, `240.0.0.0/8` and `fdca:a1:0:240::/96`, as in [`tier::service_of`].
+/// Service addresses inside the tier, `240.0.0.0/8` and `fdca:a1:0:240::/96`, as in
+/// [`tier::service_of`].
 const SERVICES_V4: Ipv4Addr = Ipv4Addr::new(240, 0, 0, 0);
 const SERVICES_V6: Ipv6Addr = Ipv6Addr::new(0xfdca, 0xa1, 0, 0x240, 0, 0, 0, 0);
 /// Sizes of `nlmsghdr`, `inet_diag_req_v2` and `inet_diag_msg` in bytes.
@@ -42,7 +48,8 @@ const REQUEST: usize = 56;
 const MESSAGE: usize = 72;
 /// Buffer for one piece of a dump in bytes; the kernel sends at most 32 KiB.
 const PIECE_MAX: usize = 64 << 10;
-/// Timeout of one piece. The kernel needs micro- to milliseconds for it; without one for so long the dump has stopped.
+/// Timeout of one piece. The kernel needs micro- to milliseconds for it; without one for so long
+/// the dump has stopped.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Open sessions of one service on this replica: a bit per bucket, and their number.
@@ -115,8 +122,8 @@ impl SessionScanner {
         (self.scan)(until)
     }
 
-    /// Returns a client's sessions: service and service port. Blocks the thread. Tenants' addresses may overlap, so several tenants may
-    /// have a client with this address.
+    /// Returns a client's sessions: service and service port. Blocks the thread. Tenants' addresses
+    /// may overlap, so several tenants may have a client with this address.
     ///
     /// # Errors
     /// The scan failed, or was incomplete at `until`.
@@ -165,7 +172,8 @@ fn add(owned: &mut OwnedSessions, (service, port, client): SocketSession) {
     of.sessions = of.sessions.saturating_add(1);
 }
 
-/// Passes all sessions of both families to `take`. After each piece, `late` returns whether to give up.
+/// Passes all sessions of both families to `take`. After each piece, `late` returns whether to give
+/// up.
 fn dump(
     mut late: impl FnMut() -> bool,
     take: &mut dyn FnMut(SocketSession),
@@ -220,9 +228,10 @@ fn request(family: u8) -> Vec<u8> {
     message
 }
 
-/// Builds the filter in the kernel's bytecode. Each operation contains the offset of the next one if its condition is met, and if not; an
-/// offset 4 bytes beyond the end excludes the socket. A socket of the IPv6 family may have a mapped IPv4 address, because the gateway
-/// listens for both at once.
+/// Builds the filter in the kernel's bytecode. Each operation contains the offset of the next one
+/// if its condition is met, and if not; an offset 4 bytes beyond the end excludes the socket. A
+/// socket of the IPv6 family may have a mapped IPv4 address, because the gateway listens for both
+/// at once.
 fn filter(family: u8) -> Vec<u8> {
     let (v4, v6) = (
         local(V4, &SERVICES_V4.octets(), 8),
@@ -241,7 +250,8 @@ fn filter(family: u8) -> Vec<u8> {
     either
 }
 
-/// Builds the condition that the local address is in the prefix, with any port (-1): `inet_diag_bc_op` and `inet_diag_hostcond`.
+/// Builds the condition that the local address is in the prefix, with any port (-1):
+/// `inet_diag_bc_op` and `inet_diag_hostcond`.
 fn local(family: u8, prefix: &[u8], bits: u8) -> Vec<u8> {
     let length = (4 + 8 + prefix.len()) as u8;
     let mut condition = vec![IS_LOCAL, length];
@@ -359,7 +369,8 @@ mod tests {
         head.concat()
     }
 
-    /// Builds a socket's message as the kernel does, with an attribute at its end, because there always is one.
+    /// Builds a socket's message as the kernel does, with an attribute at its end, because there
+    /// always is one.
     fn socket(family: u8, state: u8, local: &str, client: &str) -> Vec<u8> {
         let (local, client): (SocketAddr, SocketAddr) =
             (local.parse().unwrap(), client.parse().unwrap());
@@ -395,7 +406,8 @@ mod tests {
             socket(V4, 3, "240.0.0.7:80", "10.1.1.9:40001"),
             socket(V4, 12, "240.0.0.7:80", "10.1.1.10:40002"),
             socket(V4, 6, "240.0.0.7:80", "10.1.1.10:40003"),
-            // A listener, a closed socket, and a connection of the gateway: a kernel without filters sends them as well.
+            // A listener, a closed socket, and a connection of the gateway: a kernel without
+            // filters sends them as well.
             socket(V4, 10, "240.0.0.7:80", "0.0.0.0:0"),
             socket(V4, 7, "240.0.0.7:80", "10.1.1.9:40009"),
             socket(V4, 1, "250.1.0.1:34000", "10.1.2.3:8080"),
@@ -503,7 +515,8 @@ mod tests {
         }
     }
 
-    /// Runs the bytecode as `inet_diag_bc_run` does. Returns whether it ends exactly at the end of the code.
+    /// Runs the bytecode as `inet_diag_bc_run` does. Returns whether it ends exactly at the end of
+    /// the code.
     fn passes(code: &[u8], family: u8, local: IpAddr) -> bool {
         let (mut at, end) = (0, code.len());
         while at < end {

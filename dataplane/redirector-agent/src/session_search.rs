@@ -1,5 +1,6 @@
-//! Searches for the sessions that operators query: which queries are open, which sessions this replica's kernel has for them, and when a
-//! search that failed is repeated. It decides nothing about sessions. Start at [`SessionSearches::run`].
+//! Searches for the sessions that operators query: which queries are open, which sessions this
+//! replica's kernel has for them, and when a search that failed is repeated. It decides nothing
+//! about sessions. Start at [`SessionSearches::run`].
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,7 +17,8 @@ use crate::session_scan::{SessionScanError, SessionScanner};
 
 /// Timeout of one search.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
-/// Wait before a failed search is repeated, as a multiple of its duration: repeated searches use a tenth of a core, at most.
+/// Wait before a failed search is repeated, as a multiple of its duration: repeated searches use a
+/// tenth of a core, at most.
 const RETRY_REST_FACTOR: u32 = 9;
 /// Minimum wait before a failed search is repeated, for searches that fail at once.
 const RETRY_WAIT_MIN: Duration = Duration::from_millis(500);
@@ -66,7 +68,8 @@ impl SessionSearches {
         self.changed.notify_one();
     }
 
-    /// Searches for one query after the other as they become due, and calls `found` after each result. Never returns.
+    /// Searches for one query after the other as they become due, and calls `found` after each
+    /// result. Never returns.
     pub(crate) async fn run(
         &self,
         sockets: &SessionScanner,
@@ -121,7 +124,8 @@ impl SessionSearches {
         self.queries().iter().filter_map(due).min()
     }
 
-    /// Records the outcome of a search. Returns whether there is a result to report: a query may have been withdrawn meanwhile.
+    /// Records the outcome of a search. Returns whether there is a result to report: a query may
+    /// have been withdrawn meanwhile.
     fn record(&self, id: u64, state: SearchState) -> bool {
         let is_result = matches!(state, SearchState::Found(_));
         match self.queries().get_mut(&id) {

@@ -1,5 +1,5 @@
-//! One tenant's DNS queries against another's, over TCP and UDP: whatever one tenant's clients do, the other's queries are answered.
-//! They need root. Nothing depends on time.
+//! One tenant's DNS queries against another's, over TCP and UDP: whatever one tenant's clients do,
+//! the other's queries are answered. They need root. Nothing depends on time.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -45,7 +45,8 @@ fn tenants_netns() -> ProcessNetns {
     net
 }
 
-/// Runs a test in such a namespace on one thread, so that the server runs only while the test waits.
+/// Runs a test in such a namespace on one thread, so that the server runs only while the test
+/// waits.
 fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
     let net = tenants_netns();
     let run = || {
@@ -222,7 +223,8 @@ fn silent_connections_of_ten_tenants_leave_dns_over_tcp_to_an_eleventh() {
     });
 }
 
-/// The kernel has queued many questions of ten tenants, and then one of an eleventh, when the server gets to run.
+/// The kernel has queued many questions of ten tenants, and then one of an eleventh, when the
+/// server gets to run.
 #[test]
 fn question_of_an_eleventh_tenant_is_answered_in_its_turn_and_not_last() {
     /// Questions of each of the ten tenants, more than may wait.

@@ -1,7 +1,7 @@
 //! The agent with the real redirector in a network namespace of its own (needs root).
 //!
-//! Maps follow states and outlive the process, socket steering leads to the DNS service. Sessions are found in the kernel. Tunnels spread
-//! over the cores.
+//! Maps follow states and outlive the process, socket steering leads to the DNS service. Sessions
+//! are found in the kernel. Tunnels spread over the cores.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -421,8 +421,9 @@ fn sessions_are_found_where_the_kernel_shows_them() {
     let net = ReplicaNetns::new();
     net.0.ip("addr add 240.0.0.7/32 dev lo");
     net.run(|| async {
-        // On a stalled machine the client's FIN is retransmitted. The response meets a client that is closed already, and its reset would
-        // end the server's TIME_WAIT (RFC 1337), which this test must see. The write is to this thread's namespace.
+        // On a stalled machine the client's FIN is retransmitted. The response meets a client that
+        // is closed already, and its reset would end the server's TIME_WAIT (RFC 1337), which this
+        // test must see. The write is to this thread's namespace.
         std::fs::write("/proc/sys/net/ipv4/tcp_rfc1337", "1").unwrap();
         // One socket for both families, as the gateway listens.
         let listener =
@@ -482,7 +483,8 @@ const PACKETS: usize = 5;
 struct EdgeEnd {
     net: ProcessNetns,
     sysfs: tempfile::TempDir,
-    /// Sockets by port. They stay open, because a process that another test starts holds them for a moment after they are closed here.
+    /// Sockets by port. They stay open, because a process that another test starts holds them for a
+    /// moment after they are closed here.
     sockets: Mutex<BTreeMap<u16, std::net::UdpSocket>>,
 }
 
@@ -522,7 +524,8 @@ impl EdgeEnd {
         let send = || {
             let mut sockets = self.sockets.lock().unwrap();
             for port in ports {
-                // Not connected: a connected socket has a hash of its own, which a veth pair would pass on.
+                // Not connected: a connected socket has a hash of its own, which a veth pair would
+                // pass on.
                 let socket = sockets
                     .entry(port)
                     .or_insert_with(|| std::net::UdpSocket::bind(("250.1.0.200", port)).unwrap());

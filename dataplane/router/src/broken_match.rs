@@ -1,8 +1,10 @@
-//! Faults of a rule that the compiler did not detect. A fault breaks one match; the rest of the service works.
+//! Faults of a rule that the compiler did not detect. A fault breaks one match; the rest of the
+//! service works.
 
 use canal_model::program::RouteKey;
 
-/// One broken match. It matches no request, and requests that the rule's other matches match are refused with 500.
+/// One broken match. It matches no request, and requests that the rule's other matches match are
+/// refused with 500.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("rule {rule}, match {match_index}: {kind}")]
 pub struct BrokenMatch {

@@ -1,5 +1,6 @@
-//! Builds a router: groups matches by host, and puts paths into the index and regexes into automata. Broken matches are left out. The order
-//! of the matches comes with the route table. Start with [`Router::build`].
+//! Builds a router: groups matches by host, and puts paths into the index and regexes into
+//! automata. Broken matches are left out. The order of the matches comes with the route table.
+//! Start with [`Router::build`].
 
 use std::sync::Arc;
 
@@ -90,8 +91,9 @@ struct RouterBuilder<'a> {
 impl Router {
     /// Builds the router of one service. Also returns the faults of its rules.
     ///
-    /// The rank of a match is its position in the table's order. A broken match matches no request. Requests that the other matches of its
-    /// rule match are refused with 500, because the rule no longer means what its author meant. Other rules are not affected.
+    /// The rank of a match is its position in the table's order. A broken match matches no request.
+    /// Requests that the other matches of its rule match are refused with 500, because the rule no
+    /// longer means what its author meant. Other rules are not affected.
     pub fn build(table: &RouteTable, limits: &RouterLimits) -> (Router, Vec<BrokenMatch>) {
         let mut index = PathIndexBuilder::new();
         let mut builder = RouterBuilder {
@@ -232,8 +234,8 @@ impl RouterBuilder<'_> {
         (router, self.faults)
     }
 
-    /// Compiles one automaton from the patterns of a host; hosts with the same patterns share it. If it is too large as a whole, all these
-    /// matches are broken.
+    /// Compiles one automaton from the patterns of a host; hosts with the same patterns share it.
+    /// If it is too large as a whole, all these matches are broken.
     fn automaton(
         &mut self,
         patterns: &[(Rank, ValidatedPattern)],

@@ -1,5 +1,5 @@
-//! Conditions of a match besides its path: method, headers, query. A header is read and the query is split only when a condition needs it.
-//! Start with [`Conditions::hold`].
+//! Conditions of a match besides its path: method, headers, query. A header is read and the query
+//! is split only when a condition needs it. Start with [`Conditions::hold`].
 
 use canal_model::program::{HttpMatch, TextMatch, ValueMatch};
 use regex_automata::meta::Regex;
@@ -47,7 +47,8 @@ impl Conditions {
         }))
     }
 
-    /// Returns true if all conditions hold. `query` caches the split query, so that it is split once per search.
+    /// Returns true if all conditions hold. `query` caches the split query, so that it is split
+    /// once per search.
     pub(crate) fn hold<'r, R: RoutableRequest>(
         &self,
         request: &'r R,
@@ -90,7 +91,8 @@ impl Conditions {
     }
 }
 
-/// Compiles a list of conditions. Gateway API: of several conditions on the same name only the first one counts.
+/// Compiles a list of conditions. Gateway API: of several conditions on the same name only the
+/// first one counts.
 fn compile(
     what: &str,
     conditions: &[ValueMatch],
@@ -149,7 +151,8 @@ impl Condition {
         }
     }
 
-    /// Tests a header. Several lines of one header are one list (RFC 9110 §5.3); those of `cookie` are one line (RFC 9113 §8.2.3).
+    /// Tests a header. Several lines of one header are one list (RFC 9110 §5.3); those of `cookie`
+    /// are one line (RFC 9113 §8.2.3).
     fn holds_for_header<R: RoutableRequest>(&self, request: &R) -> bool {
         let separator = line_separator(&self.name);
         let mut joined: SmallVec<[u8; 128]> = SmallVec::new();

@@ -1,5 +1,5 @@
-//! Table from hosts to values: exact names first, then the longest `*.suffix`, then `*`. It is for plain listeners; the router has an index
-//! of its own. Start with [`HostTable::get`].
+//! Table from hosts to values: exact names first, then the longest `*.suffix`, then `*`. It is for
+//! plain listeners; the router has an index of its own. Start with [`HostTable::get`].
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
@@ -8,13 +8,15 @@ use smallvec::SmallVec;
 /// Host in lower case, on the stack if it is short.
 pub(crate) type HostText = SmallVec<[u8; 64]>;
 
-/// Returns the host in lower case and without one trailing dot: `A.example.` and `a.example` are the same host.
+/// Returns the host in lower case and without one trailing dot: `A.example.` and `a.example` are
+/// the same host.
 pub(crate) fn canonical(host: &[u8]) -> HostText {
     let host = host.strip_suffix(b".").unwrap_or(host);
     host.iter().map(u8::to_ascii_lowercase).collect()
 }
 
-/// Iterates over the suffixes of a host that a wildcard may name, longest first. Each begins with a dot that has something in front of it.
+/// Iterates over the suffixes of a host that a wildcard may name, longest first. Each begins with a
+/// dot that has something in front of it.
 pub(crate) fn suffixes(host: &[u8]) -> impl Iterator<Item = &[u8]> {
     host.iter()
         .enumerate()
@@ -59,7 +61,8 @@ impl<T> HostTable<T> {
         }
     }
 
-    /// Returns the value for a host without port; the most specific entry wins. A wildcard stands for one label or more.
+    /// Returns the value for a host without port; the most specific entry wins. A wildcard stands
+    /// for one label or more.
     pub fn get(&self, host: &[u8]) -> Option<&T> {
         let host = canonical(host);
         let exact = self.exact.get(&host[..]);

@@ -1,6 +1,8 @@
-//! Path index of one service: a trie of path segments, flattened into one open-addressed table with the key (node, segment). The entry that
-//! leads to a node contains what ends at the node, so that a step down a path costs one cache line. The index does not evaluate conditions.
-//! Its candidates are ranks; smaller ranks win. Start with [`PathIndex::child`] to read it and with [`PathIndexBuilder`] to build it.
+//! Path index of one service: a trie of path segments, flattened into one open-addressed table with
+//! the key (node, segment). The entry that leads to a node contains what ends at the node, so that
+//! a step down a path costs one cache line. The index does not evaluate conditions. Its candidates
+//! are ranks; smaller ranks win. Start with [`PathIndex::child`] to read it and with
+//! [`PathIndexBuilder`] to build it.
 
 use std::hash::{BuildHasher, Hasher};
 
@@ -27,7 +29,8 @@ pub(crate) const RANKS_MAX: usize = SEVERAL as usize;
 
 /// Segments up to this length are stored in their entry, longer ones in `long_texts`.
 const INLINE_BYTES: usize = 24;
-/// Load factor: three entries per five positions. Linear probing stays short, and an entry of 48 bytes costs 80 bytes.
+/// Load factor: three entries per five positions. Linear probing stays short, and an entry of 48
+/// bytes costs 80 bytes.
 const LOAD: (usize, usize) = (3, 5);
 
 /// Selects one of a node's two candidate lists.
@@ -35,11 +38,13 @@ const LOAD: (usize, usize) = (3, 5);
 pub(crate) enum CandidateList {
     /// Candidates that match if the path ends here.
     Exact,
-    /// Candidates that match if the path ends here or continues with `/`. At a node inside a segment they match any continuation.
+    /// Candidates that match if the path ends here or continues with `/`. At a node inside a
+    /// segment they match any continuation.
     Prefix,
 }
 
-/// Matches that end at a node: two slots of candidates, and the list of lengths of the string prefixes inside its next segment.
+/// Matches that end at a node: two slots of candidates, and the list of lengths of the string
+/// prefixes inside its next segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NodeCandidates {
     exact: u32,
@@ -53,7 +58,8 @@ const NO_ENDS: NodeCandidates = NodeCandidates {
     lengths: NOTHING,
 };
 
-/// Entry of the table, in 48 bytes. It contains the text, so that segments with equal hashes are not confused.
+/// Entry of the table, in 48 bytes. It contains the text, so that segments with equal hashes are
+/// not confused.
 #[derive(Debug, Clone, Copy)]
 struct TrieEdgeEntry {
     parent: u32,
@@ -99,7 +105,8 @@ fn hash_of(hash: &RandomState, parent: u32, text: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// Returns the position where probing starts. The high half of the product spreads evenly over any number of positions.
+/// Returns the position where probing starts. The high half of the product spreads evenly over any
+/// number of positions.
 #[inline]
 fn place_of(hash: u64, places: usize) -> usize {
     ((u128::from(hash) * places as u128) >> 64) as usize
@@ -180,7 +187,8 @@ impl PathIndex {
         &self.lists[at + 1..at + 1 + self.lists[at] as usize]
     }
 
-    /// Iterates over the string prefixes that end inside the segment at the start of `rest`, longest first.
+    /// Iterates over the string prefixes that end inside the segment at the start of `rest`,
+    /// longest first.
     pub(crate) fn inside<'a>(
         &'a self,
         from: ReachedNode<'a>,
@@ -288,7 +296,8 @@ impl PathIndexBuilder {
         self.candidates.push((node, CandidateList::Exact, rank));
     }
 
-    /// Adds a match of paths that begin with these elements. A trailing `/` is ignored, so `/` matches every path.
+    /// Adds a match of paths that begin with these elements. A trailing `/` is ignored, so `/`
+    /// matches every path.
     pub(crate) fn add_element_prefix(&mut self, root: TrieNodeId, path: &str, rank: Rank) {
         let path = path.strip_suffix('/').unwrap_or(path);
         let node = if path.is_empty() {
@@ -313,7 +322,8 @@ impl PathIndexBuilder {
         self.candidates.push((end, CandidateList::Prefix, rank));
     }
 
-    /// Returns the index, and what ends at each node. No entry leads to a root, so the owner of a root must store what ends there.
+    /// Returns the index, and what ends at each node. No entry leads to a root, so the owner of a
+    /// root must store what ends there.
     pub(crate) fn finish(mut self) -> (PathIndex, Vec<NodeCandidates>) {
         let mut lists = Vec::new();
         let ends = self.settle_ends(&mut lists);

@@ -1,4 +1,5 @@
-//! Limits of what one service may cost a gateway. Each limit has a fault of its own and a test that reaches it.
+//! Limits of what one service may cost a gateway. Each limit has a fault of its own and a test that
+//! reaches it.
 
 /// Limits for the rules of one service. The units are in the names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,11 +12,14 @@ pub struct RouterLimits {
     pub regex_bytes_max: usize,
     /// Limit of all automata of the service together.
     pub regexes_bytes_max: usize,
-    /// Limit of the same automata where a path regex counts once for each set of hosts that has an automaton with it.
+    /// Limit of the same automata where a path regex counts once for each set of hosts that has an
+    /// automaton with it.
     pub joined_regexes_bytes_max: usize,
-    /// Limit of the regexes that may be refused for their size; further ones are refused unread, so that their number costs no time.
+    /// Limit of the regexes that may be refused for their size; further ones are refused unread, so
+    /// that their number costs no time.
     pub regex_refusals_max: usize,
-    /// Cache that one worker may build while it runs one automaton, beside [`RouterLimits::regex_cache_factor`].
+    /// Cache that one worker may build while it runs one automaton, beside
+    /// [`RouterLimits::regex_cache_factor`].
     pub regex_cache_bytes: usize,
     /// Bytes of that cache for each byte of the automaton.
     pub regex_cache_factor: usize,

@@ -8,7 +8,8 @@ use canal_model::program::PolicyPaths;
 /// Reason why a path has no normal form: servers interpret it in different ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AmbiguousPath {
-    /// The path contains `%2F`, `%5C` or `\`, which is a separator for some servers and not for others.
+    /// The path contains `%2F`, `%5C` or `\`, which is a separator for some servers and not for
+    /// others.
     Separator,
     /// The path contains `%00` or another control character.
     Control,
@@ -18,11 +19,14 @@ pub enum AmbiguousPath {
     AboveRoot,
     /// The path does not begin with a slash.
     Relative,
-    /// A segment is `..;x`, `.;x` or `;x`. Servers that drop path parameters resolve it as `..`, `.` or nothing.
+    /// A segment is `..;x`, `.;x` or `;x`. Servers that drop path parameters resolve it as `..`,
+    /// `.` or nothing.
     DotParameter,
-    /// A segment has a parameter, written with `;` or `%3B`. Some servers drop it, others compare it.
+    /// A segment has a parameter, written with `;` or `%3B`. Some servers drop it, others compare
+    /// it.
     Parameter,
-    /// The path's escapes are not UTF-8. Some servers decode overlong forms of `.` and `/` (RFC 3629 §10).
+    /// The path's escapes are not UTF-8. Some servers decode overlong forms of `.` and `/` (RFC
+    /// 3629 §10).
     Encoding,
 }
 
@@ -42,7 +46,8 @@ impl AmbiguousPath {
     }
 }
 
-/// Normalizes a path without its query, for a policy. Returns `None` if the path already has its normal form.
+/// Normalizes a path without its query, for a policy. Returns `None` if the path already has its
+/// normal form.
 ///
 /// # Errors
 /// Returns the reason why servers could interpret the path in different ways.
@@ -61,14 +66,16 @@ pub fn normalize_path(path: &[u8], paths: PolicyPaths) -> Result<Option<String>,
     Ok(made)
 }
 
-/// Normalizes a path without its query, for routes that no policy guards. What servers interpret in different ways stays as it is, and `..`
-/// above the root leads to the root. Returns `None` if the path already has its normal form.
+/// Normalizes a path without its query, for routes that no policy guards. What servers interpret in
+/// different ways stays as it is, and `..` above the root leads to the root. Returns `None` if the
+/// path already has its normal form.
 pub fn routing_path(path: &[u8]) -> Option<String> {
     // The function accepts everything, so there is no error.
     normalize(path, &mut |_| Ok(())).unwrap_or_default()
 }
 
-/// Decides what becomes of a part of a path that servers interpret in different ways: `Ok` keeps it as it is.
+/// Decides what becomes of a part of a path that servers interpret in different ways: `Ok` keeps it
+/// as it is.
 type DecideAmbiguous<'a> = &'a mut dyn FnMut(AmbiguousPath) -> Result<(), AmbiguousPath>;
 
 fn normalize(path: &[u8], decide: DecideAmbiguous<'_>) -> Result<Option<String>, AmbiguousPath> {
@@ -123,7 +130,8 @@ fn normalize(path: &[u8], decide: DecideAmbiguous<'_>) -> Result<Option<String>,
     )
 }
 
-/// Returns true if the segment becomes `..`, `.` or nothing once a server drops its parameters, written with `;` or `%3B`.
+/// Returns true if the segment becomes `..`, `.` or nothing once a server drops its parameters,
+/// written with `;` or `%3B`.
 fn has_dot_parameter(segment: &[u8]) -> bool {
     let dots = segment.iter().take_while(|b| **b == b'.').count();
     dots <= 2 && (segment[dots..].starts_with(b";") || segment[dots..].starts_with(b"%3B"))
@@ -140,7 +148,8 @@ static ODD: [bool; 256] = {
     odd
 };
 
-/// Returns true if nothing in the path could have another form. Most paths are plain, and they need no memory.
+/// Returns true if nothing in the path could have another form. Most paths are plain, and they need
+/// no memory.
 fn is_plain(path: &[u8]) -> bool {
     let mut before = 0;
     for &byte in path {

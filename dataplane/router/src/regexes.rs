@@ -1,5 +1,5 @@
-//! Regexes within size limits: one automaton for all path patterns of a host, and one for each condition on a text. A regex always matches
-//! the whole text. Start with [`AutomatonBudget`].
+//! Regexes within size limits: one automaton for all path patterns of a host, and one for each
+//! condition on a text. A regex always matches the whole text. Start with [`AutomatonBudget`].
 
 use regex_automata::meta::{self, Regex};
 use regex_automata::nfa::thompson::{self, WhichCaptures};
@@ -13,7 +13,8 @@ use crate::limits::RouterLimits;
 pub(crate) struct AutomatonBudget<'l> {
     limits: &'l RouterLimits,
     used_bytes: usize,
-    /// Bytes of the patterns in all joined automata; a pattern counts once for each automaton that contains it.
+    /// Bytes of the patterns in all joined automata; a pattern counts once for each automaton that
+    /// contains it.
     joined_bytes: usize,
     /// Patterns that were compiled and refused for their size.
     refused: usize,
@@ -38,7 +39,8 @@ impl<'l> AutomatonBudget<'l> {
         }
     }
 
-    /// Checks one pattern and charges its memory to the service's budget. `field` names the pattern's field for operators.
+    /// Checks one pattern and charges its memory to the service's budget. `field` names the
+    /// pattern's field for operators.
     pub(crate) fn check(
         &mut self,
         field: &str,
@@ -52,7 +54,8 @@ impl<'l> AutomatonBudget<'l> {
                 max: limits.regex_text_bytes_max,
             });
         }
-        // Refusing a pattern costs as much time as accepting it, so the refusals of a service are limited as well.
+        // Refusing a pattern costs as much time as accepting it, so the refusals of a service are
+        // limited as well.
         if self.refused >= limits.regex_refusals_max {
             return Err(self.overflow(&field, pattern));
         }
@@ -93,7 +96,8 @@ impl<'l> AutomatonBudget<'l> {
         })
     }
 
-    /// Returns the fault of a pattern with which the service's automata together exceed their limit.
+    /// Returns the fault of a pattern with which the service's automata together exceed their
+    /// limit.
     pub(crate) fn overflow(&self, field: &str, pattern: &str) -> BrokenMatchKind {
         BrokenMatchKind::RegexesTooLarge {
             field: field.to_owned(),
@@ -102,8 +106,9 @@ impl<'l> AutomatonBudget<'l> {
         }
     }
 
-    /// Compiles one automaton from checked patterns, numbered in their order. Returns `None` only if each pattern is within the limits and
-    /// the whole is not, or if the patterns are in too many automata.
+    /// Compiles one automaton from checked patterns, numbered in their order. Returns `None` only
+    /// if each pattern is within the limits and the whole is not, or if the patterns are in too
+    /// many automata.
     pub(crate) fn compile<'p>(
         &mut self,
         patterns: impl Iterator<Item = &'p ValidatedPattern> + Clone,
@@ -121,9 +126,11 @@ impl<'l> AutomatonBudget<'l> {
             .match_kind(MatchKind::All)
             .utf8_empty(false)
             .which_captures(WhichCaptures::None)
-            // The patterns were measured against the same limit one by one; the joined automaton is a little larger.
+            // The patterns were measured against the same limit one by one; the joined automaton is
+            // a little larger.
             .nfa_size_limit(Some(self.limits.regexes_bytes_max * 2))
-            // Each worker has a cache for each automaton that it runs. The compiler charges tenants for it (`compiler/src/route_weight.rs`).
+            // Each worker has a cache for each automaton that it runs. The compiler charges tenants
+            // for it (`compiler/src/route_weight.rs`).
             .hybrid_cache_capacity(
                 self.limits.regex_cache_bytes + self.limits.regex_cache_factor * bytes,
             );
@@ -134,8 +141,8 @@ impl<'l> AutomatonBudget<'l> {
     }
 }
 
-/// Returns the syntax of a pattern. RE2 reads `\w`, `\d`, `\s` and `\b` as ASCII, which gives small automata. Only patterns that are not
-/// valid in that way use Unicode.
+/// Returns the syntax of a pattern. RE2 reads `\w`, `\d`, `\s` and `\b` as ASCII, which gives small
+/// automata. Only patterns that are not valid in that way use Unicode.
 fn syntax_of(unicode: bool) -> syntax::Config {
     syntax::Config::new()
         .unicode(unicode)
@@ -152,7 +159,8 @@ fn is_unicode_needed(pattern: &str) -> Result<bool, String> {
     }
 }
 
-/// Extracts the reason from the parser's message, which marks the position on several lines and gives the reason on the last one.
+/// Extracts the reason from the parser's message, which marks the position on several lines and
+/// gives the reason on the last one.
 fn reason_of(error: &impl std::fmt::Display) -> String {
     error
         .to_string()

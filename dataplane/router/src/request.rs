@@ -1,12 +1,13 @@
 //! View of a request that the router needs. The gateway implements it once per protocol.
 
-/// Returns what joins the lines of the header `name`, which is in lower case, to one value. RFC 9110 §5.3 has a comma for lists, and RFC 9113
-/// §8.2.3 has a semicolon for cookies.
+/// Returns what joins the lines of the header `name`, which is in lower case, to one value. RFC
+/// 9110 §5.3 has a comma for lists, and RFC 9113 §8.2.3 has a semicolon for cookies.
 pub fn line_separator(name: &str) -> &'static [u8] {
     if name == "cookie" { b"; " } else { b"," }
 }
 
-/// Request head as the router sees it. All bytes are as sent, except for a path that had to be normalized.
+/// Request head as the router sees it. All bytes are as sent, except for a path that had to be
+/// normalized.
 pub trait RoutableRequest {
     /// Returns the requested host without port and brackets, in any case; empty if there is none.
     fn host(&self) -> &[u8];

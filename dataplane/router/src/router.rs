@@ -1,5 +1,5 @@
-//! Finds the rule for a request: host groups, one walk along the path, regexes, then the conditions of the candidates in order. `build`
-//! makes the table. Start with [`Router::find`].
+//! Finds the rule for a request: host groups, one walk along the path, regexes, then the conditions
+//! of the candidates in order. `build` makes the table. Start with [`Router::find`].
 
 use std::sync::Arc;
 
@@ -44,7 +44,8 @@ pub(crate) struct HostMatches {
     pub(crate) regexes: Option<Arc<PathRegexes>>,
 }
 
-/// All path regexes of a host group in one automaton. Pattern `i` belongs to `ranks[i]`; ranks are ascending.
+/// All path regexes of a host group in one automaton. Pattern `i` belongs to `ranks[i]`; ranks are
+/// ascending.
 #[derive(Debug)]
 pub(crate) struct PathRegexes {
     pub(crate) automaton: Regex,
@@ -55,7 +56,8 @@ pub(crate) struct PathRegexes {
 #[derive(Debug)]
 pub struct Router {
     pub(crate) index: PathIndex,
-    /// Matches for any host. They are stored inline because in nearly every service these are all matches.
+    /// Matches for any host. They are stored inline because in nearly every service these are all
+    /// matches.
     pub(crate) any_host: HostMatches,
     /// Matches for exact hosts and for suffixes. The index maps a host to a position in this list.
     pub(crate) groups: Box<[HostMatches]>,
@@ -68,8 +70,8 @@ pub struct Router {
     pub(crate) broken: HashMap<u32, Box<str>>,
 }
 
-/// Result of a search. The rule itself is read only on demand: with many rules it is not in the cache, and a caller with its own state per
-/// [`RouteMatch::index`] may not need it.
+/// Result of a search. The rule itself is read only on demand: with many rules it is not in the
+/// cache, and a caller with its own state per [`RouteMatch::index`] may not need it.
 #[derive(Debug, Clone, Copy)]
 pub struct RouteMatch<'a> {
     router: &'a Router,
@@ -114,7 +116,8 @@ pub enum RouteDecision<'a> {
 }
 
 impl Router {
-    /// Finds the match with the smallest precedence among those that hold for a request to this port of the service.
+    /// Finds the match with the smallest precedence among those that hold for a request to this
+    /// port of the service.
     pub fn find<R: RoutableRequest>(&self, port: u16, request: &R) -> Option<RouteMatch<'_>> {
         let mut search = RouteSearch {
             router: self,
@@ -137,8 +140,8 @@ impl Router {
         })
     }
 
-    /// Returns true if a rule for this port requires more of the path than that it exists. Then two interpretations of a path can lead to
-    /// two rules, so the caller must normalize it.
+    /// Returns true if a rule for this port requires more of the path than that it exists. Then two
+    /// interpretations of a path can lead to two rules, so the caller must normalize it.
     pub fn reads_path(&self, port: u16) -> bool {
         let of_port = self
             .rules
@@ -198,7 +201,8 @@ impl Router {
     }
 }
 
-/// State of one search. Lists are in order of rank, so each is read only as long as it can still win.
+/// State of one search. Lists are in order of rank, so each is read only as long as it can still
+/// win.
 struct RouteSearch<'a, R> {
     router: &'a Router,
     request: &'a R,
@@ -253,7 +257,8 @@ impl<'a, R: RoutableRequest> RouteSearch<'a, R> {
         }
     }
 
-    /// Walks down the path as far as the trie goes, then back up. The deepest candidates come first, because they are the likely winners.
+    /// Walks down the path as far as the trie goes, then back up. The deepest candidates come
+    /// first, because they are the likely winners.
     fn walk(&mut self, root: ReachedNode<'a>, mut rest: &'a [u8]) {
         let index = &self.router.index;
         let mut trail: SmallVec<[(ReachedNode<'_>, &[u8]); 8]> = SmallVec::new();
@@ -310,7 +315,8 @@ impl<'a, R: RoutableRequest> RouteSearch<'a, R> {
         match &self.router.rules[rule as usize].matches[place as usize].path {
             PathMatch::Exact(text) => text.as_bytes() == self.path,
             PathMatch::StringPrefix(text) => self.path.starts_with(text.as_bytes()),
-            // Elements begin with `/`, so an element prefix without one matches nothing. Regexes are never in this list.
+            // Elements begin with `/`, so an element prefix without one matches nothing. Regexes
+            // are never in this list.
             PathMatch::ElementPrefix(_) | PathMatch::Regex(_) => false,
         }
     }

@@ -1,16 +1,20 @@
-//! Weighted split: distributes a rule's requests among its backends. The caller provides the random number.
+//! Weighted split: distributes a rule's requests among its backends. The caller provides the random
+//! number.
 
 use canal_model::program::{Backend, BackendTarget};
 
-/// Status when all weights are zero, so that no backend may receive the request. It is no error of the server: an operator drained the route.
+/// Status when all weights are zero, so that no backend may receive the request. It is no error of
+/// the server: an operator drained the route.
 pub const NO_WEIGHT_STATUS: u16 = 503;
 
 /// The backend that a weighted split selects for one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackendChoice<'a> {
-    /// Send the request to this backend. `index` is its position in the split, for state per backend.
+    /// Send the request to this backend. `index` is its position in the split, for state per
+    /// backend.
     Backend { index: usize, backend: &'a Backend },
-    /// Refuse the request: the chosen backend is broken, which fails its share of requests, or no backend has a weight.
+    /// Refuse the request: the chosen backend is broken, which fails its share of requests, or no
+    /// backend has a weight.
     Refuse { status: u16, reason: &'a str },
 }
 

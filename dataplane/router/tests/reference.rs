@@ -1,4 +1,5 @@
-//! Compares the router with a scan of all matches, over generated rules and requests. The alphabets are small, so that requests hit rules.
+//! Compares the router with a scan of all matches, over generated rules and requests. The alphabets
+//! are small, so that requests hit rules.
 
 use std::sync::Arc;
 
@@ -77,7 +78,8 @@ fn hosts() -> impl Strategy<Value = Vec<HostMatch>> {
     prop_oneof![2 => Just(vec![]), 1 => vec(one, 1..3)]
 }
 
-/// Generates rules. Precedence is a total order in the model, so equal ones get a distinct position in the set.
+/// Generates rules. Precedence is a total order in the model, so equal ones get a distinct position
+/// in the set.
 fn rule_set() -> impl Strategy<Value = Vec<Arc<RouteRule>>> {
     vec(
         (

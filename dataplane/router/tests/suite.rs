@@ -1,5 +1,5 @@
-//! Integration tests of the router, by tables of cases and against a simple reference. `make test` runs each module in a process of its own
-//! (`suite MODULE::`).
+//! Integration tests of the router, by tables of cases and against a simple reference. `make test`
+//! runs each module in a process of its own (`suite MODULE::`).
 
 mod reference;
 mod rules;

@@ -257,8 +257,8 @@ fn regexes_match_whole_paths() {
 
 #[test]
 fn kinds_mix_in_order() {
-    // Only the precedence decides, not the kind of path. Istio's is the written order; the compiler puts Gateway API's order into the same
-    // field.
+    // Only the precedence decides, not the kind of path. Istio's is the written order; the compiler
+    // puts Gateway API's order into the same field.
     let all = [
         ("r", regex("/a/.*")),
         ("s", string("/a/b")),
@@ -316,7 +316,8 @@ fn hosts() {
             ("c.b.x/", "deep"),
             ("d.c.x/", "wild"),
             ("/", "any"),
-            // Precedence is global over hosts. The compiler decides whether a fallback for any host ranks behind the others.
+            // Precedence is global over hosts. The compiler decides whether a fallback for any host
+            // ranks behind the others.
             ("c.y/", "any"),
         ],
     );
@@ -373,7 +374,8 @@ fn methods_headers_and_query() {
             "present",
             with(4, |m| m.headers = vec![value("x-b", TextMatch::Present)]),
         ),
-        // Gateway API: of entries with equivalent names only the first counts. The case of names does not matter.
+        // Gateway API: of entries with equivalent names only the first counts. The case of names
+        // does not matter.
         one(
             "first",
             with(5, |m| {
@@ -480,8 +482,9 @@ fn refusing_rules() {
     );
 }
 
-/// Builds a rule with the matches `bad` next to a valid rule with lower precedence. The faults must have these names. The bad rule's valid
-/// match on `/sound` must refuse. Its other paths and all else must go to the valid rule.
+/// Builds a rule with the matches `bad` next to a valid rule with lower precedence. The faults must
+/// have these names. The bad rule's valid match on `/sound` must refuse. Its other paths and all
+/// else must go to the valid rule.
 fn check_fault(bad: Vec<HttpMatch>, limits: &RouterLimits, names: &[&str], text: &str) {
     let mut matches = bad;
     matches.push(matching(0, exact("/sound")));
@@ -635,7 +638,8 @@ fn hosts_with_the_same_regexes_share_an_automaton_and_sets_of_them_are_limited()
         many.memory_bytes(),
         one.memory_bytes()
     );
-    // Every host has another set: the first one has the regexes of all rules, and the last one that of one rule.
+    // Every host has another set: the first one has the regexes of all rules, and the last one that
+    // of one rule.
     let nested = (0..9)
         .map(|n| {
             rule(

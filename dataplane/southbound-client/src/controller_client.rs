@@ -1,5 +1,5 @@
-//! Connections of a data plane to the controller: address, TLS root and bearer token. The RPCs on a connection are in `southbound` and
-//! `certs`.
+//! Connections of a data plane to the controller: address, TLS root and bearer token. The RPCs on a
+//! connection are in `southbound` and `certs`.
 
 mod liveness;
 pub mod report_loop;
@@ -13,7 +13,8 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 
 use liveness::{Connector, LastActivity};
 
-/// HTTP/2 PING interval and PING timeout of controller connections: a controller that sends nothing is detected within 20 s.
+/// HTTP/2 PING interval and PING timeout of controller connections: a controller that sends nothing
+/// is detected within 20 s.
 pub const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(10));
 /// Time to establish TCP and TLS together.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -21,12 +22,14 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 8 << 20;
 
-/// Addresses of the controller and the credentials for it. Each connect reads the files again, so rotation needs no restart.
+/// Addresses of the controller and the credentials for it. Each connect reads the files again, so
+/// rotation needs no restart.
 #[derive(Debug, Clone)]
 pub struct ControllerEndpoint {
     /// Addresses as `host:port`, tried in turn.
     pub addresses: Vec<String>,
-    /// Path of the CA certificate (PEM) that signed the controller's certificate for [`canal_wire::CONTROLLER_NAME`].
+    /// Path of the CA certificate (PEM) that signed the controller's certificate for
+    /// [`canal_wire::CONTROLLER_NAME`].
     pub root: PathBuf,
     /// Path of the bearer token; surrounding white space is ignored.
     pub token: PathBuf,
@@ -69,7 +72,8 @@ pub struct ControllerConnection {
 }
 
 impl ControllerConnection {
-    /// Returns whether the controller has sent nothing, PING answers included, for so long that a failed call failed because of that.
+    /// Returns whether the controller has sent nothing, PING answers included, for so long that a
+    /// failed call failed because of that.
     pub fn is_mute(&self) -> bool {
         self.last_activity.idle_time() >= self.mute_after
     }
@@ -142,7 +146,8 @@ impl ControllerEndpoint {
             .connect_with_connector(Connector(heard.clone()))
             .await
             .map_err(failed)?;
-        // An answered PING ends the silence well before this time; an unanswered PING fails the connection after it.
+        // An answered PING ends the silence well before this time; an unanswered PING fails the
+        // connection after it.
         Ok(ControllerConnection {
             channel,
             authorization,

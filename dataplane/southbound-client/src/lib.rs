@@ -1,7 +1,8 @@
-//! Subscriber of the delta xDS stream: it connects, validates responses, passes changes to the data plane, and answers with ACK or NACK by
-//! resource name. It stores the last good state in a state file and boots from it. It decides which tenants must not be served, and never
-//! mixes the states of two stores of the controller. It does not interpret resources; the data plane's [`ApplyFn`] does. Start with
-//! [`Subscriber::start`].
+//! Subscriber of the delta xDS stream: it connects, validates responses, passes changes to the data
+//! plane, and answers with ACK or NACK by resource name. It stores the last good state in a state
+//! file and boots from it. It decides which tenants must not be served, and never mixes the states
+//! of two stores of the controller. It does not interpret resources; the data plane's [`ApplyFn`]
+//! does. Start with [`Subscriber::start`].
 
 #![forbid(unsafe_code)]
 
@@ -42,7 +43,8 @@ pub struct SubscriberConfig {
     pub node: String,
     /// Version of the build, shown in `canal status`.
     pub version: String,
-    /// Kinds to subscribe to. Each is a wildcard subscription, which the controller narrows to this subscriber's scope.
+    /// Kinds to subscribe to. Each is a wildcard subscription, which the controller narrows to this
+    /// subscriber's scope.
     pub kinds: Vec<ResourceKind>,
     /// Path of the state file, `<data-dir>/snapshot`.
     pub snapshot: PathBuf,
@@ -62,8 +64,8 @@ pub enum UpdateSource {
 pub struct Update {
     pub origin: UpdateSource,
     pub generation: Generation,
-    /// New or changed resources in the order received, without two of one name. Unchanged versions are left out, except in a whole state
-    /// that replaces that of another store.
+    /// New or changed resources in the order received, without two of one name. Unchanged versions
+    /// are left out, except in a whole state that replaces that of another store.
     pub upserts: Vec<Arc<Resource>>,
     /// Removed resources; each was in the state before.
     pub removals: Vec<(ResourceKind, String)>,
@@ -84,8 +86,9 @@ pub struct RefusedResource {
 }
 
 impl RefusedResource {
-    /// Reports a resource of the state that does not fit into the data plane. It is not a refusal: the resource stays in the state, takes
-    /// effect when it fits, and is named in the next report to the controller.
+    /// Reports a resource of the state that does not fit into the data plane. It is not a refusal:
+    /// the resource stays in the state, takes effect when it fits, and is named in the next report
+    /// to the controller.
     pub fn for_want_of_room(kind: ResourceKind, name: impl Into<String>, why: &str) -> Self {
         Self {
             kind,
@@ -106,16 +109,18 @@ impl RefusedResource {
     }
 }
 
-/// Callback of the data plane. It gets each change and the state after it; the first call has a whole state. The data plane must serve
-/// nothing of tenants in [`ResourceState::closed`].
+/// Callback of the data plane. It gets each change and the state after it; the first call has a
+/// whole state. The data plane must serve nothing of tenants in [`ResourceState::closed`].
 ///
-/// `Ok` names the resources that the data plane cannot use; it must continue as if they had not arrived. They are NACKed by name and
-/// removed from the state. If they are security resources, their tenants are closed, which one more call announces. Resources that do not
-/// fit ([`RefusedResource::for_want_of_room`]) are named at each call and only reported. `Err` and a panic refuse everything. The change is
-/// then repeated tenant by tenant, so that one tenant's resource does not block another tenant's.
+/// `Ok` names the resources that the data plane cannot use; it must continue as if they had not
+/// arrived. They are NACKed by name and removed from the state. If they are security resources,
+/// their tenants are closed, which one more call announces. Resources that do not fit
+/// ([`RefusedResource::for_want_of_room`]) are named at each call and only reported. `Err` and a
+/// panic refuse everything. The change is then repeated tenant by tenant, so that one tenant's
+/// resource does not block another tenant's.
 ///
-/// The callback runs on the subscriber's task, so it should take milliseconds. A state file of which no tenant is accepted counts as
-/// corrupt.
+/// The callback runs on the subscriber's task, so it should take milliseconds. A state file of
+/// which no tenant is accepted counts as corrupt.
 pub type ApplyFn =
     Box<dyn FnMut(&Update, &ResourceState) -> Result<Vec<RefusedResource>, String> + Send>;
 
@@ -145,7 +150,8 @@ pub struct SubscriptionStatus {
     pub reconnects: u64,
 }
 
-/// A running subscription. Dropping it ends the subscription without the last write to disk, which [`Subscriber::stop`] makes.
+/// A running subscription. Dropping it ends the subscription without the last write to disk, which
+/// [`Subscriber::stop`] makes.
 pub struct Subscriber {
     state: Arc<Mutex<ResourceState>>,
     status: watch::Receiver<SubscriptionStatus>,
@@ -155,14 +161,17 @@ pub struct Subscriber {
 }
 
 impl Subscriber {
-    /// Boots from the state file (calling `apply` before it returns), then follows the controller on the calling runtime until `drain` is
-    /// forced. The runtime should have two or more threads, because the state file is written on it. If the file is missing, torn, corrupt
-    /// or refused, the subscription is not ready until the first full state. The drain waits until the newest state is on disk. It does not
-    /// wait for the subscription.
+    /// Boots from the state file (calling `apply` before it returns), then follows the controller
+    /// on the calling runtime until `drain` is forced. The runtime should have two or more threads,
+    /// because the state file is written on it. If the file is missing, torn, corrupt or refused,
+    /// the subscription is not ready until the first full state. The drain waits until the newest
+    /// state is on disk. It does not wait for the subscription.
     ///
-    /// Metrics: `canal_southbound_connected`, `_generation`, `_updates_total{kind}`, `_nacks_total{kind,reason}`,
-    /// `_refused_resources_total{kind,reason}`, `_closed_tenants`, `_other_store`, `_stores_replaced_total`, `_reconnects_total{reason}`
-    /// (`stale` is a controller that stopped answering), `_state_file_rejected_total{reason}`, `_state_file_writes_total{result}`.
+    /// Metrics: `canal_southbound_connected`, `_generation`, `_updates_total{kind}`,
+    /// `_nacks_total{kind,reason}`, `_refused_resources_total{kind,reason}`, `_closed_tenants`,
+    /// `_other_store`, `_stores_replaced_total`, `_reconnects_total{reason}` (`stale` is a
+    /// controller that stopped answering), `_state_file_rejected_total{reason}`,
+    /// `_state_file_writes_total{result}`.
     pub fn start(
         config: SubscriberConfig,
         registry: &Registry,
@@ -233,7 +242,8 @@ impl Subscriber {
         self.status.clone()
     }
 
-    /// Returns the subscription's connection to the controller, while there is one, for other services of the controller.
+    /// Returns the subscription's connection to the controller, while there is one, for other
+    /// services of the controller.
     pub fn connections(&self) -> watch::Receiver<Option<ControllerConnection>> {
         self.connections.clone()
     }
@@ -283,7 +293,8 @@ async fn run(
             why = ended.why,
             "the controller's stream ended"
         );
-        // A stream that brought a good response shows that the controller works, so the next wait is short.
+        // A stream that brought a good response shows that the controller works, so the next wait
+        // is short.
         if holder.disconnected(ended.reason, &ended.why) {
             backoff.reset();
         }

@@ -1,5 +1,5 @@
-//! One stream to one controller: it sends requests, receives responses, and answers with ACK or NACK. It ends with a reason, and does not
-//! reconnect.
+//! One stream to one controller: it sends requests, receives responses, and answers with ACK or
+//! NACK. It ends with a reason, and does not reconnect.
 
 use std::time::Duration;
 
@@ -28,15 +28,16 @@ pub(super) struct StreamEndReason {
 /// Maximum length of a NACK text in bytes.
 const NACK_TEXT_MAX: usize = 4096;
 
-/// Maximum bytes of the names and versions of held resources in one request. A longer list takes several requests, because the controller
-/// keeps a buffer for the largest request as long as the stream is open.
+/// Maximum bytes of the names and versions of held resources in one request. A longer list takes
+/// several requests, because the controller keeps a buffer for the largest request as long as the
+/// stream is open.
 pub(super) const LISTED_BYTES_MAX: usize = 512 << 10;
 
 /// Approximate bytes of an entry of the list beside its name and version.
 const LISTED_ENTRY_BYTES: usize = 16;
 
-/// Intervals and timeouts of a stream: PING interval and timeout, timeout of the first answer, backoff, pause between writes, and interval
-/// of share reports.
+/// Intervals and timeouts of a stream: PING interval and timeout, timeout of the first answer,
+/// backoff, pause between writes, and interval of share reports.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StreamTiming {
     pub(super) keepalive: (Duration, Duration),
@@ -58,7 +59,8 @@ impl Default for StreamTiming {
     }
 }
 
-/// Follows one controller until the stream ends. `holder` applies every response, and `shown` publishes the connection.
+/// Follows one controller until the stream ends. `holder` applies every response, and `shown`
+/// publishes the connection.
 pub(super) async fn follow(
     config: &SubscriberConfig,
     timing: &StreamTiming,
@@ -106,7 +108,8 @@ pub(super) async fn follow(
         Ok(Ok(r)) => r.into_inner(),
         Ok(Err(status)) => {
             let ended = of_status(&connection, &status);
-            // The controller refused the call before it read what this data plane lists, so a shorter list would not help.
+            // The controller refused the call before it read what this data plane lists, so a
+            // shorter list would not help.
             let reason = if ended.reason == EXHAUSTED {
                 "full"
             } else {
@@ -137,8 +140,8 @@ async fn receive(
             if answered {
                 return Ok(responses.message().await);
             }
-            // A wildcard subscription is always answered, possibly with an empty response. Later silence may just mean that nothing
-            // changes.
+            // A wildcard subscription is always answered, possibly with an empty response. Later
+            // silence may just mean that nothing changes.
             tokio::time::timeout(timing.first_answer, responses.message()).await
         };
         let response = match holder.persist_while(next).await {
@@ -208,7 +211,8 @@ fn status(NackReply { mut text, named }: NackReply) -> Status {
     }
 }
 
-/// Returns one wildcard subscription per kind, with the versions of the state, so that the controller sends only differences.
+/// Returns one wildcard subscription per kind, with the versions of the state, so that the
+/// controller sends only differences.
 fn first_requests(config: &SubscriberConfig, state: &ResourceState) -> Vec<DeltaDiscoveryRequest> {
     let node = Node {
         id: config.node.clone(),
@@ -231,8 +235,9 @@ fn first_requests(config: &SubscriberConfig, state: &ResourceState) -> Vec<Delta
     requests
 }
 
-/// Returns the requests that subscribe to one kind and list what the state has of it. The list takes as many requests as it needs, because
-/// the resources of all tenants together may be too many for one message.
+/// Returns the requests that subscribe to one kind and list what the state has of it. The list
+/// takes as many requests as it needs, because the resources of all tenants together may be too
+/// many for one message.
 fn subscription(kind: ResourceKind, state: &ResourceState) -> Vec<DeltaDiscoveryRequest> {
     let subscribe = vec!["*".to_string()];
     let mut requests = vec![DeltaDiscoveryRequest {

@@ -1,5 +1,6 @@
-//! Reports the tenants' use of this data plane's limits, and the resources that do not fit, to the controller. `canal status` shows them.
-//! The controller makes no decision with the reports. The next report makes up for a lost one.
+//! Reports the tenants' use of this data plane's limits, and the resources that do not fit, to the
+//! controller. `canal status` shows them. The controller makes no decision with the reports. The
+//! next report makes up for a lost one.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -48,7 +49,8 @@ impl ShareReporter {
         }
     }
 
-    /// Wraps `apply` so that the resources that do not fit are stored for the next report and removed from its result.
+    /// Wraps `apply` so that the resources that do not fit are stored for the next report and
+    /// removed from its result.
     pub(super) fn collect_omissions(&self, mut apply: ApplyFn) -> ApplyFn {
         let kept = self.omitted.clone();
         Box::new(move |update, state| {
@@ -92,7 +94,8 @@ impl ShareReporter {
                     self.reports.shared(&["ok"]).inc();
                     reported = state;
                 }
-                // A controller of an earlier build does not implement the report; the next connection may reach a newer one.
+                // A controller of an earlier build does not implement the report; the next
+                // connection may reach a newer one.
                 Ok(Err(status)) if status.code() == Code::Unimplemented => {
                     std::future::pending().await
                 }
@@ -103,7 +106,8 @@ impl ShareReporter {
     }
 }
 
-/// Returns one row per kind of limit and tenant. If there are too many, those with the most refusals and then the fullest are selected.
+/// Returns one row per kind of limit and tenant. If there are too many, those with the most
+/// refusals and then the fullest are selected.
 fn select_rows(limits: &[TenantLimitUsage]) -> Vec<ShareRow> {
     let mut rows: BTreeMap<(ShareKind, &str), ShareRow> = BTreeMap::new();
     for limit in limits {

@@ -1,5 +1,6 @@
-//! The state, and the decision whether a response may change it. The code is pure. A response is validated resource by resource before
-//! anything changes, and what the callback refuses is rolled back.
+//! The state, and the decision whether a response may change it. The code is pure. A response is
+//! validated resource by resource before anything changes, and what the callback refuses is rolled
+//! back.
 
 mod closure;
 
@@ -15,10 +16,12 @@ use super::{RefusedResource, Update, UpdateSource};
 
 pub use closure::{ClosedTenants, Closure, ClosureCause};
 
-/// All resources by kind and name, with their versions. A clone copies the tables and not the resources.
+/// All resources by kind and name, with their versions. A clone copies the tables and not the
+/// resources.
 #[derive(Debug, Clone, Default)]
 pub struct ResourceState {
-    /// Store of the controller to which the state belongs; `None` if no controller has named one yet.
+    /// Store of the controller to which the state belongs; `None` if no controller has named one
+    /// yet.
     pub(super) store: Option<StoreId>,
     pub(super) generation: Generation,
     // Trees, because a hash map would keep its size when a tenant is deleted.
@@ -121,7 +124,8 @@ impl ResourceState {
         };
         self.generation = change.update.generation;
         match change.kind {
-            // A manifest seals its tenants; a change of security resources unseals them until the next manifest.
+            // A manifest seals its tenants; a change of security resources unseals them until the
+            // next manifest.
             ResourceKind::Manifest => self
                 .unsealed
                 .retain(|tenant| !change.tenants.contains(tenant)),
@@ -212,7 +216,8 @@ pub(super) struct ValidatedChange {
 }
 
 impl ValidatedChange {
-    /// Splits the change into two parts that share no tenant. Returns `None` if it belongs to one tenant or to the provider.
+    /// Splits the change into two parts that share no tenant. Returns `None` if it belongs to one
+    /// tenant or to the provider.
     pub(super) fn split(&self) -> Option<[ValidatedChange; 2]> {
         let owner = |name: &str| self.kind.owner_of(name);
         let names = self
@@ -274,13 +279,15 @@ impl ValidatedChange {
             .chain(self.update.removals.iter().map(|(_, name)| name.clone()))
     }
 
-    /// Returns whether the change has no news for the callback: an ACK, a repeated version, or an empty first response.
+    /// Returns whether the change has no news for the callback: an ACK, a repeated version, or an
+    /// empty first response.
     pub(super) fn is_empty(&self) -> bool {
         self.update.upserts.is_empty() && self.update.removals.is_empty()
     }
 }
 
-/// Reasons to refuse a response, or an entry of a state file. Each has a value of the label `reason`; its text is that of the NACK.
+/// Reasons to refuse a response, or an entry of a state file. Each has a value of the label
+/// `reason`; its text is that of the NACK.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NackReason {
     #[error("{0}")]
@@ -314,8 +321,8 @@ impl NackReason {
     }
 }
 
-/// Validates a response against the state, without changing anything. Bad resources are returned by name, and the others form the change.
-/// `Err` means that the response itself is invalid.
+/// Validates a response against the state, without changing anything. Bad resources are returned by
+/// name, and the others form the change. `Err` means that the response itself is invalid.
 pub(super) fn examine(
     state: &ResourceState,
     subscribed: &[ResourceKind],

@@ -1,4 +1,5 @@
-//! State file: the last good state on disk, in the format of `canal_wire`. A file is used completely or not at all.
+//! State file: the last good state on disk, in the format of `canal_wire`. A file is used
+//! completely or not at all.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +10,8 @@ use canal_wire::southbound::state_file as wire;
 
 use super::state::{ResourceState, VersionedResource};
 
-/// Reasons why a state file is not used. Each has a value of the label `reason` of `canal_southbound_state_file_rejected_total`.
+/// Reasons why a state file is not used. Each has a value of the label `reason` of
+/// `canal_southbound_state_file_rejected_total`.
 #[derive(Debug, thiserror::Error)]
 pub enum StateFileError {
     /// The file does not exist.

@@ -1,5 +1,5 @@
-//! Owner of the state: it boots from disk, maintains status and metrics, and decides when to write the state file. It does not apply
-//! responses; `intake` does.
+//! Owner of the state: it boots from disk, maintains status and metrics, and decides when to write
+//! the state file. It does not apply responses; `intake` does.
 
 mod intake;
 
@@ -21,13 +21,15 @@ use super::{ApplyFn, SubscriberConfig, SubscriptionStatus, Update, UpdateSource}
 
 pub(super) use intake::{NackReply, deliver_whole};
 
-/// A write may use at most one part in this many of the time, so a large state that changes often is written less often.
+/// A write may use at most one part in this many of the time, so a large state that changes often
+/// is written less often.
 const WRITE_SHARE: u32 = 10;
 
 /// A batch whose manifests are still missing after this time is written as it is.
 const SEAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Number of consecutive streams that the controller ends for a full limit, before a stream lists nothing as held.
+/// Number of consecutive streams that the controller ends for a full limit, before a stream lists
+/// nothing as held.
 const EXHAUSTED_STREAMS_MAX: usize = 2;
 
 /// Result of the comparison with the store that a controller announces.
@@ -44,14 +46,16 @@ pub(super) struct StateOwner {
     pub(super) kinds: Vec<ResourceKind>,
     path: PathBuf,
     pub(super) state: Arc<Mutex<ResourceState>>,
-    /// Partial state that will replace the present one, which is served until this one is complete: the state of another store that a
-    /// controller announces, or of the same store after the controller refused what this data plane listed as held.
+    /// Partial state that will replace the present one, which is served until this one is complete:
+    /// the state of another store that a controller announces, or of the same store after the
+    /// controller refused what this data plane listed as held.
     pub(super) incoming: Option<ResourceState>,
     /// Number of addresses of the controller.
     addresses: usize,
     /// Consecutive attempts in which no controller announced the store of the present state.
     attempts_without_store: usize,
-    /// Consecutive streams that the controller ended, without a good response, because a limit is full.
+    /// Consecutive streams that the controller ended, without a good response, because a limit is
+    /// full.
     exhausted_streams: usize,
     /// The controller of the present stream announced the store of the present state.
     is_own_store: bool,
@@ -136,7 +140,8 @@ impl StateOwner {
         see(&lock(&self.state))
     }
 
-    /// Passes the state that the next stream has to complete: that of another store, if one is being received.
+    /// Passes the state that the next stream has to complete: that of another store, if one is
+    /// being received.
     pub(super) fn with_wanted_state<T>(&self, see: impl FnOnce(&ResourceState) -> T) -> T {
         match &self.incoming {
             Some(incoming) => see(incoming),
@@ -144,8 +149,8 @@ impl StateOwner {
         }
     }
 
-    /// Compares the announced store with that of the present state. Another store is accepted only if no other address of the controller
-    /// led to the known one.
+    /// Compares the announced store with that of the present state. Another store is accepted only
+    /// if no other address of the controller led to the known one.
     pub(super) fn meet_store(&mut self, store: StoreId) -> StoreMatch {
         let held = self.with_state(|state| state.store);
         if held.is_none_or(|held| held == store) {
@@ -249,8 +254,9 @@ impl StateOwner {
         });
     }
 
-    /// Records the end of a stream. Returns whether the stream had brought a good response. After [`EXHAUSTED_STREAMS_MAX`] streams that
-    /// the controller ended for a full limit, the next one lists nothing as held: what this data plane lists may be what fills the limit.
+    /// Records the end of a stream. Returns whether the stream had brought a good response. After
+    /// [`EXHAUSTED_STREAMS_MAX`] streams that the controller ended for a full limit, the next one
+    /// lists nothing as held: what this data plane lists may be what fills the limit.
     pub(super) fn disconnected(&mut self, reason: &'static str, why: &str) -> bool {
         self.counts.connected(false);
         self.counts.reconnect(reason);
@@ -278,8 +284,8 @@ impl StateOwner {
         was_useful
     }
 
-    /// Lets the next stream list nothing as held. The present state is served until the controller has sent a whole one, which never has
-    /// an older generation.
+    /// Lets the next stream list nothing as held. The present state is served until the controller
+    /// has sent a whole one, which never has an older generation.
     fn begin_anew(&mut self) {
         let (store, generation) = self.with_state(|state| (state.store, state.generation));
         tracing::warn!(
@@ -301,8 +307,8 @@ impl StateOwner {
             .all(|k| *k == kind || self.answered.contains(k))
     }
 
-    /// Records an answered kind. A kind counts as answered even if all its resources were refused, because a subscriber without good
-    /// resources must not wait for one.
+    /// Records an answered kind. A kind counts as answered even if all its resources were refused,
+    /// because a subscriber without good resources must not wait for one.
     pub(super) fn accepted(&mut self, kind: ResourceKind, is_whole: bool) {
         if is_whole {
             self.counts.update(kind.label());
@@ -382,8 +388,9 @@ impl StateOwner {
         }
     }
 
-    /// Returns when to write the state. An incomplete batch is not written, because a boot from it would close its tenants. The wait is
-    /// limited, since a controller may be unable to seal one tenant.
+    /// Returns when to write the state. An incomplete batch is not written, because a boot from it
+    /// would close its tenants. The wait is limited, since a controller may be unable to seal one
+    /// tenant.
     fn write_due(&mut self) -> Option<Instant> {
         let is_sealed = self.with_state(|s| s.unsealed.is_empty());
         self.unsealed_since = if is_sealed {
@@ -404,7 +411,8 @@ impl StateOwner {
             return;
         }
         let (started, state) = (Instant::now(), lock(&self.state).clone());
-        // The call blocks on purpose, on the control runtime: states reach the disk in the order of acceptance.
+        // The call blocks on purpose, on the control runtime: states reach the disk in the order of
+        // acceptance.
         let written = state_file::write(&self.path, &state);
         self.next_write = Instant::now() + self.write_pause.max(started.elapsed() * WRITE_SHARE);
         self.counts.snapshot_written(written.is_ok());

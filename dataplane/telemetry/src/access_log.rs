@@ -1,6 +1,7 @@
-//! JSON access logs: each worker formats lines into its own blocks, and one thread writes the blocks. When the writer is behind, lines are
-//! dropped and counted, first those of tenants that have used their share of the queue. A worker never waits. Log messages of the process
-//! are in [`canal_runtime::logging`]. Start at [`AccessLog::start`], then [`WorkerLog::line_of`].
+//! JSON access logs: each worker formats lines into its own blocks, and one thread writes the
+//! blocks. When the writer is behind, lines are dropped and counted, first those of tenants that
+//! have used their share of the queue. A worker never waits. Log messages of the process are in
+//! [`canal_runtime::logging`]. Start at [`AccessLog::start`], then [`WorkerLog::line_of`].
 
 mod json;
 mod lines;
@@ -30,8 +31,9 @@ pub use tail::{LogTails, TAIL_BYTES_MAX, TAIL_BYTES_PER_TENANT_MAX};
 
 /// Size of a block in bytes.
 pub const BLOCK: usize = 64 << 10;
-/// Blocks per worker, allocated on demand. When all of them wait for the writer, lines are dropped. A tenant's share is a quarter of them,
-/// which lasts for a tenth of a second at 20,000 lines per second.
+/// Blocks per worker, allocated on demand. When all of them wait for the writer, lines are dropped.
+/// A tenant's share is a quarter of them, which lasts for a tenth of a second at 20,000 lines per
+/// second.
 pub const BLOCKS: usize = 64;
 /// While more blocks than this wait for the writer, the current block is filled up first, because
 /// it would only wait behind them.
@@ -46,11 +48,13 @@ pub const FLUSH: Duration = Duration::from_millis(200);
 #[derive(Debug, Clone)]
 pub enum LogSink {
     Stdout,
-    /// Lines are appended to this file. It is opened again within a second after it was renamed or removed.
+    /// Lines are appended to this file. It is opened again within a second after it was renamed or
+    /// removed.
     File(PathBuf),
 }
 
-/// The process's access log. It owns the writer thread, which ends once this value and all workers' logs are dropped.
+/// The process's access log. It owns the writer thread, which ends once this value and all workers'
+/// logs are dropped.
 pub struct AccessLog {
     full: mpsc::Sender<FilledBlock>,
     dropped: CounterFamily,
@@ -118,7 +122,8 @@ impl TenantLogQueue {
     }
 }
 
-/// A line under construction; [`LogLine::end`] (or drop) finishes it. Field names must be plain ASCII identifiers.
+/// A line under construction; [`LogLine::end`] (or drop) finishes it. Field names must be plain
+/// ASCII identifiers.
 pub struct LogLine<'a> {
     log: &'a Inner,
     queue: Option<&'a TenantLogQueue>,
@@ -128,8 +133,10 @@ pub struct LogLine<'a> {
 }
 
 impl AccessLog {
-    /// Starts the writer. Counters: `canal_access_log_lines_total`, `canal_access_log_dropped_total{reason,tenant}` with the reasons
-    /// `tenant_share`, `writer_behind`, `too_long` and `write_failed`. `tenant` is empty if the tenant is not known.
+    /// Starts the writer. Counters: `canal_access_log_lines_total`,
+    /// `canal_access_log_dropped_total{reason,tenant}` with the reasons `tenant_share`,
+    /// `writer_behind`, `too_long` and `write_failed`. `tenant` is empty if the tenant is not
+    /// known.
     ///
     /// # Errors
     /// The file cannot be opened, or the thread cannot be started.
@@ -168,7 +175,8 @@ impl AccessLog {
         self.tails.clone()
     }
 
-    /// Creates the log of the calling worker and spawns its flush task on the worker's `LocalRuntime`.
+    /// Creates the log of the calling worker and spawns its flush task on the worker's
+    /// `LocalRuntime`.
     pub fn worker(&self, shard: &MetricsShard) -> WorkerLog {
         let (home, back) = mpsc::channel();
         let inner = Rc::new(Inner {
@@ -185,7 +193,8 @@ impl AccessLog {
         WorkerLog { inner }
     }
 
-    /// Waits until every line is written. It must be called after the workers have ended, because it waits for their logs too.
+    /// Waits until every line is written. It must be called after the workers have ended, because
+    /// it waits for their logs too.
     pub fn finish(self) {
         drop(self.full);
         // If the writer panicked, its lines are lost; the panic was reported.
@@ -251,8 +260,8 @@ impl WorkerLog {
 }
 
 impl Inner {
-    /// Returns whether the waiting lines of a tenant use up its share, or what the shares of others leave it. Lines are not taken back, so
-    /// some blocks stay free for tenants with few lines.
+    /// Returns whether the waiting lines of a tenant use up its share, or what the shares of others
+    /// leave it. Lines are not taken back, so some blocks stay free for tenants with few lines.
     fn is_beyond_share(&self, queue: &TenantLogQueue) -> bool {
         let waiting = queue.waiting.bytes.load(Relaxed);
         if waiting >= queue.max.get() {
@@ -270,7 +279,8 @@ impl Inner {
         has_less(free.len())
     }
 
-    /// Returns a block with space for a line: the current one, one that the writer returned, or a new one.
+    /// Returns a block with space for a line: the current one, one that the writer returned, or a
+    /// new one.
     fn block(&self) -> Option<Block> {
         match self.current.take() {
             Some(block) if block.bytes.len() + LINE_MAX <= BLOCK => return Some(block),
@@ -344,7 +354,8 @@ impl Drop for Inner {
 }
 
 impl LogLine<'_> {
-    /// Writes `,"name":` and lets `value` append the rest, unless the line is lost or too long already.
+    /// Writes `,"name":` and lets `value` append the rest, unless the line is lost or too long
+    /// already.
     fn field(mut self, name: &str, value: impl FnOnce(&mut Vec<u8>)) -> Self {
         if let Some(Block { bytes: b, .. }) = &mut self.block
             && b.len() - self.start <= LINE_MAX

@@ -1,7 +1,8 @@
-//! Observation of a data plane by operators through the controller: taps, access log lines, configuration and metrics. The data plane opens
-//! one stream for it, over the connection of the subscription, and answers the controller's orders within bounds. The controller decides
-//! which operator may observe what. This module and the process separate the tenants' data before it leaves the process. Start with
-//! [`serve`].
+//! Observation of a data plane by operators through the controller: taps, access log lines,
+//! configuration and metrics. The data plane opens one stream for it, over the connection of the
+//! subscription, and answers the controller's orders within bounds. The controller decides which
+//! operator may observe what. This module and the process separate the tenants' data before it
+//! leaves the process. Start with [`serve`].
 
 mod session;
 mod whole;
@@ -150,9 +151,11 @@ fn subject_name(subject: Subject) -> &'static str {
     }
 }
 
-/// Serves observations over each connection of a subscription in turn, until the drain is forced. It does not delay the end of the process.
+/// Serves observations over each connection of a subscription in turn, until the drain is forced.
+/// It does not delay the end of the process.
 ///
-/// Metrics: `canal_observations_total{subject}`, `canal_observations_refused_total{subject,reason}`,
+/// Metrics: `canal_observations_total{subject}`,
+/// `canal_observations_refused_total{subject,reason}`,
 /// `canal_observations_lines_dropped_total{subject}`, and `canal_share_*{limit="observations"}`.
 pub async fn serve(
     mut connections: watch::Receiver<Option<ControllerConnection>>,
@@ -177,7 +180,8 @@ pub async fn serve(
             _ = connections.changed() => continue,
             supported = follow(&connection, &observer) => supported,
         };
-        // A controller of an earlier build does not implement observation; the next connection may reach a newer one.
+        // A controller of an earlier build does not implement observation; the next connection may
+        // reach a newer one.
         let again = async {
             if is_supported {
                 tokio::time::sleep(RETRY_INTERVAL).await

@@ -1,4 +1,5 @@
-//! A certificate with its key, chain and bundle, and the credential in which it is replaced. It is obtained in [`canal_identity::certs`], not here.
+//! A certificate with its key, chain and bundle, and the credential in which it is replaced. It is
+//! obtained in [`canal_identity::certs`], not here.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -31,7 +32,8 @@ pub enum CertificateError {
     Key(Identity),
 }
 
-/// A workload's X.509-SVID: private key, chain (leaf first) and the trust bundle of its trust domain. It is immutable.
+/// A workload's X.509-SVID: private key, chain (leaf first) and the trust bundle of its trust
+/// domain. It is immutable.
 pub struct Certificate {
     identity: Identity,
     chain: Vec<CertificateDer<'static>>,
@@ -55,7 +57,8 @@ impl std::fmt::Debug for Certificate {
 }
 
 impl Certificate {
-    /// Parses PEM: a PKCS#8 key, the chain (leaf first, without roots) and the bundle. The identity is the leaf's only URI SAN.
+    /// Parses PEM: a PKCS#8 key, the chain (leaf first, without roots) and the bundle. The identity
+    /// is the leaf's only URI SAN.
     ///
     /// # Errors
     /// A part is malformed, the leaf does not have exactly one identity, or the key does not match.
@@ -128,7 +131,8 @@ impl Certificate {
     pub fn certified(&self) -> &Arc<CertifiedKey> {
         &self.certified
     }
-    /// Returns a verifier of this side's trust domain `own` that uses the certificate's bundle while `trust` has none for it.
+    /// Returns a verifier of this side's trust domain `own` that uses the certificate's bundle
+    /// while `trust` has none for it.
     pub fn verifier(&self, own: TrustDomain, trust: TrustView) -> PeerVerifier {
         PeerVerifier {
             own,
@@ -200,7 +204,8 @@ pub fn spki_hash(spki: &[u8]) -> SpkiHash {
     Sha256::digest(spki).into()
 }
 
-/// The current certificate of one identity. Clones see every replacement. Open connections retain the certificate that they were made with.
+/// The current certificate of one identity. Clones see every replacement. Open connections retain
+/// the certificate that they were made with.
 #[derive(Debug, Clone)]
 pub struct Credential {
     identity: Identity,
@@ -236,7 +241,8 @@ impl Credential {
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
-    /// Returns the present certificate, if there is one. It may have expired, see [`Certificate::valid_at`].
+    /// Returns the present certificate, if there is one. It may have expired, see
+    /// [`Certificate::valid_at`].
     pub fn current(&self) -> Option<Arc<Certificate>> {
         self.current.borrow().clone()
     }

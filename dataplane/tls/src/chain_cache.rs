@@ -1,5 +1,6 @@
-//! Cache of verified chains, so that a returning peer costs a hash and not two signature checks. Entries are bound to one set of trust
-//! anchors (`trust::TrustAnchors`): any change of roots or revocation lists invalidates all of them at once.
+//! Cache of verified chains, so that a returning peer costs a hash and not two signature checks.
+//! Entries are bound to one set of trust anchors (`trust::TrustAnchors`): any change of roots or
+//! revocation lists invalidates all of them at once.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,5 @@
-//! rustls configurations of the mesh, for any key that can sign: TLS 1.3 only, no SNI, no resumption. `verify` verifies the peers.
+//! rustls configurations of the mesh, for any key that can sign: TLS 1.3 only, no SNI, no
+//! resumption. `verify` verifies the peers.
 
 use std::sync::Arc;
 
@@ -17,8 +18,8 @@ pub fn mesh_alpn() -> [Vec<u8>; 1] {
     [ALPN.to_vec()]
 }
 
-/// Builds the configuration of the accepting side with any key. The verifier accepts members of this side's trust domain and of federated
-/// ones.
+/// Builds the configuration of the accepting side with any key. The verifier accepts members of
+/// this side's trust domain and of federated ones.
 ///
 /// # Errors
 /// rustls rejects the configuration.
@@ -38,7 +39,8 @@ pub fn server(
     Ok(config)
 }
 
-/// Builds the configuration of the connecting side with any key, to one of `expected`. For several connections use [`ClientTemplate`].
+/// Builds the configuration of the connecting side with any key, to one of `expected`. For several
+/// connections use [`ClientTemplate`].
 ///
 /// # Errors
 /// rustls rejects the configuration.
@@ -59,8 +61,9 @@ pub fn client(
     Ok(config)
 }
 
-/// Configurations of the connecting side for one key and one verifier, which differ in the expected peers. The common part is built once. A
-/// configuration stores nothing about connections, so connections to the same peers share it.
+/// Configurations of the connecting side for one key and one verifier, which differ in the expected
+/// peers. The common part is built once. A configuration stores nothing about connections, so
+/// connections to the same peers share it.
 #[derive(Debug)]
 pub struct ClientTemplate {
     judge: PeerVerifier,
@@ -70,7 +73,8 @@ pub struct ClientTemplate {
 }
 
 impl ClientTemplate {
-    /// Builds a template. `expected` are the peers of most connections, and `secrets` receives the secrets of each handshake.
+    /// Builds a template. `expected` are the peers of most connections, and `secrets` receives the
+    /// secrets of each handshake.
     ///
     /// # Errors
     /// rustls rejects the configuration.

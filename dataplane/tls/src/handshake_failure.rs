@@ -1,4 +1,5 @@
-//! Handshake failures as a closed list of names, which are the counters' labels and the words in logs. This module makes no decision.
+//! Handshake failures as a closed list of names, which are the counters' labels and the words in
+//! logs. This module makes no decision.
 
 use std::io;
 use std::sync::Arc;
@@ -60,7 +61,8 @@ refusals! {
     BadSignature = "bad_signature";
     /// A certificate, or the proof of possession, uses an algorithm that is not accepted.
     BadAlgorithm = "bad_algorithm";
-    /// The revocation of the chain cannot be checked: the issuer of the certificates did not sign the revocation list.
+    /// The revocation of the chain cannot be checked: the issuer of the certificates did not sign
+    /// the revocation list.
     BadRevocationList = "bad_revocation_list";
     /// The chain has another fault: name constraints, path length, or a CA as a leaf.
     BadChain = "bad_chain";
@@ -105,7 +107,8 @@ pub enum KeyServerError {
         name: keyrpc::KeyRefusal,
         text: String,
     },
-    /// The key server stopped answering in the middle of a handshake, which no other server can continue.
+    /// The key server stopped answering in the middle of a handshake, which no other server can
+    /// continue.
     #[error("{0} was lost in the middle of the handshake")]
     Lost(String),
     /// The answer of the key server does not fit the request.
@@ -136,8 +139,8 @@ impl KeyServerError {
     }
 }
 
-/// Maps a refusal of the key server to a handshake failure. A fault of the peer gets the name that it would get if it were detected
-/// locally.
+/// Maps a refusal of the key server to a handshake failure. A fault of the peer gets the name that
+/// it would get if it were detected locally.
 fn of_peer(name: keyrpc::KeyRefusal) -> HandshakeFailure {
     use keyrpc::KeyRefusal as R;
     match name {
@@ -281,7 +284,8 @@ pub enum PeerIdentityError {
         expected: TrustDomain,
         names: Vec<String>,
     },
-    /// The client's certificate names no or several identities, so that its identity would be a guess (X509-SVID §2).
+    /// The client's certificate names no or several identities, so that its identity would be a
+    /// guess (X509-SVID §2).
     #[error(
         "the peer's certificate names {names:?}, expected exactly one identity of trust domain {expected}"
     )]

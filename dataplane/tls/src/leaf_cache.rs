@@ -1,4 +1,5 @@
-//! Cache of the leaves that a key server verified, per worker, because the same few peers return often. It verifies nothing.
+//! Cache of the leaves that a key server verified, per worker, because the same few peers return
+//! often. It verifies nothing.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -21,8 +22,8 @@ thread_local! {
     static KNOWN: RefCell<LeafCacheMap> = RefCell::default();
 }
 
-/// Returns the data to retain of `leaf` and of the issuers `above` it ([`IssuerChain::bytes`]), which a key server verified as those of
-/// `peer`.
+/// Returns the data to retain of `leaf` and of the issuers `above` it ([`IssuerChain::bytes`]),
+/// which a key server verified as those of `peer`.
 ///
 /// # Errors
 /// The certificate or the issuers cannot be parsed, or the certificate does not name `peer`.
@@ -86,7 +87,8 @@ mod tests {
             "what is remembered is of one peer"
         );
         assert!(leaf_of(b"?".to_vec(), vec![], &one).is_err());
-        // The same leaf with other issuers is another chain: a revocation in one does not concern the other.
+        // The same leaf with other issuers is another chain: a revocation in one does not concern
+        // the other.
         let mut above = Vec::new();
         IssuerSerial {
             issuer: b"x",

@@ -1,7 +1,8 @@
-//! SPIFFE mTLS for HBONE: TLS 1.3 only, AES-GCM only, ALPN `h2`, no SNI, no resumption. URI SANs and the newest trust bundles decide which
-//! peers may connect. The crate has the parts of a handshake and of a connection: certificates, trust, the verification of peers, and the
-//! record layer for handshakes of key servers. It renews no certificate and does not know where a key is; `canal-identity` does both. Start
-//! with [`PeerVerifier`] and [`MtlsStream`].
+//! SPIFFE mTLS for HBONE: TLS 1.3 only, AES-GCM only, ALPN `h2`, no SNI, no resumption. URI SANs
+//! and the newest trust bundles decide which peers may connect. The crate has the parts of a
+//! handshake and of a connection: certificates, trust, the verification of peers, and the record
+//! layer for handshakes of key servers. It renews no certificate and does not know where a key is;
+//! `canal-identity` does both. Start with [`PeerVerifier`] and [`MtlsStream`].
 
 #![forbid(unsafe_code)]
 
@@ -57,7 +58,8 @@ pub const CHAIN_CERTIFICATES_MAX: usize = 8;
 /// Maximum size of a peer's chain in bytes.
 pub const CHAIN_BYTES_MAX: usize = 32 << 10;
 
-/// Returns the algorithms of the mesh: X25519MLKEM768 preferred, then X25519, then P-256; AES-256-GCM, then AES-128-GCM.
+/// Returns the algorithms of the mesh: X25519MLKEM768 preferred, then X25519, then P-256;
+/// AES-256-GCM, then AES-128-GCM.
 pub fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
         Arc::new(CryptoProvider {

@@ -1,8 +1,10 @@
-//! Record layer of a TLS 1.3 connection after a remote handshake: application data is encrypted and decrypted here with the secrets of that
-//! handshake. This module performs no handshake and has no certificate and no private key. Start with [`RecordStream`].
+//! Record layer of a TLS 1.3 connection after a remote handshake: application data is encrypted and
+//! decrypted here with the secrets of that handshake. This module performs no handshake and has no
+//! certificate and no private key. Start with [`RecordStream`].
 //!
-//! Phases of a connection: data flows in both directions, and keys are renewed when the peer requests it or when they reach their limit.
-//! close_notify ends a direction. An end without close_notify is an error, because data may have been cut off.
+//! Phases of a connection: data flows in both directions, and keys are renewed when the peer
+//! requests it or when they reach their limit. close_notify ends a direction. An end without
+//! close_notify is an error, because data may have been cut off.
 
 mod codec;
 mod kernel;
@@ -22,7 +24,8 @@ pub(super) use kernel::kernel_rekeys;
 pub(super) use kernel::{KernelStream, KtlsHandover, hand_over};
 pub use schedule::traffic;
 
-/// Encrypted bytes that may wait for the transport. Above it, nothing more is accepted from the writer.
+/// Encrypted bytes that may wait for the transport. Above it, nothing more is accepted from the
+/// writer.
 const OUT_MAX: usize = 64 << 10;
 /// Size of the receive buffer at first, and while a connection is idle.
 const IN_SMALL: usize = 4 << 10;
@@ -125,10 +128,12 @@ impl ReceiveBuffer {
 }
 
 impl<IO> RecordStream<IO> {
-    /// Continues where the handshake ended. `early` are bytes that were read after the handshake's last record.
+    /// Continues where the handshake ended. `early` are bytes that were read after the handshake's
+    /// last record.
     ///
     /// # Errors
-    /// [`RecordError::Keys`] for a suite that the mesh does not use, or for secrets that do not fit the suite.
+    /// [`RecordError::Keys`] for a suite that the mesh does not use, or for secrets that do not fit
+    /// the suite.
     pub fn new(io: IO, secrets: &TrafficSecrets<'_>, early: &[u8]) -> Result<Self, RecordError> {
         let (sealer, opener) =
             codec::pair(secrets.suite, secrets.side, secrets.client, secrets.server)?;
@@ -157,8 +162,8 @@ impl<IO> RecordStream<IO> {
         &self.io
     }
 
-    /// Decrypts records at the front until one has data, and handles their control content. It also returns when more bytes are needed, or
-    /// at close_notify.
+    /// Decrypts records at the front until one has data, and handles their control content. It also
+    /// returns when more bytes are needed, or at close_notify.
     fn open_front(&mut self) -> Result<RecordStep, RecordError> {
         loop {
             let sealed = self.input.sealed.clone();

@@ -1,5 +1,5 @@
-//! A connection whose handshake a key server performed: its secrets become a record layer, in the kernel or here. No key server is
-//! contacted.
+//! A connection whose handshake a key server performed: its secrets become a record layer, in the
+//! kernel or here. No key server is contacted.
 
 use std::io;
 use std::sync::Arc;
@@ -26,7 +26,8 @@ pub struct RemoteHandshakeResult {
 }
 
 impl<IO: Transport> MtlsStream<IO> {
-    /// Creates the connection after a remote handshake of this `side`. The records go to the kernel where it offers TLS.
+    /// Creates the connection after a remote handshake of this `side`. The records go to the kernel
+    /// where it offers TLS.
     ///
     /// # Errors
     /// The peer has lost trust in the meantime, or the secrets cannot be used.

@@ -1,11 +1,12 @@
-//! A byte buffer for frames with traffic secrets: bytes that are removed, or left behind when it grows, are erased. It does not lock memory
-//! and does not parse frames.
+//! A byte buffer for frames with traffic secrets: bytes that are removed, or left behind when it
+//! grows, are erased. It does not lock memory and does not parse frames.
 
 use std::ops::Deref;
 
 use zeroize::Zeroize;
 
-/// Bytes of which no copy stays in freed memory. Behind its length there are only zeros, or bytes that [`SecretBuffer::spare`] gave out.
+/// Bytes of which no copy stays in freed memory. Behind its length there are only zeros, or bytes
+/// that [`SecretBuffer::spare`] gave out.
 #[derive(Default)]
 pub struct SecretBuffer {
     bytes: Vec<u8>,
@@ -23,7 +24,8 @@ impl SecretBuffer {
         Self::default()
     }
 
-    /// Returns the bytes with space for `most` more. As long as no more are written, they are not reallocated.
+    /// Returns the bytes with space for `most` more. As long as no more are written, they are not
+    /// reallocated.
     pub fn spare(&mut self, most: usize) -> &mut Vec<u8> {
         if self.bytes.capacity() - self.bytes.len() < most {
             let mut larger =
@@ -82,8 +84,8 @@ mod tests {
             ^ 0xa5
     }
 
-    /// Returns how often this process's writable memory contains the middle of the secret. The ends may be overwritten by the allocator's
-    /// free lists.
+    /// Returns how often this process's writable memory contains the middle of the secret. The ends
+    /// may be overwritten by the allocator's free lists.
     fn copies() -> usize {
         let (maps, memory) = (
             std::fs::read_to_string("/proc/self/maps").unwrap(),
@@ -135,8 +137,8 @@ mod tests {
     #[test]
     fn no_copy_of_a_secret_is_left_in_freed_memory() {
         let before = copies();
-        // A plain vector has copies, which the search must find. It is looked at before it is freed, because another test's thread may then write
-        // into its memory.
+        // A plain vector has copies, which the search must find. It is looked at before it is
+        // freed, because another test's thread may then write into its memory.
         let mut plain = Vec::new();
         fill(&mut plain, 500);
         assert!(

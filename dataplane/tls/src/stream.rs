@@ -1,4 +1,5 @@
-//! A connection after its handshake, local or remote: bytes in and out, and the data of the peer. It performs no handshake.
+//! A connection after its handshake, local or remote: bytes in and out, and the data of the peer.
+//! It performs no handshake.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -28,7 +29,8 @@ pub enum Inner<IO> {
     Client(Box<client::TlsStream<IO>>),
     /// Connection with a remote handshake, and the negotiated protocol.
     Remote(Box<RecordStream<IO>>, Vec<u8>),
-    /// Connection with a remote handshake whose keys are in the kernel, and the negotiated protocol.
+    /// Connection with a remote handshake whose keys are in the kernel, and the negotiated
+    /// protocol.
     Kernel(Box<KernelStream<IO>>, Vec<u8>),
 }
 
@@ -70,8 +72,8 @@ impl<IO> MtlsStream<IO> {
         matches!(self.inner, Inner::Kernel(..))
     }
 
-    /// Returns the hint that the connection's keys are near their limit and cannot be renewed, so that it should take no new streams.
-    /// `None` if that never happens.
+    /// Returns the hint that the connection's keys are near their limit and cannot be renewed, so
+    /// that it should take no new streams. `None` if that never happens.
     pub fn rotate_hint(&self) -> Option<RotateHint> {
         match &self.inner {
             Inner::Kernel(s, _) => Some(s.rotate_hint().clone()),

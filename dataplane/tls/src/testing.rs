@@ -1,5 +1,5 @@
-//! Limits that tests of this crate and of others shorten, for the calling thread (feature `testing`). A product build does not contain the
-//! module.
+//! Limits that tests of this crate and of others shorten, for the calling thread (feature
+//! `testing`). A product build does not contain the module.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -9,8 +9,8 @@ thread_local! {
     static EXPIRED_PEER_TIMEOUT: Cell<Option<Duration>> = const { Cell::new(None) };
 }
 
-/// Sets the number of records that keys may protect on connections that are handed to the kernel from now on; `None` is that of the
-/// product.
+/// Sets the number of records that keys may protect on connections that are handed to the kernel
+/// from now on; `None` is that of the product.
 pub fn set_records_max(records: Option<u64>) {
     RECORDS_MAX.set(records);
 }
@@ -19,7 +19,8 @@ pub(super) fn records_max() -> Option<u64> {
     RECORDS_MAX.get()
 }
 
-/// Sets the time that open streams have after the peer's certificate has expired, instead of [`super::EXPIRED_PEER_TIMEOUT`].
+/// Sets the time that open streams have after the peer's certificate has expired, instead of
+/// [`super::EXPIRED_PEER_TIMEOUT`].
 pub fn set_expired_peer_timeout(timeout: Duration) {
     EXPIRED_PEER_TIMEOUT.set(Some(timeout));
 }

@@ -9,7 +9,8 @@ use tokio::sync::Notify;
 
 /// Transport of an mTLS connection.
 pub trait Transport: AsyncRead + AsyncWrite + Unpin {
-    /// Returns the socket for kernel TLS, or `None` if there is none. The result is always the same.
+    /// Returns the socket for kernel TLS, or `None` if there is none. The result is always the
+    /// same.
     fn tcp(&self) -> Option<&TcpStream>;
 }
 

@@ -1,5 +1,6 @@
-//! Trust of a tenant's data planes: roots, revocation lists and federated trust domains from the newest Bundle resources, and whether a
-//! verified peer has lost trust since. `verify` verifies chains. Start with [`TrustStore`] and [`TrustView`].
+//! Trust of a tenant's data planes: roots, revocation lists and federated trust domains from the
+//! newest Bundle resources, and whether a verified peer has lost trust since. `verify` verifies
+//! chains. Start with [`TrustStore`] and [`TrustView`].
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -24,7 +25,8 @@ use super::verified_chain::PeerLeaf;
 
 /// Roots, revocation lists and blocked identities of one trust domain.
 pub(super) struct TrustAnchors {
-    /// Unique number in the process, because results of a verification with other anchors are not valid for these.
+    /// Unique number in the process, because results of a verification with other anchors are not
+    /// valid for these.
     pub(super) number: u64,
     pub(super) roots: Vec<TrustAnchor<'static>>,
     /// Subjects of the roots, in the bundle's order. The first root signs at present.
@@ -107,11 +109,13 @@ impl TrustAnchors {
 /// Reasons why a verified peer loses trust.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TrustLoss {
-    /// A revocation list names the peer's certificate or one above it, or the peer's identity is blocked.
+    /// A revocation list names the peer's certificate or one above it, or the peer's identity is
+    /// blocked.
     Revoked,
     /// The peer's trust domain is no longer federated.
     Unfederated,
-    /// The peer's certificate has expired, and so has the time that its open streams had after that.
+    /// The peer's certificate has expired, and so has the time that its open streams had after
+    /// that.
     Expired,
 }
 
@@ -183,20 +187,22 @@ impl TrustSnapshot {
         self.domains.get(trust_domain)
     }
 
-    /// Returns whether a revocation list names the leaf or a certificate above it, or the leaf's identity is blocked.
+    /// Returns whether a revocation list names the leaf or a certificate above it, or the leaf's
+    /// identity is blocked.
     pub fn revokes(&self, leaf: &PeerLeaf) -> bool {
         self.check(leaf) == Some(TrustLoss::Revoked)
     }
 
-    /// Returns whether a verified peer has lost trust; `None` if it has not. A removed root does not end the trust in certificates that it
-    /// signed, because renewals replace them.
+    /// Returns whether a verified peer has lost trust; `None` if it has not. A removed root does
+    /// not end the trust in certificates that it signed, because renewals replace them.
     pub fn check(&self, leaf: &PeerLeaf) -> Option<TrustLoss> {
         match self.domains.get(leaf.trust_domain()) {
             Some(anchors) => {
                 let is_listed = || leaf.links().any(|l| anchors.revokes(l.issuer, l.serial));
                 (anchors.blocks(leaf.identity()) || is_listed()).then_some(TrustLoss::Revoked)
             }
-            // The tenant's own domain may be unknown here; then the certificate's own bundle was used.
+            // The tenant's own domain may be unknown here; then the certificate's own bundle was
+            // used.
             None => self
                 .own
                 .as_ref()
@@ -229,7 +235,8 @@ impl TrustSnapshot {
     }
 }
 
-/// State that the handshakes of a process share besides trust: counters, and the cache of verified chains.
+/// State that the handshakes of a process share besides trust: counters, and the cache of verified
+/// chains.
 pub(super) struct TlsContext {
     refused: CounterFamily,
     pub(super) cache: ChainCache,
@@ -281,7 +288,8 @@ impl TlsContext {
         self.refused.shared(&[side, why.name()]).inc();
     }
 
-    /// Counts a connection by the result of its hand-over to the kernel: the success, or the reason of the failure.
+    /// Counts a connection by the result of its hand-over to the kernel: the success, or the reason
+    /// of the failure.
     pub(super) fn handed_over(&self, result: &'static str) {
         self.handed_over.shared(&[result]).inc();
     }
@@ -301,7 +309,8 @@ impl std::fmt::Debug for TrustView {
 }
 
 impl TrustView {
-    /// Creates a view without any bundle: peers are verified with the bundle of this side's own certificate.
+    /// Creates a view without any bundle: peers are verified with the bundle of this side's own
+    /// certificate.
     pub fn without_bundles() -> Self {
         Self {
             current: watch::channel(Arc::new(TrustSnapshot::new(None, BTreeMap::new()))).1,
@@ -321,20 +330,23 @@ impl TrustView {
         }
     }
 
-    /// Resolves at the first change after the last call of [`TrustView::current_and_seen`]. It stays pending once nothing can change.
+    /// Resolves at the first change after the last call of [`TrustView::current_and_seen`]. It
+    /// stays pending once nothing can change.
     pub async fn changed(&mut self) {
         if self.current.changed().await.is_err() {
             std::future::pending().await
         }
     }
 
-    /// Returns the newest snapshot and marks it as seen; [`TrustView::changed`] then waits for a newer one.
+    /// Returns the newest snapshot and marks it as seen; [`TrustView::changed`] then waits for a
+    /// newer one.
     pub fn current_and_seen(&mut self) -> Arc<TrustSnapshot> {
         self.current.borrow_and_update().clone()
     }
 }
 
-/// Time that open streams of a connection have after the peer's certificate has expired. Then the connection is closed.
+/// Time that open streams of a connection have after the peer's certificate has expired. Then the
+/// connection is closed.
 pub const EXPIRED_PEER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Returns the time that connections of expired peers have, which tests shorten.
 fn expired_peer_timeout() -> Duration {
@@ -376,8 +388,9 @@ impl PeerTrustWatch {
         &self.leaf
     }
 
-    /// Resolves when the peer loses trust, so that its connection must be closed. An expired certificate is reported as
-    /// [`TrustLoss::Expired`] only after [`EXPIRED_PEER_TIMEOUT`]; [`PeerTrustWatch::expired`] reports it at once.
+    /// Resolves when the peer loses trust, so that its connection must be closed. An expired
+    /// certificate is reported as [`TrustLoss::Expired`] only after [`EXPIRED_PEER_TIMEOUT`];
+    /// [`PeerTrustWatch::expired`] reports it at once.
     pub async fn wait_for_loss(&mut self) -> TrustLoss {
         let end = self.leaf.not_after() + expired_peer_timeout();
         let mut cut = std::pin::pin!(reached(end));
@@ -392,8 +405,8 @@ impl PeerTrustWatch {
         }
     }
 
-    /// Resolves when the peer's certificate expires, so that nothing new may start on its connection. A peer that renewed its certificate
-    /// has another connection by then.
+    /// Resolves when the peer's certificate expires, so that nothing new may start on its
+    /// connection. A peer that renewed its certificate has another connection by then.
     pub fn expired(&self) -> impl Future<Output = ()> + use<> {
         reached(self.leaf.not_after())
     }
@@ -413,7 +426,8 @@ struct TenantTrustSlot {
     writer: watch::Sender<Arc<TrustSnapshot>>,
 }
 
-/// Trust of all tenants in one process. Clones share it. Data planes update it from their southbound state.
+/// Trust of all tenants in one process. Clones share it. Data planes update it from their
+/// southbound state.
 #[derive(Clone)]
 pub struct TrustStore {
     places: Arc<Mutex<HashMap<TenantName, TenantTrustSlot>>>,
@@ -429,8 +443,9 @@ impl std::fmt::Debug for TrustStore {
 }
 
 impl TrustStore {
-    /// Creates an empty store. Metrics: `canal_tls_refused_total{side,reason}`, `canal_tls_chains_total{result}`,
-    /// `canal_trust_changes_total`, `canal_tls_kernel_available`, `canal_tls_kernel_connections_total{result}`.
+    /// Creates an empty store. Metrics: `canal_tls_refused_total{side,reason}`,
+    /// `canal_tls_chains_total{result}`, `canal_trust_changes_total`, `canal_tls_kernel_available`,
+    /// `canal_tls_kernel_connections_total{result}`.
     pub fn new(registry: &Registry) -> Self {
         Self {
             places: Arc::default(),
@@ -456,8 +471,8 @@ impl TrustStore {
         self.changes.subscribe()
     }
 
-    /// Returns whether a chain of `trust_domain` should be renewed at once according to its tenant's bundles, see
-    /// [`TrustSnapshot::is_superseded`].
+    /// Returns whether a chain of `trust_domain` should be renewed at once according to its
+    /// tenant's bundles, see [`TrustSnapshot::is_superseded`].
     pub fn superseded(&self, trust_domain: &TrustDomain, chain: &[CertificateDer<'_>]) -> bool {
         let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let newest = |p: &TenantTrustSlot| p.writer.borrow().clone();
@@ -467,8 +482,9 @@ impl TrustStore {
             .any(|t| t.own.as_ref() == Some(trust_domain) && t.is_superseded(trust_domain, chain))
     }
 
-    /// Applies the Bundles among the resources, which are all that exist, and returns those that cannot be used. The trust of their tenants
-    /// stays unchanged, and that of all others is updated. Other resources are ignored.
+    /// Applies the Bundles among the resources, which are all that exist, and returns those that
+    /// cannot be used. The trust of their tenants stays unchanged, and that of all others is
+    /// updated. Other resources are ignored.
     pub fn apply(&self, all: impl IntoIterator<Item = Arc<Resource>>) -> Vec<UnusableBundle> {
         let mut received: HashMap<TenantName, Vec<Arc<Resource>>> = HashMap::new();
         for r in all {
@@ -501,7 +517,8 @@ impl TrustStore {
                     }
                 })
             };
-            // All bundles of a tenant must be usable, because a part of its trust would be wrong trust.
+            // All bundles of a tenant must be usable, because a part of its trust would be wrong
+            // trust.
             for (resource, bundle) in list() {
                 if let Err(why) = TrustAnchors::read(bundle) {
                     refused.push(UnusableBundle {

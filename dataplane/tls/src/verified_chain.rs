@@ -68,7 +68,8 @@ impl PeerLeaf {
         Self::from_key_server(identity, leaf, above, not_after)
     }
 
-    /// Does what [`PeerLeaf::read`] does for a chain that a key server verified, where the key server gives the issuers above the leaf.
+    /// Does what [`PeerLeaf::read`] does for a chain that a key server verified, where the key
+    /// server gives the issuers above the leaf.
     pub(super) fn from_key_server(
         identity: Identity,
         leaf: &CertificateDer<'_>,

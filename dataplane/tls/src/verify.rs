@@ -1,5 +1,6 @@
-//! Verification of peers: the chain against the roots and revocation lists of its trust domain (webpki), and the SPIFFE rules. Errors name
-//! the expected and the seen identities. Start with [`PeerVerifier`].
+//! Verification of peers: the chain against the roots and revocation lists of its trust domain
+//! (webpki), and the SPIFFE rules. Errors name the expected and the seen identities. Start with
+//! [`PeerVerifier`].
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -35,7 +36,8 @@ pub(super) enum ExpectedPeer {
     OneOf(Arc<[Identity]>),
 }
 
-/// Verifier of peers. It uses the newest trust, and the bundle of this side's certificate while no trust was received.
+/// Verifier of peers. It uses the newest trust, and the bundle of this side's certificate while no
+/// trust was received.
 #[derive(Clone)]
 pub struct PeerVerifier {
     pub(super) own: TrustDomain,
@@ -113,7 +115,8 @@ pub(super) fn decide_client(
     }
 }
 
-/// Decides whether a server with these URI SANs is one of `expected`. As in ztunnel, any match is sufficient.
+/// Decides whether a server with these URI SANs is one of `expected`. As in ztunnel, any match is
+/// sufficient.
 pub(super) fn decide_server(
     expected: &[Identity],
     uris: &[String],
@@ -130,7 +133,8 @@ pub(super) fn decide_server(
 }
 
 impl PeerVerifier {
-    /// Creates a verifier for this side's trust domain `own`. `bundle` is used while `trust` has no bundle for it.
+    /// Creates a verifier for this side's trust domain `own`. `bundle` is used while `trust` has no
+    /// bundle for it.
     ///
     /// # Errors
     /// A certificate of the bundle is unusable.
@@ -146,7 +150,8 @@ impl PeerVerifier {
         })
     }
 
-    /// Returns the identity of the peer of a finished handshake. `expected` lists the identities of a server; `None` accepts any member.
+    /// Returns the identity of the peer of a finished handshake. `expected` lists the identities of
+    /// a server; `None` accepts any member.
     ///
     /// # Errors
     /// The peer presented no certificate, or it is not one of those expected.
@@ -186,8 +191,8 @@ impl PeerVerifier {
         }
     }
 
-    /// Verifies the peer, and returns its identity and the data of its chain to retain. Signatures are checked once per chain and trust
-    /// anchors.
+    /// Verifies the peer, and returns its identity and the data of its chain to retain. Signatures
+    /// are checked once per chain and trust anchors.
     pub(super) fn verify_peer(
         &self,
         role: PeerRole,
@@ -242,7 +247,8 @@ impl PeerVerifier {
         Ok((identity, kept))
     }
 
-    /// Returns the identity of the peer of a finished handshake: repeats the decision of the verifier without checking signatures.
+    /// Returns the identity of the peer of a finished handshake: repeats the decision of the
+    /// verifier without checking signatures.
     pub(super) fn verify_from_cache(
         &self,
         role: PeerRole,
@@ -309,7 +315,8 @@ pub(super) fn verified_for_test(
     Arc::new(verified(identity, facts(leaf).unwrap(), leaf, &[]).unwrap())
 }
 
-/// Verifies that the leaf chains to one of the roots, and that no revocation list names a certificate of the chain.
+/// Verifies that the leaf chains to one of the roots, and that no revocation list names a
+/// certificate of the chain.
 fn verify(
     leaf: &EndEntityCert<'_>,
     anchors: &TrustAnchors,
@@ -361,7 +368,8 @@ pub(super) fn chain(
     )
 }
 
-/// Converts a webpki error into the TLS error, and so the alert, that rustls' own verifiers use for it.
+/// Converts a webpki error into the TLS error, and so the alert, that rustls' own verifiers use for
+/// it.
 fn of_webpki(e: webpki::Error) -> Error {
     use webpki::Error as W;
     let purpose = |oids: Vec<usize>| match &*oids {
@@ -438,7 +446,8 @@ impl ClientCertVerifier for ClientVerifier {
     fn client_auth_mandatory(&self) -> bool {
         self.required
     }
-    /// Sends no hints: the names of the roots would enlarge the handshake and reveal the tenant to unauthenticated peers.
+    /// Sends no hints: the names of the roots would enlarge the handshake and reveal the tenant to
+    /// unauthenticated peers.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

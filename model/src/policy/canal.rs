@@ -1,5 +1,6 @@
-//! Canal's own objects (`canal.mesh/v1`), for which neither Kubernetes nor Istio has a kind. Only the provider writes Tenants and Gateways.
-//! The structs mirror the YAML; the compiler validates and interprets them.
+//! Canal's own objects (`canal.mesh/v1`), for which neither Kubernetes nor Istio has a kind. Only
+//! the provider writes Tenants and Gateways. The structs mirror the YAML; the compiler validates
+//! and interprets them.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::{NonZeroU16, NonZeroU32};
@@ -35,11 +36,13 @@ pub struct TenantSpec {
     /// Address ranges of the tenant's services; if empty, service addresses are not checked.
     #[serde(default)]
     pub service_cidrs: Vec<IpNet>,
-    /// Ranges of the gateway addresses of the tenant's services. A tenant with ranges is on the cloud tier. Ranges of one family are used
-    /// in the order written, so a new range goes to the end.
+    /// Ranges of the gateway addresses of the tenant's services. A tenant with ranges is on the
+    /// cloud tier. Ranges of one family are used in the order written, so a new range goes to the
+    /// end.
     #[serde(default)]
     pub gateway_cidrs: Vec<IpNet>,
-    /// Home AZ of the tenant's services, unless a service names another one ([`HOME_AZ_ANNOTATION`]).
+    /// Home AZ of the tenant's services, unless a service names another one
+    /// ([`HOME_AZ_ANNOTATION`]).
     #[serde(default)]
     pub home_az: Option<AzName>,
     /// Policy for connections that leave the mesh.
@@ -55,7 +58,8 @@ pub struct TenantSpec {
     /// The tenant's part of each shared limit, where it differs from the default.
     #[serde(default)]
     pub shares: Shares,
-    /// Name servers that the tenant's pods may query directly. If empty, they are the tier's own, else the cluster's DNS service.
+    /// Name servers that the tenant's pods may query directly. If empty, they are the tier's own,
+    /// else the cluster's DNS service.
     #[serde(default)]
     pub resolvers: Vec<IpAddr>,
     /// Limits of the whole tenant. They apply where its own Throttles are not lower.
@@ -111,7 +115,8 @@ fn outbound_traffic_policy<'de, D: serde::Deserializer<'de>>(
     })
 }
 
-/// `canal.mesh/v1 Gateway`. Its name is the name of the replica. There is one for each tenant that the replica serves.
+/// `canal.mesh/v1 Gateway`. Its name is the name of the replica. There is one for each tenant that
+/// the replica serves.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Gateway {
     pub metadata: Metadata,
@@ -129,8 +134,8 @@ pub struct GatewaySpec {
     pub draining: bool,
 }
 
-/// `canal.mesh/v1 ExternalAuthorizer`: the authorizer for AuthorizationPolicies with `action: CUSTOM`, called over gRPC
-/// (`envoy.service.auth.v3.Authorization/Check`).
+/// `canal.mesh/v1 ExternalAuthorizer`: the authorizer for AuthorizationPolicies with `action:
+/// CUSTOM`, called over gRPC (`envoy.service.auth.v3.Authorization/Check`).
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ExternalAuthorizer {
     pub metadata: Metadata,
@@ -187,7 +192,8 @@ impl TryFrom<String> for Timeout {
         };
         let (mut rest, mut sum, mut parts) = (text.as_str(), Duration::ZERO, 0);
         while !rest.is_empty() {
-            // GEP-2257: up to four parts, each with 1 to 5 digits. "ms" is tried before "m" and "s".
+            // GEP-2257: up to four parts, each with 1 to 5 digits. "ms" is tried before "m" and
+            // "s".
             let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
             let number: u64 = rest[..digits]
                 .parse()
@@ -214,8 +220,8 @@ impl TryFrom<String> for Timeout {
     }
 }
 
-/// `canal.mesh/v1 Federation`: members of another tenant may connect where an ALLOW policy names them. It takes effect once that tenant has
-/// a Federation for this tenant too.
+/// `canal.mesh/v1 Federation`: members of another tenant may connect where an ALLOW policy names
+/// them. It takes effect once that tenant has a Federation for this tenant too.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Federation {
     pub metadata: Metadata,
@@ -231,7 +237,8 @@ pub struct FederationSpec {
     pub trust_domain: TrustDomain,
 }
 
-/// `canal.mesh/v1 KeyServer`: a tenant's own key server, for keys that never leave it (keyless TLS). Its name is the name of the server.
+/// `canal.mesh/v1 KeyServer`: a tenant's own key server, for keys that never leave it (keyless
+/// TLS). Its name is the name of the server.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct KeyServer {
     pub metadata: Metadata,
@@ -283,7 +290,8 @@ pub struct CertificateSpec {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub struct MeshCertificate {}
 
-/// `canal.mesh/v1 Throttle`: early limits of one service, or of the whole tenant, at each gateway replica.
+/// `canal.mesh/v1 Throttle`: early limits of one service, or of the whole tenant, at each gateway
+/// replica.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Throttle {
     pub metadata: Metadata,
@@ -307,7 +315,8 @@ pub struct ThrottleSpec {
     pub requests: Option<ThrottleRate>,
 }
 
-/// `spec.defaultThrottle:` of a Tenant: the provider's limits of the whole tenant. The tenant's own limits can only be lower.
+/// `spec.defaultThrottle:` of a Tenant: the provider's limits of the whole tenant. The tenant's own
+/// limits can only be lower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct DefaultThrottle {

@@ -1,5 +1,5 @@
-//! HTTPRoute, UDPRoute and ReferenceGrant (`gateway.networking.k8s.io`): the part of Gateway API that the mesh supports. The structs mirror
-//! the YAML; the compiler validates and interprets them.
+//! HTTPRoute, UDPRoute and ReferenceGrant (`gateway.networking.k8s.io`): the part of Gateway API
+//! that the mesh supports. The structs mirror the YAML; the compiler validates and interprets them.
 
 use std::num::NonZeroU16;
 
@@ -191,7 +191,8 @@ pub struct UdpRule {
     pub backend_refs: Vec<BackendRef>,
 }
 
-/// `gateway.networking.k8s.io/v1 ReferenceGrant`: objects of `from` may refer to objects of `to` in the grant's namespace.
+/// `gateway.networking.k8s.io/v1 ReferenceGrant`: objects of `from` may refer to objects of `to` in
+/// the grant's namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ReferenceGrant {
     pub metadata: Metadata,

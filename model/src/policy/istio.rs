@@ -1,5 +1,5 @@
-//! VirtualService and DestinationRule (`networking.istio.io`): the part of Istio's traffic API that the mesh supports. The structs mirror
-//! the YAML; the compiler validates and interprets them.
+//! VirtualService and DestinationRule (`networking.istio.io`): the part of Istio's traffic API that
+//! the mesh supports. The structs mirror the YAML; the compiler validates and interprets them.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
@@ -21,9 +21,11 @@ pub struct VirtualService {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct VirtualServiceSpec {
-    /// Services whose requests the object routes: `reviews`, `reviews.ns` or `reviews.ns.svc.cluster.local`.
+    /// Services whose requests the object routes: `reviews`, `reviews.ns` or
+    /// `reviews.ns.svc.cluster.local`.
     pub hosts: Vec<String>,
-    /// Gateways that apply the object. An empty list means `mesh`, which is the only supported value.
+    /// Gateways that apply the object. An empty list means `mesh`, which is the only supported
+    /// value.
     pub gateways: Vec<String>,
     pub http: Vec<VirtualServiceRoute>,
 }
@@ -68,7 +70,8 @@ pub struct StringMatch {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct HttpRouteDestination {
     pub destination: Destination,
-    /// Relative weight. `None` means everything for a single destination, and nothing if there are others.
+    /// Relative weight. `None` means everything for a single destination, and nothing if there are
+    /// others.
     #[serde(default)]
     pub weight: Option<u32>,
 }

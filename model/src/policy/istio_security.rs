@@ -1,5 +1,6 @@
-//! AuthorizationPolicy, RequestAuthentication and PeerAuthentication (`security.istio.io`) with Istio's v1 schema. An absent list is no
-//! condition. A list that is present and empty is an error; the types distinguish the two for the compiler.
+//! AuthorizationPolicy, RequestAuthentication and PeerAuthentication (`security.istio.io`) with
+//! Istio's v1 schema. An absent list is no condition. A list that is present and empty is an error;
+//! the types distinguish the two for the compiler.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,8 @@ use crate::program::Labels;
 /// Namespaces whose policies apply to the whole tenant: Istio's root namespace, and Canal's.
 pub const ROOT_NAMESPACES: [&str; 2] = ["istio-system", "canal-system"];
 
-/// Annotation of an AuthorizationPolicy: with `true` the policy is evaluated, counted and logged, but not enforced.
+/// Annotation of an AuthorizationPolicy: with `true` the policy is evaluated, counted and logged,
+/// but not enforced.
 pub const DRY_RUN_ANNOTATION: &str = "istio.io/dry-run";
 
 /// An object of kind AuthorizationPolicy (`security.istio.io`).
@@ -72,11 +74,13 @@ pub enum PolicyAction {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct Provider {
-    /// Name of an ExternalAuthorizer: `name` in the policy's or a root namespace, or `namespace/name`.
+    /// Name of an ExternalAuthorizer: `name` in the policy's or a root namespace, or
+    /// `namespace/name`.
     pub name: String,
 }
 
-/// A rule matches if one of `from`, one of `to` and all of `when` match. An absent list is no condition.
+/// A rule matches if one of `from`, one of `to` and all of `when` match. An absent list is no
+/// condition.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct AuthorizationRule {

@@ -1,5 +1,6 @@
-//! Pods, Services and Nodes (`v1`), reduced to the fields that a mesh needs. Images, volumes and other fields of containers are not read.
-//! The structs mirror the YAML; the compiler validates and interprets them.
+//! Pods, Services and Nodes (`v1`), reduced to the fields that a mesh needs. Images, volumes and
+//! other fields of containers are not read. The structs mirror the YAML; the compiler validates and
+//! interprets them.
 
 use std::net::IpAddr;
 use std::num::NonZeroU16;
@@ -12,18 +13,21 @@ use super::Metadata;
 use crate::ids::{NodeName, ServiceAccount};
 use crate::program::Labels;
 
-/// Annotation `canal.mesh/tunnel: none`: the pod's node runs no proxy, so the pod is reached by plain TCP.
+/// Annotation `canal.mesh/tunnel: none`: the pod's node runs no proxy, so the pod is reached by
+/// plain TCP.
 pub const TUNNEL_ANNOTATION: &str = "canal.mesh/tunnel";
 /// Annotation that names the availability zone of the pod's node.
 pub const AZ_ANNOTATION: &str = "canal.mesh/az";
-/// Annotation of a Service, `per-client` or `shared`: which clients' requests share a gateway's HTTP connections to its endpoints.
+/// Annotation of a Service, `per-client` or `shared`: which clients' requests share a gateway's
+/// HTTP connections to its endpoints.
 pub const UPSTREAM_POOL_ANNOTATION: &str = "canal.mesh/upstream-pool";
-/// Annotation of a Service, `strict` or `legacy`: whether policies let path parameters and escapes that are not UTF-8 pass.
+/// Annotation of a Service, `strict` or `legacy`: whether policies let path parameters and escapes
+/// that are not UTF-8 pass.
 pub const POLICY_PATHS_ANNOTATION: &str = "canal.mesh/policy-paths";
 /// The standard Kubernetes label for the zone of a node.
 pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
-/// Annotation of a Service, `"true"` or `"false"`: whether nodes connect to its ports without a gateway. If unset, they do for ports that
-/// are declared TCP or TLS.
+/// Annotation of a Service, `"true"` or `"false"`: whether nodes connect to its ports without a
+/// gateway. If unset, they do for ports that are declared TCP or TLS.
 pub const DIRECT_ANNOTATION: &str = "canal.mesh/direct";
 /// Annotation of a Node: the MAC address of its tunnel device, such as `02:00:5e:10:00:01`.
 pub const VTEP_MAC_ANNOTATION: &str = "canal.mesh/vtep-mac";
@@ -53,8 +57,9 @@ pub struct PodSpec {
 }
 
 impl PodSpec {
-    /// Returns the ports of the containers that run as long as the pod does. An init container does so if its `restartPolicy` is `Always` (a
-    /// native sidecar); Kubernetes looks for a named port there after all other containers.
+    /// Returns the ports of the containers that run as long as the pod does. An init container does
+    /// so if its `restartPolicy` is `Always` (a native sidecar); Kubernetes looks for a named port
+    /// there after all other containers.
     pub fn ports(&self) -> impl Iterator<Item = &ContainerPort> {
         let sidecars = self
             .init_containers
@@ -149,7 +154,8 @@ pub struct ServiceSpec {
     pub session_affinity: SessionAffinity,
 }
 
-/// The type of a Service. Inside the mesh all types behave alike, except `ExternalName`, which has no endpoints.
+/// The type of a Service. Inside the mesh all types behave alike, except `ExternalName`, which has
+/// no endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub enum ServiceType {
     #[default]
@@ -210,7 +216,8 @@ pub struct ServicePort {
     pub app_protocol: Option<String>,
 }
 
-/// The transport protocol of a port. Canal carries TCP. Of UDP it only opens the pod ports that a UDPRoute names.
+/// The transport protocol of a port. Canal carries TCP. Of UDP it only opens the pod ports that a
+/// UDPRoute names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Transport {

@@ -1,4 +1,5 @@
-//! Metadata that every object carries: name, namespace, labels, age. Fields that only an API server uses are not read.
+//! Metadata that every object carries: name, namespace, labels, age. Fields that only an API server
+//! uses are not read.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,7 +18,8 @@ use super::kubernetes::{
 use crate::ids::{IdError, Namespace, ObjectName};
 use crate::program::Labels;
 
-/// The annotations that some part of Canal reads. `control/sources` removes other annotations whose lines contain nothing else.
+/// The annotations that some part of Canal reads. `control/sources` removes other annotations whose
+/// lines contain nothing else.
 pub const READ_ANNOTATIONS: [&str; 7] = [
     AZ_ANNOTATION,
     TUNNEL_ANNOTATION,
@@ -39,7 +41,8 @@ pub struct Metadata {
     pub labels: Labels,
     #[serde(default)]
     pub annotations: BTreeMap<String, String>,
-    /// Creation time; it decides which of two conflicting objects is older. Objects without it count as the oldest.
+    /// Creation time; it decides which of two conflicting objects is older. Objects without it
+    /// count as the oldest.
     #[serde(default)]
     pub creation_timestamp: Option<Timestamp>,
     /// Deletion time; set while Kubernetes is removing the object.

@@ -1,6 +1,7 @@
-//! Objects that users write: Kubernetes, Gateway API, Istio and Canal objects as typed structs. `control/sources` reads them from YAML, and
-//! `compiler` interprets them together. A field that is missing here is not supported, and `sources` refuses it by name. Start at
-//! [`Object`] and [`Document`].
+//! Objects that users write: Kubernetes, Gateway API, Istio and Canal objects as typed structs.
+//! `control/sources` reads them from YAML, and `compiler` interprets them together. A field that is
+//! missing here is not supported, and `sources` refuses it by name. Start at [`Object`] and
+//! [`Document`].
 
 pub mod canal;
 pub mod gateway_api;
@@ -142,7 +143,8 @@ impl ObjectKind {
         }
     }
 
-    /// Returns whether only the provider of the mesh may write objects of this kind, because they decide about isolation.
+    /// Returns whether only the provider of the mesh may write objects of this kind, because they
+    /// decide about isolation.
     pub fn is_providers(self) -> bool {
         matches!(
             self,
@@ -150,7 +152,8 @@ impl ObjectKind {
         )
     }
 
-    /// Parses a kind as users of a CLI write it: in any case, singular or plural, or the usual short name.
+    /// Parses a kind as users of a CLI write it: in any case, singular or plural, or the usual
+    /// short name.
     pub fn from_word(word: &str) -> Option<Self> {
         let word = word.to_ascii_lowercase();
         Some(match word.as_str() {
@@ -281,19 +284,23 @@ impl Object {
     }
 }
 
-/// One parsed YAML document: the object, its position, its own text, and the fields that were rejected.
+/// One parsed YAML document: the object, its position, its own text, and the fields that were
+/// rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
     pub object: Object,
     /// Position of the document's first line.
     pub origin: SourceLocation,
-    /// Text of the document as written, without the `---` lines. Parsing this text alone gives the same object and faults.
+    /// Text of the document as written, without the `---` lines. Parsing this text alone gives the
+    /// same object and faults.
     pub text: Arc<str>,
-    /// Rejected fields: `object` contains less than the user wrote. The compiler lets everything that they affect fail closed.
+    /// Rejected fields: `object` contains less than the user wrote. The compiler lets everything
+    /// that they affect fail closed.
     pub faults: Vec<RejectedField>,
 }
 
-/// A field that was removed from an object because it is wrong or not supported. The reader has already reported its diagnostic.
+/// A field that was removed from an object because it is wrong or not supported. The reader has
+/// already reported its diagnostic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RejectedField {
     /// Path of the field, e.g. `spec.rules[0].filters`.

@@ -1,5 +1,6 @@
-//! Decides which entries a bounded map contains when tenants want more than its capacity, or more than their shares. The decision is pure
-//! and stable over repetition. It does not write any map. Start at [`decide_omitted`].
+//! Decides which entries a bounded map contains when tenants want more than its capacity, or more
+//! than their shares. The decision is pure and stable over repetition. It does not write any map.
+//! Start at [`decide_omitted`].
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,8 @@ use std::collections::BTreeMap;
 pub struct MapDemand<T, K> {
     /// Tenant that owns the entry and whose share the entry uses.
     pub tenant: T,
-    /// Key that distinguishes the entry from the others. Among entries that are not in the map yet, a smaller key is older.
+    /// Key that distinguishes the entry from the others. Among entries that are not in the map yet,
+    /// a smaller key is older.
     pub key: K,
     /// The map already contains the entry; present entries take precedence.
     pub is_held: bool,
@@ -19,15 +21,17 @@ pub struct MapDemand<T, K> {
 pub enum Omission {
     /// The entry's tenant has used up its share of this many entries.
     Share(usize),
-    /// The map is at its capacity of this many entries, and the entry's tenant is among the largest holders.
+    /// The map is at its capacity of this many entries, and the entry's tenant is among the largest
+    /// holders.
     Full(usize),
 }
 
 /// Decides which entries of `demands` a map of `capacity` omits, and why.
 ///
-/// No tenant gets more than its share. If tenants within their shares together want more than the capacity, the largest holders give way. A
-/// tenant that wants less than an equal part loses nothing. Within a tenant the newest entries are omitted: first those that are not yet in
-/// the map, the largest key first. So one tenant's demand beyond its share changes nothing for another.
+/// No tenant gets more than its share. If tenants within their shares together want more than the
+/// capacity, the largest holders give way. A tenant that wants less than an equal part loses
+/// nothing. Within a tenant the newest entries are omitted: first those that are not yet in the
+/// map, the largest key first. So one tenant's demand beyond its share changes nothing for another.
 pub fn decide_omitted<T: Ord + Copy, K: Ord + Copy>(
     capacity: usize,
     demands: &[MapDemand<T, K>],
@@ -49,7 +53,8 @@ pub fn decide_omitted<T: Ord + Copy, K: Ord + Copy>(
     for demand in demands {
         by_tenant.entry(demand.tenant).or_default().push(demand);
     }
-    // Entries already in the map come first, then by key: what lies beyond the tenant's grant is omitted.
+    // Entries already in the map come first, then by key: what lies beyond the tenant's grant is
+    // omitted.
     by_tenant
         .values_mut()
         .for_each(|own| own.sort_unstable_by_key(|demand| (!demand.is_held, demand.key)));
@@ -61,7 +66,8 @@ pub fn decide_omitted<T: Ord + Copy, K: Ord + Copy>(
     let mut omitted = BTreeMap::new();
     for (tenant, own) in by_tenant {
         for (place, demand) in own.iter().enumerate().skip(granted[&tenant]) {
-            // Position beyond the allowed number: the tenant's own share is the reason; else the map is full.
+            // Position beyond the allowed number: the tenant's own share is the reason; else the
+            // map is full.
             let why = if place >= allowed[&tenant] {
                 Omission::Share(share(tenant))
             } else {
@@ -73,9 +79,11 @@ pub fn decide_omitted<T: Ord + Copy, K: Ord + Copy>(
     omitted
 }
 
-/// Divides `capacity` among tenants that together want more: each gets the same number, or what it wants if that is less.
+/// Divides `capacity` among tenants that together want more: each gets the same number, or what it
+/// wants if that is less.
 ///
-/// Entries left over by the division go to tenants that already have one more entry in the map, then to the first by name.
+/// Entries left over by the division go to tenants that already have one more entry in the map,
+/// then to the first by name.
 fn decide_level<T: Ord + Copy, K>(
     capacity: usize,
     allowed: &BTreeMap<T, usize>,
@@ -114,7 +122,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Builds demands from pairs of tenant and key; `held` returns whether the map contains the key.
+    /// Builds demands from pairs of tenant and key; `held` returns whether the map contains the
+    /// key.
     fn demands(of: &[(u8, u16)], held: impl Fn(u16) -> bool) -> Vec<MapDemand<u8, u16>> {
         of.iter()
             .map(|(tenant, key)| MapDemand {
@@ -180,7 +189,8 @@ mod tests {
     }
 
     proptest! {
-        /// The bounds hold, no entry is omitted without need, and a second decision with the resulting map changes nothing.
+        /// The bounds hold, no entry is omitted without need, and a second decision with the
+        /// resulting map changes nothing.
         #[test]
         fn omission_is_bounded_needed_and_stable((capacity, share, all, held) in history()) {
             let first = demands(&all, |key| held.contains(&key));
@@ -191,7 +201,8 @@ mod tests {
             for tenant in 0..6 {
                 let wanted = all.iter().filter(|(of, _)| *of == tenant).count();
                 prop_assert!(remaining(tenant) <= share);
-                // A tenant that wants no more than an equal part and no more than its share gets everything.
+                // A tenant that wants no more than an equal part and no more than its share gets
+                // everything.
                 let tenants = all.iter().map(|(of, _)| *of).collect::<std::collections::BTreeSet<_>>().len().max(1);
                 if wanted <= share && wanted <= capacity / tenants {
                     prop_assert_eq!(remaining(tenant), wanted);

@@ -1,4 +1,5 @@
-//! Access control on TCP: a web page in a browser on the host must not use the admin pages. The decision uses the head of the request only.
+//! Access control on TCP: a web page in a browser on the host must not use the admin pages. The
+//! decision uses the head of the request only.
 
 use crate::local::is_local_name;
 use http::header::{HOST, ORIGIN};

@@ -49,8 +49,8 @@ fn streamed(content_type: &'static str, body: Body) -> Response<Body> {
     r
 }
 
-/// Builds the response to a scrape. Each piece is rendered after the client has read the earlier ones. Returns 503 while
-/// [`crate::metrics::SCRAPES_MAX`] other scrapes are in progress.
+/// Builds the response to a scrape. Each piece is rendered after the client has read the earlier
+/// ones. Returns 503 while [`crate::metrics::SCRAPES_MAX`] other scrapes are in progress.
 pub(super) fn exposition(registry: &Registry) -> Response<Body> {
     let Some(scrape) = registry.begin_scrape() else {
         let why = "two scrapes are under way; fix: scrape from one place, and not more often than a scrape takes\n";
@@ -64,7 +64,8 @@ pub(super) fn exposition(registry: &Registry) -> Response<Body> {
     )
 }
 
-/// Builds a response that lasts as long as the stream `lines` (`/tap`). The stream is dropped when the client disconnects.
+/// Builds a response that lasts as long as the stream `lines` (`/tap`). The stream is dropped when
+/// the client disconnects.
 pub fn stream(
     content_type: &'static str,
     lines: impl futures::Stream<Item = Bytes> + Send + 'static,

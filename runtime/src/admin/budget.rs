@@ -1,5 +1,6 @@
-//! Connection budget of one admin listener: how many connections there are, and which one gives way to a new one. Each listener has its own
-//! budget, so that readers of metrics cannot block readiness probes.
+//! Connection budget of one admin listener: how many connections there are, and which one gives way
+//! to a new one. Each listener has its own budget, so that readers of metrics cannot block
+//! readiness probes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -8,7 +9,8 @@ use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-/// Connections of one listener at the same time. If all are in use, the connection that has been without a request for longest gives way.
+/// Connections of one listener at the same time. If all are in use, the connection that has been
+/// without a request for longest gives way.
 pub const CONNECTIONS_MAX: usize = 64;
 /// Time that a connection has for its next request before it may give way to a new one.
 const REQUEST_GRACE: Duration = Duration::from_secs(1);

@@ -1,5 +1,6 @@
-//! Listeners of the admin pages: TCP, and a unix socket for pages that only the process's own user may use. They always accept. A new
-//! connection is served, replaces one without requests, or gets 503. A client that does not read is closed.
+//! Listeners of the admin pages: TCP, and a unix socket for pages that only the process's own user
+//! may use. They always accept. A new connection is served, replaces one without requests, or gets
+//! 503. A client that does not read is closed.
 
 use std::io;
 use std::net::SocketAddr;
@@ -33,7 +34,8 @@ pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// File name of the socket in the process's data directory.
 pub const SOCKET_NAME: &str = "admin.sock";
-/// Longest path that a unix socket can be bound to (`sun_path` of unix(7) without its terminating zero).
+/// Longest path that a unix socket can be bound to (`sun_path` of unix(7) without its terminating
+/// zero).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Connections that wait in the socket's accept queue.
 const SOCKET_BACKLOG: i32 = 64;
@@ -59,7 +61,8 @@ pub enum AdminListenError {
 /// Addresses at which a process serves its operators.
 #[derive(Debug, Clone)]
 pub struct AdminAddresses {
-    /// Address of pages that change nothing and show nothing of tenants' requests; loopback by default.
+    /// Address of pages that change nothing and show nothing of tenants' requests; loopback by
+    /// default.
     pub admin: SocketAddr,
     /// Address of `/metrics`, which only operators should be able to reach.
     pub metrics: SocketAddr,
@@ -69,7 +72,8 @@ pub struct AdminAddresses {
     pub data_dir: PathBuf,
 }
 
-/// Counter of connections and requests that an admin listener refuses: `canal_admin_refused_total{listener,reason}`.
+/// Counter of connections and requests that an admin listener refuses:
+/// `canal_admin_refused_total{listener,reason}`.
 #[derive(Debug, Clone)]
 struct AdminCounters {
     refused: CounterFamily,
@@ -94,8 +98,8 @@ impl AdminCounters {
     }
 }
 
-/// Serves `admin` on its address and on the socket, the metrics of `registry`, and `readiness`. Each listener has its own connection
-/// budget.
+/// Serves `admin` on its address and on the socket, the metrics of `registry`, and `readiness`.
+/// Each listener has its own connection budget.
 ///
 /// # Errors
 /// It is not possible to listen on an address or on the path of the socket.
@@ -181,8 +185,8 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-/// Binds the socket [`SOCKET_NAME`] in `folder`, to which only the process's own user can connect. It replaces a socket that an earlier
-/// process left.
+/// Binds the socket [`SOCKET_NAME`] in `folder`, to which only the process's own user can connect.
+/// It replaces a socket that an earlier process left.
 ///
 /// # Errors
 /// The folder cannot be created or written, or is on a file system without sockets.
@@ -190,7 +194,8 @@ pub fn bind_socket(folder: &Path) -> io::Result<UnixListener> {
     std::fs::create_dir_all(folder)?;
     let opened = std::fs::File::open(folder)?;
     let mut path = folder.join(SOCKET_NAME);
-    // The path through `/proc/self/fd` is short for every folder, but a process that is not dumpable may not use it.
+    // The path through `/proc/self/fd` is short for every folder, but a process that is not
+    // dumpable may not use it.
     if path.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
         path = PathBuf::from(format!(
             "/proc/self/fd/{}/{SOCKET_NAME}",
@@ -212,8 +217,9 @@ pub fn bind_socket(folder: &Path) -> io::Result<UnixListener> {
     ))
 }
 
-/// Serves `routes` on TCP until the drain is forced, without the routes that are for the socket only. It keeps serving during the drain,
-/// because operators watch it, and it does not delay the end of the process. The name of the listener is the metric label `listener`.
+/// Serves `routes` on TCP until the drain is forced, without the routes that are for the socket
+/// only. It keeps serving during the drain, because operators watch it, and it does not delay the
+/// end of the process. The name of the listener is the metric label `listener`.
 pub async fn serve(
     (name, listener): (&'static str, TcpListener),
     routes: AdminRoutes,
@@ -223,7 +229,8 @@ pub async fn serve(
     accept_all(listener, routes, AdminCounters::new(&registry, name), drain).await;
 }
 
-/// Serves all of `routes` on a unix socket until the drain is forced, to the process's own user and to root.
+/// Serves all of `routes` on a unix socket until the drain is forced, to the process's own user and
+/// to root.
 pub async fn serve_socket(
     listener: UnixListener,
     routes: AdminRoutes,
@@ -334,7 +341,8 @@ impl AdminStream for TcpStream {
             .is_ok_and(|a| a.ip().to_canonical().is_loopback())
     }
     fn refuse(self) {
-        // The send buffer is empty, so the response fits. If the write fails, the close is answer enough.
+        // The send buffer is empty, so the response fits. If the write fails, the close is answer
+        // enough.
         let _ = self.try_write(BUSY);
     }
 }
@@ -342,7 +350,8 @@ impl AdminStream for TcpStream {
 impl AdminStream for UnixStream {
     const REACH: Reach = Reach::Socket;
     fn is_permitted(&self) -> bool {
-        // The mode of the socket ensures this already; the check also protects if the mode was changed.
+        // The mode of the socket ensures this already; the check also protects if the mode was
+        // changed.
         let own = rustix::process::geteuid().as_raw();
         self.peer_cred()
             .is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own)

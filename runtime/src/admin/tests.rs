@@ -314,8 +314,8 @@ async fn a_stream_ends_when_the_client_leaves() {
     .unwrap();
 }
 
-/// Stops tokio's clock until the sender is dropped. A paused clock alone would advance by itself while all tasks wait for sockets; it does
-/// not while a blocking task runs.
+/// Stops tokio's clock until the sender is dropped. A paused clock alone would advance by itself
+/// while all tasks wait for sockets; it does not while a blocking task runs.
 fn stop_clock() -> std::sync::mpsc::Sender<()> {
     tokio::time::pause();
     let (end, ended) = std::sync::mpsc::channel();

@@ -1,4 +1,5 @@
-//! Pages of atomic numbers. A page has one writer (a worker's shard, or the arena that all threads share), so workers share no cache line.
+//! Pages of atomic numbers. A page has one writer (a worker's shard, or the arena that all threads
+//! share), so workers share no cache line.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
@@ -15,10 +16,12 @@ struct CacheLine([AtomicU64; LINE_SLOTS]);
 #[derive(Debug)]
 struct CellPage([CacheLine; PAGE_LINES]);
 
-/// Liveness of one run of numbers. As long as another reference exists, a thread may still write them.
+/// Liveness of one run of numbers. As long as another reference exists, a thread may still write
+/// them.
 #[derive(Debug, Default)]
 struct Life {
-    /// The numbers belong to the `other` series of their owner now. A new look-up of the labels gets new numbers.
+    /// The numbers belong to the `other` series of their owner now. A new look-up of the labels
+    /// gets new numbers.
     is_moved: AtomicBool,
 }
 
@@ -68,7 +71,8 @@ impl CellRange {
         }
     }
 
-    /// Returns whether no other reference exists. A [`WeakSlots`] may still become one at the same moment.
+    /// Returns whether no other reference exists. A [`WeakSlots`] may still become one at the same
+    /// moment.
     pub(super) fn is_unused(&self) -> bool {
         Arc::strong_count(&self.life) == 1
     }
@@ -79,7 +83,8 @@ impl CellRange {
     /// Another reference exists; the run continues and is returned.
     pub(super) fn release(self, sum: &mut [u64]) -> Result<(), Self> {
         let Self { page, first, life } = self;
-        // This races with `WeakSlots::upgrade`: one of the two wins, and if it is this call, all earlier writes are visible here.
+        // This races with `WeakSlots::upgrade`: one of the two wins, and if it is this call, all
+        // earlier writes are visible here.
         match Arc::try_unwrap(life) {
             Ok(_) => {
                 for (i, total) in sum.iter_mut().enumerate() {

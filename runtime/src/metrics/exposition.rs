@@ -1,4 +1,5 @@
-//! Text form of all families in pieces. It needs memory for one piece, and locks no table for longer than one piece takes.
+//! Text form of all families in pieces. It needs memory for one piece, and locks no table for
+//! longer than one piece takes.
 
 use std::sync::Arc;
 
@@ -21,7 +22,8 @@ pub struct Exposition {
     /// Index of the family's series to continue from.
     series: usize,
     is_over: bool,
-    /// ExpositionPass over the families that is in progress. The second one, if any, writes renamed metrics under their old names.
+    /// ExpositionPass over the families that is in progress. The second one, if any, writes renamed
+    /// metrics under their old names.
     pass: ExpositionPass,
     has_second_pass: bool,
     started: Instant,

@@ -1,10 +1,12 @@
-//! The names that metrics had in earlier versions, for dashboards that still use them (`--legacy-metric-names`). It adds names to the text of a
-//! scrape and knows no values. Old labels and label values do not come back. Each daemon has the flag for one release.
+//! The names that metrics had in earlier versions, for dashboards that still use them
+//! (`--legacy-metric-names`). It adds names to the text of a scrape and knows no values. Old labels
+//! and label values do not come back. Each daemon has the flag for one release.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// True if the operator asked for the old names. There is one command line in a process, and only `main` sets it.
+/// True if the operator asked for the old names. There is one command line in a process, and only
+/// `main` sets it.
 static ARE_SHOWN: AtomicBool = AtomicBool::new(false);
 
 /// Adds the metrics' old names to every scrape of this process.
@@ -16,7 +18,8 @@ pub(super) fn are_shown() -> bool {
     ARE_SHOWN.load(Relaxed)
 }
 
-/// The present name of each renamed metric, its old name, and the number of old units in a present one, sorted by the present name.
+/// The present name of each renamed metric, its old name, and the number of old units in a present
+/// one, sorted by the present name.
 #[rustfmt::skip]
 const RENAMED: [(&str, &str, f64); 29] = [
     ("canal_certificate_write_failures_total", "canal_certificates_unwritten_total", 1.0),

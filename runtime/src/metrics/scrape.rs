@@ -1,4 +1,5 @@
-//! Scrapes in progress: their maximum number, and which one gives way. `exposition` renders the text.
+//! Scrapes in progress: their maximum number, and which one gives way. `exposition` renders the
+//! text.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -9,7 +10,8 @@ use tokio::time::Instant;
 
 use super::{Exposition, MetricFamily, Registry, lock};
 
-/// Concurrent scrapes of one process. Further scrapes are refused and counted (`canal_metrics_scrapes_refused_total`).
+/// Concurrent scrapes of one process. Further scrapes are refused and counted
+/// (`canal_metrics_scrapes_refused_total`).
 pub const SCRAPES_MAX: usize = 2;
 /// A scrape that takes longer than this gives way when another one begins.
 pub const SCRAPE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -20,8 +22,8 @@ pub(super) struct Scrapes {
     open: Mutex<Vec<(Instant, Weak<AtomicBool>)>>,
 }
 
-/// A scrape that counts as one of [`SCRAPES_MAX`] until it is dropped. It is an iterator over the pieces of the text, and ends with an
-/// error when it has to give way.
+/// A scrape that counts as one of [`SCRAPES_MAX`] until it is dropped. It is an iterator over the
+/// pieces of the text, and ends with an error when it has to give way.
 #[derive(Debug)]
 pub struct Scrape {
     pieces: Exposition,
@@ -47,7 +49,8 @@ impl Scrapes {
 }
 
 impl Registry {
-    /// Begins a scrape if fewer than [`SCRAPES_MAX`] are in progress, or if one of them has exceeded [`SCRAPE_TIMEOUT`].
+    /// Begins a scrape if fewer than [`SCRAPES_MAX`] are in progress, or if one of them has
+    /// exceeded [`SCRAPE_TIMEOUT`].
     pub fn begin_scrape(&self) -> Option<Scrape> {
         let now = Instant::now();
         let begun = self.inner.scrapes.begin(now);

@@ -1,5 +1,6 @@
-//! Table of one family: label sets and the cells with their numbers. It is locked for registration and, for short times, by scrapes. It
-//! decides which owner gets a series and which series end. The lock-free look-up of workers is in `shard`.
+//! Table of one family: label sets and the cells with their numbers. It is locked for registration
+//! and, for short times, by scrapes. It decides which owner gets a series and which series end. The
+//! lock-free look-up of workers is in `shard`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -20,7 +21,8 @@ pub(super) const OVERFLOW_LABEL: &str = "other";
 const OWNER_LABEL: &str = "tenant";
 /// A series without a change for this long gives way when its owner or the family needs capacity.
 const PRESSED_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
-/// Minimum interval between searches for idle series in a full family. Without it, each registration would walk over all series.
+/// Minimum interval between searches for idle series in a full family. Without it, each
+/// registration would walk over all series.
 pub(super) const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs of an owner's `other` series above which the runs without a writer are summed.
@@ -38,7 +40,8 @@ struct SeriesTable {
     live: usize,
     /// Index of the `other` series of each owner.
     others: HashMap<Option<ShareHolder>, usize>,
-    /// Indexes of series with a permit, by owner and by age. The oldest series of an owner gives way first.
+    /// Indexes of series with a permit, by owner and by age. The oldest series of an owner gives
+    /// way first.
     ages: BTreeSet<(ShareHolder, u64, usize)>,
     /// Age number of the next series.
     next_age: u64,
@@ -75,7 +78,8 @@ pub(super) struct FamilyCore {
     pub(super) folded: AtomicU64,
     /// Series that ended because their numbers did not change.
     pub(super) expired: AtomicU64,
-    /// Series in use that gave way. They are counted in the [`OVERFLOW_LABEL`] series of their owner since.
+    /// Series in use that gave way. They are counted in the [`OVERFLOW_LABEL`] series of their
+    /// owner since.
     pub(super) displaced: AtomicU64,
     /// Index of the owner label, and the limit that owners share.
     owned: Option<(usize, TenantLimit)>,
@@ -142,8 +146,8 @@ impl FamilyCore {
         )
     }
 
-    /// Creates a run of numbers of one worker for the series of `labels`. If they go to the owner's `other` series, the worker's existing
-    /// run `rest` is returned.
+    /// Creates a run of numbers of one worker for the series of `labels`. If they go to the owner's
+    /// `other` series, the worker's existing run `rest` is returned.
     pub(super) fn add_part(
         &self,
         labels: &[&str],
@@ -205,8 +209,8 @@ impl FamilyCore {
         (table.insert(Series::new(wanted, owner, permit)), moved_one)
     }
 
-    /// Admits one more series. Returns its permit, which is `None` where series have no owners, and whether a series in use gave way.
-    /// Returns `None` if there is no capacity.
+    /// Admits one more series. Returns its permit, which is `None` where series have no owners, and
+    /// whether a series in use gave way. Returns `None` if there is no capacity.
     fn admit(
         &self,
         table: &mut SeriesTable,
@@ -218,7 +222,8 @@ impl FamilyCore {
             return has_room.then_some((None, false));
         };
         if is_full {
-            // Idle series end before series in use: those of the largest tenant, and those of the provider, whose series never give way.
+            // Idle series end before series in use: those of the largest tenant, and those of the
+            // provider, whose series never give way.
             let largest = limit.first_to_give_way();
             self.search(table, |o| {
                 o == largest.as_ref() || o == Some(&ShareHolder::Provider)
@@ -246,8 +251,8 @@ impl FamilyCore {
         Some((Some(permit), moved_one))
     }
 
-    /// Ends the idle series of the selected owners. Returns `false` if there were none, or if the last search was less than
-    /// [`SEARCH_INTERVAL`] ago.
+    /// Ends the idle series of the selected owners. Returns `false` if there were none, or if the
+    /// last search was less than [`SEARCH_INTERVAL`] ago.
     fn search(
         &self,
         table: &mut SeriesTable,
@@ -302,8 +307,9 @@ impl FamilyCore {
         true
     }
 
-    /// Removes the revoked series of an owner from the table. Their counts go to the owner's `other` series from now on. The oldest are
-    /// revoked first, so that series of other owners are not visited.
+    /// Removes the revoked series of an owner from the table. Their counts go to the owner's
+    /// `other` series from now on. The oldest are revoked first, so that series of other owners are
+    /// not visited.
     fn end_revoked(&self, table: &mut SeriesTable, owner: &ShareHolder) -> bool {
         let mut has_ended = false;
         while let Some(series) = table
@@ -352,8 +358,9 @@ impl FamilyCore {
         at
     }
 
-    /// Calls `each` with labels and summed numbers, from index `from` on, until `each` returns false. Returns the index to continue from.
-    /// Tenants' series without a change for [`SERIES_IDLE_TIMEOUT`] end here.
+    /// Calls `each` with labels and summed numbers, from index `from` on, until `each` returns
+    /// false. Returns the index to continue from. Tenants' series without a change for
+    /// [`SERIES_IDLE_TIMEOUT`] end here.
     pub(super) fn visit(
         &self,
         from: usize,
@@ -473,7 +480,8 @@ impl Series {
                 *total = total.wrapping_add(part.get(i));
             }
         }
-        // Counters only rise, so the digest detects every change. A gauge may return to its old value, and loses nothing but an hour.
+        // Counters only rise, so the digest detects every change. A gauge may return to its old
+        // value, and loses nothing but an hour.
         let digest = sum
             .iter()
             .fold(0u64, |all, n| all.rotate_left(7).wrapping_add(*n));
@@ -483,8 +491,8 @@ impl Series {
         }
     }
 
-    /// Returns whether nothing counted for `timeout` and no handle exists. A gauge that is not zero never counts as idle, because its value
-    /// is information.
+    /// Returns whether nothing counted for `timeout` and no handle exists. A gauge that is not zero
+    /// never counts as idle, because its value is information.
     fn is_idle(&self, shape: MetricShape, sum: &[u64], timeout: Duration, now: Instant) -> bool {
         let is_standing = shape == MetricShape::Gauge && sum.iter().any(|n| *n != 0);
         !is_standing
@@ -527,7 +535,8 @@ mod tests {
         };
         let core = FamilyCore::new(family, MetricShape::Counter);
         let mut arena = Arena::default();
-        // Ten tenants use all shares. Then five more tenants register, and a series of the largest tenant gives way to each of theirs.
+        // Ten tenants use all shares. Then five more tenants register, and a series of the largest
+        // tenant gives way to each of theirs.
         for (count, tenants) in [(40, "abcdefghij"), (20, "klmno")] {
             for (tenant, code) in tenants
                 .chars()
@@ -537,7 +546,8 @@ mod tests {
             }
         }
         assert_eq!(core.displaced.load(Relaxed), 100);
-        // All series are in use, and no owner has more than the next one would have: new label sets are counted under `other`.
+        // All series are in use, and no owner has more than the next one would have: new label sets
+        // are counted under `other`.
         let before = lock(&core.table).walked;
         let began = Instant::now();
         for code in 0..1000 {

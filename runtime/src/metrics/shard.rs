@@ -1,4 +1,5 @@
-//! One worker's look-up table from labels to numbers, which needs no lock. It shares nothing with other workers.
+//! One worker's look-up table from labels to numbers, which needs no lock. It shares nothing with
+//! other workers.
 
 use std::cell::{Cell, RefCell};
 use std::hash::{BuildHasher, Hash, Hasher};
@@ -59,8 +60,8 @@ impl SeriesCache {
         self.generation.load(Relaxed)
     }
 
-    /// Returns this worker's numbers of a series. It needs no allocation and no lock if the series was looked up before, or if the share of
-    /// its owner was used up a moment ago.
+    /// Returns this worker's numbers of a series. It needs no allocation and no lock if the series
+    /// was looked up before, or if the share of its owner was used up a moment ago.
     pub(super) fn slots(&self, core: &Arc<FamilyCore>, labels: &[&str]) -> CellRange {
         let hash = self.hash(core, labels.iter().copied());
         let same = |e: &CachedSeries| {
@@ -116,7 +117,8 @@ impl SeriesCache {
         found.slots
     }
 
-    /// Remembers for [`SEARCH_INTERVAL`] that an owner's share is used up, and which numbers count the overflow.
+    /// Remembers for [`SEARCH_INTERVAL`] that an owner's share is used up, and which numbers count
+    /// the overflow.
     fn remember_full(
         &self,
         core: &Arc<FamilyCore>,

@@ -1,4 +1,5 @@
-//! Exports the use of limits that tenants share. It reads the limits at each scrape, stores nothing, and lists a bounded number of holders.
+//! Exports the use of limits that tenants share. It reads the limits at each scrape, stores
+//! nothing, and lists a bounded number of holders.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,7 +10,8 @@ use canal_model::share::ShareKind;
 use super::series::OVERFLOW_LABEL;
 use super::text;
 
-/// Holders of one limit that are listed by name: half of them by use, half by refusals. The others are summed.
+/// Holders of one limit that are listed by name: half of them by use, half by refusals. The others
+/// are summed.
 pub const SHARE_HOLDERS_MAX: usize = 64;
 
 const LABELS: &[&str] = &["limit", "tenant"];
@@ -54,11 +56,13 @@ struct Table {
     rows: Vec<(String, ShareLine)>,
 }
 
-/// Selects the holders to list by name: the largest by use, then the largest by refusals. The others are summed, together with `before`.
+/// Selects the holders to list by name: the largest by use, then the largest by refusals. The
+/// others are summed, together with `before`.
 fn select_rows(all: BTreeMap<String, ShareLine>, before: ShareLine) -> Vec<(String, ShareLine)> {
     let mut rest: Vec<_> = all.into_iter().collect();
     let mut listed = Vec::new();
-    // A holder with this name would create a second series with the same labels, so it is part of the sum.
+    // A holder with this name would create a second series with the same labels, so it is part of
+    // the sum.
     let mut other = before;
     rest.retain(|(name, row)| {
         let is_other = name == OVERFLOW_LABEL;

@@ -177,7 +177,8 @@ fn in_a_full_family_the_largest_tenant_gives_way_and_loses_no_count() {
         shard.generation() > before,
         "handles that are kept are looked up again"
     );
-    // A new look-up returns the `other` series, or the label set's own series once there is capacity.
+    // A new look-up returns the `other` series, or the label set's own series once there is
+    // capacity.
     drop(held);
     shard.counter(&family, &["alpha", "0"]).inc();
     assert_eq!(sum(&r, "requests_total{tenant=\"alpha\""), 41);

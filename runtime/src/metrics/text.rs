@@ -57,8 +57,8 @@ pub(super) fn labels(
     out.push('}');
 }
 
-/// Writes the series of a family, or those of one owner, from index `from` on until `out` is longer than `most`. Returns the index to
-/// continue from.
+/// Writes the series of a family, or those of one owner, from index `from` on until `out` is longer
+/// than `most`. Returns the index to continue from.
 pub(super) fn family(
     out: &mut String,
     core: &FamilyCore,
@@ -125,7 +125,8 @@ fn histogram(
     let _ = writeln!(out, " {count}");
 }
 
-/// Writes counters of the label sets that did not fit into each family, and of the series that ended.
+/// Writes counters of the label sets that did not fit into each family, and of the series that
+/// ended.
 pub(super) fn folded(out: &mut String, families: &[Arc<FamilyCore>]) {
     let mut write = |name: &str, help: &str, value: fn(&FamilyCore) -> u64| {
         head(out, name, help, "counter");

@@ -1,5 +1,5 @@
-//! Bookkeeping of a limit: which holder has how much, by which permits. It decides whether more may be taken and which permits are revoked.
-//! No locks, no IO. Start at [`Ledger::decide`].
+//! Bookkeeping of a limit: which holder has how much, by which permits. It decides whether more may
+//! be taken and which permits are revoked. No locks, no IO. Start at [`Ledger::decide`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -9,8 +9,9 @@ use tokio::sync::watch;
 use super::threshold::{decide_applies, decide_free_needed};
 use super::{GiveWay, ShareHolder, ShareRefusal, ShareUsage, TenantLimitConfig, TenantLimitUsage};
 
-/// Maximum number of holders that have no permits and are listed only for their refusals. When there are more, the networks among them are
-/// dropped, and the others too if networks are less than half.
+/// Maximum number of holders that have no permits and are listed only for their refusals. When
+/// there are more, the networks among them are dropped, and the others too if networks are less
+/// than half.
 const IDLE_HOLDERS_MAX: usize = 4096;
 
 /// The permits and counters of one holder.
@@ -56,7 +57,8 @@ pub(super) struct Ledger {
     default_share: Share,
     shares: BTreeMap<ShareHolder, Share>,
     accounts: HashMap<ShareHolder, Account>,
-    /// Tenants and networks that can give way, sorted by the amount of their revocable permits; the largest is last.
+    /// Tenants and networks that can give way, sorted by the amount of their revocable permits; the
+    /// largest is last.
     by_size: BTreeSet<(u64, ShareHolder)>,
     permits: HashMap<u64, LedgerPermit>,
     next: u64,
@@ -135,7 +137,8 @@ impl Ledger {
             is_revocable,
         } = request;
         let own = self.used_of(holder);
-        // A holder that is alone may take its share. One that replaces its own permits takes nothing from others.
+        // A holder that is alone may take its share. One that replaces its own permits takes
+        // nothing from others.
         let is_alone = self.used - provider == own;
         if *holder == ShareHolder::Provider
             || is_alone
@@ -187,7 +190,8 @@ impl Ledger {
         if missing == 0 {
             return Ok(chosen);
         }
-        // A holder that gives way must have more than the requester would get; else two holders would revoke each other endlessly.
+        // A holder that gives way must have more than the requester would get; else two holders
+        // would revoke each other endlessly.
         let least = if *holder == ShareHolder::Provider {
             0
         } else {
@@ -199,11 +203,13 @@ impl Ledger {
             .rev()
             .filter(|(_, other)| other != holder)
             .peekable();
-        // Holders of which a permit was chosen, sorted by what remains to them, with their further permits.
+        // Holders of which a permit was chosen, sorted by what remains to them, with their further
+        // permits.
         let mut begun: BTreeMap<(u64, &ShareHolder), Revocable<'_>> = BTreeMap::new();
         while missing > 0 {
             let next = rest.peek().map(|entry| (entry.0, &entry.1));
-            // The largest is either an untouched holder or one that has already lost a permit in this decision.
+            // The largest is either an untouched holder or one that has already lost a permit in
+            // this decision.
             let largest = next.max(begun.last_key_value().map(|(entry, _)| *entry));
             let Some((size, other)) = largest.filter(|(size, _)| *size > least) else {
                 return Err(refusal);
@@ -237,7 +243,8 @@ impl Ledger {
         })
     }
 
-    /// Revokes the permits that are needed for `amount`, or counts the refusal; a refusal revokes nothing.
+    /// Revokes the permits that are needed for `amount`, or counts the refusal; a refusal revokes
+    /// nothing.
     fn free_capacity(
         &mut self,
         holder: &ShareHolder,
@@ -303,7 +310,8 @@ impl Ledger {
         id
     }
 
-    /// Takes like [`Ledger::take`], but revokes the holder's own permits if no other holder gives way.
+    /// Takes like [`Ledger::take`], but revokes the holder's own permits if no other holder gives
+    /// way.
     pub(super) fn take_replacing(
         &mut self,
         holder: &ShareHolder,
@@ -315,7 +323,8 @@ impl Ledger {
         Ok(self.grant(holder, amount, Some(revoke)))
     }
 
-    /// Decides like [`Ledger::decide`], with as few of the holder's own permits revoked as necessary.
+    /// Decides like [`Ledger::decide`], with as few of the holder's own permits revoked as
+    /// necessary.
     fn decide_replacing(
         &self,
         holder: &ShareHolder,
@@ -393,7 +402,8 @@ impl Ledger {
 
     pub(super) fn offer(&mut self, id: u64, revoke: watch::Sender<bool>) {
         let Some(permit) = self.permits.get(&id).filter(|p| !p.is_revoked) else {
-            // The permit was revoked while it was irrevocable to its owner: report it to the new receiver.
+            // The permit was revoked while it was irrevocable to its owner: report it to the new
+            // receiver.
             revoke.send_replace(true);
             return;
         };
@@ -492,7 +502,8 @@ impl Ledger {
         self.resize(holder, before);
     }
 
-    /// Updates `by_size` after an account changed; `before` is the account's previous revocable amount.
+    /// Updates `by_size` after an account changed; `before` is the account's previous revocable
+    /// amount.
     fn resize(&mut self, holder: &ShareHolder, before: u64) {
         let now = self.accounts.get(holder).map_or(0, |a| a.revocable_amount);
         // The provider's permits are never revoked.
@@ -514,13 +525,15 @@ impl Ledger {
         self.accounts.entry(holder.clone()).or_default()
     }
 
-    /// Bounds the number of accounts without permits: refusals of endless source addresses must not fill the memory.
+    /// Bounds the number of accounts without permits: refusals of endless source addresses must not
+    /// fill the memory.
     fn forget_idle(&mut self) {
         if self.accounts.len() - self.active < IDLE_HOLDERS_MAX {
             return;
         }
-        // Addresses are unlimited and tenants are not: a client with many addresses must not reset the counters of tenants. Many accounts
-        // are dropped at once, so that the scan happens only once in thousands of refusals.
+        // Addresses are unlimited and tenants are not: a client with many addresses must not reset
+        // the counters of tenants. Many accounts are dropped at once, so that the scan happens only
+        // once in thousands of refusals.
         self.forget(|holder| matches!(holder, ShareHolder::Network(_)));
         if self.accounts.len() - self.active > IDLE_HOLDERS_MAX / 2 {
             self.forget(|_| true);

@@ -450,7 +450,8 @@ fn use_of(kind: ShareKind) -> PermitUse {
         | ShareKind::Observations => PermitUse::Revocable,
         ShareKind::GatewayConnections | ShareKind::GatewayHandshakes => PermitUse::Kept,
         ShareKind::ConfigurationBytes | ShareKind::CompiledBytes | ShareKind::CompiledResources | ShareKind::RouteTableBytes => PermitUse::Stored,
-        // `tenant_usage` and `body_budget` of the gateway, its scheduler and access log, and `canal_model::share::decide_omitted`.
+        // `tenant_usage` and `body_budget` of the gateway, its scheduler and access log, and
+        // `canal_model::share::decide_omitted`.
         ShareKind::GatewayRequests
         | ShareKind::GatewayBodyBytes
         | ShareKind::GatewayCpu
@@ -476,7 +477,8 @@ fn take_as(
     }
 }
 
-/// Creates a limit of `whole`, in the kind's default shares if these are amounts in a store. A tenth is reserved.
+/// Creates a limit of `whole`, in the kind's default shares if these are amounts in a store. A
+/// tenth is reserved.
 fn limit_of(kind: ShareKind, whole: u64) -> TenantLimit {
     let unit = match kind.default_share() {
         Share::Amount(amount) if use_of(kind) == PermitUse::Stored => amount,
@@ -608,7 +610,8 @@ fn a_holder_at_its_share_replaces_only_its_own_oldest() {
         limit.take_replacing(&holder("alpha"), 1).unwrap_err(),
         ShareRefusal::Share
     );
-    // The limit is full and no other holder has more than gamma would, so gamma replaces its own permit.
+    // The limit is full and no other holder has more than gamma would, so gamma replaces its own
+    // permit.
     let gamma: Vec<_> = (0..3)
         .map(|_| limit.take_replacing(&holder("gamma"), 1).unwrap())
         .collect();

@@ -1,22 +1,28 @@
-//! The dynamic threshold of a limit whose permits cannot be revoked: how much must stay free for tenants that have little or nothing. It
-//! counts nothing and revokes nothing. Start at [`decide_free_needed`].
+//! The dynamic threshold of a limit whose permits cannot be revoked: how much must stay free for
+//! tenants that have little or nothing. It counts nothing and revokes nothing. Start at
+//! [`decide_free_needed`].
 
 use canal_model::share::ShareKind;
 
 /// The part of a limit that only holders with a small amount may take: an eighth.
 const NEWCOMERS_DIVISOR: u64 = 8;
-/// Number of holders that this part serves at least. Each may take an equal part of it, and at least 1.
+/// Number of holders that this part serves at least. Each may take an equal part of it, and at
+/// least 1.
 const NEWCOMERS: u64 = 16;
-/// While other holders are present, a holder may have at most this many times what stays free, besides the part for small amounts.
+/// While other holders are present, a holder may have at most this many times what stays free,
+/// besides the part for small amounts.
 const FREE_FACTOR: u64 = 2;
 
-/// Decides how much of a limit of `whole` must stay free after a holder's amount has grown to `wanted`, while other holders are present.
+/// Decides how much of a limit of `whole` must stay free after a holder's amount has grown to
+/// `wanted`, while other holders are present.
 ///
-/// Shares alone do not protect a limit whose permits cannot be revoked, because the shares of some tenants add up to the whole. A holder may
-/// therefore grow only to a multiple of what stays free. That is the dynamic threshold of shared switch buffers (Choudhury and Hahne,
-/// IEEE/ACM Transactions on Networking 6(2), 1998): it falls as the whole fills. An eighth of the whole is left to holders with small
-/// amounts, which need nothing to stay free. So at least fifteen tenants more are served, however many others take all that they can; of a
-/// whole below 128, as many as its eighth.
+/// Shares alone do not protect a limit whose permits cannot be revoked, because the shares of some
+/// tenants add up to the whole. A holder may therefore grow only to a multiple of what stays free.
+/// That is the dynamic threshold of shared switch buffers (Choudhury and Hahne, IEEE/ACM
+/// Transactions on Networking 6(2), 1998): it falls as the whole fills. An eighth of the whole is
+/// left to holders with small amounts, which need nothing to stay free. So at least fifteen tenants
+/// more are served, however many others take all that they can; of a whole below 128, as many as
+/// its eighth.
 pub fn decide_free_needed(wanted: u64, whole: u64) -> u64 {
     let newcomers = whole.div_ceil(NEWCOMERS_DIVISOR);
     if wanted <= (newcomers / NEWCOMERS).max(1) {
@@ -36,7 +42,8 @@ pub(super) fn decide_applies(kind: ShareKind, is_revocable: bool) -> bool {
         | ShareKind::CompiledBytes
         | ShareKind::CompiledResources
         | ShareKind::RouteTableBytes => false,
-        // A permit that can be revoked at first becomes irrevocable later: a connection gets to work, a ClientHello becomes whole.
+        // A permit that can be revoked at first becomes irrevocable later: a connection gets to
+        // work, a ClientHello becomes whole.
         ShareKind::GatewayConnections | ShareKind::GatewayHandshakes => true,
         // A revocable permit gives way to any holder that has less.
         _ => !is_revocable,

@@ -1,5 +1,5 @@
-//! Deterministic bytes: byte `i` of stream `seed` is the same in every process, so any part of a body can be checked without the whole.
-//! Start at [`fill`].
+//! Deterministic bytes: byte `i` of stream `seed` is the same in every process, so any part of a
+//! body can be checked without the whole. Start at [`fill`].
 
 #![forbid(unsafe_code)]
 
@@ -14,7 +14,8 @@ use sha2::{Digest, Sha256};
 /// Number of bytes that are produced at once.
 pub const CHUNK_BYTES: usize = 64 * 1024;
 
-/// Returns the eight bytes of block `block`. They come from splitmix64, so that adjacent blocks differ in many bits.
+/// Returns the eight bytes of block `block`. They come from splitmix64, so that adjacent blocks
+/// differ in many bits.
 fn block_bytes(seed: u64, block: u64) -> [u8; 8] {
     let mut z = seed.wrapping_add(block.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -92,7 +93,8 @@ pub struct PatternBody {
     seed: u64,
     position: u64,
     size: u64,
-    /// Trailers that end a body whose length is not announced (chunked in HTTP/1.1); `None` if the length is announced.
+    /// Trailers that end a body whose length is not announced (chunked in HTTP/1.1); `None` if the
+    /// length is announced.
     unannounced: Option<Trailers>,
 }
 

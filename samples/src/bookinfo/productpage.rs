@@ -1,5 +1,6 @@
-//! `productpage`: calls details and reviews at the same time and shows both. The header `x-reviews-served-by` contains the version of
-//! reviews that answered, so that a weighted split of reviews can be measured from outside.
+//! `productpage`: calls details and reviews at the same time and shows both. The header
+//! `x-reviews-served-by` contains the version of reviews that answered, so that a weighted split of
+//! reviews can be measured from outside.
 
 use http::{HeaderValue, Request, StatusCode};
 use serde_json::{Value, json};

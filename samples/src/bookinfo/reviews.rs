@@ -22,7 +22,8 @@ struct Stars {
 }
 
 impl Reviews {
-    /// Reads `$RATINGS_URL` if the version needs it: v1 has no stars, v3 has red ones, all others have black ones.
+    /// Reads `$RATINGS_URL` if the version needs it: v1 has no stars, v3 has red ones, all others
+    /// have black ones.
     ///
     /// # Errors
     ///

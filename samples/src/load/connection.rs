@@ -1,5 +1,5 @@
-//! One client connection, HTTP/1.1 or HTTP/2 without TLS. It sends each request once, without retries, and names the kind of a failure.
-//! Start at [`dial`].
+//! One client connection, HTTP/1.1 or HTTP/2 without TLS. It sends each request once, without
+//! retries, and names the kind of a failure. Start at [`dial`].
 
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use tokio::net::TcpStream;
 
 use crate::answer::SampleBody;
 
-/// Timeout for the TCP connect. It only ends a hang: the load's own timeout for a request includes the connect.
+/// Timeout for the TCP connect. It only ends a hang: the load's own timeout for a request includes
+/// the connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// HTTP version of the client.
@@ -65,7 +66,8 @@ pub async fn dial(authority: &str, protocol: Protocol) -> Result<Dialed, DialErr
         Ok(stream) => stream.map_err(DialError::Tcp)?,
         Err(_) => return Err(DialError::Timeout),
     };
-    // With Nagle's algorithm small requests wait for acknowledgements. If it cannot be turned off, the connection still works.
+    // With Nagle's algorithm small requests wait for acknowledgements. If it cannot be turned off,
+    // the connection still works.
     let _ = stream.set_nodelay(true);
     let io = TokioIo::new(stream);
     // The connection tasks end with the connection. Their errors reach the pending request.

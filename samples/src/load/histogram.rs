@@ -1,11 +1,13 @@
-//! A latency histogram of fixed size, in microseconds. It has 128 steps per power of two, so a quantile is at most 0.8 % too high.
+//! A latency histogram of fixed size, in microseconds. It has 128 steps per power of two, so a
+//! quantile is at most 0.8 % too high.
 
 use std::time::Duration;
 
 /// Base-2 logarithm of the number of steps per power of two.
 const STEP_BITS: u32 = 7;
 const STEPS: usize = 1 << STEP_BITS;
-/// Number of powers of two: values range from 0 to 2^36 µs (19 hours). Larger values count as the largest.
+/// Number of powers of two: values range from 0 to 2^36 µs (19 hours). Larger values count as the
+/// largest.
 const POWERS: usize = 36 - STEP_BITS as usize + 1;
 
 /// Counts of durations by size.
@@ -67,7 +69,8 @@ impl LatencyHistogram {
         self.max_us = self.max_us.max(other.max_us);
     }
 
-    /// Returns the value in µs that a share `q` (0 to 1) of all durations does not exceed; 0 if there are none.
+    /// Returns the value in µs that a share `q` (0 to 1) of all durations does not exceed; 0 if
+    /// there are none.
     pub fn quantile(&self, q: f64) -> u64 {
         let rank = (q * self.total as f64).ceil().max(1.0) as u64;
         let mut seen = 0;

@@ -12,7 +12,8 @@ use super::histogram::LatencyHistogram;
 const EXAMPLES_MAX: usize = 10;
 /// Maximum length of the timeline, in seconds.
 const TIMELINE_SECONDS_MAX: usize = 3600;
-/// Maximum number of different `x-served-by` values (and pods) that are counted by name. Further ones count as `other`.
+/// Maximum number of different `x-served-by` values (and pods) that are counted by name. Further
+/// ones count as `other`.
 const NAMES_MAX: usize = 256;
 
 /// Result of one request of a run.
@@ -62,7 +63,8 @@ pub struct LoadTally {
     examples: Vec<(Duration, String, String)>,
     failed_first: Option<Duration>,
     failed_last: Option<Duration>,
-    /// End times of successful requests in order, at most one per millisecond. They give the longest gap.
+    /// End times of successful requests in order, at most one per millisecond. They give the
+    /// longest gap.
     success_ms: Vec<u32>,
     timeline: Option<Vec<Second>>,
 }
@@ -184,7 +186,8 @@ impl LoadTally {
         }
     }
 
-    /// Returns the longest time without a success in ms, including the start and the end of the run.
+    /// Returns the longest time without a success in ms, including the start and the end of the
+    /// run.
     fn gap_ms_max(&self, elapsed: Duration) -> u32 {
         let end = u32::try_from(elapsed.as_millis()).unwrap_or(u32::MAX);
         let starts = std::iter::once(&0).chain(&self.success_ms);

@@ -11,11 +11,12 @@
 use std::fmt::{Debug, Display};
 use std::time::Duration;
 
-/// The environment variable that selects the tier. Unset: the gate. `1`: the timing tier, where an assertion on time that does not hold
-/// panics. [`REPORT`]: the timing tier as `make test-timing` runs it.
+/// The environment variable that selects the tier. Unset: the gate. `1`: the timing tier, where an
+/// assertion on time that does not hold panics. [`REPORT`]: the timing tier as `make test-timing`
+/// runs it.
 pub const VARIABLE: &str = "CANAL_TIMING";
-/// The value of [`VARIABLE`] with which an assertion on time prints its figure and never panics, because the verdict depends on several
-/// tries.
+/// The value of [`VARIABLE`] with which an assertion on time prints its figure and never panics,
+/// because the verdict depends on several tries.
 pub const REPORT: &str = "report";
 /// Beginning of a line that reports one figure. The rest is separated by tabs: kind, name, figure,
 /// bound.
@@ -35,14 +36,15 @@ pub fn is_timed() -> bool {
     std::env::var_os(VARIABLE).is_some()
 }
 
-/// Returns how long a test waits for a condition that is true after at most `quiet` on a quiet machine: that time in the timing tier, and
-/// in the gate 12 times as long, but at least a minute.
+/// Returns how long a test waits for a condition that is true after at most `quiet` on a quiet
+/// machine: that time in the timing tier, and in the gate 12 times as long, but at least a minute.
 #[must_use]
 pub fn deadline(quiet: Duration) -> Duration {
     deadline_of(is_timed(), quiet)
 }
 
-/// Returns the factor on each time of a fixture that a stall of the machine could exceed: 1 in the timing tier, 10 in the gate.
+/// Returns the factor on each time of a fixture that a stall of the machine could exceed: 1 in the
+/// timing tier, 10 in the gate.
 #[must_use]
 pub fn slack() -> u32 {
     slack_of(is_timed())
@@ -60,7 +62,8 @@ fn slack_of(is_timed: bool) -> u32 {
     if is_timed { 1 } else { GATE_SLACK }
 }
 
-/// Asserts in the timing tier that `holds` is true; the gate prints it only. Use the macro [`timed!`], which makes the name.
+/// Asserts in the timing tier that `holds` is true; the gate prints it only. Use the macro
+/// [`timed!`], which makes the name.
 ///
 /// # Panics
 /// Panics in the timing tier if it does not hold and no runner collects figures.

@@ -1,5 +1,5 @@
-//! The corpora: modules of Go with folders of YAML, each of one version. Go's own cache stores them,
-//! so that a second run fetches nothing. This module does not read what the documents say.
+//! The corpora: modules of Go with folders of YAML, each of one version. Go's own cache stores
+//! them, so that a second run fetches nothing. This module does not read what the documents say.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

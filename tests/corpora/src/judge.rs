@@ -33,8 +33,8 @@ const POLICY_GROUPS: [&str; 6] = [
     "gateway.networking.x-k8s.io",
 ];
 
-/// Kinds that Canal means to read in full in its first part of policy: all documents of these are to
-/// load.
+/// Kinds that Canal means to read in full in its first part of policy: all documents of these are
+/// to load.
 const DUE_KINDS: [(&str, &[&str]); 6] = [
     (
         "",

@@ -1,6 +1,6 @@
-//! `canal-corpora`: reads the YAML that other projects publish as examples and tests, and counts the
-//! documents that Canal loads as they are written. It sends no traffic and judges no answers. Start
-//! at [`judge::judge_document`].
+//! `canal-corpora`: reads the YAML that other projects publish as examples and tests, and counts
+//! the documents that Canal loads as they are written. It sends no traffic and judges no answers.
+//! Start at [`judge::judge_document`].
 
 #![forbid(unsafe_code)]
 

@@ -32,8 +32,8 @@ struct Flags {
     crash_on_path: String,
 }
 
-/// Waits for a request whose path begins with `path` at the gateway that serves its operators at `socket`. Returns `false` if the gateway
-/// ended the tap.
+/// Waits for a request whose path begins with `path` at the gateway that serves its operators at
+/// `socket`. Returns `false` if the gateway ended the tap.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! The test program has the flag that the shipped one must not have (`apps/canal-gateway/tests/shipped.rs`); otherwise that test would
-//! prove nothing.
+//! The test program has the flag that the shipped one must not have
+//! (`apps/canal-gateway/tests/shipped.rs`); otherwise that test would prove nothing.
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_crashing-gateway");
 

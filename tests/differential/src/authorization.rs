@@ -1,6 +1,6 @@
-//! Compares the decisions of `canal-authorization`, which data planes use, with the oracle's. The gateway and each node decide by the
-//! policies that they are sent, after the wire format. The attributes are given; the data planes' own tests check which attributes a hop
-//! knows.
+//! Compares the decisions of `canal-authorization`, which data planes use, with the oracle's. The
+//! gateway and each node decide by the policies that they are sent, after the wire format. The
+//! attributes are given; the data planes' own tests check which attributes a hop knows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,8 +1,11 @@
-//! Compares every policy on every target with the oracle: compiled, passed through the wire format, executed by the code of data planes,
-//! request by request. Nothing is mocked and nothing is sent; `canal-e2e` tests sockets and whole meshes.
+//! Compares every policy on every target with the oracle: compiled, passed through the wire format,
+//! executed by the code of data planes, request by request. Nothing is mocked and nothing is sent;
+//! `canal-e2e` tests sockets and whole meshes.
 //!
-//! * [`RoutingComparison`] is one tenant on all targets; [`RoutingComparison::compare`] gives all of them the same request.
-//! * [`policy`] reads policies with questions from files; [`probe`] makes requests that match or nearly match a tenant's rules.
+//! * [`RoutingComparison`] is one tenant on all targets; [`RoutingComparison::compare`] gives all
+//!   of them the same request.
+//! * [`policy`] reads policies with questions from files; [`probe`] makes requests that match or
+//!   nearly match a tenant's rules.
 //! * [`target`] contains the targets.
 //! * [`authorization`] compares the code by which data planes authorize requests.
 

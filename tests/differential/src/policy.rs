@@ -1,7 +1,8 @@
 //! Policy files with questions in comments: `#with NAME` inserts `_NAME.yaml` before the file, `#?
 //! QUESTION` is a request to evaluate. This module does not check the results; the tests do.
 //!
-//! A question is `METHOD NAMESPACE/SERVICE:PORT HOST TARGET [header:value …] [=> EXPECTED]`; `""` is an empty host.
+//! A question is `METHOD NAMESPACE/SERVICE:PORT HOST TARGET [header:value …] [=> EXPECTED]`; `""`
+//! is an empty host.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Requests made from a tenant's own rules: for each match one that matches, and many that differ from it in one part. They need not be
-//! sensible.
+//! Requests made from a tenant's own rules: for each match one that matches, and many that differ
+//! from it in one part. They need not be sensible.
 
 use canal_compiler::ir::{Ir, ServiceIr};
 use canal_compiler::oracle::{OracleRequest, holds};
@@ -51,7 +51,8 @@ fn request(service: &ServiceIr, port: u16, target: String) -> OracleRequest {
     }
 }
 
-/// Returns a request that matches, unless its regular expressions require words that are unknown here.
+/// Returns a request that matches, unless its regular expressions require words that are unknown
+/// here.
 fn holding(service: &ServiceIr, port: u16, rule: &RouteRule, http: &HttpMatch) -> OracleRequest {
     let path = match &http.path {
         PathMatch::Exact(path) | PathMatch::ElementPrefix(path) | PathMatch::StringPrefix(path) => {
@@ -100,7 +101,8 @@ fn value(condition: &ValueMatch, http: &HttpMatch) -> String {
         TextMatch::Prefix(text) => format!("{text}z"),
         TextMatch::Present => "here".to_owned(),
         TextMatch::Regex(pattern) => {
-            // The oracle decides whether a pattern matches, so the value is presented to it as a path.
+            // The oracle decides whether a pattern matches, so the value is presented to it as a
+            // path.
             let as_path = HttpMatch {
                 path: PathMatch::Regex(pattern.clone()),
                 method: None,

@@ -1,4 +1,5 @@
-//! One tenant on all targets. Reports where targets differ from the oracle, but does not decide which one is right.
+//! One tenant on all targets. Reports where targets differ from the oracle, but does not decide
+//! which one is right.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +21,8 @@ pub struct RoutingComparison {
 /// Numbers of comparisons, by kind.
 #[derive(Debug, Clone, Default)]
 pub struct RoutingTally {
-    /// Number of gateway verdicts that were compared with the oracle's. A node's verdicts do not count, because a node reads no request.
+    /// Number of gateway verdicts that were compared with the oracle's. A node's verdicts do not
+    /// count, because a node reads no request.
     pub comparisons: usize,
     /// Number of these comparisons that used an HTTP/1.1 head.
     pub http1: usize,

@@ -1,4 +1,5 @@
-//! The targets as data planes run them, from resources that passed through the wire format. They do not select endpoints.
+//! The targets as data planes run them, from resources that passed through the wire format. They do
+//! not select endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,7 +12,8 @@ use canal_model::route_table::RouteTable;
 use canal_router::{RoutableRequest, RouteDecision, Router, RouterLimits, routing_path};
 use canal_wire::southbound;
 
-/// Returns the state of a data plane after it received these resources. Panics if one of them is refused or changes on the way.
+/// Returns the state of a data plane after it received these resources. Panics if one of them is
+/// refused or changes on the way.
 pub fn received(sent: &[Resource]) -> Vec<Resource> {
     let through = |resource: &Resource| {
         let (kind, name) = (resource.kind(), resource.name());
@@ -33,9 +35,11 @@ pub struct GatewayTarget {
 }
 
 impl GatewayTarget {
-    /// Creates the routers. They get the rules from the last to the first, because the order of arrival must not matter.
+    /// Creates the routers. They get the rules from the last to the first, because the order of
+    /// arrival must not matter.
     ///
-    /// Panics if a router refuses a rule: the compiler must have refused such a rule and reported it.
+    /// Panics if a router refuses a rule: the compiler must have refused such a rule and reported
+    /// it.
     pub fn new(resources: &[Resource]) -> Self {
         let mut rules: BTreeMap<&ServiceKey, Vec<Arc<RouteRule>>> = BTreeMap::new();
         for resource in resources.iter().rev() {
@@ -76,7 +80,8 @@ impl GatewayTarget {
         self.verdict(request, &RequestParts::of(request))
     }
 
-    /// Returns the verdict on a request read from its HTTP/1.1 head, or `None` if HTTP/1.1 cannot express the request.
+    /// Returns the verdict on a request read from its HTTP/1.1 head, or `None` if HTTP/1.1 cannot
+    /// express the request.
     pub fn decide_http1(&self, request: &oracle::OracleRequest) -> Option<RoutingVerdict> {
         let bytes = http1(request);
         let mut head = RequestHead::new();

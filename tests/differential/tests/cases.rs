@@ -1,5 +1,6 @@
-//! The golden policies and the named cases of `cases/`: their questions, and requests made from their rules, on every target. A case with
-//! an expected result must also give that result, so that the oracle and the targets cannot be wrong together.
+//! The golden policies and the named cases of `cases/`: their questions, and requests made from
+//! their rules, on every target. A case with an expected result must also give that result, so that
+//! the oracle and the targets cannot be wrong together.
 
 use std::path::{Path, PathBuf};
 

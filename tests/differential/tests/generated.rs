@@ -1,5 +1,6 @@
-//! Generated tenants on every target. Every tenant has its own seed. A failure prints the seed after it has shrunk the tenant:
-//! `CANAL_SEED=<seed>` starts there, `CANAL_TENANTS=<count>` sets the number of tenants. A tenant that fails becomes a case in `cases/`.
+//! Generated tenants on every target. Every tenant has its own seed. A failure prints the seed
+//! after it has shrunk the tenant: `CANAL_SEED=<seed>` starts there, `CANAL_TENANTS=<count>` sets
+//! the number of tenants. A tenant that fails becomes a case in `cases/`.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

@@ -1,5 +1,6 @@
-//! Compares the policy sets of data planes with the oracle, for generated policies and for those of the golden files. Every tenant has its
-//! own seed, which a failure prints: `CANAL_SEED=<seed>` starts there, `CANAL_TENANTS=<count>` sets the number of tenants.
+//! Compares the policy sets of data planes with the oracle, for generated policies and for those of
+//! the golden files. Every tenant has its own seed, which a failure prints: `CANAL_SEED=<seed>`
+//! starts there, `CANAL_TENANTS=<count>` sets the number of tenants.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -118,7 +119,8 @@ fn bent(text: &str, seed: u64) -> String {
     lines.join("\n")
 }
 
-/// Whatever the compiler makes of a broken policy, the wire format accepts it, and the policy set and the oracle interpret it alike.
+/// Whatever the compiler makes of a broken policy, the wire format accepts it, and the policy set
+/// and the oracle interpret it alike.
 #[test]
 fn bent_policies_travel_and_mean_the_same_to_the_guard() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden/compiler");

@@ -1,5 +1,6 @@
-//! Inputs at the compiler's limits: a router accepts everything that the compiler accepts, because a rule that a router refused would have
-//! no diagnostic. [`RoutingComparison::of`] fails if a router refuses a rule. The compiler's own tests check where its limits are.
+//! Inputs at the compiler's limits: a router accepts everything that the compiler accepts, because
+//! a rule that a router refused would have no diagnostic. [`RoutingComparison::of`] fails if a
+//! router refuses a rule. The compiler's own tests check where its limits are.
 
 use std::fmt::Write;
 

@@ -1,5 +1,5 @@
-//! Weighted splits: compares the results of `canal_router::pick` over many numbers with the weights of compiled splits. It does not test
-//! which endpoint serves a share.
+//! Weighted splits: compares the results of `canal_router::pick` over many numbers with the weights
+//! of compiled splits. It does not test which endpoint serves a share.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -50,7 +50,8 @@ fn weights(split: &[Backend]) -> BTreeMap<SplitOutcome, u64> {
     weights
 }
 
-/// Over one full cycle (the `total` numbers that are spread evenly over all 64 bits) every share equals its weight exactly.
+/// Over one full cycle (the `total` numbers that are spread evenly over all 64 bits) every share
+/// equals its weight exactly.
 fn check_cycle(split: &[Backend]) {
     let expected = weights(split);
     let total: u64 = expected.values().sum();
@@ -67,7 +68,8 @@ fn check_cycle(split: &[Backend]) {
     assert_eq!(counts, expected, "{split:?}");
 }
 
-/// A splitmix64 generator (Steele, Lea, Flood). It is deterministic, and good enough for a chi-square test.
+/// A splitmix64 generator (Steele, Lea, Flood). It is deterministic, and good enough for a
+/// chi-square test.
 struct PickRandom(u64);
 
 impl PickRandom {
@@ -79,8 +81,9 @@ impl PickRandom {
     }
 }
 
-/// Chi-square test over random numbers. The mean is the degrees of freedom `k`, the deviation `sqrt(2k)`. More than seven deviations are
-/// never chance, and a share that is wrong by a few per cent is far beyond that.
+/// Chi-square test over random numbers. The mean is the degrees of freedom `k`, the deviation
+/// `sqrt(2k)`. More than seven deviations are never chance, and a share that is wrong by a few per
+/// cent is far beyond that.
 fn check_chi_square(split: &[Backend], draws: u64) {
     let expected = weights(split);
     let total: u64 = expected.values().sum();
@@ -202,7 +205,8 @@ fn cycles_are_exact_at_the_edges() {
     ] {
         check_cycle(&split(weights));
     }
-    // The smallest and the largest number select the first and the last share, never one without weight.
+    // The smallest and the largest number select the first and the last share, never one without
+    // weight.
     for (weights, first, last) in [
         (&[0, 2, 0][..], 1, 1),
         (&[5, 1, 0], 0, 1),

@@ -1,5 +1,5 @@
-//! The integration tests of policies on every target, compared with the oracle. `make test` runs each module in its own process (`suite
-//! MODULE::`).
+//! The integration tests of policies on every target, compared with the oracle. `make test` runs
+//! each module in its own process (`suite MODULE::`).
 
 mod cases;
 mod generated;

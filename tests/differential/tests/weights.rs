@@ -28,7 +28,8 @@ spec:
   parentRefs: [{group: '', kind: Service, name: web}]
 ";
 
-/// Compiles a route with this text, and returns what the tenant is charged and what the routers take.
+/// Compiles a route with this text, and returns what the tenant is charged and what the routers
+/// take.
 fn charged_and_taken(text: &str) -> (u64, u64) {
     let parsed = canal_sources::parse("weights.yaml", &format!("{BASE}{text}"));
     assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);

@@ -1,5 +1,5 @@
-//! The controller's services as any holder of a token can call them, from any host: certificates, subscriptions, the operators' API. It
-//! does not check the results.
+//! The controller's services as any holder of a token can call them, from any host: certificates,
+//! subscriptions, the operators' API. It does not check the results.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -108,7 +108,8 @@ impl<'c> Caller<'c> {
             .unwrap_or_else(|e| panic!("{}: {e}", self.host))
     }
 
-    /// Requests a certificate. `service` is the `Service` of the metadata. The result is the chain in PEM.
+    /// Requests a certificate. `service` is the `Service` of the metadata. The result is the chain
+    /// in PEM.
     pub fn certificate(
         &self,
         identity: &str,
@@ -135,7 +136,8 @@ impl<'c> Caller<'c> {
         })
     }
 
-    /// Subscribes to names of a type (none: the wildcard), and returns the names of the resources that arrive until no more come.
+    /// Subscribes to names of a type (none: the wildcard), and returns the names of the resources
+    /// that arrive until no more come.
     pub fn subscribe(
         &self,
         node: &str,
@@ -176,7 +178,8 @@ impl<'c> Caller<'c> {
         })
     }
 
-    /// Applies objects for a tenant. An error means that the caller is refused; problems with the objects are in the response.
+    /// Applies objects for a tenant. An error means that the caller is refused; problems with the
+    /// objects are in the response.
     pub fn apply(&self, tenant: &str, yaml: &str) -> Result<ApplyResponse, Status> {
         let files = vec![File {
             path: "objects.yaml".into(),
@@ -261,7 +264,8 @@ impl<'c> Caller<'c> {
         )
     }
 
-    /// Returns everything that the controller shows of a tenant as text: its status, its fleet and its CAs.
+    /// Returns everything that the controller shows of a tenant as text: its status, its fleet and
+    /// its CAs.
     pub fn overview(&self) -> Result<String, Status> {
         let (status, fleet) = (
             self.request(StatusRequest {}),

@@ -1,5 +1,5 @@
-//! Certificates with their keys, as an attacker has them: stolen from files, issued by the attacker's own CA, or none. It verifies nothing
-//! and trusts every server.
+//! Certificates with their keys, as an attacker has them: stolen from files, issued by the
+//! attacker's own CA, or none. It verifies nothing and trusts every server.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! A DNS client without a resolver library, in a host's namespace: one query, one server. It does not check the results.
+//! A DNS client without a resolver library, in a host's namespace: one query, one server. It does
+//! not check the results.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
@@ -51,8 +52,9 @@ fn read(bytes: &[u8]) -> Option<DnsAnswer> {
     })
 }
 
-/// Sends the query over UDP, in the gate every second again until its deadline, as a resolver does (RFC 1035 4.2.1): a question that
-/// arrives while a replica is replaced may be lost. `None`: no answer in time, or none that can be read.
+/// Sends the query over UDP, in the gate every second again until its deadline, as a resolver does
+/// (RFC 1035 4.2.1): a question that arrives while a replica is replaced may be lost. `None`: no
+/// answer in time, or none that can be read.
 pub fn query_udp(world: &World, host: &str, server: IpAddr, question: &[u8]) -> Option<DnsAnswer> {
     let started = Instant::now();
     loop {

@@ -1,4 +1,5 @@
-//! Ends a client at the moment that a test chooses, so that no test guesses how long an event takes. It does not check the results.
+//! Ends a client at the moment that a test chooses, so that no test guesses how long an event
+//! takes. It does not check the results.
 
 use std::process::Child;
 use std::time::Duration;
@@ -12,15 +13,16 @@ use crate::{ClientOutcome, Mesh, until};
 const STARTED_WITHIN: Duration = Duration::from_secs(5);
 
 impl Mesh {
-    /// Sends SIGTERM to a client that was started with [`Mesh::spawn`], and waits for it. `canal-samples load` and `sessions` then end with
-    /// their report.
+    /// Sends SIGTERM to a client that was started with [`Mesh::spawn`], and waits for it.
+    /// `canal-samples load` and `sessions` then end with their report.
     pub fn stop(&self, what: &str, child: Child) -> ClientOutcome {
         self.signal(what, child, Signal::TERM)
     }
 
     /// Sends a signal to a client that was started with [`Mesh::spawn`], and waits for it.
     pub fn signal(&self, what: &str, mut child: Child, signal: Signal) -> ClientOutcome {
-        // A signal to `timeout` would start its own limit for the client's end, so the client itself gets the signal.
+        // A signal to `timeout` would start its own limit for the client's end, so the client
+        // itself gets the signal.
         let children = format!("/proc/{pid}/task/{pid}/children", pid = child.id());
         let mut client = None;
         until(

@@ -169,7 +169,8 @@ impl ExchangeWorld {
         self.race_at(true, client, (SERVICE, PORT), tries)
     }
 
-    /// Returns how many requests the gateways have sent again because the application had not got them.
+    /// Returns how many requests the gateways have sent again because the application had not got
+    /// them.
     pub fn sent_again(&self) -> u64 {
         self.mesh.counted_at(
             "gateway",
@@ -200,7 +201,8 @@ impl ExchangeWorld {
         counts
     }
 
-    /// Uploads bodies with `client`, `curl` or `python`, that the application refuses before it has read them.
+    /// Uploads bodies with `client`, `curl` or `python`, that the application refuses before it has
+    /// read them.
     pub fn uploads(&self, client: &str, tries: u64) -> UploadFailures {
         let batch = (tries / UPLOAD_BATCHES).to_string();
         let failed = |is_meshed, host| {
@@ -215,13 +217,15 @@ impl ExchangeWorld {
         }
     }
 
-    /// Uploads a body through the mesh that the application answers before its end, and returns the program's report.
+    /// Uploads a body through the mesh that the application answers before its end, and returns the
+    /// program's report.
     pub fn early_answer(&self) -> Value {
         self.run(true, &["early", SERVICE, PORT])
     }
 }
 
-/// Returns the smallest number of POSTs that failed through another proxy that sent none twice; `None` if there is no such proxy.
+/// Returns the smallest number of POSTs that failed through another proxy that sent none twice;
+/// `None` if there is no such proxy.
 pub fn least_failed(beside: &[(&'static str, RaceCounts)]) -> Option<u64> {
     beside
         .iter()

@@ -1,5 +1,6 @@
-//! Floods from a host's network namespace: many connections that are opened and then held in one of the states in which a connection can be
-//! left. Each flood is bounded in number and time. It does not check the results.
+//! Floods from a host's network namespace: many connections that are opened and then held in one of
+//! the states in which a connection can be left. Each flood is bounded in number and time. It does
+//! not check the results.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -32,15 +33,16 @@ pub enum Hold<'f> {
     Flood(Vec<u8>),
     /// Completes the TLS handshake (ALPN `h2`) and sends nothing more.
     Tls(Option<&'f PemCredential>),
-    /// Completes TLS and HTTP/2, and opens `streams` CONNECT streams to this authority. Each stream offers `payload` bytes; no response is
-    /// read.
+    /// Completes TLS and HTTP/2, and opens `streams` CONNECT streams to this authority. Each stream
+    /// offers `payload` bytes; no response is read.
     Streams {
         credential: &'f PemCredential,
         authority: &'f str,
         streams: usize,
         payload: usize,
     },
-    /// Completes TLS and HTTP/2, then opens CONNECT streams and resets them at once until the time is over.
+    /// Completes TLS and HTTP/2, then opens CONNECT streams and resets them at once until the time
+    /// is over.
     Resets {
         credential: &'f PemCredential,
         authority: &'f str,
@@ -119,7 +121,8 @@ impl ConnectionFlood<'_> {
     }
 }
 
-/// Brings a connection into its state and waits until the other side ends it. An error means that the state was not reached.
+/// Brings a connection into its state and waits until the other side ends it. An error means that
+/// the state was not reached.
 async fn hold(
     hold: &Hold<'_>,
     mut tcp: TcpStream,
@@ -267,7 +270,8 @@ pub fn churn(world: &World, host: &str, to: SocketAddr, lasts: Duration) -> Floo
                     match timeout(OPEN_TIMEOUT, TcpStream::connect(to)).await {
                         Ok(Ok(tcp)) => {
                             report.connections_opened += 1;
-                            // A reset instead of a close prevents ports from running out in TIME_WAIT.
+                            // A reset instead of a close prevents ports from running out in
+                            // TIME_WAIT.
                             let _ = tcp.set_zero_linger();
                         }
                         _ => report.refused += 1,

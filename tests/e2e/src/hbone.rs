@@ -1,5 +1,5 @@
-//! An HBONE client in a host's network namespace: any certificate, any CONNECT, any headers. It is never captured. It does not check the
-//! results.
+//! An HBONE client in a host's network namespace: any certificate, any CONNECT, any headers. It is
+//! never captured. It does not check the results.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -108,7 +108,8 @@ pub fn tunnel(world: &World, tunnel: &TunnelRequest<'_>) -> TunnelAttempt {
 pub struct TunnelLoad {
     /// Number of tunnels that reached an application.
     pub reached: u64,
-    /// Number of tunnels that reached an application only at an immediate second attempt, as clients with a connection pool make it.
+    /// Number of tunnels that reached an application only at an immediate second attempt, as
+    /// clients with a connection pool make it.
     pub again: u64,
     /// Results of the other tunnels.
     pub failed: Vec<TunnelAttempt>,
@@ -116,7 +117,8 @@ pub struct TunnelLoad {
     pub slowest: Duration,
 }
 
-/// Opens tunnels repeatedly from this many clients at once for `seconds`. Each is a new connection with a new handshake.
+/// Opens tunnels repeatedly from this many clients at once for `seconds`. Each is a new connection
+/// with a new handshake.
 pub fn load(world: &World, tunnel: &TunnelRequest<'_>, clients: usize, seconds: u64) -> TunnelLoad {
     let until = Instant::now() + Duration::from_secs(seconds);
     let client = async || {
@@ -183,7 +185,8 @@ async fn open(tunnel: &TunnelRequest<'_>) -> TunnelAttempt {
     let driver = tokio::spawn(connection);
     match send_request(tunnel, client).await {
         Ok(opened) => opened,
-        // The connection knows the reason of a failed stream better: TLS 1.3 reports a refused client certificate late.
+        // The connection knows the reason of a failed stream better: TLS 1.3 reports a refused
+        // client certificate late.
         Err(e) => match tokio::time::timeout(Duration::from_millis(200), driver).await {
             Ok(Ok(Err(why))) => TunnelAttempt::Refused(format!("{e}: {why:?}")),
             _ => TunnelAttempt::Refused(e.to_string()),

@@ -1,5 +1,5 @@
-//! Raw ICMP in a host's network namespace: sends echo requests and datagrams, and receives replies and errors as they arrive, before any
-//! kernel interprets them. It does not check the results.
+//! Raw ICMP in a host's network namespace: sends echo requests and datagrams, and receives replies
+//! and errors as they arrive, before any kernel interprets them. It does not check the results.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -23,7 +23,8 @@ pub struct IcmpPacket {
 
 /// Receiver of all ICMP packets of one family that arrive at a host.
 pub struct Icmp {
-    /// A raw socket in the type of std's UDP socket: its `recv_from` works with any socket, and initializes the bytes that it returns.
+    /// A raw socket in the type of std's UDP socket: its `recv_from` works with any socket, and
+    /// initializes the bytes that it returns.
     socket: UdpSocket,
     is_v6: bool,
 }

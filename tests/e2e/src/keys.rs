@@ -1,5 +1,5 @@
-//! A client of the key server's protocol in a host's network namespace: any certificate on the channel, any request, any bytes. It does not
-//! check the results.
+//! A client of the key server's protocol in a host's network namespace: any certificate on the
+//! channel, any request, any bytes. It does not check the results.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -61,7 +61,8 @@ pub struct Requester<'r> {
 }
 
 impl Requester<'_> {
-    /// Requests a signature over data that looks like the CertificateVerify of a TLS 1.3 client (RFC 8446 §4.4.3).
+    /// Requests a signature over data that looks like the CertificateVerify of a TLS 1.3 client
+    /// (RFC 8446 §4.4.3).
     pub fn sign(&self, key: KeyName) -> KeyServerReply {
         let input = [
             &[0x20; 64][..],

@@ -1,4 +1,5 @@
-//! Clients that run for as long as a change of the mesh takes, whatever the speed of the machine. Start at [`load_while`].
+//! Clients that run for as long as a change of the mesh takes, whatever the speed of the machine.
+//! Start at [`load_while`].
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -59,8 +60,9 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// Runs `change` while clients load the mesh. Each client is a host and a command that ends by itself with a report in JSON; it is started
-/// again until the change is over. Returns the result of the change and each client's reports.
+/// Runs `change` while clients load the mesh. Each client is a host and a command that ends by
+/// itself with a report in JSON; it is started again until the change is over. Returns the result
+/// of the change and each client's reports.
 pub fn load_while<T>(
     mesh: &Mesh,
     clients: &[(&str, Vec<&str>)],

@@ -1,5 +1,6 @@
-//! Searches for private keys where none may be: in all memory that a process can write, and in files. It recognizes an ECDSA P-256 key by
-//! its public key: it computes the point for every 32 bytes that could be a scalar. It reports what it finds and does not assess it.
+//! Searches for private keys where none may be: in all memory that a process can write, and in
+//! files. It recognizes an ECDSA P-256 key by its public key: it computes the point for every 32
+//! bytes that could be a scalar. It reports what it finds and does not assess it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,7 +18,8 @@ const PIECE: usize = 4 << 20;
 const OVERLAP: usize = 4096;
 /// Memory that was never written is skipped in units of this size.
 const PAGE: usize = 4096;
-/// Minimum number of different bytes among 32. Random bytes repeat so rarely that one key in 10^9 would be missed.
+/// Minimum number of different bytes among 32. Random bytes repeat so rarely that one key in 10^9
+/// would be missed.
 const DIFFERENT_MIN: u32 = 20;
 
 /// Owner of each public key, by its point (SEC 1 §2.3.3, uncompressed).
@@ -34,7 +36,8 @@ pub struct FoundKey {
 
 /// Returns the point of a certificate's P-256 key.
 pub fn point(certificate_der: &[u8]) -> Vec<u8> {
-    // AlgorithmIdentifier of id-ecPublicKey with prime256v1, then a BIT STRING of 66 bytes with no unused bits (RFC 5480 §2).
+    // AlgorithmIdentifier of id-ecPublicKey with prime256v1, then a BIT STRING of 66 bytes with no
+    // unused bits (RFC 5480 §2).
     let before: &[u8] = &[
         0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86,
         0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
@@ -173,7 +176,8 @@ fn pem(bytes: &[u8]) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Returns the owner of a key of 32 bytes, in the given or in reverse order, because big numbers may be stored little-endian.
+/// Returns the owner of a key of 32 bytes, in the given or in reverse order, because big numbers
+/// may be stored little-endian.
 fn owner(scalar: &[u8], publics: &Publics) -> Option<String> {
     // Cheap check for the most common bytes that are not a key: a word of zeros.
     if scalar.len() != SCALAR || scalar[..8] == [0; 8] || scalar[24..] == [0; 8] {

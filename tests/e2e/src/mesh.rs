@@ -1,4 +1,5 @@
-//! A world with a complete mesh, made from `tests/e2e/worlds/*.yaml`. It disappears when the test process ends, however it ends.
+//! A world with a complete mesh, made from `tests/e2e/worlds/*.yaml`. It disappears when the test
+//! process ends, however it ends.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -33,7 +34,8 @@ pub fn root() -> PathBuf {
         .expect("the crate stands in the repository")
 }
 
-/// Returns the folder of the programs that cargo built; test programs are in its `deps`, and benches beside them.
+/// Returns the folder of the programs that cargo built; test programs are in its `deps`, and
+/// benches beside them.
 fn built() -> PathBuf {
     let own = std::env::current_exe().expect("a program has a path");
     let folder = own.parent().expect("a program is in a folder");
@@ -63,7 +65,8 @@ fn is_subscriber(kind: &str) -> bool {
     ["gateway", "edge", "node", "keyServer"].contains(&kind)
 }
 
-/// Returns a world's name for this run of the tests: two runs on one machine do not replace each other's worlds.
+/// Returns a world's name for this run of the tests: two runs on one machine do not replace each
+/// other's worlds.
 fn world_name(name: &str) -> String {
     match std::env::var("CANAL_RUN_ID") {
         Ok(run) if !run.is_empty() => format!("{name}-{run}"),
@@ -78,8 +81,8 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// Brings up `worlds/<file>` under the name `name`, and waits until every process is ready and every data plane has its complete
-    /// configuration.
+    /// Brings up `worlds/<file>` under the name `name`, and waits until every process is ready and
+    /// every data plane has its complete configuration.
     pub fn up(file: &str, name: &str) -> Self {
         Self::up_with(file, name, |_| {})
     }
@@ -89,15 +92,16 @@ impl Mesh {
         Self::up_from(file, name, vec![built(), root().join(".tools/bin")], change)
     }
 
-    /// Brings up a mesh like [`Mesh::up_with`]. Wherever the world starts `program.0`, it starts this repository's test program
-    /// `program.1`.
+    /// Brings up a mesh like [`Mesh::up_with`]. Wherever the world starts `program.0`, it starts
+    /// this repository's test program `program.1`.
     pub fn up_in_place_of(
         file: &str,
         name: &str,
         program: (&str, &str),
         change: impl FnOnce(&mut Topology),
     ) -> Self {
-        // A link in a folder that is searched first; it stays among the build's files and is the same for every run.
+        // A link in a folder that is searched first; it stays among the build's files and is the
+        // same for every run.
         let folder = built().join(program.1).with_extension("instead");
         std::fs::create_dir_all(&folder).expect("a folder for the link");
         let link = folder.join(program.0);
@@ -250,8 +254,8 @@ impl Mesh {
         metrics.to_owned()
     }
 
-    /// Returns the sum of a metric family's series with all of these labels (`name="value"`) at one host. Agents read their programs'
-    /// counters every two seconds.
+    /// Returns the sum of a metric family's series with all of these labels (`name="value"`) at one
+    /// host. Agents read their programs' counters every two seconds.
     pub fn counted(&self, host: &str, family: &str, labels: &[&str]) -> u64 {
         let metrics = self.metrics(host);
         let of_family = metrics.lines().filter(|l| {
@@ -309,7 +313,8 @@ impl Mesh {
             .unwrap_or_else(|| panic!("{host} has no IPv4 address"))
     }
 
-    /// Returns the addresses of a name as a pod resolves it, in both families, each once; empty if there is none.
+    /// Returns the addresses of a name as a pod resolves it, in both families, each once; empty if
+    /// there is none.
     pub fn resolve(&self, pod: &str, name: &str) -> Vec<IpAddr> {
         let finished = self.run(pod, &["getent", "ahosts", name]);
         let mut all: Vec<IpAddr> = finished
@@ -359,8 +364,9 @@ impl Mesh {
             .collect()
     }
 
-    /// Returns whether the tier's services are spread over it: no backend has three services more than another of its AZ. When a world
-    /// starts, the backends that come up first have all services.
+    /// Returns whether the tier's services are spread over it: no backend has three services more
+    /// than another of its AZ. When a world starts, the backends that come up first have all
+    /// services.
     pub fn is_spread(&self) -> bool {
         let placed = self.canal(&["gateway", "status", "-o", "json"]).json();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -391,9 +397,10 @@ impl Mesh {
             .all(|of_az| of_az.values().max() <= of_az.values().min().map(|n| n + 2).as_ref())
     }
 
-    /// Waits until buckets have stopped moving: for two seconds no head changed, no replica owned sessions behind another head, and all
-    /// data planes had the published configuration. An earlier session counts as owned until it has left TIME_WAIT, 60 s after its end, so
-    /// this must come first.
+    /// Waits until buckets have stopped moving: for two seconds no head changed, no replica owned
+    /// sessions behind another head, and all data planes had the published configuration. An
+    /// earlier session counts as owned until it has left TIME_WAIT, 60 s after its end, so this
+    /// must come first.
     pub fn rest(&self, within: Duration) {
         let places = || -> Vec<(String, u64, u64)> {
             let fleet = self.canal(&["gateway", "list", "-o", "json"]).json();

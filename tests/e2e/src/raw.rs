@@ -1,4 +1,5 @@
-//! Raw bytes from a captured pod: HTTP that no client library would write, and HTTP/2 frames. It does not check the results.
+//! Raw bytes from a captured pod: HTTP that no client library would write, and HTTP/2 frames. It
+//! does not check the results.
 
 use std::io::Read;
 use std::process::Stdio;
@@ -17,12 +18,13 @@ const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const FRAME_HEAD: usize = 9;
 
-/// Script with the arguments host, port, and base64 of the bytes to send. It ends with its input, after two seconds at the latest; its
-/// output ends with the connection.
+/// Script with the arguments host, port, and base64 of the bytes to send. It ends with its input,
+/// after two seconds at the latest; its output ends with the connection.
 const SCRIPT: &str = "exec 3<>/dev/tcp/$1/$2 && echo $3 | base64 -d >&3 && { cat <&3 & exec >&-; read -r -t 2 _; kill $!; } 2>/dev/null";
 
-/// Sends bytes from a pod through capture and returns the received bytes. It stops when the other side ends the connection, when `is_over`
-/// returns true for the bytes so far, or after two seconds.
+/// Sends bytes from a pod through capture and returns the received bytes. It stops when the other
+/// side ends the connection, when `is_over` returns true for the bytes so far, or after two
+/// seconds.
 pub fn raw(
     mesh: &Mesh,
     pod: &str,
@@ -75,7 +77,8 @@ pub fn raw_text(mesh: &Mesh, pod: &str, host: &str, port: u16, text: &str, word:
     String::from_utf8_lossy(&raw(mesh, pod, host, port, text.as_bytes(), has_word)).into_owned()
 }
 
-/// Returns an HTTP/2 request with exactly these fields, pseudo fields included, in this order (RFC 7541 §6.2.2, never indexed, no Huffman).
+/// Returns an HTTP/2 request with exactly these fields, pseudo fields included, in this order (RFC
+/// 7541 §6.2.2, never indexed, no Huffman).
 pub fn h2_request(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in fields {
@@ -109,8 +112,8 @@ pub fn h2_frames(mut bytes: &[u8]) -> Vec<(u8, u8, Vec<u8>)> {
     frames
 }
 
-/// Returns whether everything has arrived that can arrive on the only stream of a connection: its end or its reset, complete (RFC 9113
-/// §5.1).
+/// Returns whether everything has arrived that can arrive on the only stream of a connection: its
+/// end or its reset, complete (RFC 9113 §5.1).
 pub fn h2_is_over(mut bytes: &[u8]) -> bool {
     while bytes.len() >= FRAME_HEAD && bytes.len() >= FRAME_HEAD + length_of(bytes) {
         let (kind, ends_stream, stream) = (bytes[3], bytes[4] & 1 == 1, &bytes[5..FRAME_HEAD]);

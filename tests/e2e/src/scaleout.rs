@@ -39,7 +39,8 @@ const BUCKETS: usize = 128;
 const SETTLED_WITHIN: Duration = Duration::from_secs(30);
 /// All connections of moved buckets have received a GOAWAY or `Connection: close` within this time.
 const RELIEVED_WITHIN: Duration = Duration::from_secs(10);
-/// Interval at which a client uses each of its connections; an HTTP/1.1 connection leaves with the next response.
+/// Interval at which a client uses each of its connections; an HTTP/1.1 connection leaves with the
+/// next response.
 const CONNECTION_USED_WITHIN: Duration = Duration::from_secs(7);
 /// Time for which requests are counted after the connections have moved.
 const COUNTED_FOR: Duration = Duration::from_secs(12);
@@ -63,7 +64,8 @@ fn load(mesh: &Mesh, client: &str, extra: &[&str]) -> Child {
     mesh.spawn(client, &[&all[..], extra].concat())
 }
 
-/// Returns the service's ID, and the number of buckets of which each replica of the clients' AZ is the head.
+/// Returns the service's ID, and the number of buckets of which each replica of the clients' AZ is
+/// the head.
 fn heads(mesh: &Mesh) -> (ServiceId, BTreeMap<String, u64>) {
     let status = mesh
         .canal(&["gateway", "status", SERVICE, "-o", "json"])
@@ -193,8 +195,9 @@ pub fn up(name: &str) -> Mesh {
     mesh
 }
 
-/// Adds four replicas under the load of eight clients, and counts which replicas answer. With `is_timed` it counts after the time within which
-/// connections have moved; otherwise until each new replica has answered.
+/// Adds four replicas under the load of eight clients, and counts which replicas answer. With
+/// `is_timed` it counts after the time within which connections have moved; otherwise until each
+/// new replica has answered.
 pub fn grow(mesh: &Mesh, is_timed: bool) -> ScaleOutFigures {
     let loaded: Vec<String> = (0..CLIENTS - 1).map(client).collect();
     let loads: Vec<Child> = loaded

@@ -1,6 +1,7 @@
-//! Addresses that applications see as their clients'. Over TCP, and over an HTTP connection that serves one client, it is the pod's own
-//! address. It is a gateway's if a connection serves many clients or another tenant's, and never the server's own. Nothing that a client
-//! claims changes this.
+//! Addresses that applications see as their clients'. Over TCP, and over an HTTP connection that
+//! serves one client, it is the pod's own address. It is a gateway's if a connection serves many
+//! clients or another tenant's, and never the server's own. Nothing that a client claims changes
+//! this.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::OnceLock;
@@ -98,7 +99,8 @@ fn is_gateways(peer: IpAddr) -> bool {
             .any(|pod| addresses(&format!("alpha/default/{pod}")).contains(&peer))
 }
 
-/// Over TCP, by the service's address and by the pod's, in both families, with the client's own port.
+/// Over TCP, by the service's address and by the pod's, in both families, with the client's own
+/// port.
 #[test]
 fn tcp_application_sees_the_client_pod() {
     let raw = "alpha/default/raw-0";
@@ -130,8 +132,8 @@ fn tcp_application_sees_the_client_pod() {
     );
 }
 
-/// A connection that serves many clients comes from a gateway, which names the client. A connection for one client, which the service's
-/// annotation requests, comes from that client.
+/// A connection that serves many clients comes from a gateway, which names the client. A connection
+/// for one client, which the service's annotation requests, comes from that client.
 #[test]
 fn http_application_sees_gateway_and_the_client_in_its_header() {
     for v4 in [true, false] {

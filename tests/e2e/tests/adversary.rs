@@ -12,7 +12,8 @@ use canal_timing::{deadline, is_timed, timed};
 
 /// Number of frames of each attack.
 const FRAMES: u64 = 2000;
-/// Duration of the victim's requests during an attack, and their number per second in the timing tier.
+/// Duration of the victim's requests during an attack, and their number per second in the timing
+/// tier.
 const VICTIM_SECONDS: u64 = 2;
 const VICTIM_RATE: u64 = 100;
 /// A request of the victim is answered within this time.
@@ -39,8 +40,8 @@ fn address(host: &str) -> String {
         .to_string()
 }
 
-/// Refusals of the kernel itself, for a source without a reverse route and for an address without an owner: the file of `/proc`, the group,
-/// the counter.
+/// Refusals of the kernel itself, for a source without a reverse route and for an address without
+/// an owner: the file of `/proc`, the group, the counter.
 const KERNEL: [(&str, &str, &str); 4] = [
     ("netstat", "TcpExt:", "IPReversePathFilter"),
     ("netstat", "IpExt:", "InNoRoutes"),
@@ -236,8 +237,8 @@ fn attacks() -> Vec<PeerAttack> {
     [attacks_of_a_node(), attacks_of_a_pod()].concat()
 }
 
-/// Starts the victim's requests, to a pod in the other AZ, and waits until they are served. In the gate each connection sends when it was
-/// answered.
+/// Starts the victim's requests, to a pod in the other AZ, and waits until they are served. In the
+/// gate each connection sends when it was answered.
 fn victim() -> Child {
     let served = || mesh().counted_at("gateway", "istio_requests_total", &["tenant=\"alpha\""]);
     let before = served();
@@ -269,7 +270,8 @@ fn victim() -> Child {
     watch
 }
 
-/// Ends a watch, and asserts that the victim was served by its own application only and, in the gate, without a loss.
+/// Ends a watch, and asserts that the victim was served by its own application only and, in the
+/// gate, without a loss.
 fn assert_unharmed(attack: &str, watch: Child) {
     let report = mesh().end("the victim's requests", watch).json();
     let count = |name: &str| report[name].as_u64().unwrap_or(0);

@@ -1,7 +1,8 @@
-//! Random faults and planned changes, one after the other, under two tenants with the same addresses: kills, partitions, drains, scale
-//! events, policy changes, rotations. No response may come from the other tenant, no planned change may fail a request, and a fault loses
-//! only requests in flight. `make test-timing` runs the first rounds of each of [`SEEDS`], `make soak PART=chaos` for about 30 minutes;
-//! `CANAL_SEED` replaces the seeds.
+//! Random faults and planned changes, one after the other, under two tenants with the same
+//! addresses: kills, partitions, drains, scale events, policy changes, rotations. No response may
+//! come from the other tenant, no planned change may fail a request, and a fault loses only
+//! requests in flight. `make test-timing` runs the first rounds of each of [`SEEDS`], `make soak
+//! PART=chaos` for about 30 minutes; `CANAL_SEED` replaces the seeds.
 
 use std::collections::BTreeMap;
 use std::process::Child;
@@ -25,7 +26,8 @@ const SEEDS: [u64; 6] = [1, 2, 4, 6, 22, 32];
 /// Rounds of each seed in `make soak` and in `make test-timing`. A round takes some nine seconds.
 const WHOLE: u64 = 33;
 const SHORTENED: u64 = 2;
-/// Connections of each client. Each carries one request at a time, so this is the maximum in flight.
+/// Connections of each client. Each carries one request at a time, so this is the maximum in
+/// flight.
 const CONNECTIONS: u64 = 4;
 /// Time of a round before its event.
 const LEAD_TIME: Duration = Duration::from_secs(1);
@@ -71,12 +73,13 @@ impl ChaosEvent {
         }
     }
 
-    /// Returns the maximum number of lost requests. A planned change must not fail a request, nor must the death of a process that no
-    /// packet passes through.
+    /// Returns the maximum number of lost requests. A planned change must not fail a request, nor
+    /// must the death of a process that no packet passes through.
     fn losses_max(self) -> u64 {
         match self {
             Self::KillGateway(_) => CONNECTIONS,
-            // Requests in flight, and those that the same connections sent before the edge's probes failed.
+            // Requests in flight, and those that the same connections sent before the edge's probes
+            // failed.
             Self::Cut(_) => 2 * CONNECTIONS,
             _ => 0,
         }

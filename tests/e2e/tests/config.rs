@@ -1,4 +1,5 @@
-//! Configuration under load: a thousand changes without a lost request, refusals that change nothing, operation without the controller.
+//! Configuration under load: a thousand changes without a lost request, refusals that change
+//! nothing, operation without the controller.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -27,8 +28,9 @@ const HALVES: &str = "---\napiVersion: v1\nkind: Service\nmetadata: {name: revie
     ---\napiVersion: v1\nkind: Service\nmetadata: {name: reviews-b, namespace: default}\nspec:\n  \
     clusterIP: 10.101.0.62\n  selector: {app: reviews, version: v2}\n  ports: [{name: http, port: 9080, targetPort: 9080}]\n";
 
-/// A route for reviews whose content depends on `n`. The rule that matches the load's requests changes its kind, its position and its
-/// destination, and other rules come and go before it. Even numbers lead to one half of the application, odd ones to the other.
+/// A route for reviews whose content depends on `n`. The rule that matches the load's requests
+/// changes its kind, its position and its destination, and other rules come and go before it. Even
+/// numbers lead to one half of the application, odd ones to the other.
 fn route(n: u32) -> String {
     let others: String = (0..n % 4)
         .map(|i| {
@@ -60,8 +62,9 @@ fn apply(mesh: &Mesh, text: &str) -> canal_e2e::ClientOutcome {
     mesh.canal(&["apply", "--tenant", "alpha", "-f", file.to_str().unwrap()])
 }
 
-/// A thousand changes in the timing tier, of which the gate makes the first 40, under as many loads, one after another, as they take. Each
-/// change moves the load's requests to the other half, and the load counts which half answers.
+/// A thousand changes in the timing tier, of which the gate makes the first 40, under as many
+/// loads, one after another, as they take. Each change moves the load's requests to the other half,
+/// and the load counts which half answers.
 #[test]
 fn a_thousand_changes_lose_no_request() {
     const SECONDS: u64 = 20;
@@ -169,7 +172,8 @@ fn a_change_shows_and_a_broken_one_is_refused_whole() {
     assert_eq!(status(), 200);
 }
 
-/// The controller is killed; then a node proxy and a gateway replica restart without it, and traffic continues from their state files.
+/// The controller is killed; then a node proxy and a gateway replica restart without it, and
+/// traffic continues from their state files.
 #[test]
 fn life_goes_on_without_the_controller() {
     let mesh = mesh();

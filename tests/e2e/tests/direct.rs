@@ -1,6 +1,7 @@
-//! The direct path: connections to ports declared TCP go from node to node, and no gateway sees them. A policy that only a gateway can
-//! evaluate, a Service that refuses the path, and a pod that dies redirect new connections without a failure. A policy that a node can
-//! evaluate is evaluated there.
+//! The direct path: connections to ports declared TCP go from node to node, and no gateway sees
+//! them. A policy that only a gateway can evaluate, a Service that refuses the path, and a pod that
+//! dies redirect new connections without a failure. A policy that a node can evaluate is evaluated
+//! there.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -144,7 +145,8 @@ fn redis_goes_node_to_node_for_each_tenant() {
         mesh().counted_at("node", "istio_tcp_connections_opened_total", &labels) >= 6,
         "the service is named at its pods' node"
     );
-    // The node evaluates a policy that it can: the connection stays on the direct path, and so do the others.
+    // The node evaluates a policy that it can: the connection stays on the direct path, and so do
+    // the others.
     mesh().apply(
         "alpha",
         &policy(
@@ -221,7 +223,8 @@ fn policy_for_gateways_moves_connections_and_fails_none() {
     });
 }
 
-/// The Service refuses the direct path while sessions run: none of them ends, and new connections use a gateway.
+/// The Service refuses the direct path while sessions run: none of them ends, and new connections
+/// use a gateway.
 #[test]
 fn service_that_refuses_the_direct_path_ends_nothing() {
     let file = mesh().world.config_dir("alpha").join("services.yaml");
@@ -263,7 +266,8 @@ fn service_that_refuses_the_direct_path_ends_nothing() {
     mesh().converge(deadline(SOON));
 }
 
-/// One of two pods dies: its sessions reconnect at once, and new connections never fail, before and after the controller knows.
+/// One of two pods dies: its sessions reconnect at once, and new connections never fail, before and
+/// after the controller knows.
 #[test]
 fn dead_pod_costs_its_own_sessions_only() {
     let running = sessions();

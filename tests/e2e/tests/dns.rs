@@ -1,6 +1,7 @@
-//! The tier's name service as pods without a node proxy use it. It returns the gateway address of the local AZ first and alone, and another
-//! AZ's only while the local one is closed. It knows the names of one tenant only, in both families, over UDP and TCP. Two tenants query
-//! servers with the same addresses.
+//! The tier's name service as pods without a node proxy use it. It returns the gateway address of
+//! the local AZ first and alone, and another AZ's only while the local one is closed. It knows the
+//! names of one tenant only, in both families, over UDP and TCP. Two tenants query servers with the
+//! same addresses.
 
 use std::net::{IpAddr, TcpStream};
 use std::sync::OnceLock;
@@ -34,7 +35,8 @@ fn mesh() -> &'static Mesh {
     static MESH: OnceLock<Mesh> = OnceLock::new();
     MESH.get_or_init(|| {
         let mesh = Mesh::up("tier.yaml", "e2e-dns");
-        // The assignment of replicas is queried below, and services still move while the first replica is alone.
+        // The assignment of replicas is queried below, and services still move while the first
+        // replica is alone.
         mesh.rest(deadline(RESTED_WITHIN));
         let asked = [(NEAR, SERVERS1, PARTS1), (FAR, SERVERS2, PARTS2)];
         until(deadline(OPEN_WITHIN), "each AZ answers for itself", || {
@@ -100,7 +102,8 @@ fn the_local_azs_address_alone_is_the_answer() {
     }
 }
 
-/// A name that only one tenant has: that tenant's servers know it, the other's, with the same addresses, do not.
+/// A name that only one tenant has: that tenant's servers know it, the other's, with the same
+/// addresses, do not.
 #[test]
 fn names_are_a_tenants_own() {
     let mesh = mesh();
@@ -148,7 +151,8 @@ fn names_are_a_tenants_own() {
         .ok();
 }
 
-/// A resolver ends with the name as it was written, after all suffixes of its search list: a typo is no outage.
+/// A resolver ends with the name as it was written, after all suffixes of its search list: a typo
+/// is no outage.
 #[test]
 fn unknown_short_names_are_no_reason_to_try_again() {
     const PROGRAM: &str = "import socket, sys\ntry: socket.getaddrinfo(sys.argv[1], 80)\nexcept socket.gaierror as e: print(e.errno == \
@@ -165,7 +169,8 @@ fn unknown_short_names_are_no_reason_to_try_again() {
     assert_eq!(asked("web-0.default").trim(), "found");
 }
 
-/// The replicas of one service in AZ 1 die, and one replica of the name service survives: it returns AZ 2's address until they are back.
+/// The replicas of one service in AZ 1 die, and one replica of the name service survives: it
+/// returns AZ 2's address until they are back.
 #[test]
 fn another_azs_address_is_the_answer_only_while_the_local_one_is_closed() {
     let mesh = mesh();

@@ -1,5 +1,6 @@
-//! A replica of the cloud tier is drained under load from clients with persistent connections. No request is lost, and the replica ends
-//! with no session, so that it can be stopped. The clients count the losses; nothing here retries.
+//! A replica of the cloud tier is drained under load from clients with persistent connections. No
+//! request is lost, and the replica ends with no session, so that it can be stopped. The clients
+//! count the losses; nothing here retries.
 
 use std::time::Duration;
 
@@ -68,7 +69,8 @@ fn a_drained_replica_ends_with_no_sessions() {
             .chain(urls.iter().map(String::as_str));
         all.chain(more.iter().copied()).collect()
     };
-    // Persistent connections. In the timing tier together 200 requests per second; in the gate each connection sends when it was answered.
+    // Persistent connections. In the timing tier together 200 requests per second; in the gate each
+    // connection sends when it was answered.
     let persistent: &[&str] = if is_timed() {
         &["-r", "100", "-c", "16", "-d", "40"]
     } else {
@@ -120,7 +122,8 @@ fn a_drained_replica_ends_with_no_sessions() {
     }
 }
 
-/// Waits until the clients have sessions again, drains a replica and cancels that. Returns the number of its sessions before.
+/// Waits until the clients have sessions again, drains a replica and cancels that. Returns the
+/// number of its sessions before.
 fn drained_and_back(mesh: &Mesh, name: &str) -> u64 {
     until(
         deadline(SETTLED_WITHIN),
@@ -137,9 +140,10 @@ fn drained_and_back(mesh: &Mesh, name: &str) -> u64 {
     had
 }
 
-/// Tests that a drained replica stays empty while others serve the clients' connections. Returns the replica, which is still drained, and
-/// how many sessions it has accepted. It is the busiest replica that receives new sessions without a node proxy: not every service is on
-/// every replica, and node proxies keep their tunnels.
+/// Tests that a drained replica stays empty while others serve the clients' connections. Returns
+/// the replica, which is still drained, and how many sessions it has accepted. It is the busiest
+/// replica that receives new sessions without a node proxy: not every service is on every replica,
+/// and node proxies keep their tunnels.
 fn stays_empty(mesh: &Mesh) -> (String, u64) {
     let heads: Vec<String> = (0..4)
         .flat_map(|n| mesh.heads(&format!("beta/default/web-{n}"), "az1"))

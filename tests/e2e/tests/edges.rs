@@ -1,6 +1,6 @@
-//! Two edges in one AZ behind one tunnel end: one that dies, one that is removed and returns, an agent that is killed. Also the tunnels of
-//! aggregation: how they spread over a replica's cores, and how to find one session in them. The clients count the losses; nothing here
-//! retries.
+//! Two edges in one AZ behind one tunnel end: one that dies, one that is removed and returns, an
+//! agent that is killed. Also the tunnels of aggregation: how they spread over a replica's cores,
+//! and how to find one session in them. The clients count the losses; nothing here retries.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
@@ -73,7 +73,8 @@ fn url() -> String {
     "http://web-0.default.svc.cluster.local:80/blob?size=100".into()
 }
 
-/// Starts loads of both clients, on persistent and on new connections, which run until the test stops them.
+/// Starts loads of both clients, on persistent and on new connections, which run until the test
+/// stops them.
 fn loads() -> Vec<(String, Child)> {
     let load = |client: &str, what: &str, extra: &[&str]| {
         let (url, timeout_ms) = (url(), deadline(ANSWERED_WITHIN).as_millis().to_string());
@@ -154,7 +155,8 @@ fn both_carry(before: [u64; 2]) {
     });
 }
 
-/// T16. Both edges carry packets before. Then the link of one goes down, which to routers is a dead host; the other carries everything.
+/// T16. Both edges carry packets before. Then the link of one goes down, which to routers is a dead
+/// host; the other carries everything.
 #[test]
 fn an_edge_s_death_costs_no_session_and_a_gap_below_a_second() {
     let mesh = mesh();
@@ -197,7 +199,8 @@ fn an_edge_s_killed_agent_costs_nothing() {
     mesh.converge(deadline(SETTLED_WITHIN));
 }
 
-/// Planned removal: routers stop sending to the edge; then it ends, and its program is removed. Its return starts with its readiness.
+/// Planned removal: routers stop sending to the edge; then it ends, and its program is removed. Its
+/// return starts with its readiness.
 #[test]
 fn an_edge_comes_and_goes_and_nothing_breaks() {
     let mesh = mesh();
@@ -330,7 +333,8 @@ fn sessions_of_tunnels_spread_over_a_replica_s_cores() {
     assert_eq!(report["ok"], true, "{report}");
 }
 
-/// Appendix A: the price of many sessions in one tunnel is that none of them is visible outside of it.
+/// Appendix A: the price of many sessions in one tunnel is that none of them is visible outside of
+/// it.
 #[test]
 fn a_session_is_found_in_its_tunnel() {
     let mesh = mesh();
@@ -366,7 +370,8 @@ fn a_session_is_found_in_its_tunnel() {
             .collect();
         assert_eq!(edges, EDGES, "any of them may carry it: {found:#}");
         for path in paths {
-            // A bucket may have moved since the session began. Then its new replica hands the session's packets to the owner.
+            // A bucket may have moved since the session began. Then its new replica hands the
+            // session's packets to the owner.
             let chain: Vec<&str> = path["chain"]
                 .as_array()
                 .expect("a chain")

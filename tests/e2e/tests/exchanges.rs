@@ -1,6 +1,7 @@
-//! Exchanges with an application that closes an idle connection, or responds before it has read the request. The test compares what a
-//! client gets through the mesh, without a mesh and through other proxies, in one run. `make soak PART=exchanges` runs the full numbers,
-//! `make test` counts through the mesh alone.
+//! Exchanges with an application that closes an idle connection, or responds before it has read the
+//! request. The test compares what a client gets through the mesh, without a mesh and through other
+//! proxies, in one run. `make soak PART=exchanges` runs the full numbers, `make test` counts
+//! through the mesh alone.
 
 use std::sync::OnceLock;
 
@@ -22,8 +23,9 @@ fn part(whole: u64, short: u64) -> u64 {
     }
 }
 
-/// A POST that arrives after the close is never lost, and one that was read is never read again. The first POST of a connection meets no close.
-/// Of later ones that arrive at the same moment, no more fail than through the best other proxy.
+/// A POST that arrives after the close is never lost, and one that was read is never read again.
+/// The first POST of a connection meets no close. Of later ones that arrive at the same moment, no
+/// more fail than through the best other proxy.
 #[test]
 fn posts_that_meet_a_close_are_answered_once() {
     let tries = part(3_000, BATCH);

@@ -1,5 +1,6 @@
-//! An external CA: CFSSL signs certificates for the controller, which is the registration authority. While it is unavailable no open
-//! connection ends. The controller never requests a certificate that CFSSL may not sign.
+//! An external CA: CFSSL signs certificates for the controller, which is the registration
+//! authority. While it is unavailable no open connection ends. The controller never requests a
+//! certificate that CFSSL may not sign.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Deliberate failures: replicas are killed, drained and restarted, pods come and go, certificates rotate under a stream.
+//! Deliberate failures: replicas are killed, drained and restarted, pods come and go, certificates
+//! rotate under a stream.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -33,7 +34,8 @@ fn mesh() -> &'static Mesh {
     })
 }
 
-/// Returns the command of a load: in the timing tier 200 requests per second, in the gate each connection sends when it was answered.
+/// Returns the command of a load: in the timing tier 200 requests per second, in the gate each
+/// connection sends when it was answered.
 fn load<'a>(seconds: &'a str, timeout: &'a str) -> Vec<&'a str> {
     let mut argv = vec![
         "canal-samples",
@@ -61,7 +63,8 @@ fn until_served() {
     });
 }
 
-/// Streams stay open across two rotations of every certificate on the path, and no byte is lost. The certificates did change.
+/// Streams stay open across two rotations of every certificate on the path, and no byte is lost.
+/// The certificates did change.
 #[test]
 fn certificates_rotate_under_a_stream() {
     let mesh = mesh();
@@ -182,7 +185,8 @@ fn a_killed_replica_costs_only_its_own_requests() {
     );
 }
 
-/// Planned restarts of a replica under load: clients get GOAWAY and `Connection: close`, and nothing is lost.
+/// Planned restarts of a replica under load: clients get GOAWAY and `Connection: close`, and
+/// nothing is lost.
 #[test]
 fn planned_restarts_lose_nothing() {
     let mesh = mesh();
@@ -238,7 +242,8 @@ fn pods_come_and_go() {
     }
 }
 
-/// While a node proxy is dead, its pods' connections are refused and never pass unencrypted; afterwards everything works as before.
+/// While a node proxy is dead, its pods' connections are refused and never pass unencrypted;
+/// afterwards everything works as before.
 #[test]
 fn a_dead_node_proxy_fails_closed() {
     let mesh = mesh();

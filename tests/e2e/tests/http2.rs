@@ -1,5 +1,5 @@
-//! h2spec, the HTTP/2 conformance suite, against the gateway's HTTP/2 port. The gateway runs alone, from a compiled state file, in a
-//! network namespace that disappears with the test.
+//! h2spec, the HTTP/2 conformance suite, against the gateway's HTTP/2 port. The gateway runs alone,
+//! from a compiled state file, in a network namespace that disappears with the test.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -147,8 +147,8 @@ fn h2spec_passes_wholly() {
     let seconds = deadline(ANSWERED_WITHIN).as_secs().to_string();
     let out = room
         .command(root().join(".tools/bin/h2spec").to_str().unwrap())
-        // The response to this path follows the whole body: an early response could come before a body that differs from its
-        // content-length.
+        // The response to this path follows the whole body: an early response could come before a
+        // body that differs from its content-length.
         .args([
             "-h",
             "127.0.0.1",

@@ -1,5 +1,6 @@
-//! ICMP through the whole tier: echo requests to gateway addresses, errors about sessions with them. A tenant receives only errors from and
-//! about its own addresses, never the tier's. An error about an endpoint that a replica receives reaches the connection concerned.
+//! ICMP through the whole tier: echo requests to gateway addresses, errors about sessions with
+//! them. A tenant receives only errors from and about its own addresses, never the tier's. An error
+//! about an endpoint that a replica receives reaches the connection concerned.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -12,7 +13,8 @@ use canal_world::topology::{OutsideTraffic, Topology};
 use socket2::{Domain, Socket, Type};
 
 const TENANTS: [&str; 2] = ["alpha", "beta"];
-/// A packet without an answer for this long is sent again: hosts limit the ICMP errors that they send.
+/// A packet without an answer for this long is sent again: hosts limit the ICMP errors that they
+/// send.
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// Buckets have stopped moving this long after the world is up.
 const RESTED_WITHIN: Duration = Duration::from_secs(60);
@@ -23,7 +25,8 @@ const UDP: u8 = 17;
 const UNUSED_PORT: u16 = 33_434;
 const REPLICAS: [&str; 6] = ["gw-1", "gw-2", "gw-3", "gw-4", "gw-5", "gw-6"];
 
-/// Echo requests and datagrams of captured pods are outside the mesh, where `outboundTrafficPolicy: Deny` stops them.
+/// Echo requests and datagrams of captured pods are outside the mesh, where `outboundTrafficPolicy:
+/// Deny` stops them.
 fn let_packets_pass(topology: &mut Topology) {
     topology
         .tenants
@@ -102,7 +105,8 @@ fn gateway_addresses_answer_echoes() {
     }
 }
 
-/// Sends a datagram with this hop limit until the pod receives an ICMP packet about it, which it returns.
+/// Sends a datagram with this hop limit until the pod receives an ICMP packet about it, which it
+/// returns.
 fn probe(pod: &str, own: IpAddr, to: SocketAddr, hops: u32) -> (SocketAddr, Option<IcmpPacket>) {
     let mesh = mesh();
     let icmp = Icmp::open(&mesh.world, pod, to.is_ipv6());
@@ -133,7 +137,8 @@ fn probe(pod: &str, own: IpAddr, to: SocketAddr, hops: u32) -> (SocketAddr, Opti
     (socket.local_addr().unwrap().as_socket().unwrap(), received)
 }
 
-/// Traceroute: the path to a service has two hops, the node and the gateway address itself. Nothing of the tier is visible.
+/// Traceroute: the path to a service has two hops, the node and the gateway address itself. Nothing
+/// of the tier is visible.
 #[test]
 fn the_way_to_a_service_is_the_node_and_the_service() {
     for tenant in TENANTS {
@@ -208,8 +213,9 @@ fn unreachables() -> u64 {
     REPLICAS.iter().map(of).sum()
 }
 
-/// A tenant's node reports that an endpoint is unreachable: the replica that dialed it receives the error through the edge, at once, and
-/// selects another endpoint. Without the error it would wait for its connect to time out (5 s).
+/// A tenant's node reports that an endpoint is unreachable: the replica that dialed it receives the
+/// error through the edge, at once, and selects another endpoint. Without the error it would wait
+/// for its connect to time out (5 s).
 #[test]
 fn a_replica_learns_that_an_endpoint_is_unreachable() {
     let mesh = mesh();
@@ -251,10 +257,11 @@ fn a_replica_learns_that_an_endpoint_is_unreachable() {
             report["opened"], report["gap_ms_max"]
         );
         assert_eq!(report["ok"], true, "{what}: {report}");
-        // Endpoints are dialed in the client's family. Over IPv6 the error for the first SYN arrives and does not end the connect; the error
-        // for the SYN that is retransmitted after a second does. Between two plain namespaces it is the same: the error arrives while
-        // `connect` still locks the socket, and the kernel drops errors for a locked socket (`LockDroppedIcmps` of /proc/net/netstat counts
-        // them).
+        // Endpoints are dialed in the client's family. Over IPv6 the error for the first SYN
+        // arrives and does not end the connect; the error for the SYN that is retransmitted after a
+        // second does. Between two plain namespaces it is the same: the error arrives while
+        // `connect` still locks the socket, and the kernel drops errors for a locked socket
+        // (`LockDroppedIcmps` of /proc/net/netstat counts them).
         let (family, bound) = if address.is_ipv4() {
             ("IPv4", 1)
         } else {

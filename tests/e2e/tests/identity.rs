@@ -1,6 +1,7 @@
-//! Identities over their lifetime: roots and intermediates replaced, members revoked, tenants federated, chains that no mesh may accept,
-//! and the Workload API. Alpha has a root of the controller's. Beta's is the test's own, in files, so that the test can issue what a
-//! careless or hostile CA would.
+//! Identities over their lifetime: roots and intermediates replaced, members revoked, tenants
+//! federated, chains that no mesh may accept, and the Workload API. Alpha has a root of the
+//! controller's. Beta's is the test's own, in files, so that the test can issue what a careless or
+//! hostile CA would.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -135,7 +136,8 @@ fn a_root_is_replaced_under_load() {
         deadline_ms(ANSWERED_WITHIN),
         "http://10.101.0.10/blob?size=100",
     );
-    // In the gate clients follow one another until the root is replaced; in the timing tier one lasts as long as that takes.
+    // In the gate clients follow one another until the root is replaced; in the timing tier one
+    // lasts as long as that takes.
     let seconds = if is_timed() { "45" } else { "10" };
     let load = |more: &[&'static str]| {
         [
@@ -209,7 +211,8 @@ fn a_root_is_replaced_under_load() {
     );
 }
 
-/// The intermediate in the files is replaced and issues the next certificates. A broken one changes nothing, and is reported.
+/// The intermediate in the files is replaced and issues the next certificates. A broken one changes
+/// nothing, and is reported.
 #[test]
 fn a_changed_intermediate_in_files_is_used() {
     let certs = mesh().world.dir().join("data/beta-n1/certs");
@@ -307,8 +310,8 @@ fn restore() {
     println!("while it was out the controller refused it {refused} certificates");
 }
 
-/// A revoked identity loses all access and all open connections; other identities keep theirs. After the order is reverted it has access
-/// again.
+/// A revoked identity loses all access and all open connections; other identities keep theirs.
+/// After the order is reverted it has access again.
 #[test]
 fn the_revoked_are_out() {
     /// Prints a line once the session is answered, and ends with the session.
@@ -391,7 +394,8 @@ fn the_revoked_are_out_at_once() {
         mesh().code(INTRUDER, PAGE, &[]) == 200
     });
     let began = Instant::now();
-    // These sessions end with that second, because a revoked client has none then. One more continues, and reports when it broke.
+    // These sessions end with that second, because a revoked client has none then. One more
+    // continues, and reports when it broke.
     let (theirs, one) = (
         sessions(INTRUDER, "20", BEFORE + AT_ONCE),
         sessions(INTRUDER, "1", BEFORE + 5 * AT_ONCE),
@@ -498,7 +502,8 @@ fn to_alpha(credential: &PemCredential) -> TunnelAttempt {
     )
 }
 
-/// Members of another tenant are admitted only if both tenants federate, and then only where a policy names them.
+/// Members of another tenant are admitted only if both tenants federate, and then only where a
+/// policy names them.
 #[test]
 fn federation_needs_both_and_a_policy() {
     let member = files()
@@ -566,7 +571,8 @@ fn federation_needs_both_and_a_policy() {
         .ok();
 }
 
-/// Returns credentials that a node and a gateway refuse, with the reasons. `ours` is the intermediate that signs.
+/// Returns credentials that a node and a gateway refuse, with the reasons. `ours` is the
+/// intermediate that signs.
 fn bad_chains(
     ours: &TestAuthority,
     good: &Leaf,
@@ -726,7 +732,8 @@ fn bad_chains_are_refused_by_name() {
     }
 }
 
-/// An application that requests its SVID gets it, and a new one before the old one expires; one that may not request it gets none.
+/// An application that requests its SVID gets it, and a new one before the old one expires; one
+/// that may not request it gets none.
 #[test]
 fn the_workload_api_gives_svids_and_new_ones() {
     let out = tempfile::tempdir().expect("a directory");

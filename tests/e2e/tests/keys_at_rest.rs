@@ -1,5 +1,6 @@
-//! Locations of private keys: alpha's are local, beta's in key servers, in one world. Alpha proves that the search finds an existing key.
-//! Beta's keys are nowhere except in key servers, and readable nowhere.
+//! Locations of private keys: alpha's are local, beta's in key servers, in one world. Alpha proves
+//! that the search finds an existing key. Beta's keys are nowhere except in key servers, and
+//! readable nowhere.
 
 use std::time::Duration;
 
@@ -16,7 +17,8 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::Value;
 
-/// A client's first request is answered within this time: its identity and the gateways' may still be on their way.
+/// A client's first request is answered within this time: its identity and the gateways' may still
+/// be on their way.
 const SERVED_WITHIN: Duration = Duration::from_secs(5);
 const GATEWAY: &str = "spiffe://beta.example/ns/canal-system/sa/gateway";
 
@@ -65,7 +67,8 @@ fn stored(mesh: &Mesh, host: &str) -> Publics {
         .collect()
 }
 
-/// Returns the channel certificate of a component, obtained with its token, as a thief of the token could.
+/// Returns the channel certificate of a component, obtained with its token, as a thief of the token
+/// could.
 fn component(mesh: &Mesh, host: &str, identity: &str) -> PemCredential {
     let (csr, key) = request_with_key(&[identity]);
     let chain = Caller::as_itself(&mesh.world, host)

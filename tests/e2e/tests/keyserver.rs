@@ -1,6 +1,7 @@
-//! Key servers with RSA keys, with revoked channels, and under faults: killed, hung, partitioned, slow, flooded, given garbage. Both
-//! tenants keep their keys there. Alpha lets data planes make their own keys while no key server responds, beta does not. Clients that make
-//! a new handshake for each request count the handshakes.
+//! Key servers with RSA keys, with revoked channels, and under faults: killed, hung, partitioned,
+//! slow, flooded, given garbage. Both tenants keep their keys there. Alpha lets data planes make
+//! their own keys while no key server responds, beta does not. Clients that make a new handshake
+//! for each request count the handshakes.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -145,8 +146,8 @@ fn through_gateway(tenant: &str) -> TunnelAttempt {
     })
 }
 
-/// Makes handshakes of both tenants during an event, in the timing tier. The gate has no load, because each of its figures would depend on
-/// the machine.
+/// Makes handshakes of both tenants during an event, in the timing tier. The gate has no load,
+/// because each of its figures would depend on the machine.
 fn under_load(seconds: u64, happens: impl FnOnce()) -> Vec<(&'static str, TunnelLoad)> {
     let mesh = mesh();
     if !is_timed() {
@@ -184,7 +185,8 @@ fn unharmed(what: &str, loads: &[(&str, TunnelLoad)]) {
             "{what}: {tenant}: {reached} handshakes, {again} at the second try, {} failed, the slowest {slowest:?}",
             failed.len()
         );
-        // Handshakes that a key server had begun are lost with it: at most those in progress when it ended and when it returned.
+        // Handshakes that a key server had begun are lost with it: at most those in progress when
+        // it ended and when it returned.
         assert_losses(
             &format!("handshakes lost that were under way, {what}, {tenant}"),
             *again,
@@ -340,7 +342,8 @@ fn back(server: &str) {
         .unwrap();
 }
 
-/// Gateways use the other AZ's key server when their own is gone, and follow the tenant's policy when all are gone, as nodes do.
+/// Gateways use the other AZ's key server when their own is gone, and follow the tenant's policy
+/// when all are gone, as nodes do.
 #[test]
 fn a_gateway_without_its_key_server_follows_policy() {
     let (mesh, pids) = (mesh(), requesters());
@@ -442,7 +445,8 @@ fn by_rsa(kind: &str) -> u64 {
     )
 }
 
-/// Connects a client without a node proxy, by TLS that a gateway terminates with a certificate of the service.
+/// Connects a client without a node proxy, by TLS that a gateway terminates with a certificate of
+/// the service.
 fn terminated() -> Result<(), Value> {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), authorities().1[1].pem()).expect("written");
@@ -469,8 +473,9 @@ fn terminated() -> Result<(), Value> {
     if is_well { Ok(()) } else { Err(report) }
 }
 
-/// A tenant that requires RSA gets it wherever its keys are: on its nodes and gateways, in key servers for handshakes, and for signatures
-/// alone. The requests go from one node through a gateway to another.
+/// A tenant that requires RSA gets it wherever its keys are: on its nodes and gateways, in key
+/// servers for handshakes, and for signatures alone. The requests go from one node through a
+/// gateway to another.
 #[test]
 fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
     let mesh = mesh();
@@ -536,8 +541,9 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
     });
 }
 
-/// Each key server has its own key for a service. A gateway presents one server's certificates for a while, and never lets another sign for
-/// them. A key server that dies loses the handshakes that it was about to sign; one that returns loses none.
+/// Each key server has its own key for a service. A gateway presents one server's certificates for
+/// a while, and never lets another sign for them. A key server that dies loses the handshakes that
+/// it was about to sign; one that returns loses none.
 #[test]
 fn a_service_s_key_is_one_key_server_s() {
     let mesh = mesh();
@@ -623,7 +629,8 @@ fn garbage_affects_no_handshake() {
     assert_eq!(requester.ping(), KeyServerReply::Pong, "it lives");
 }
 
-/// A thief of a node's token and certificate may use the keys of workloads on that node, and nothing else.
+/// A thief of a node's token and certificate may use the keys of workloads on that node, and
+/// nothing else.
 #[test]
 fn a_stolen_node_certificate_signs_only_for_its_own_pods() {
     let credential = component(
@@ -681,7 +688,8 @@ fn a_stolen_node_certificate_signs_only_for_its_own_pods() {
     }
 }
 
-/// A stolen channel certificate ends at once when an operator revokes it; the node that it was stolen from continues with its own.
+/// A stolen channel certificate ends at once when an operator revokes it; the node that it was
+/// stolen from continues with its own.
 #[test]
 fn a_stolen_channel_certificate_is_revoked_at_once() {
     let (mesh, identity) = (mesh(), "spiffe://components.canal/ns/beta/sa/node.beta-n2");
@@ -733,8 +741,8 @@ fn a_stolen_channel_certificate_is_revoked_at_once() {
     );
 }
 
-/// Without any key server, alpha continues with keys of its data planes and reports it; beta refuses, by name. Both recover without
-/// intervention.
+/// Without any key server, alpha continues with keys of its data planes and reports it; beta
+/// refuses, by name. Both recover without intervention.
 #[test]
 fn without_any_key_server_policy_decides() {
     let (mesh, pids) = (mesh(), requesters());

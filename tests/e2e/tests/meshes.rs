@@ -1,5 +1,6 @@
-//! The integration tests of whole meshes in worlds. Each module has worlds of its own and runs as a process of its own: `cargo xtask test e2e` runs all, and one is run by
-//! `cargo test -p canal-e2e --test meshes -- tier:: --test-threads=1 --nocapture`.
+//! The integration tests of whole meshes in worlds. Each module has worlds of its own and runs as a
+//! process of its own: `cargo xtask test e2e` runs all, and one is run by `cargo test -p canal-e2e
+//! --test meshes -- tier:: --test-threads=1 --nocapture`.
 
 mod addresses;
 mod adversary;

@@ -62,8 +62,8 @@ fn mesh(name: &str, edges: [&[&str]; 2], gateways: [&[&str]; 2]) -> Mesh {
     mesh
 }
 
-/// Returns the service as these pods of both tenants address it: pod and URL, for each family. Meshed pods dial the service's VIP, others
-/// its gateway address.
+/// Returns the service as these pods of both tenants address it: pod and URL, for each family.
+/// Meshed pods dial the service's VIP, others its gateway address.
 fn targets(mesh: &Mesh, pod: &str) -> Vec<(String, String)> {
     let of_tenant = |tenant: &str| {
         let pod = format!("{tenant}/default/{pod}");
@@ -117,7 +117,8 @@ fn begin(mesh: &Mesh, pod: &str, url: &str, hold_file: &Path) -> Child {
 
 /// Makes the change during the transfers, which must end with every byte right.
 fn check(mesh: &Mesh, pod: &str, what: &str, change: impl FnOnce()) {
-    // All targets are resolved before any transfer starts, so that transfers run side by side on a busy machine too.
+    // All targets are resolved before any transfer starts, so that transfers run side by side on a
+    // busy machine too.
     let targets = targets(mesh, pod);
     let dir = tempfile::tempdir().expect("a temporary directory");
     let files: Vec<PathBuf> = (0..targets.len())
@@ -196,7 +197,8 @@ fn drops(mesh: &Mesh) -> String {
     out
 }
 
-/// Returns the number of ICMP errors that replicas' kernels received about their packets, for IPv4 and IPv6.
+/// Returns the number of ICMP errors that replicas' kernels received about their packets, for IPv4
+/// and IPv6.
 fn icmp_errors_received(mesh: &Mesh) -> [u64; 2] {
     let mut sums = [0, 0];
     for gateway in &TIER1[1..] {
@@ -329,8 +331,8 @@ fn transfers_go_on_when_links_narrow() {
     assert_eq!(fragments(&mesh), torn, "{}", drops(&mesh));
 }
 
-/// AZ 1: an edge that accepts less than its replicas announce, so that senders learn it by ICMP only. AZ 2: edge and replicas are
-/// configured for a narrow underlay before it becomes narrow.
+/// AZ 1: an edge that accepts less than its replicas announce, so that senders learn it by ICMP
+/// only. AZ 2: edge and replicas are configured for a narrow underlay before it becomes narrow.
 #[test]
 fn a_narrow_tier_is_reported_to_senders() {
     let narrow_edge: &[&str] = &["--mtu", "1350"];
@@ -353,8 +355,9 @@ fn a_narrow_tier_is_reported_to_senders() {
     oversize_datagrams_are_answered_as_the_gateway_address(&mesh);
 }
 
-/// A datagram that is too big, from a tenant's pod: the ICMP error comes from the datagram's destination address, and is about that
-/// address. (Both tenants have the same addresses; each receives its own.)
+/// A datagram that is too big, from a tenant's pod: the ICMP error comes from the datagram's
+/// destination address, and is about that address. (Both tenants have the same addresses; each
+/// receives its own.)
 fn oversize_datagrams_are_answered_as_the_gateway_address(mesh: &Mesh) {
     let before = edge(mesh, "edge-1", "too_big");
     for tenant in TENANTS {

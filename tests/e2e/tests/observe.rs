@@ -1,5 +1,6 @@
-//! Operators outside the world's files observe it: `canal` with the controller's address and a token, in a tier with a meshed tenant and
-//! one whose nodes run no part of the mesh. Each operator sees its own tenant, wherever its traffic was observed.
+//! Operators outside the world's files observe it: `canal` with the controller's address and a
+//! token, in a tier with a meshed tenant and one whose nodes run no part of the mesh. Each operator
+//! sees its own tenant, wherever its traffic was observed.
 
 use std::io::{BufRead, BufReader};
 use std::process::Child;
@@ -81,7 +82,8 @@ impl ObserveWorld {
         argv
     }
 
-    /// Runs a verb as an operator, with nothing of the world's but the controller's address and root.
+    /// Runs a verb as an operator, with nothing of the world's but the controller's address and
+    /// root.
     fn canal(&self, operator: &str, words: &str) -> ClientOutcome {
         let argv = self.words(operator, words);
         self.mesh.run(
@@ -371,7 +373,8 @@ fn a_stalled_reader_blocks_no_other_and_gets_the_drop_count() {
     };
     let output = setup.mesh.signal("tap", tap, Signal::INT);
     assert!(output.stdout.lines().count() < 3000, "it did not see all");
-    // The next lines report what the queue dropped. The reader left before it read them; the gateways counted them.
+    // The next lines report what the queue dropped. The reader left before it read them; the
+    // gateways counted them.
     until(deadline(SOON), "lines are counted as dropped", || {
         dropped() > 0 || output.stderr.contains("lines dropped")
     });

@@ -1,5 +1,6 @@
-//! One tenant's policies that no data plane could store, and their effect on others: what the controller does with them, what a gateway
-//! that starts with nothing serves, and what a restarted one serves. The numbers are those with which another tenant's DENY was once lost.
+//! One tenant's policies that no data plane could store, and their effect on others: what the
+//! controller does with them, what a gateway that starts with nothing serves, and what a restarted
+//! one serves. The numbers are those with which another tenant's DENY was once lost.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -13,12 +14,13 @@ const BETA: &str = "beta/default/client-0";
 const GAMMA: &str = "gamma/default/client-0";
 /// The only gateway of the world.
 const GATEWAY: &str = "gw-1";
-/// Number of policies that are too large, beside one that is not. A data plane that received them used to refuse 256 responses and then all
-/// others.
+/// Number of policies that are too large, beside one that is not. A data plane that received them
+/// used to refuse 256 responses and then all others.
 const BAD: usize = 300;
 /// Number of values and of negated values: each list is within the limit, both together are not.
 const VALUES: usize = 600;
-/// Buckets of a service's table (`BUCKETS` of the model): the service is served completely only if all of them have a head.
+/// Buckets of a service's table (`BUCKETS` of the model): the service is served completely only if
+/// all of them have a head.
 const HEADS: u64 = 128;
 const SOON: Duration = Duration::from_secs(30);
 
@@ -116,7 +118,8 @@ fn heads(mesh: &Mesh, service: &str) -> u64 {
         .sum()
 }
 
-/// Removes a process's configuration from its data: everything except the filesystem with the kernel's maps, which is mounted there.
+/// Removes a process's configuration from its data: everything except the filesystem with the
+/// kernel's maps, which is mounted there.
 fn forget(mesh: &Mesh, host: &str) -> usize {
     let data = mesh.world.data(host).expect("a host of the world");
     let entries = std::fs::read_dir(&data)
@@ -138,7 +141,8 @@ fn forget(mesh: &Mesh, host: &str) -> usize {
     gone
 }
 
-/// Checks that beta's policy is in force, that beta and gamma are served, and that their services have all heads.
+/// Checks that beta's policy is in force, that beta and gamma are served, and that their services
+/// have all heads.
 fn others_are_whole(mesh: &Mesh, when: &str) {
     for service in ["beta/default/web", "gamma/default/web"] {
         until(
@@ -170,8 +174,8 @@ fn others_are_whole(mesh: &Mesh, when: &str) {
     }
 }
 
-/// Checks alpha's diagnostics: for policies that it applies, which change nothing, and for those in its files, which are in force as
-/// denials.
+/// Checks alpha's diagnostics: for policies that it applies, which change nothing, and for those in
+/// its files, which are in force as denials.
 fn bad_policies(mesh: &Mesh) {
     let all: Vec<String> = (0..BAD)
         .map(|n| too_large(&format!("bad-{n}"), "web-l7"))

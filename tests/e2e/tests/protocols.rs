@@ -1,5 +1,5 @@
-//! Every protocol through two node proxies and the cloud tier, IPv4 and IPv6, by two tenants with the same addresses and names at the same
-//! time: real clients, real servers, every byte checked.
+//! Every protocol through two node proxies and the cloud tier, IPv4 and IPv6, by two tenants with
+//! the same addresses and names at the same time: real clients, real servers, every byte checked.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -29,7 +29,8 @@ fn both(n: u16, port: u16) -> [String; 2] {
     ]
 }
 
-/// Runs a command in the client pods of both tenants at once. Returns the tenants' names with the output.
+/// Runs a command in the client pods of both tenants at once. Returns the tenants' names with the
+/// output.
 fn in_both(argv: &[&str]) -> [(&'static str, ClientOutcome); 2] {
     let started = TENANTS.map(|tenant| {
         (
@@ -48,7 +49,8 @@ fn in_both(argv: &[&str]) -> [(&'static str, ClientOutcome); 2] {
 /// Maximum number of calls that gRPC's client cancels until it reports one as cancelled.
 const CANCEL_TRIES_MAX: u32 = 10;
 
-/// Runs `canal-samples` in both tenants at once. The client itself checks what it gets and prints `"ok": true`. Returns alpha's output.
+/// Runs `canal-samples` in both tenants at once. The client itself checks what it gets and prints
+/// `"ok": true`. Returns alpha's output.
 fn sample(argv: &[&str]) -> serde_json::Value {
     let timeout_ms = deadline(CALL_TIMEOUT).as_millis().to_string();
     // Every client but this one has a timeout of its own.
@@ -86,12 +88,14 @@ fn sample(argv: &[&str]) -> serde_json::Value {
     alpha
 }
 
-/// Transfers bodies of every mode, framing and size from one address, one after the other. It stops at the first that is not right.
+/// Transfers bodies of every mode, framing and size from one address, one after the other. It stops
+/// at the first that is not right.
 const BODIES: &str = "for mode in get put echo; do for framing in length chunked trailers; do for size in 0 1 16384 1048577; do \
     out=$(canal-samples blob-client \"$0\" --protocol \"$1\" --mode $mode --framing $framing --size $size 2>&1) \
     || { echo \"$mode $framing $size: $out\"; exit 1; }; done; done; done; echo all right";
 
-/// Bodies of every framing, version and direction; large ones once per direction, version and family.
+/// Bodies of every framing, version and direction; large ones once per direction, version and
+/// family.
 #[test]
 fn http_bodies_arrive_byte_exact() {
     for (port, protocol) in [
@@ -205,7 +209,8 @@ fn grpc_unary_streams_trailers_and_statuses() {
     }
 }
 
-/// The gRPC project's own interop client against its own server: the cases that need no special channel.
+/// The gRPC project's own interop client against its own server: the cases that need no special
+/// channel.
 #[test]
 fn grpc_interop_passes() {
     let cases = [
@@ -237,8 +242,9 @@ fn grpc_interop_passes() {
                 "-test_case",
                 case,
             ];
-            // The client cancels its call and then asks for the result. If it does not run in between, the answer is there before its own
-            // library has seen the cancellation, and the client takes either.
+            // The client cancels its call and then asks for the result. If it does not run in
+            // between, the answer is there before its own library has seen the cancellation, and
+            // the client takes either.
             let tries = if case == "cancel_after_begin" {
                 CANCEL_TRIES_MAX
             } else {
@@ -273,7 +279,8 @@ fn web_sockets_echo_and_close() {
     }
 }
 
-/// kosoku's cases (Autobahn's set) through the mesh. A case may end as it ends without the mesh, and no worse.
+/// kosoku's cases (Autobahn's set) through the mesh. A case may end as it ends without the mesh,
+/// and no worse.
 #[test]
 fn web_socket_conformance_is_the_servers_own() {
     let direct = kosoku_verdicts("alpha/default/ws-0", "127.0.0.1:8081");
@@ -281,7 +288,8 @@ fn web_socket_conformance_is_the_servers_own() {
     assert!(meshed.len() > 200, "only {} cases were run", meshed.len());
     assert_eq!(direct.len(), meshed.len());
     for (case, verdict) in &direct {
-        // NON-STRICT is a pass that depends on how bytes were cut into segments, which a relay may change.
+        // NON-STRICT is a pass that depends on how bytes were cut into segments, which a relay may
+        // change.
         let passed = meshed.get(case) == Some(verdict)
             || (verdict == "OK" && meshed.get(case).is_some_and(|v| v == "NON-STRICT"));
         assert!(
@@ -296,7 +304,8 @@ fn web_socket_conformance_is_the_servers_own() {
     }
 }
 
-/// Returns kosoku's verdicts of all cases. kosoku gives each echo a time that no option sets, so in the gate a case that failed is run again.
+/// Returns kosoku's verdicts of all cases. kosoku gives each echo a time that no option sets, so in
+/// the gate a case that failed is run again.
 fn kosoku_verdicts(host: &str, address: &str) -> BTreeMap<String, String> {
     let mut verdicts = kosoku(host, address, &["-x", "9.*", "-x", "12.*", "-x", "13.*"]);
     for _ in 1..slack() {
@@ -378,8 +387,9 @@ fn server_first_protocols_work_without_a_hint() {
     }
 }
 
-/// A server that never reads stops its client after bounded buffers: back-pressure crosses both proxies and the gateway. Each proxy holds
-/// at most 2 MiB; the rest are the kernel's buffers of three connections, up to 4 MiB for sending and 6 MiB for receiving.
+/// A server that never reads stops its client after bounded buffers: back-pressure crosses both
+/// proxies and the gateway. Each proxy holds at most 2 MiB; the rest are the kernel's buffers of
+/// three connections, up to 4 MiB for sending and 6 MiB for receiving.
 #[test]
 fn back_pressure_crosses_the_mesh() {
     for address in both(50, 7005) {
@@ -478,8 +488,9 @@ fn a_service_without_endpoints_is_unavailable() {
     assert_eq!(output.ok().trim(), "503");
 }
 
-/// Destinations outside the mesh are refused by default, and so is everything of another tenant: it has the same addresses, so no address
-/// can mean it; names, pods and addresses lead to the client's own tenant.
+/// Destinations outside the mesh are refused by default, and so is everything of another tenant: it
+/// has the same addresses, so no address can mean it; names, pods and addresses lead to the
+/// client's own tenant.
 #[test]
 fn the_outside_is_refused_and_tenants_meet_only_themselves() {
     let targets = [

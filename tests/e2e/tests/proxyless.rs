@@ -1,6 +1,6 @@
-//! Tenants without node proxies connect by TLS that the gateway terminates: with a certificate of the mesh, or with their own, whose key
-//! stays in the tenant's own key server, which may refuse at any time. No gateway ever has either key. Interfaces on the host distinguish
-//! their containers.
+//! Tenants without node proxies connect by TLS that the gateway terminates: with a certificate of
+//! the mesh, or with their own, whose key stays in the tenant's own key server, which may refuse at
+//! any time. No gateway ever has either key. Interfaces on the host distinguish their containers.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -240,7 +240,8 @@ fn the_tenants_own_key_stays_in_its_key_server_which_may_refuse() {
     });
 }
 
-/// Where clients must present a certificate, only members are admitted; without TLS no connection is.
+/// Where clients must present a certificate, only members are admitted; without TLS no connection
+/// is.
 #[test]
 fn clients_may_have_to_prove_themselves() {
     let setup = setup();
@@ -288,7 +289,8 @@ fn clients_may_have_to_prove_themselves() {
     );
 }
 
-/// A tenant's user that may create a service with the shop's name in another namespace cannot act as the shop.
+/// A tenant's user that may create a service with the shop's name in another namespace cannot act
+/// as the shop.
 #[test]
 fn a_key_is_of_one_namespace() {
     const OTHER: &str = "---\napiVersion: v1\nkind: Service\nmetadata: {name: web-open, namespace: other}\n\
@@ -347,8 +349,8 @@ fn no_tenant_borrows_anothers_key_server() {
     });
 }
 
-/// An edge's agent on the host of the bare containers, for their interfaces only: nothing of the tier arrives on the device that it has
-/// here.
+/// An edge's agent on the host of the bare containers, for their interfaces only: nothing of the
+/// tier arrives on the device that it has here.
 struct GuardOfInterfaces {
     words: Vec<String>,
     running: Option<std::process::Child>,
@@ -463,7 +465,8 @@ fn container(mesh: &Mesh, pod: &str) -> (String, serde_json::Value) {
         .and_then(|(_, mac)| mac.split(' ').next())
         .unwrap_or_else(|| panic!("{link}"))
         .to_owned();
-    // The name of the host's side contains the container's number on it, the last part of its address.
+    // The name of the host's side contains the container's number on it, the last part of its
+    // address.
     let interface = format!("p{}", ip4.octets()[3]);
     (
         interface.clone(),
@@ -486,7 +489,8 @@ fn guard_metrics(mesh: &Mesh) -> String {
         .join("\n")
 }
 
-/// Sends frames by the addresses of the first container from the other one, as many for each family.
+/// Sends frames by the addresses of the first container from the other one, as many for each
+/// family.
 fn send_with_foreign_addresses(mesh: &Mesh, other: &str, frames: u64) {
     let peer = canal_e2e::bin("canal-world-peer").display().to_string();
     let victim = mesh.world.host(BARE).unwrap().environment;
@@ -519,8 +523,9 @@ fn send_with_foreign_addresses(mesh: &Mesh, other: &str, frames: u64) {
     }
 }
 
-/// Two containers of one tenant on one host: each sends from its own address. A container that uses the other's address is refused at its
-/// interface and counted, and the other is served all the while.
+/// Two containers of one tenant on one host: each sends from its own address. A container that uses
+/// the other's address is refused at its interface and counted, and the other is served all the
+/// while.
 #[test]
 fn a_containers_interface_determines_its_address() {
     const FRAMES: u64 = 50;

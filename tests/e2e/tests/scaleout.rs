@@ -1,4 +1,5 @@
-//! A tier that grows under the load of clients behind node proxies: new replicas get their share of the requests, and no request is lost.
+//! A tier that grows under the load of clients behind node proxies: new replicas get their share of
+//! the requests, and no request is lost.
 
 use canal_e2e::scaleout::{REACHED_MIN, grow, up};
 use canal_timing::{is_timed, timed};

@@ -183,7 +183,8 @@ fn connect(to: &str) -> String {
         .to_owned()
 }
 
-/// H10: `connect()` to a destination that the node knows to be unreachable fails with ECONNREFUSED and is counted by name.
+/// H10: `connect()` to a destination that the node knows to be unreachable fails with ECONNREFUSED
+/// and is counted by name.
 #[test]
 fn unreachable_destinations_are_refused_by_connect() {
     let [own4, _] = addresses(CLIENT);
@@ -292,8 +293,8 @@ spec:
     });
 }
 
-/// H6: an FTP client in active mode sends the server its own address. The server accepts any address (`port_promiscuous`); `addresses.rs`
-/// tests which client address it sees.
+/// H6: an FTP client in active mode sends the server its own address. The server accepts any
+/// address (`port_promiscuous`); `addresses.rs` tests which client address it sees.
 #[test]
 fn ftp_works_in_active_mode() {
     if mesh().run(SERVER, &["which", "vsftpd"]).code != Some(0) {
@@ -350,7 +351,8 @@ fn ftp_works_in_active_mode() {
         ("EPRT, IPv6", format!("[{pod6}]"), &[][..]),
     ] {
         let url = format!("ftp://{host}:2121/pub/f.bin");
-        // With the dialog, because curl 7.88 gives an unrelated text for every failure of an active transfer (curl issue 10622).
+        // With the dialog, because curl 7.88 gives an unrelated text for every failure of an active
+        // transfer (curl issue 10622).
         let argv = [
             "curl",
             "-sSv",

@@ -1,6 +1,7 @@
-//! Limits of tenants. The redirector limits a flood of one tenant, or to one service, to about the rate before any process sees it; the
-//! gateway limits requests. The other tenant, with the same addresses, loses nothing; without the limit everything is as before. However
-//! many replicas share a limit, clients that use all of them get at least nine tenths of it.
+//! Limits of tenants. The redirector limits a flood of one tenant, or to one service, to about the
+//! rate before any process sees it; the gateway limits requests. The other tenant, with the same
+//! addresses, loses nothing; without the limit everything is as before. However many replicas share
+//! a limit, clients that use all of them get at least nine tenths of it.
 
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::sync::OnceLock;
@@ -19,8 +20,8 @@ const BETA: &str = "beta/default/client-0";
 const REPLICAS: [&str; 4] = ["gw-1", "gw-2", "gw-3", "gw-6"];
 /// Rate per second, and burst, for all replicas of the AZ together.
 const RATE: u64 = 20;
-/// Requests per second, for all replicas of all AZs together. Each of the test's requests is a handshake, of which an unoptimized build
-/// makes few.
+/// Requests per second, for all replicas of all AZs together. Each of the test's requests is a
+/// handshake, of which an unoptimized build makes few.
 const REQUESTS_RATE: u64 = 10;
 /// Minimum fraction of a limit that passes, whatever the number of replicas.
 const LEAST: f64 = 0.9;
@@ -28,16 +29,19 @@ const LEAST: f64 = 0.9;
 const PORTS: usize = 128;
 /// Duration of floods.
 const FLOOD: Duration = Duration::from_millis(1500);
-/// Beta's sessions in a flood, and the pause between two of them, whatever happens to the earlier ones.
+/// Beta's sessions in a flood, and the pause between two of them, whatever happens to the earlier
+/// ones.
 const SESSIONS: u64 = 1500;
 const NEXT_SESSION: Duration = Duration::from_millis(1);
-/// Beta gives up a session that is not open within this time: a dropped SYN is retransmitted after a second.
+/// Beta gives up a session that is not open within this time: a dropped SYN is retransmitted after
+/// a second.
 const OPEN_WITHIN: Duration = Duration::from_millis(500);
 /// An admitted session gets its response within this time, on any machine.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
 /// Time within which services are spread over a fleet that has just come up.
 const SPREAD_WITHIN: Duration = Duration::from_secs(60);
-/// Both families use the same token buckets, which hold the tokens of a second: this long after one flood they are full for the next.
+/// Both families use the same token buckets, which hold the tokens of a second: this long after one
+/// flood they are full for the next.
 const FULL_AGAIN: Duration = Duration::from_secs(1);
 /// Queries between two pauses: enough for a flood even on a busy machine.
 const QUESTIONS: u64 = 5;
@@ -59,7 +63,8 @@ fn mesh() -> &'static Mesh {
             "services are spread over the backends",
             || mesh.is_spread(),
         );
-        // A limit is divided by replica, and while buckets move there are more replicas than in the plan.
+        // A limit is divided by replica, and while buckets move there are more replicas than in the
+        // plan.
         mesh.rest(deadline(Duration::from_secs(60)));
         until(
             deadline(Duration::from_secs(20)),
@@ -123,7 +128,8 @@ fn refused(what: &str) -> u64 {
     )
 }
 
-/// Returns the address of beta's `web-0` in AZ 1; alpha's service with that number, if any, has the same.
+/// Returns the address of beta's `web-0` in AZ 1; alpha's service with that number, if any, has the
+/// same.
 fn address(name: &str, is_v6: bool) -> IpAddr {
     let all = mesh().resolve(BETA, &format!("{name}.default.svc.cluster.local"));
     *all.iter()
@@ -131,8 +137,9 @@ fn address(name: &str, is_v6: bool) -> IpAddr {
         .unwrap_or_else(|| panic!("{name} has both families: {all:?}"))
 }
 
-/// Opens sessions of alpha to the same address, without a proxy, one every 20 ms until `over`. Returns their number, and the number of
-/// those that failed within 300 ms (a dropped SYN is retransmitted after a second).
+/// Opens sessions of alpha to the same address, without a proxy, one every 20 ms until `over`.
+/// Returns their number, and the number of those that failed within 300 ms (a dropped SYN is
+/// retransmitted after a second).
 fn alphas_sessions(to: SocketAddr, over: &AtomicBool) -> (u64, u64) {
     let work = || {
         let (mut all, mut failed) = (0, 0);
@@ -147,7 +154,8 @@ fn alphas_sessions(to: SocketAddr, over: &AtomicBool) -> (u64, u64) {
     mesh().world.inside(ALPHA, work).unwrap()
 }
 
-/// Opens a session. Returns when it was admitted or given up, and, if it was admitted, whether it got a response.
+/// Opens a session. Returns when it was admitted or given up, and, if it was admitted, whether it
+/// got a response.
 async fn session(to: SocketAddr) -> (Instant, Option<bool>) {
     let opened = tokio::time::timeout(OPEN_WITHIN, tokio::net::TcpStream::connect(to)).await;
     let at = Instant::now();
@@ -186,8 +194,8 @@ struct FloodResult {
     took: Duration,
 }
 
-/// Opens beta's sessions one after the other without waiting for any. Returns, for each admitted one, whether it got a response; and
-/// [`FloodResult::took`].
+/// Opens beta's sessions one after the other without waiting for any. Returns, for each admitted
+/// one, whether it got a response; and [`FloodResult::took`].
 fn flood_with_sessions(to: SocketAddr) -> (Vec<bool>, Duration) {
     let work = async {
         let (started, mut next) = (Instant::now(), tokio::time::interval(NEXT_SESSION));
@@ -219,7 +227,8 @@ fn flood_with_sessions(to: SocketAddr) -> (Vec<bool>, Duration) {
     mesh().world.inside(BETA, run).unwrap()
 }
 
-/// Beta floods `to` with new sessions while alpha opens some to the same address; `spared` more go to another service of beta's.
+/// Beta floods `to` with new sessions while alpha opens some to the same address; `spared` more go
+/// to another service of beta's.
 fn sessions(to: SocketAddr, spared: u64) -> FloodResult {
     let (mesh, over) = (mesh(), AtomicBool::new(false));
     let before = sum("canal_gateway_accepted_connections_total", &[]);
@@ -260,17 +269,20 @@ fn sessions(to: SocketAddr, spared: u64) -> FloodResult {
     }
 }
 
-/// Returns the name of an address's family, for the names of figures: an address may differ from run to run.
+/// Returns the name of an address's family, for the names of figures: an address may differ from
+/// run to run.
 fn family(address: IpAddr) -> &'static str {
     if address.is_ipv6() { "IPv6" } else { "IPv4" }
 }
 
-/// Returns the maximum that a limit of `rate` admits in this time; each replica may round up by one.
+/// Returns the maximum that a limit of `rate` admits in this time; each replica may round up by
+/// one.
 fn most(replicas: u64, rate: u64, took: Duration) -> u64 {
     rate + (rate as f64 * took.as_secs_f64()) as u64 + replicas
 }
 
-/// Returns the minimum that it admits of a flood of this duration that meets all replicas, which start with full token buckets.
+/// Returns the minimum that it admits of a flood of this duration that meets all replicas, which
+/// start with full token buckets.
 fn least(rate: u64, flood: Duration) -> u64 {
     (LEAST * (rate as f64 + rate as f64 * flood.as_secs_f64())) as u64
 }
@@ -338,8 +350,8 @@ fn new_sessions_are_cut_to_the_rate_before_a_process_sees_them() {
     }
 }
 
-/// Sends datagrams to a port without a listener, from many ports, for the duration of floods, and returns their number. They meet all
-/// replicas.
+/// Sends datagrams to a port without a listener, from many ports, for the duration of floods, and
+/// returns their number. They meet all replicas.
 fn datagrams(pod: &str, to: IpAddr, per_second: u64) -> u64 {
     let any = if to.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
     let open = || {
@@ -373,8 +385,8 @@ fn packets_of_many_flows_get_the_whole_limit() {
             let to = address("web-0", is_v6);
             let heads = mesh.heads("beta/default/web-0", "az1");
             assert!(heads.len() > 1, "one replica divides nothing: {heads:?}");
-            // Excess packets are counted as throttled. Admitted ones are counted at the end of their chain, because no process has the
-            // port.
+            // Excess packets are counted as throttled. Admitted ones are counted at the end of
+            // their chain, because no process has the port.
             let kept = || {
                 sum(
                     "canal_redirector_packets_total",
@@ -416,7 +428,8 @@ fn packets_of_many_flows_get_the_whole_limit() {
     }
 }
 
-/// Sends echo requests from a pod to one address at this rate for the duration of floods. Returns how many were sent and answered.
+/// Sends echo requests from a pod to one address at this rate for the duration of floods. Returns
+/// how many were sent and answered.
 fn echoes(pod: &str, to: IpAddr, per_second: u32) -> (u64, u64) {
     let icmp = Icmp::open(&mesh().world, pod, to.is_ipv6());
     let (started, mut sent, mut answered) = (Instant::now(), 0, 0);
@@ -463,7 +476,8 @@ fn packets_are_cut_to_the_rate() {
                     alpha.join().expect("alpha's echoes"),
                 )
             });
-            // Echo requests have no ports, so they use one bucket and one replica, which has its share of the limit.
+            // Echo requests have no ports, so they use one bucket and one replica, which has its
+            // share of the limit.
             let replicas = mesh.heads("beta/default/web-0", "az1").len() as u64;
             let (least, most) = (
                 least(rate, FLOOD) / (replicas + 1),
@@ -507,7 +521,8 @@ fn packets_are_cut_to_the_rate() {
     }
 }
 
-/// The name service is in user space: the queries that it receives are those that the redirector admitted.
+/// The name service is in user space: the queries that it receives are those that the redirector
+/// admitted.
 #[test]
 fn a_flood_of_questions_does_not_reach_the_name_service() {
     let mesh = mesh();
@@ -556,7 +571,8 @@ fn a_flood_of_questions_does_not_reach_the_name_service() {
                 query_udp_within(ANSWERED_WITHIN, &mesh.world, ALPHA, server, &question).is_some(),
             );
         }
-        // For a limit of the whole tenant, services on other replicas do not share it, so that each replica may admit the full share.
+        // For a limit of the whole tenant, services on other replicas do not share it, so that each
+        // replica may admit the full share.
         let (least, most) = (
             least(rate, FLOOD),
             replicas * most(1, rate, started.elapsed()),
@@ -581,7 +597,8 @@ fn a_flood_of_questions_does_not_reach_the_name_service() {
     );
 }
 
-/// A mesh in which tenant alpha has the test's own CA, so that the test can open HBONE connections as alpha's node does.
+/// A mesh in which tenant alpha has the test's own CA, so that the test can open HBONE connections
+/// as alpha's node does.
 struct Meshed {
     mesh: Mesh,
     credential: PemCredential,
@@ -620,8 +637,8 @@ fn meshed(name: &str, change: impl FnOnce(&mut canal_world::Topology)) -> Meshed
     }
 }
 
-/// Sends requests of alpha's from both AZs, each over its own HBONE connection, as many as the machine can. Returns how many were answered,
-/// how many were refused by the limit, and the time.
+/// Sends requests of alpha's from both AZs, each over its own HBONE connection, as many as the
+/// machine can. Returns how many were answered, how many were refused by the limit, and the time.
 fn meshed_requests(
     Meshed {
         mesh, credential, ..

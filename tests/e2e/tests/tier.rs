@@ -1,5 +1,6 @@
-//! The cloud tier under change and failure: replicas that come and go, processes, backends and AZs that die, a query of death, tenants
-//! without a node proxy. The clients count the losses; nothing here retries.
+//! The cloud tier under change and failure: replicas that come and go, processes, backends and AZs
+//! that die, a query of death, tenants without a node proxy. The clients count the losses; nothing
+//! here retries.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -23,29 +24,31 @@ use query_of_death::{QueryOfDeath, deaths_since, kill_by_request, loads_beside};
 /// A pod behind a node proxy, and one whose node runs no part of the mesh.
 const MESHED: &str = "alpha/default/client-0";
 const PROXYLESS: &str = "beta/default/client-0";
-/// Name of the echo service with all its labels: a resolver that tries a search list first queries a dead server once for each of its
-/// entries.
+/// Name of the echo service with all its labels: a resolver that tries a search list first queries
+/// a dead server once for each of its entries.
 const ECHO: &str = "tcp.default.svc.cluster.local:7000";
 /// The first replica of each backend. In the timing tier there is a second with the same name and a
 /// `b`. A backend is then a group of machines that fail together.
 const FIRST: [&str; 8] = [
     "gw-1", "gw-2", "gw-3", "gw-4", "gw-5", "gw-6", "gw-7", "gw-8",
 ];
-/// Backends beyond those of the file, so that services have shards without a common backend: copies of this replica, in this AZ.
+/// Backends beyond those of the file, so that services have shards without a common backend: copies
+/// of this replica, in this AZ.
 const MORE: [(&str, &str, &str, &str); 2] =
     [("gw-6", "gw-7", "b7", "az1"), ("gw-5", "gw-8", "b8", "az2")];
 /// All hosts of the tier in az1.
 const TIER_OF_AZ1: [&str; 11] = [
     "edge-1", "gw-1", "gw-1b", "gw-2", "gw-2b", "gw-3", "gw-3b", "gw-6", "gw-6b", "gw-7", "gw-7b",
 ];
-/// Maximum number of lost requests on four persistent connections to one service while the processes of a backend are killed: those in
-/// flight at each of its two replicas.
+/// Maximum number of lost requests on four persistent connections to one service while the
+/// processes of a backend are killed: those in flight at each of its two replicas.
 const KILLED_LOSSES_MAX: u64 = 2;
 /// Maximum number of lost requests while the backend's machines vanish: one on each connection,
 /// because nothing reports that the other end is gone.
 const VANISHED_LOSSES_MAX: u64 = 4;
-/// A client of a killed process gets responses again within this time. A SYN that meets its listener while the kernel closes that may be
-/// dropped silently, and is retransmitted after a second.
+/// A client of a killed process gets responses again within this time. A SYN that meets its
+/// listener while the kernel closes that may be dropped silently, and is retransmitted after a
+/// second.
 const KILLED_GAP_MAX: Duration = Duration::from_millis(1500);
 /// New connections of a client whose replicas fail get responses again within this time.
 const GAP_MAX: Duration = Duration::from_secs(1);
@@ -59,7 +62,8 @@ const RATE: u64 = 15;
 const TIMEOUT: Duration = Duration::from_millis(1500);
 /// A client that starts this long after a backend's death, or later, loses nothing.
 const WHOLE_WITHIN: Duration = Duration::from_secs(1);
-/// Maximum number of lost requests, of 300 to a service that shares replicas with the one that is killed repeatedly: those in flight there.
+/// Maximum number of lost requests, of 300 to a service that shares replicas with the one that is
+/// killed repeatedly: those in flight there.
 const BESIDE_LOSSES_MAX: u64 = 6;
 /// Maximum number of lost requests of a service whose replicas in the clients' AZ are all killed:
 /// those sent while all of them are away.
@@ -68,8 +72,9 @@ const TWIN_LOSSES_MAX: u64 = 100;
 const TWIN_GAP_MAX: Duration = Duration::from_secs(5);
 /// Duration of the loads beside a query of death.
 const QUERIED_FOR: Duration = Duration::from_secs(12);
-/// Maximum number, of 700 new connections while an AZ's tier dies: those in progress through it at that moment. 50 start per second, and
-/// one takes up to a tenth of a second where two cores are busy with the whole mesh.
+/// Maximum number, of 700 new connections while an AZ's tier dies: those in progress through it at
+/// that moment. 50 start per second, and one takes up to a tenth of a second where two cores are
+/// busy with the whole mesh.
 const AZ_LOSSES_MAX: u64 = 5;
 /// Sessions that stay open while the fleet changes: in the timing tier, and in the gate.
 const SESSIONS: [usize; 2] = [2000, 200];
@@ -79,8 +84,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(2500);
 /// Time within which services are spread over a fleet that has just come up.
 const SPREAD_WITHIN: Duration = Duration::from_secs(60);
-/// Replicas leave the tables of services that they no longer serve within this time: sessions own their bucket for a minute after their
-/// end.
+/// Replicas leave the tables of services that they no longer serve within this time: sessions own
+/// their bucket for a minute after their end.
 const OWNERS_LEAVE_WITHIN: Duration = Duration::from_secs(90);
 /// A change of the fleet is visible within this time.
 const SETTLED_WITHIN: Duration = Duration::from_secs(20);
@@ -173,7 +178,8 @@ fn patient_load(client: &str, n: u32, extra: &[&str]) -> std::process::Child {
     )
 }
 
-/// Starts long-lived sessions of the client without a node proxy, which run until the test stops them, and waits until all are open.
+/// Starts long-lived sessions of the client without a node proxy, which run until the test stops
+/// them, and waits until all are open.
 fn patient_sessions(count: usize, extra: &[&str]) -> std::process::Child {
     let (count_text, patience_ms) = (
         count.to_string(),
@@ -263,8 +269,9 @@ fn planned_changes_break_no_session() {
         (false, false) => (0, 4),
     };
     let begun = Instant::now();
-    // Opening uses a fifth of the machine, and the exchanges use less: the test is about the fleet's changes, not about capacity. A session
-    // that opened later could be at an added replica, and would end with it.
+    // Opening uses a fifth of the machine, and the exchanges use less: the test is about the
+    // fleet's changes, not about capacity. A session that opened later could be at an added
+    // replica, and would end with it.
     let held = patient_sessions(
         SESSIONS[usize::from(!is_timed())],
         &["--open-rate", "200", "--interval-ms", "4000"],
@@ -277,7 +284,8 @@ fn planned_changes_break_no_session() {
         while events < 4 || begun.elapsed() + Duration::from_secs(10) < Duration::from_secs(seconds)
         {
             let guest = change_fleet(events / 4);
-            // The replica's process drains first, which takes seconds; the next replica need not wait for it.
+            // The replica's process drains first, which takes seconds; the next replica need not
+            // wait for it.
             removals.spawn(move || {
                 mesh.world
                     .remove_gateway(&guest)
@@ -332,8 +340,8 @@ fn planned_changes_break_no_session() {
     }
 }
 
-/// Makes four planned changes of the fleet: a replica is added and another drained, then the other way around. Returns the added one, which
-/// may be removed.
+/// Makes four planned changes of the fleet: a replica is added and another drained, then the other
+/// way around. Returns the added one, which may be removed.
 fn change_fleet(round: usize) -> String {
     let mesh = mesh();
     let (backend, old) = [
@@ -365,8 +373,8 @@ fn change_fleet(round: usize) -> String {
     guest
 }
 
-/// A process dies, its host survives: the redirector continues, the sessions of other replicas are unaffected, and each client's next
-/// attempt succeeds.
+/// A process dies, its host survives: the redirector continues, the sessions of other replicas are
+/// unaffected, and each client's next attempt succeeds.
 #[test]
 fn a_killed_replica_costs_only_its_own_sessions() {
     let mesh = mesh();
@@ -404,7 +412,8 @@ fn a_killed_replica_costs_only_its_own_sessions() {
     let (victim, own) = busiest();
     mesh.world.kill(&victim, Signal::Kill).unwrap();
     let held = mesh.end("sessions while a replica dies", held).json();
-    // A client that reconnects while the kernel still closes the process's sockets one by one may meet its listener, and is reset with it.
+    // A client that reconnects while the kernel still closes the process's sockets one by one may
+    // meet its listener, and is reset with it.
     let (too_early, broken) = (number(&held, "unanswered"), number(&held, "broken"));
     println!(
         "{victim} killed: {broken} of 300 sessions broken (it had {own}), of them {too_early} that came back too early; {} ms to the next answer",
@@ -436,7 +445,8 @@ fn busiest() -> (String, u64) {
     )
 }
 
-/// The redirector and the edge forward without their processes, which adopt the existing maps when they return.
+/// The redirector and the edge forward without their processes, which adopt the existing maps when
+/// they return.
 #[test]
 fn agents_restart_without_a_lost_session() {
     let mesh = mesh();
@@ -461,9 +471,9 @@ fn agents_restart_without_a_lost_session() {
     }
 }
 
-/// Runs loads on all services of both tenants while a whole backend fails; `end` fails one of its hosts. On persistent connections at most
-/// `losses_max` requests are lost. New connections continue without a pause of a second. A client that starts a second later or more loses
-/// nothing.
+/// Runs loads on all services of both tenants while a whole backend fails; `end` fails one of its
+/// hosts. On persistent connections at most `losses_max` requests are lost. New connections
+/// continue without a pause of a second. A client that starts a second later or more loses nothing.
 fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
     let mesh = mesh();
     let (rate, limit_ms) = (RATE.to_string(), TIMEOUT.as_millis().to_string());
@@ -500,7 +510,8 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
     for (name, losses_max, is_new, begun, child) in loads {
         let report = mesh.end("load while a backend dies", child).json();
         println!("{name}: {report}");
-        // This is in the load's own time, and allows for a request that started in time and ended late.
+        // This is in the load's own time, and allows for a request that started in time and ended
+        // late.
         let whole_at = died - begun + WHOLE_WITHIN + TIMEOUT;
         let last = Duration::from_millis(report["failed_last_ms"].as_u64().unwrap_or(0));
         assert_time(
@@ -527,7 +538,8 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
     }
 }
 
-/// Reverts the failure of these hosts when it is dropped, so that a failed test leaves a complete fleet.
+/// Reverts the failure of these hosts when it is dropped, so that a failed test leaves a complete
+/// fleet.
 struct Undone<'a, F: Fn(&str)>(&'a [&'a str], F);
 
 impl<F: Fn(&str)> Drop for Undone<'_, F> {
@@ -536,7 +548,8 @@ impl<F: Fn(&str)> Drop for Undone<'_, F> {
     }
 }
 
-/// The processes of all replicas of a backend die and stay dead: its services continue on their other backends.
+/// The processes of all replicas of a backend die and stay dead: its services continue on their
+/// other backends.
 #[test]
 fn a_dead_backend_is_replaced_within_a_second() {
     let mesh = mesh();
@@ -555,7 +568,8 @@ fn kill_for_good(mesh: &Mesh, host: &str) {
     mesh.world.stop(host).unwrap();
 }
 
-/// The same without bounds: after the death of a backend, all services of all clients answer every new connection.
+/// The same without bounds: after the death of a backend, all services of all clients answer every
+/// new connection.
 #[test]
 fn a_dead_backend_leaves_all_services_served() {
     let mesh = mesh();
@@ -615,7 +629,8 @@ async fn new_session(to: SocketAddr) -> (Instant, bool) {
     )
 }
 
-/// Opens sessions of a pod without a node proxy, one every 20 ms for this long. Returns when each started, and whether it got a response.
+/// Opens sessions of a pod without a node proxy, one every 20 ms for this long. Returns when each
+/// started, and whether it got a response.
 fn new_sessions(to: SocketAddr, lasts: Duration) -> Vec<(Instant, bool)> {
     let work = async {
         let (started, mut next) = (
@@ -710,11 +725,13 @@ fn a_grey_failure_gets_no_new_session() {
     mesh.converge(deadline(SETTLED_WITHIN));
 }
 
-/// The tier of a whole AZ fails: edge and replicas. Its clients use the other AZ within two seconds, by southbound and by DNS.
+/// The tier of a whole AZ fails: edge and replicas. Its clients use the other AZ within two
+/// seconds, by southbound and by DNS.
 #[test]
 fn a_dead_az_is_replaced_within_two_seconds() {
     let mesh = mesh();
-    // As many requests run at once as start in a second: a resolver queries the dead AZ's server first, and waits that long for it.
+    // As many requests run at once as start in a second: a resolver queries the dead AZ's server
+    // first, and waits that long for it.
     let loads = [MESHED, PROXYLESS].map(|client| {
         (
             client,
@@ -764,7 +781,8 @@ fn a_dead_az_leaves_all_services_served() {
     while_az1_is_dead(|| wait_until_whole(&[MESHED, PROXYLESS]));
 }
 
-/// Runs `work` while all hosts of az1's tier have no link, and waits until traffic is back afterwards.
+/// Runs `work` while all hosts of az1's tier have no link, and waits until traffic is back
+/// afterwards.
 fn while_az1_is_dead<T>(work: impl FnOnce() -> T) -> T {
     let mesh = mesh();
     let hosts: Vec<&str> = TIER_OF_AZ1
@@ -789,8 +807,8 @@ fn while_az1_is_dead<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// A request that crashes every replica it reaches ends only replicas in its own service's tables. Services that share those replicas lose
-/// the requests in flight there; all others lose nothing.
+/// A request that crashes every replica it reaches ends only replicas in its own service's tables.
+/// Services that share those replicas lose the requests in flight there; all others lose nothing.
 #[test]
 fn a_query_of_death_takes_down_one_service_only() {
     let mesh = mesh();

@@ -1,5 +1,6 @@
-//! The state that the underlay keeps for a thousand client sessions: its session table (`bpf/session_count.bpf.c`) on the routers' ends of
-//! the replicas' links. With aggregation the number of tunnels and replicas bounds it, whatever the number of sessions; without aggregation
+//! The state that the underlay keeps for a thousand client sessions: its session table
+//! (`bpf/session_count.bpf.c`) on the routers' ends of the replicas' links. With aggregation the
+//! number of tunnels and replicas bounds it, whatever the number of sessions; without aggregation
 //! nothing does.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,8 +13,8 @@ use canal_offload::sessions::{OuterSession, SessionTable};
 use canal_timing::deadline;
 
 const SESSIONS: u64 = 1000;
-/// Source ports towards a replica and from it. Edge and replica are configured with this number, so that the machine does not set the
-/// bound.
+/// Source ports towards a replica and from it. Edge and replica are configured with this number, so
+/// that the machine does not set the bound.
 const TUNNELS: u64 = 16;
 /// Sessions of a replica that belong to no tunnel: to the controller, health probes, metrics.
 const OWN: usize = 6;
@@ -58,7 +59,8 @@ fn watch(mesh: &Mesh, replicas: &[&str]) -> Vec<SessionTable> {
     replicas.iter().map(|replica| link(replica)).collect()
 }
 
-/// Sessions of a link: source ports from one end of a tunnel to the other, by sender and receiver, and all other peers.
+/// Sessions of a link: source ports from one end of a tunnel to the other, by sender and receiver,
+/// and all other peers.
 #[derive(Debug, Default)]
 struct LinkSessions {
     tunnels: BTreeMap<(IpAddr, IpAddr), BTreeSet<u16>>,
@@ -100,8 +102,8 @@ impl LinkSessions {
         link
     }
 
-    /// Returns whether each direction of each tunnel has at most the configured source ports, and there is nothing else but what every
-    /// replica has.
+    /// Returns whether each direction of each tunnel has at most the configured source ports, and
+    /// there is nothing else but what every replica has.
     fn is_bounded(&self) -> bool {
         self.sessions <= 2 * TUNNELS + OWN as u64
             && self
@@ -116,8 +118,9 @@ impl LinkSessions {
     }
 }
 
-/// Returns the links, and the sessions inside of their tunnels, while a pod holds a thousand. A later read has more: the last
-/// acknowledgment of an ended session finds no owner, and passes from replica to replica to the end of its chain.
+/// Returns the links, and the sessions inside of their tunnels, while a pod holds a thousand. A
+/// later read has more: the last acknowledgment of an ended session finds no owner, and passes from
+/// replica to replica to the end of its chain.
 fn hold(mesh: &Mesh, pod: &str, replicas: &[&str]) -> (Vec<LinkSessions>, u64) {
     let addresses = mesh.resolve(pod, "tcp.default.svc.cluster.local");
     assert_eq!(addresses.len(), 2, "{pod}: both families: {addresses:?}");

@@ -72,7 +72,8 @@ fn counted_decisions(action: &str, policy: &str) -> u64 {
         .sum()
 }
 
-/// DENY comes before ALLOW; methods, paths, headers and principals; once anything is allowed, everything else is denied.
+/// DENY comes before ALLOW; methods, paths, headers and principals; once anything is allowed,
+/// everything else is denied.
 #[test]
 fn layer_7_policies_allow_and_deny() {
     let allow = "  action: ALLOW\n  rules:\n  - from: [{source: {principals: [alpha.example/ns/default/sa/client]}}]\n    \
@@ -406,7 +407,8 @@ fn tokens_are_checked_by_keys_from_url_and_file() {
         mesh().run(CLIENT, &argv).ok().contains("x-payload"),
         "the payload goes on where the tenant wants it"
     );
-    // A key is replaced: tokens of the old key are refused, those of the new one are accepted, nothing is restarted.
+    // A key is replaced: tokens of the old key are refused, those of the new one are accepted,
+    // nothing is restarted.
     let old = token("kid=first", STAFF);
     issuer("POST", "/keys?kid=second&alg=RS256", "");
     until(deadline(SOON), "the new key is known", || {
@@ -422,7 +424,8 @@ fn tokens_are_checked_by_keys_from_url_and_file() {
     });
 }
 
-/// Plaintext of a pod on a node that runs no part of the mesh is refused where mTLS is required, and accepted and evaluated elsewhere.
+/// Plaintext of a pod on a node that runs no part of the mesh is refused where mTLS is required,
+/// and accepted and evaluated elsewhere.
 #[test]
 fn strict_refuses_plaintext_and_permissive_accepts_it() {
     let bare = "alpha/default/bare-0";
@@ -603,8 +606,9 @@ fn a_change_of_policy_ends_open_connections() {
     assert_eq!(socket.code, Some(1), "{socket:?}");
 }
 
-/// A datagram of a pod to a pod of another node, under `outboundTrafficPolicy: Deny`: it never leaves, its sender gets EPERM, the node
-/// counts it. The control is the same datagram from the receiver's own node, which only the receiver's guard stops.
+/// A datagram of a pod to a pod of another node, under `outboundTrafficPolicy: Deny`: it never
+/// leaves, its sender gets EPERM, the node counts it. The control is the same datagram from the
+/// receiver's own node, which only the receiver's guard stops.
 #[test]
 fn a_datagram_to_another_nodes_pod_does_not_arrive() {
     const SERVER: &str = "alpha/default/web-0";

@@ -1,5 +1,5 @@
-//! TCP segments as the clients of a history write and read them: built into IP packets, and read from those that a kernel sends. There are
-//! no options and no state; the tests decide the content.
+//! TCP segments as the clients of a history write and read them: built into IP packets, and read
+//! from those that a kernel sends. There are no options and no state; the tests decide the content.
 
 #![forbid(unsafe_code)]
 
@@ -28,7 +28,8 @@ pub struct HistorySegment {
 }
 
 impl HistorySegment {
-    /// Returns the segment in an IP packet with complete checksums, or `None` if its ends are of two families.
+    /// Returns the segment in an IP packet with complete checksums, or `None` if its ends are of
+    /// two families.
     pub fn packet(&self) -> Option<Vec<u8>> {
         let mut tcp = [self.from.port().to_be_bytes(), self.to.port().to_be_bytes()].concat();
         tcp.extend(self.number.to_be_bytes());
@@ -66,8 +67,8 @@ impl HistorySegment {
         Some(packet)
     }
 
-    /// Parses a packet that a kernel sent. Returns `None` if it is not TCP or not complete. Its checksums may be left to a device, and are
-    /// not verified.
+    /// Parses a packet that a kernel sent. Returns `None` if it is not TCP or not complete. Its
+    /// checksums may be left to a device, and are not verified.
     pub fn read(packet: &[u8]) -> Option<Self> {
         let (from, to, protocol, at): (IpAddr, IpAddr, u8, usize) = if packet.first()? >> 4 == 4 {
             let address = |at: usize| {
@@ -105,7 +106,8 @@ impl HistorySegment {
     }
 }
 
-/// Returns the complement of the ones' complement sum (RFC 1071). All parts but the last have an even length.
+/// Returns the complement of the ones' complement sum (RFC 1071). All parts but the last have an
+/// even length.
 fn checksum(parts: &[&[u8]]) -> [u8; 2] {
     let words = parts
         .iter()

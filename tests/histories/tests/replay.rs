@@ -1,5 +1,6 @@
-//! Recorded histories through `bpf/redirector.bpf.c`, one loaded program with its maps and real sockets per replica: each packet is
-//! forwarded as the rules of the model require, and no established session breaks.
+//! Recorded histories through `bpf/redirector.bpf.c`, one loaded program with its maps and real
+//! sockets per replica: each packet is forwarded as the rules of the model require, and no
+//! established session breaks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
@@ -220,7 +221,8 @@ impl HistoryReplay<'_> {
         }
     }
 
-    /// Sends a packet on the recorded path: from program to program, and at its end to a kernel or nowhere.
+    /// Sends a packet on the recorded path: from program to program, and at its end to a kernel or
+    /// nowhere.
     fn send(&mut self, sent: &SentPacket) {
         let packet = self.segment(sent).packet().unwrap();
         let first = &sent.visits[0];
@@ -246,7 +248,8 @@ impl HistoryReplay<'_> {
         self.no_reset();
     }
 
-    /// Checks that the program's verdict at one replica is that of the rules. Returns the forwarded frame.
+    /// Checks that the program's verdict at one replica is that of the rules. Returns the forwarded
+    /// frame.
     fn visit(&mut self, sent: &SentPacket, visit: &PacketVisit, frame: &[u8]) -> Vec<u8> {
         let wanted = counter(sent.kind, &visit.packet, &visit.verdict);
         let (test_run, moved) = self.hosts[self.slots[&visit.here]].run(frame);
@@ -288,7 +291,8 @@ impl HistoryReplay<'_> {
         test_run.frame
     }
 
-    /// Checks what a kernel does with a delivered packet: a SYN-ACK for a request, bytes for the gateway, an end.
+    /// Checks what a kernel does with a delivered packet: a SYN-ACK for a request, bytes for the
+    /// gateway, an end.
     fn check_delivered(&mut self, sent: &SentPacket, here: ReplicaNumber) {
         let host = &mut self.hosts[self.slots[&here]];
         let client = self.clients.get_mut(&sent.connection).unwrap();

@@ -1,5 +1,6 @@
-//! Histories that the model of the tier records (`control/planner/tests/sim`), packet by packet through the program in the kernel. `make
-//! test` runs each module in its own process (`suite MODULE::`).
+//! Histories that the model of the tier records (`control/planner/tests/sim`), packet by packet
+//! through the program in the kernel. `make test` runs each module in its own process (`suite
+//! MODULE::`).
 
 #[path = "../../../dataplane/offload/tests/frames/mod.rs"]
 mod frames;

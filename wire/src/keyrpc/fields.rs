@@ -1,4 +1,5 @@
-//! Fields of a body: decoded without copying, and encoded into the channel's buffer. The parent module defines their meaning.
+//! Fields of a body: decoded without copying, and encoded into the channel's buffer. The parent
+//! module defines their meaning.
 
 use std::fmt::Display;
 
@@ -72,7 +73,8 @@ impl<'a> FieldReader<'a> {
 
     pub(super) fn key(&mut self) -> Result<KeyName, FrameError> {
         let text = self.text("key", IDENTITY_BYTES_MAX)?;
-        // A service contains no colon and no identity begins with `file:`, so the three forms cannot be confused.
+        // A service contains no colon and no identity begins with `file:`, so the three forms
+        // cannot be confused.
         let read = match text.strip_prefix(FILE) {
             Some(service) => service.parse().map(KeyName::File),
             None if text.contains(':') => text.parse().map(KeyName::Identity),

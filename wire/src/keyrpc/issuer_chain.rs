@@ -1,5 +1,5 @@
-//! The certificates above a leaf, in the form in which revocation lists identify them. They serve only to notice that one of them is
-//! revoked later. Start at [`IssuerChain`].
+//! The certificates above a leaf, in the form in which revocation lists identify them. They serve
+//! only to notice that one of them is revoked later. Start at [`IssuerChain`].
 
 use super::fields::{FieldReader, FieldWriter};
 use super::{BODY_MAX, CHAIN_MAX, EncodeError, FrameError};
@@ -39,7 +39,8 @@ impl<'a> IssuerSerial<'a> {
 
 /// The peer's certificates without the leaf, in the peer's order; at most [`CHAIN_MAX`] - 1.
 ///
-/// Both ends keep them in encoded form, so that a handshake does not copy them. Where a root signs leaves, the chain is empty.
+/// Both ends keep them in encoded form, so that a handshake does not copy them. Where a root signs
+/// leaves, the chain is empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct IssuerChain<'a>(&'a [u8]);
 

@@ -1,5 +1,5 @@
-//! The closed list of reasons for which a key server refuses a request. The names are label values of counters on both sides, and values in
-//! the access log.
+//! The closed list of reasons for which a key server refuses a request. The names are label values
+//! of counters on both sides, and values in the access log.
 
 use std::fmt;
 
@@ -40,11 +40,14 @@ macro_rules! refusals {
 /// The party that caused a refusal; it determines what the requester may try next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusalAttribution {
-    /// This key server cannot serve the request now. Another one may, or a local key if the policy has one.
+    /// This key server cannot serve the request now. Another one may, or a local key if the policy
+    /// has one.
     Server,
-    /// The requester is not entitled, or its request is wrong. It may not try another key server, nor use a local key instead.
+    /// The requester is not entitled, or its request is wrong. It may not try another key server,
+    /// nor use a local key instead.
     Requester,
-    /// The peer of the handshake is not acceptable. The connection has failed; another key server would refuse it too.
+    /// The peer of the handshake is not acceptable. The connection has failed; another key server
+    /// would refuse it too.
     Peer,
 }
 
@@ -79,11 +82,13 @@ refusals! {
     Scheme = 14, "scheme", Requester;
     /// The input is not one that a TLS handshake signs.
     Input = 15, "input", Requester;
-    /// The key server failed internally: it has no lockable memory left, or its crypto library failed.
+    /// The key server failed internally: it has no lockable memory left, or its crypto library
+    /// failed.
     Failed = 16, "failed", Server;
     /// The tenant's keys are not in key servers, or the tenant is not known (yet).
     UnknownTenant = 17, "unknown_tenant", Server;
-    /// The name has a different key at this key server than in the certificate that the peer receives.
+    /// The name has a different key at this key server than in the certificate that the peer
+    /// receives.
     OtherKey = 18, "other_key", Server;
     /// The peer's certificate, or one above it, has expired.
     PeerExpired = 32, "peer_expired", Peer;
@@ -109,7 +114,8 @@ refusals! {
     PeerCertificate = 42, "peer_certificate", Peer;
     /// The peer ended the handshake with an alert.
     PeerAlert = 43, "peer_alert", Peer;
-    /// The peer does not use the mesh's TLS 1.3 parameters: version, suites, groups, ALPN, or no TLS at all.
+    /// The peer does not use the mesh's TLS 1.3 parameters: version, suites, groups, ALPN, or no
+    /// TLS at all.
     PeerProtocol = 44, "peer_protocol", Peer;
 }
 

@@ -1,4 +1,5 @@
-//! Tests of the key server protocol: round trips of frames, the error of each malformed frame, and random bytes.
+//! Tests of the key server protocol: round trips of frames, the error of each malformed frame, and
+//! random bytes.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,5 @@
-//! Converts wire messages to `canal_model::program`. This is the only point where southbound values are validated.
+//! Converts wire messages to `canal_model::program`. This is the only point where southbound values
+//! are validated.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -113,7 +114,8 @@ pub(super) fn tenant(name: &str, t: w::Tenant) -> Result<p::Tenant, ResourceDeco
     })
 }
 
-/// Decodes a tenant's shares. An unknown kind comes from a newer controller and concerns a limit that this build does not have.
+/// Decodes a tenant's shares. An unknown kind comes from a newer controller and concerns a limit
+/// that this build does not have.
 fn shares(
     at: &DecodeContext<'_>,
     written: &BTreeMap<String, String>,
@@ -281,7 +283,8 @@ fn text(
     t: Option<w::TextMatch>,
 ) -> Result<p::TextMatch, ResourceDecodeError> {
     use w::text_match::Text;
-    // An absent oneof is a kind of match that this build does not know: matching anything instead would fail open.
+    // An absent oneof is a kind of match that this build does not know: matching anything instead
+    // would fail open.
     Ok(match at.need(field, t.and_then(|t| t.text))? {
         Text::Exact(s) => p::TextMatch::Exact(s),
         Text::Prefix(s) => p::TextMatch::Prefix(s),

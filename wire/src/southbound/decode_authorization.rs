@@ -1,5 +1,5 @@
-//! Converts wire messages of policies to `canal_model::authorization`. Anything that this build does not know is refused: a guess would
-//! fail open.
+//! Converts wire messages of policies to `canal_model::authorization`. Anything that this build
+//! does not know is refused: a guess would fail open.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -65,7 +65,8 @@ impl DecodeContext<'_> {
         self.at_most(field, texts.len(), a::VALUES_MAX)?;
         texts.into_iter().map(|t| self.word(field, t)).collect()
     }
-    /// Checks the name of a header (RFC 9110 §5.1), which has to be in lower case. HTTP/2 pseudo-headers are allowed.
+    /// Checks the name of a header (RFC 9110 §5.1), which has to be in lower case. HTTP/2
+    /// pseudo-headers are allowed.
     fn header(&self, field: &'static str, name: String) -> Result<String, ResourceDecodeError> {
         let name = self.word(field, name)?;
         let is_tchar = |b: u8| {
@@ -194,7 +195,8 @@ fn attribute(
     }
 }
 
-/// Decodes one match. A match that can never hold for its attribute would make a `none` hold always, so it is refused.
+/// Decodes one match. A match that can never hold for its attribute would make a `none` hold
+/// always, so it is refused.
 fn one_match(
     at: &DecodeContext<'_>,
     attribute: &a::Attribute,

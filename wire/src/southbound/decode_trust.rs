@@ -1,5 +1,5 @@
-//! Converts wire messages of trust, keys and TLS termination to `canal_model::trust`, with validation. The content of PEM is not parsed
-//! here, but by the code that verifies with it.
+//! Converts wire messages of trust, keys and TLS termination to `canal_model::trust`, with
+//! validation. The content of PEM is not parsed here, but by the code that verifies with it.
 
 use canal_model::identity::Identity;
 use canal_model::trust as t;

@@ -1,4 +1,5 @@
-//! Converts `canal_model::program` to wire messages. Encoding cannot fail, because the model's values are valid.
+//! Converts `canal_model::program` to wire messages. Encoding cannot fail, because the model's
+//! values are valid.
 
 use canal_model::ids::ServiceKey;
 use canal_model::program as p;

@@ -5,7 +5,8 @@ use canal_model::trust as t;
 use super::encode::key;
 use crate::program as w;
 
-/// Encodes a key policy. The default is omitted, so that tenant resources from before this field existed stay the same.
+/// Encodes a key policy. The default is omitted, so that tenant resources from before this field
+/// existed stay the same.
 pub(super) fn key_policy(k: &t::KeyPolicy) -> Option<w::KeyPolicy> {
     let place = match k.location {
         t::KeyLocation::Local => w::key_policy::KeyLocation::Local,

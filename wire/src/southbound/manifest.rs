@@ -9,7 +9,8 @@ use super::ResourceDecodeError;
 use super::decode::DecodeContext;
 use crate::program as w;
 
-/// Computes the manifest of `tenant` over its security resources, given as kind, name and version in any order.
+/// Computes the manifest of `tenant` over its security resources, given as kind, name and version
+/// in any order.
 pub fn compute<'a>(
     tenant: &TenantName,
     resources: impl IntoIterator<Item = (ResourceKind, &'a str, &'a str)>,
@@ -18,7 +19,8 @@ pub fn compute<'a>(
     all.sort_unstable();
     let mut hash = Sha256::new();
     for (kind, name, version) in &all {
-        // Length prefixes distinguish lists whose concatenated texts are equal. Type URLs stay the same when kinds are added.
+        // Length prefixes distinguish lists whose concatenated texts are equal. Type URLs stay the
+        // same when kinds are added.
         for text in [kind.type_url(), name, version] {
             hash.update((text.len() as u64).to_be_bytes());
             hash.update(text.as_bytes());

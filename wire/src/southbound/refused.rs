@@ -1,4 +1,5 @@
-//! The list of resources that a NACK refuses, as it is carried in `error_detail.details`. The effects of a refusal are not decided here.
+//! The list of resources that a NACK refuses, as it is carried in `error_detail.details`. The
+//! effects of a refusal are not decided here.
 
 use prost::Message;
 use prost_types::Any;
@@ -11,11 +12,12 @@ use crate::program::refused_resources::RefusedResource;
 pub const TYPE_URL: &str = "type.googleapis.com/canal.program.v1.RefusedResources";
 /// Maximum length of the reason for one refused resource, in bytes.
 pub const REASON_BYTES_MAX: usize = 256;
-/// Maximum number of refused resources of one NACK that have a reason. The names are always complete: a resource that is not listed was
-/// accepted.
+/// Maximum number of refused resources of one NACK that have a reason. The names are always
+/// complete: a resource that is not listed was accepted.
 pub const REASONS_MAX: usize = 256;
 
-/// Packs the refused resources. Reasons beyond [`REASONS_MAX`] are left out, and each is truncated to [`REASON_BYTES_MAX`].
+/// Packs the refused resources. Reasons beyond [`REASONS_MAX`] are left out, and each is truncated
+/// to [`REASON_BYTES_MAX`].
 pub fn pack(resources: impl IntoIterator<Item = (String, String)>) -> Any {
     let one = |(at, (name, mut reason)): (usize, (String, String))| {
         reason.truncate(if at < REASONS_MAX {
@@ -32,7 +34,8 @@ pub fn pack(resources: impl IntoIterator<Item = (String, String)>) -> Any {
     }
 }
 
-/// Returns the names of refused resources, each with its reason. The list is empty if the NACK names none, like that of a foreign client.
+/// Returns the names of refused resources, each with its reason. The list is empty if the NACK
+/// names none, like that of a foreign client.
 pub fn unpack(status: &Status) -> Vec<(String, String)> {
     let details = status.details.iter().filter(|any| any.type_url == TYPE_URL);
     details

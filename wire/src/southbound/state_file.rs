@@ -1,5 +1,5 @@
-//! A data plane's complete state as bytes: `canal.program.v1.StateFile` with its digest last. It is used as a whole or not at all. Reading
-//! and writing files is the caller's task.
+//! A data plane's complete state as bytes: `canal.program.v1.StateFile` with its digest last. It is
+//! used as a whole or not at all. Reading and writing files is the caller's task.
 
 use canal_model::ids::{Generation, StoreId};
 use canal_model::program::{Resource, ResourceKind};
@@ -11,11 +11,13 @@ use crate::program::{StateFile, state_file};
 
 /// Format version that this build writes, and the only one that it reads.
 ///
-/// It is incremented with every kind of security resource. A state file from before that kind has no such resources, and a data plane that
-/// boots from it would admit what it should refuse. Version 2 added trust and policies, which 1 had not. Version 3 added manifests, without
-/// which every tenant is closed.
+/// It is incremented with every kind of security resource. A state file from before that kind has
+/// no such resources, and a data plane that boots from it would admit what it should refuse.
+/// Version 2 added trust and policies, which 1 had not. Version 3 added manifests, without which
+/// every tenant is closed.
 pub const FORMAT: u32 = 3;
-/// Encoded head of `digest`: field 4, wire type 2, 32 bytes. The field is the last one, so it covers all bytes before it.
+/// Encoded head of `digest`: field 4, wire type 2, 32 bytes. The field is the last one, so it
+/// covers all bytes before it.
 const DIGEST_HEAD: [u8; 2] = [4 << 3 | 2, 32];
 const DIGEST_BYTES: usize = 32;
 
@@ -56,7 +58,8 @@ pub struct Head {
     pub store: Option<StoreId>,
 }
 
-/// Returns the version of a resource that has none from a controller: the first 16 bytes of the SHA-256 of its encoding, in hexadecimal.
+/// Returns the version of a resource that has none from a controller: the first 16 bytes of the
+/// SHA-256 of its encoding, in hexadecimal.
 pub fn version(resource: &Resource) -> String {
     Sha256::digest(super::encode(resource))
         .iter()
@@ -98,10 +101,12 @@ pub fn encode<'a>(
     bytes
 }
 
-/// Decodes the entries of the given kinds and skips the others. Every entry is validated like one from the wire.
+/// Decodes the entries of the given kinds and skips the others. Every entry is validated like one
+/// from the wire.
 ///
 /// # Errors
-/// Fails with a [`StateFileFormatError`] if the file is damaged, has another format, or contains an invalid resource.
+/// Fails with a [`StateFileFormatError`] if the file is damaged, has another format, or contains an
+/// invalid resource.
 pub fn decode(
     bytes: &[u8],
     kinds: &[ResourceKind],

@@ -1,4 +1,5 @@
-//! Tests of the wire form: every kind of resource round-trips unchanged, and broken ones are refused with the field and the reason.
+//! Tests of the wire form: every kind of resource round-trips unchanged, and broken ones are
+//! refused with the field and the reason.
 
 use canal_model::ids::{ServiceId, Vni};
 use canal_model::program as p;
@@ -315,7 +316,8 @@ fn every_kind_survives_the_wire() {
     }
 }
 
-/// When an AZ closes, every node receives the change for every service, so each resource must be small.
+/// When an AZ closes, every node receives the change for every service, so each resource must be
+/// small.
 #[test]
 fn a_gateway_address_is_small() {
     let samples = samples();
@@ -443,7 +445,8 @@ fn broken_resources() -> Vec<BrokenCase> {
     ]
 }
 
-/// Each case is one broken message: what is sent, and a part of the text that the NACK must contain.
+/// Each case is one broken message: what is sent, and a part of the text that the NACK must
+/// contain.
 #[test]
 fn broken_resources_are_refused_with_where_and_why() {
     for (case, (kind, name, bytes), text) in broken_resources() {
@@ -510,7 +513,8 @@ fn a_snapshot_is_used_whole_or_not_at_all() {
     }
 }
 
-/// A new kind needs a new format, unless it refuses nothing: this number is changed together with [`state_file::FORMAT`].
+/// A new kind needs a new format, unless it refuses nothing: this number is changed together with
+/// [`state_file::FORMAT`].
 #[test]
 fn a_snapshots_format_is_of_these_kinds() {
     assert_eq!((state_file::FORMAT, ResourceKind::ALL.len()), (3, 20));

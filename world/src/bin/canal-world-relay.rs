@@ -1,5 +1,5 @@
-//! The relay of a world's link as a process. The world's supervisor starts it with `carry`; `show` prints the link's state as JSON. The
-//! work is done by `canal_world::relay_link`.
+//! The relay of a world's link as a process. The world's supervisor starts it with `carry`; `show`
+//! prints the link's state as JSON. The work is done by `canal_world::relay_link`.
 #![forbid(unsafe_code)]
 
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! The library as a small program: up, down, list, check, exec. It is also the supervisor of the worlds that this crate's tests build,
-//! because those tests must not depend on the CLI.
+//! The library as a small program: up, down, list, check, exec. It is also the supervisor of the
+//! worlds that this crate's tests build, because those tests must not depend on the CLI.
 
 use std::process::ExitCode;
 use std::time::Duration;

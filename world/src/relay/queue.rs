@@ -1,12 +1,14 @@
 //! [`DelayQueue`]: the frames that travel in one direction of a link. It decides which frames are lost, when each is due, in which order
-//! they leave, and how many it queues. It does no IO and has no clock. Start at [`DelayQueue::offer`].
+//! they leave, and how many it queues. It does no IO and has no clock. Start at
+//! [`DelayQueue::offer`].
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::impairment::Impairment;
 
-/// Maximum bytes of queued frames in one direction: 2.5 Gbit/s for 100 ms. A frame that would exceed it is dropped, as in a router.
+/// Maximum bytes of queued frames in one direction: 2.5 Gbit/s for 100 ms. A frame that would
+/// exceed it is dropped, as in a router.
 pub(crate) const LINK_QUEUE_BYTES_MAX: usize = 32 << 20;
 
 /// The decision about one frame.
@@ -94,12 +96,14 @@ impl DelayQueue {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): the same numbers for a seed on every machine and in every version.
+/// SplitMix64 (Steele, Lea, Flood 2014): the same numbers for a seed on every machine and in every
+/// version.
 #[derive(Debug)]
 struct SplitMix(u64);
 
 impl SplitMix {
-    /// A number below `bound`. The bias of the remainder is below one part in 10^12 for the bounds here.
+    /// A number below `bound`. The bias of the remainder is below one part in 10^12 for the bounds
+    /// here.
     fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;

@@ -1,5 +1,6 @@
-//! Gateways of a tier world that are added and removed while it runs, and AZs that are cut off. This module builds and removes;
-//! `tool_batch` and `host_environment` define what a host consists of. Start at [`SupervisorState::add_gateway`].
+//! Gateways of a tier world that are added and removed while it runs, and AZs that are cut off.
+//! This module builds and removes; `tool_batch` and `host_environment` define what a host consists
+//! of. Start at [`SupervisorState::add_gateway`].
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
@@ -42,7 +43,8 @@ impl SupervisorState {
         self.set_design(design);
         let made = self.make_gateway(&host);
         if made.is_err() {
-            // A partly built gateway must not stay. Parts that were never created cause errors here, which are not reported.
+            // A partly built gateway must not stay. Parts that were never created cause errors
+            // here, which are not reported.
             let _ = self.unmake_gateway(&host);
         }
         made
@@ -123,7 +125,8 @@ impl SupervisorState {
         Ok(())
     }
 
-    /// Removes a gateway. Its process ends first, because it may drain and needs its token for that.
+    /// Removes a gateway. Its process ends first, because it may drain and needs its token for
+    /// that.
     pub(crate) fn remove_gateway(&self, name: &str) -> Result<()> {
         let host = self
             .design()
@@ -143,7 +146,8 @@ impl SupervisorState {
         self.unmake_gateway(&host)
     }
 
-    /// Ends a process supervisor. Others can end at the same time, each as slowly as its process drains.
+    /// Ends a process supervisor. Others can end at the same time, each as slowly as its process
+    /// drains.
     fn quit(&self, post: HostEntry) {
         if let Some(orders) = post.orders {
             // A closed channel means that the process supervisor has ended.
@@ -178,7 +182,8 @@ impl SupervisorState {
         });
         let unmounted =
             unmount(&self.paths.bpffs(&host.name)).and(unmount(&self.paths.sysfs(&host.name)));
-        // The data directory contains the mount points, so it can be removed only after they are unmounted.
+        // The data directory contains the mount points, so it can be removed only after they are
+        // unmounted.
         if unmounted.is_ok() {
             for dir in [&environment.etc, &environment.data] {
                 // Leftover directories disappear with the world.
@@ -236,7 +241,8 @@ impl SupervisorState {
         ))
     }
 
-    /// Takes an AZ's links to the other AZs down. With `hosts_die` it also kills the processes of the AZ's hosts.
+    /// Takes an AZ's links to the other AZs down. With `hosts_die` it also kills the processes of
+    /// the AZ's hosts.
     pub(crate) fn cut_az(&self, az: &str, hosts_die: bool) -> Result<()> {
         let design = self.design();
         let router = design
@@ -289,7 +295,8 @@ impl SupervisorState {
         }
     }
 
-    /// Brings an AZ's links up with their routes, then starts the processes that were stopped with the AZ.
+    /// Brings an AZ's links up with their routes, then starts the processes that were stopped with
+    /// the AZ.
     pub(crate) fn heal_az(&self, az: &str) -> Result<()> {
         let design = self.design();
         let plan = &design.plan;
@@ -373,8 +380,8 @@ fn in_router(router: &RouterPlan, lines: Vec<String>) -> ToolBatch {
     }
 }
 
-/// Returns the settings of one more gateway of a backend: a copy of another gateway of that backend, else of the world's first gateway,
-/// else the defaults.
+/// Returns the settings of one more gateway of a backend: a copy of another gateway of that
+/// backend, else of the world's first gateway, else the defaults.
 fn like_its_backend(topology: &Topology, name: &str, az: &str, backend: &str) -> Component {
     let same = |gateway: &&Component| gateway.backend.as_deref() == Some(backend);
     let model = topology
@@ -410,7 +417,8 @@ fn like_its_backend(topology: &Topology, name: &str, az: &str, backend: &str) ->
 /// Unmounts a gateway's directory if it is a mount point.
 fn unmount(path: &std::path::Path) -> Result<()> {
     match rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH) {
-        // It was never mounted: the kernel has no bpffs, the gateway steers no packets, or an earlier step failed.
+        // It was never mounted: the kernel has no bpffs, the gateway steers no packets, or an
+        // earlier step failed.
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => Ok(()),
         other => other.tried("cannot unmount", path),
     }

@@ -1,5 +1,6 @@
-//! Packet sockets (AF_PACKET) that carry whole Ethernet frames in batches, with the kernel's offload header before each frame and the time
-//! of arrival beside it. They neither inspect nor delay frames; `relay` does that. Start at [`PacketSocket::open`].
+//! Packet sockets (AF_PACKET) that carry whole Ethernet frames in batches, with the kernel's
+//! offload header before each frame and the time of arrival beside it. They neither inspect nor
+//! delay frames; `relay` does that. Start at [`PacketSocket::open`].
 
 use std::io;
 use std::mem::{size_of, zeroed};
@@ -9,7 +10,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Maximum frames per system call.
 pub(crate) const BATCH: usize = 64;
-/// Buffer size of one frame: the largest MTU of an underlay (9,100), the Ethernet header, and the offload header.
+/// Buffer size of one frame: the largest MTU of an underlay (9,100), the Ethernet header, and the
+/// offload header.
 pub(crate) const FRAME_BYTES_MAX: usize = 10 << 10;
 /// Size of the kernel's buffers for a socket, in bytes. It bridges the time until the relay reads.
 const SOCKET_BYTES: libc::c_int = 16 << 20;
@@ -26,7 +28,8 @@ pub(crate) struct PacketSocket {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Received<'b> {
     pub(crate) frame: &'b [u8],
-    /// Wall-clock time at which the device received the frame; `None` if the kernel does not report it.
+    /// Wall-clock time at which the device received the frame; `None` if the kernel does not report
+    /// it.
     pub(crate) arrived: Option<SystemTime>,
     /// The frame did not fit into the buffer.
     pub(crate) is_cut: bool,
@@ -94,7 +97,8 @@ pub(crate) struct SendBatch {
 }
 
 impl PacketSocket {
-    /// Opens a socket for all frames that arrive at a device of this namespace. It does not receive frames that leave through the device.
+    /// Opens a socket for all frames that arrive at a device of this namespace. It does not receive
+    /// frames that leave through the device.
     pub(crate) fn open(device: &str) -> io::Result<Self> {
         // SAFETY: the call takes numbers only.
         let fd = unsafe {
@@ -156,7 +160,8 @@ impl PacketSocket {
         }
     }
 
-    /// Receives the frames that have arrived, at most [`BATCH`]. It fails like `recvmmsg(2)`, with `WouldBlock` if there are none.
+    /// Receives the frames that have arrived, at most [`BATCH`]. It fails like `recvmmsg(2)`, with
+    /// `WouldBlock` if there are none.
     pub(crate) fn receive(&self, batch: &mut ReceiveBatch) -> io::Result<()> {
         batch.received.clear();
         for message in &mut batch.messages {
@@ -166,8 +171,9 @@ impl PacketSocket {
             (batch.places.len(), batch.control.len()),
             (BATCH, BATCH * CONTROL_WORDS)
         );
-        // SAFETY: each message points at its own element of `places` and its own part of `control`. Each element of `places` points at its
-        // own part of `bytes`. All lengths are right. `batch` owns all of them, never resizes them, and is exclusively borrowed during the
+        // SAFETY: each message points at its own element of `places` and its own part of `control`.
+        // Each element of `places` points at its own part of `bytes`. All lengths are right.
+        // `batch` owns all of them, never resizes them, and is exclusively borrowed during the
         // call.
         let count = unsafe {
             libc::recvmmsg(
@@ -189,8 +195,8 @@ impl PacketSocket {
         Ok(())
     }
 
-    /// Sends frames with their offload headers, and returns how many left. It fails like `sendmmsg(2)` if the first frame could not be
-    /// sent.
+    /// Sends frames with their offload headers, and returns how many left. It fails like
+    /// `sendmmsg(2)` if the first frame could not be sent.
     pub(crate) fn send<'f>(
         &self,
         batch: &mut SendBatch,
@@ -203,8 +209,9 @@ impl PacketSocket {
         }));
         batch.messages.clear();
         batch.messages.extend(batch.places.iter_mut().map(message));
-        // SAFETY: every message points at its own element of `places`, which points at a frame that outlives the call. The kernel only
-        // reads what is sent. The pointers that stay in `batch` afterwards are not used again.
+        // SAFETY: every message points at its own element of `places`, which points at a frame that
+        // outlives the call. The kernel only reads what is sent. The pointers that stay in `batch`
+        // afterwards are not used again.
         let count = unsafe {
             libc::sendmmsg(
                 self.fd.as_raw_fd(),
@@ -216,7 +223,8 @@ impl PacketSocket {
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Returns the number of frames that the kernel dropped since the last call because the socket's buffer was full.
+    /// Returns the number of frames that the kernel dropped since the last call because the
+    /// socket's buffer was full.
     pub(crate) fn missed(&self) -> u32 {
         // SAFETY: a `tpacket_stats` of zeros is a valid value.
         let mut stats: libc::tpacket_stats = unsafe { zeroed() };
@@ -251,7 +259,8 @@ fn message(place: &mut libc::iovec) -> libc::mmsghdr {
 }
 
 fn time_of_arrival(header: &libc::msghdr) -> Option<SystemTime> {
-    // SAFETY: the kernel has filled in the header and its control buffer, which still exists; the macros stay within its length.
+    // SAFETY: the kernel has filled in the header and its control buffer, which still exists; the
+    // macros stay within its length.
     let first = unsafe { libc::CMSG_FIRSTHDR(header).as_ref() }?;
     if (first.cmsg_level, first.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) {
         return None;

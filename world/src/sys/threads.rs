@@ -1,5 +1,6 @@
 //! [`StoppedThreads`]: stops single threads of running processes by ptrace, which SIGSTOP cannot do. A process that answers on some threads
-//! and hangs on others is a gray failure. This module chooses neither hosts nor thread names. Start at [`StoppedThreads::stop`].
+//! and hangs on others is a gray failure. This module chooses neither hosts nor thread names. Start
+//! at [`StoppedThreads::stop`].
 
 use std::fs;
 use std::io;
@@ -7,7 +8,8 @@ use std::ptr::null_mut;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-/// Threads that are stopped as long as this value exists. They continue when it is dropped, and when this process ends.
+/// Threads that are stopped as long as this value exists. They continue when it is dropped, and
+/// when this process ends.
 #[derive(Debug)]
 pub struct StoppedThreads {
     threads: Vec<u32>,
@@ -18,11 +20,13 @@ pub struct StoppedThreads {
 }
 
 impl StoppedThreads {
-    /// Stops every thread of these processes whose name begins with `prefix`, and returns when all of them are stopped.
+    /// Stops every thread of these processes whose name begins with `prefix`, and returns when all
+    /// of them are stopped.
     ///
     /// # Errors
     ///
-    /// No thread has such a name, or the kernel refuses (CAP_SYS_PTRACE is missing). Then no thread is stopped.
+    /// No thread has such a name, or the kernel refuses (CAP_SYS_PTRACE is missing). Then no thread
+    /// is stopped.
     pub(crate) fn stop(processes: &[u32], prefix: &str) -> io::Result<Self> {
         let threads: Vec<u32> = processes
             .iter()
@@ -94,7 +98,8 @@ fn pid(thread: u32) -> io::Result<libc::pid_t> {
 }
 
 fn trace(request: libc::c_uint, thread: libc::pid_t) -> io::Result<()> {
-    // SAFETY: these requests (PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_DETACH) take no memory of this process: both pointers are null.
+    // SAFETY: these requests (PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_DETACH) take no memory of this
+    // process: both pointers are null.
     let result = unsafe {
         libc::ptrace(
             request,
@@ -125,7 +130,8 @@ fn seize(thread: u32) -> io::Result<()> {
     }
 }
 
-/// Lets a thread continue. An error means that the thread was never attached or is gone, so nothing remains to be done.
+/// Lets a thread continue. An error means that the thread was never attached or is gone, so nothing
+/// remains to be done.
 fn detach(thread: u32) {
     let _ = pid(thread).and_then(|thread| trace(libc::PTRACE_DETACH, thread));
 }

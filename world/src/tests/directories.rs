@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::state::make_dir;
 
-/// Number of directories that are created. Without repeated attempts some of ten thousand fail on two cores.
+/// Number of directories that are created. Without repeated attempts some of ten thousand fail on
+/// two cores.
 const MADE: usize = 10_000;
 
 #[test]

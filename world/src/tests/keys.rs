@@ -88,7 +88,8 @@ fn requesters_get_the_providers_key_servers_and_their_names() {
     assert_eq!(plan.key_servers_of("alpha").count(), 0);
 }
 
-/// Nodes and gateways reach the provider's key servers. A tenant's own key server is reached by its own nodes and by gateways.
+/// Nodes and gateways reach the provider's key servers. A tenant's own key server is reached by its
+/// own nodes and by gateways.
 #[test]
 fn routers_admit_only_requesters_to_key_servers() {
     let plan = WorldPlan::of(&topology());

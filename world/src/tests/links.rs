@@ -17,7 +17,8 @@ hosts:
 - {name: load, az: az2}
 "#;
 
-/// Shows the plan, and the commands that differ from links without relays: those that create them and those in the relays' namespaces.
+/// Shows the plan, and the commands that differ from links without relays: those that create them
+/// and those in the relays' namespaces.
 #[test]
 fn golden_relays() {
     let topology = Topology::parse(Path::new("links.yaml"), LINKS)

@@ -22,7 +22,8 @@ fn golden_plan() {
     golden("tier.plan.txt", &WorldPlan::of(&tier()).to_string());
 }
 
-/// Shows the hosts that differ from those of worlds without edges: a router, an edge, a gateway, a node.
+/// Shows the hosts that differ from those of worlds without edges: a router, an edge, a gateway, a
+/// node.
 #[test]
 fn golden_script() {
     let batches = tool_batch::configuration(&WorldPlan::of(&tier()))
@@ -253,7 +254,8 @@ fn resolvers_query_the_local_az_first() {
     );
 }
 
-/// Nodes and replicas have one tunnel end per AZ; only routers have two routes to it (T16 in docs/security.md).
+/// Nodes and replicas have one tunnel end per AZ; only routers have two routes to it (T16 in
+/// docs/security.md).
 #[test]
 fn edges_of_one_az_share_a_tunnel_end_by_a_route_of_two_ways() {
     let yaml = TIER.replacen(

@@ -1,5 +1,5 @@
-//! The fixture of this crate's tests: worlds from YAML texts with names of their own, and a listing of everything that a machine contains
-//! of a world.
+//! The fixture of this crate's tests: worlds from YAML texts with names of their own, and a listing
+//! of everything that a machine contains of a world.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::io::Write;
@@ -37,8 +37,8 @@ pub(crate) fn options(ephemeral: bool) -> WorldOptions {
 /// The lock on leftovers, if this process has it.
 static LEFTOVERS: OnceLock<Arc<LeftoverLock>> = OnceLock::new();
 
-/// Takes the lock on leftovers until this process ends: no other process removes what a killed world of this process left. Waits while
-/// another process has it.
+/// Takes the lock on leftovers until this process ends: no other process removes what a killed
+/// world of this process left. Waits while another process has it.
 pub(crate) fn keep_leftovers() {
     LEFTOVERS.get_or_init(|| {
         let take = || LeftoverLock::try_take().unwrap_or_else(|error| panic!("{error}"));
@@ -57,7 +57,8 @@ pub(crate) fn keep_leftovers() {
     });
 }
 
-/// Writes a line to the standard output of this process, which `println!` would not reach in a test.
+/// Writes a line to the standard output of this process, which `println!` would not reach in a
+/// test.
 fn print_line(line: &str) {
     let mut out = std::io::stdout().lock();
     // The line begins anew, because libtest prints `test name ... ` without an end.
@@ -69,7 +70,8 @@ fn print_line(line: &str) {
 /// Maximum time of an event on a quiet machine.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-/// Returns a name that no other test process uses, also of another run on this machine. It is short enough for a topology file.
+/// Returns a name that no other test process uses, also of another run on this machine. It is short
+/// enough for a topology file.
 pub(crate) fn name(tag: &str) -> String {
     let run = std::env::var("CANAL_RUN_ID").unwrap_or_default();
     format!("{tag}{run}{:x}", std::process::id() & 0xf_ffff)
@@ -125,13 +127,15 @@ pub(crate) fn client_output(world: &World, host: &str, argv: &[&str]) -> Result<
 /// Maximum time until a peer in a host answers on a quiet machine.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
-/// Connects from a host to an address that answers, or that refuses it with an error. Returns the answer or the error.
+/// Connects from a host to an address that answers, or that refuses it with an error. Returns the
+/// answer or the error.
 pub(crate) fn dial(world: &World, from: &str, to: &str) -> Result<String, String> {
     let seconds = deadline(ANSWERS_WITHIN).as_secs().to_string();
     client_output(world, from, &["canal-world-peer", "dial", to, &seconds])
 }
 
-/// Connects from a host to an address that must not answer, also if no error comes. Returns the error.
+/// Connects from a host to an address that must not answer, also if no error comes. Returns the
+/// error.
 pub(crate) fn dial_in_vain(world: &World, from: &str, to: &str, why: &str) -> String {
     client_output(world, from, &["canal-world-peer", "dial", to]).expect_err(why)
 }
@@ -231,7 +235,8 @@ pub(crate) fn sent(world: &World, node: &str) -> u64 {
         .sum()
 }
 
-/// Waits until a node sends nothing. For at most two seconds after its creation it announces its multicast groups (RFC 3810 §9.11).
+/// Waits until a node sends nothing. For at most two seconds after its creation it announces its
+/// multicast groups (RFC 3810 §9.11).
 pub(crate) fn silence(world: &World, node: &str) -> u64 {
     let mut before = sent(world, node);
     becomes("the silence of a node", SOON, || {

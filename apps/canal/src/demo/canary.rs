@@ -7,7 +7,8 @@ use crate::demo::screen::Expectation;
 use crate::demo::traffic::{PAGE, REVIEWS, at};
 use crate::exit::VerbResult;
 
-/// Number of measured requests. With a share of 10 %, four standard deviations of 3,000 draws are 2.2 points.
+/// Number of measured requests. With a share of 10 %, four standard deviations of 3,000 draws are
+/// 2.2 points.
 const REQUESTS: u64 = 3_000;
 const POINTS_OFF_MAX: f64 = 2.2;
 

@@ -45,7 +45,8 @@ pub(crate) struct ClientOutput {
 }
 
 impl ClientOutput {
-    /// Returns the output for an expectation: what the client printed, or why it failed, on one short line.
+    /// Returns the output for an expectation: what the client printed, or why it failed, on one
+    /// short line.
     pub(crate) fn brief(&self) -> String {
         let text = if self.stdout.trim().is_empty() {
             self.stderr.trim()
@@ -68,7 +69,8 @@ impl ClientOutput {
 }
 
 impl DemoWorld {
-    /// Brings the world up, and waits until it is completely ready and every data plane has its configuration.
+    /// Brings the world up, and waits until it is completely ready and every data plane has its
+    /// configuration.
     pub(crate) async fn up(screen: &mut DemoOutput, stop: &mut StopSignal) -> VerbResult<Self> {
         let step = screen.begin(
             "The world comes up: two AZs, each with an edge, two gateway replicas and a key server; three tenants with the same addresses",
@@ -180,7 +182,8 @@ impl DemoWorld {
         parse(&finished, argv)
     }
 
-    /// Runs `canal …` like an operator, and returns the printed lines. A verb that fails is an error.
+    /// Runs `canal …` like an operator, and returns the printed lines. A verb that fails is an
+    /// error.
     pub(crate) async fn canal(&self, argv: &[&str]) -> VerbResult<Vec<String>> {
         let failed = |problem: std::io::Error| VerbError::failed("canal", problem, "");
         let mut command = tokio::process::Command::new(std::env::current_exe().map_err(failed)?);
@@ -201,7 +204,8 @@ impl DemoWorld {
         }
     }
 
-    /// Applies YAML to a tenant, waits until every data plane runs it, and returns how long that took.
+    /// Applies YAML to a tenant, waits until every data plane runs it, and returns how long that
+    /// took.
     pub(crate) async fn apply(
         &self,
         tenant: &str,
@@ -242,7 +246,8 @@ async fn ready(running: &RunningWorld) -> VerbResult<usize> {
     }
 }
 
-/// Returns whether a host runs a data plane. Nodes without a proxy run none, and subscribe to nothing.
+/// Returns whether a host runs a data plane. Nodes without a proxy run none, and subscribe to
+/// nothing.
 fn is_plane(host: &HostStatus) -> bool {
     matches!(
         host.environment.kind.as_str(),

@@ -1,5 +1,5 @@
-//! Step: an operator drains a gateway replica, revokes the drain, and replaces another replica, under load of clients that reuse their
-//! connections. No request may fail.
+//! Step: an operator drains a gateway replica, revokes the drain, and replaces another replica,
+//! under load of clients that reuse their connections. No request may fail.
 
 use std::time::{Duration, Instant};
 

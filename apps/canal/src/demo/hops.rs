@@ -1,4 +1,5 @@
-//! Step: the cost of each hop of one path, measured under load: time, CPU and bytes per request. It is the demo's last step.
+//! Step: the cost of each hop of one path, measured under load: time, CPU and bytes per request. It
+//! is the demo's last step.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Step: tenants with the same addresses and names use them at the same time, and each is served by its own pods. A service of only one
-//! tenant does not exist for the other.
+//! Step: tenants with the same addresses and names use them at the same time, and each is served by
+//! its own pods. A service of only one tenant does not exist for the other.
 
 use serde_json::Value;
 

@@ -1,4 +1,5 @@
-//! Step: a tenant with nodes without any process of Canal finds its services through the mesh's DNS, and is served by the same gateways.
+//! Step: a tenant with nodes without any process of Canal finds its services through the mesh's
+//! DNS, and is served by the same gateways.
 
 use crate::demo::canary::counts;
 use crate::demo::demo_world::{DemoWorld, client};

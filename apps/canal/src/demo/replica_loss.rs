@@ -1,4 +1,5 @@
-//! Step: the busiest gateway replica gets SIGKILL under load. The step counts the lost requests and measures how long requests are lost.
+//! Step: the busiest gateway replica gets SIGKILL under load. The step counts the lost requests and
+//! measures how long requests are lost.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,7 +16,8 @@ use crate::running_world::HostKindFilter;
 
 /// Requests per second over [`CONNECTIONS`].
 const RATE: &str = "300";
-/// Number of connections. At most this many requests are in flight, so at most this many may be lost.
+/// Number of connections. At most this many requests are in flight, so at most this many may be
+/// lost.
 const CONNECTIONS: u64 = 16;
 const SECONDS: &str = "8";
 /// Time from the start of the load to the kill.

@@ -84,7 +84,8 @@ impl DemoOutput {
         }
     }
 
-    /// Shows the results of a step's expectations. A step that could not run counts as one failed expectation.
+    /// Shows the results of a step's expectations. A step that could not run counts as one failed
+    /// expectation.
     pub(crate) fn end(&mut self, step: DemoStep, seen: VerbResult<Vec<Expectation>>) {
         let promises = seen.unwrap_or_else(|failure| {
             vec![Expectation::new(

@@ -4,7 +4,8 @@ use crate::demo::demo_world::{DemoWorld, client};
 use crate::demo::screen::Expectation;
 use crate::exit::VerbResult;
 
-/// Returns a service's address in `demo/`, which is the same in all tenants: `[fd00:101::10]:9080` or `10.101.0.10:9080`.
+/// Returns a service's address in `demo/`, which is the same in all tenants: `[fd00:101::10]:9080`
+/// or `10.101.0.10:9080`.
 pub(crate) fn at(v6: bool, service: u8, port: u16) -> String {
     if v6 {
         format!("[{}]:{port}", host(v6, service))

@@ -1,5 +1,6 @@
-//! Step: zero trust on real traffic. A policy allows only the page to call details, and `canal explain` reports that beforehand. Beta's
-//! private keys are in key servers, and nowhere on its nodes.
+//! Step: zero trust on real traffic. A policy allows only the page to call details, and `canal
+//! explain` reports that beforehand. Beta's private keys are in key servers, and nowhere on its
+//! nodes.
 
 use std::time::Duration;
 
@@ -98,7 +99,8 @@ fn explain(source: &str) -> [&str; 9] {
     ]
 }
 
-/// Checks the status that alpha's client gets from details. It retries, because a change may not have reached the last data plane.
+/// Checks the status that alpha's client gets from details. It retries, because a change may not
+/// have reached the last data plane.
 async fn expect_status(world: &DemoWorld, expected: &str, what: &str) -> VerbResult<Expectation> {
     let url = format!("http://{}/details/0", at(false, DETAILS, 9080));
     let argv = [

@@ -1,4 +1,5 @@
-//! Step: the canary's weights change twenty times under load. No request may fail, and the last change must be in force at the end.
+//! Step: the canary's weights change twenty times under load. No request may fail, and the last
+//! change must be in force at the end.
 
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use crate::exit::VerbResult;
 
 /// Number of weight changes under load.
 const CHANGES: u32 = 20;
-/// Load during the changes, in pages per second. Each page causes three or four requests through the mesh.
+/// Load during the changes, in pages per second. Each page causes three or four requests through
+/// the mesh.
 const PAGES_PER_SECOND: &str = "100";
 /// Duration of the load, which is longer than all changes take.
 const LOAD_SECONDS: &str = "14";
@@ -80,7 +82,8 @@ fn page(address: String) -> String {
     format!("http://{address}/productpage")
 }
 
-/// Checks that after the last change all requests go to v2, and then restores the demo's own weights.
+/// Checks that after the last change all requests go to v2, and then restores the demo's own
+/// weights.
 async fn last_word(world: &DemoWorld) -> VerbResult<Expectation> {
     let url = format!("http://{}/reviews/0", at(false, REVIEWS, 9080));
     let argv = ["canal-samples", "load", &url, "-n", "500", "-c", "4"];

@@ -92,7 +92,8 @@ fn show(args: &ApplyArgs, answer: &ApplyResponse) -> VerbResult {
     )
 }
 
-/// Applies one text, waits until every connected data plane runs it, and returns how long that took. It is for the demo.
+/// Applies one text, waits until every connected data plane runs it, and returns how long that
+/// took. It is for the demo.
 pub(crate) async fn apply_text(
     admin: &mut Admin,
     tenant: &str,

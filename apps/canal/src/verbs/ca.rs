@@ -1,4 +1,5 @@
-//! `canal ca`: the certificate authorities of tenants' identities. It shows and rotates roots, revokes identities and restores them.
+//! `canal ca`: the certificate authorities of tenants' identities. It shows and rotates roots,
+//! revokes identities and restores them.
 
 use canal_json_api::v1::TrustDomainListView;
 use canal_wire::api::{RevokeRequest, RotateRequest, TrustRequest, TrustResponse};
@@ -32,7 +33,8 @@ enum CaVerb {
   canal ca bundle --tenant alpha > alpha.pem && curl --cacert alpha.pem https://web.shop.svc.cluster.local
   canal ca bundle --tenant alpha")]
     Bundle(BundleArgs),
-    /// Replaces the root that Canal made: announced, then signing, then the old one goes; no request is lost
+    /// Replaces the root that Canal made: announced, then signing, then the old one goes; no
+    /// request is lost
     #[command(after_help = "Examples:
   canal ca rotate --tenant alpha
   canal ca rotate --tenant alpha --force    # takes the next step at once, without waiting")]

@@ -1,5 +1,5 @@
-//! `canal compile`: compiles YAML to data-plane resources without a controller, to check a configuration. It needs neither network nor
-//! root.
+//! `canal compile`: compiles YAML to data-plane resources without a controller, to check a
+//! configuration. It needs neither network nor root.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -169,8 +169,8 @@ fn compile_tenant(name: &str, dir: &Path, next_id: &mut u32) -> VerbResult<Compi
     })
 }
 
-/// Returns the key sets that are files of the tenant. The controller fetches the others. An unreadable file is left out, and the compiler
-/// reports it as missing.
+/// Returns the key sets that are files of the tenant. The controller fetches the others. An
+/// unreadable file is left out, and the compiler reports it as missing.
 fn key_sets(dir: &Path, output: &CompileOutput) -> BTreeMap<String, String> {
     let files = output
         .jwks

@@ -1,5 +1,6 @@
-//! `canal config dump`: the configuration that a data plane runs now, as the process reports it. It uses the controller. In a world, if the
-//! controller has no answer, it uses the process's own socket.
+//! `canal config dump`: the configuration that a data plane runs now, as the process reports it. It
+//! uses the controller. In a world, if the controller has no answer, it uses the process's own
+//! socket.
 
 use canal_wire::api::observe_request::Subject;
 use clap::{Args, Subcommand};
@@ -62,7 +63,8 @@ struct DumpArgs {
 pub(crate) async fn run(args: ConfigArgs) -> VerbResult {
     let ConfigVerb::Dump(args) = args.verb;
     let text = match through_controller(&args).await {
-        // Processes that are unknown to the controller, and the controller itself, have a socket in the world.
+        // Processes that are unknown to the controller, and the controller itself, have a socket in
+        // the world.
         Err(failure)
             if args.mesh.server.is_none()
                 && failure.exit != ExitStatus::Usage

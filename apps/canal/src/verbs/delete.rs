@@ -1,4 +1,5 @@
-//! `canal delete`: removes all or none of the given objects, by name or by the files that describe them.
+//! `canal delete`: removes all or none of the given objects, by name or by the files that describe
+//! them.
 
 use std::path::PathBuf;
 
@@ -33,7 +34,8 @@ pub(crate) struct DeleteArgs {
     /// Remove the objects these files describe: YAML file, directory of YAML files, or - for stdin
     #[arg(short = 'f', long = "file", value_name = "PATH", conflicts_with_all = ["kind", "names"])]
     files: Vec<PathBuf>,
-    /// Remove all that was applied for the tenant, without compiling it; an operator of the provider only
+    /// Remove all that was applied for the tenant, without compiling it; an operator of the
+    /// provider only
     #[arg(long, conflicts_with_all = ["kind", "names", "files"])]
     all: bool,
     /// Succeed also if an object does not exist
@@ -87,7 +89,8 @@ fn named(kind: &str, args: &DeleteArgs) -> Vec<ObjectRef> {
     args.names.iter().map(object).collect()
 }
 
-/// Returns every object that a file describes. Mistakes inside an object do not prevent its removal.
+/// Returns every object that a file describes. Mistakes inside an object do not prevent its
+/// removal.
 fn described(file: &File) -> VerbResult<Vec<ObjectRef>> {
     let parsed = canal_sources::parse(&file.path, &file.yaml);
     let unnamed = parsed

@@ -1,5 +1,6 @@
-//! `canal demo`: brings up the demo's world, runs real clients in it, and prints the expected and the observed result of each expectation.
-//! It removes everything again in all cases. The exit code is 0 only if every expectation passed.
+//! `canal demo`: brings up the demo's world, runs real clients in it, and prints the expected and
+//! the observed result of each expectation. It removes everything again in all cases. The exit code
+//! is 0 only if every expectation passed.
 
 use std::time::{Duration, Instant};
 

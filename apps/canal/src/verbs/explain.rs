@@ -1,5 +1,5 @@
-//! `canal explain`: what happens to a request, hop by hop, and which policy decides. It evaluates the compiler's oracle and sends no
-//! request. Start at [`run`].
+//! `canal explain`: what happens to a request, hop by hop, and which policy decides. It evaluates
+//! the compiler's oracle and sends no request. Start at [`run`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -172,7 +172,8 @@ fn tenant_name(name: &str) -> Done<TenantName> {
         .map_err(|problem| VerbError::new(ExitStatus::Usage, "--tenant", problem.to_string(), ""))
 }
 
-/// Parses the texts and prints their diagnostics on stderr, because the answer describes the objects in force.
+/// Parses the texts and prints their diagnostics on stderr, because the answer describes the
+/// objects in force.
 fn parsed(texts: impl Iterator<Item = (String, String)>) -> Vec<Arc<Document>> {
     let mut documents = Vec::new();
     for (name, text) in texts {
@@ -194,7 +195,8 @@ fn compiled(explanation: &ExplainInput) -> Done<Ir> {
         .filter_map(|(k, id)| Some((k, ServiceId::new(id).ok()?)))
         .collect();
     let (tenant, documents) = (&explanation.tenant, explanation.documents.as_slice());
-    // The controller fetches key sets that are not files. Here their issuers are assumed to be reachable.
+    // The controller fetches key sets that are not files. Here their issuers are assumed to be
+    // reachable.
     let known = |uris: &BTreeSet<String>| {
         uris.iter()
             .map(|uri| (uri.clone(), PLACEHOLDER_JWKS.to_owned()))
@@ -215,7 +217,8 @@ fn compiled(explanation: &ExplainInput) -> Done<Ir> {
         service_ids: &service_ids,
         jwks: &jwks,
     });
-    // The answer describes what is in force, which may differ from the intention: a broken policy denies.
+    // The answer describes what is in force, which may differ from the intention: a broken policy
+    // denies.
     diagnostics
         .iter()
         .for_each(|diagnostic| eprintln!("{diagnostic}"));

@@ -1,5 +1,6 @@
-//! `canal gateway`: the replicas of the cloud tier: list, status, drain, undrain, replace, scale, forget. This module waits; the controller
-//! decides where sessions go. It creates hosts only if the mesh runs in a world; elsewhere the operator starts the processes.
+//! `canal gateway`: the replicas of the cloud tier: list, status, drain, undrain, replace, scale,
+//! forget. This module waits; the controller decides where sessions go. It creates hosts only if
+//! the mesh runs in a world; elsewhere the operator starts the processes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -49,7 +50,8 @@ enum GatewayVerb {
         #[command(flatten)]
         show: ShowArgs,
     },
-    /// Sends a replica no new sessions, requests that clients leave it, and waits until no session is left
+    /// Sends a replica no new sessions, requests that clients leave it, and waits until no session
+    /// is left
     #[command(
         after_help = "Examples:\n  canal gateway drain gw-2\n  canal gateway drain gw-2 --timeout 0     # only order it"
     )]
@@ -206,7 +208,8 @@ impl TierHandle {
             .find(|r| r.name == name))
     }
 
-    /// Waits until `done` returns true for the replica. `None` stands for a replica that is not registered.
+    /// Waits until `done` returns true for the replica. `None` stands for a replica that is not
+    /// registered.
     async fn wait(
         &mut self,
         name: &str,
@@ -257,7 +260,8 @@ impl TierHandle {
         .await
     }
 
-    /// Starts a new replica: in a world directly, elsewhere by asking the operator. Returns when the replica accepts sessions.
+    /// Starts a new replica: in a world directly, elsewhere by asking the operator. Returns when
+    /// the replica accepts sessions.
     async fn start(&mut self, name: &str, az: &str, backend: &str, seconds: u64) -> VerbResult {
         match &self.running {
             Some(running) => running.add_gateway(name, az, backend).await?,
@@ -318,8 +322,9 @@ fn decide_name(backend: &str, taken: &BTreeSet<String>) -> String {
         .unwrap_or_default()
 }
 
-/// Returns whether a replica gets no new sessions and has none left. Buckets that it still owns belong to sessions that have ended; it
-/// remembers them for late packets (TIME_WAIT), so it may end in spite of them. A report from before the order took effect does not count.
+/// Returns whether a replica gets no new sessions and has none left. Buckets that it still owns
+/// belong to sessions that have ended; it remembers them for late packets (TIME_WAIT), so it may
+/// end in spite of them. A report from before the order took effect does not count.
 fn is_drained(r: &ReplicaStatus, since_order: Duration) -> bool {
     let heard_after =
         Duration::from_millis(r.since_last_report_ms) + ORDER_SPREADS_WITHIN <= since_order;
@@ -406,8 +411,8 @@ async fn replace(by: Option<String>, args: &WaitArgs) -> VerbResult {
     )
 }
 
-/// Result of a scaling decision: replicas to add, or names to remove. Draining replicas are removed first, then those with the fewest
-/// sessions.
+/// Result of a scaling decision: replicas to add, or names to remove. Draining replicas are removed
+/// first, then those with the fewest sessions.
 #[derive(Debug, PartialEq, Eq)]
 enum Scaling {
     Add(usize),

@@ -10,7 +10,8 @@ use crate::exit::{ExitStatus, VerbError, VerbResult};
 use crate::output::{self, Format, OutputArgs, TextTable};
 use crate::tenant;
 
-/// Shows objects as they were written, without the annotations that nothing reads: their lines are empty
+/// Shows objects as they were written, without the annotations that nothing reads: their lines are
+/// empty
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   canal get --tenant alpha                            # everything

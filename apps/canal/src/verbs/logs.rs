@@ -1,5 +1,5 @@
-//! `canal logs`: the output of a host's process, from the world's log files; outside a world the access log of a data plane, through the
-//! controller. It can also set a data plane's log level.
+//! `canal logs`: the output of a host's process, from the world's log files; outside a world the
+//! access log of a data plane, through the controller. It can also set a data plane's log level.
 
 use std::io::{SeekFrom, Write};
 use std::time::Duration;
@@ -29,7 +29,8 @@ const POLL: Duration = Duration::from_millis(200);
 With --server, or with --access in a world, it is the data plane's access log, through the controller: the newest lines,
 which the process keeps in memory, and with --follow those to come. A tenant's operator gets its tenant's lines.")]
 pub(crate) struct LogsArgs {
-    /// Host or pod, by its name in `canal world list`; a node or gateway, by its name in `canal status`
+    /// Host or pod, by its name in `canal world list`; a node or gateway, by its name in `canal
+    /// status`
     host: String,
     /// Continue as lines are written
     #[arg(short, long)]
@@ -149,7 +150,8 @@ async fn copy(log: tokio::fs::File, follow: bool) -> std::io::Result<()> {
     }
 }
 
-/// Restarts at the beginning if the file is shorter than what was read: the world truncates logs that grow too long.
+/// Restarts at the beginning if the file is shorter than what was read: the world truncates logs
+/// that grow too long.
 async fn rewind_if_cut(reader: &mut BufReader<tokio::fs::File>) -> std::io::Result<()> {
     let position = reader.stream_position().await?;
     if reader.get_ref().metadata().await?.len() < position {

@@ -36,7 +36,8 @@ pub(crate) async fn run(args: MetricsArgs) -> VerbResult {
     output::line(merge(&answers).trim_end())
 }
 
-/// Merges the samples of all data planes under one heading for each family. Each sample gets the label `instance`.
+/// Merges the samples of all data planes under one heading for each family. Each sample gets the
+/// label `instance`.
 fn merge(answers: &BTreeMap<String, String>) -> String {
     let mut families: BTreeMap<&str, (Vec<&str>, String)> = BTreeMap::new();
     for (instance, text) in answers {

@@ -1,5 +1,6 @@
-//! `canal sessions`: where one client's sessions are in the cloud tier, as the data planes report them now. Many sessions share a tunnel,
-//! so nothing on the underlay shows a single one of them (Canal, appendix A).
+//! `canal sessions`: where one client's sessions are in the cloud tier, as the data planes report
+//! them now. Many sessions share a tunnel, so nothing on the underlay shows a single one of them
+//! (Canal, appendix A).
 
 use canal_json_api::v1::SessionListView;
 use canal_wire::api::{EdgePath, SessionsRequest, SessionsResponse};

@@ -1,4 +1,5 @@
-//! `canal status`: the connected data planes, the generation that each runs, and the objects of each tenant. Start at [`run`].
+//! `canal status`: the connected data planes, the generation that each runs, and the objects of
+//! each tenant. Start at [`run`].
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -24,7 +25,8 @@ const POLL: Duration = Duration::from_millis(50);
   canal status --check              # exit code 4 unless all data planes are connected and up to date
   canal status -o json | jq '.subscribers[] | select(.converged | not)'")]
 pub(crate) struct StatusArgs {
-    /// End with exit code 4 unless every data plane is connected and runs the newest generation in its scope
+    /// End with exit code 4 unless every data plane is connected and runs the newest generation in
+    /// its scope
     #[arg(long)]
     check: bool,
     #[command(flatten)]

@@ -1,5 +1,6 @@
-//! `canal tap`: live requests through the gateways, filtered at the gateways and merged here. It uses the controller. In a world whose
-//! controller does not answer, it uses the gateways' own sockets.
+//! `canal tap`: live requests through the gateways, filtered at the gateways and merged here. It
+//! uses the controller. In a world whose controller does not answer, it uses the gateways' own
+//! sockets.
 
 use canal_wire::api::ObserveRequest;
 use canal_wire::api::observe_request::Subject;
@@ -31,7 +32,8 @@ pub(crate) struct TapArgs {
     /// Only requests of this tenant
     #[arg(short, long, env = "CANAL_TENANT")]
     tenant: Option<String>,
-    /// Only requests answered by this service, NAMESPACE/NAME: the route's destination, not the requested one
+    /// Only requests answered by this service, NAMESPACE/NAME: the route's destination, not the
+    /// requested one
     #[arg(short, long)]
     service: Option<String>,
     /// Only paths with this prefix

@@ -55,7 +55,8 @@ pub(crate) async fn run(args: UpArgs) -> VerbResult {
     stayed
 }
 
-/// Shows the world until it is gone. A world that is not completely ready stays up too, so that the user can find out why.
+/// Shows the world until it is gone. A world that is not completely ready stays up too, so that the
+/// user can find out why.
 async fn stay(args: &UpArgs, running: &Arc<RunningWorld>) -> VerbResult {
     let progress = ProgressLine::new();
     progress.print_line("waiting for its processes");
@@ -82,7 +83,8 @@ async fn stay(args: &UpArgs, running: &Arc<RunningWorld>) -> VerbResult {
     }
 }
 
-/// Prints the states without a terminal: first all, then those that changed. Values that change permanently are left out.
+/// Prints the states without a terminal: first all, then those that changed. Values that change
+/// permanently are left out.
 async fn print_changes(observer: &mut WorldSampler) -> VerbResult {
     let mut before: Vec<String> = Vec::new();
     loop {

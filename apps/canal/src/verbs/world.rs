@@ -1,4 +1,5 @@
-//! `canal world`: worlds without a view: up, down, list, exec, check, gc. The crate `canal_world` implements them.
+//! `canal world`: worlds without a view: up, down, list, exec, check, gc. The crate `canal_world`
+//! implements them.
 
 use std::path::Path;
 use std::process::Stdio;

@@ -1,5 +1,6 @@
-//! Instructions that `canal-gateway` executes per request, counted by callgrind, for one build or for two. They do not depend on how busy
-//! the machine is, and include neither caches nor the kernel; `canal-bench-peers` measures CPU time.
+//! Instructions that `canal-gateway` executes per request, counted by callgrind, for one build or
+//! for two. They do not depend on how busy the machine is, and include neither caches nor the
+//! kernel; `canal-bench-peers` measures CPU time.
 
 #![forbid(unsafe_code)]
 
@@ -85,7 +86,8 @@ impl LoadCase {
         }
     }
 
-    /// Sends one request at a time per connection, so that wake-ups are nearly the same in every run.
+    /// Sends one request at a time per connection, so that wake-ups are nearly the same in every
+    /// run.
     fn load(self, requests: u64) -> anyhow::Result<()> {
         let (count, bearer) = (
             format!("-n{requests}"),
@@ -153,7 +155,8 @@ impl Subject {
         self.dir.join(format!("{kind}.snapshot"))
     }
 
-    /// Returns the instructions of a gateway that started, answered `requests` and ended; callgrind's file is at `out`.
+    /// Returns the instructions of a gateway that started, answered `requests` and ended;
+    /// callgrind's file is at `out`.
     fn run(&self, case: LoadCase, requests: u64, out: &Path) -> anyhow::Result<u64> {
         let kind = if case == LoadCase::Policies {
             "policies"

@@ -1,5 +1,6 @@
-//! A tenant that sends requests at the maximum rate, for a path without a backend: the proxy responds itself, so that neither the origin
-//! nor the load's core is the bottleneck. It measures only the number of responses.
+//! A tenant that sends requests at the maximum rate, for a path without a backend: the proxy
+//! responds itself, so that neither the origin nor the load's core is the bottleneck. It measures
+//! only the number of responses.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -74,7 +75,8 @@ fn run(address: SocketAddr, request: &[u8], stop: &AtomicBool) -> anyhow::Result
                     Ok(())
                 }
             });
-            // Some proxies close a connection after an error response; the flood then opens the next one.
+            // Some proxies close a connection after an error response; the flood then opens the
+            // next one.
             if sent.is_err() {
                 connections[number] = open(number)?;
             }

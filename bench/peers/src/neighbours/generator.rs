@@ -1,5 +1,6 @@
-//! An open-loop generator: requests of many quiet tenants, and of one noisy one, at random times that do not depend on responses. It
-//! measures from the write of a request to the end of its response, with one thread that sleeps until its next event.
+//! An open-loop generator: requests of many quiet tenants, and of one noisy one, at random times
+//! that do not depend on responses. It measures from the write of a request to the end of its
+//! response, with one thread that sleeps until its next event.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -48,7 +49,8 @@ impl LoadConnection {
         )?)
     }
 
-    /// Writes a request. The socket's buffer is large enough for the requests in progress in these benches.
+    /// Writes a request. The socket's buffer is large enough for the requests in progress in these
+    /// benches.
     pub(crate) fn send(&mut self, request: &[u8], counts: bool) -> anyhow::Result<()> {
         self.sent.push_back((Instant::now(), counts));
         self.stream
@@ -61,7 +63,8 @@ impl LoadConnection {
         self.sent.is_empty()
     }
 
-    /// Reads the available bytes. Reports the status of each complete response, its duration, and whether it counts.
+    /// Reads the available bytes. Reports the status of each complete response, its duration, and
+    /// whether it counts.
     pub(crate) fn receive(
         &mut self,
         mut answer: impl FnMut(u16, Duration, bool),

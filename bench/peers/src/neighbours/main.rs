@@ -1,5 +1,6 @@
-//! Effect of a noisy tenant on the latency of others that share one worker with it: Canal's gateway, and HAProxy and Envoy for comparison.
-//! Each runs on a core of its own in one network, the load and the origin on the other core. The tenants' load is plaintext HTTP/1.1.
+//! Effect of a noisy tenant on the latency of others that share one worker with it: Canal's
+//! gateway, and HAProxy and Envoy for comparison. Each runs on a core of its own in one network,
+//! the load and the origin on the other core. The tenants' load is plaintext HTTP/1.1.
 
 #![forbid(unsafe_code)]
 

@@ -51,7 +51,8 @@ pub(super) fn start_controlled(
     by_controller(place, true, mesh::PLAIN_LISTENER)
 }
 
-/// Writes the configuration of one tenant. `tenant` has the objects other than services; the services have prefix routes.
+/// Writes the configuration of one tenant. `tenant` has the objects other than services; the
+/// services have prefix routes.
 pub(super) fn configure(
     folder: &Path,
     tenant: &str,
@@ -123,7 +124,8 @@ fn by_snapshot(
     )
 }
 
-/// Starts a gateway without configuration, which a controller configures; the load goes to `address`.
+/// Starts a gateway without configuration, which a controller configures; the load goes to
+/// `address`.
 fn by_controller(
     place: &PeerFolders,
     is_large: bool,

@@ -138,7 +138,8 @@ fn socket(place: &PeerFolders, context: &str) -> String {
     } else {
         ""
     };
-    // Of TLS 1.3's ciphers Envoy accepts AES-256-GCM or AES-128-GCM as the client prefers, and has no setting.
+    // Of TLS 1.3's ciphers Envoy accepts AES-256-GCM or AES-128-GCM as the client prefers, and has
+    // no setting.
     format!(
         "{{name: tls, typed_config: {{\"@type\": {API}.transport_sockets.tls.v3.{context}, {requirement}common_tls_context: {{alpn_protocols: [h2], \
          tls_params: {{tls_minimum_protocol_version: TLSv1_3, tls_maximum_protocol_version: TLSv1_3}}, tls_certificates: [{{certificate_chain: \

@@ -1,4 +1,5 @@
-//! A real controller on the load's core, and gateways that it configures: with certificates, so that they speak HBONE.
+//! A real controller on the load's core, and gateways that it configures: with certificates, so
+//! that they speak HBONE.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};

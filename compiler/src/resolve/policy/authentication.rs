@@ -1,5 +1,5 @@
-//! Resolves RequestAuthentications: which JWTs are valid. A broken object refuses all requests that it targets. An issuer without keys has
-//! no valid token.
+//! Resolves RequestAuthentications: which JWTs are valid. A broken object refuses all requests that
+//! it targets. An issuer without keys has no valid token.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,5 @@
-//! Resolves AuthorizationPolicies with Istio's schema and semantics. A policy with an error anywhere denies everything that it targets.
+//! Resolves AuthorizationPolicies with Istio's schema and semantics. A policy with an error
+//! anywhere denies everything that it targets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -167,7 +168,8 @@ fn action(
     }
 }
 
-/// Resolves the authorizer of a CUSTOM policy. A policy without a valid authorizer becomes a broken DENY.
+/// Resolves the authorizer of a CUSTOM policy. A policy without a valid authorizer becomes a broken
+/// DENY.
 fn custom(
     known: &PolicyReferences<'_>,
     reading: &mut PolicyResolver<'_, AuthorizationPolicy>,

@@ -1,5 +1,5 @@
-//! Resolves ExternalAuthorizers: services of the tenant that CUSTOM policies call. A broken one is not published, and policies that name it
-//! are broken.
+//! Resolves ExternalAuthorizers: services of the tenant that CUSTOM policies call. A broken one is
+//! not published, and policies that name it are broken.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -67,7 +67,8 @@ fn read(
     })
 }
 
-/// Breaks the authorizer if its Service or the port does not exist, or if the port does not speak gRPC.
+/// Breaks the authorizer if its Service or the port does not exist, or if the port does not speak
+/// gRPC.
 fn check_service(
     service: &ServiceKey,
     port: u16,

@@ -1,4 +1,5 @@
-//! Converts the rules of an AuthorizationPolicy to clauses. Every problem is reported and breaks the policy.
+//! Converts the rules of an AuthorizationPolicy to clauses. Every problem is reported and breaks
+//! the policy.
 
 use canal_model::authorization::{
     ALTERNATIVES_MAX, AllOf, Attribute, AttributeMatch, CLAUSES_MAX, Clause, PolicyRule, VALUES_MAX,

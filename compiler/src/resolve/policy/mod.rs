@@ -1,4 +1,5 @@
-//! Resolves policies of zero trust: their targets and conditions, and how a broken policy fails closed.
+//! Resolves policies of zero trust: their targets and conditions, and how a broken policy fails
+//! closed.
 
 pub(super) mod authentication;
 pub(super) mod authorization;
@@ -18,7 +19,8 @@ use canal_model::policy::Metadata;
 use super::tenant_objects::Sourced;
 use crate::diagnostic_collector::DiagnosticCollector;
 
-/// The state of reading one policy: all problems are reported, and the first one that breaks the policy is its reason.
+/// The state of reading one policy: all problems are reported, and the first one that breaks the
+/// policy is its reason.
 struct PolicyResolver<'a, T> {
     source: &'a Sourced<'a, T>,
     report: &'a mut DiagnosticCollector,
@@ -26,7 +28,8 @@ struct PolicyResolver<'a, T> {
 }
 
 impl<'a, T> PolicyResolver<'a, T> {
-    /// Starts reading a policy. A field that could not be parsed breaks the policy; the reader has already reported it.
+    /// Starts reading a policy. A field that could not be parsed breaks the policy; the reader has
+    /// already reported it.
     fn new(said: &'a Sourced<'a, T>, report: &'a mut DiagnosticCollector) -> Self {
         let broken = said
             .document

@@ -1,5 +1,6 @@
-//! Warns about policy conditions that no hop on a path can observe. On such a path the policy denies, because the condition cannot be
-//! evaluated. Also warns about server-name conditions on ports where no TLS terminates: they never match.
+//! Warns about policy conditions that no hop on a path can observe. On such a path the policy
+//! denies, because the condition cannot be evaluated. Also warns about server-name conditions on
+//! ports where no TLS terminates: they never match.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +16,8 @@ use crate::text_security;
 /// Maximum number of places that one diagnostic names.
 const SHOWN_MAX: usize = 3;
 
-/// All pods that clients can reach. Pods of one namespace with equal labels and services form one group, of which one pod is named.
+/// All pods that clients can reach. Pods of one namespace with equal labels and services form one
+/// group, of which one pod is named.
 pub(in crate::resolve) struct ReachablePods<'a> {
     groups: Vec<PodGroup<'a>>,
 }
@@ -151,7 +153,8 @@ impl UnobservableCondition {
     }
 }
 
-/// Returns the conditions of a policy that no hop can observe on some path. Such connections are denied.
+/// Returns the conditions of a policy that no hop can observe on some path. Such connections are
+/// denied.
 pub(in crate::resolve) fn blind(
     policy: &Authorization,
     ground: &ReachablePods<'_>,
@@ -242,8 +245,8 @@ fn join_names(places: &BTreeSet<&str>) -> String {
     }
 }
 
-/// Returns an attribute without which it is unknown whether the rule matches, regardless of its other conditions. It may also be a server
-/// name that no connection has.
+/// Returns an attribute without which it is unknown whether the rule matches, regardless of its
+/// other conditions. It may also be a server name that no connection has.
 fn unseen<'a>(rule: &'a PolicyRule, way: &AccessPath<'_>) -> Option<&'a Attribute> {
     let when = possible(&rule.when, way)?;
     let from = alternatives(&rule.from, way)?;
@@ -254,7 +257,8 @@ fn unseen<'a>(rule: &'a PolicyRule, way: &AccessPath<'_>) -> Option<&'a Attribut
         .min_by_key(|attribute| **attribute != Attribute::ServerName)
 }
 
-/// Evaluates alternatives. `None` means that none of them can hold. `Some(None)` means that one can hold by observable attributes alone.
+/// Evaluates alternatives. `None` means that none of them can hold. `Some(None)` means that one can
+/// hold by observable attributes alone.
 fn alternatives<'a>(
     alternatives: &'a [AllOf],
     way: &AccessPath<'_>,
@@ -273,7 +277,8 @@ fn alternatives<'a>(
     }
 }
 
-/// Evaluates clauses. `None` means that they cannot all hold at this port. Else returns one of their attributes that cannot be observed.
+/// Evaluates clauses. `None` means that they cannot all hold at this port. Else returns one of
+/// their attributes that cannot be observed.
 fn possible<'a>(all: &'a AllOf, way: &AccessPath<'_>) -> Option<Option<&'a Attribute>> {
     let mut unseen = None;
     for clause in all {

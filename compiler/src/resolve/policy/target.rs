@@ -1,5 +1,5 @@
-//! Resolves the target of a policy: the whole tenant, a namespace, workloads by label, or Services by name (Istio's selector and
-//! targetRefs).
+//! Resolves the target of a policy: the whole tenant, a namespace, workloads by label, or Services
+//! by name (Istio's selector and targetRefs).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,8 +44,8 @@ pub(super) fn selected(metadata: &Metadata, labels: &Labels) -> PolicyTarget {
     }
 }
 
-/// Returns the targets of the policy; never empty. A target that cannot be parsed or enforced breaks the policy and becomes the widest
-/// target.
+/// Returns the targets of the policy; never empty. A target that cannot be parsed or enforced
+/// breaks the policy and becomes the widest target.
 pub(super) fn targets<T>(
     tenant: &TenantName,
     written: &TargetSelector<'_>,
@@ -115,7 +115,8 @@ pub(super) fn targets<T>(
     }
     let mut found: Vec<ServiceKey> = Vec::new();
     for (field, target) in refs {
-        // One target that cannot be enforced breaks the policy, because it is unknown how much would be left unprotected.
+        // One target that cannot be enforced breaks the policy, because it is unknown how much
+        // would be left unprotected.
         let Some(service) = service(tenant, metadata, &field, target, services, reading) else {
             return widest();
         };
@@ -126,8 +127,8 @@ pub(super) fn targets<T>(
     found.into_iter().map(PolicyTarget::Service).collect()
 }
 
-/// Resolves the Service that a target names. `None` means that no policy can be enforced at the target; it is reported and breaks the
-/// policy.
+/// Resolves the Service that a target names. `None` means that no policy can be enforced at the
+/// target; it is reported and breaks the policy.
 fn service<T>(
     tenant: &TenantName,
     metadata: &Metadata,
@@ -189,7 +190,8 @@ fn extent(metadata: &Metadata) -> String {
     }
 }
 
-/// Returns a key for each target of a policy: its own key for the first, and keys that no other policy has for the others.
+/// Returns a key for each target of a policy: its own key for the first, and keys that no other
+/// policy has for the others.
 pub(super) fn keys(own: &PolicyKey, count: usize, taken: &BTreeSet<PolicyKey>) -> Vec<PolicyKey> {
     let named = |name: String| {
         ObjectName::new(&name).ok().map(|name| PolicyKey {

@@ -1,4 +1,5 @@
-//! Parses single values of a policy with Istio's syntax: exact, `prefix*`, `*suffix`, `*`; networks, ports, path templates.
+//! Parses single values of a policy with Istio's syntax: exact, `prefix*`, `*suffix`, `*`;
+//! networks, ports, path templates.
 
 use std::net::IpAddr;
 
@@ -50,7 +51,8 @@ pub(super) fn read(context: ValueContext<'_>, attribute: &Attribute, value: &str
         Attribute::SourceServiceAccount => account(context.namespace, value).map(plain),
         Attribute::SourcePrincipal => principal(context.trust_domain, value),
         Attribute::Path => path(value),
-        // Istio lets such a star stand for any text. It cannot be compared here, and it must not silently match nothing.
+        // Istio lets such a star stand for any text. It cannot be compared here, and it must not
+        // silently match nothing.
         Attribute::SourceNamespace
             if value.trim_matches('*').contains('*')
                 || (value.len() > 1 && value.starts_with('*') && value.ends_with('*')) =>
@@ -109,7 +111,8 @@ fn text(value: &str) -> (AttributeMatch, Option<ValueIssue>) {
     (m, odd)
 }
 
-/// Parses a method. Methods are compared with their case, and all that clients send are in capitals.
+/// Parses a method. Methods are compared with their case, and all that clients send are in
+/// capitals.
 fn method(value: &str) -> (AttributeMatch, Option<ValueIssue>) {
     let (m, odd) = text(value);
     let lower = value.contains(|c: char| c.is_ascii_lowercase());
@@ -215,7 +218,8 @@ pub(super) fn trust_domain(own: &TrustDomain, value: &str) -> Result<AttributeMa
     }
 }
 
-/// Parses a path. Requests' paths are compared in normalized form, so a path in any other form is refused: it would match nothing.
+/// Parses a path. Requests' paths are compared in normalized form, so a path in any other form is
+/// refused: it would match nothing.
 fn path(value: &str) -> ValueResult {
     let (m, odd) = if value.contains(['{', '}']) {
         plain(template(value)?)
@@ -240,7 +244,8 @@ fn path(value: &str) -> ValueResult {
     ))
 }
 
-/// Parses Istio's path templates: `{*}` is one segment; `{**}` is any number of segments, and the last operator.
+/// Parses Istio's path templates: `{*}` is one segment; `{**}` is any number of segments, and the
+/// last operator.
 fn template(value: &str) -> Result<AttributeMatch, ValueIssue> {
     let mut segments = value.trim_matches('/').split('/').peekable();
     let mut rest_seen = false;

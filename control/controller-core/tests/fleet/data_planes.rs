@@ -1,4 +1,5 @@
-//! Fake replicas and edges: they subscribe and report as data planes do, and the tests read what they hold.
+//! Fake replicas and edges: they subscribe and report as data planes do, and the tests read what
+//! they hold.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

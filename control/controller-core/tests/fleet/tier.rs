@@ -1,4 +1,5 @@
-//! A controller with tenants alpha and beta on the tier, whose principals are replicas, edges, nodes and operators.
+//! A controller with tenants alpha and beta on the tier, whose principals are replicas, edges,
+//! nodes and operators.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! The requests of `canal ca` as an operator's client sends them. The tests decide what the answers must be.
+//! The requests of `canal ca` as an operator's client sends them. The tests decide what the answers
+//! must be.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! Tests of CAs that are not the controller's: CAs from files, and an external CA that signs by request.
+//! Tests of CAs that are not the controller's: CAs from files, and an external CA that signs by
+//! request.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -201,8 +202,8 @@ impl Drop for ChildProcess {
     }
 }
 
-/// Returns the path of a CFSSL that can issue URI names: 1.4 or newer, from `setup/install test`. Without it, the test prints that it is
-/// skipped, and gets `None`.
+/// Returns the path of a CFSSL that can issue URI names: 1.4 or newer, from `setup/install test`.
+/// Without it, the test prints that it is skipped, and gets `None`.
 fn cfssl() -> Option<std::path::PathBuf> {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/bin/cfssl");
     let found = own.is_file().then_some(own);
@@ -214,7 +215,8 @@ fn cfssl() -> Option<std::path::PathBuf> {
 
 type Above<'a> = (&'a rcgen::Issuer<'static, rcgen::KeyPair>, &'a str);
 
-/// Starts `cfssl serve` in `dir` with a new root, or an intermediate of `above`. Returns the process and the URL on which it listens.
+/// Starts `cfssl serve` in `dir` with a new root, or an intermediate of `above`. Returns the
+/// process and the URL on which it listens.
 fn serve(
     binary: &Path,
     dir: &Path,
@@ -352,7 +354,8 @@ async fn an_external_ca_signs_and_its_answers_are_verified() {
         (status.source.as_str(), status.issued, status.error.as_str()),
         ("external", 2, "")
     );
-    // Certificates that the CA must not have signed are not passed on, and its refusals are reported.
+    // Certificates that the CA must not have signed are not passed on, and its refusals are
+    // reported.
     let fault = async |what: &str, reason: &str| {
         let before = refused(&fixture, reason).await;
         let got = fixture.certificate("n1", Some(A), None).await.unwrap_err();

@@ -295,7 +295,8 @@ fn an_az_stays_open_while_one_of_its_edges_reports() {
     assert_eq!(closed, [az()], "the last one");
 }
 
-/// An edge that did not receive a table yet would send sessions to owners that the planner believes to be free.
+/// An edge that did not receive a table yet would send sessions to owners that the planner believes
+/// to be free.
 #[test]
 fn tables_count_as_spread_when_all_edges_of_the_az_have_them() {
     let mut s = with_two_edges();
@@ -442,7 +443,8 @@ fn silence_of_all_replicas_marks_none_as_down() {
         "{seen:?}"
     );
     assert_eq!(s.states(), "a:Active+ b:Active+ c:Active+");
-    // The first member that is back does not make the others appear down; after the grace time, silence counts again.
+    // The first member that is back does not make the others appear down; after the grace time,
+    // silence counts again.
     let first = |s: &mut RosterFixture| {
         s.report("a", |_, _| {});
     };
@@ -556,7 +558,8 @@ fn a_replica_without_the_tenant_gets_none_of_its_sessions() {
     assert!(s.roster.is_ready(a, &tenant("u")));
 }
 
-/// S2: a resource that a replica refuses is lacking for its tenant alone, also for a restarted process.
+/// S2: a resource that a replica refuses is lacking for its tenant alone, also for a restarted
+/// process.
 #[test]
 fn refused_resource_makes_only_its_tenant_unready() {
     let mut s = RosterFixture::running();

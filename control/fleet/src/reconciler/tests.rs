@@ -1,4 +1,5 @@
-//! Tests of the function that applies a plan: what is stored, in force and published afterwards, and what is refused.
+//! Tests of the function that applies a plan: what is stored, in force and published afterwards,
+//! and what is refused.
 
 use std::net::Ipv4Addr;
 
@@ -42,7 +43,8 @@ impl ApplyFixture {
         }
     }
 
-    /// Applies a plan for these services while the writer answers so, and returns what the writer was given.
+    /// Applies a plan for these services while the writer answers so, and returns what the writer
+    /// was given.
     async fn apply(
         &mut self,
         plan: &Arc<Plan>,

@@ -221,7 +221,8 @@ impl From<&api::ExplainResponse> for ServicePlacementView {
 pub struct BucketTableView {
     pub az: String,
     pub version: u32,
-    /// True if all replicas and the edge have reported this version. It is checked only while sessions move.
+    /// True if all replicas and the edge have reported this version. It is checked only while
+    /// sessions move.
     pub confirmed: bool,
     /// True if the service left this AZ and the table remains for its sessions.
     pub closing: bool,

@@ -1,5 +1,5 @@
-//! Views of version 1. A field is never renamed, removed or given another meaning within a version; new fields may appear. Each view has a
-//! golden file in `control/json-api/golden`.
+//! Views of version 1. A field is never renamed, removed or given another meaning within a version;
+//! new fields may appear. Each view has a golden file in `control/json-api/golden`.
 //!
 //! Every response is a [`VersionedView`] of one of the views here.
 

@@ -1,4 +1,5 @@
-//! Views of objects, of changes to them, and of the diagnostics about them; bodies of the requests that write them.
+//! Views of objects, of changes to them, and of the diagnostics about them; bodies of the requests
+//! that write them.
 
 use canal_wire::api;
 use serde::{Deserialize, Serialize};
@@ -276,7 +277,8 @@ pub struct DeleteBody {
     pub objects: Vec<ObjectRefBody>,
     #[serde(default)]
     pub ignore_missing: bool,
-    /// Deletes all applied objects of the tenant; `objects` is then empty. Only the provider may do this.
+    /// Deletes all applied objects of the tenant; `objects` is then empty. Only the provider may do
+    /// this.
     #[serde(default)]
     pub all: bool,
 }

@@ -1,4 +1,5 @@
-//! Views of the controller's state: generation, data planes, tenants, and the use of limits that tenants share.
+//! Views of the controller's state: generation, data planes, tenants, and the use of limits that
+//! tenants share.
 
 use canal_wire::api;
 use serde::Serialize;
@@ -11,7 +12,8 @@ pub struct StatusView {
     pub generation: u64,
     /// Version of the controller that answered.
     pub version: String,
-    /// Store of the controller, as 32 hexadecimal digits. IDs of services are valid within one store only.
+    /// Store of the controller, as 32 hexadecimal digits. IDs of services are valid within one
+    /// store only.
     pub store: String,
     /// True if every data plane is connected and uses the newest generation in its scope.
     pub converged: bool,

@@ -1,4 +1,5 @@
-//! Golden files of all views: each field of each view has a value that differs from its neighbours'. `UPDATE_EXPECT=1` writes them again.
+//! Golden files of all views: each field of each view has a value that differs from its
+//! neighbours'. `UPDATE_EXPECT=1` writes them again.
 
 use canal_wire::api;
 use expect_test::{ExpectFile, expect_file};

@@ -1,4 +1,5 @@
-//! Views of trust domains: their CA, roots and certificates; bodies of the requests that change them.
+//! Views of trust domains: their CA, roots and certificates; bodies of the requests that change
+//! them.
 
 use canal_wire::api;
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,5 @@
-//! The data planes' side of observations: each data plane keeps one stream, on which it receives orders and sends answers. Answers are
-//! passed on unread. Start at [`ObservationService`].
+//! The data planes' side of observations: each data plane keeps one stream, on which it receives
+//! orders and sends answers. Answers are passed on unread. Start at [`ObservationService`].
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -62,14 +62,16 @@ impl Observation for ObservationService {
     }
 }
 
-/// Reads answers until the stream ends. The data plane sees that end when the queue of its orders is dropped.
+/// Reads answers until the stream ends. The data plane sees that end when the queue of its orders
+/// is dropped.
 async fn run(
     shared: Arc<ObservationContext>,
     caller: AuthenticatedClient,
     mut answers: Streaming<ObserveAnswer>,
     orders: OrderSender,
 ) {
-    // The first message names what the data plane serves. A data plane that sends none gets no orders.
+    // The first message names what the data plane serves. A data plane that sends none gets no
+    // orders.
     let Ok(Ok(Some(hello))) = tokio::time::timeout(HELLO_TIMEOUT, answers.message()).await else {
         return;
     };

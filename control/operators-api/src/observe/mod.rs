@@ -1,6 +1,7 @@
-//! Operators observe data planes. This module has the streams that data planes keep open for that, and the observations on them. `target`
-//! decides which operator may see what. What data planes answer is not read here. Start at [`begin`] for operators, and at
-//! [`ObservationService`] for data planes.
+//! Operators observe data planes. This module has the streams that data planes keep open for that,
+//! and the observations on them. `target` decides which operator may see what. What data planes
+//! answer is not read here. Start at [`begin`] for operators, and at [`ObservationService`] for
+//! data planes.
 
 mod link;
 mod relay;
@@ -36,7 +37,8 @@ const WHOLE_ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of orders that a data plane has not read yet; a data plane that exceeds it gets
 /// no more observations.
 const ORDERS_MAX: usize = 1024;
-/// Bytes of credit that are given back at once: a part of the window, so that few orders are enough for many answers.
+/// Bytes of credit that are given back at once: a part of the window, so that few orders are enough
+/// for many answers.
 const CREDIT_BYTES: u64 = OBSERVE_WINDOW_BYTES / 4;
 
 /// Handles of the controller that observations use.

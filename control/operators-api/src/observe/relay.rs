@@ -1,5 +1,6 @@
-//! The operators' side of observations: one observation from its start to its end, as a stream of events. It reads no faster than the
-//! operator does. It ends after a maximum time, with the operator's token, or when its permit is revoked. Start at [`begin`].
+//! The operators' side of observations: one observation from its start to its end, as a stream of
+//! events. It reads no faster than the operator does. It ends after a maximum time, with the
+//! operator's token, or when its permit is revoked. Start at [`begin`].
 
 use std::collections::BTreeMap;
 use std::pin::Pin;

@@ -1,5 +1,5 @@
-//! Decides to which data planes an operator's request is sent, and what each may show. Pure. The isolation of tenants in observations is
-//! decided here. Start at [`decide`].
+//! Decides to which data planes an operator's request is sent, and what each may show. Pure. The
+//! isolation of tenants in observations is decided here. Start at [`decide`].
 
 use canal_catalog::Catalog;
 use canal_model::ids::TenantName;
@@ -222,7 +222,8 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// Returns the order for a data plane. One that serves several tenants shows a tenant's operator only that tenant's part.
+    /// Returns the order for a data plane. One that serves several tenants shows a tenant's
+    /// operator only that tenant's part.
     fn begin(
         &self,
         request: &ObserveRequest,

@@ -1,5 +1,5 @@
-//! Searches the best combination of backends for one service: among the least loaded, the unique one that shares the fewest pairs.
-//! It changes nothing.
+//! Searches the best combination of backends for one service: among the least loaded, the unique
+//! one that shares the fewest pairs. It changes nothing.
 
 use canal_model::ids::ServiceId;
 
@@ -9,7 +9,8 @@ use crate::mix::mix;
 
 /// Number of backends beyond the needed ones that are compared.
 const MARGIN: usize = 4;
-/// Combinations that are tried at most if none of the least loaded is free. A fleet that needs more is practically full.
+/// Combinations that are tried at most if none of the least loaded is free. A fleet that needs more
+/// is practically full.
 const TRIES: usize = 20_000;
 
 /// Backends from which `take` are chosen, with their loads; the least loaded first.
@@ -49,7 +50,8 @@ impl CombinationSearch<'_> {
         if let Some((_, set)) = best {
             return Some(set);
         }
-        // None of the least loaded combinations is free, so the first free one among all backends is used.
+        // None of the least loaded combinations is free, so the first free one among all backends
+        // is used.
         let mut found = None;
         self.each(
             [&self.pools[0].slots, &self.pools[1].slots],
@@ -63,7 +65,8 @@ impl CombinationSearch<'_> {
         found
     }
 
-    /// Returns the least loaded candidates: those within one weight of the most loaded one that load alone would select.
+    /// Returns the least loaded candidates: those within one weight of the most loaded one that
+    /// load alone would select.
     fn near<'a>(&self, pool: &'a CandidatePool) -> &'a [(u64, BackendIndex)] {
         let Some(last) = pool
             .take
@@ -82,7 +85,8 @@ impl CombinationSearch<'_> {
         &pool.slots[..within]
     }
 
-    /// Calls `see` with every combination and its load, until `see` returns `false` or after [`TRIES`] combinations.
+    /// Calls `see` with every combination and its load, until `see` returns `false` or after
+    /// [`TRIES`] combinations.
     fn each(&self, from: [&[(u64, BackendIndex)]; 2], see: &mut dyn FnMut(ShardSet, u64) -> bool) {
         let mut tries = 0;
         each_of(
@@ -100,7 +104,8 @@ impl CombinationSearch<'_> {
     }
 }
 
-/// Calls `see` with every extension of the set by `take` elements of `from`. Returns `false` if `see` did.
+/// Calls `see` with every extension of the set by `take` elements of `from`. Returns `false` if
+/// `see` did.
 fn each_of(
     from: &[(u64, BackendIndex)],
     take: usize,

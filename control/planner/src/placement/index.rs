@@ -1,4 +1,5 @@
-//! Sets of backends in one word each, and an index of the subsets that services share. It chooses nothing.
+//! Sets of backends in one word each, and an index of the subsets that services share. It chooses
+//! nothing.
 
 use canal_model::fleet::ShardingRules;
 use canal_model::ids::ServiceId;
@@ -9,7 +10,8 @@ use super::BackendIndex;
 
 const _: () = assert!(ShardingRules::BACKENDS_PER_SERVICE_MAX * 16 == u128::BITS as usize);
 
-/// A sorted set of at most [`ShardingRules::BACKENDS_PER_SERVICE_MAX`] backends in one word: index + 1 in 16 bits each; 0 means none.
+/// A sorted set of at most [`ShardingRules::BACKENDS_PER_SERVICE_MAX`] backends in one word: index
+/// + 1 in 16 bits each; 0 means none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(super) struct ShardSet(u128);
 
@@ -78,7 +80,8 @@ impl ShardSetIndex {
         }
         self.whole.entry(*set).or_insert((0, service)).0 += 1;
     }
-    /// Reverts [`ShardSetIndex::add`]. The service recorded for the remaining uses may be the one that was removed.
+    /// Reverts [`ShardSetIndex::add`]. The service recorded for the remaining uses may be the one
+    /// that was removed.
     pub(super) fn remove(&mut self, set: &ShardSet) {
         fn less(map: &mut HashMap<ShardSet, (u32, ServiceId), FixedState>, set: ShardSet) {
             if let Some((count, _)) = map.get_mut(&set) {

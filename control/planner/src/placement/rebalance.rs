@@ -1,17 +1,21 @@
-//! Rule 5 of the placement: exchanges single backends of a few services at a time until backends and AZs have similar loads.
+//! Rule 5 of the placement: exchanges single backends of a few services at a time until backends
+//! and AZs have similar loads.
 //!
-//! It adds and removes no backends of a service, and does not move a service again before its earlier exchange is complete.
+//! It adds and removes no backends of a service, and does not move a service again before its
+//! earlier exchange is complete.
 //!
 //! * A backend is *off* if its load differs from its AZ's mean by more than 1/[`BOUND`] of the
 //!   mean. The difference must also be larger than the weight of the service that would move. A
 //!   service moves from a backend above the mean to one below it, of which one is off. Each move
 //!   therefore brings loads closer together, no move is ever reversed, and a balanced fleet stays
 //!   as it is.
-//! * AZs follow the same rule: the load of all backends of an AZ is compared with its share of the whole tier's load. Between AZs, a
-//!   service may also move its *home*: to an AZ that already has all but one of the backends a home needs. One exchange is then enough, and
-//!   the service leaves no AZ. A backend away from home moves to another AZ only if no other service can, because clients then lose a
-//!   gateway address.
-//! * Only backends with a replica that takes sessions lose or gain services, because an outage is not an imbalance.
+//! * AZs follow the same rule: the load of all backends of an AZ is compared with its share of the
+//!   whole tier's load. Between AZs, a service may also move its *home*: to an AZ that already has
+//!   all but one of the backends a home needs. One exchange is then enough, and the service leaves
+//!   no AZ. A backend away from home moves to another AZ only if no other service can, because
+//!   clients then lose a gateway address.
+//! * Only backends with a replica that takes sessions lose or gain services, because an outage is
+//!   not an imbalance.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,7 +49,8 @@ pub(crate) struct MoveLimits<'s> {
     /// Backends with a replica that takes sessions.
     pub(crate) live: &'s BTreeSet<&'s BackendName>,
     pub(crate) migration_state: &'s dyn Fn(ServiceId) -> MigrationState,
-    /// Returns how many services in state `Still` may begin to move. It is called only if there is an imbalance.
+    /// Returns how many services in state `Still` may begin to move. It is called only if there is
+    /// an imbalance.
     pub(crate) most: &'s dyn Fn() -> usize,
 }
 
@@ -56,7 +61,8 @@ struct BackendLoad {
     size: usize,
 }
 
-/// The reference for comparing loads: the total load and the number of backends. Differences are in units of 1/`count`.
+/// The reference for comparing loads: the total load and the number of backends. Differences are in
+/// units of 1/`count`.
 #[derive(Debug, Clone, Copy)]
 struct LoadScale {
     total: i128,
@@ -77,7 +83,8 @@ impl LoadScale {
     fn is_off(&self, excess: i128, size: usize, weight: u64) -> bool {
         excess > (self.total * size as i128 / BOUND).max(i128::from(weight) * self.count)
     }
-    /// Returns true if moving `weight` helps. `reach` determines whether both sides must be on opposite sides of the mean.
+    /// Returns true if moving `weight` helps. `reach` determines whether both sides must be on
+    /// opposite sides of the mean.
     fn helps(&self, from: BackendLoad, to: BackendLoad, weight: u64, reach: MoveKind) -> bool {
         let (over, under) = (self.excess(from), -self.excess(to));
         let (is_full, is_empty) = (
@@ -112,8 +119,8 @@ impl LoadScale {
 enum MoveKind {
     /// The move goes from above the mean to below it.
     Direct,
-    /// The move is one step of a chain: one of its sides is off, and the other does not become off. If no service can go the whole
-    /// distance, another service continues from there.
+    /// The move is one step of a chain: one of its sides is off, and the other does not become off.
+    /// If no service can go the whole distance, another service continues from there.
     Chain,
 }
 
@@ -123,7 +130,8 @@ struct MoveSearch {
     reach: MoveKind,
     from: (BackendIndex, BackendLoad),
     to: Vec<(BackendIndex, BackendLoad)>,
-    /// For a move between AZs: the source, the destination, and whether the service must also keep a backend in the source.
+    /// For a move between AZs: the source, the destination, and whether the service must also keep
+    /// a backend in the source.
     azs: Option<(AzIndex, AzIndex, bool)>,
 }
 
@@ -146,7 +154,8 @@ struct Balance<'s, 'a> {
 }
 
 impl ShardAssignment<'_> {
-    /// Makes all exchanges that are useful and allowed. Returns the new placements of the services that moved.
+    /// Makes all exchanges that are useful and allowed. Returns the new placements of the services
+    /// that moved.
     pub(crate) fn balance(&mut self, leave: &MoveLimits) -> BTreeMap<ServiceId, Placement> {
         let is_live = self
             .backends
@@ -213,7 +222,8 @@ impl Balance<'_, '_> {
         live
     }
 
-    /// Returns all searches for useful moves: first between AZs, and from the most loaded backend first.
+    /// Returns all searches for useful moves: first between AZs, and from the most loaded backend
+    /// first.
     fn ways(&self) -> impl Iterator<Item = MoveSearch> + use<> {
         let zones: Vec<Vec<(BackendIndex, BackendLoad)>> = (0..self.shards.zones.len())
             .map(|zone| self.live(zone))
@@ -225,7 +235,8 @@ impl Balance<'_, '_> {
         let sides: Vec<BackendLoad> = zones.iter().map(|live| side(live)).collect();
         let scale = LoadScale::of(sides.iter().copied());
         let mut ways = Vec::new();
-        // Of two kinds with the same reach, the one in which no client loses a gateway address comes first.
+        // Of two kinds with the same reach, the one in which no client loses a gateway address
+        // comes first.
         for (reach, stays) in [
             (MoveKind::Direct, true),
             (MoveKind::Direct, false),
@@ -274,8 +285,8 @@ impl Balance<'_, '_> {
         self.ways().find_map(|way| self.exchange(&way))
     }
 
-    /// Returns the move of a service from this backend: the heaviest one that keeps both sides on their side of the mean, else the
-    /// lightest.
+    /// Returns the move of a service from this backend: the heaviest one that keeps both sides on
+    /// their side of the mean, else the lightest.
     fn exchange(&mut self, way: &MoveSearch) -> Option<ShardMove> {
         let from = usize::from(way.from.0);
         let holders = std::mem::take(&mut self.holders[from]);
@@ -291,7 +302,8 @@ impl Balance<'_, '_> {
         found
     }
 
-    /// Returns the best move of the first weight at which any service may move: the one whose result shares the fewest pairs.
+    /// Returns the best move of the first weight at which any service may move: the one whose
+    /// result shares the fewest pairs.
     fn best<'h>(
         &mut self,
         way: &MoveSearch,
@@ -327,7 +339,8 @@ impl Balance<'_, '_> {
         found.map(|(_, exchange)| exchange)
     }
 
-    /// Returns the destination of the service in this search, and the number of pairs that it would share there.
+    /// Returns the destination of the service in this search, and the number of pairs that it would
+    /// share there.
     fn target(
         &mut self,
         way: &MoveSearch,
@@ -338,7 +351,8 @@ impl Balance<'_, '_> {
         if !self.may_cross(way, id, home, set) || !self.may_move(id) {
             return None;
         }
-        // No combination is free for a service that already shares all its backends, so it may share those of another service instead.
+        // No combination is free for a service that already shares all its backends, so it may
+        // share those of another service instead.
         let is_crowded = !self.shards.index.is_alone(&set);
         let rest = set.without(way.from.0);
         let to = way
@@ -365,7 +379,8 @@ impl Balance<'_, '_> {
         }
     }
 
-    /// Returns true if the service would still have the backends that it needs at home and elsewhere.
+    /// Returns true if the service would still have the backends that it needs at home and
+    /// elsewhere.
     fn may_cross(&self, way: &MoveSearch, id: ServiceId, home: AzIndex, set: ShardSet) -> bool {
         let Some((from, to, stays)) = way.azs else {
             return true;
@@ -415,7 +430,8 @@ impl Balance<'_, '_> {
         let place = holders.partition_point(|other| *other < entry);
         holders.insert(place, entry);
         self.moved.insert(service);
-        // A new service has no published table, so only services in state `Still` count against the wave.
+        // A new service has no published table, so only services in state `Still` count against the
+        // wave.
         if self.migration_state.get(&service) == Some(&MigrationState::Still) {
             self.left -= 1;
         }

@@ -1,11 +1,13 @@
-//! Determines, from reports and their order, which replicas may own sessions of a bucket. It moves no member.
+//! Determines, from reports and their order, which replicas may own sessions of a bucket. It moves
+//! no member.
 
 use canal_model::fleet::FleetReplica;
 use canal_model::plan::PlannedTable;
 
 use super::{TableRequest, Vacant};
 
-/// Records the version that all possible senders of a packet have confirmed: live members, replicas that may be heads, and the edge.
+/// Records the version that all possible senders of a packet have confirmed: live members, replicas
+/// that may be heads, and the edge.
 pub(super) fn confirm(table: &mut PlannedTable, request: &TableRequest, heads: &[&FleetReplica]) {
     let version = |number| {
         request
@@ -33,7 +35,8 @@ pub(super) fn confirm(table: &mut PlannedTable, request: &TableRequest, heads: &
     }
 }
 
-/// Marks members that may own sessions as owners, and owners that have proved to own none as standbys.
+/// Marks members that may own sessions as owners, and owners that have proved to own none as
+/// standbys.
 pub(super) fn update_owners(table: &mut PlannedTable, request: &TableRequest, vacant: &Vacant) {
     let (version, confirmed, heard) = (
         table.version.max(1),
@@ -42,7 +45,8 @@ pub(super) fn update_owners(table: &mut PlannedTable, request: &TableRequest, va
     );
     let mut stood_in = false;
     for (bucket, chain) in table.chains.iter_mut().enumerate() {
-        // A SYN goes to the first member that is up, so a standby gets it while all members before it are down.
+        // A SYN goes to the first member that is up, so a standby gets it while all members before
+        // it are down.
         let is_vacant = vacant.contains(&bucket);
         let mut dead_before = is_vacant
             || chain

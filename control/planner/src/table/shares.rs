@@ -1,4 +1,5 @@
-//! Decides how many buckets each replica should head, and which buckets change their head for that. It changes no chain.
+//! Decides how many buckets each replica should head, and which buckets change their head for that.
+//! It changes no chain.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +25,8 @@ fn counts(table: &PlannedTable, heads: &[&FleetReplica], vacant: &Vacant) -> Cou
     counts
 }
 
-/// Divides `total` evenly. The keys that have most already get the remainder, so that the least moves. The values are `(have, tie)`.
+/// Divides `total` evenly. The keys that have most already get the remainder, so that the least
+/// moves. The values are `(have, tie)`.
 fn split<K: Ord + Copy>(total: usize, have: &BTreeMap<K, (usize, u64)>) -> BTreeMap<K, usize> {
     let Some((each, rest)) = total
         .checked_div(have.len())
@@ -69,13 +71,15 @@ fn shares(counts: &Counts, heads: &[&FleetReplica], tie: impl Fn(u64) -> u64) ->
     shares
 }
 
-/// Returns true if every replica has its share. It does not matter which replica has one bucket more.
+/// Returns true if every replica has its share. It does not matter which replica has one bucket
+/// more.
 pub(super) fn is_even(table: &PlannedTable, heads: &[&FleetReplica]) -> bool {
     let counts = counts(table, heads, &Vacant::new());
     counts.values().sum::<usize>() == BUCKETS && shares(&counts, heads, |number| number) == counts
 }
 
-/// Returns, for each replica, the number of buckets that it should head minus the number that it heads.
+/// Returns, for each replica, the number of buckets that it should head minus the number that it
+/// heads.
 pub(super) fn missing(
     table: &PlannedTable,
     request: &TableRequest,
@@ -93,8 +97,9 @@ pub(super) fn missing(
         .collect()
 }
 
-/// Returns the buckets that get another head, in the order in which they should choose. Buckets whose head may not be one come first.
-/// Of replicas with too many buckets, those with the shortest chains move. Full chains do not move, because there is no hurry.
+/// Returns the buckets that get another head, in the order in which they should choose. Buckets
+/// whose head may not be one come first. Of replicas with too many buckets, those with the shortest
+/// chains move. Full chains do not move, because there is no hurry.
 pub(super) fn movers(
     table: &PlannedTable,
     heads: &[&FleetReplica],
@@ -117,7 +122,8 @@ pub(super) fn movers(
             .count()
     };
     rich.retain(|bucket| owners(*bucket) + 1 < CHAIN_LENGTH_MAX);
-    // The multiplication spreads the choice over the buckets, so that one replica's buckets are not all adjacent.
+    // The multiplication spreads the choice over the buckets, so that one replica's buckets are not
+    // all adjacent.
     rich.sort_by_key(|bucket| {
         (
             owners(*bucket),

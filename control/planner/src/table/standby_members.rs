@@ -1,5 +1,5 @@
-//! Chooses the standbys behind the owners, so that a SYN finds a replica when the head is dead and no data plane knows it yet.
-//! It changes no head or owner.
+//! Chooses the standbys behind the owners, so that a SYN finds a replica when the head is dead and
+//! no data plane knows it yet. It changes no head or owner.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,8 @@ use canal_model::program::CHAIN_LENGTH_MAX;
 use super::TableRequest;
 use crate::mix::mix;
 
-/// Removes standbys that are not live or too many, and adds missing ones. One slot of a chain stays free for the next head.
+/// Removes standbys that are not live or too many, and adds missing ones. One slot of a chain stays
+/// free for the next head.
 pub(super) fn set(table: &mut PlannedTable, request: &TableRequest, heads: &[&FleetReplica]) {
     let backend = |number: ReplicaNumber| request.replica(number).map(|replica| &replica.backend);
     // Counts how often a replica is the first to take over from a head.
@@ -42,7 +43,8 @@ pub(super) fn set(table: &mut PlannedTable, request: &TableRequest, heads: &[&Fl
             live -= 1;
         }
         while live < wanted && chain.len() < CHAIN_LENGTH_MAX - 1 {
-            // A standby on another backend than the members before it survives a failure of their backend.
+            // A standby on another backend than the members before it survives a failure of their
+            // backend.
             let others = heads
                 .iter()
                 .filter(|other| chain.iter().all(|member| member.replica != other.number));

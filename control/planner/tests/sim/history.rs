@@ -1,7 +1,8 @@
-//! Records histories of the tier from seeds: when each replica received which tables, and each packet of some connections with the verdict
-//! of every replica on its path.
+//! Records histories of the tier from seeds: when each replica received which tables, and each
+//! packet of some connections with the verdict of every replica on its path.
 //!
-//! The fleet and plans change, tables and reports arrive late, SYNs are repeated. The module sends no real packets.
+//! The fleet and plans change, tables and reports arrive late, SYNs are repeated. The module sends
+//! no real packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,7 +18,8 @@ use super::{PacketFate, PacketVisit, SimTier, az, fate};
 
 /// Replicas that live at one time, at most. A test that replays a history needs a host for each.
 pub(crate) const REPLICAS_MAX: usize = 9;
-/// Services that exist from the start. [`MORE_SERVICES`] are added later, so that some replicas have no tables of them yet.
+/// Services that exist from the start. [`MORE_SERVICES`] are added later, so that some replicas
+/// have no tables of them yet.
 const SERVICES: u32 = 3;
 const MORE_SERVICES: u32 = 3;
 const STEPS: usize = 130;
@@ -274,8 +276,8 @@ impl Recorder {
         fate
     }
 
-    /// Sends a SYN: the first, a repeated one, or a late copy. A replica that already has a request of the connection creates no second
-    /// one.
+    /// Sends a SYN: the first, a repeated one, or a late copy. A replica that already has a request
+    /// of the connection creates no second one.
     fn syn(&mut self, at: usize) -> PacketFate {
         let connection = &mut self.connections[at];
         let visits = self
@@ -322,7 +324,8 @@ impl Recorder {
         }
     }
 
-    /// Delivers all late messages, repeats lost packets, and sends one more packet on each live connection.
+    /// Delivers all late messages, repeats lost packets, and sends one more packet on each live
+    /// connection.
     fn end(mut self) -> History {
         for replica in self
             .tier

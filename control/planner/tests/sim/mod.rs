@@ -1,8 +1,8 @@
-//! A simulated tier that runs on plans. Replicas and edges receive plans late, sessions open and close, SYNs are repeated, reports arrive
-//! late.
+//! A simulated tier that runs on plans. Replicas and edges receive plans late, sessions open and
+//! close, SYNs are repeated, reports arrive late.
 //!
-//! It is not optimized and makes none of the planner's decisions. The redirector's rules are in [`rules`];
-//! `tests/histories` replays the histories of [`history`] through the real program.
+//! It is not optimized and makes none of the planner's decisions. The redirector's rules are in
+//! [`rules`]; `tests/histories` replays the histories of [`history`] through the real program.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 pub(crate) mod events;
@@ -35,7 +35,8 @@ pub(crate) struct SimTier {
     pub(crate) sessions: Vec<SimSession>,
     /// Reports in transit. Those of one replica stay in order.
     reports: BTreeMap<ReplicaNumber, VecDeque<OwnerReport>>,
-    /// The number of reports that the controller had received, by the newest response that each replica has.
+    /// The number of reports that the controller had received, by the newest response that each
+    /// replica has.
     marks: BTreeMap<ReplicaNumber, u64>,
     next: u32,
 }
@@ -206,7 +207,8 @@ impl SimTier {
             });
     }
 
-    /// The controller receives the replica's oldest report in transit, and the replica the response.
+    /// The controller receives the replica's oldest report in transit, and the replica the
+    /// response.
     pub(crate) fn deliver_report(&mut self, replica: ReplicaNumber) {
         if let Some(report) = self.reports.get_mut(&replica).and_then(VecDeque::pop_front) {
             self.ownership.record_report(replica, report);
@@ -270,7 +272,8 @@ impl SimTier {
             .is_some_and(|replica| replica.up)
     }
 
-    /// Sends a SYN by the edge's table, then by the redirectors' tables. Returns the replica that accepts it, or `None`.
+    /// Sends a SYN by the edge's table, then by the redirectors' tables. Returns the replica that
+    /// accepts it, or `None`.
     pub(crate) fn open(
         &mut self,
         service: ServiceId,
@@ -307,10 +310,11 @@ impl SimTier {
         self.walk((*service, az, *bucket), false, &|here| here == *owner)
     }
 
-    /// Returns the fate of a client's acknowledgment of the SYN-ACK from `answered`, if repeated SYNs left requests on `requests` too.
+    /// Returns the fate of a client's acknowledgment of the SYN-ACK from `answered`, if repeated
+    /// SYNs left requests on `requests` too.
     ///
-    /// By the redirector's rule, a request owns only the answer to its own SYN-ACK. With `any_request`, the former rule applies: it owns
-    /// any answer.
+    /// By the redirector's rule, a request owns only the answer to its own SYN-ACK. With
+    /// `any_request`, the former rule applies: it owns any answer.
     pub(crate) fn acknowledge(
         &self,
         session: &SimSession,
@@ -341,7 +345,8 @@ impl SimTier {
         fate(&self.go_on(session), session.3)
     }
 
-    /// Returns every replica that a packet reaches from the edge on, with its verdict. The result is empty if the edge drops the packet.
+    /// Returns every replica that a packet reaches from the edge on, with its verdict. The result
+    /// is empty if the edge drops the packet.
     fn walk(
         &self,
         (service, az, bucket): (ServiceId, &AzName, usize),
@@ -475,7 +480,8 @@ pub(crate) struct PacketVisit {
 pub(crate) enum PacketFate {
     /// The owner of the session receives the packet.
     Found,
-    /// The packet is dropped, because tables of two versions were used or one was missing; TCP sends it again.
+    /// The packet is dropped, because tables of two versions were used or one was missing; TCP
+    /// sends it again.
     Again,
     /// The packet causes a reset of the session.
     Reset,

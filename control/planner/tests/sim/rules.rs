@@ -1,11 +1,14 @@
-//! The redirector's rules as a plain function of one packet at one replica; `bpf/redirector.bpf.c` is the fast version.
+//! The redirector's rules as a plain function of one packet at one replica; `bpf/redirector.bpf.c`
+//! is the fast version.
 //!
-//! It has no state and does not know sockets or plans: the caller decides whether the replica owns the session.
+//! It has no state and does not know sockets or plans: the caller decides whether the replica owns
+//! the session.
 
 use canal_model::ids::ReplicaNumber;
 use canal_model::program::CHAIN_LENGTH_MAX;
 
-/// The metadata of a packet inside the tier: the version of the table by which its replica was chosen, and conditions met on the path.
+/// The metadata of a packet inside the tier: the version of the table by which its replica was
+/// chosen, and conditions met on the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stamp {
     pub(crate) version: u32,
@@ -41,7 +44,8 @@ pub(crate) enum PacketVerdict {
     },
     /// The chain ends here: the packet is delivered to the kernel, which sends a reset.
     Unowned,
-    /// The chain ends here while tables of two versions are in use: the packet is dropped, and TCP sends it again.
+    /// The chain ends here while tables of two versions are in use: the packet is dropped, and TCP
+    /// sends it again.
     Unsettled,
     /// The replica has no table for the service: the packet is dropped.
     NoTable,
@@ -50,7 +54,8 @@ pub(crate) enum PacketVerdict {
 /// A bucket's chain in a replica's table, and the version of that table.
 pub(crate) type Chain<'a> = (&'a [ReplicaNumber], u32);
 
-/// Decides the action of the replica `here` on a packet. `owns` states whether it owns the packet's session.
+/// Decides the action of the replica `here` on a packet. `owns` states whether it owns the packet's
+/// session.
 pub(crate) fn evaluate(
     chain: Option<Chain<'_>>,
     here: ReplicaNumber,
@@ -67,7 +72,8 @@ pub(crate) fn evaluate(
         ..packet.stamp
     };
     if packet.begins {
-        // A hop above 0 means that another replica chose this one for the SYN; a SYN from an edge starts at the head.
+        // A hop above 0 means that another replica chose this one for the SYN; a SYN from an edge
+        // starts at the head.
         let head = next_place(chain, (None, None), 0, packet, &mut stamp, is_up)
             .filter(|_| packet.hop == 0);
         return head
@@ -90,7 +96,8 @@ pub(crate) fn evaluate(
         &mut stamp,
         is_up,
     );
-    // With a skipped member or tables of two versions, the owner may have been missed, so the chain is walked once more from its start.
+    // With a skipped member or tables of two versions, the owner may have been missed, so the chain
+    // is walked once more from its start.
     if next.is_none() && !stamp.last && (stamp.skipped || stamp.mixed) {
         stamp.last = true;
         next = next_place(chain, apart, 0, packet, &mut stamp, is_up);
@@ -106,7 +113,8 @@ pub(crate) fn evaluate(
     }
 }
 
-/// Returns the position after `here`, or after the sender if `here` is not in the chain, or the front if an edge sent the packet.
+/// Returns the position after `here`, or after the sender if `here` is not in the chain, or the
+/// front if an edge sent the packet.
 fn behind(chain: &[ReplicaNumber], here: ReplicaNumber, packet: &Packet) -> usize {
     let place_of = |wanted: ReplicaNumber| chain.iter().position(|replica| *replica == wanted);
     let own = place_of(here).or_else(|| place_of(packet.sender?));

@@ -1,25 +1,31 @@
-//! Limits of one subscriber's stream, and the errors when it exceeds them. The state machine counts; nothing is decided here.
+//! Limits of one subscriber's stream, and the errors when it exceeds them. The state machine
+//! counts; nothing is decided here.
 
-/// Maximum number of names that one stream may subscribe to. What a subscriber holds does not count.
+/// Maximum number of names that one stream may subscribe to. What a subscriber holds does not
+/// count.
 pub const NAMES_MAX: usize = 500_000;
-/// Maximum bytes of one resource's name. The longest name that Canal makes, of a route's rule, stays far below.
+/// Maximum bytes of one resource's name. The longest name that Canal makes, of a route's rule,
+/// stays far below.
 pub const NAME_BYTES_MAX: usize = 1024;
-/// Bytes that a name is charged beyond its own length, where the controller does not have the name itself: its entries in the tables of a
-/// stream, and the copy of the request that brought it.
+/// Bytes that a name is charged beyond its own length, where the controller does not have the name
+/// itself: its entries in the tables of a stream, and the copy of the request that brought it.
 pub(super) const NAME_OVERHEAD_BYTES: usize = 256;
 /// Maximum bytes that one stream is charged for names that the controller does not have itself. It
 /// suffices for a node that holds all resources of a tenant with the default share which was
 /// deleted while the node was disconnected.
 pub const STREAM_NAME_BYTES_MAX: usize = 64 << 20;
-/// Maximum bytes of the listed names outside a data plane's scope that one response removes, with [`NAME_OVERHEAD_BYTES`] for each.
+/// Maximum bytes of the listed names outside a data plane's scope that one response removes, with
+/// [`NAME_OVERHEAD_BYTES`] for each.
 pub(super) const OUT_OF_SCOPE_BYTES_MAX: usize = 256 << 10;
-/// Maximum number of responses of one stream that wait for an ACK or NACK, and of responses to unknown types that wait to be sent.
+/// Maximum number of responses of one stream that wait for an ACK or NACK, and of responses to
+/// unknown types that wait to be sent.
 pub const PENDING_MAX: usize = 64;
-/// Approximate maximum bytes of one response. Both ends of a stream keep the buffer of their largest message as long as the stream is open,
-/// also after the tenant that needed it is gone.
+/// Approximate maximum bytes of one response. Both ends of a stream keep the buffer of their
+/// largest message as long as the stream is open, also after the tenant that needed it is gone.
 pub const RESPONSE_BYTES_MAX: usize = 2 << 20;
-/// Maximum number of refused responses of one tenant that are split in one batch, where the NACK does not name the faulty resource. After
-/// that the rest of the tenant's resources in the response is set aside.
+/// Maximum number of refused responses of one tenant that are split in one batch, where the NACK
+/// does not name the faulty resource. After that the rest of the tenant's resources in the response
+/// is set aside.
 pub const NACK_SPLITS_MAX: usize = 256;
 
 /// Limits that apply to one stream.

@@ -1,5 +1,5 @@
-//! Manifests that seal a batch: one per tenant, over the security resources in the subscriber's scope. They are sent last, so that a data
-//! plane compares only when it has everything.
+//! Manifests that seal a batch: one per tenant, over the security resources in the subscriber's
+//! scope. They are sent last, so that a data plane compares only when it has everything.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -60,8 +60,9 @@ impl SubscriberStream {
         out
     }
 
-    /// Returns the manifest of one tenant. `None` if the tenant's sources could not be read, so that its content is unknown. Also `None` if
-    /// the subscriber has the manifest, and nothing that it seals was sent.
+    /// Returns the manifest of one tenant. `None` if the tenant's sources could not be read, so
+    /// that its content is unknown. Also `None` if the subscriber has the manifest, and nothing
+    /// that it seals was sent.
     fn manifest(&self, tenant: &TenantName, catalog: &Catalog, items: &[Item]) -> Option<Item> {
         let owner: ResourceOwner = Some(tenant.clone());
         let view = catalog.view(&owner).filter(|view| view.complete)?;

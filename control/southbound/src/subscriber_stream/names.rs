@@ -148,7 +148,8 @@ impl<'a> NameScope<'a> {
         })
     }
 
-    /// Prices a name. It is free if the catalog has it in the principal's scope, and then shared with the catalog.
+    /// Prices a name. It is free if the catalog has it in the principal's scope, and then shared
+    /// with the catalog.
     fn price(&mut self, kind: ResourceKind, owner: ResourceOwner, name: &str) -> PricedName {
         let key: ResourceId = (kind, name.into());
         let view = self.view(owner);
@@ -176,8 +177,8 @@ impl<'a> NameScope<'a> {
 }
 
 impl SubscriberStream {
-    /// Returns the bytes that the principal's holder is charged for names. Of a provider's stream, these are only the names that it
-    /// subscribes to.
+    /// Returns the bytes that the principal's holder is charged for names. Of a provider's stream,
+    /// these are only the names that it subscribes to.
     pub(crate) fn name_bytes(&self) -> usize {
         if self.is_of_provider() {
             self.subscribed_bytes
@@ -186,7 +187,8 @@ impl SubscriberStream {
         }
     }
 
-    /// Returns the number of listed names, since the last call, that are outside the principal's scope.
+    /// Returns the number of listed names, since the last call, that are outside the principal's
+    /// scope.
     pub(crate) fn take_names_out_of_scope(&mut self) -> u64 {
         std::mem::take(&mut self.names_out_of_scope)
     }
@@ -197,8 +199,9 @@ impl SubscriberStream {
 
     /// Opens or changes the subscription to a kind. Returns true if something changed.
     ///
-    /// A subscriber that reconnects lists what it holds in `initial_resource_versions`. Canal's data planes may spread a long list over
-    /// several requests without a nonce, so that no list is too long for a message.
+    /// A subscriber that reconnects lists what it holds in `initial_resource_versions`. Canal's
+    /// data planes may spread a long list over several requests without a nonce, so that no list is
+    /// too long for a message.
     pub(super) fn subscribe(
         &mut self,
         kind: ResourceKind,
@@ -212,7 +215,8 @@ impl SubscriberStream {
         if first {
             subscription.open = true;
             subscription.unanswered = true;
-            // A first request without names subscribes to everything (the xDS protocol's legacy wildcard).
+            // A first request without names subscribes to everything (the xDS protocol's legacy
+            // wildcard).
             subscription.wildcard = request.resource_names_subscribe.is_empty();
         }
         subscription.wildcard |= request
@@ -351,8 +355,9 @@ impl SubscriberStream {
         Ok(())
     }
 
-    /// Keeps names outside the scope until the next batch removes them from the subscriber, as far as [`OUT_OF_SCOPE_BYTES_MAX`] allows.
-    /// The subscriber lists the rest again at its next stream.
+    /// Keeps names outside the scope until the next batch removes them from the subscriber, as far
+    /// as [`OUT_OF_SCOPE_BYTES_MAX`] allows. The subscriber lists the rest again at its next
+    /// stream.
     fn keep_out_of_scope(&mut self, kind: ResourceKind, names: Vec<Arc<str>>) {
         let mut bytes: usize = self
             .out_of_scope
@@ -383,13 +388,15 @@ impl SubscriberStream {
             .collect()
     }
 
-    /// Returns whether the stream still has to do with this name: the subscriber holds it or subscribed to it by name.
+    /// Returns whether the stream still has to do with this name: the subscriber holds it or
+    /// subscribed to it by name.
     pub(super) fn has_name(&self, key: &ResourceId) -> bool {
         self.kinds[key.0 as usize].names.contains_key(&key.1)
             || self.held_resources.version(&owner_of(key), key).is_some()
     }
 
-    /// Forgets held resources that are no longer subscribed to. The subscriber drops them by itself, so no removal is sent.
+    /// Forgets held resources that are no longer subscribed to. The subscriber drops them by
+    /// itself, so no removal is sent.
     fn forget_uncovered(&mut self, kind: ResourceKind) {
         let subscription = &self.kinds[kind as usize];
         if !subscription.wildcard {

@@ -1,5 +1,6 @@
-//! NACKs and their effects: which resources are set aside, and which tenants are behind because of them. A tenant's refused resource never
-//! sets another tenant's resource aside. Start at [`SubscriberStream::refuse`].
+//! NACKs and their effects: which resources are set aside, and which tenants are behind because of
+//! them. A tenant's refused resource never sets another tenant's resource aside. Start at
+//! [`SubscriberStream::refuse`].
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -20,7 +21,8 @@ const NACK_TEXT_MAX: usize = 2000;
 #[derive(Debug)]
 pub(super) struct ReceivedNack {
     pub(super) text: String,
-    /// Names of the refused resources, with reasons. If it is empty, the NACK names none, and nothing of the response was applied.
+    /// Names of the refused resources, with reasons. If it is empty, the NACK names none, and
+    /// nothing of the response was applied.
     named: Vec<(String, String)>,
 }
 
@@ -67,12 +69,14 @@ pub(crate) struct TenantRefusals {
     pub(crate) examples: Vec<(ResourceId, String)>,
 }
 
-/// Standing refusals by owner. Those of the provider's resources hold back the acknowledged generation of the whole data plane.
+/// Standing refusals by owner. Those of the provider's resources hold back the acknowledged
+/// generation of the whole data plane.
 pub(crate) type Refusals = BTreeMap<ResourceOwner, TenantRefusals>;
 
 impl SubscriberStream {
-    /// Applies a NACK of `planned`. Only what the NACK names is set aside. If it names nothing, the response is sent again in parts: first
-    /// one per tenant, then in halves within each tenant. That ends when the faulty resource is alone, or the tenant's splits are used up.
+    /// Applies a NACK of `planned`. Only what the NACK names is set aside. If it names nothing, the
+    /// response is sent again in parts: first one per tenant, then in halves within each tenant.
+    /// That ends when the faulty resource is alone, or the tenant's splits are used up.
     pub(super) fn refuse(&mut self, planned: PendingResponse, nack: &ReceivedNack) {
         self.last_nack.clone_from(&nack.text);
         let PendingResponse {
@@ -104,7 +108,8 @@ impl SubscriberStream {
             }
             return;
         }
-        // Sorting puts a tenant's resources together, so that the response can be split between tenants.
+        // Sorting puts a tenant's resources together, so that the response can be split between
+        // tenants.
         items.sort_by_cached_key(|item| owner_of(&item.key()));
         let owners: Vec<ResourceOwner> = items.iter().map(|item| owner_of(&item.key())).collect();
         let Some(at) = self.split_at(&owners) else {
@@ -126,12 +131,13 @@ impl SubscriberStream {
         });
     }
 
-    /// Returns where to split a refused response whose resources have these owners, sorted. `None` if it is one resource, or its tenant's
-    /// splits are used up.
+    /// Returns where to split a refused response whose resources have these owners, sorted. `None`
+    /// if it is one resource, or its tenant's splits are used up.
     fn split_at(&mut self, owners: &[ResourceOwner]) -> Option<usize> {
         let (first, last) = (owners.first()?, owners.last()?);
         if first != last {
-            // Split at the border between tenants that is nearest to the middle. That uses up no tenant's splits.
+            // Split at the border between tenants that is nearest to the middle. That uses up no
+            // tenant's splits.
             let borders = (1..owners.len()).filter(|at| owners[at - 1] != owners[*at]);
             return borders.min_by_key(|at| at.abs_diff(owners.len() / 2));
         }
@@ -144,7 +150,8 @@ impl SubscriberStream {
     }
 
     fn set_aside(&mut self, item: &Item, reason: String) {
-        // The refused removal of a name that is in no catalog and no longer listed means nothing, and must not be stored without a charge.
+        // The refused removal of a name that is in no catalog and no longer listed means nothing,
+        // and must not be stored without a charge.
         if item.version().is_none() && !self.has_name(&item.key()) {
             return;
         }
@@ -162,8 +169,8 @@ impl SubscriberStream {
         self.refusals_changed |= self.refused.remove(key).is_some();
     }
 
-    /// Records that everything up to `generation` was answered. Owners without refusals have all of it; the others stay at their
-    /// generation.
+    /// Records that everything up to `generation` was answered. Owners without refusals have all of
+    /// it; the others stay at their generation.
     pub(super) fn settle(&mut self, generation: Generation) {
         self.splits.clear();
         let owners: BTreeSet<ResourceOwner> = self.refused.keys().map(owner_of).collect();

@@ -1,4 +1,5 @@
-//! Tests of the subscriber stream with a model subscriber: it keeps what it is sent, checks every response, and may refuse resources.
+//! Tests of the subscriber stream with a model subscriber: it keeps what it is sent, checks every
+//! response, and may refuse resources.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -556,8 +557,9 @@ fn visible_versions(
         .collect()
 }
 
-/// Random histories of changes, late answers, refusals, reconnects and restarts. At the end the subscriber holds exactly what is in force
-/// for it, except what it refuses. At no moment does a resource refer to a missing one.
+/// Random histories of changes, late answers, refusals, reconnects and restarts. At the end the
+/// subscriber holds exactly what is in force for it, except what it refuses. At no moment does a
+/// resource refer to a missing one.
 #[test]
 fn random_histories_end_well() {
     for seed in 0..400u64 {
@@ -838,7 +840,8 @@ fn a_gateway_follows_the_services_of_its_backend() {
     // The tenant stays, and the service leaves the backend.
     fleet(&mut w, 1, &["r1"], &[("beta", 9)], &tables);
     assert_eq!(c.settle(&w), ["Table -beta/shop/a@az1"]);
-    // Only the writer keeps planned resources across a change of the tenant; here they go, and come back.
+    // Only the writer keeps planned resources across a change of the tenant; here they go, and come
+    // back.
     fleet(&mut w, 1, &["r1", "r2"], &[("beta", 2)], &tables);
     assert_eq!(c.settle(&w), ["Replica +r2", "Table +beta/shop/a@az1"]);
     fleet(&mut w, 1, &["r2"], &[("beta", 2)], &[]);

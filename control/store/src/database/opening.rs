@@ -1,5 +1,5 @@
-//! Creates and opens the redb file, and reads its counters and service ids. Recovery after an unconfirmed commit is the parent module's. Start with
-//! [`open_database`].
+//! Creates and opens the redb file, and reads its counters and service ids. Recovery after an
+//! unconfirmed commit is the parent module's. Start with [`open_database`].
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -20,9 +20,11 @@ use crate::trust::{AUTHORITIES, AUTHORITIES_SECOND, ISSUED, JWKS, TRUST};
 
 const TABLES: usize = 14;
 const SCHEMA: u64 = 1;
-/// Name of the file while it is created. A controller that was killed meanwhile leaves such a file; it contains no data.
+/// Name of the file while it is created. A controller that was killed meanwhile leaves such a file;
+/// it contains no data.
 const FILE_NEW: &str = "controller.redb.new";
-/// Size of redb's cache. Its default is a gigabyte, but the controller has the data it needs in memory anyway.
+/// Size of redb's cache. Its default is a gigabyte, but the controller has the data it needs in
+/// memory anyway.
 const CACHE_BYTES: usize = 16 << 20;
 const COUNTER_LAYOUT: &str = "layout";
 /// High and low 64 bits of the store's id.
@@ -31,8 +33,8 @@ const COUNTER_STORE_LOW: &str = "store-id-low";
 /// Offset of the first fresh service id. Stores of earlier builds have none; theirs begin at id 1.
 const COUNTER_SERVICE_ID_OFFSET: &str = "service-id-offset";
 
-/// Creates the file with its tables and its id, unless it exists. It is renamed to its final name only when complete: redb reports
-/// a file that a kill left half created as damaged forever.
+/// Creates the file with its tables and its id, unless it exists. It is renamed to its final name
+/// only when complete: redb reports a file that a kill left half created as damaged forever.
 pub(super) fn create_database(dir: &Path, path: &Path) -> Result<(), StoreError> {
     let is_there = || fs::metadata(path).is_ok_and(|file| file.len() > 0);
     if is_there() {
@@ -76,7 +78,8 @@ pub(super) fn open_database(path: &Path) -> Result<(Database, LoadedState), Stor
         .permissions()
         .mode();
     if mode & 0o077 != 0 {
-        // The file contains private keys; a copy or an old umask may have made it readable for other users.
+        // The file contains private keys; a copy or an old umask may have made it readable for
+        // other users.
         fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(unusable(path))?;
     }
     let database = database_of(path, file)?;
@@ -115,8 +118,8 @@ fn database_of(path: &Path, file: fs::File) -> Result<Database, StoreError> {
         })
 }
 
-/// Creates the tables and the id of a new file, or those missing in an earlier build's file. If all exist, it writes nothing, so opening
-/// works on a full disk.
+/// Creates the tables and the id of a new file, or those missing in an earlier build's file. If all
+/// exist, it writes nothing, so opening works on a full disk.
 fn prepare(database: &Database) -> Result<(), redb::Error> {
     let is_named = |tx: &redb::ReadTransaction| {
         Ok::<_, redb::Error>(tx.open_table(COUNTERS)?.get(COUNTER_STORE_LOW)?.is_some())
@@ -145,7 +148,8 @@ fn prepare(database: &Database) -> Result<(), redb::Error> {
         let mut counters = tx.open_table(COUNTERS)?;
         if counters.get(COUNTER_LAYOUT)?.is_none() {
             counters.insert(COUNTER_LAYOUT, SCHEMA)?;
-            // Ids of a store that replaces a lost one must differ from those that data planes still use.
+            // Ids of a store that replaces a lost one must differ from those that data planes still
+            // use.
             counters.insert(
                 COUNTER_SERVICE_ID_OFFSET,
                 random()? % u64::from(SERVICE_ID_SPACE),

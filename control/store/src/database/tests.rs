@@ -37,7 +37,8 @@ fn a_restart_undoes_a_commit_that_was_refused_and_landed() {
             )
             .unwrap();
         let sequence = store.lock().sequence;
-        // The state of a process whose commit failed, though it is on disk, and that could not read the file again.
+        // The state of a process whose commit failed, though it is on disk, and that could not read
+        // the file again.
         let before = vec![
             (key, Some(serde_json::to_vec(&row).unwrap())),
             (put("b", "").key().clone(), None),

@@ -1,5 +1,5 @@
-//! CAs that are provided as files: `--ca-dir`, with one folder per trust domain. A folder is read again when it changes. The last good
-//! state stays in force. Start at [`AuthorityFolders::scan`].
+//! CAs that are provided as files: `--ca-dir`, with one folder per trust domain. A folder is read
+//! again when it changes. The last good state stays in force. Start at [`AuthorityFolders::scan`].
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -131,7 +131,8 @@ fn read(
     })
 }
 
-/// Returns the trust domains that folders are named after, sorted; those over the limit are left out.
+/// Returns the trust domains that folders are named after, sorted; those over the limit are left
+/// out.
 fn decide_domains(names: impl Iterator<Item = String>, limit: usize) -> Vec<TrustDomain> {
     let mut domains: Vec<TrustDomain> = names
         .filter_map(|name| TrustDomain::new(&name).ok())

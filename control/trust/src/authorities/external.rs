@@ -1,5 +1,6 @@
-//! Client of an external CA. The controller is the registration authority, and requests certificates by CFSSL's HTTP API (`sign`, or
-//! `authsign` with an HMAC). `canal-ca` checks what comes back before it is used. Start at [`ExternalCaClient::sign`].
+//! Client of an external CA. The controller is the registration authority, and requests
+//! certificates by CFSSL's HTTP API (`sign`, or `authsign` with an HMAC). `canal-ca` checks what
+//! comes back before it is used. Start at [`ExternalCaClient::sign`].
 
 use std::path::Path;
 use std::time::Duration;
@@ -100,17 +101,20 @@ impl ExternalCaClient {
         }
     }
 
-    /// Requests a certificate, and returns its chain as PEM. `folder` may contain `auth-key`, `profile` and `tls-root.pem`, and in
-    /// `cert-chain.pem` the intermediates that the CA does not send along.
+    /// Requests a certificate, and returns its chain as PEM. `folder` may contain `auth-key`,
+    /// `profile` and `tls-root.pem`, and in `cert-chain.pem` the intermediates that the CA does not
+    /// send along.
     ///
     /// # Errors
-    /// The CA is busy, cannot be reached, refuses, or sends something else; or a file of the folder is not usable.
+    /// The CA is busy, cannot be reached, refuses, or sends something else; or a file of the folder
+    /// is not usable.
     pub(crate) async fn sign(
         &self,
         asked: &CertificateRequest<'_>,
         folder: &Path,
     ) -> Result<String, ExternalCaError> {
-        // Requests must not gather at a slow CA: a client that waits would have gone before its turn.
+        // Requests must not gather at a slow CA: a client that waits would have gone before its
+        // turn.
         let _room = self
             .request_permits
             .try_acquire()
@@ -160,7 +164,8 @@ impl ExternalCaClient {
     }
 }
 
-/// Returns the end of the path, and the body. The names are stated beside the CSR, so that neither side relies on the names in the CSR.
+/// Returns the end of the path, and the body. The names are stated beside the CSR, so that neither
+/// side relies on the names in the CSR.
 fn request(
     asked: &CertificateRequest<'_>,
     key: Option<&str>,

@@ -1,7 +1,9 @@
-//! The log of issued certificates. An entry is on disk before its certificate is returned, so that the certificate can be revoked; a copy
-//! in memory is for queries. Many requests at once cost one disk write. No entry leaves the log before its certificate expires, because
-//! what is not in the log cannot be revoked. Each entry therefore counts against a tenant or the provider. Certificates that are requested
-//! again and again live only briefly. Start at [`IssuanceLog::add`].
+//! The log of issued certificates. An entry is on disk before its certificate is returned, so that
+//! the certificate can be revoked; a copy in memory is for queries. Many requests at once cost one
+//! disk write. No entry leaves the log before its certificate expires, because what is not in the
+//! log cannot be revoked. Each entry therefore counts against a tenant or the provider.
+//! Certificates that are requested again and again live only briefly. Start at
+//! [`IssuanceLog::add`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -15,10 +17,11 @@ use tokio::sync::{mpsc, oneshot};
 
 /// Maximum number of certificates in the log that have not expired, of all trust domains together.
 pub const ISSUED_MAX: usize = 500_000;
-/// Maximum number of certificates with full lifetime that one holder may have of one identity: two for a renewal, and some restarts.
+/// Maximum number of certificates with full lifetime that one holder may have of one identity: two
+/// for a renewal, and some restarts.
 pub const CERTIFICATES_PER_HOLDER_MAX: usize = 8;
-/// Maximum lifetime in seconds of certificates beyond [`CERTIFICATES_PER_HOLDER_MAX`]. A holder that starts again and again is still
-/// served, and its entries stay few.
+/// Maximum lifetime in seconds of certificates beyond [`CERTIFICATES_PER_HOLDER_MAX`]. A holder
+/// that starts again and again is still served, and its entries stay few.
 pub const REPEATED_LIFETIME_SECONDS: u64 = 600;
 /// Maximum number of entries in one transaction.
 const BATCH_MAX: usize = 256;
@@ -55,7 +58,8 @@ struct IssuanceEntry {
 /// The copy of the log in memory, and its accounts.
 struct ActiveCertificates {
     rows: HashMap<DomainName, BTreeMap<String, Arc<StoredCertificate>>>,
-    /// Number of certificates that each holder has of each identity, by a hash of both: a collision costs a shorter lifetime.
+    /// Number of certificates that each holder has of each identity, by a hash of both: a collision
+    /// costs a shorter lifetime.
     counts: HashMap<u64, usize>,
     seed: RandomState,
     limit: TenantLimit,
@@ -66,18 +70,20 @@ struct ActiveCertificates {
 struct AccountUsage {
     /// Number of certificates in the log.
     used: u64,
-    /// Number of these that the permit covers. It is smaller if more than the share were in the log at the start.
+    /// Number of these that the permit covers. It is smaller if more than the share were in the log
+    /// at the start.
     permitted: u64,
     permit: TenantPermit,
 }
 
-/// Returns the holder that a certificate counts against. A tenant's identity counts against the tenant, and a component's own identity
-/// against its owner.
+/// Returns the holder that a certificate counts against. A tenant's identity counts against the
+/// tenant, and a component's own identity against its owner.
 fn account(name: &DomainName, holder: &str) -> ShareHolder {
     if *name != components() {
         return ShareHolder::Tenant(name.0.clone());
     }
-    // The holder is the text form of a principal: "node alpha/n1", "keyserver alpha/ks1", "gateway gw-1".
+    // The holder is the text form of a principal: "node alpha/n1", "keyserver alpha/ks1", "gateway
+    // gw-1".
     let tenant = holder
         .split_once(' ')
         .and_then(|(_, rest)| rest.split_once('/'))
@@ -189,7 +195,8 @@ fn locked(live: &Mutex<ActiveCertificates>) -> MutexGuard<'_, ActiveCertificates
 }
 
 impl IssuanceLog {
-    /// Loads the entries that have not expired from the store, and starts the thread that writes new ones.
+    /// Loads the entries that have not expired from the store, and starts the thread that writes
+    /// new ones.
     pub(crate) fn open(
         store: Arc<Store>,
         limit: TenantLimit,
@@ -202,7 +209,8 @@ impl IssuanceLog {
             if live.take(&account).is_err()
                 && let Some(account) = live.accounts.get_mut(&account)
             {
-                // Entries over the share stay in the log; the holder gets no more until enough have expired.
+                // Entries over the share stay in the log; the holder gets no more until enough have
+                // expired.
                 account.used += 1;
             }
             live.insert(name, row);
@@ -230,7 +238,8 @@ impl IssuanceLog {
         row: StoredCertificate,
     ) -> Result<(), IssuanceLogError> {
         let holder = account(&name, &row.holder);
-        // The place in the queue comes first: a requester that leaves while it waits, or a queue that ends, has taken nothing of the share.
+        // The place in the queue comes first: a requester that leaves while it waits, or a queue
+        // that ends, has taken nothing of the share.
         let slot = self
             .queue
             .reserve()
@@ -250,7 +259,8 @@ impl IssuanceLog {
             }
         }
         let (answer, done) = oneshot::channel();
-        // From here on the writing thread gives the permit back, if the entry does not get to the disk.
+        // From here on the writing thread gives the permit back, if the entry does not get to the
+        // disk.
         slot.send(IssuanceEntry {
             row: (name, row),
             answer,
@@ -266,7 +276,8 @@ impl IssuanceLog {
         }
     }
 
-    /// Returns the number of certificates of an identity, with these names, that a holder has in the log.
+    /// Returns the number of certificates of an identity, with these names, that a holder has in
+    /// the log.
     pub(crate) fn count_active(
         &self,
         name: &DomainName,
@@ -331,8 +342,8 @@ fn write(
     }
 }
 
-/// Returns the certificates of `root` that may still be presented: not expired, not revoked, and not replaced by one of another root that
-/// their holder has.
+/// Returns the certificates of `root` that may still be presented: not expired, not revoked, and
+/// not replaced by one of another root that their holder has.
 pub(crate) fn in_use<'a>(
     rows: &'a [Arc<StoredCertificate>],
     root: &str,

@@ -1,5 +1,6 @@
-//! Periodic work on certificate authorities: rotation steps, renewal of revocation lists, scans of `--ca-dir`, pruning of the issuance log.
-//! The decisions are in `canal_ca::decide_step` and [`issuance_log::in_use`]. Start at [`run_maintenance`].
+//! Periodic work on certificate authorities: rotation steps, renewal of revocation lists, scans of
+//! `--ca-dir`, pruning of the issuance log. The decisions are in `canal_ca::decide_step` and
+//! [`issuance_log::in_use`]. Start at [`run_maintenance`].
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -147,8 +148,9 @@ impl TrustAuthorities {
     }
 }
 
-/// Returns the data planes that may lack the new root. These are the ones that must receive it and have not acknowledged it, and those that
-/// hold certificates and are not connected. One that may no longer connect to the controller is not waited for.
+/// Returns the data planes that may lack the new root. These are the ones that must receive it and
+/// have not acknowledged it, and those that hold certificates and are not connected. One that may
+/// no longer connect to the controller is not waited for.
 fn subscribers_without_root(
     context: &MaintenanceContext,
     name: &DomainName,

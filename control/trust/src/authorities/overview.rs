@@ -1,4 +1,5 @@
-//! The state of the certificate authorities for `canal ca status` and the metrics. It changes nothing.
+//! The state of the certificate authorities for `canal ca status` and the metrics. It changes
+//! nothing.
 
 use std::sync::Arc;
 

@@ -11,7 +11,8 @@ pub struct CertificateRate {
     pub per_second: u32,
 }
 
-/// Rate of a node, or of a tenant's own key server: the pods of a full node at once, and some restarts.
+/// Rate of a node, or of a tenant's own key server: the pods of a full node at once, and some
+/// restarts.
 pub const TENANT_RATE: CertificateRate = CertificateRate {
     burst: 1_000,
     per_second: 5,
@@ -47,8 +48,8 @@ impl Bucket {
 pub(crate) struct CertificateRates(HashMap<String, Bucket>);
 
 impl CertificateRates {
-    /// Takes one certificate from the bucket of `principal`; returns false if it requested too many. `now` is in milliseconds of a clock
-    /// that never goes back.
+    /// Takes one certificate from the bucket of `principal`; returns false if it requested too
+    /// many. `now` is in milliseconds of a clock that never goes back.
     pub(crate) fn take(&mut self, principal: &str, rate: CertificateRate, now: u64) -> bool {
         if self.0.len() >= BUCKETS_MAX && !self.0.contains_key(principal) {
             // A full bucket is like a new one, so nothing is lost with it.

@@ -1,5 +1,6 @@
-//! The state of one trust domain: its roots, the phase of their rotation, revoked certificates and blocked identities. It decides, and
-//! stores nothing itself: the caller writes the state to disk before it is in force. Start at [`DomainState`].
+//! The state of one trust domain: its roots, the phase of their rotation, revoked certificates and
+//! blocked identities. It decides, and stores nothing itself: the caller writes the state to disk
+//! before it is in force. Start at [`DomainState`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,7 +17,8 @@ use serde::{Deserialize, Serialize};
 pub const REVOKED_MAX: usize = 10_000;
 /// Maximum number of blocked identities of one trust domain.
 pub const BLOCKED_MAX: usize = canal_model::trust::BLOCKED_IDENTITIES_MAX;
-/// Time in seconds for which a revoked certificate stays on the list after it expired (RFC 5280 §3.3: at least one list more).
+/// Time in seconds for which a revoked certificate stays on the list after it expired (RFC 5280
+/// §3.3: at least one list more).
 const REVOKED_AFTER_END_SECONDS: u64 = 3600;
 
 /// A certificate that was revoked.
@@ -186,7 +188,8 @@ impl DomainState {
         self.begin(RotationPhase::Steady, now);
     }
 
-    /// Revokes certificates; those that are revoked already stay as they were. Returns how many are new.
+    /// Revokes certificates; those that are revoked already stay as they were. Returns how many are
+    /// new.
     ///
     /// # Errors
     /// [`DomainError::RevokedMax`] if more than [`REVOKED_MAX`] would be revoked.
@@ -248,8 +251,8 @@ impl DomainState {
             .eq(foreign.iter().map(|f| &f.pem))
     }
 
-    /// Signs all revocation lists again. `signers` are the CAs that can sign now. Lists of others stay while something on them has not
-    /// expired.
+    /// Signs all revocation lists again. `signers` are the CAs that can sign now. Lists of others
+    /// stay while something on them has not expired.
     pub(crate) fn make_lists(
         &mut self,
         signers: &[Arc<TenantAuthority>],
@@ -306,7 +309,8 @@ impl DomainState {
         self.record.crls.values().flatten().cloned().collect()
     }
 
-    /// Returns the blocked identities, which are published too: a certificate of theirs that another program signed with this CA is on no list.
+    /// Returns the blocked identities, which are published too: a certificate of theirs that
+    /// another program signed with this CA is on no list.
     pub(crate) fn blocked(&self) -> Vec<Identity> {
         self.record.blocked_identities.iter().cloned().collect()
     }

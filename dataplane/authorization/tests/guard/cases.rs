@@ -1,4 +1,5 @@
-//! Cases with Istio's semantics: policies, facts and the expected decision, in the language of `language.rs`.
+//! Cases with Istio's semantics: policies, facts and the expected decision, in the language of
+//! `language.rs`.
 
 use canal_authorization::{AuthorizationDecision, ExtAuthzProgress, PolicySet};
 

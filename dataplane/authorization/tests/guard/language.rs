@@ -1,7 +1,9 @@
-//! Short language for policies, facts and decisions, so that a case fits on a line. It decides nothing itself. Start with [`decide`].
+//! Short language for policies, facts and decisions, so that a case fits on a line. It decides
+//! nothing itself. Start with [`decide`].
 //!
-//! Policies are written as `allow p { from principal=a,b* ns!=x ; to method=GET ; when header:x=1 } { … } | deny q …`. An attribute that
-//! the facts do not mention is absent; `attribute=?` is unknown.
+//! Policies are written as `allow p { from principal=a,b* ns!=x ; to method=GET ; when header:x=1 }
+//! { … } | deny q …`. An attribute that the facts do not mention is absent; `attribute=?` is
+//! unknown.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,4 +1,5 @@
-//! Tests which objects apply to a destination, and which PeerAuthentication decides if there are several.
+//! Tests which objects apply to a destination, and which PeerAuthentication decides if there are
+//! several.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

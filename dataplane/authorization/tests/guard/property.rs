@@ -1,5 +1,5 @@
-//! Properties over random policies and facts. The policy set agrees with a simple evaluator, and a decision made with little knowledge is
-//! never contradicted with more knowledge.
+//! Properties over random policies and facts. The policy set agrees with a simple evaluator, and a
+//! decision made with little knowledge is never contradicted with more knowledge.
 
 use std::sync::Arc;
 
@@ -214,7 +214,8 @@ proptest! {
         prop_assert_eq!(plain(set.decide(&given)), naive::decide(&policies, &given));
     }
 
-    /// Checks that the decision of a hop with little knowledge stands once another hop knows the rest.
+    /// Checks that the decision of a hop with little knowledge stands once another hop knows the
+    /// rest.
     #[test]
     fn more_knowledge_never_contradicts(
         policies in proptest::collection::vec(policy().prop_map(Arc::new), 0..5),
@@ -228,7 +229,8 @@ proptest! {
         let set = PolicySet::new(&policies);
         let (little, whole) = (plain(set.decide(&given)), plain(set.decide(&more)));
         prop_assert_ne!(whole, PlainDecision::Undecided);
-        // A hop may know that a request is denied while another hop must still call an authorizer first.
+        // A hop may know that a request is denied while another hop must still call an authorizer
+        // first.
         let stands = little == PlainDecision::Undecided || little == whole || (little == PlainDecision::Deny && whole == PlainDecision::CallAuthorizer);
         prop_assert!(stands, "{:?} became {:?}", little, whole);
     }

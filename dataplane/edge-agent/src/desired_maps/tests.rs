@@ -34,9 +34,9 @@ fn tenant(name: &str, vni: &str, share: &str) -> Resource {
     })
 }
 
-/// Parses one resource per line: `tenant NAME VNI [SHARE]` (share of each map; default all of it), `node TENANT/NAME UNDERLAY CIDR,..`,
-/// `replica NAME NUMBER AZ UNDERLAY [down]`, `address TENANT/SERVICE ID AZ IP,..`, `table TENANT/SERVICE ID AZ VERSION NUMBER,..`,
-/// `host IP`.
+/// Parses one resource per line: `tenant NAME VNI [SHARE]` (share of each map; default all of it),
+/// `node TENANT/NAME UNDERLAY CIDR,..`, `replica NAME NUMBER AZ UNDERLAY [down]`, `address
+/// TENANT/SERVICE ID AZ IP,..`, `table TENANT/SERVICE ID AZ VERSION NUMBER,..`, `host IP`.
 fn read_input(text: &str) -> ControllerInput {
     let mut input = ControllerInput::default();
     for line in text.lines().map(str::trim).filter(|l| !l.is_empty()) {
@@ -154,7 +154,8 @@ fn show(maps: &DesiredMaps) -> Vec<String> {
         .collect()
 }
 
-/// A marker in a list of expected lines: the list is then incomplete, and each other part of it must occur in the result.
+/// A marker in a list of expected lines: the list is then incomplete, and each other part of it
+/// must occur in the result.
 const FULL: &str = "does not fit";
 
 /// The cases: name, input, and expected maps.
@@ -369,7 +370,8 @@ fn resources_beyond_a_share_are_refused_by_kind_and_name() {
     let refused: Vec<_> = decide(&read_input(text), &EdgeMapContent::default())
         .refused()
         .collect();
-    // Alpha's service is listed once although two of its addresses are omitted; gamma may still become known.
+    // Alpha's service is listed once although two of its addresses are omitted; gamma may still
+    // become known.
     assert_eq!(refused.len(), 1, "{refused:?}");
     let (kind, name, why) = &refused[0];
     assert_eq!(
@@ -416,7 +418,8 @@ fn entries_that_worked_stay_when_a_tenant_wants_too_much() {
 }
 
 proptest::proptest! {
-    /// Beta's entries within its share are in the maps, whatever alpha demands, in any order, and whatever the kernel had.
+    /// Beta's entries within its share are in the maps, whatever alpha demands, in any order, and
+    /// whatever the kernel had.
     #[test]
     fn no_demand_of_one_tenant_displaces_anothers_entries(
         services in proptest::collection::vec((1..200u32, 1..60u8), 0..40),
@@ -470,7 +473,8 @@ fn earlier_decisions_make_no_difference() {
     let mut before = DesiredMaps::default();
     for (name, text, _) in CASES {
         let whole = read_input(text);
-        // The whole input, each resource in turn removed and added again, with the inputs of other cases in between.
+        // The whole input, each resource in turn removed and added again, with the inputs of other
+        // cases in between.
         for at in 0..=whole.resources.len() {
             let mut part = whole.clone();
             if at < part.resources.len() {

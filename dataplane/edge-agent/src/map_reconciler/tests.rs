@@ -391,8 +391,8 @@ fn change_first(resources: &mut [Arc<Resource>], change: &dyn Fn(&mut Resource) 
     resources[at] = Arc::new(next);
 }
 
-/// Checks that an update writes only what changed. `cargo test --release -p canal-edge-agent of_many_services -- --nocapture` prints the
-/// time of each update, without the kernel's part.
+/// Checks that an update writes only what changed. `cargo test --release -p canal-edge-agent
+/// of_many_services -- --nocapture` prints the time of each update, without the kernel's part.
 #[test]
 fn an_update_of_many_services_writes_only_changes() {
     const SERVICES: u32 = 16_000;

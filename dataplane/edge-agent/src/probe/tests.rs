@@ -45,7 +45,8 @@ fn probe_results_follow_the_gateways_readiness() {
     );
 }
 
-/// Starts a listener that answers each request with `answer`, or never with `None`. It counts connections.
+/// Starts a listener that answers each request with `answer`, or never with `None`. It counts
+/// connections.
 async fn replica(answer: Option<&'static str>, close: bool) -> (SocketAddr, Arc<Mutex<usize>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (address, seen) = (listener.local_addr().unwrap(), Arc::new(Mutex::new(0)));

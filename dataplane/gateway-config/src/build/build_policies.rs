@@ -1,4 +1,5 @@
-//! Policies in the builder: marks what a change of a policy affects. `canal_authorization` decides which policies apply to a destination.
+//! Policies in the builder: marks what a change of a policy affects. `canal_authorization` decides
+//! which policies apply to a destination.
 
 use std::sync::Arc;
 
@@ -12,8 +13,8 @@ use super::{DirtySet, SnapshotBuilder};
 use crate::WorkloadView;
 use crate::policies::TenantPolicies;
 
-/// Number of changed targets above which everything of a tenant is rebuilt, because comparing each workload with each target would cost
-/// more.
+/// Number of changed targets above which everything of a tenant is rebuilt, because comparing each
+/// workload with each target would cost more.
 const TARGETS_MAX: usize = 64;
 
 impl SnapshotBuilder {

@@ -1,5 +1,5 @@
-//! Routes in the builder: stores rules, decides which services must be compiled for a change, and takes routes that were compiled before.
-//! It schedules nothing; `tenant_builds` does.
+//! Routes in the builder: stores rules, decides which services must be compiled for a change, and
+//! takes routes that were compiled before. It schedules nothing; `tenant_builds` does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,7 +22,8 @@ pub(crate) struct CompileJob {
 }
 
 impl CompileJob {
-    /// Returns the number of regexes, which decides how long the job takes unless there are very many rules.
+    /// Returns the number of regexes, which decides how long the job takes unless there are very
+    /// many rules.
     pub(crate) fn regexes(&self) -> usize {
         let of_match = |http: &HttpMatch| {
             let values = http.headers.iter().chain(&http.query);
@@ -150,7 +151,8 @@ impl SnapshotBuilder {
         jobs.filter(|job| !self.is_compiled(job)).collect()
     }
 
-    /// Withholds a service until [`SnapshotBuilder::release`] if it came with this generation and has no routes yet.
+    /// Withholds a service until [`SnapshotBuilder::release`] if it came with this generation and
+    /// has no routes yet.
     pub(crate) fn withhold_new(&mut self, key: &ServiceKey, generation: Generation) {
         let state = self
             .services

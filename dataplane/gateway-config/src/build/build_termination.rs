@@ -1,7 +1,7 @@
 //! Terminations and tenants' key servers in the builder.
 //!
-//! A port's TLS is rebuilt only when one of its inputs changed, so that session tickets and data fetched from key servers survive. Start
-//! with [`SnapshotBuilder::termination`].
+//! A port's TLS is rebuilt only when one of its inputs changed, so that session tickets and data
+//! fetched from key servers survive. Start with [`SnapshotBuilder::termination`].
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Tests of snapshots built from changes: what is rebuilt, what is shared, and that the order of arrival does not matter.
+//! Tests of snapshots built from changes: what is rebuilt, what is shared, and that the order of
+//! arrival does not matter.
 
 use super::*;
 use crate::RouteOutcome;
@@ -380,7 +381,8 @@ fn ten_thousand_services_load_fast_and_a_change_is_small() {
         );
     }
     let change = start.elapsed() / 100;
-    // The bounds are generous, because this runs unoptimized on a shared machine. A change must not cost as much as a load.
+    // The bounds are generous, because this runs unoptimized on a shared machine. A change must not
+    // cost as much as a load.
     canal_timing::assert_time(
         "time to apply one change to 10,000 services",
         change,

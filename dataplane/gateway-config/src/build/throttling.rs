@@ -1,5 +1,5 @@
-//! Throttles in the builder: assigns them to services and tenants, and computes this replica's part of each from bucket tables and gateway
-//! addresses.
+//! Throttles in the builder: assigns them to services and tenants, and computes this replica's part
+//! of each from bucket tables and gateway addresses.
 
 use std::sync::Arc;
 
@@ -65,7 +65,8 @@ impl SnapshotBuilder {
             .map(|(_, enforced)| enforced.clone())
     }
 
-    /// Sets this replica's part of every throttle, and assigns tenants theirs. Requests in progress see the change immediately.
+    /// Sets this replica's part of every throttle, and assigns tenants theirs. Requests in progress
+    /// see the change immediately.
     pub(super) fn settle_throttles(&mut self) {
         for (throttle, enforced) in self.throttles.values() {
             enforced.set(throttle.requests, self.part_of(throttle));
@@ -83,8 +84,8 @@ impl SnapshotBuilder {
         }
     }
 
-    /// Returns this replica's part of a throttle: the part of each service's sessions in each AZ by its bucket table, where all of them
-    /// count as equally busy.
+    /// Returns this replica's part of a throttle: the part of each service's sessions in each AZ by
+    /// its bucket table, where all of them count as equally busy.
     fn part_of(&self, throttle: &Throttle) -> f64 {
         let prefix = throttle.service.as_ref().map_or_else(
             || format!("{}/", throttle.tenant),

@@ -1,6 +1,8 @@
-//! Cache of the tokens that a worker has accepted, until they expire, and per tenant the results of signature verifications.
+//! Cache of the tokens that a worker has accepted, until they expire, and per tenant the results of
+//! signature verifications.
 //!
-//! Its keys are hashes of the token and of the requirements that accepted it. It verifies nothing. Start with [`TokenCache::of`].
+//! Its keys are hashes of the token and of the requirements that accepted it. It verifies nothing.
+//! Start with [`TokenCache::of`].
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,20 +15,22 @@ use tokio::sync::Semaphore;
 use super::jws::{Token, TokenDigest, TokenError};
 use super::keys::KeyDigest;
 
-/// Most accepted tokens that a worker caches. At the limit it drops expired tokens, or all if none has expired; that costs new signature
-/// checks.
+/// Most accepted tokens that a worker caches. At the limit it drops expired tokens, or all if none
+/// has expired; that costs new signature checks.
 pub(crate) const ENTRIES_MAX: usize = 4096;
 /// Seconds after which a token without an expiry is validated again.
 const UNLIMITED_SECONDS: u64 = 300;
 
-/// Most verification results that a worker caches for one tenant: this many of valid signatures, and as many of invalid ones. They are
-/// separate, so that a flood of invalid tokens evicts no valid one.
+/// Most verification results that a worker caches for one tenant: this many of valid signatures,
+/// and as many of invalid ones. They are separate, so that a flood of invalid tokens evicts no
+/// valid one.
 pub(crate) const VERIFICATIONS_MAX: usize = 1024;
 /// Seconds for which a verification result is cached.
 const VERIFICATION_SECONDS: u64 = 300;
 /// Most refused tokens that a worker caches for one tenant.
 pub(crate) const REFUSED_MAX: usize = 1024;
-/// Seconds for which a refusal is cached. The time is short, because the cause may be a mistake of the tenant that its next keys fix.
+/// Seconds for which a refusal is cached. The time is short, because the cause may be a mistake of
+/// the tenant that its next keys fix.
 const REFUSED_SECONDS: u64 = 10;
 
 /// Hash of a token and of the keys and rules that it was validated with.
@@ -52,7 +56,8 @@ pub struct TokenMemory {
     good: RefCell<HashMap<(TokenDigest, KeyDigest), u64>>,
     bad: RefCell<HashMap<(TokenDigest, KeyDigest), u64>>,
     refused: RefCell<HashMap<TokenCacheKey, (TokenError, u64)>>,
-    /// Permits one verification of the tenant at a time. A task releases it only after all other ready connections have run.
+    /// Permits one verification of the tenant at a time. A task releases it only after all other
+    /// ready connections have run.
     pub(crate) turn: Arc<Semaphore>,
 }
 
@@ -67,7 +72,8 @@ impl Default for TokenMemory {
     }
 }
 
-/// Inserts into a map of at most `max` entries. A full map first drops its expired entries, then all.
+/// Inserts into a map of at most `max` entries. A full map first drops its expired entries, then
+/// all.
 fn insert_bounded<K: std::hash::Hash + Eq, V>(
     map: &mut HashMap<K, V>,
     max: usize,

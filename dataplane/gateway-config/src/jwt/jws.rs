@@ -1,4 +1,5 @@
-//! Parses and validates one token in compact form (RFC 7515 §7.1). It neither searches requests nor caches results.
+//! Parses and validates one token in compact form (RFC 7515 §7.1). It neither searches requests nor
+//! caches results.
 //!
 //! Start with [`ParsedToken::read`].
 
@@ -202,8 +203,8 @@ impl<'a> ParsedToken<'a> {
         }
     }
 
-    /// Validates the token: signed by one of `keys`, valid now, and for one of `audiences` (any if there are none). `memory` has the
-    /// results of earlier verifications.
+    /// Validates the token: signed by one of `keys`, valid now, and for one of `audiences` (any if
+    /// there are none). `memory` has the results of earlier verifications.
     ///
     /// # Errors
     /// The token is invalid, or a signature must be verified first.
@@ -263,7 +264,8 @@ impl<'a> ParsedToken<'a> {
 
     /// Converts a token that [`ParsedToken::check`] found valid.
     pub(crate) fn into_token(self) -> Token {
-        // As in Istio: a token without an issuer or a subject proves no principal, whatever else it proves.
+        // As in Istio: a token without an issuer or a subject proves no principal, whatever else it
+        // proves.
         let subject = self
             .text("sub")
             .filter(|subject| !subject.is_empty() && !self.issuer().is_empty());
@@ -338,7 +340,8 @@ impl Token {
         self.claims.get("azp").and_then(Value::as_str)
     }
 
-    /// Returns a claim as one string for a header; lists are joined with commas. `None` if it contains no string, number or boolean.
+    /// Returns a claim as one string for a header; lists are joined with commas. `None` if it
+    /// contains no string, number or boolean.
     pub fn claim_text(&self, path: &[String]) -> Option<String> {
         let mut parts: Vec<String> = Vec::new();
         match self.claim(path)? {

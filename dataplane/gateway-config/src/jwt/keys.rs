@@ -1,7 +1,8 @@
-//! Public keys of a JSON Web Key Set (RFC 7517), and signature verification with them (RFC 7518 §3).
+//! Public keys of a JSON Web Key Set (RFC 7517), and signature verification with them (RFC 7518
+//! §3).
 //!
-//! Symmetric keys are ignored: a public key must never be taken for a shared secret. Start with [`KeySet::check`]; it verifies nothing
-//! itself, but names the key to verify with next.
+//! Symmetric keys are ignored: a public key must never be taken for a shared secret. Start with
+//! [`KeySet::check`]; it verifies nothing itself, but names the key to verify with next.
 
 use std::sync::Arc;
 
@@ -162,8 +163,9 @@ impl KeySet {
         self.ignored
     }
 
-    /// Checks the candidate keys: those with this key ID (several while keys are rotated), then a few without an ID. `known` returns the
-    /// result of an earlier verification with a key, if there was one.
+    /// Checks the candidate keys: those with this key ID (several while keys are rotated), then a
+    /// few without an ID. `known` returns the result of an earlier verification with a key, if
+    /// there was one.
     pub(crate) fn check(
         &self,
         kid: Option<&str>,
@@ -254,7 +256,8 @@ impl JwkKey {
         is_of_kind && self.algorithm.is_none_or(|only| only == algorithm)
     }
 
-    /// True if the key made the signature. This work must be bounded, because it blocks the worker for all other connections.
+    /// True if the key made the signature. This work must be bounded, because it blocks the worker
+    /// for all other connections.
     pub(crate) fn verify(&self, algorithm: JwsAlgorithm, message: &[u8], signed: &[u8]) -> bool {
         let rsa = |n: &[u8], e: &[u8], parameters: &signature::RsaParameters| {
             PublicKeyComponents { n, e }

@@ -1,4 +1,5 @@
-//! Locations of tokens in a request: headers, query parameters, cookies. Tokens are found and removed here, but not interpreted.
+//! Locations of tokens in a request: headers, query parameters, cookies. Tokens are found and
+//! removed here, but not interpreted.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -31,7 +32,8 @@ pub struct TokenNames {
 }
 
 impl Default for TokenNames {
-    /// Starts with the locations of a rule that names none (RFC 6750 §2). They are redacted whatever the policies are.
+    /// Starts with the locations of a rule that names none (RFC 6750 §2). They are redacted
+    /// whatever the policies are.
     fn default() -> Self {
         let mut names = Self {
             parameters: BTreeSet::new(),
@@ -59,7 +61,8 @@ impl TokenNames {
         }
     }
 
-    /// Returns the query with the values of token parameters redacted, however their names are escaped.
+    /// Returns the query with the values of token parameters redacted, however their names are
+    /// escaped.
     pub fn redact_query(&self, query: &[u8]) -> String {
         let parts = parameters(query).map(|(part, name, value)| {
             let is_token = self.parameters.contains(&*percent_decoded(name));

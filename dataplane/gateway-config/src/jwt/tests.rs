@@ -1,5 +1,5 @@
-//! Tests of JWT validation with tokens and keys generated here: which tokens are accepted, which are refused, and the effect on the
-//! request.
+//! Tests of JWT validation with tokens and keys generated here: which tokens are accepted, which
+//! are refused, and the effect on the request.
 
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::rsa::KeySize;
@@ -148,7 +148,8 @@ fn bearer(token: &str) -> Asking {
     }
 }
 
-/// Repeats the check until all required signatures are verified. Also returns the number of verifications.
+/// Repeats the check until all required signatures are verified. Also returns the number of
+/// verifications.
 async fn drive(
     tokens: &JwtRequirements,
     request: &Asking,
@@ -322,7 +323,8 @@ fn claim_cases() -> Vec<(&'static str, serde_json::Value, Option<TokenError>)> {
     ]
 }
 
-/// Returns tokens with other headers, or that are no tokens, and the reasons why they are refused. `signed` makes a token with a header.
+/// Returns tokens with other headers, or that are no tokens, and the reasons why they are refused.
+/// `signed` makes a token with a header.
 fn header_cases(
     signed: impl Fn(serde_json::Value) -> String,
 ) -> Vec<(&'static str, String, Option<TokenError>)> {
@@ -459,7 +461,8 @@ fn key_sets_retain_only_usable_keys() {
     );
 }
 
-/// Returns a rule that finds tokens in a header, a parameter and a cookie, and that sends claims on.
+/// Returns a rule that finds tokens in a header, a parameter and a cookie, and that sends claims
+/// on.
 fn rule_of_all_places(keys: &[serde_json::Value]) -> JwtRule {
     JwtRule {
         headers: vec![("x-jwt".into(), "".into())],
@@ -475,7 +478,8 @@ fn rule_of_all_places(keys: &[serde_json::Value]) -> JwtRule {
     }
 }
 
-/// Returns a request whose client also sends its own values of headers that only the gateway may set.
+/// Returns a request whose client also sends its own values of headers that only the gateway may
+/// set.
 fn from(headers: &[(&'static str, String)], query: Option<String>) -> Asking {
     let spoofed = [
         ("x-groups", "root".to_string()),
@@ -624,7 +628,8 @@ fn verified_tokens_are_remembered_with_their_keys_and_up_to_a_bound() {
     assert!(cache.len() <= cache::ENTRIES_MAX);
 }
 
-/// Returns an RSA public key with a random modulus. It verifies nothing, but costs as much as a real key.
+/// Returns an RSA public key with a random modulus. It verifies nothing, but costs as much as a
+/// real key.
 fn rsa_key(kid: Option<&str>) -> serde_json::Value {
     let mut n: [u8; 256] = std::array::from_fn(|_| rand::random());
     (n[0], n[255]) = (n[0] | 0x80, n[255] | 1);
@@ -635,7 +640,8 @@ fn rsa_key(kid: Option<&str>) -> serde_json::Value {
     key
 }
 
-/// Returns ten RequestAuthentications with ten rules each for one issuer; each rule gets its keys from `keys`.
+/// Returns ten RequestAuthentications with ten rules each for one issuer; each rule gets its keys
+/// from `keys`.
 fn hundred_rules(keys: impl Fn() -> Vec<serde_json::Value>) -> JwtRequirements {
     let issuers = (0..10).map(|n| {
         let key = canal_model::authorization::PolicyKey {
@@ -772,7 +778,8 @@ fn token_without_kid_is_tried_with_four_keys() {
     );
 }
 
-/// Between two verifications of one tenant, all other ready tasks run, however many of the tenant's requests wait.
+/// Between two verifications of one tenant, all other ready tasks run, however many of the tenant's
+/// requests wait.
 #[tokio::test(flavor = "current_thread")]
 async fn other_connections_have_their_turn_between_two_verifications() {
     let (tokens, cache) = (

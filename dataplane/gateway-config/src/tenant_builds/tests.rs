@@ -141,7 +141,8 @@ impl BuildsFixture {
         Some((tenant, self.builds.finish(step.run())))
     }
 
-    /// Runs all steps; returns the tenants in the order in which their tables were in force, and the last snapshot.
+    /// Runs all steps; returns the tenants in the order in which their tables were in force, and
+    /// the last snapshot.
     fn finish(&mut self) -> (Vec<String>, Option<Arc<Snapshot>>) {
         let (mut order, mut last) = (Vec::new(), None);
         while let Some((tenant, snapshot)) = self.step() {

@@ -1,7 +1,8 @@
-//! Buffers the beginning of a request's body before authorization, because an external authorizer wants to see it.
+//! Buffers the beginning of a request's body before authorization, because an external authorizer
+//! wants to see it.
 //!
-//! The buffered bytes are sent to the authorizer and forwarded unchanged. The client is not authorized yet, so the bytes have a budget and
-//! the read has a deadline.
+//! The buffered bytes are sent to the authorizer and forwarded unchanged. The client is not
+//! authorized yet, so the bytes have a budget and the read has a deadline.
 //!
 //! Start with [`bytes_to_buffer`].
 
@@ -35,8 +36,8 @@ pub(crate) struct BufferedBody {
     _permit: BodyPermit,
 }
 
-/// Deadline for the beginning of a body. A third of the timeout applies until the first byte; the full timeout applies whatever the client
-/// sends.
+/// Deadline for the beginning of a body. A third of the timeout applies until the first byte; the
+/// full timeout applies whatever the client sends.
 struct Deadline {
     began: Instant,
     whole: Duration,
@@ -50,7 +51,8 @@ impl Deadline {
         }
     }
 
-    /// Time left after `bytes` were read. A client that never stops sending can miss the deadline too.
+    /// Time left after `bytes` were read. A client that never stops sending can miss the deadline
+    /// too.
     fn left(&self, worker: &Worker, bytes: usize) -> Result<Duration, ProxyError> {
         let left = decide_left(self.whole, self.began.elapsed(), bytes);
         if left.is_zero() {
@@ -127,7 +129,8 @@ pub(crate) fn bytes_to_buffer(
     wanted as usize
 }
 
-/// Buffers the body of an HTTP/1.1 request. Its head is the first `len` bytes of the inbox; the body stays in the inbox behind it.
+/// Buffers the body of an HTTP/1.1 request. Its head is the first `len` bytes of the inbox; the
+/// body stays in the inbox behind it.
 pub(crate) async fn of_http1(
     worker: &Worker,
     client: &mut Http1Downstream,
@@ -140,7 +143,8 @@ pub(crate) async fn of_http1(
     } = client;
     let deadline = Deadline::begin(worker);
     if head.view(wire.inbox.bytes()).expects_continue() {
-        // The client waits for `100 Continue` before it sends the body, and the authorizer waits for the body.
+        // The client waits for `100 Continue` before it sends the body, and the authorizer waits
+        // for the body.
         wire.outbox.push_static(b"HTTP/1.1 100 Continue\r\n\r\n");
         timer.arm(TimeoutKind::Client, worker.shared.config.times.client);
         match timer
@@ -173,7 +177,8 @@ pub(crate) async fn of_http1(
                     .within(poll_fn(|cx| wire.io.poll_fill(cx, &mut wire.inbox)))
                     .await
                 {
-                    // Chunked framing can make the inbox much larger than the payload, so both count against the budget.
+                    // Chunked framing can make the inbox much larger than the payload, so both
+                    // count against the budget.
                     Ok(Ok(1..)) => permit.cover((wire.inbox.len() - len + shown.len()) as u64)?,
                     Ok(_) => return Err(ProxyError::ClientGone),
                     Err(late) => {
@@ -191,7 +196,8 @@ pub(crate) async fn of_http1(
     }
 }
 
-/// Buffers the body of an HTTP/2 request. The bytes are stored in `stream.first`, ahead of the rest of the stream's body.
+/// Buffers the body of an HTTP/2 request. The bytes are stored in `stream.first`, ahead of the rest
+/// of the stream's body.
 pub(crate) async fn of_http2(
     worker: &Worker,
     stream: &mut Http2Downstream,

@@ -1,7 +1,7 @@
 //! Calls a tenant's external authorizer: `envoy.service.auth.v3.Authorization/Check` over gRPC.
 //!
-//! The policies decide which authorizer is called, and when. The authorizer is a service of the tenant and is reached like all its
-//! services. Start with [`check`].
+//! The policies decide which authorizer is called, and when. The authorizer is a service of the
+//! tenant and is reached like all its services. Start with [`check`].
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -145,7 +145,8 @@ pub(crate) async fn check(
     judged
 }
 
-/// Selects an endpoint of the authorizer's service. Returns it with the gateway's identity for the tunnel and the authority of the call.
+/// Selects an endpoint of the authorizer's service. Returns it with the gateway's identity for the
+/// tunnel and the authority of the call.
 fn find(
     worker: &Worker,
     session: &ClientSession,
@@ -272,7 +273,8 @@ fn unframed(mut answer: Bytes) -> Option<Bytes> {
 fn read(answer: Bytes) -> Result<Result<ExtAuthzMutations, ExtAuthzDenial>, &'static str> {
     use proto::check_response::HttpResponse;
     let answer = proto::CheckResponse::decode(answer).map_err(|_| "authorizer_malformed")?;
-    // Proto3 omits zero values, so a missing status means OK (google.rpc.Status). An entirely empty message carries no decision.
+    // Proto3 omits zero values, so a missing status means OK (google.rpc.Status). An entirely empty
+    // message carries no decision.
     let code = answer.status.as_ref().map(|status| status.code);
     match (code, answer.http_response) {
         (None, None) => Err("authorizer_malformed"),
@@ -455,7 +457,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Selects the headers that the authorizer is configured to see, as they will be forwarded. Lines of one name are joined into one value.
+/// Selects the headers that the authorizer is configured to see, as they will be forwarded. Lines
+/// of one name are joined into one value.
 fn headers<R: FullRequest>(
     request: &R,
     changes: &RequestMutations,

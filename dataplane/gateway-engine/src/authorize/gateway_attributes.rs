@@ -1,4 +1,5 @@
-//! Attributes that the gateway provides to policies: everything of a request, or only the connection's attributes for other bytes.
+//! Attributes that the gateway provides to policies: everything of a request, or only the
+//! connection's attributes for other bytes.
 //!
 //! It decides nothing. Start with [`GatewayAttributes`].
 
@@ -130,7 +131,8 @@ impl<'a> GatewayAttributes<'a> {
     }
 }
 
-/// Passes a header's value to `text`. Several lines are joined with commas (RFC 9110 §5.3), as Envoy does.
+/// Passes a header's value to `text`. Several lines are joined with commas (RFC 9110 §5.3), as
+/// Envoy does.
 fn header(request: &dyn RequestAttributes, name: &str, text: &mut dyn FnMut(&[u8]) -> bool) {
     let mut lines = 0;
     request.header(name, &mut |_| lines += 1);
@@ -175,7 +177,8 @@ impl Attributes for GatewayAttributes<'_> {
             Attribute::SourceAddress | Attribute::RemoteAddress if self.client.is_unspecified() => {
                 return AttributeVisibility::Unknown;
             }
-            // A client's own `x-forwarded-for` is not trusted, so both attributes are the client's address.
+            // A client's own `x-forwarded-for` is not trusted, so both attributes are the client's
+            // address.
             Attribute::SourceAddress | Attribute::RemoteAddress => {
                 return always_known(each(AttributeValue::Address(self.client)));
             }

@@ -1,6 +1,7 @@
 //! Reauthorizes open work when policies change: streams, upgraded connections, and relays.
 //!
-//! Denied work is ended and counted. External authorizers are not called a second time. Start with [`OngoingAuthorization`].
+//! Denied work is ended and counted. External authorizers are not called a second time. Start with
+//! [`OngoingAuthorization`].
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -27,7 +28,8 @@ use crate::worker::Worker;
 /// Interval at which a worker checks for newer policies when no request does.
 const REAUTHORIZE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Notifies open work of changed policies and drops the state of deleted tenants. Runs for as long as the worker lives.
+/// Notifies open work of changed policies and drops the state of deleted tenants. Runs for as long
+/// as the worker lives.
 pub(crate) async fn watch(worker: Weak<Worker>) {
     let mut seen = 0;
     loop {
@@ -123,7 +125,8 @@ impl<'a> OngoingAuthorization<'a> {
         self.chosen.view.set.protocol
     }
 
-    /// True once per change: the policies changed since the last authorization, or a signature verification for it has finished.
+    /// True once per change: the policies changed since the last authorization, or a signature
+    /// verification for it has finished.
     #[inline]
     pub(crate) fn is_outdated(&self) -> bool {
         let newest = self.session.account.policy_version.get();
@@ -135,7 +138,8 @@ impl<'a> OngoingAuthorization<'a> {
                 .is_some_and(|verifying| verifying.is_due.take())
     }
 
-    /// Verifies a signature in a separate task, then wakes `waker`; [`OngoingAuthorization::is_outdated`] is true from then on.
+    /// Verifies a signature in a separate task, then wakes `waker`;
+    /// [`OngoingAuthorization::is_outdated`] is true from then on.
     pub(crate) fn verify(&self, worker: &Rc<Worker>, todo: jwt::PendingVerification, waker: Waker) {
         let verifying = self.verifying.borrow_mut().get_or_insert_default().clone();
         let (worker, session) = (worker.clone(), self.session.clone());

@@ -1,5 +1,5 @@
-//! Serves an HTTP/1.1 client connection: reads heads one by one, keeps the connection open between them, and closes it without losing the
-//! last response.
+//! Serves an HTTP/1.1 client connection: reads heads one by one, keeps the connection open between
+//! them, and closes it without losing the last response.
 //!
 //! Start with [`serve`].
 
@@ -69,7 +69,8 @@ pub(crate) async fn serve(
             ConnectionDisposition::Keep => {}
             ConnectionDisposition::Close => return close(worker, &mut client).await,
             ConnectionDisposition::Cut => {
-                // The bytes that the endpoint sent before it failed belong to the client, so they leave before the reset.
+                // The bytes that the endpoint sent before it failed belong to the client, so they
+                // leave before the reset.
                 copy::depart(&mut client.wire.io, worker.shared.config.times.linger).await;
                 return client.wire.io.abort();
             }

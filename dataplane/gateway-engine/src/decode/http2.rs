@@ -1,4 +1,5 @@
-//! Serves an HTTP/2 client connection: handshake, GOAWAY, idle timeout, protocol errors. Each request runs in a task of its own.
+//! Serves an HTTP/2 client connection: handshake, GOAWAY, idle timeout, protocol errors. Each
+//! request runs in a task of its own.
 //!
 //! Start with [`serve`].
 
@@ -124,8 +125,8 @@ fn poll(
     })
 }
 
-/// Arms the timeout of a connection without open streams. After GOAWAY the client has the longer time that a slow client needs for data in
-/// flight.
+/// Arms the timeout of a connection without open streams. After GOAWAY the client has the longer
+/// time that a slow client needs for data in flight.
 fn watch(worker: &Worker, timer: &Timer, streams: usize, leaving: bool) {
     let times = &worker.shared.config.times;
     match (streams, leaving) {

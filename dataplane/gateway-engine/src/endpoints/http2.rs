@@ -1,6 +1,8 @@
-//! HTTP/2 connections to an endpoint as one worker knows them. Many requests share a connection, each with a [`StreamPermit`].
+//! HTTP/2 connections to an endpoint as one worker knows them. Many requests share a connection,
+//! each with a [`StreamPermit`].
 //!
-//! Connections are neither opened nor driven here: `upstream` does that. Start with [`StreamPermit::take`].
+//! Connections are neither opened nor driven here: `upstream` does that. Start with
+//! [`StreamPermit::take`].
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
@@ -17,7 +19,8 @@ use super::{PoolClient, SelectedEndpoint};
 use crate::limits;
 use crate::proxy_error::ProxyError;
 
-/// Number of connections to one endpoint from which on idle connections of single clients are closed.
+/// Number of connections to one endpoint from which on idle connections of single clients are
+/// closed.
 const SINGLE_CLIENT_CONNECTIONS_MAX: usize = 256;
 
 /// One HTTP/2 connection to an endpoint.
@@ -55,8 +58,9 @@ pub(crate) struct StreamPermit {
 }
 
 impl StreamPermit {
-    /// Counts a request on one of the client's connections to the selected address, or on one of those that any client may use. Prefers the
-    /// least loaded connection with free streams, then a new one that the caller opens, then the least loaded of `connections_max`.
+    /// Counts a request on one of the client's connections to the selected address, or on one of
+    /// those that any client may use. Prefers the least loaded connection with free streams, then a
+    /// new one that the caller opens, then the least loaded of `connections_max`.
     pub(crate) fn take(chosen: &SelectedEndpoint, connections_max: usize, now: Instant) -> Self {
         let (on, fresh) = choose(chosen, connections_max, now);
         on.streams.set(on.streams.get() + 1);
@@ -157,7 +161,8 @@ impl Http2Upstream {
                 Http2UpstreamState::Opening(waiting) => waiting.clone(),
             };
             let mut notified = std::pin::pin!(waiting.notified());
-            // Registered before the state is read again, so that a notification in between is not lost.
+            // Registered before the state is read again, so that a notification in between is not
+            // lost.
             notified.as_mut().enable();
             if matches!(*self.state.borrow(), Http2UpstreamState::Opening(_)) {
                 notified.await;
@@ -166,9 +171,10 @@ impl Http2Upstream {
     }
 }
 
-/// Returns the least loaded connection with free streams, else a new one, else the least loaded one; true if it is new. A connection on
-/// which the endpoint gives no credit is passed by, until there are too many of them. Idle connections of single clients are closed before
-/// there are too many. The number of busy ones is bounded by the requests that a tenant may have in flight.
+/// Returns the least loaded connection with free streams, else a new one, else the least loaded
+/// one; true if it is new. A connection on which the endpoint gives no credit is passed by, until
+/// there are too many of them. Idle connections of single clients are closed before there are too
+/// many. The number of busy ones is bounded by the requests that a tenant may have in flight.
 fn choose(
     chosen: &SelectedEndpoint,
     connections_max: usize,

@@ -1,5 +1,5 @@
-//! Protocol sniffing: detects the client protocol by its first bytes. On a port of undeclared protocol, a client that sends nothing is
-//! relayed.
+//! Protocol sniffing: detects the client protocol by its first bytes. On a port of undeclared
+//! protocol, a client that sends nothing is relayed.
 //!
 //! Start with [`serve_sniffed`].
 
@@ -63,7 +63,8 @@ pub(crate) async fn serve_sniffed(
         SniffResult::Http2 => {
             let first = inbox.take_all();
             drop(inbox);
-            // Boxed like everything that few connections need: most wait in HTTP/1.1, and a task is as large as its largest future.
+            // Boxed like everything that few connections need: most wait in HTTP/1.1, and a task is
+            // as large as its largest future.
             Box::pin(decode::http2::serve(worker, session, io, first, timer)).await;
         }
         SniffResult::Relay => {
@@ -93,7 +94,8 @@ async fn listen(
     let limits = worker.h1_limits();
     let unknown = protocol == AppProtocol::Detect;
     if unknown && inbox.is_empty() {
-        // In a server-first protocol the client waits for the server. The coarse clock would add its tick to every such connection.
+        // In a server-first protocol the client waits for the server. The coarse clock would add
+        // its tick to every such connection.
         let first = std::future::poll_fn(|cx| io.poll_fill(cx, inbox));
         match tokio::time::timeout(times.sniff, first).await {
             Err(_) => {
@@ -106,7 +108,8 @@ async fn listen(
             Ok(Ok(_)) => {}
         }
     }
-    // Bytes that could begin a request get only as much time as a request's first line needs: protocols other than HTTP may send no more.
+    // Bytes that could begin a request get only as much time as a request's first line needs:
+    // protocols other than HTTP may send no more.
     let undecided = times.sniff.max(Duration::from_secs(1));
     if unknown && !inbox.is_empty() {
         timer.arm(TimeoutKind::Head, undecided);

@@ -1,7 +1,8 @@
 //! Terminates TLS of clients without a node proxy, on ports with a Termination.
 //!
-//! The first byte separates TLS from plaintext. The server name must be one of the service's names. A client certificate, if the client
-//! presents one, determines its identity. The handshakes are done by `canal_identity`. Start with [`terminate_tls`].
+//! The first byte separates TLS from plaintext. The server name must be one of the service's names.
+//! A client certificate, if the client presents one, determines its identity. The handshakes are
+//! done by `canal_identity`. Start with [`terminate_tls`].
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -45,7 +46,8 @@ impl ClientTransport {
 enum FirstByte {
     Tls,
     Plain,
-    /// The client sent nothing in time. That counts as plaintext, as in protocols where the server sends first.
+    /// The client sent nothing in time. That counts as plaintext, as in protocols where the server
+    /// sends first.
     Silent,
     Gone,
 }
@@ -85,7 +87,8 @@ pub(super) async fn terminate_tls(
     permit: &ConnectionPermit,
 ) -> Result<ClientTransport, &'static str> {
     let times = &worker.shared.config.times;
-    // Where plaintext is allowed and the server may send first, a silent client must not wait for the head's timeout.
+    // Where plaintext is allowed and the server may send first, a silent client must not wait for
+    // the head's timeout.
     let silent = !view.required && matches!(protocol, AppProtocol::Tcp | AppProtocol::Detect);
     let opening = listen(
         worker,

@@ -1,7 +1,9 @@
-//! One exchange: sends the request's body to the endpoint while the response arrives, in one task, for every pairing of HTTP versions.
+//! One exchange: sends the request's body to the endpoint while the response arrives, in one task,
+//! for every pairing of HTTP versions.
 //!
-//! The request's head was sent before; the response's head is translated in [`answer_head`]. Local replies are not made here: the caller
-//! makes them from the [`ExchangeOutcome`]. Start with [`Exchange::run`].
+//! The request's head was sent before; the response's head is translated in [`answer_head`]. Local
+//! replies are not made here: the caller makes them from the [`ExchangeOutcome`]. Start with
+//! [`Exchange::run`].
 
 mod answer_head;
 
@@ -57,7 +59,8 @@ pub(crate) struct Http1UpstreamSide {
     keeps: bool,
     /// True once the endpoint has sent a byte.
     has_responded: bool,
-    /// True if an interim response announced a body, which may follow in place of the final response.
+    /// True if an interim response announced a body, which may follow in place of the final
+    /// response.
     has_stray_body: bool,
 }
 
@@ -104,7 +107,8 @@ pub(crate) enum ExchangeOutcome {
     Done { request_done: bool },
     /// A 101 response was passed on.
     Upgraded,
-    /// The exchange failed with `fault`. `answered` means that the client has seen the response's head.
+    /// The exchange failed with `fault`. `answered` means that the client has seen the response's
+    /// head.
     Failed { fault: ProxyError, answered: bool },
 }
 
@@ -118,7 +122,8 @@ enum ExchangePhase {
     Rest,
 }
 
-/// An exchange whose request did not reach the application. It can go on with another connection to the same endpoint.
+/// An exchange whose request did not reach the application. It can go on with another connection to
+/// the same endpoint.
 pub(crate) struct SuspendedExchange {
     /// Bytes of the request that were sent.
     sent: Vec<Bytes>,
@@ -153,20 +158,24 @@ pub(crate) struct Exchange<'a> {
     phase: ExchangePhase,
     /// Progress of the request's body when [`Exchange::head_wait`] was set.
     progress: Option<Progress>,
-    /// Time since which the final head is awaited. Only progress of the request's body resets it; interim responses do not.
+    /// Time since which the final head is awaited. Only progress of the request's body resets it;
+    /// interim responses do not.
     head_wait: Instant,
-    /// True if the endpoint's declared protocol and the request are gRPC: a long silence is normal then.
+    /// True if the endpoint's declared protocol and the request are gRPC: a long silence is normal
+    /// then.
     patient: bool,
     open: OngoingAuthorization<'a>,
     /// True if the response announced to an HTTP/1.1 client that its connection stays open.
     pub(crate) keep_alive: bool,
 }
 
-/// Progress of a request's body: payload bytes, whether it is complete, whether it waits for the client.
+/// Progress of a request's body: payload bytes, whether it is complete, whether it waits for the
+/// client.
 type Progress = (u64, bool, bool);
 
 impl<'a> Exchange<'a> {
-    /// Starts an exchange. The request's head is in the endpoint's outbox or was sent. `sent` means that there is no body to pass on.
+    /// Starts an exchange. The request's head is in the endpoint's outbox or was sent. `sent` means
+    /// that there is no body to pass on.
     pub(crate) fn new(
         worker: &'a Rc<Worker>,
         ask: &'a RequestInfo,
@@ -177,7 +186,8 @@ impl<'a> Exchange<'a> {
         open: OngoingAuthorization<'a>,
     ) -> Self {
         let (mut front, mut back) = (front, back);
-        // A request that may be retried anyway needs no copy of the sent bytes: it is encoded again.
+        // A request that may be retried anyway needs no copy of the sent bytes: it is encoded
+        // again.
         if let UpstreamSide::Http1(back) = &mut back
             && back.reused
             && (ask.has_body() || !ask.idempotent)
@@ -225,7 +235,8 @@ impl<'a> Exchange<'a> {
         let outcome = std::future::poll_fn(|cx| self.poll(cx)).await;
         self.timer().disarm();
         self.timer().watch(None);
-        // Nothing of an undelivered request counts; if it is sent again, its bytes are counted then.
+        // Nothing of an undelivered request counts; if it is sent again, its bytes are counted
+        // then.
         if !matches!(
             outcome,
             ExchangeOutcome::Failed {
@@ -367,7 +378,8 @@ impl<'a> Exchange<'a> {
         self.resent = true;
     }
 
-    /// Authorizes the request again after a policy change, and aborts the endpoint's side if it is denied now.
+    /// Authorizes the request again after a policy change, and aborts the endpoint's side if it is
+    /// denied now.
     fn reauthorize_request(&mut self) -> Result<(), AuthorizationInterrupt> {
         let judged = match &self.front {
             DownstreamSide::Http1(client) => {
@@ -393,8 +405,8 @@ impl<'a> Exchange<'a> {
         matches!(&self.front, DownstreamSide::Http1(client) if !client.wire.outbox.is_empty())
     }
 
-    /// Arms the timeout of the current phase. While bodies move, each poll means progress and restarts the timeout; the wait for the final
-    /// head is not restarted.
+    /// Arms the timeout of the current phase. While bodies move, each poll means progress and
+    /// restarts the timeout; the wait for the final head is not restarted.
     fn arm(&mut self) {
         let times = &self.worker.shared.config.times;
         // A gRPC stream may be silent for long in either direction.
@@ -499,17 +511,20 @@ impl<'a> Exchange<'a> {
             }
             Poll::Ready(Err(BodyError::Sink(_))) => {
                 self.first_credit = None;
-                // The endpoint may have responded early and closed. Reading yields its response, or the reason why there is none.
+                // The endpoint may have responded early and closed. Reading yields its response, or
+                // the reason why there is none.
                 self.up_cut = true;
                 Poll::Ready(Ok(()))
             }
         }
     }
 
-    /// Notes whether the endpoint has given the request's stream its first credit. Without it nothing of the body that has arrived was sent.
+    /// Notes whether the endpoint has given the request's stream its first credit. Without it
+    /// nothing of the body that has arrived was sent.
     fn note_credit(&mut self, is_unsent: bool) {
         match (&self.back, is_unsent) {
-            // The stream's own window is untouched, so the credit that is missing is the connection's.
+            // The stream's own window is untouched, so the credit that is missing is the
+            // connection's.
             (UpstreamSide::Http2(back), true) if self.first_credit.is_none() => {
                 self.first_credit = Some(back.permit.connection().account().credit().begin_wait());
             }
@@ -543,8 +558,8 @@ impl<'a> Exchange<'a> {
                     half_closed: ended,
                     ..
                 } = &mut **client;
-                // A pipelined request may arrive early, so at most one block of it is read. While the request's body is read, that detects
-                // a close.
+                // A pipelined request may arrive early, so at most one block of it is read. While
+                // the request's body is read, that detects a close.
                 while (self.up.is_complete || self.up_cut) && !*ended && wire.inbox.len() < BLOCK {
                     match wire.io.poll_fill(cx, &mut wire.inbox) {
                         Poll::Pending => break,
@@ -630,8 +645,9 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Resets the client's HTTP/2 stream after the response broke off, so that the client does not mistake it for a complete one. The owner
-    /// of an HTTP/1.1 connection cuts that connection itself.
+    /// Resets the client's HTTP/2 stream after the response broke off, so that the client does not
+    /// mistake it for a complete one. The owner of an HTTP/1.1 connection cuts that connection
+    /// itself.
     fn abort_front(&mut self, cause: &BodyErrorCause) {
         if let DownstreamSide::Http2(stream) = &mut self.front
             && let Some(answer) = &mut stream.answer
@@ -646,7 +662,8 @@ impl<'a> Exchange<'a> {
     /// Returns the endpoint's connection if it can carry another request after a complete response.
     pub(crate) fn into_reusable(self, request_done: bool) -> Option<Http1Io> {
         match self.back {
-            // A connection on which an upgrade was offered has no close report, so it is not reused.
+            // A connection on which an upgrade was offered has no close report, so it is not
+            // reused.
             UpstreamSide::Http1(back)
                 if request_done && back.keeps && self.ask.kind != RequestKind::Upgrade =>
             {

@@ -1,7 +1,8 @@
 //! Translates heads between HTTP versions and adds the gateway's own request headers.
 //!
-//! Translation is strict: what one version cannot express safely is refused, never repaired (RFC 9113 §8.2–8.3, §10.3). No IO is done here.
-//! Functions are named `request_X_to_Y` and `response_X_to_Y` by HTTP version.
+//! Translation is strict: what one version cannot express safely is refused, never repaired (RFC
+//! 9113 §8.2–8.3, §10.3). No IO is done here. Functions are named `request_X_to_Y` and
+//! `response_X_to_Y` by HTTP version.
 
 use canal_gateway_config::RequestMutations;
 use canal_h1::{
@@ -51,13 +52,15 @@ pub(crate) struct Additions<'a> {
     pub(crate) scheme: &'static str,
     /// True if a client's own `x-forwarded-proto` stays.
     pub(crate) keeps_proto: bool,
-    /// Value of `x-forwarded-client-cert`, if that header is configured and the client proved an identity.
+    /// Value of `x-forwarded-client-cert`, if that header is configured and the client proved an
+    /// identity.
     pub(crate) client_cert: Option<&'a str>,
     /// Mutations by routing and authorization.
     pub(crate) changes: Option<&'a RequestMutations>,
 }
 
-/// Translates an HTTP/1.1 request to HTTP/1.1: rewrites the head from the client's buffer into `into`.
+/// Translates an HTTP/1.1 request to HTTP/1.1: rewrites the head from the client's buffer into
+/// `into`.
 pub(crate) fn request_1_to_1(
     out: &mut OutHead,
     buf: &[u8],
@@ -86,7 +89,8 @@ pub(crate) fn request_1_to_1(
     if let Some(line) = &cookies {
         edits.push(HeaderEdit::Set(FieldName::Cookie.text().as_bytes(), line));
     }
-    // Headers that only proxies set must not come from the client, nor another spelling of a header that a mutation determines.
+    // Headers that only proxies set must not come from the client, nor another spelling of a header
+    // that a mutation determines.
     if view.fields().has(FieldName::Other) {
         let is_other = |name: &[u8]| {
             is_hop_word(name) || add.changes.is_some_and(|changes| changes.respells(name))
@@ -125,7 +129,8 @@ pub(crate) fn request_1_to_1(
     Ok(())
 }
 
-/// Joins the addresses so far and the client's into one line, because some applications read only the first line.
+/// Joins the addresses so far and the client's into one line, because some applications read only
+/// the first line.
 fn forwarded_for<'v>(values: impl Iterator<Item = &'v [u8]>, client: &str) -> SmallVec<[u8; 64]> {
     let mut line = SmallVec::new();
     for value in values {
@@ -160,8 +165,8 @@ fn map_of<'v>(
     Some(map)
 }
 
-/// Returns the target of an HTTP/2 request. Bytes that RFC 3986 does not permit, but HTTP/1.1 servers take as they are, are %-escaped where the
-/// `http` crate refuses them.
+/// Returns the target of an HTTP/2 request. Bytes that RFC 3986 does not permit, but HTTP/1.1
+/// servers take as they are, are %-escaped where the `http` crate refuses them.
 fn http2_target(path: &[u8], query: Option<&[u8]>) -> Option<PathAndQuery> {
     let mut text = Vec::with_capacity(path.len() + 1 + query.map_or(0, <[u8]>::len));
     push_escaped(&mut text, path, b"<>`");
@@ -183,7 +188,8 @@ fn push_escaped(text: &mut Vec<u8>, mut part: &[u8], refused: &[u8]) {
     text.extend_from_slice(part);
 }
 
-/// Translates an HTTP/1.1 request to HTTP/2. `Expect` is not passed on, because the caller has handled it.
+/// Translates an HTTP/1.1 request to HTTP/2. `Expect` is not passed on, because the caller has
+/// handled it.
 pub(crate) fn request_1_to_2(
     view: &RequestView<'_>,
     add: &Additions<'_>,
@@ -263,7 +269,8 @@ pub(crate) fn additions(headers: &mut HeaderMap, add: &Additions<'_>) {
     }
 }
 
-/// Validates what h2 leaves to the application. Nothing in the result may have another meaning for an HTTP/1.1 reader.
+/// Validates what h2 leaves to the application. Nothing in the result may have another meaning for
+/// an HTTP/1.1 reader.
 ///
 /// # Errors
 /// The request is a CONNECT, or it is ambiguous; [`ProxyError::BadHttp2`] names the reason.
@@ -349,7 +356,8 @@ pub(crate) fn request_2_to_2(checked: &ValidatedHttp2Request) -> Result<Request<
     Ok(whole(checked.method.clone(), uri, checked.headers.clone()))
 }
 
-/// Translates a validated HTTP/2 request to HTTP/1.1. `Expect` is passed on if there is a body to wait for.
+/// Translates a validated HTTP/2 request to HTTP/1.1. `Expect` is passed on if there is a body to
+/// wait for.
 pub(crate) fn request_2_to_1(
     out: &mut OutHead,
     checked: &ValidatedHttp2Request,
@@ -387,7 +395,8 @@ pub(crate) fn request_2_to_1(
 /// Returns the response's framing towards an HTTP/1.1 client.
 pub(crate) fn framing_to_1(framing: Framing, spoken: ClientProtocol) -> Framing {
     match (framing, spoken) {
-        // Chunked framing lets the client distinguish the end from a broken connection, and lets the connection stay open.
+        // Chunked framing lets the client distinguish the end from a broken connection, and lets
+        // the connection stay open.
         (Framing::UntilClose, ClientProtocol::Http11) => Framing::Chunked,
         (Framing::Chunked, ClientProtocol::Http10) => Framing::UntilClose,
         (framing, _) => framing,

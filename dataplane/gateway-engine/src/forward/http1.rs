@@ -1,4 +1,5 @@
-//! The client's side of a request in HTTP/1.1, and what happens to the client's connection after it.
+//! The client's side of a request in HTTP/1.1, and what happens to the client's connection after
+//! it.
 //!
 //! The phases are in `pipeline`. Start with [`serve`].
 
@@ -33,7 +34,8 @@ pub(crate) enum ConnectionDisposition {
     Keep,
     /// The connection is closed gracefully.
     Close,
-    /// The connection is reset, so that the client does not mistake a partial response for a complete one.
+    /// The connection is reset, so that the client does not mistake a partial response for a
+    /// complete one.
     Cut,
     /// The connection is no longer HTTP.
     Relay(Box<UpgradedConnection>),
@@ -47,7 +49,8 @@ pub(crate) struct UpgradedConnection {
     pub(crate) head: Option<Box<[u8]>>,
 }
 
-/// Authorizes an open request again. Its head is in `open.kept` if the client's inbox no longer contains it.
+/// Authorizes an open request again. Its head is in `open.kept` if the client's inbox no longer
+/// contains it.
 pub(crate) fn reauthorize_request(
     worker: &Worker,
     open: &OngoingAuthorization<'_>,
@@ -57,7 +60,8 @@ pub(crate) fn reauthorize_request(
     let head = match open.head_copy {
         Some(kept) => kept,
         None if !ask.has_body() => client.wire.inbox.bytes(),
-        // The tenant got its first policies while the body was in transit, so the head was not retained.
+        // The tenant got its first policies while the body was in transit, so the head was not
+        // retained.
         None => return open.reauthorize_connection(worker),
     };
     let view = client.head.view(head);
@@ -119,7 +123,8 @@ pub(crate) async fn serve(
 /// The client's side of a request in HTTP/1.1.
 struct Http1Client<'a> {
     connection: &'a mut Http1Downstream,
-    /// Length of the head, with which the connection's inbox begins until the request's body is read.
+    /// Length of the head, with which the connection's inbox begins until the request's body is
+    /// read.
     len: usize,
     /// Copy of the head, if the body overwrites it in the inbox and reauthorization may need it.
     head_copy: Option<Box<[u8]>>,
@@ -216,7 +221,8 @@ impl HttpDownstream for Http1Client<'_> {
                 if view.expects_continue()
                     && !std::mem::replace(&mut state.record.interim.continued, true)
                 {
-                    // HTTP/2 endpoints seldom send `100`; the client would wait for its own timeout.
+                    // HTTP/2 endpoints seldom send `100`; the client would wait for its own
+                    // timeout.
                     wire.outbox.push_static(b"HTTP/1.1 100 Continue\r\n\r\n");
                 }
                 let (response, stream) = send
@@ -288,7 +294,8 @@ impl HttpDownstream for Http1Client<'_> {
 }
 
 impl Http1Client<'_> {
-    /// Removes the head of a request without a body from the inbox; until now it stayed there. Returns a copy.
+    /// Removes the head of a request without a body from the inbox; until now it stayed there.
+    /// Returns a copy.
     fn consume_head(&mut self, info: &RequestInfo) -> Option<Box<[u8]>> {
         if info.has_body() {
             return None;
@@ -312,7 +319,8 @@ impl Http1Client<'_> {
             ..
         } = &mut state;
         record.fault(&error);
-        // While a body is in transit, the start of the next request is known only after reading the entire body.
+        // While a body is in transit, the start of the next request is known only after reading the
+        // entire body.
         let keep = info.keep_alive
             && !info.has_body()
             && !record.keeps_no_client()

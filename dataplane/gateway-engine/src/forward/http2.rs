@@ -28,8 +28,8 @@ use crate::route::RoutedRequest;
 use crate::session::ClientSession;
 use crate::worker::Worker;
 
-/// Validates a stream's head and returns the future that serves the request, unless it was refused. Validation comes before the task so
-/// that the task's state stays small.
+/// Validates a stream's head and returns the future that serves the request, unless it was refused.
+/// Validation comes before the task so that the task's state stays small.
 pub(crate) fn serve(
     worker: &Rc<Worker>,
     session: &Rc<ClientSession>,
@@ -62,7 +62,8 @@ pub(crate) fn serve(
                 head,
                 is_bodyless: ended,
             };
-            // Tokio copies a task of this size ten times between its creation and its end, and a box never.
+            // Tokio copies a task of this size ten times between its creation and its end, and a
+            // box never.
             Some(Box::pin(pipeline::serve(HttpRequest::new(
                 client,
                 RequestState::new(worker, session, info, record),
@@ -114,7 +115,8 @@ impl HttpDownstream for Http2Client {
     ) -> Result<BufferedBody, ProxyError> {
         let permit = buffered_body::permit(&state.worker, &state.session, &state.info, wanted)?;
         if self.head.headers.contains_key(EXPECT) {
-            // The client waits for `100 Continue` before it sends the body, and the authorizer waits for the body.
+            // The client waits for `100 Continue` before it sends the body, and the authorizer
+            // waits for the body.
             let go_on = Response::builder()
                 .status(StatusCode::CONTINUE)
                 .body(())

@@ -1,5 +1,5 @@
-//! Streams on HTTP/2 connections to endpoints: a request takes a stream, and opens the connection if it is the first. One task drives each
-//! connection.
+//! Streams on HTTP/2 connections to endpoints: a request takes a stream, and opens the connection
+//! if it is the first. One task drives each connection.
 //!
 //! Start with [`acquire_stream`].
 
@@ -49,8 +49,8 @@ pub(crate) async fn acquire_stream(
     }
 }
 
-/// Connects and starts the driver task. It runs in the request that came first. If that request is dropped, the waiting requests fail and
-/// retry.
+/// Connects and starts the driver task. It runs in the request that came first. If that request is
+/// dropped, the waiting requests fail and retry.
 async fn open(
     worker: &Rc<Worker>,
     chosen: &SelectedEndpoint,
@@ -104,7 +104,8 @@ async fn open(
         }
         Ok(((send, mut connection), mut growth)) => {
             on.set_open(send, held);
-            // The reference is weak, so that the driver does not extend the connection's life beyond its endpoint and its requests.
+            // The reference is weak, so that the driver does not extend the connection's life
+            // beyond its endpoint and its requests.
             let (on, counts) = (Rc::downgrade(on), worker.counts.clone());
             let queue = account.map(|account| account.queue.clone());
             tokio::task::spawn_local(async move {

@@ -1,4 +1,5 @@
-//! External authorizers: real gRPC servers that allow, deny, respond late, or respond with invalid messages, and the gateway's reaction.
+//! External authorizers: real gRPC servers that allow, deny, respond late, or respond with invalid
+//! messages, and the gateway's reaction.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -18,7 +19,8 @@ use crate::http2;
 use crate::origin::OriginServer;
 use crate::policies::{named, policy};
 
-/// Message types generated a second time, so that the engine's own are not tested against themselves.
+/// Message types generated a second time, so that the engine's own are not tested against
+/// themselves.
 mod proto {
     #![allow(unreachable_pub, reason = "generated")]
     include!(concat!(env!("OUT_DIR"), "/canal.ext_authz.v3.rs"));
@@ -404,8 +406,8 @@ async fn showing_bodies(time: Duration, origin: &OriginServer) -> (GatewayFixtur
     (fixture, authz)
 }
 
-/// Each byte used to restart the timeout: a client that sent one byte per minute could leave a request open for months without
-/// authorization.
+/// Each byte used to restart the timeout: a client that sent one byte per minute could leave a
+/// request open for months without authorization.
 #[tokio::test]
 async fn client_that_trickles_a_shown_body_is_refused_in_time() {
     let origin = OriginServer::echo().await;
@@ -490,7 +492,8 @@ async fn shown_bodies_have_a_budget_that_is_given_back() {
     let origin = OriginServer::echo().await;
     let (fixture, _authz) =
         showing_bodies(Duration::from_secs(15) * canal_timing::slack(), &origin).await;
-    // Each client uses 128 KiB, for the buffered bytes and their copy for the authorizer. A tenant's share is 16 MiB.
+    // Each client uses 128 KiB, for the buffered bytes and their copy for the authorizer. A
+    // tenant's share is 16 MiB.
     let mut clients = Vec::new();
     for _ in 0..128 {
         let mut client = HttpClient::connect(fixture.web).await;
@@ -665,7 +668,8 @@ async fn ext_authz_checks_are_bounded_and_made_once_per_request() {
         ),
         asking(false),
     ]);
-    // Two endpoints are dead. A request that is retried under the same policies is not checked a second time.
+    // Two endpoints are dead. A request that is retried under the same policies is not checked a
+    // second time.
     let dead = || async {
         tokio::net::TcpListener::bind(crate::fixture::LOCALHOST)
             .await

@@ -1,4 +1,5 @@
-//! Routes, weights and endpoints: where requests go, what happens when an endpoint fails, and changes under load.
+//! Routes, weights and endpoints: where requests go, what happens when an endpoint fails, and
+//! changes under load.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +16,8 @@ use crate::fixture::{
 };
 use crate::origin::{OriginServer, Peer};
 
-/// Returns rules of `web`: by a header, to another service, to nothing, and to none of its endpoints.
+/// Returns rules of `web`: by a header, to another service, to nothing, and to none of its
+/// endpoints.
 fn rules_of_web() -> Vec<Resource> {
     let header = HttpMatch {
         headers: vec![ValueMatch {
@@ -178,7 +180,8 @@ async fn the_less_busy_endpoint_is_preferred() {
         })
     });
     let clients = clients.collect::<Vec<_>>();
-    // The slow endpoint answers after all others have been answered, so each client has at most one request there.
+    // The slow endpoint answers after all others have been answered, so each client has at most one
+    // request there.
     until("all requests have arrived", || {
         slow.requests() + fast.requests() == 200
     })
@@ -303,7 +306,8 @@ async fn a_dead_idle_connection_fails_no_idempotent_request() {
         .await;
 }
 
-/// Returns true if all connections of a server that closed first have been closed by their clients as well (net/tcp_states.h).
+/// Returns true if all connections of a server that closed first have been closed by their clients
+/// as well (net/tcp_states.h).
 fn is_all_closed(port: u16) -> bool {
     const TIME_WAIT: &str = "06";
     const LISTEN: &str = "0A";

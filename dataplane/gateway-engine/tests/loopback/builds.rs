@@ -1,4 +1,5 @@
-//! Large tables of one tenant on a real engine: what of other tenants is in force before them. The order of events decides, not the clock.
+//! Large tables of one tenant on a real engine: what of other tenants is in force before them. The
+//! order of events decides, not the clock.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,12 +18,14 @@ use crate::fixture::{
 };
 use crate::origin::OriginServer;
 
-/// Services of the tenant with large tables. Together they compile to many times what a change may compile at once.
+/// Services of the tenant with large tables. Together they compile to many times what a change may
+/// compile at once.
 const SERVICES: u32 = 48;
 /// Status of the requests that the large change refuses.
 const CHANGED: u16 = 418;
 
-/// Builds services with as many large regexes as one service may have. The first service, `web`, refuses all other requests.
+/// Builds services with as many large regexes as one service may have. The first service, `web`,
+/// refuses all other requests.
 fn large(of: &str) -> Vec<Resource> {
     let name = |n: u32| {
         if n == 0 {

@@ -1,4 +1,5 @@
-//! Clients that send raw bytes and read responses with their own parser, so that these tests do not depend on the codec under test.
+//! Clients that send raw bytes and read responses with their own parser, so that these tests do not
+//! depend on the codec under test.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! A closed tenant on real connections: nothing of it is served, its open connections end, and other tenants are not affected.
+//! A closed tenant on real connections: nothing of it is served, its open connections end, and
+//! other tenants are not affected.
 
 use canal_model::ids::TenantName;
 use canal_model::program::AppProtocol;

@@ -1,5 +1,5 @@
-//! HTTP/2 endpoints that couple their windows: while one stream is not read, the endpoint gives no credit to the others of the connection.
-//! New requests use another connection.
+//! HTTP/2 endpoints that couple their windows: while one stream is not read, the endpoint gives no
+//! credit to the others of the connection. New requests use another connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -33,7 +33,8 @@ struct CoupledOrigin {
     read_now: watch::Sender<bool>,
 }
 
-/// Echoes a body. One that is sent to `/later` is counted in `full` when it fills its window, and read when `reads` has `true`.
+/// Echoes a body. One that is sent to `/later` is counted in `full` when it fills its window, and
+/// read when `reads` has `true`.
 async fn serve(
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,

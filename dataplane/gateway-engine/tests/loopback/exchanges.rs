@@ -18,7 +18,8 @@ use crate::origin::{OriginServer, Peer, pattern};
 /// Counts how often an application has read each request.
 type ReadCounts = Arc<Mutex<HashMap<String, usize>>>;
 
-/// Starts an application that closes a connection if no request follows within `idle` after a response, and then notifies the test.
+/// Starts an application that closes a connection if no request follows within `idle` after a
+/// response, and then notifies the test.
 async fn impatient(idle: Duration) -> (OriginServer, ReadCounts, UnboundedReceiver<()>) {
     let seen = ReadCounts::default();
     let (to_test, closed) = unbounded_channel();
@@ -47,8 +48,9 @@ async fn impatient(idle: Duration) -> (OriginServer, ReadCounts, UnboundedReceiv
     (origin, seen, closed)
 }
 
-/// No request sent after the close fails, and no request is read twice. A request sent at the same moment may have reached the
-/// application's kernel: whether it was read is unknown, and a few such requests fail without a mesh too.
+/// No request sent after the close fails, and no request is read twice. A request sent at the same
+/// moment may have reached the application's kernel: whether it was read is unknown, and a few such
+/// requests fail without a mesh too.
 #[test]
 fn a_post_that_meets_a_close_is_sent_again_and_none_twice() {
     const TRIES: u64 = 300;

@@ -1,5 +1,6 @@
-//! Details of HTTP that applications depend on, in every pairing of versions: responses without content, expectations, requests without a
-//! body, upgrades with one, and requests that an endpoint refused unprocessed.
+//! Details of HTTP that applications depend on, in every pairing of versions: responses without
+//! content, expectations, requests without a body, upgrades with one, and requests that an endpoint
+//! refused unprocessed.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -46,7 +47,8 @@ async fn begin_2(
         .unwrap()
 }
 
-/// Asserts that two requests of one HTTP/1.1 client and one of an HTTP/2 client get `status` without a field that announces a body.
+/// Asserts that two requests of one HTTP/1.1 client and one of an HTTP/2 client get `status`
+/// without a field that announces a body.
 async fn assert_without_content(fixture: &GatewayFixture, status: u16, case: &str) {
     let mut client = HttpClient::connect(fixture.web).await;
     for n in 0..2 {
@@ -160,7 +162,8 @@ async fn responses_without_content_end_with_their_head_over_http2_too() {
     }
 }
 
-/// Starts an HTTP/1.1 endpoint that waits for the body only after `100`, and answers `/no` with 417.
+/// Starts an HTTP/1.1 endpoint that waits for the body only after `100`, and answers `/no` with
+/// 417.
 async fn expecting_1() -> OriginServer {
     OriginServer::each(|mut peer: Peer| async move {
         while let Some(head) = peer.head().await {
@@ -365,7 +368,8 @@ async fn an_upgrade_with_a_body_may_be_declined() {
     }
 }
 
-/// Starts an HTTP/2 endpoint that answers each request with an orderly GOAWAY by which it processed none.
+/// Starts an HTTP/2 endpoint that answers each request with an orderly GOAWAY by which it processed
+/// none.
 async fn leaving() -> OriginServer {
     OriginServer::each(|mut peer: Peer| async move {
         peer.exactly(24).await;
@@ -430,7 +434,8 @@ async fn requests_that_an_endpoint_refused_unprocessed_are_refused_as_such() {
     }
 }
 
-/// The bytes of a body that a 204 forbids, or of a second response, belong to no request of another client.
+/// The bytes of a body that a 204 forbids, or of a second response, belong to no request of another
+/// client.
 #[tokio::test]
 async fn bytes_after_a_response_without_content_reach_no_later_request() {
     let stray: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nstray";
@@ -514,7 +519,8 @@ async fn a_body_after_an_interim_response_is_not_taken_for_the_response_to_the_n
     assert_eq!((origin.connections(), client.buffer.len()), (2, 0));
 }
 
-/// h2 itself refuses DATA after the head of a response to HEAD. The head is complete, and no byte after it may reach the client.
+/// h2 itself refuses DATA after the head of a response to HEAD. The head is complete, and no byte
+/// after it may reach the client.
 #[tokio::test]
 async fn a_body_that_an_http2_endpoint_sends_for_head_is_dropped() {
     let origin = http2::origin(|request: Request<RecvStream>, mut respond| async move {

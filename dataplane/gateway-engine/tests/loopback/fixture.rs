@@ -1,4 +1,5 @@
-//! Fixture: an engine with a plain listener, the resources that tests apply to it, and access to its metrics.
+//! Fixture: an engine with a plain listener, the resources that tests apply to it, and access to
+//! its metrics.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

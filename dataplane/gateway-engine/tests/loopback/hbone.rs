@@ -1,4 +1,5 @@
-//! The mesh's own path: a node's tunnel into the gateway and a tunnel to a node, both over mTLS, with `canal_hbone` at the other ends.
+//! The mesh's own path: a node's tunnel into the gateway and a tunnel to a node, both over mTLS,
+//! with `canal_hbone` at the other ends.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
@@ -211,7 +212,8 @@ impl LoopbackMesh {
         }
     }
 
-    /// Starts a pod on host number `host` that serves `web` with `origin`, behind a node's HBONE server.
+    /// Starts a pod on host number `host` that serves `web` with `origin`, behind a node's HBONE
+    /// server.
     pub(crate) async fn pod(&self, host: u8, name: &str, origin: &OriginServer) -> FakeNode {
         let node = FakeNode::start(self, host, "web", origin.address).await;
         let mut workload = pod(
@@ -357,7 +359,8 @@ fn requests_pass_from_node_to_node() {
     });
 }
 
-/// Opens a tunnel from host [`CLIENT`] whose `forwarded` names `address`, and returns the client address that the origin sees.
+/// Opens a tunnel from host [`CLIENT`] whose `forwarded` names `address`, and returns the client
+/// address that the origin sees.
 async fn requested_as(mesh: &LoopbackMesh, address: &str) -> String {
     let mut headers = HeaderMap::new();
     headers.insert("forwarded", format!("for=\"{address}\"").parse().unwrap());
@@ -381,7 +384,8 @@ async fn requested_as(mesh: &LoopbackMesh, address: &str) -> String {
     line.unwrap_or_default()
 }
 
-/// A pod with its own certificate can send any `forwarded`; the address of its connection identifies it.
+/// A pod with its own certificate can send any `forwarded`; the address of its connection
+/// identifies it.
 #[test]
 fn source_that_is_not_the_connections_own_is_not_believed() {
     local(|| async {
@@ -420,7 +424,8 @@ fn per_client() -> Resource {
     Resource::Service(web)
 }
 
-/// With a pool per client, each client has its own connections, and the endpoint's node learns the client of each.
+/// With a pool per client, each client has its own connections, and the endpoint's node learns the
+/// client of each.
 #[test]
 fn pool_per_client_keeps_clients_apart_and_names_them() {
     local(|| async {
@@ -641,7 +646,8 @@ fn connects_that_lead_nowhere_are_refused_as_ztunnel_would() {
 fn a_tenant_is_refused_at_anothers_address() {
     local(|| async {
         let mesh = LoopbackMesh::new(EngineSetup::default());
-        // The certificate is alpha's, the address beta's. In TLS 1.3 the client learns of the refusal only when it reads.
+        // The certificate is alpha's, the address beta's. In TLS 1.3 the client learns of the
+        // refusal only when it reads.
         let mut target = mesh.target(TENANT, "beta");
         target.expected = Arc::new([identity("spiffe://beta.example/ns/canal-system/sa/gateway")]);
         let opened = mesh
@@ -855,7 +861,8 @@ fn draining_sends_goaway_and_loses_nothing() {
     });
 }
 
-/// A reset would reach an application that has done nothing wrong, and its node would report it as one.
+/// A reset would reach an application that has done nothing wrong, and its node would report it as
+/// one.
 #[test]
 fn tunnels_of_http1_end_in_order() {
     local(|| async {
@@ -887,7 +894,8 @@ fn tunnels_of_http1_end_in_order() {
     });
 }
 
-/// Soft drain: the existing tunnel continues, the next tunnel gets a new connection, and a connection closes with its last stream.
+/// Soft drain: the existing tunnel continues, the next tunnel gets a new connection, and a
+/// connection closes with its last stream.
 #[test]
 fn a_node_that_gets_goaway_opens_its_next_tunnel_on_a_new_connection() {
     local(|| async {
@@ -921,7 +929,8 @@ fn a_node_that_gets_goaway_opens_its_next_tunnel_on_a_new_connection() {
         mesh.fixture.engine.set_soft_drain(true);
         mesh.fixture.engine.set_soft_drain(true);
         let begun = Instant::now();
-        // Each of these tunnels may meet a GOAWAY at any moment, even as the first on its connection.
+        // Each of these tunnels may meet a GOAWAY at any moment, even as the first on its
+        // connection.
         for _ in 0..40 {
             let mut client = tunnel().await;
             client.send(request).await;

@@ -31,7 +31,8 @@ async fn connections_are_reused_on_both_sides() {
     );
 }
 
-/// A client's first request that could not be repeated gets a connection that the application cannot be about to close, as without a mesh.
+/// A client's first request that could not be repeated gets a connection that the application
+/// cannot be about to close, as without a mesh.
 #[tokio::test]
 async fn a_clients_first_post_takes_no_idle_connection() {
     let origin = OriginServer::echo().await;
@@ -132,7 +133,8 @@ async fn heads_may_come_byte_by_byte() {
     );
 }
 
-/// A case's name, the request line, the origin's response, and what the client gets: status, body, and whether the connection stays open.
+/// A case's name, the request line, the origin's response, and what the client gets: status, body,
+/// and whether the connection stays open.
 type FramingCase = (
     &'static str,
     &'static str,
@@ -644,7 +646,8 @@ async fn malformed_answers_become_502_and_torn_ones_are_cut() {
         let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
         let mut client = HttpClient::connect(fixture.web).await;
         client.send(GET).await;
-        // The end is never orderly, because the client must not mistake a partial response for a complete one.
+        // The end is never orderly, because the client must not mistake a partial response for a
+        // complete one.
         assert!(!client.closed().await, "{torn:?}");
         assert!(!client.buffer.ends_with(b"0\r\n\r\n"));
     }
@@ -688,7 +691,8 @@ async fn a_half_closed_client_still_gets_its_answer() {
     assert!(client.closed().await);
 }
 
-/// Most bytes that two pairs of socket buffers and the gateway may buffer of a body that is not read.
+/// Most bytes that two pairs of socket buffers and the gateway may buffer of a body that is not
+/// read.
 const HELD_MAX: u64 = 32 << 20;
 
 #[tokio::test]

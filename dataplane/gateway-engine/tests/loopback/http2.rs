@@ -1,5 +1,5 @@
-//! HTTP/2 on either side, in its three pairings: bodies, trailers, streaming, resets and flow control. Also the strictness of the
-//! translation.
+//! HTTP/2 on either side, in its three pairings: bodies, trailers, streaming, resets and flow
+//! control. Also the strictness of the translation.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -421,7 +421,8 @@ async fn a_stream_that_is_not_read_stops_its_upstream_and_no_other_stream() {
 
 #[tokio::test]
 async fn refused_streams_are_sent_again_and_goaway_moves_to_a_new_connection() {
-    // Each connection serves two streams: it refuses the first, responds to the second, then sends GOAWAY.
+    // Each connection serves two streams: it refuses the first, responds to the second, then sends
+    // GOAWAY.
     let two = OriginServer::each(|peer: Peer| async move {
         let mut connection = h2::server::handshake(peer.stream).await.unwrap();
         let mut count = 0;
@@ -497,7 +498,8 @@ async fn requests_that_http1_could_misread_are_refused() {
             );
         }
     }
-    // Connection-specific fields are a stream error (RFC 9113 §8.2.2), whatever the client's library permits.
+    // Connection-specific fields are a stream error (RFC 9113 §8.2.2), whatever the client's
+    // library permits.
     for (name, value) in [
         ("connection", "close"),
         ("transfer-encoding", "chunked"),
@@ -511,7 +513,8 @@ async fn requests_that_http1_could_misread_are_refused() {
     assert_eq!(one.requests(), 1);
 }
 
-/// Sends a hand-made HEADERS frame with one more field. Returns the error code of the RST_STREAM in response.
+/// Sends a hand-made HEADERS frame with one more field. Returns the error code of the RST_STREAM in
+/// response.
 async fn raw_request(fixture: &GatewayFixture, name: &str, value: &str) -> Option<Reason> {
     let mut stream = TcpStream::connect(fixture.web).await.unwrap();
     let mut block = vec![0x82, 0x84, 0x86, 0x01, 3];
@@ -660,7 +663,8 @@ async fn control_frames_are_not_read_while_replies_are_not_read() {
                 counted.fetch_add(flood.len() as u64, Ordering::SeqCst);
             }
         });
-        // The gateway stops reading or ends the connection; it never buffers more than socket buffers do.
+        // The gateway stops reading or ends the connection; it never buffers more than socket
+        // buffers do.
         let held = settled(&sent).await;
         assert!(held < 32 << 20, "{held}");
         task.abort();
@@ -670,7 +674,8 @@ async fn control_frames_are_not_read_while_replies_are_not_read() {
 
 #[tokio::test]
 async fn streams_that_force_resets_end_the_connection() {
-    // "MadeYouReset": each stream is reset because of the client's own error, here a window overflow.
+    // "MadeYouReset": each stream is reset because of the client's own error, here a window
+    // overflow.
     let one = OriginServer::each(|mut peer: Peer| async move {
         peer.request().await;
         std::future::pending::<()>().await;

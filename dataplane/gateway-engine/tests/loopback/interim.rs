@@ -1,4 +1,5 @@
-//! Interim (1xx) responses: passed on in every pairing of versions, limited per request, and unable to fill the gateway's memory.
+//! Interim (1xx) responses: passed on in every pairing of versions, limited per request, and unable
+//! to fill the gateway's memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -16,7 +17,8 @@ use crate::origin::{OriginServer, Peer, frame};
 
 const HINTS: &str = "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n";
 
-/// Starts an HTTP/1.1 endpoint that sends `hint` forever, with `pause` in between, and counts the bytes.
+/// Starts an HTTP/1.1 endpoint that sends `hint` forever, with `pause` in between, and counts the
+/// bytes.
 async fn flood_1(hint: String, pause: Duration) -> (OriginServer, Arc<AtomicU64>) {
     let sent = Arc::<AtomicU64>::default();
     let count = sent.clone();
@@ -36,7 +38,8 @@ async fn flood_1(hint: String, pause: Duration) -> (OriginServer, Arc<AtomicU64>
     (origin, sent)
 }
 
-/// Starts an HTTP/2 endpoint that sends interim responses forever, each with a value of `bytes` bytes.
+/// Starts an HTTP/2 endpoint that sends interim responses forever, each with a value of `bytes`
+/// bytes.
 async fn flood_2(bytes: usize, pause: Duration) -> OriginServer {
     http2::origin(move |_, mut respond| async move {
         loop {
@@ -185,7 +188,8 @@ fn interim_flood_to_a_client_that_does_not_read_stays_bounded() {
     );
 }
 
-/// Such a flood filled a gateway with 240 MiB per second: the client reads nothing, and the endpoint writes as fast as it can.
+/// Such a flood filled a gateway with 240 MiB per second: the client reads nothing, and the
+/// endpoint writes as fast as it can.
 async fn flood_clients_that_do_not_read() {
     let (one, sent) = flood_1(HINTS.repeat(1000), Duration::ZERO).await;
     let two = flood_2(1 << 10, Duration::ZERO).await;
@@ -213,8 +217,8 @@ async fn flood_clients_that_do_not_read() {
             )
             .await;
     }
-    // The limit is what the sockets of twenty connections buffer on both sides. Without the gateway's limits, that much was read in each
-    // second.
+    // The limit is what the sockets of twenty connections buffer on both sides. Without the
+    // gateway's limits, that much was read in each second.
     assert!(
         sent.load(SeqCst) < 20 * (16 << 20),
         "{} bytes were taken from the endpoint",
@@ -278,7 +282,8 @@ async fn continue_is_passed_on_once() {
     assert_eq!(client.answer().await.unwrap().status, 200);
 }
 
-/// Starts an HTTP/2 endpoint that sends `101` as an interim response, byte by byte, because the h2 crate's server would not.
+/// Starts an HTTP/2 endpoint that sends `101` as an interim response, byte by byte, because the h2
+/// crate's server would not.
 async fn switching() -> OriginServer {
     OriginServer::each(|mut peer: Peer| async move {
         peer.exactly(24).await;
@@ -306,7 +311,8 @@ async fn switching() -> OriginServer {
     .await
 }
 
-/// RFC 9113 §8.6: a proxy in front that accepted such a `101` would mistake the following bytes for another protocol.
+/// RFC 9113 §8.6: a proxy in front that accepted such a `101` would mistake the following bytes for
+/// another protocol.
 #[tokio::test]
 async fn switching_protocols_from_http2_is_a_fault_of_the_endpoint() {
     let origin = switching().await;

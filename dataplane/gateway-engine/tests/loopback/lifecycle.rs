@@ -1,4 +1,5 @@
-//! Lifecycle of the engine: configuration changes, drain without loss, soft drain, forced end, stuck workers.
+//! Lifecycle of the engine: configuration changes, drain without loss, soft drain, forced end,
+//! stuck workers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -96,7 +97,8 @@ async fn no_request_is_lost_when_draining_under_load() {
         .map(|_| {
             let (web, stop, answered) = (fixture.web, stop.clone(), answered.clone());
             tokio::spawn(async move {
-                // The client acts like a connection pool: it replaces a closed connection, and a refused connect ends it.
+                // The client acts like a connection pool: it replaces a closed connection, and a
+                // refused connect ends it.
                 while !stop.load(Ordering::SeqCst) {
                     let Ok(stream) = TcpStream::connect(web).await else {
                         return;

@@ -252,7 +252,8 @@ async fn idle_connections_of_an_endpoint() {
 
 #[tokio::test]
 async fn connections_of_an_http2_endpoint() {
-    // With one stream per connection the other requests wait, and no more connections than the limit are opened.
+    // With one stream per connection the other requests wait, and no more connections than the
+    // limit are opened.
     let origin = OriginServer::each(|peer: Peer| async move {
         let mut connection = h2::server::Builder::new()
             .max_concurrent_streams(1)
@@ -306,7 +307,8 @@ fn throttle(service: Option<&str>, per_second: u32, burst: u32) -> Resource {
 async fn requests_above_a_throttle_are_answered_429_and_counted() {
     for service in [Some("web"), None] {
         let started = Instant::now();
-        // The slowest throttle lets one request per second through, which must not happen during the test.
+        // The slowest throttle lets one request per second through, which must not happen during
+        // the test.
         while !is_throttled(service).await {
             let waited = started.elapsed();
             assert!(
@@ -317,7 +319,8 @@ async fn requests_above_a_throttle_are_answered_429_and_counted() {
     }
 }
 
-/// Checks a throttle of one request per second with a burst of three. Returns false if a second has passed before all requests were sent.
+/// Checks a throttle of one request per second with a burst of three. Returns false if a second has
+/// passed before all requests were sent.
 async fn is_throttled(service: Option<&str>) -> bool {
     let origin = OriginServer::named("x").await;
     let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);

@@ -1,4 +1,5 @@
-//! End-to-end tests of the engine on loopback: plain and HBONE listeners, real sockets, clients and endpoints that exchange raw bytes.
+//! End-to-end tests of the engine on loopback: plain and HBONE listeners, real sockets, clients and
+//! endpoints that exchange raw bytes.
 //!
 //! All tests are in one binary, so that they are linked only once.
 

@@ -1,4 +1,5 @@
-//! Reports about requests: metrics, access log, tap, config dump; and the headers that describe clients to applications.
+//! Reports about requests: metrics, access log, tap, config dump; and the headers that describe
+//! clients to applications.
 
 use std::time::Duration;
 
@@ -171,7 +172,8 @@ async fn the_dump_shows_the_served_configuration() {
     );
 }
 
-/// Applications that were moved from Envoy trust these headers, so a client must not be able to set them.
+/// Applications that were moved from Envoy trust these headers, so a client must not be able to set
+/// them.
 #[tokio::test]
 async fn hop_headers_of_clients_reach_no_application() {
     let (one, two) = (OriginServer::echo().await, http2::origin(http2::echo).await);
@@ -263,7 +265,8 @@ fn rule_of_odd_places() -> JwtRule {
     }
 }
 
-/// Checks that a new log file is readable by the owner and its group only, as the process's umask leaves it.
+/// Checks that a new log file is readable by the owner and its group only, as the process's umask
+/// leaves it.
 fn check_new_log(dir: &std::path::Path, fixture: &GatewayFixture) {
     use std::os::unix::fs::PermissionsExt;
     let new = dir.join("new.log");
@@ -306,7 +309,8 @@ async fn tokens_are_in_neither_log_nor_tap() {
     let mut tapped = fixture.engine.tap().listen(Filter::default()).unwrap();
     let secrets = ["s3cret-1", "s3cret-2", "s3cret-3", "s3cret-4"];
     let [a, b, c, d] = secrets;
-    // The tokens are redacted for a destination without policies and with the parameter's name in any spelling.
+    // The tokens are redacted for a destination without policies and with the parameter's name in
+    // any spelling.
     let query = format!("/a?q=1&access_token={a}&jwt={b}&access%5Ftoken={c}&r");
     let lines = format!("Host: web\r\nUser-Agent: {d}\r\n\r\n");
     assert_eq!(

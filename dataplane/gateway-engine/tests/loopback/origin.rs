@@ -97,7 +97,8 @@ impl OriginServer {
         .await
     }
 
-    /// Starts a server that reads requests and answers them while the sender has `true`. It begins with `false`.
+    /// Starts a server that reads requests and answers them while the sender has `true`. It begins
+    /// with `false`.
     pub(crate) async fn gated() -> (Self, watch::Sender<bool>) {
         let (release, released) = watch::channel(false);
         let origin = Self::each(move |mut peer| {
@@ -217,7 +218,8 @@ pub(crate) fn pattern(at: u64, n: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Returns an HTTP/2 frame (RFC 9113 §4.1), for endpoints that do what the h2 crate's server would not.
+/// Returns an HTTP/2 frame (RFC 9113 §4.1), for endpoints that do what the h2 crate's server would
+/// not.
 pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = (payload.len() as u32).to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()

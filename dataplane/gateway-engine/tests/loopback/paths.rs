@@ -1,5 +1,6 @@
-//! Ambiguous paths, for both HTTP versions: one normalized form is authorized and forwarded. A route is chosen by the normalized form too, and
-//! without a policy that reads the path its bytes pass unchanged.
+//! Ambiguous paths, for both HTTP versions: one normalized form is authorized and forwarded. A
+//! route is chosen by the normalized form too, and without a policy that reads the path its bytes
+//! pass unchanged.
 
 use canal_model::authorization::{
     Attribute, AttributeMatch, AuthorizationAction, Clause, PolicyRule,
@@ -98,7 +99,8 @@ async fn route_for_a_path_admits_nothing_beside_it() {
         ),
         0.0
     );
-    // A route for all paths does not read the path, so the endpoint interprets the bytes, as RabbitMQ does with `%2F`.
+    // A route for all paths does not read the path, so the endpoint interprets the bytes, as
+    // RabbitMQ does with `%2F`.
     fixture.apply(vec![route("web", "public", 0, prefix("/"), to_web())]);
     let header = ValueMatch {
         name: "x-canary".into(),

@@ -1,5 +1,5 @@
-//! Authorization policies on real connections: the response over every protocol, and the effect of policy changes on open
-//! connections.
+//! Authorization policies on real connections: the response over every protocol, and the effect of
+//! policy changes on open connections.
 
 use std::time::Duration;
 
@@ -159,7 +159,8 @@ async fn requests_are_authorized_in_their_forwarded_form() {
     assert_eq!(HttpClient::get(fixture.web, "/admin/%2F").await.status, 200);
 }
 
-/// Sends a GET with these headers over HTTP/1.1 and over HTTP/2; returns the statuses and the requests that the endpoint saw.
+/// Sends a GET with these headers over HTTP/1.1 and over HTTP/2; returns the statuses and the
+/// requests that the endpoint saw.
 async fn over_both(fixture: &GatewayFixture, headers: &[(&str, &str)]) -> [(u16, String); 2] {
     let lines: String = headers
         .iter()
@@ -703,7 +704,8 @@ async fn open_requests_are_reauthorized_when_policies_change() {
         vec![path(&["/other"])],
     )]);
     tokio::time::sleep(Duration::from_millis(300)).await;
-    // The POST's head was not retained, because there were no policies when its body came. Its path is unknown, so it is closed.
+    // The POST's head was not retained, because there were no policies when its body came. Its path
+    // is unknown, so it is closed.
     assert!(!first.remove(1).closed().await);
     fixture.apply(vec![policy(
         "watch",

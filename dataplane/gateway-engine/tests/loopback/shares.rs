@@ -1,4 +1,5 @@
-//! One tenant uses as much as it can of each limit that tenants share. Meanwhile all requests of another tenant get responses.
+//! One tenant uses as much as it can of each limit that tenants share. Meanwhile all requests of
+//! another tenant get responses.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -33,7 +34,8 @@ fn small() -> GatewayLimits {
     }
 }
 
-/// Opens `count` connections that send only `first`. Tests open more than all limits together allow.
+/// Opens `count` connections that send only `first`. Tests open more than all limits together
+/// allow.
 pub(crate) async fn flood(address: SocketAddr, count: usize, first: &[u8]) -> Vec<TcpStream> {
     let mut all = Vec::new();
     for _ in 0..count {
@@ -45,8 +47,8 @@ pub(crate) async fn flood(address: SocketAddr, count: usize, first: &[u8]) -> Ve
     all
 }
 
-/// Opens a connection and a CONNECT as a pod of `tenant` at its own gateway address. The destination does not exist, which is reported only
-/// after a complete handshake.
+/// Opens a connection and a CONNECT as a pod of `tenant` at its own gateway address. The
+/// destination does not exist, which is reported only after a complete handshake.
 pub(crate) async fn connects(mesh: &LoopbackMesh, tenant: &str) -> bool {
     let pool = canal_hbone::HbonePool::new(Default::default(), mesh.counters());
     let opened = pool
@@ -232,7 +234,8 @@ async fn half_heads_on_plain_listeners_block_no_other() {
     drop(flooded);
 }
 
-/// Many more connections than may be silent, but each has sent its request before the worker polls it, so none counts as silent.
+/// Many more connections than may be silent, but each has sent its request before the worker polls
+/// it, so none counts as silent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn connections_that_wait_for_the_worker_do_not_give_way() {
     let origin = OriginServer::named("web").await;
@@ -341,7 +344,8 @@ fn median(mut all: Vec<Duration>) -> Duration {
     all[all.len() / 2]
 }
 
-/// One worker serves two hundred tenants, one of which has ten times the connections of all others together.
+/// One worker serves two hundred tenants, one of which has ten times the connections of all others
+/// together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_tenant_at_many_times_its_share_delays_no_other() {
     const OTHERS: usize = 199;
@@ -419,7 +423,8 @@ async fn one_tenant_at_many_times_its_share_delays_no_other() {
         times.len()
     );
     let (others, greedy) = (median(times), median(greedy_times));
-    // Without turns, a request would wait for every other ready request, whichever tenant it belongs to.
+    // Without turns, a request would wait for every other ready request, whichever tenant it
+    // belongs to.
     println!("others wait {others:?}, the greedy one {greedy:?}");
     timed!(
         others * 2 < greedy,
@@ -434,7 +439,8 @@ async fn one_tenant_at_many_times_its_share_delays_no_other() {
 /// Receive buffer of a server, as set; the kernel doubles it.
 const SERVER_BUFFER: usize = 64 << 10;
 
-/// Starts a server that reads `fast` bytes as fast as they arrive, and then nothing. Returns whether it has them.
+/// Starts a server that reads `fast` bytes as fast as they arrive, and then nothing. Returns
+/// whether it has them.
 fn stalling(fast: usize) -> (SocketAddr, Arc<AtomicBool>) {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     // The size is set before `listen`, so that connections have it from their first packet.
@@ -468,7 +474,8 @@ fn stalling(fast: usize) -> (SocketAddr, Arc<AtomicBool>) {
 /// Time without progress after which a writer to a server that stalls counts as blocked.
 const STUCK_AFTER: Duration = Duration::from_secs(2);
 
-/// Writes until the server stalls and nothing was accepted for a while; returns the number of accepted bytes.
+/// Writes until the server stalls and nothing was accepted for a while; returns the number of
+/// accepted bytes.
 async fn write_until_stuck(stream: &mut (impl AsyncWrite + Unpin), stalls: &AtomicBool) -> usize {
     let piece = vec![7; 64 << 10];
     let (mut taken, mut quiet) = (0, Duration::ZERO);
@@ -502,7 +509,8 @@ fn stalled_server_of_a_tunnel_makes_the_gateway_hold_little() {
             ))]);
             let mut stream = mesh.open("10.96.0.1:80").await.unwrap().stream;
             let taken = write_until_stuck(&mut stream, &stalls).await;
-            // The client's own send buffer and the server's receive buffer do not belong to the gateway.
+            // The client's own send buffer and the server's receive buffer do not belong to the
+            // gateway.
             let beside = canal_wire::hbone::CLIENT_SEND_BUFFER + 2 * SERVER_BUFFER;
             assert!(taken >= fast, "{taken} of {fast}");
             assert!(

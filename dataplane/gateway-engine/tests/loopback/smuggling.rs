@@ -1,5 +1,5 @@
-//! The codec's table of malformed messages, sent to a real server. A message to be refused is refused by its name and reaches no endpoint;
-//! an accepted message arrives as the table specifies.
+//! The codec's table of malformed messages, sent to a real server. A message to be refused is
+//! refused by its name and reaches no endpoint; an accepted message arrives as the table specifies.
 
 use std::sync::{Arc, Mutex};
 
@@ -96,7 +96,8 @@ async fn every_request_of_the_table_has_its_expected_result() {
                 passed += 1;
                 assert_eq!(answer.map(|a| a.status), Some(200), "{}", case.name);
                 let (head, body) = arrived.lock().unwrap()[0].clone();
-                // The table does not contain long heads; they are forwarded unchanged. Chunked messages get a new framing field.
+                // The table does not contain long heads; they are forwarded unchanged. Chunked
+                // messages get a new framing field.
                 if !accepted.forwarded.is_empty() {
                     assert_eq!(
                         without_additions(&head),

@@ -1,4 +1,5 @@
-//! Ten tenants use all that they can get of one limit at the same time, and an eleventh is served. Nothing here depends on time.
+//! Ten tenants use all that they can get of one limit at the same time, and an eleventh is served.
+//! Nothing here depends on time.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

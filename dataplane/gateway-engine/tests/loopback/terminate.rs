@@ -1,5 +1,5 @@
-//! TLS of clients without a node proxy, with real handshakes: server names, client certificates, protocols, and the identity that policies
-//! see.
+//! TLS of clients without a node proxy, with real handshakes: server names, client certificates,
+//! protocols, and the identity that policies see.
 
 use std::sync::Arc;
 
@@ -72,7 +72,8 @@ impl TlsClientHandshake {
             .apply(vec![termination(clients, required, None)]);
     }
 
-    /// Returns a client's configuration, with a client certificate if `shown` names a CA and a serial number.
+    /// Returns a client's configuration, with a client certificate if `shown` names a CA and a
+    /// serial number.
     fn config(&self, shown: Option<(&TestCa, u64)>, alpn: &[&str]) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
         roots

@@ -1,8 +1,9 @@
-//! A replica of the cloud tier: a connection belongs to the service whose address accepted it, and endpoints are dialled with the tenant's
-//! mark.
+//! A replica of the cloud tier: a connection belongs to the service whose address accepted it, and
+//! endpoints are dialled with the tenant's mark.
 //!
-//! The tests need root for their network namespaces: one for the replica, and one for the pods of each of two tenants. The two tenants'
-//! pods have the same addresses. There is no redirector: the replica has the services' addresses itself.
+//! The tests need root for their network namespaces: one for the replica, and one for the pods of
+//! each of two tenants. The two tenants' pods have the same addresses. There is no redirector: the
+//! replica has the services' addresses itself.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -40,7 +41,8 @@ const POD: &str = "10.1.1.2";
 const POD6: &str = "fd77::2";
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 1, 1, 9);
 const BETA: &str = "beta";
-/// Service IDs: alpha's web, beta's web, alpha's other, the tier's own service in alpha. The ID 77 belongs to no service.
+/// Service IDs: alpha's web, beta's web, alpha's other, the tier's own service in alpha. The ID 77
+/// belongs to no service.
 const WEB: [u32; 2] = [7, 8];
 const OTHER: u32 = 9;
 const TIER: u32 = 5;
@@ -76,7 +78,8 @@ impl TierNetns {
             pods.ip(&format!("addr add {POD}/32 dev {part}1"));
             pods.ip(&format!("addr add {POD6}/128 dev {part}1 nodad"));
             pods.ip(&format!("route add {OWN}/32 dev {part}1"));
-            // Unlike ARP, neighbor discovery responds only for addresses of the interface that received the query.
+            // Unlike ARP, neighbor discovery responds only for addresses of the interface that
+            // received the query.
             replica.ip(&format!("addr add fe80::1/64 dev {part}0 nodad"));
             pods.ip(&format!("route add {OWN6}/128 via fe80::1 dev {part}1"));
             let vni = n + 1;
@@ -233,7 +236,8 @@ impl ReplicaFixture {
     }
 }
 
-/// Starts a pod in each tenant's namespace that responds with the tenant's name and the address from which it is dialled.
+/// Starts a pod in each tenant's namespace that responds with the tenant's name and the address
+/// from which it is dialled.
 async fn origins(net: &TierNetns, at: SocketAddr) -> [OriginServer; 2] {
     let answer = |name: &'static str| {
         move |mut peer: Peer| async move {
@@ -426,8 +430,8 @@ fn a_foreign_tenant_is_refused_at_the_right_address_whatever_it_expects() {
             TunnelProtocol::None,
             SocketAddr::new(POD.parse().unwrap(), 8080),
         );
-        // A client that expects its own tenant's gateway refuses alpha's; one that expects alpha's gateway does not trust its CA. Neither
-        // is served.
+        // A client that expects its own tenant's gateway refuses alpha's; one that expects alpha's
+        // gateway does not trust its CA. Neither is served.
         for expected in [TENANT, BETA] {
             let error = replica
                 .open(BETA, expected, WEB[0], "10.96.0.1:80")
@@ -545,8 +549,8 @@ fn marks_distinguish_tunnels_to_overlapping_nodes() {
     });
 }
 
-/// Checks that a client that is drained because its buckets move, and because the replica drains, loses no request. Streams of a tunnel are
-/// drained together with its connection.
+/// Checks that a client that is drained because its buckets move, and because the replica drains,
+/// loses no request. Streams of a tunnel are drained together with its connection.
 async fn drain_for_both_reasons(replica: &ReplicaFixture, web: ServiceId) {
     let request = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";
     let tunnel = replica
@@ -577,7 +581,8 @@ async fn drain_for_both_reasons(replica: &ReplicaFixture, web: ServiceId) {
     );
 }
 
-/// When another replica becomes the head of some buckets, only connections of those buckets are drained, and no request is lost.
+/// When another replica becomes the head of some buckets, only connections of those buckets are
+/// drained, and no request is lost.
 #[test]
 fn only_connections_of_moved_buckets_are_asked_to_leave() {
     let net = TierNetns::new();
@@ -654,8 +659,9 @@ fn only_connections_of_moved_buckets_are_asked_to_leave() {
                 (200, moves.then_some("close"))
             );
         }
-        // A draining replica loses its buckets at the same moment. A client that is drained for both reasons loses no request either.
-        // Streams of a tunnel are drained together with its connection.
+        // A draining replica loses its buckets at the same moment. A client that is drained for
+        // both reasons loses no request either. Streams of a tunnel are drained together with its
+        // connection.
         drop((held, tunnel));
         drain_for_both_reasons(&replica, web).await;
     });

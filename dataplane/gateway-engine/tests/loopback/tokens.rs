@@ -1,4 +1,5 @@
-//! Tokens that cost work: requests under rules with very many keys, and open requests when rules are added.
+//! Tokens that cost work: requests under rules with very many keys, and open requests when rules
+//! are added.
 
 use std::time::Duration;
 
@@ -69,7 +70,8 @@ fn authentication(name: &str, rules: usize, keys: impl Fn() -> Vec<serde_json::V
     })
 }
 
-/// Returns an RSA public key with a random modulus. It verifies nothing, but costs as much as a real key.
+/// Returns an RSA public key with a random modulus. It verifies nothing, but costs as much as a
+/// real key.
 fn rsa_key() -> serde_json::Value {
     let mut n = [0; 256];
     aws_lc_rs::rand::fill(&mut n).unwrap();
@@ -77,7 +79,8 @@ fn rsa_key() -> serde_json::Value {
     serde_json::json!({"kty": "RSA", "kid": "k", "n": b64(n), "e": "AQAB"})
 }
 
-/// One such request used to cost 6,400 verifications, during which all other tenants of the worker waited.
+/// One such request used to cost 6,400 verifications, during which all other tenants of the worker
+/// waited.
 #[tokio::test]
 async fn request_with_a_token_for_thousands_of_keys_costs_sixteen_verifications() {
     let origin = OriginServer::echo().await;
@@ -122,7 +125,8 @@ async fn request_with_a_token_for_thousands_of_keys_costs_sixteen_verifications(
     );
 }
 
-/// Requests a stream with a token, and returns its client once the first bytes of the response have come.
+/// Requests a stream with a token, and returns its client once the first bytes of the response have
+/// come.
 async fn open_watch(fixture: &GatewayFixture, token: String, more: &str) -> HttpClient {
     let mut client = HttpClient::connect(fixture.web).await;
     client
@@ -151,7 +155,8 @@ async fn open_watch(fixture: &GatewayFixture, token: String, more: &str) -> Http
     client
 }
 
-/// When rules are added while requests are open, the signatures of these requests are verified in the background, and the result decides.
+/// When rules are added while requests are open, the signatures of these requests are verified in
+/// the background, and the result decides.
 #[tokio::test]
 async fn open_requests_have_their_tokens_verified_when_rules_come() {
     let origin = patient().await;

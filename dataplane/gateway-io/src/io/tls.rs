@@ -1,4 +1,5 @@
-//! A client's TLS connection as a byte stream. Written data is flushed even if nothing more is written. Handshakes are done elsewhere.
+//! A client's TLS connection as a byte stream. Written data is flushed even if nothing more is
+//! written. Handshakes are done elsewhere.
 
 use std::future::Future;
 use std::io::{self, ErrorKind};
@@ -28,7 +29,8 @@ impl TlsIo {
         }
     }
 
-    /// Flushes pending records as far as the socket accepts them. The task that waits to read is woken for the rest.
+    /// Flushes pending records as far as the socket accepts them. The task that waits to read is
+    /// woken for the rest.
     fn let_out(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.has_unsent_records {
             self.has_unsent_records = Pin::new(&mut self.stream).poll_flush(cx)?.is_pending();

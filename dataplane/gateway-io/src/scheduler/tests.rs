@@ -54,7 +54,8 @@ impl Bench {
             .queue(&shares, self.registry.shard().counter(&cpu, &[name]))
     }
 
-    /// Spawns a task that becomes ready again immediately, `turns` times, and works for `each` in every turn.
+    /// Spawns a task that becomes ready again immediately, `turns` times, and works for `each` in
+    /// every turn.
     fn busy(
         self: &Rc<Self>,
         tenant: &Rc<TenantQueue>,
@@ -172,7 +173,8 @@ fn tenant_that_wants_little_waits_for_one_quantum_of_each_other_at_most() {
             bench.busy(&modest, "modest", micros(10), 1).await.unwrap();
             worst = worst.max(PASSED.get() - asked);
         }
-        // The wait is one quantum, the turn that exceeds it, and its own work. Without turns it would be 500 × 20 µs.
+        // The wait is one quantum, the turn that exceeds it, and its own work. Without turns it
+        // would be 500 × 20 µs.
         assert!(worst <= 2 * QUANTUM + micros(100), "{worst:?}");
         for task in tasks {
             task.await.unwrap();

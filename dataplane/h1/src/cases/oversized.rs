@@ -1,4 +1,5 @@
-//! Requests at the default limits: one just within each limit, one just over it. Their bytes are built at run time, because they are long.
+//! Requests at the default limits: one just within each limit, one just over it. Their bytes are
+//! built at run time, because they are long.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,5 @@
-//! Receiver of requests in pieces, shared by the codec's tests. It feeds the codec, forwards the head and collects the payload.
+//! Receiver of requests in pieces, shared by the codec's tests. It feeds the codec, forwards the
+//! head and collects the payload.
 
 use canal_h1::{
     BodyPart, BodyReader, ForwardOptions, HeaderEdit, MessageLimits, MessageRefusal, OutHead,

@@ -1,5 +1,5 @@
-//! One pooled connection: how it is established, how many streams it carries, what keeps it alive and what ends it. The pool selects the
-//! connection of a stream. Start with [`establish`].
+//! One pooled connection: how it is established, how many streams it carries, what keeps it alive
+//! and what ends it. The pool selects the connection of a stream. Start with [`establish`].
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -55,7 +55,8 @@ pub(crate) struct PooledConnection {
     pub(crate) peer: Identity,
     /// Account of the bytes that the streams buffer for their readers.
     pub(super) account: Rc<FlowAccount>,
-    /// `None` once no new stream may start. Dropping the last sender closes the connection when its streams have ended.
+    /// `None` once no new stream may start. Dropping the last sender closes the connection when its
+    /// streams have ended.
     sender: RefCell<Option<SendRequest<Bytes>>>,
     streams: Cell<u32>,
     quiet_since: Cell<Instant>,
@@ -79,7 +80,8 @@ thread_local! {
     static TURN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A stream that waits for its response. If it is given up without one, its drop may mark the connection as doubtful.
+/// A stream that waits for its response. If it is given up without one, its drop may mark the
+/// connection as doubtful.
 pub(super) struct PendingStream {
     connection: Rc<PooledConnection>,
     since: Instant,
@@ -160,8 +162,8 @@ impl PooledConnection {
         self.doubted_until.get().is_some_and(|until| now < until)
     }
 
-    /// Returns whether a new stream should use another connection: this one is doubtful, or its peer gives no credit and such connections
-    /// are avoided.
+    /// Returns whether a new stream should use another connection: this one is doubtful, or its
+    /// peer gives no credit and such connections are avoided.
     pub(super) fn is_avoided(&self, avoids_withheld: bool, now: Instant) -> bool {
         self.is_doubted(now) || (avoids_withheld && self.is_withheld())
     }
@@ -209,8 +211,9 @@ impl PooledConnection {
         }
     }
 
-    /// Resolves when the peer has sent nothing for half of `limit` or longer, although it had a PING to answer. A peer that answers PINGs is
-    /// not dead, however long its response to a stream takes.
+    /// Resolves when the peer has sent nothing for half of `limit` or longer, although it had a
+    /// PING to answer. A peer that answers PINGs is not dead, however long its response to a stream
+    /// takes.
     pub(super) async fn unresponsive(&self, limit: Duration) {
         let pause = limit / 2;
         loop {
@@ -218,7 +221,8 @@ impl PooledConnection {
             let before = self.received.get();
             self.ping_requested.notify_one();
             tokio::time::sleep(pause).await;
-            // After a stall of this thread an answer may have arrived that the connection's task has not read.
+            // After a stall of this thread an answer may have arrived that the connection's task
+            // has not read.
             tokio::task::yield_now().await;
             if self.received.get() == before {
                 return;
@@ -460,7 +464,8 @@ async fn drive(
             tokio::select! {
                 () = watched.quiet(idle) => watched.retire(HboneCloseReason::Idle),
                 () = worn_out(worn) => watched.retire(HboneCloseReason::Retired),
-                // The next stream goes to a connection on which the peer presents its new certificate.
+                // The next stream goes to a connection on which the peer presents its new
+                // certificate.
                 () = expired => watched.retire(HboneCloseReason::Expired),
                 () = watched.retiring.notified() => {}
             }
@@ -494,7 +499,8 @@ async fn drive(
         .get()
         .unwrap_or(HboneCloseReason::Retired);
     let emptied = async {
-        // A slow poll is sufficient, because it matters only for a peer that does not close in order.
+        // A slow poll is sufficient, because it matters only for a peer that does not close in
+        // order.
         while connection.streams.get() > 0 {
             tokio::time::sleep(CLOSE_TIMEOUT).await;
         }

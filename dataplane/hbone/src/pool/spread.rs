@@ -1,5 +1,6 @@
-//! Spread of one source's streams to one service over connections, and the bucket of the cloud tier that each connection leads to. The code
-//! is pure: it opens nothing, and the pool assigns the streams. Start at [`SpreadLoad::target`] and [`Steering::bucket`].
+//! Spread of one source's streams to one service over connections, and the bucket of the cloud tier
+//! that each connection leads to. The code is pure: it opens nothing, and the pool assigns the
+//! streams. Start at [`SpreadLoad::target`] and [`Steering::bucket`].
 
 use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
@@ -31,7 +32,8 @@ pub struct SpreadConfig {
     pub streams_per_connection: u32,
     /// Number of new streams per second that justify one connection.
     pub rate_per_connection: u32,
-    /// Age after which a connection takes no new streams. It varies by a fifth, so that a process does not replace all connections at once.
+    /// Age after which a connection takes no new streams. It varies by a fifth, so that a process
+    /// does not replace all connections at once.
     pub age: Duration,
     /// Number of streams that a connection carries in its lifetime.
     pub lifetime_streams_max: u32,
@@ -67,8 +69,8 @@ impl SpreadConfig {
     }
 }
 
-/// Steers connections to one service on the cloud tier. The edge selects the replica by an unkeyed hash (`bpf/abi/tier.h`) over the
-/// client's address and port, so the port determines the bucket.
+/// Steers connections to one service on the cloud tier. The edge selects the replica by an unkeyed
+/// hash (`bpf/abi/tier.h`) over the client's address and port, so the port determines the bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Steering {
     /// Address of the pod, as the edge sees it.
@@ -77,7 +79,8 @@ pub struct Steering {
 }
 
 impl Steering {
-    /// Returns the bucket of a worker's `nth` connection. Pods with consecutive addresses start at distant buckets.
+    /// Returns the bucket of a worker's `nth` connection. Pods with consecutive addresses start at
+    /// distant buckets.
     pub fn bucket(&self, config: &SpreadConfig, nth: u32) -> usize {
         let low = match self.source {
             IpAddr::V4(v4) => v4.to_bits(),
@@ -91,7 +94,8 @@ impl Steering {
             % BUCKETS
     }
 
-    /// Returns source ports from which a connection to `port` leads to `bucket`, in an order that begins at `random`.
+    /// Returns source ports from which a connection to `port` leads to `bucket`, in an order that
+    /// begins at `random`.
     pub fn ports(self, bucket: usize, port: u16, random: u16) -> impl Iterator<Item = u16> {
         let begin = random % PORTS.len() as u16;
         let all = (PORTS.start + begin..PORTS.end).chain(PORTS.start..PORTS.start + begin);

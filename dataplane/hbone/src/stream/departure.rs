@@ -1,5 +1,6 @@
-//! Tracks when the payloads passed to HTTP/2 have left: the h2 crate drops a payload once its frame is written, and gives no other sign. It
-//! sends nothing. An empty frame as a probe would be cheaper, but peers end a connection that has brought a hundred of them (h2 0.4.20).
+//! Tracks when the payloads passed to HTTP/2 have left: the h2 crate drops a payload once its frame
+//! is written, and gives no other sign. It sends nothing. An empty frame as a probe would be
+//! cheaper, but peers end a connection that has brought a hundred of them (h2 0.4.20).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

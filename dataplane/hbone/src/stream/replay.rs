@@ -1,9 +1,10 @@
-//! Bytes of a request that a tunnel has sent and that may have to be sent again: references without copies, up to a limit. It does not
-//! decide whether to send them again.
+//! Bytes of a request that a tunnel has sent and that may have to be sent again: references without
+//! copies, up to a limit. It does not decide whether to send them again.
 
 use bytes::Bytes;
 
-/// Maximum number of bytes of one request that are retained for a retry. A longer request is not retained.
+/// Maximum number of bytes of one request that are retained for a retry. A longer request is not
+/// retained.
 pub const REPLAY_BYTES_MAX: usize = 64 << 10;
 
 /// Bytes that were sent on a stream and may have to be sent again on another one.

@@ -1,5 +1,5 @@
-//! A peer that couples its windows: while it does not read one stream, it gives no credit to the others of the connection. New streams use
-//! another connection.
+//! A peer that couples its windows: while it does not read one stream, it gives no credit to the
+//! others of the connection. New streams use another connection.
 
 use std::rc::Rc;
 
@@ -24,7 +24,8 @@ const WINDOW: usize = 65_535;
 const GAUGE: &str = "canal_hbone_connections_without_credit ";
 const COUNTER: &str = "canal_hbone_streams_without_credit_total ";
 
-/// Answers a CONNECT. A tunnel to `READS_LATER` is read from the moment at which the sender has `true`.
+/// Answers a CONNECT. A tunnel to `READS_LATER` is read from the moment at which the sender has
+/// `true`.
 async fn serve(
     request: Request<h2::RecvStream>,
     mut respond: SendResponse<Bytes>,
@@ -193,7 +194,8 @@ fn a_peer_gets_no_more_connections_when_four_have_no_credit() {
     }
 }
 
-/// Streams that gave up leave nothing to wait for credit, so the connection is closed instead of being kept.
+/// Streams that gave up leave nothing to wait for credit, so the connection is closed instead of
+/// being kept.
 #[test]
 fn a_connection_without_credit_and_streams_is_closed() {
     run(async {
@@ -210,7 +212,8 @@ fn a_connection_without_credit_and_streams_is_closed() {
     });
 }
 
-/// The peer has too many connections without credit to get another one. Those that have credit are still preferred.
+/// The peer has too many connections without credit to get another one. Those that have credit are
+/// still preferred.
 #[test]
 fn spread_streams_use_the_connection_that_has_credit_while_four_have_none() {
     run(async {

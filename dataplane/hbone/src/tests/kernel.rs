@@ -1,5 +1,6 @@
-//! Remote handshakes over TCP in a kernel with TLS: both ends are handed over, and pools replace connections whose keys are spent. The
-//! cases run in user-mode Linux, because the host's kernel may have no TLS.
+//! Remote handshakes over TCP in a kernel with TLS: both ends are handed over, and pools replace
+//! connections whose keys are spent. The cases run in user-mode Linux, because the host's kernel
+//! may have no TLS.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -163,7 +164,8 @@ async fn converse(mut a: MtlsStream<TcpStream>, mut b: MtlsStream<TcpStream>) {
     assert_eq!(tokio::join!(left, right).0, [7; 200_000]);
 }
 
-/// Checks that both ends with remote keys are handed to the kernel, and that a client with a local key is not.
+/// Checks that both ends with remote keys are handed to the kernel, and that a client with a local
+/// key is not.
 async fn both_ends_are_the_kernels() {
     let (rig, pair, again) = (
         RemoteKeyFixture::new().await,
@@ -187,7 +189,8 @@ async fn both_ends_are_the_kernels() {
     assert_eq!(rig.metric("canal_tls_kernel_available"), 1);
 }
 
-/// Opens tunnels of a pool over connections whose keys soon reach their limit, and checks that none fails.
+/// Opens tunnels of a pool over connections whose keys soon reach their limit, and checks that none
+/// fails.
 async fn worn_connections_are_followed_by_others() {
     canal_tls::testing::set_records_max(Some(400));
     let wear = !canal_tls::kernel_rekeys();

@@ -1,4 +1,5 @@
-//! Events that end or multiply connections: pool limits, concurrent streams, GOAWAY, PING, idle timeouts, refusals.
+//! Events that end or multiply connections: pool limits, concurrent streams, GOAWAY, PING, idle
+//! timeouts, refusals.
 
 use std::rc::Rc;
 
@@ -70,7 +71,8 @@ fn a_peer_that_allows_no_stream_is_given_up() {
             ..PoolConfig::default()
         };
         let (rig, _t) = HboneFixture::new(config, server, hold).await;
-        // The first stream is sent before the peer's settings are known, and is refused or never sent.
+        // The first stream is sent before the peer's settings are known, and is refused or never
+        // sent.
         for _ in 0..4 {
             assert!(rig.open().await.is_err());
         }
@@ -78,7 +80,8 @@ fn a_peer_that_allows_no_stream_is_given_up() {
     });
 }
 
-/// A peer that answers PINGs has longer for its response than one that accepts only TCP, and than one that stops with the connection up.
+/// A peer that answers PINGs has longer for its response than one that accepts only TCP, and than
+/// one that stops with the connection up.
 #[test]
 fn a_limit_for_dead_peers_ends_no_attempt_at_a_peer_that_answers_pings() {
     run(async {
@@ -160,7 +163,8 @@ fn the_first_of_a_crowd_may_leave() {
     run(async {
         let (rig, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
-        // After one poll the stream has started to connect, and it leaves before the handshake has finished.
+        // After one poll the stream has started to connect, and it leaves before the handshake has
+        // finished.
         let mut first = Box::pin(rig.open());
         assert!(futures::poll!(&mut first).is_pending());
         drop(first);
@@ -175,7 +179,8 @@ fn a_server_that_refuses_the_clients_certificate_is_named() {
         let (mut rig, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let stranger = identity("spiffe://beta.example/ns/shop/sa/alice");
-        // The foreign client's domain trusts the server's domain; the server's domain trusts only itself.
+        // The foreign client's domain trusts the server's domain; the server's domain trusts only
+        // itself.
         let store = TrustStore::new(&rig.registry);
         store
             .replace([rig.ca.bundle("beta", "alpha.example", true, vec![])])
@@ -293,7 +298,8 @@ fn goaway_lets_streams_finish_and_new_ones_use_another_connection() {
     });
 }
 
-/// A peer may send GOAWAY at any moment of a connection's lifetime, including the first: a CONNECT that was not processed is sent again.
+/// A peer may send GOAWAY at any moment of a connection's lifetime, including the first: a CONNECT
+/// that was not processed is sent again.
 #[test]
 fn no_tunnel_is_lost_to_a_peer_that_closes_every_connection_in_order() {
     run(async {
@@ -383,7 +389,8 @@ fn a_pooled_connection_that_died_is_replaced_once_for_everyone() {
     });
 }
 
-/// Accepts a connection, responds to its CONNECT or not, and sends nothing after 50 ms, as if it were stopped.
+/// Accepts a connection, responds to its CONNECT or not, and sends nothing after 50 ms, as if it
+/// were stopped.
 fn stopping_peer(
     rig: &HboneFixture,
     listener: TcpListener,

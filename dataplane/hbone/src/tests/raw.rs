@@ -1,4 +1,5 @@
-//! Bytes on the wire, against a peer that is not this implementation: settings, form of CONNECT, refusals.
+//! Bytes on the wire, against a peer that is not this implementation: settings, form of CONNECT,
+//! refusals.
 
 use canal_identity::ServerIdentity;
 use canal_testing::identity;
@@ -69,7 +70,8 @@ fn the_server_announces_ztunnels_settings_and_small_windows() {
         io.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
         io.flush().await.unwrap();
         let first = frame(&mut io).await;
-        // The settings are MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE and MAX_HEADER_LIST_SIZE.
+        // The settings are MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE and
+        // MAX_HEADER_LIST_SIZE.
         assert_eq!(
             settings(&first),
             [(3, 200), (4, 64 << 10), (5, 1 << 20), (6, 64 << 10)]
@@ -112,7 +114,8 @@ fn the_client_announces_ztunnels_settings_small_windows_and_a_plain_connect() {
             );
             let headers = frame(&mut io).await;
             assert_eq!((headers.kind, headers.stream), (1, 1));
-            // The request has only :method CONNECT and :authority (RFC 9113 §8.5). Both are literals here, so the bytes show what is sent.
+            // The request has only :method CONNECT and :authority (RFC 9113 §8.5). Both are
+            // literals here, so the bytes show what is sent.
             let text = String::from_utf8_lossy(&headers.payload).into_owned();
             assert!(!text.contains("https") && !text.contains('/'), "{text:?}");
         };

@@ -1,4 +1,5 @@
-//! A peer whose certificate is revoked or expires while its connection is open, seen from both sides.
+//! A peer whose certificate is revoked or expires while its connection is open, seen from both
+//! sides.
 
 use std::time::Duration;
 
@@ -118,7 +119,8 @@ fn pooled_connections_to_a_revoked_server_are_cut() {
 /// Time that open streams have here after the peer's certificate has expired.
 const EXPIRED_PEER_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// Returns the lifetime of a certificate that expires during the test. The gate has time to connect before.
+/// Returns the lifetime of a certificate that expires during the test. The gate has time to connect
+/// before.
 fn short_life() -> Duration {
     Duration::from_secs(if canal_timing::is_timed() { 3 } else { 8 })
 }

@@ -1,4 +1,5 @@
-//! Streams spread over several connections: their number, the buckets they lead to, and their replacement.
+//! Streams spread over several connections: their number, the buckets they lead to, and their
+//! replacement.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -143,7 +144,8 @@ fn a_connection_that_carried_enough_streams_is_replaced() {
             ..fours()
         });
         let (rig, _t) = HboneFixture::new(config, ServerConfig::default(), hold).await;
-        // The next connection is established in the background, so its predecessor may carry some streams more than its limit.
+        // The next connection is established in the background, so its predecessor may carry some
+        // streams more than its limit.
         let mut opened = 0;
         while rig.metric("canal_hbone_handshakes_total") < 4 {
             assert!(rig.open_spread().await.is_ok());

@@ -1,4 +1,5 @@
-//! Streams that are not read: they hold up no other stream of their connection, whatever their number, and relays whose client is gone end.
+//! Streams that are not read: they hold up no other stream of their connection, whatever their
+//! number, and relays whose client is gone end.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -211,7 +212,8 @@ fn a_reset_by_the_peer_follows_the_bytes_that_came_before_it() {
     });
 }
 
-/// A tenant that holds its whole share loses the stream that has stalled for the longest time; the other tenant's bytes stay.
+/// A tenant that holds its whole share loses the stream that has stalled for the longest time; the
+/// other tenant's bytes stay.
 #[test]
 fn the_budget_ends_the_longest_stalled_stream() {
     run(async {

@@ -1,4 +1,5 @@
-//! Bytes through a tunnel: complete, in both directions, at the reader's pace, and how each side learns of the other side's end.
+//! Bytes through a tunnel: complete, in both directions, at the reader's pace, and how each side
+//! learns of the other side's end.
 
 use std::cell::Cell;
 use std::io;
@@ -265,7 +266,8 @@ fn resets_are_errors_on_the_other_side_whether_it_reads_writes_or_waits() {
                             seen.set(Some(e.kind()));
                         }
                         _ => {
-                            // A reset overtakes queued data, as in TCP, so the 200 must have left first.
+                            // A reset overtakes queued data, as in TCP, so the 200 must have left
+                            // first.
                             s.read_u8().await.unwrap();
                             s.reset(h2::Reason::CANCEL);
                         }
@@ -304,7 +306,8 @@ fn resets_are_errors_on_the_other_side_whether_it_reads_writes_or_waits() {
     });
 }
 
-/// Time without progress after which a writer counts as blocked. It is longer than a stall of the machine.
+/// Time without progress after which a writer counts as blocked. It is longer than a stall of the
+/// machine.
 const STUCK_AFTER: Duration = Duration::from_secs(3);
 
 async fn write_until_stuck(s: &mut HboneStream) -> usize {

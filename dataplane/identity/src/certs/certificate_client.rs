@@ -1,4 +1,5 @@
-//! One certificate request to the controller: key, CSR, response, and the check that the response matches the request.
+//! One certificate request to the controller: key, CSR, response, and the check that the response
+//! matches the request.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
@@ -28,12 +29,14 @@ use super::CertificateKey;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Time after which a connection without requests is closed, because renewals are hours apart.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Metadata field that names the requested identity (istio/api security/v1alpha1, as ztunnel sends it).
+/// Metadata field that names the requested identity (istio/api security/v1alpha1, as ztunnel sends
+/// it).
 const IMPERSONATED: &str = "ImpersonatedIdentity";
 /// Metadata field that names a service whose host names the certificate shall have too.
 const SERVICE: &str = "Service";
 
-/// Reasons why no certificate was obtained. [`CertificateRequestError::reason`] is the label of `canal_certificate_failures_total`.
+/// Reasons why no certificate was obtained. [`CertificateRequestError::reason`] is the label of
+/// `canal_certificate_failures_total`.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateRequestError {
     /// The connection to the controller failed.
@@ -111,7 +114,8 @@ impl CertificateClient {
         &self,
         what: &CertificateKey,
     ) -> Result<PersistedCertificate, CertificateRequestError> {
-        // An RSA key takes a tenth of a second or more, so it is not generated on a thread of the runtime.
+        // An RSA key takes a tenth of a second or more, so it is not generated on a thread of the
+        // runtime.
         let (identity, algorithm) = (what.identity.clone(), what.algorithm);
         let made = tokio::task::spawn_blocking(move || request(&identity, algorithm)).await;
         let (key, csr) = made
@@ -123,11 +127,13 @@ impl CertificateClient {
         accept(&what.identity, key, signed, SystemTime::now())
     }
 
-    /// Has `csr` (PEM) signed for `identity`; the key stays with the caller. With `service`, the leaf also has the service's host names,
-    /// and `identity` is that of the tenant's gateway. The response is not verified.
+    /// Has `csr` (PEM) signed for `identity`; the key stays with the caller. With `service`, the
+    /// leaf also has the service's host names, and `identity` is that of the tenant's gateway. The
+    /// response is not verified.
     ///
     /// # Errors
-    /// The controller cannot be reached, does not answer in time, refuses, or sends fewer than two elements.
+    /// The controller cannot be reached, does not answer in time, refuses, or sends fewer than two
+    /// elements.
     pub async fn sign(
         &self,
         identity: &Identity,
@@ -163,7 +169,8 @@ impl CertificateClient {
                     status.code(),
                     tonic::Code::PermissionDenied | tonic::Code::InvalidArgument
                 );
-                // After a refusal the connection still works; after another failure the next address may be better.
+                // After a refusal the connection still works; after another failure the next
+                // address may be better.
                 if !refused {
                     self.drop_connection().await;
                 }
@@ -196,7 +203,8 @@ impl CertificateClient {
         Ok(connection)
     }
 
-    /// Drops the connection. The next request connects again: to the next address, with the current token.
+    /// Drops the connection. The next request connects again: to the next address, with the current
+    /// token.
     async fn drop_connection(&self) {
         *self.connection.lock().await = None;
     }
@@ -213,7 +221,8 @@ impl CertificateClient {
     }
 }
 
-/// Creates a key (PKCS#8 PEM) and a CSR for `identity`. Like ztunnel's, it has a URI SAN only, and an empty DN.
+/// Creates a key (PKCS#8 PEM) and a CSR for `identity`. Like ztunnel's, it has a URI SAN only, and
+/// an empty DN.
 fn request(
     identity: &Identity,
     algorithm: KeyAlgorithm,
@@ -243,7 +252,8 @@ fn split(answer: IstioCertificateResponse) -> Result<SignedChain, CertificateReq
     Ok(SignedChain { chain, bundle })
 }
 
-/// Accepts the response if it has the requested identity, is valid now, and is signed by a root in the bundle.
+/// Accepts the response if it has the requested identity, is valid now, and is signed by a root in
+/// the bundle.
 fn accept(
     identity: &Identity,
     key: Zeroizing<String>,

@@ -1,4 +1,5 @@
-//! Certificates with their keys on disk, one file per identity, readable by the owner only. Expired ones are ignored and removed.
+//! Certificates with their keys on disk, one file per identity, readable by the owner only. Expired
+//! ones are ignored and removed.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -37,7 +38,8 @@ impl CertificateFile {
         serde_json::from_slice(&text).map_err(|e| e.to_string())
     }
 
-    /// Serializes the file into one buffer of the final size, because a buffer that grows would leave copies of the key in memory.
+    /// Serializes the file into one buffer of the final size, because a buffer that grows would
+    /// leave copies of the key in memory.
     fn to_json(&self) -> io::Result<Zeroizing<Vec<u8>>> {
         let Self {
             identity,
@@ -45,7 +47,8 @@ impl CertificateFile {
             chain,
             bundle,
         } = self;
-        // The factor 2 is for line ends, which become two characters; the constant is for the field names.
+        // The factor 2 is for line ends, which become two characters; the constant is for the field
+        // names.
         let room = 2 * (identity.len() + key.len() + chain.len() + bundle.len()) + 128;
         let mut text = Zeroizing::new(Vec::with_capacity(room));
         serde_json::to_writer(&mut *text, self)?;
@@ -94,7 +97,8 @@ pub(super) fn remove(folder: &Path, what: &CertificateKey) -> io::Result<()> {
     }
 }
 
-/// Removes all files of identities of `domain`, best effort: a file that cannot be read cannot be used either.
+/// Removes all files of identities of `domain`, best effort: a file that cannot be read cannot be
+/// used either.
 pub(super) fn remove_domain(folder: &Path, domain: &TrustDomain) {
     let Ok(files) = std::fs::read_dir(folder) else {
         return;

@@ -106,7 +106,8 @@ struct CertificatesFixture {
 }
 
 impl CertificatesFixture {
-    /// Creates a fixture whose controller issues the requested certificates with a lifetime of `life` from now.
+    /// Creates a fixture whose controller issues the requested certificates with a lifetime of
+    /// `life` from now.
     async fn new(life: Duration) -> Self {
         let (trigger, drain) = drain::tree();
         let rig = Self {
@@ -165,7 +166,8 @@ fn answer(ca: &TestCa, r: &IstioCertificateRequest, life: Duration) -> IstioCert
     }
 }
 
-/// Time after which a condition that a test waits for counts as never met: a renewal of a superseded certificate is spread over this time.
+/// Time after which a condition that a test waits for counts as never met: a renewal of a
+/// superseded certificate is spread over this time.
 const UNTIL_TIMEOUT: Duration = SUPERSEDED_SPREAD.saturating_add(Duration::from_secs(5));
 
 async fn until(what: &str, holds: impl Fn() -> bool) {
@@ -557,7 +559,8 @@ async fn remote_and_component_keys_are_on_no_disk() {
     assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 1);
     source.forget(&identity(ALICE));
     assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 0);
-    // When a tenant's keys move to key servers, the certificates of all its identities are removed, and no others.
+    // When a tenant's keys move to key servers, the certificates of all its identities are removed,
+    // and no others.
     let carol = "spiffe://beta.example/ns/shop/sa/carol";
     let held = [ALICE, BOB, carol].map(|id| source.credential(&identity(id)));
     for c in &held {
@@ -585,7 +588,8 @@ async fn remote_and_component_keys_are_on_no_disk() {
     assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 0);
 }
 
-/// An identity that is wanted again gets a certificate of its own request, and none of a request from before it was forgotten.
+/// An identity that is wanted again gets a certificate of its own request, and none of a request
+/// from before it was forgotten.
 #[tokio::test]
 async fn an_answer_from_before_a_forgotten_identity_is_not_used_afterwards() {
     let rig = CertificatesFixture::new(Duration::from_secs(3600)).await;

@@ -1,4 +1,5 @@
-//! Tests of remote handshakes against local ones and against rustls, and of everything that key servers may do wrong.
+//! Tests of remote handshakes against local ones and against rustls, and of everything that key
+//! servers may do wrong.
 
 mod limits;
 mod signed;
@@ -21,8 +22,9 @@ use crate::{ClientIdentity, ClientIdentityFactory, ServerIdentity};
 const ALICE: &str = "spiffe://alpha.example/ns/shop/sa/alice";
 const BOB: &str = "spiffe://alpha.example/ns/shop/sa/bob";
 
-/// Returns the time that a key server has for an answer. In the gate it cannot be ten times as long: two mute servers must fail within the
-/// time limit of a handshake, and a client waits four times as long for the last one.
+/// Returns the time that a key server has for an answer. In the gate it cannot be ten times as
+/// long: two mute servers must fail within the time limit of a handshake, and a client waits four
+/// times as long for the last one.
 fn answer_timeout() -> Duration {
     Duration::from_millis(if canal_timing::is_timed() { 500 } else { 1500 })
 }
@@ -280,7 +282,8 @@ async fn without_any_key_server_policy_decides() {
         1
     );
     assert_eq!(rig.metric("canal_keys_unavailable_total"), 2);
-    // A local key is used where the policy permits it, on both sides, and the client's first bytes are not lost.
+    // A local key is used where the policy permits it, on both sides, and the client's first bytes
+    // are not lost.
     let (client, server) = (
         rig.pair(ALICE, KeyLocation::KeyServer, true).1,
         rig.pair(BOB, KeyLocation::KeyServer, true).0,
@@ -375,7 +378,8 @@ async fn a_key_server_lost_in_the_middle_ends_the_handshake_soon() {
 #[tokio::test]
 async fn a_slow_peer_is_not_the_key_servers_fault() {
     let rig = KeyClientFixture::new().await;
-    // Every byte arrives separately, with pauses longer than the answer timeout in the middle of a flight.
+    // Every byte arrives separately, with pauses longer than the answer timeout in the middle of a
+    // flight.
     let (near, far) = duplex(64 << 10);
     let (mut their_end, ours) = duplex(64 << 10);
     let server = rig.pair(BOB, KeyLocation::KeyServer, false).0;
@@ -428,7 +432,8 @@ async fn data_right_behind_the_clients_finished_is_delivered() {
     assert_eq!(&got, b"early bird");
 }
 
-/// Bytes that are sent to the key server while its last answer is on the way belong to the connection.
+/// Bytes that are sent to the key server while its last answer is on the way belong to the
+/// connection.
 #[tokio::test]
 async fn data_that_crosses_the_handshakes_end_is_not_lost() {
     let rig = KeyClientFixture::new().await;
@@ -560,7 +565,8 @@ async fn revoking_an_intermediate_ends_remote_handshakes() {
         c.is_remote() && s.is_remote() && c.peer_leaf().above().links().map(|l| l.serial).eq([[5]])
     );
     let mut ends = [c.peer_trust().clone(), s.peer_trust().clone()];
-    // First the root revokes the leaves' number, then another root the intermediate's; only the third list revokes the intermediate.
+    // First the root revokes the leaves' number, then another root the intermediate's; only the
+    // third list revokes the intermediate.
     for other in [
         rig.ca.revocations(&[9]),
         TestCa::new("other").revocations(&[5]),
@@ -653,7 +659,8 @@ async fn a_key_server_with_a_revoked_certificate_is_not_used() {
 #[tokio::test]
 async fn a_key_server_that_is_someone_else_is_not_believed() {
     let rig = KeyClientFixture::new().await;
-    // One address is that of ks2 instead of ks1, and the other server has a certificate of another CA.
+    // One address is that of ks2 instead of ks1, and the other server has a certificate of another
+    // CA.
     let components = TestCa::new("other components");
     let other = FakeKeyServer::start(&components, "ks1").await;
     for address in [rig.far.address, other.address] {

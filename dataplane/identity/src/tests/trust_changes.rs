@@ -1,4 +1,5 @@
-//! Tests of trust bundles and their changes: every handshake failure, revocation, federation, rotation, and the cache of verified chains.
+//! Tests of trust bundles and their changes: every handshake failure, revocation, federation,
+//! rotation, and the cache of verified chains.
 
 use canal_runtime::metrics::Registry;
 use canal_tls::{CHAIN_CERTIFICATES_MAX, HandshakeFailure, TrustLoss, TrustStore};
@@ -482,7 +483,8 @@ async fn a_revoked_intermediate_revokes_its_certificates() {
 #[tokio::test]
 async fn a_revocation_list_by_another_key_is_no_word_about_anyone() {
     let door = TestListener::new();
-    // The list has the same issuer name but another key. An attacker who could issue such a list could also omit revocations.
+    // The list has the same issuer name but another key. An attacker who could issue such a list
+    // could also omit revocations.
     door.publish_bundle(vec![TestCa::new("alpha").revocations(&[1])]);
     let alice = door.ca.issue_with(&identity(ALICE), |_| {});
     let config = showing(&door.ca, &alice.key, certificates(&alice.chain));
@@ -554,7 +556,8 @@ async fn federated_peers_come_in_with_their_own_name_and_no_other_s() {
     assert!(s.is_err());
 }
 
-/// The controller has no record of a certificate that another program signed with the tenant's CA, so no list names it.
+/// The controller has no record of a certificate that another program signed with the tenant's CA,
+/// so no list names it.
 #[tokio::test]
 async fn a_blocked_identity_is_out_whatever_certificate_it_has() {
     let door = TestListener::new();

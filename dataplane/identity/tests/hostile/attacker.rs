@@ -1,5 +1,5 @@
-//! A TLS 1.3 attacker that sends the content of a script, in either role, and records which alert it got. It verifies nothing that it
-//! receives.
+//! A TLS 1.3 attacker that sends the content of a script, in either role, and records which alert
+//! it got. It verifies nothing that it receives.
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -13,7 +13,8 @@ pub(crate) enum Side {
     Server,
 }
 
-/// Messages that are sent at once: a client's after the server's Finished, or a server's after the ClientHello.
+/// Messages that are sent at once: a client's after the server's Finished, or a server's after the
+/// ClientHello.
 pub(crate) struct MessageFlight {
     side: Side,
     pub(crate) out: Vec<u8>,
@@ -123,7 +124,8 @@ impl MessageFlight {
         self.alert(1, 0);
     }
 
-    /// Makes the following bytes wait for the other side's first data, so that its handshake has finished.
+    /// Makes the following bytes wait for the other side's first data, so that its handshake has
+    /// finished.
     pub(crate) fn wait(&mut self) {
         self.pause = self.out.len();
     }
@@ -150,7 +152,8 @@ impl MessageFlight {
         }
     }
 
-    /// Sends the ServerHello `hello`, and then uses the handshake keys over X25519, whatever it says.
+    /// Sends the ServerHello `hello`, and then uses the handshake keys over X25519, whatever it
+    /// says.
     pub(crate) fn send_server_hello(&mut self, hello: &CraftedHello) {
         self.add_handshake_message(&hello.message());
         self.protect();
@@ -309,7 +312,8 @@ fn messages(pending: &mut Vec<u8>) -> Vec<Vec<u8>> {
 /// Script that fills a flight of the attacker.
 pub(crate) type AttackScript = fn(&'static HandshakeFixture, &mut MessageFlight);
 
-/// Acts as a client that sends `opening` and, if the server gets to its Finished, continues with `script`.
+/// Acts as a client that sends `opening` and, if the server gets to its Finished, continues with
+/// `script`.
 pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
     rig: &'static HandshakeFixture,
     mut io: IO,

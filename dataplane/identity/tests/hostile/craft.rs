@@ -1,4 +1,5 @@
-//! Bytes of TLS 1.3 as a peer may write them, valid or not: records, messages, hellos (RFC 8446 §4, §5). This module encrypts nothing.
+//! Bytes of TLS 1.3 as a peer may write them, valid or not: records, messages, hellos (RFC 8446 §4,
+//! §5). This module encrypts nothing.
 
 /// Content types of records (RFC 8446 §5.1).
 pub(crate) const CHANGE: u8 = 20;
@@ -68,7 +69,8 @@ pub(crate) const RETRY: [u8; 32] = [
     0xc2, 0xa2, 0x11, 0x16, 0x7a, 0xbb, 0x8c, 0x5e, 0x07, 0x9e, 0x09, 0xe2, 0xc8, 0xa8, 0x33, 0x9c,
 ];
 
-/// Returns `body` behind its length in `width` bytes. If it is too long, only the length is truncated.
+/// Returns `body` behind its length in `width` bytes. If it is too long, only the length is
+/// truncated.
 fn sized(width: usize, body: &[u8]) -> Vec<u8> {
     let mut out = body.len().to_be_bytes()[8 - width..].to_vec();
     out.extend_from_slice(body);

@@ -1,5 +1,5 @@
-//! Fixture of the hostile tests: CAs, credentials, and one `check` per side, which compares the result of the side under test with the
-//! expected one, within limits.
+//! Fixture of the hostile tests: CAs, credentials, and one `check` per side, which compares the
+//! result of the side under test with the expected one, within limits.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -29,7 +29,8 @@ pub(crate) const BOB: &str = "spiffe://alpha.example/ns/shop/sa/bob";
 pub(crate) const MALLORY: &str = "spiffe://beta.example/ns/shop/sa/alice";
 /// Serial number in the revocation list.
 pub(crate) const REVOKED_SERIAL: u64 = 77;
-/// Maximum number of bytes of a hostile peer that are read before it is refused: a message of 64 KiB and the content of buffers.
+/// Maximum number of bytes of a hostile peer that are read before it is refused: a message of 64
+/// KiB and the content of buffers.
 const TAKEN_MAX: usize = 256 << 10;
 /// Maximum real time of one case. Cases that time out do so in the tests' own time.
 const REAL_TIME_MAX: Duration = Duration::from_secs(20);
@@ -166,7 +167,8 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
 pub(crate) enum Expect {
     /// The handshake fails with this reason, and the peer gets this alert.
     Refused(HandshakeFailure, Option<u8>),
-    /// The handshake succeeds. Then follow the data read until the end, or the reason why reading fails, and the alert that the peer gets.
+    /// The handshake succeeds. Then follow the data read until the end, or the reason why reading
+    /// fails, and the alert that the peer gets.
     Up(Result<&'static [u8], HandshakeFailure>, Option<u8>),
 }
 

@@ -1,4 +1,5 @@
-//! Hostile clients after the key agreement: the flight that authenticates them, and what they send after it.
+//! Hostile clients after the key agreement: the flight that authenticates them, and what they send
+//! after it.
 
 use canal_testing::identity;
 use canal_tls::HandshakeFailure::{

@@ -528,7 +528,8 @@ fn wired_as(
     )
 }
 
-/// Points of small order on Curve25519: those of RFC 7748 §6.1, and multiples that implementations forget.
+/// Points of small order on Curve25519: those of RFC 7748 §6.1, and multiples that implementations
+/// forget.
 const LOW_ORDER: [[u8; 32]; 5] = {
     let mut points = [[0; 32]; 5];
     points[1][0] = 1;

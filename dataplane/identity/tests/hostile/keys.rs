@@ -1,5 +1,5 @@
-//! Keys of the attacker and its TLS 1.3 key schedule with SHA-256 and AES-128-GCM (RFC 8446 §5.2, §7). They are independent of the code
-//! under test.
+//! Keys of the attacker and its TLS 1.3 key schedule with SHA-256 and AES-128-GCM (RFC 8446 §5.2,
+//! §7). They are independent of the code under test.
 
 use aws_lc_rs::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::agreement::{self, PrivateKey, UnparsedPublicKey};
@@ -60,7 +60,8 @@ impl Schedule {
         }
     }
 
-    /// Derives the traffic secrets of client and server; `transcript` ends with the server's Finished.
+    /// Derives the traffic secrets of client and server; `transcript` ends with the server's
+    /// Finished.
     pub(crate) fn traffic(&self, transcript: &[u8]) -> (Secret, Secret) {
         (
             derive(&self.master, "c ap traffic", transcript),
@@ -126,7 +127,8 @@ impl RecordDirection {
         record(DATA, &body)
     }
 
-    /// Decrypts a record with its header, and returns content and type if it belongs to this direction.
+    /// Decrypts a record with its header, and returns content and type if it belongs to this
+    /// direction.
     pub(crate) fn open(&mut self, record: &[u8]) -> Option<(u8, Vec<u8>)> {
         let before = self.sequence;
         let (nonce, mut body) = (self.nonce(), record[5..].to_vec());
@@ -182,7 +184,8 @@ impl Keys {
         share(group, &self.public(group))
     }
 
-    /// Computes the shared secret of a client with the server's share, or of a server (not hybrid) with the client's.
+    /// Computes the shared secret of a client with the server's share, or of a server (not hybrid)
+    /// with the client's.
     pub(crate) fn agree(&self, group: u16, peer: &[u8]) -> Vec<u8> {
         let with = |mine: &PrivateKey, peer: &[u8]| {
             let peer = UnparsedPublicKey::new(mine.algorithm(), peer);
@@ -201,7 +204,8 @@ impl Keys {
     }
 }
 
-/// Returns the message that replaces the first ClientHello in the transcript after a HelloRetryRequest (RFC 8446 §4.4.1).
+/// Returns the message that replaces the first ClientHello in the transcript after a
+/// HelloRetryRequest (RFC 8446 §4.4.1).
 pub(crate) fn rolled_up(first: &[u8]) -> Vec<u8> {
     [&[254][..], &[0], &vec16(&hash(first))].concat()
 }

@@ -1,4 +1,5 @@
-//! A man in the middle between two honest sides modifies their bytes: neither side may complete a handshake that the other did not intend.
+//! A man in the middle between two honest sides modifies their bytes: neither side may complete a
+//! handshake that the other did not intend.
 
 use std::sync::LazyLock;
 
@@ -63,7 +64,8 @@ impl ByteChange {
         }
     }
 
-    /// Returns how many bytes of the stream must be known so that the modified stream is known up to them.
+    /// Returns how many bytes of the stream must be known so that the modified stream is known up
+    /// to them.
     fn reach(&self) -> usize {
         self.at
             + match &self.deed {
@@ -76,7 +78,8 @@ impl ByteChange {
     }
 }
 
-/// Forwards one direction to its end, with the modification. Returns the bytes received and the bytes sent.
+/// Forwards one direction to its end, with the modification. Returns the bytes received and the
+/// bytes sent.
 async fn carry(
     mut from: ReadHalf<DuplexStream>,
     mut to: WriteHalf<DuplexStream>,
@@ -103,7 +106,8 @@ async fn carry(
     }
 }
 
-/// A handshake of two honest sides with a man in the middle: the result of both sides, and both directions as received and as sent.
+/// A handshake of two honest sides with a man in the middle: the result of both sides, and both
+/// directions as received and as sent.
 struct TamperCase {
     server: Result<(), HandshakeFailure>,
     client: Result<(), HandshakeFailure>,
@@ -197,14 +201,16 @@ fn meaning(stream: &[u8]) -> Vec<u8> {
     [hello, out].concat()
 }
 
-/// Checks that a side that completed the handshake received what the other side sent, up to the end of its handshake.
+/// Checks that a side that completed the handshake received what the other side sent, up to the end
+/// of its handshake.
 fn check(change: &ByteChange, tale: &TamperCase) -> Result<(), String> {
     let said = |(heard, said): &(Vec<u8>, Vec<u8>)| (meaning(heard), meaning(said));
     let same = |stream: &(Vec<u8>, Vec<u8>)| {
         let (meant, got) = said(stream);
         got.starts_with(&meant)
     };
-    // The server's verification covers everything: from its own flight through the client's Finished.
+    // The server's verification covers everything: from its own flight through the client's
+    // Finished.
     if tale.server.is_ok() && !(same(&tale.of_client) && same(&tale.of_server)) {
         return Err(format!(
             "{change:?}: the server took what nobody meant; the client: {:?}",

@@ -1,4 +1,5 @@
-//! Peers that stall, trickle, do not read, or leave at any step: the handshake ends within its time limit, with the right reason.
+//! Peers that stall, trickle, do not read, or leave at any step: the handshake ends within its time
+//! limit, with the right reason.
 
 use std::time::Duration;
 
@@ -22,7 +23,8 @@ async fn trickle(mut io: DuplexStream, bytes: Vec<u8>, every: Duration) {
     std::future::pending().await
 }
 
-/// Checks the result of both sides under test, and its time, against the attacker `foe` at the other end of the connection.
+/// Checks the result of both sides under test, and its time, against the attacker `foe` at the
+/// other end of the connection.
 fn check(name: &str, room: usize, wanted: HandshakeFailure, foe: impl AsyncFn(DuplexStream, bool)) {
     for as_server in [true, false] {
         runtime().block_on(async {
@@ -149,8 +151,8 @@ fn peers_that_go_away_at_any_byte() {
     }
 }
 
-/// Returns positions around every record's edge and at every 61st byte. It stops shortly before the end, because signatures, and so
-/// flights, differ by some bytes.
+/// Returns positions around every record's edge and at every 61st byte. It stops shortly before the
+/// end, because signatures, and so flights, differ by some bytes.
 fn places(stream: &[u8]) -> Vec<usize> {
     let (mut places, mut at) = ((0..stream.len()).step_by(61).collect::<Vec<_>>(), 0);
     while at < stream.len() {

@@ -194,7 +194,8 @@ const SERVER_HELLOS: &[Flight] = &[
         |r, s| greets(r, s, |h| h.change(|h| h.compressions = vec![1])),
         refused(Protocol, ILLEGAL),
     ),
-    // RFC 8446 §4.1.3 requires the client to abort here. The transcript makes the difference harmless.
+    // RFC 8446 §4.1.3 requires the client to abort here. The transcript makes the difference
+    // harmless.
     trap(
         "another session id",
         |r, s| greets(r, s, |h| h.change(|h| h.session = vec![1; 32])),

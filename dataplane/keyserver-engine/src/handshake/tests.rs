@@ -1,4 +1,5 @@
-//! Handshakes in memory with rustls at the other end: both roles and algorithms, peers that are refused by name, and arbitrary bytes.
+//! Handshakes in memory with rustls at the other end: both roles and algorithms, peers that are
+//! refused by name, and arbitrary bytes.
 
 use std::time::SystemTime;
 

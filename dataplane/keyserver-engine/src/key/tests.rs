@@ -82,7 +82,8 @@ fn files_may_hold_any_usual_form() {
     }
 }
 
-/// Locked by a test that searches memory, because another test's pages contain copies of what it searches.
+/// Locked by a test that searches memory, because another test's pages contain copies of what it
+/// searches.
 static SEARCH: Mutex<()> = Mutex::new(());
 
 fn search_alone() -> MutexGuard<'static, ()> {
@@ -158,7 +159,8 @@ fn keys() -> Vec<(OperationQueue, PrivateKey, SignatureScheme, Vec<Vec<u8>>)> {
     let (scalar, prime) = {
         let ecdsa = vault.open(&ecdsa.sealed, &ecdsa.public).unwrap();
         let rsa = vault.open(&rsa.sealed, &rsa.public).unwrap();
-        // PKCS#8 with RFC 5915 inside: the scalar follows the tag 0x04 0x20 of the inner OCTET STRING.
+        // PKCS#8 with RFC 5915 inside: the scalar follows the tag 0x04 0x20 of the inner OCTET
+        // STRING.
         let at = ecdsa
             .windows(5)
             .position(|w| w == [0x02, 0x01, 0x01, 0x04, 0x20])

@@ -1,4 +1,5 @@
-//! Tests of when operations start, which are batched, and that no queue or tenant waits for another.
+//! Tests of when operations start, which are batched, and that no queue or tenant waits for
+//! another.
 
 use std::sync::mpsc;
 

@@ -1,4 +1,5 @@
-//! Directories that change: keys come and go, and a requester that is removed from the list is refused at once.
+//! Directories that change: keys come and go, and a requester that is removed from the list is
+//! refused at once.
 
 use canal_testing::{TestCa, identity};
 
@@ -68,7 +69,8 @@ impl KeyFilesFixture {
     }
 }
 
-/// An allow list, a service's key, its requester, and whether the list lets the requester use the key.
+/// An allow list, a service's key, its requester, and whether the list lets the requester use the
+/// key.
 type AllowCase = (
     &'static str,
     &'static str,

@@ -62,7 +62,8 @@ impl Leg for TcpStream {
         limit: usize,
     ) -> Poll<io::Result<Option<Bytes>>> {
         loop {
-            // Memory is allocated only when there is something to read, because most connections are idle.
+            // Memory is allocated only when there is something to read, because most connections
+            // are idle.
             if self.poll_read_ready(cx)?.is_pending() {
                 *buffer = BytesMut::new();
                 return Poll::Pending;
@@ -74,7 +75,8 @@ impl Leg for TcpStream {
             let read = self.try_io(Interest::READABLE, || {
                 let (n, has_more) = sys::receive(self, buffer)?;
                 got = Some(n);
-                // `WouldBlock` makes tokio wait for the next readiness event. That saves the read that would find the socket empty.
+                // `WouldBlock` makes tokio wait for the next readiness event. That saves the read
+                // that would find the socket empty.
                 if has_more {
                     Ok(())
                 } else {
@@ -105,7 +107,8 @@ impl Leg for TcpStream {
         }
     }
     fn poll_broken(&mut self, _: &mut Context<'_>) -> Poll<io::Error> {
-        // After the peer's FIN the kernel reports the socket as readable for ever. A reset shows at the next write.
+        // After the peer's FIN the kernel reports the socket as readable for ever. A reset shows at
+        // the next write.
         Poll::Pending
     }
     fn poll_stalled(&mut self, _: &mut Context<'_>) -> Poll<io::Error> {

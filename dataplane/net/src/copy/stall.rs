@@ -1,5 +1,5 @@
-//! Detects that a sink accepts nothing: pure counts of ticks for each direction, and the timer that gives the ticks. It moves no byte and ends
-//! nothing.
+//! Detects that a sink accepts nothing: pure counts of ticks for each direction, and the timer that
+//! gives the ticks. It moves no byte and ends nothing.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,7 +10,8 @@ use tokio::time::{Instant, Sleep};
 
 /// Interval at which a transfer that waits for its sink is checked.
 pub const STALL_TICK: Duration = Duration::from_millis(250);
-/// Ticks without progress after which the bytes of a broken leg are given up: a reset passes a stalled hop within a second.
+/// Ticks without progress after which the bytes of a broken leg are given up: a reset passes a
+/// stalled hop within a second.
 const BROKEN_TICKS_MAX: u32 = 4;
 
 /// Progress of one direction, as it was found at the last ticks.
@@ -22,7 +23,8 @@ pub struct StallWatch {
 }
 
 impl StallWatch {
-    /// Records a tick: whether the direction holds bytes that the sink does not accept, and how many bytes it has moved.
+    /// Records a tick: whether the direction holds bytes that the sink does not accept, and how
+    /// many bytes it has moved.
     pub fn tick(&mut self, is_blocked: bool, moved: u64) {
         if !is_blocked {
             *self = Self::default();
@@ -36,7 +38,8 @@ impl StallWatch {
         }
     }
 
-    /// Returns whether the sink has accepted nothing for a whole tick. The source is looked after then, though it is not read.
+    /// Returns whether the sink has accepted nothing for a whole tick. The source is looked after
+    /// then, though it is not read.
     pub fn is_stalled(&self) -> bool {
         self.ticks > 0
     }
@@ -52,7 +55,8 @@ impl StallWatch {
 pub struct StallTimer(Option<Pin<Box<Sleep>>>);
 
 impl StallTimer {
-    /// Returns whether a tick is due. The timer starts with the first poll that wants it, and stops at the tick after the last.
+    /// Returns whether a tick is due. The timer starts with the first poll that wants it, and stops
+    /// at the tick after the last.
     pub fn poll(&mut self, cx: &mut Context<'_>, is_wanted: bool) -> bool {
         if self.0.is_none() && !is_wanted {
             return false;

@@ -168,7 +168,8 @@ async fn a_slow_reader_holds_the_writer() {
     };
     let sent =
         tokio::select! { _ = copying => unreachable!("nobody ended"), sent = writing => sent };
-    // The bytes fill the socket buffers of two connections and one chunk; the kernel's autotuning stops at about 6 MiB each.
+    // The bytes fill the socket buffers of two connections and one chunk; the kernel's autotuning
+    // stops at about 6 MiB each.
     assert!(sent < 32 << 20, "{sent}");
     drop(server);
 }

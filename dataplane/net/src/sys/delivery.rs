@@ -1,5 +1,6 @@
-//! Connections to a socket of the same kernel, from an address and port that the caller names. The address may be foreign to this
-//! namespace. `canal-offload` configures the namespace so that answers return. The caller decides which address is used.
+//! Connections to a socket of the same kernel, from an address and port that the caller names. The
+//! address may be foreign to this namespace. `canal-offload` configures the namespace so that
+//! answers return. The caller decides which address is used.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -17,15 +18,18 @@ pub struct DeliveryOptions {
     pub source: IpAddr,
     /// The source is not an address of the namespace (`IP_TRANSPARENT`).
     pub is_foreign: bool,
-    /// The connection uses the loopback device (`SO_BINDTODEVICE`), so that it counts as local to the pod.
+    /// The connection uses the loopback device (`SO_BINDTODEVICE`), so that it counts as local to
+    /// the pod.
     pub on_loopback: bool,
 }
 
-/// Connects to `address` in `netns` from the first of `ports` that is free. A port is free if no open connection to `address` uses it. The
-/// kernel reuses a port in TIME_WAIT, because the port is named explicitly.
+/// Connects to `address` in `netns` from the first of `ports` that is free. A port is free if no
+/// open connection to `address` uses it. The kernel reuses a port in TIME_WAIT, because the port is
+/// named explicitly.
 ///
 /// # Errors
-/// The thread cannot enter `netns`, all ports are in use, a call on the socket fails, or the peer refuses or does not answer in time.
+/// The thread cannot enter `netns`, all ports are in use, a call on the socket fails, or the peer
+/// refuses or does not answer in time.
 pub async fn connect_from(
     netns: &Netns,
     address: SocketAddr,

@@ -1,4 +1,5 @@
-//! Tests of sockets on loopback and in namespaces that live as long as the test's thread. They need root, like the product.
+//! Tests of sockets on loopback and in namespaces that live as long as the test's thread. They need
+//! root, like the product.
 
 use std::os::fd::AsFd;
 use std::process::Command;
@@ -8,7 +9,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
 
-/// A separate network namespace with loopback up. It belongs to a thread and has no name, so it disappears when it is dropped.
+/// A separate network namespace with loopback up. It belongs to a thread and has no name, so it
+/// disappears when it is dropped.
 struct TestNetns {
     netns: Netns,
     _end: mpsc::Sender<()>,
@@ -19,7 +21,8 @@ impl TestNetns {
         let (sender, receiver) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         std::thread::spawn(move || {
-            // SAFETY: CLONE_NEWNET affects only this thread, which shares nothing that depends on its network namespace.
+            // SAFETY: CLONE_NEWNET affects only this thread, which shares nothing that depends on
+            // its network namespace.
             let rc = unsafe { libc::unshare(libc::CLONE_NEWNET) };
             assert_eq!(
                 rc,
@@ -186,7 +189,8 @@ fn keepalive(s: &SockRef<'_>) -> (Duration, Duration, u32) {
     )
 }
 
-/// Applications' own connections to the proxy, and the proxy's to applications, have a peer in this kernel.
+/// Applications' own connections to the proxy, and the proxy's to applications, have a peer in this
+/// kernel.
 #[tokio::test]
 async fn sockets_of_pods_are_probed_after_half_a_minute() {
     assert_eq!(
@@ -379,7 +383,8 @@ async fn a_redirected_connection_knows_where_it_was_going() {
     }
 }
 
-/// The listener accepts on every address, but only from the loopback device: 10.5.0.2 is the other end of a veth pair.
+/// The listener accepts on every address, but only from the loopback device: 10.5.0.2 is the other
+/// end of a veth pair.
 #[tokio::test]
 async fn a_loopback_only_listener_accepts_only_loopback() {
     let (pod, outside) = (TestNetns::new(), TestNetns::new());
@@ -575,8 +580,8 @@ async fn port_exhaustion_is_distinguished_from_a_refusal() {
     assert_eq!(refused.exhausted_resource(), None, "{refused}");
 }
 
-/// The layout is that of `struct tls12_crypto_info_aes_gcm_128` and `_256` of linux/tls.h: version, cipher, IV, key, salt, number of the
-/// next record.
+/// The layout is that of `struct tls12_crypto_info_aes_gcm_128` and `_256` of linux/tls.h: version,
+/// cipher, IV, key, salt, number of the next record.
 #[test]
 fn keys_are_laid_out_as_the_kernel_reads_them() {
     let iv = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
@@ -645,7 +650,8 @@ async fn a_reserved_address_accepts_no_connections() {
     );
 }
 
-/// Connects from a source port of the ephemeral range. Another process may have taken any of them, so several are tried.
+/// Connects from a source port of the ephemeral range. Another process may have taken any of them,
+/// so several are tried.
 async fn connect_from_free_port(any: &str, peer: SocketAddr) -> (TcpStream, ConnectOptions) {
     for _ in 0..100 {
         let free = TcpListener::bind(any).await.unwrap().local_addr().unwrap();

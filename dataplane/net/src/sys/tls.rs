@@ -1,5 +1,5 @@
-//! System calls of kernel TLS: attaching it to a connection, its keys, and records with their types. The handshake and the choice of the keys are
-//! the caller's. Start with [`tls_attach`].
+//! System calls of kernel TLS: attaching it to a connection, its keys, and records with their
+//! types. The handshake and the choice of the keys are the caller's. Start with [`tls_attach`].
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -11,8 +11,8 @@ use zeroize::Zeroizing;
 
 use super::{OneControl, get_option, receive_message, set_option};
 
-/// Returns whether the kernel can encrypt and decrypt TLS records (`TCP_ULP` "tls"). It checks that before the connection, so the probe
-/// needs no connected socket.
+/// Returns whether the kernel can encrypt and decrypt TLS records (`TCP_ULP` "tls"). It checks that
+/// before the connection, so the probe needs no connected socket.
 ///
 /// # Errors
 /// The probe itself fails.
@@ -56,14 +56,16 @@ impl TlsDirection {
     }
 }
 
-/// Kernel TLS keys of one direction: TLS 1.3, AES-GCM, in the layout of linux/tls.h. They are erased when dropped.
+/// Kernel TLS keys of one direction: TLS 1.3, AES-GCM, in the layout of linux/tls.h. They are
+/// erased when dropped.
 pub struct TlsKeys {
     pub(super) bytes: Zeroizing<[u8; TLS_KEYS_MAX]>,
     pub(super) length: usize,
 }
 
 impl TlsKeys {
-    /// Builds the keys; `sequence` is that of the next record. `None` if the key is not as long as one of AES-128 or AES-256.
+    /// Builds the keys; `sequence` is that of the next record. `None` if the key is not as long as
+    /// one of AES-128 or AES-256.
     pub fn new(key: &[u8], iv: &[u8; 12], sequence: u64) -> Option<Self> {
         let cipher = match key.len() {
             16 => TLS_AES_GCM_128,
@@ -96,7 +98,8 @@ pub fn tls_attach(stream: &TcpStream) -> io::Result<()> {
     set_option(stream, libc::SOL_TCP, libc::TCP_ULP, TLS_ULP)
 }
 
-/// Makes the kernel encrypt or decrypt one direction, irrevocably. A second call works only on Linux 6.14 and later.
+/// Makes the kernel encrypt or decrypt one direction, irrevocably. A second call works only on
+/// Linux 6.14 and later.
 ///
 /// # Errors
 /// The kernel refuses the keys.
@@ -109,7 +112,8 @@ pub fn tls_keys(stream: &TcpStream, way: TlsDirection, keys: &TlsKeys) -> io::Re
     )
 }
 
-/// Returns how many records the kernel has encrypted or decrypted under the present keys, which are those of AES-`bits`.
+/// Returns how many records the kernel has encrypted or decrypted under the present keys, which are
+/// those of AES-`bits`.
 ///
 /// # Errors
 /// The kernel does not return the keys.
@@ -127,8 +131,9 @@ pub fn tls_records(stream: &TcpStream, way: TlsDirection, bits: usize) -> io::Re
     Ok(u64::from_be_bytes(*number))
 }
 
-/// Reads one or more records of the same type, no further than the capacity of `buf`. Returns the number of bytes put behind the filled
-/// part, which are initialized but not yet marked as filled, and the type, or `None` at the end of the transport.
+/// Reads one or more records of the same type, no further than the capacity of `buf`. Returns the
+/// number of bytes put behind the filled part, which are initialized but not yet marked as filled,
+/// and the type, or `None` at the end of the transport.
 ///
 /// # Errors
 /// The read fails, also with `WouldBlock`.
@@ -158,7 +163,8 @@ pub fn tls_send(stream: &TcpStream, kind: u8, content: &[u8]) -> io::Result<()> 
     (head.msg_control, head.msg_controllen) =
         ((&raw mut control).cast(), unsafe { libc::CMSG_SPACE(1) }
             as usize);
-    // SAFETY: `control` fits a header and a byte, and is aligned for a header. The kernel only reads `content`, whose length `part` has.
+    // SAFETY: `control` fits a header and a byte, and is aligned for a header. The kernel only
+    // reads `content`, whose length `part` has.
     let rc = unsafe {
         let say = libc::CMSG_FIRSTHDR(&raw const head);
         ((*say).cmsg_level, (*say).cmsg_type, (*say).cmsg_len) = (

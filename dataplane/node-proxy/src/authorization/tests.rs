@@ -124,7 +124,8 @@ fn of(authorizations: Vec<Authorization>, peers: Vec<PeerAuthentication>) -> Pod
     .unwrap()
 }
 
-/// Returns the query of `identity`, a peer's identity, `identity@gateway`, or `plain`, for port 8080.
+/// Returns the query of `identity`, a peer's identity, `identity@gateway`, or `plain`, for port
+/// 8080.
 fn question(identity: &str) -> AuthorizationQuery {
     let untold = of(vec![], vec![]);
     let source = |peer: &str, forwarded| untold.source(&peer.parse().unwrap(), forwarded).unwrap();
@@ -154,8 +155,9 @@ fn check(case: &str, policy: &PodPolicy, answers: ExpectedDecisions<'_>) {
     }
 }
 
-/// Returns the expected decisions for, in this order: a member, a gateway for a member, a gateway for many, plaintext, a federated peer, a
-/// gateway for a federated peer, and a peer of a third trust domain.
+/// Returns the expected decisions for, in this order: a member, a gateway for a member, a gateway
+/// for many, plaintext, a federated peer, a gateway for a federated peer, and a peer of a third
+/// trust domain.
 fn answers(of: [&str; 7]) -> ExpectedDecisions<'static> {
     let identity = [
         APP,

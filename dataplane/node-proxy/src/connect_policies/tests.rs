@@ -8,7 +8,8 @@ use super::*;
 use crate::routing::tests::pod;
 use crate::routing::{OutboundRoute, decide_outbound};
 
-/// Evaluates the tables as `refusal_of` in bpf/capture.bpf.c does. The kernel's own results are in canal-offload's tests.
+/// Evaluates the tables as `refusal_of` in bpf/capture.bpf.c does. The kernel's own results are in
+/// canal-offload's tests.
 fn refusal(of: &TenantDestinations, own: &[IpAddr], to: SocketAddr) -> Option<u32> {
     let reserved = [15001, 15006, 15008]
         .contains(&to.port())

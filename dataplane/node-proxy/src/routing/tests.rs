@@ -5,7 +5,8 @@ use canal_model::program as p;
 
 use super::*;
 
-/// Returns a ready pod of `tenant` that serves redis, and a service that is unknown, on direct ports.
+/// Returns a ready pod of `tenant` that serves redis, and a service that is unknown, on direct
+/// ports.
 fn direct(tenant: &str, name: &str, at: &str) -> p::Resource {
     let port = |service: &str| p::DirectPort {
         service: format!("{tenant}/b/{service}").parse().unwrap(),
@@ -131,8 +132,8 @@ fn node_name() -> canal_model::ids::NodeName {
 const REVIEWS: Option<&str> = Some("alpha/b/reviews");
 const REDIS: Option<&str> = Some("alpha/b/redis");
 
-/// A case's name, the policy for destinations outside the mesh, the dialled address, and the way with its service. No policy means that the
-/// node has no southbound state.
+/// A case's name, the policy for destinations outside the mesh, the dialled address, and the way
+/// with its service. No policy means that the node has no southbound state.
 type OutboundCase = (
     &'static str,
     Option<p::OutboundTrafficPolicy>,
@@ -400,7 +401,8 @@ const OURS: &str = "spiffe://alpha.example/ns/canal-system/sa/gateway";
 const THEIRS: &str = "spiffe://beta.example/ns/x/sa/y";
 const APP: &str = "spiffe://alpha.example/ns/b/sa/c";
 
-/// A case's name, the dialled address, the authority of the CONNECT, the peer, and the target of the tunnel.
+/// A case's name, the dialled address, the authority of the CONNECT, the peer, and the target of
+/// the tunnel.
 type InboundCase = (
     &'static str,
     &'static str,
@@ -639,7 +641,8 @@ fn a_tunnel_comes_in_by_ztunnels_order() {
     }
 }
 
-/// Pods of a closed tenant neither connect nor accept connections, and pods of other tenants are not affected.
+/// Pods of a closed tenant neither connect nor accept connections, and pods of other tenants are
+/// not affected.
 #[test]
 fn closed_tenant_is_refused_in_both_directions() {
     use canal_southbound_client::{Closure, ClosureCause, ResourceState};

@@ -1,4 +1,5 @@
-//! Responses of the Workload API. The location of the sockets determines the client. [`super::keys`] creates the keys.
+//! Responses of the Workload API. The location of the sockets determines the client.
+//! [`super::keys`] creates the keys.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -25,7 +26,8 @@ use super::generated::{
 };
 use super::keys::Svid;
 
-/// Metadata that every request must carry, so that a confused program cannot be made to send one (Workload API §3).
+/// Metadata that every request must carry, so that a confused program cannot be made to send one
+/// (Workload API §3).
 const HEADER: (&str, &str) = ("workload.spiffe.io", "true");
 
 type ApiResult<T> = Result<Response<T>, Status>;
@@ -35,7 +37,8 @@ type ApiStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 #[derive(Clone)]
 pub(super) struct WorkloadApiService {
     pub(super) svid: watch::Receiver<Option<Arc<Svid>>>,
-    /// Trust bundles of the tenant. While they are empty, before the first update, the certificate's own bundle counts.
+    /// Trust bundles of the tenant. While they are empty, before the first update, the
+    /// certificate's own bundle counts.
     pub(super) bundles: watch::Receiver<Arc<[TrustBundle]>>,
     pub(super) streams: Limit,
     pub(super) requests: CounterFamily,
@@ -159,7 +162,8 @@ impl WorkloadApiService {
         Ok(place)
     }
 
-    /// Returns a stream of what `build` makes of the newest state: now, and whenever the result changes.
+    /// Returns a stream of what `build` makes of the newest state: now, and whenever the result
+    /// changes.
     fn follow<T: Clone + PartialEq + Send + 'static>(
         &self,
         place: Permit,

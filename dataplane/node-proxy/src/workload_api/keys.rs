@@ -1,4 +1,5 @@
-//! An application's own key and certificate: generated in memory, certified by the controller, and replaced at half life.
+//! An application's own key and certificate: generated in memory, certified by the controller, and
+//! replaced at half life.
 //!
 //! They are never written to disk: after a restart there is another key.
 
@@ -59,7 +60,8 @@ fn make(identity: &Identity, algorithm: KeyAlgorithm) -> Result<KeyAndCsr, rcgen
     Ok((key.serialize_pem(), key.serialize_der(), csr))
 }
 
-/// Validates the controller's response: the requested identity, valid now, and signed by a root of the bundle.
+/// Validates the controller's response: the requested identity, valid now, and signed by a root of
+/// the bundle.
 fn accept(
     identity: &Identity,
     pem: &str,
@@ -144,7 +146,8 @@ impl SvidRenewer {
         accept(&self.identity, &pem, key, &signed, SystemTime::now())
     }
 
-    /// Resolves when a certificate should be renewed: half of its life is over, or another root signs now.
+    /// Resolves when a certificate should be renewed: half of its life is over, or another root
+    /// signs now.
     async fn due(&mut self, certificate: &Certificate) {
         let at = half_life(
             certificate.not_before(),

@@ -1,4 +1,5 @@
-//! Frames of the tier for tests: built from text, and formatted as one line of text with every checksum verified.
+//! Frames of the tier for tests: built from text, and formatted as one line of text with every
+//! checksum verified.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -68,7 +69,8 @@ pub fn ip(from: IpAddr, to: IpAddr, protocol: u8, payload: &[u8]) -> Vec<u8> {
     p
 }
 
-/// Changes the fragment bits of an IPv4 packet, or the options of its header, and corrects the header checksum.
+/// Changes the fragment bits of an IPv4 packet, or the options of its header, and corrects the
+/// header checksum.
 pub fn with_ip4(mut p: Vec<u8>, fragment: u16, options: &[u8]) -> Vec<u8> {
     p[6..8].copy_from_slice(&fragment.to_be_bytes());
     p.splice(20..20, options.iter().copied());
@@ -132,7 +134,8 @@ pub fn udp_bare(from: &str, to: &str, data: &[u8]) -> Vec<u8> {
     p
 }
 
-/// Builds an ICMP or ICMPv6 packet from `kind`, `code`, the four bytes after the checksum, and the data.
+/// Builds an ICMP or ICMPv6 packet from `kind`, `code`, the four bytes after the checksum, and the
+/// data.
 pub fn icmp(from: &str, to: &str, kind: u8, code: u8, rest: [u8; 4], data: &[u8]) -> Vec<u8> {
     let (from, to): (IpAddr, IpAddr) = (from.parse().unwrap(), to.parse().unwrap());
     let mut p = vec![kind, code, 0, 0];
@@ -226,7 +229,8 @@ impl OuterHeaders {
     }
 }
 
-/// Returns the first fragment of a frame, as a router makes it whose link carries outer datagrams of `link` bytes.
+/// Returns the first fragment of a frame, as a router makes it whose link carries outer datagrams
+/// of `link` bytes.
 pub fn torn(frame: &[u8], link: usize) -> Vec<u8> {
     let length = 20 + (link - 20) / 8 * 8;
     let mut f = frame[..14 + length].to_vec();
@@ -333,8 +337,8 @@ fn read_ip(p: &[u8], whole: bool) -> Inner {
     Inner { text, length }
 }
 
-/// Formats a frame as one line and panics if a checksum or a length is wrong. The outer source port ([`port_of`]) and a stamp of 0 are left
-/// out.
+/// Formats a frame as one line and panics if a checksum or a length is wrong. The outer source port
+/// ([`port_of`]) and a stamp of 0 are left out.
 pub fn read(f: &[u8]) -> String {
     assert_eq!(
         (&f[..6], &f[6..12], &f[12..14]),

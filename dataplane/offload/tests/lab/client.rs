@@ -1,4 +1,5 @@
-//! Application side of the tests, in the child process: dials in every possible way and reports what it sees.
+//! Application side of the tests, in the child process: dials in every possible way and reports
+//! what it sees.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -24,7 +25,8 @@ fn try_dial(args: &[String]) -> io::Result<String> {
     let has = |o: &str| args.iter().any(|a| a == o);
     let value = |o: &str| args.iter().find_map(|a| a.strip_prefix(o));
     if has("unprivileged") {
-        // SAFETY: no memory is involved; this process has one thread that matters and ends after the case.
+        // SAFETY: no memory is involved; this process has one thread that matters and ends after
+        // the case.
         assert_eq!(unsafe { libc::setresuid(65534, 65534, 65534) }, 0);
     }
     if has("net_raw") {
@@ -90,13 +92,14 @@ fn try_dial(args: &[String]) -> io::Result<String> {
     Ok(said)
 }
 
-/// Turns this process into user nobody with CAP_NET_RAW only, which a container has by default and can use.
+/// Turns this process into user nobody with CAP_NET_RAW only, which a container has by default and
+/// can use.
 fn only_net_raw() {
     const KEEP_CAPABILITIES: libc::c_int = 8;
     const VERSION: u32 = 0x2008_0522;
     const NET_RAW: u32 = 1 << 13;
-    // SAFETY: plain numbers; and two structures of the kernel's layout (capset(2)), which live across the call. This process has one
-    // thread that matters and ends after the case.
+    // SAFETY: plain numbers; and two structures of the kernel's layout (capset(2)), which live
+    // across the call. This process has one thread that matters and ends after the case.
     unsafe {
         assert_eq!(libc::prctl(KEEP_CAPABILITIES, 1, 0, 0, 0), 0);
         assert_eq!(libc::setresuid(65534, 65534, 65534), 0);
@@ -127,7 +130,8 @@ fn sockopt_fastopen_connect(s: &Socket) -> io::Result<()> {
     }
 }
 
-/// Dials COUNT times without waiting, reports how many were refused, and keeps the connections. Arguments: `ADDRESS COUNT`.
+/// Dials COUNT times without waiting, reports how many were refused, and keeps the connections.
+/// Arguments: `ADDRESS COUNT`.
 pub fn burst(args: &[String]) {
     let (to, count) = (
         args[0].parse::<SocketAddr>().unwrap(),
@@ -169,8 +173,8 @@ pub fn serve(args: &[String]) {
     ));
 }
 
-/// Dials an address that is refused, then loopback with the same socket. The destination that was stored for the first must not be used for
-/// the second.
+/// Dials an address that is refused, then loopback with the same socket. The destination that was
+/// stored for the first must not be used for the second.
 pub fn redial(args: &[String]) {
     let first: SocketAddr = args[0].parse().unwrap();
     let second: SocketAddr = args[1].parse().unwrap();
@@ -216,7 +220,8 @@ pub fn one_port(args: &[String]) {
     print_line(format!("{} {}", read(a), read(b)));
 }
 
-/// Dials several destinations from one local address and port. Reports the reply to each, in that order. Arguments: `FROM TO…`.
+/// Dials several destinations from one local address and port. Reports the reply to each, in that
+/// order. Arguments: `FROM TO…`.
 pub fn from_one_port(args: &[String]) {
     let from: SocketAddr = args[0].parse().unwrap();
     let dial = |to: &String| -> io::Result<TcpStream> {
@@ -242,7 +247,8 @@ pub fn from_one_port(args: &[String]) {
     print_line(replies.join(" "));
 }
 
-/// Dials COUNT times in succession, reports how many were refused, and closes each at once. Arguments: `COUNT TO`.
+/// Dials COUNT times in succession, reports how many were refused, and closes each at once.
+/// Arguments: `COUNT TO`.
 pub fn dial_again(args: &[String]) {
     let (times, to) = (
         args[0].parse::<u64>().unwrap(),

@@ -1,5 +1,5 @@
-//! Temporary namespaces, cgroups and client processes for the kernel tests. Everything is removed on drop; what a killed run left behind is
-//! removed by the next run. They need root.
+//! Temporary namespaces, cgroups and client processes for the kernel tests. Everything is removed
+//! on drop; what a killed run left behind is removed by the next run. They need root.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
 pub mod client;
@@ -85,7 +85,8 @@ pub fn within<T: Send>(path: &Path, f: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Named network namespace with loopback up, the pod addresses 10.77.0.2 and fd77::2, and an interface `pod0` whose peer is down.
+/// Named network namespace with loopback up, the pod addresses 10.77.0.2 and fd77::2, and an
+/// interface `pod0` whose peer is down.
 pub struct LabNetns {
     name: String,
 }
@@ -172,8 +173,8 @@ impl LabNetns {
         self.within(|| TcpListener::bind(at).unwrap())
     }
 
-    /// Creates a TUN device and returns the file at its other end (linux/if_tun.h). Each read and each write is one IP packet, and no read
-    /// blocks.
+    /// Creates a TUN device and returns the file at its other end (linux/if_tun.h). Each read and
+    /// each write is one IP packet, and no read blocks.
     pub fn tun(&self, device: &str) -> fs::File {
         const IFF_TUN_NO_PI: u16 = 0x1001;
         const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
@@ -203,8 +204,8 @@ impl LabNetns {
         })
     }
 
-    /// Disables the transmit checksum offload of a device (SIOCETHTOOL, ETHTOOL_STXCSUM): packets that leave it have complete checksums,
-    /// which receivers verify.
+    /// Disables the transmit checksum offload of a device (SIOCETHTOOL, ETHTOOL_STXCSUM): packets
+    /// that leave it have complete checksums, which receivers verify.
     pub fn without_offload(&self, device: &str) {
         #[repr(C)]
         struct Request {
@@ -221,7 +222,8 @@ impl LabNetns {
                 rest: [0; 2],
             };
             request.name[..device.len()].copy_from_slice(device.as_bytes());
-            // SAFETY: `request` is as large as struct ifreq, and its pointer is to a struct ethtool_value.
+            // SAFETY: `request` is as large as struct ifreq, and its pointer is to a struct
+            // ethtool_value.
             let rc = unsafe { libc::ioctl(socket.as_raw_fd(), 0x8946, &mut request) };
             assert_eq!(rc, 0, "{device}: {}", std::io::Error::last_os_error());
         });
@@ -236,7 +238,8 @@ impl Drop for LabNetns {
     }
 }
 
-/// Closes a listener. Dropping it is not enough: a child of another test that has been forked but has not called exec yet still has it.
+/// Closes a listener. Dropping it is not enough: a child of another test that has been forked but
+/// has not called exec yet still has it.
 pub fn close(l: TcpListener) {
     socket2::SockRef::from(&l)
         .shutdown(std::net::Shutdown::Both)
@@ -267,7 +270,8 @@ impl Drop for LabPins {
     }
 }
 
-/// Cgroup under `<cgroup2>/canal-test-<pid>/`, the only cgroups to which these tests attach programs.
+/// Cgroup under `<cgroup2>/canal-test-<pid>/`, the only cgroups to which these tests attach
+/// programs.
 pub struct Cgroup {
     pub dir: PathBuf,
 }
@@ -306,8 +310,9 @@ impl Drop for Cgroup {
     }
 }
 
-/// Returns the name of the test `the_client` in a module of a suite, from the module's file: `…/tests/capture.rs` has
-/// `capture::the_client`, `…/tests/rig/mod.rs` has `fixture::the_client`. The only file of a test program has `the_client` itself.
+/// Returns the name of the test `the_client` in a module of a suite, from the module's file:
+/// `…/tests/capture.rs` has `capture::the_client`, `…/tests/rig/mod.rs` has `fixture::the_client`.
+/// The only file of a test program has `the_client` itself.
 fn the_client(file: &str) -> String {
     let module = file
         .rsplit_once("tests/")
@@ -317,7 +322,8 @@ fn the_client(file: &str) -> String {
     format!("{}::the_client", module.replace('/', "::"))
 }
 
-/// Child process: this test binary, which runs one case in the namespace and, from before its first socket on, in the cgroup.
+/// Child process: this test binary, which runs one case in the namespace and, from before its first
+/// socket on, in the cgroup.
 pub struct CaseProcess {
     child: Child,
     out: BufReader<std::process::ChildStdout>,
@@ -399,7 +405,8 @@ pub fn pause() {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-/// Enters the cgroup and returns the case's name and arguments in the child. Returns `None` in the parent's own run of the test.
+/// Enters the cgroup and returns the case's name and arguments in the child. Returns `None` in the
+/// parent's own run of the test.
 pub fn case() -> Option<Vec<String>> {
     let case = std::env::var(CASE).ok()?;
     if let Ok(dir) = std::env::var(CGROUP) {

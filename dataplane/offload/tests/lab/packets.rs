@@ -1,5 +1,5 @@
-//! Packets that an application can send besides TCP: datagrams, raw IP, and its own frames. The sender runs in the child, the receiver in
-//! the test.
+//! Packets that an application can send besides TCP: datagrams, raw IP, and its own frames. The
+//! sender runs in the child, the receiver in the test.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -29,7 +29,8 @@ pub fn protocol(kind: &str, to: SocketAddr) -> i32 {
     }
 }
 
-/// Builds a transport header with the text after it. Checksums are left out, because raw receivers do not verify them.
+/// Builds a transport header with the text after it. Checksums are left out, because raw receivers
+/// do not verify them.
 fn payload(kind: &str, to: SocketAddr) -> Vec<u8> {
     let mut p = Vec::new();
     let ports = |p: &mut Vec<u8>| {
@@ -122,7 +123,8 @@ fn link_address(interface: u32, to: [u8; 6], ethertype: u16) -> SockAddr {
         sll_halen: 6,
         sll_addr,
     };
-    // SAFETY: the storage is as large as any address and aligned for each; the length says how much of it was written.
+    // SAFETY: the storage is as large as any address and aligned for each; the length says how much
+    // of it was written.
     let (_, address) = unsafe {
         SockAddr::try_init(|storage, length| {
             storage.cast::<libc::sockaddr_ll>().write(link);
@@ -142,7 +144,8 @@ fn hardware_address(text: &str) -> [u8; 6] {
     bytes.try_into().unwrap()
 }
 
-/// Opens a socket, waits, sends one packet, and reports the result. Arguments: `KIND TO FROM HARDWARE_ADDRESS`.
+/// Opens a socket, waits, sends one packet, and reports the result. Arguments: `KIND TO FROM
+/// HARDWARE_ADDRESS`.
 pub fn send(args: &[String]) {
     let (kind, to) = (args[0].as_str(), args[1].parse::<SocketAddr>().unwrap());
     let from: IpAddr = args[2].parse().unwrap();
@@ -223,7 +226,8 @@ pub fn datagram(args: &[String]) {
     ));
 }
 
-/// Replies to every datagram until the process ends, and reports the result of each reply. Arguments: `AT`.
+/// Replies to every datagram until the process ends, and reports the result of each reply.
+/// Arguments: `AT`.
 pub fn answer(args: &[String]) {
     let socket = UdpSocket::bind(&args[0]).unwrap();
     print_line("open");
@@ -287,7 +291,8 @@ impl Receiver {
                         return true;
                     }
                 }
-                // A call with a timeout is not restarted after a signal, e.g. about a child of another test.
+                // A call with a timeout is not restarted after a signal, e.g. about a child of
+                // another test.
                 Err(e)
                     if matches!(
                         e.kind(),

@@ -1,8 +1,10 @@
-//! Tests early limits of the redirector: they are exact, charged once, divided among replicas, and shared by processors.
+//! Tests early limits of the redirector: they are exact, charged once, divided among replicas, and
+//! shared by processors.
 
 use super::*;
 
-/// Repeats `f` until it takes less than a second, because the slowest limit gives one token per second.
+/// Repeats `f` until it takes less than a second, because the slowest limit gives one token per
+/// second.
 fn within_a_second<T>(mut f: impl FnMut() -> T) -> T {
     let started = Instant::now();
     loop {
@@ -64,7 +66,8 @@ fn check_refill(s: &RedirectorFixture, syn: &[u8]) {
     );
 }
 
-/// Checks the limits of a service and of its tenant together, with frames of which each limit refuses one.
+/// Checks the limits of a service and of its tenant together, with frames of which each limit
+/// refuses one.
 fn check_both_limits(s: &RedirectorFixture, tenant: ThrottleKey, frames: [&Vec<u8>; 5]) {
     let r = &s.redirector;
     let both = [(service(1), sessions(1)), (tenant, sessions(2))];
@@ -81,8 +84,8 @@ fn check_both_limits(s: &RedirectorFixture, tenant: ThrottleKey, frames: [&Vec<u
         assert_eq!(r.throttles().unwrap(), before, "they keep what they have");
         frames.map(|frame| s.run(frame).moved[0])
     });
-    // Packets are not limited here. Another service has its own limit, and a packet that a service's limit refuses costs its tenant
-    // nothing.
+    // Packets are not limited here. Another service has its own limit, and a packet that a
+    // service's limit refuses costs its tenant nothing.
     assert_eq!(
         moved,
         [
@@ -180,7 +183,8 @@ fn early_limits_are_exact() {
     check_refill(&s, &syn);
 }
 
-/// A packet from another replica was charged there. A packet from an edge is charged here, regardless of its hop.
+/// A packet from another replica was charged there. A packet from an edge is charged here,
+/// regardless of its hop.
 #[test]
 fn a_packet_is_charged_only_where_it_enters_the_tier() {
     let s = scene();
@@ -232,7 +236,8 @@ fn a_packet_is_charged_only_where_it_enters_the_tier() {
     }
 }
 
-/// The parts of all replicas add up to the limit: the same number of packets passes at one, two, three or more replicas.
+/// The parts of all replicas add up to the limit: the same number of packets passes at one, two,
+/// three or more replicas.
 #[test]
 fn parts_of_a_limit_sum_up_to_it_whatever_the_number_of_replicas() {
     let s = scene();
@@ -286,7 +291,8 @@ fn parts_of_a_limit_sum_up_to_it_whatever_the_number_of_replicas() {
         (0..5).filter(|_| s.run(&syn).verdict != DROPPED).count()
     });
     assert_eq!(few, 1);
-    // The rate is divided too: a quarter of 400 per second is 100 per second. The burst covers pauses of this test.
+    // The rate is divided too: a quarter of 400 per second is 100 per second. The burst covers
+    // pauses of this test.
     r.remove_throttle(&key).unwrap();
     r.set_throttle(
         &key,

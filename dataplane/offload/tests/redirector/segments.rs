@@ -177,8 +177,8 @@ pub(super) fn check_segments(s: &RedirectorFixture, segments: &[SegmentCase]) {
     }
 }
 
-/// Case, service, sender (1 is the edge), hop, stamp; expected replica, hop and stamp; counter. Replica 0 means that the packet stays here,
-/// dropped or delivered.
+/// Case, service, sender (1 is the edge), hop, stamp; expected replica, hop and stamp; counter.
+/// Replica 0 means that the packet stays here, dropped or delivered.
 pub(super) type SpreadCase = (&'static str, u32, u8, u8, u32, (u8, u8, u32), &'static str);
 
 const NONE: (u8, u8, u32) = (0, 0, 0);

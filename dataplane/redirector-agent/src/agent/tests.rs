@@ -568,7 +568,8 @@ async fn moved_heads_are_reported_to_the_gateway_after_the_map_writes() {
     );
 }
 
-/// Name, purpose, results of the last scans, age and duration of the last one, and the expected decision.
+/// Name, purpose, results of the last scans, age and duration of the last one, and the expected
+/// decision.
 type ScanCase = (
     &'static str,
     ScanPurpose,

@@ -1,4 +1,5 @@
-//! Builds the bytes of a DNS response from those of a query (RFC 1035, 2308, 6891). Pure: the zones are an argument, and nothing is sent.
+//! Builds the bytes of a DNS response from those of a query (RFC 1035, 2308, 6891). Pure: the zones
+//! are an argument, and nothing is sent.
 
 use std::net::IpAddr;
 
@@ -9,7 +10,8 @@ use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
 use super::zone::{DnsZones, ZoneLookup};
 
-/// Seconds for which responses, including negative ones, may be cached. Clients leave an AZ that closes within this time.
+/// Seconds for which responses, including negative ones, may be cached. Clients leave an AZ that
+/// closes within this time.
 pub const TTL: u32 = 2;
 /// Largest UDP response in bytes, chosen so that it needs no fragments (DNS flag day 2020).
 pub const UDP_MAX: u16 = 1232;
@@ -115,7 +117,8 @@ fn malformed(query: &[u8]) -> DnsReply {
     }
 }
 
-/// Fills in the records for the question. Returns the response code, and the label by which the query is counted.
+/// Fills in the records for the question. Returns the response code, and the label by which the
+/// query is counted.
 fn fill(
     answer: &mut Message,
     question: &Query,
@@ -136,7 +139,8 @@ fn fill(
         Some(labels) => zone.find(&labels.iter().map(String::as_str).collect::<Vec<_>>(), az),
         None => ZoneLookup::Foreign,
     };
-    // Another server may have records of other types for a short name, such as a domain's mail servers.
+    // Another server may have records of other types for a short name, such as a domain's mail
+    // servers.
     let is_address = matches!(kind, RecordType::A | RecordType::AAAA | RecordType::ANY);
     let is_short = !is_inside(name) && !matches!(found, ZoneLookup::Service(_));
     if found == ZoneLookup::Foreign || (is_short && !is_address) {
@@ -186,7 +190,8 @@ fn is_inside(name: &Name) -> bool {
         .is_some_and(|labels| labels.ends_with(&["cluster".to_string(), "local".to_string()]))
 }
 
-/// Returns the labels in lower case; `None` if one is not plain text, which all names of services are.
+/// Returns the labels in lower case; `None` if one is not plain text, which all names of services
+/// are.
 fn labels(name: &Name) -> Option<Vec<String>> {
     let plain = |label: &[u8]| {
         label
@@ -206,7 +211,8 @@ fn rdata(ip: IpAddr, kind: RecordType) -> Option<RData> {
     }
 }
 
-/// Returns the SOA record for negative responses (RFC 2308). Its last number is how long they may be cached.
+/// Returns the SOA record for negative responses (RFC 2308). Its last number is how long they may
+/// be cached.
 fn soa(serial: u32) -> Option<Record> {
     let name = |text: &str| Name::from_ascii(text).ok();
     let soa = SOA::new(
@@ -225,7 +231,8 @@ fn soa(serial: u32) -> Option<Record> {
     ))
 }
 
-/// Encodes the response. One that is too large for its transport is sent without records and marked as truncated.
+/// Encodes the response. One that is too large for its transport is sent without records and marked
+/// as truncated.
 fn encode_reply(
     mut answer: Message,
     code: ResponseCode,

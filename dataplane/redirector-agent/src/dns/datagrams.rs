@@ -127,7 +127,8 @@ impl DatagramService {
     }
 }
 
-/// Queues the questions of a received buffer. The kernel may have joined several datagrams of equal size in it.
+/// Queues the questions of a received buffer. The kernel may have joined several datagrams of equal
+/// size in it.
 fn queue_questions(
     inner: &DnsState,
     waiting: &mut QuestionQueue,

@@ -79,7 +79,8 @@ impl QuestionQueue {
         fate
     }
 
-    /// Removes the oldest question of the tenant whose turn it is. Every answer costs about the same, so a turn is one question.
+    /// Removes the oldest question of the tenant whose turn it is. Every answer costs about the
+    /// same, so a turn is one question.
     pub(super) fn pop(&mut self) -> Option<WaitingQuestion> {
         let tenant = self.turns.pop_front()?;
         let questions = self.tenants.get_mut(&tenant)?;

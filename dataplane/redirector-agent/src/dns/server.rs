@@ -1,5 +1,5 @@
-//! The DNS service: opens the UDP socket for all tenants, which `datagrams` serves, and serves the TCP connections that the gateway passes
-//! on. It does not build responses.
+//! The DNS service: opens the UDP socket for all tenants, which `datagrams` serves, and serves the
+//! TCP connections that the gateway passes on. It does not build responses.
 //!
 //! The local address of a query determines its tenant, and is the source of the response.
 
@@ -34,7 +34,8 @@ const IDLE: Duration = Duration::from_secs(10);
 const CONNECTIONS_MAX: u64 = 256;
 /// Size in bytes that the kernel's queue of received datagrams should have.
 const RECEIVE_BUFFER: usize = 4 << 20;
-/// Highest descriptor to which the UDP socket is moved: the kernel's table of a process's files needs 8 bytes for each.
+/// Highest descriptor to which the UDP socket is moved: the kernel's table of a process's files
+/// needs 8 bytes for each.
 const NUMBER_MAX: i32 = 0xffff;
 
 /// The UDP socket could not be opened.
@@ -67,8 +68,9 @@ pub(super) struct DnsState {
 }
 
 impl DnsServer {
-    /// Opens the UDP socket, and answers queries until `drain` is forced. The port must be 53, because responses carry it. Connections that
-    /// wait for a query are closed when `traffic` drains.
+    /// Opens the UDP socket, and answers queries until `drain` is forced. The port must be 53,
+    /// because responses carry it. Connections that wait for a query are closed when `traffic`
+    /// drains.
     ///
     /// # Errors
     /// The socket cannot be opened, bound or registered.
@@ -189,15 +191,17 @@ impl DnsServer {
         }
     }
 
-    /// Serves a TCP connection that arrived at port 53 of an address of `tenant`. It may be called on any thread. The future resolves when
-    /// the connection has ended; dropping it ends the connection.
+    /// Serves a TCP connection that arrived at port 53 of an address of `tenant`. It may be called
+    /// on any thread. The future resolves when the connection has ended; dropping it ends the
+    /// connection.
     pub fn take(
         &self,
         stream: std::net::TcpStream,
         tenant: &TenantName,
     ) -> impl Future<Output = ()> + Send + use<> {
         let inner = self.inner.clone();
-        // A silent connection gives way to a new one: the oldest of the tenant itself, or of the tenant with the most.
+        // A silent connection gives way to a new one: the oldest of the tenant itself, or of the
+        // tenant with the most.
         let permit = inner
             .connections
             .take_replacing(&ShareHolder::Tenant(tenant.clone()), 1);
@@ -247,9 +251,10 @@ fn open(address: SocketAddr) -> io::Result<Socket> {
     Ok(dying_first(socket))
 }
 
-/// Moves the socket to a descriptor above those of sessions. A killed process closes its descriptors from the highest to the lowest, which
-/// takes long with many sessions. A query that arrives meanwhile waits in this socket and is lost, and clients whose sessions have just
-/// ended send queries. If no such descriptor is available, the socket stays as it is.
+/// Moves the socket to a descriptor above those of sessions. A killed process closes its
+/// descriptors from the highest to the lowest, which takes long with many sessions. A query that
+/// arrives meanwhile waits in this socket and is lost, and clients whose sessions have just ended
+/// send queries. If no such descriptor is available, the socket stays as it is.
 fn dying_first(socket: Socket) -> Socket {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile)
         .current

@@ -42,7 +42,8 @@ pub enum ZoneLookup {
     Service(Vec<IpAddr>),
     /// The name has no data, but there are names below it (RFC 8020).
     Between,
-    /// The name does not exist: it is below `cluster.local`, or it is a short form of a name there that no other server has.
+    /// The name does not exist: it is below `cluster.local`, or it is a short form of a name there
+    /// that no other server has.
     Unknown,
     /// This server is not responsible for such names.
     Foreign,
@@ -169,8 +170,8 @@ impl DnsZone {
     }
 }
 
-/// Returns the addresses of the own AZ if it is open, else of all open AZs, else of the own AZ: a client that must wait waits for the
-/// nearest.
+/// Returns the addresses of the own AZ if it is open, else of all open AZs, else of the own AZ: a
+/// client that must wait waits for the nearest.
 fn decide_places(places: &[ZoneAddresses], az: &AzName) -> Vec<IpAddr> {
     let own = || places.iter().filter(|p| p.az == *az);
     let open = || places.iter().filter(|p| p.open);

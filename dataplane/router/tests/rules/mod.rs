@@ -93,8 +93,8 @@ fn text_holds(want: &TextMatch, text: &str) -> bool {
     }
 }
 
-/// Applies the Gateway API's definition literally: split both at `/`, drop a trailing empty element of the prefix, compare element by
-/// element.
+/// Applies the Gateway API's definition literally: split both at `/`, drop a trailing empty element
+/// of the prefix, compare element by element.
 fn element_prefix_holds(prefix: &str, path: &str) -> bool {
     let mut want: Vec<&str> = prefix.split('/').collect();
     if want.last() == Some(&"") {
@@ -127,7 +127,8 @@ fn host_holds(hosts: &[HostMatch], host: &str) -> bool {
         })
 }
 
-/// Tests conditions on values. The first of several conditions on one name counts; `value` returns what the request has.
+/// Tests conditions on values. The first of several conditions on one name counts; `value` returns
+/// what the request has.
 fn values_hold(conditions: &[ValueMatch], value: impl Fn(&str) -> Option<String>) -> bool {
     let is_first = |i: usize| {
         !conditions[..i]
@@ -169,7 +170,8 @@ fn match_holds(want: &HttpMatch, request: &RuleRequest) -> bool {
         && values_hold(&want.query, query)
 }
 
-/// Finds the winner by reading every match of every rule. Returns the name of its rule and the index of the match.
+/// Finds the winner by reading every match of every rule. Returns the name of its rule and the
+/// index of the match.
 pub(crate) fn naive(
     rules: &[Arc<RouteRule>],
     port: u16,

@@ -1,5 +1,5 @@
-//! TCP connector that records when the peer last sent data. tonic closes a connection whose PING is not answered, but its error does not
-//! name this cause. The silence before the error shows it.
+//! TCP connector that records when the peer last sent data. tonic closes a connection whose PING is
+//! not answered, but its error does not name this cause. The silence before the error shows it.
 
 use std::io;
 use std::pin::Pin;

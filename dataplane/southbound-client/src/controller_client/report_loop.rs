@@ -1,5 +1,6 @@
-//! Reports of a data plane to the fleet service, periodically and after changes, over one connection at a time. It neither makes the reports
-//! nor decides what the responses mean: its [`ReportHandler`] does. Start at [`ReportLoop::run`].
+//! Reports of a data plane to the fleet service, periodically and after changes, over one
+//! connection at a time. It neither makes the reports nor decides what the responses mean: its
+//! [`ReportHandler`] does. Start at [`ReportLoop::run`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,8 @@ pub trait ReportHandler: Send + Sync + 'static {
     type Report: Clone + Send;
     type Answer: Send;
 
-    /// Notes that the next report is the first over a new connection, which may lead to another controller.
+    /// Notes that the next report is the first over a new connection, which may lead to another
+    /// controller.
     fn begin(&self) {}
 
     /// Returns the report to send now, or `None` if no report is to be sent now.
@@ -31,7 +33,8 @@ pub trait ReportHandler: Send + Sync + 'static {
         report: Request<Self::Report>,
     ) -> impl Future<Output = Result<Response<Self::Answer>, Status>> + Send;
 
-    /// Returns the report interval in milliseconds that the controller requests, or 0 if it requests none.
+    /// Returns the report interval in milliseconds that the controller requests, or 0 if it
+    /// requests none.
     fn requested_interval_ms(answer: &Self::Answer) -> u32;
 
     /// Applies all orders of a response.
@@ -51,7 +54,8 @@ pub struct ReportTiming {
     pub interval: Duration,
     /// Bounds of the interval that the controller may request.
     pub interval_bounds: (Duration, Duration),
-    /// Minimum time between two reports. A change is reported at once, but not earlier than this after the last report.
+    /// Minimum time between two reports. A change is reported at once, but not earlier than this
+    /// after the last report.
     pub interval_min: Duration,
     /// Timeout of connecting, and of each report.
     pub timeout: Duration,
@@ -70,7 +74,8 @@ impl ReportTiming {
     }
 }
 
-/// Outcome of one report, or of a connection attempt for one. The names are the labels of the counter.
+/// Outcome of one report, or of a connection attempt for one. The names are the labels of the
+/// counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReportOutcome {
     Applied,
@@ -102,7 +107,8 @@ struct ReportFailure {
     why: String,
 }
 
-/// The controllers that receive the reports, the time limits, and the counter of the outcomes by label `result`.
+/// The controllers that receive the reports, the time limits, and the counter of the outcomes by
+/// label `result`.
 #[derive(Clone)]
 pub struct ReportLoop {
     pub controller: ControllerEndpoint,
@@ -190,7 +196,8 @@ impl ReportLoop {
         let mut news = handler.news();
         handler.begin();
         loop {
-            // Marked before the report is made: a change during the making is reported by the next report.
+            // Marked before the report is made: a change during the making is reported by the next
+            // report.
             news.borrow_and_update();
             let Some(report) = handler.report().await else {
                 wait(self.timing.interval, &mut news).await;

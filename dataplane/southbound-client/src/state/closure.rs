@@ -1,8 +1,10 @@
-//! Closed tenants: a data plane must not serve a tenant whose security resources differ from the controller's manifest. The code is pure.
-//! The data plane itself refuses traffic according to [`ResourceState::closed`].
+//! Closed tenants: a data plane must not serve a tenant whose security resources differ from the
+//! controller's manifest. The code is pure. The data plane itself refuses traffic according to
+//! [`ResourceState::closed`].
 //!
-//! A tenant is closed at once when one of its security resources is refused. It opens only when a manifest arrives that matches the state.
-//! Nothing is compared between the responses of one batch, so that an ordinary change closes no tenant.
+//! A tenant is closed at once when one of its security resources is refused. It opens only when a
+//! manifest arrives that matches the state. Nothing is compared between the responses of one batch,
+//! so that an ordinary change closes no tenant.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,7 +50,8 @@ impl ClosureCause {
 pub type ClosedTenants = BTreeMap<TenantName, Closure>;
 
 impl ResourceState {
-    /// Returns the tenants of which this data plane must serve nothing, with the reason. It is empty if manifests are not subscribed to.
+    /// Returns the tenants of which this data plane must serve nothing, with the reason. It is
+    /// empty if manifests are not subscribed to.
     pub fn closed(&self) -> &std::sync::Arc<ClosedTenants> {
         &self.closed
     }
@@ -99,7 +102,8 @@ impl ResourceState {
     ) {
         match kind {
             ResourceKind::Manifest => self.compare(tenants, subscribed),
-            // A tenant without a manifest is closed until its first one arrives. A removed tenant is not closed but unknown.
+            // A tenant without a manifest is closed until its first one arrives. A removed tenant
+            // is not closed but unknown.
             ResourceKind::Tenant => {
                 for tenant in tenants
                     .iter()

@@ -1,5 +1,6 @@
-//! Intake of one response: good resources are applied, and bad ones are refused by name. If the data plane refuses the whole change,
-//! bisection finds the tenants that cause it. Start with [`StateOwner::take`].
+//! Intake of one response: good resources are applied, and bad ones are refused by name. If the
+//! data plane refuses the whole change, bisection finds the tenants that cause it. Start with
+//! [`StateOwner::take`].
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,7 +32,8 @@ enum ChangeScope {
 struct IntakeOutcome {
     kind: ResourceKind,
     refused: Vec<RefusedResource>,
-    /// Number of refused resources from earlier responses, which the answer to this response cannot name.
+    /// Number of refused resources from earlier responses, which the answer to this response cannot
+    /// name.
     earlier: usize,
 }
 
@@ -47,7 +49,8 @@ impl StateOwner {
                 earlier,
             }) => {
                 self.accepted(of, refused.is_empty());
-                // Only a new stream can tell the controller that an acknowledged resource was refused later.
+                // Only a new stream can tell the controller that an acknowledged resource was
+                // refused later.
                 self.resync |= earlier > 0;
                 if refused.is_empty() {
                     return Ok(());
@@ -109,11 +112,13 @@ impl StateOwner {
         let said_something =
             !(response.resources.is_empty() && response.removed_resources.is_empty());
         let tell = match (self.status.borrow().ready, self.is_answered_with(kind)) {
-            // A response without names changes nothing. One without news still advances the generation.
+            // A response without names changes nothing. One without news still advances the
+            // generation.
             (true, _) if !said_something => ChangeScope::Nothing,
             (true, _) => ChangeScope::Change,
             (false, true) => ChangeScope::Whole,
-            // Until every kind was answered, the state is incomplete, for example services without their routes. It must not be served.
+            // Until every kind was answered, the state is incomplete, for example services without
+            // their routes. It must not be served.
             (false, false) => ChangeScope::Nothing,
         };
         let watches = self.kinds.contains(&ResourceKind::Manifest);
@@ -162,8 +167,9 @@ impl StateOwner {
         })
     }
 
-    /// Applies a response to the incoming state, of another store or a new start. The old state stays in use until the new one is complete,
-    /// and is then replaced at once: resources of two stores are never mixed.
+    /// Applies a response to the incoming state, of another store or a new start. The old state
+    /// stays in use until the new one is complete, and is then replaced at once: resources of two
+    /// stores are never mixed.
     fn try_replace(
         &mut self,
         mut incoming: ResourceState,
@@ -258,8 +264,8 @@ fn advance(
     undo
 }
 
-/// Applies a change and calls the callback. Resources that it refuses are restored by name. If it refuses the whole change, the two halves
-/// are tried, down to single tenants.
+/// Applies a change and calls the callback. Resources that it refuses are restored by name. If it
+/// refuses the whole change, the two halves are tried, down to single tenants.
 fn deliver_change(
     apply: &mut ApplyFn,
     state: &mut ResourceState,
@@ -297,7 +303,8 @@ fn deliver_change(
     }
 }
 
-/// Closes the tenants of refused security resources, and announces that to the callback, which must not serve them from now on.
+/// Closes the tenants of refused security resources, and announces that to the callback, which must
+/// not serve them from now on.
 fn close_and_deliver(
     apply: &mut ApplyFn,
     state: &mut ResourceState,
@@ -320,9 +327,10 @@ fn close_and_deliver(
     }
 }
 
-/// Passes a whole state to the callback, in place of `delivered`, which is empty the first time. Resources that it refuses are removed from the
-/// state. If it refuses everything, halves of the tenants are tried, down to single tenants, and refused tenants are left out. `Err` means
-/// that no tenant was accepted.
+/// Passes a whole state to the callback, in place of `delivered`, which is empty the first time.
+/// Resources that it refuses are removed from the state. If it refuses everything, halves of the
+/// tenants are tried, down to single tenants, and refused tenants are left out. `Err` means that no
+/// tenant was accepted.
 pub(crate) fn deliver_whole(
     apply: &mut ApplyFn,
     delivered: &ResourceState,
@@ -366,15 +374,16 @@ struct BuildUp<'a> {
 }
 
 impl BuildUp<'_> {
-    /// Adds what the callback accepts of `parts`: it tries all of them, then halves. A refused tenant among T tenants costs about 2 log T
-    /// calls.
+    /// Adds what the callback accepts of `parts`: it tries all of them, then halves. A refused
+    /// tenant among T tenants costs about 2 log T calls.
     fn add(&mut self, parts: &[ResourcePart<'_>]) {
         let mut next = self.accepted.clone();
         parts
             .iter()
             .flatten()
             .for_each(|r| next.copy(self.from, r.kind(), &r.name()));
-        // A data plane may replace everything at an update from a state file, so each call has all resources accepted so far.
+        // A data plane may replace everything at an update from a state file, so each call has all
+        // resources accepted so far.
         let upserts = ResourceKind::ALL
             .iter()
             .flat_map(|k| next.of(*k).cloned())
@@ -398,7 +407,8 @@ impl BuildUp<'_> {
             parts,
         ) {
             (Ok(list), _) => {
-                // A refused resource is not passed again. From the next call on, its tenant is closed.
+                // A refused resource is not passed again. From the next call on, its tenant is
+                // closed.
                 for r in &list {
                     next.remove(r.kind, &r.name);
                     if self.watches {
@@ -421,7 +431,8 @@ impl BuildUp<'_> {
     }
 }
 
-/// Builds the state tenant by tenant, with the provider's resources first. Returns the resources of the tenants that the callback refuses.
+/// Builds the state tenant by tenant, with the provider's resources first. Returns the resources of
+/// the tenants that the callback refuses.
 fn deliver_halves(
     apply: &mut ApplyFn,
     delivered: &ResourceState,
@@ -478,7 +489,8 @@ fn deliver_halves(
     Ok(refused)
 }
 
-/// Calls the callback. A panic there is a refusal, because a configuration that triggers a bug must not stop the data plane.
+/// Calls the callback. A panic there is a refusal, because a configuration that triggers a bug must
+/// not stop the data plane.
 pub(crate) fn call_apply(
     apply: &mut ApplyFn,
     update: &Update,

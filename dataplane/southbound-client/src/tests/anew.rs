@@ -1,4 +1,5 @@
-//! Lists of held resources: they take as many requests as they need, and after refusals for a full limit a stream lists nothing.
+//! Lists of held resources: they take as many requests as they need, and after refusals for a full
+//! limit a stream lists nothing.
 
 use canal_model::ids::StoreId;
 use canal_model::program::{Resource, ResourceKind};

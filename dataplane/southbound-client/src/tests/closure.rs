@@ -1,4 +1,5 @@
-//! Closed tenants: a tenant with a refused or missing security resource is closed, and no other tenant is.
+//! Closed tenants: a tenant with a refused or missing security resource is closed, and no other
+//! tenant is.
 
 use canal_model::program::{Resource, ResourceKind};
 use canal_testing::{FakeController, FakeStream};
@@ -9,7 +10,8 @@ use super::fixture::{
 };
 use crate::{ClosureCause, Subscriber, UpdateSource};
 
-/// Replaces the body of one resource of a response by bytes that are not of its kind. Versions are `v<generation>`.
+/// Replaces the body of one resource of a response by bytes that are not of its kind. Versions are
+/// `v<generation>`.
 fn broken(mut response: DeltaDiscoveryResponse, name: &str) -> DeltaDiscoveryResponse {
     let bad = response
         .resources
@@ -24,7 +26,8 @@ fn tenants() -> [Resource; 2] {
     [tenant("alpha", 1), tenant("beta", 2)]
 }
 
-/// Answers all first requests with both tenants, one service of alpha, and one policy of each tenant.
+/// Answers all first requests with both tenants, one service of alpha, and one policy of each
+/// tenant.
 async fn first_batch(stream: &mut FakeStream, bad: Option<&str>) {
     for kind in SEALED {
         let heard = stream.receive().await.unwrap();
@@ -66,7 +69,8 @@ async fn first_batch(stream: &mut FakeStream, bad: Option<&str>) {
     stream
         .send(response(5, ResourceKind::Manifest, &manifests, &[]))
         .await;
-    // `None` means that the stream was restarted, because a resource was refused that had been acknowledged.
+    // `None` means that the stream was restarted, because a resource was refused that had been
+    // acknowledged.
     assert!(
         stream
             .receive()
@@ -96,7 +100,8 @@ fn closed(subscriber: &Subscriber) -> Vec<(String, ClosureCause)> {
         .collect()
 }
 
-/// A data plane that starts with no state and refuses a policy of alpha gets ready, closes alpha, and serves beta with its policy (S1).
+/// A data plane that starts with no state and refuses a policy of alpha gets ready, closes alpha,
+/// and serves beta with its policy (S1).
 #[tokio::test]
 async fn cold_start_with_a_refused_policy_closes_its_tenant_alone() {
     let rig = SubscriptionFixture::new();
@@ -203,7 +208,8 @@ async fn cold_start_gets_ready_when_every_policy_is_refused() {
     );
 }
 
-/// An ordinary change closes no tenant between its responses: the comparison happens when the manifest of the batch arrives.
+/// An ordinary change closes no tenant between its responses: the comparison happens when the
+/// manifest of the batch arrives.
 #[tokio::test]
 async fn change_of_several_responses_closes_no_tenant() {
     let rig = SubscriptionFixture::new();
@@ -280,7 +286,8 @@ async fn new_tenant_is_closed_until_its_manifest_comes() {
     assert!(closed(&subscriber).is_empty());
 }
 
-/// A resource that decodes but that the data plane cannot use closes its tenant, like one that does not decode.
+/// A resource that decodes but that the data plane cannot use closes its tenant, like one that does
+/// not decode.
 #[tokio::test]
 async fn resource_that_the_data_plane_cannot_use_closes_its_tenant_alone() {
     let rig = SubscriptionFixture::new();
@@ -291,7 +298,8 @@ async fn resource_that_the_data_plane_cannot_use_closes_its_tenant_alone() {
     let mut controller = FakeController::start().await;
     let subscriber = rig.start_sealed(&controller);
     let mut stream = controller.stream().await;
-    // The error shows only when the whole state is there. The policy was acknowledged long before, so it is requested again.
+    // The error shows only when the whole state is there. The policy was acknowledged long before,
+    // so it is requested again.
     first_batch(&mut stream, None).await;
     subscriber.until_ready().await;
     assert_eq!(

@@ -114,8 +114,8 @@ pub(super) fn response(
     }
 }
 
-/// An update as the callback received it: origin, generation, names put, names removed, and the number of tenants and services in the
-/// state.
+/// An update as the callback received it: origin, generation, names put, names removed, and the
+/// number of tenants and services in the state.
 pub(super) type ReceivedUpdate = (UpdateSource, u64, Vec<String>, Vec<String>, (usize, usize));
 
 pub(super) struct SubscriptionFixture {

@@ -330,8 +330,8 @@ async fn a_snapshot_that_is_not_whole_is_refused_by_name_and_never_served() {
             signed(&prost::Message::encode_to_vec(&format(FORMAT + 1, &[]))),
             "format",
         ),
-        // This file is valid except for its format. It was written before policies existed, so a boot from it would miss them without an
-        // error.
+        // This file is valid except for its format. It was written before policies existed, so a
+        // boot from it would miss them without an error.
         (
             "format of the past",
             signed(&prost::Message::encode_to_vec(&older(&good))),
@@ -496,7 +496,8 @@ async fn a_drain_waits_for_the_disk_and_not_for_the_subscription() {
             .windows(4)
             .any(|w| w == b"late")
     );
-    // The subscription still follows the controller, because a draining data plane may need a change.
+    // The subscription still follows the controller, because a draining data plane may need a
+    // change.
     assert_eq!(
         stream
             .exchange(response(
@@ -527,7 +528,8 @@ async fn a_failed_state_file_write_stops_nothing() {
     until("and heals", || rig.snapshot().exists()).await;
 }
 
-/// Forwards bytes until it is stopped, and then leaves the connections open, like a controller that hangs.
+/// Forwards bytes until it is stopped, and then leaves the connections open, like a controller that
+/// hangs.
 async fn hanging(
     to: std::net::SocketAddr,
 ) -> (std::net::SocketAddr, tokio::sync::watch::Sender<bool>) {

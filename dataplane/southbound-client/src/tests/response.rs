@@ -253,8 +253,9 @@ fn any_response() -> impl Strategy<Value = (u64, Vec<u8>, Vec<u8>)> {
 }
 
 proptest! {
-    /// Reordered, repeated, stale, empty and contradictory pushes: the generation never falls, a refused response changes nothing, an
-    /// accepted one changes exactly what it names once, and a rollback restores the earlier state.
+    /// Reordered, repeated, stale, empty and contradictory pushes: the generation never falls, a
+    /// refused response changes nothing, an accepted one changes exactly what it names once, and a
+    /// rollback restores the earlier state.
     #[test]
     fn whatever_is_pushed_the_state_is_that_of_the_accepted_responses(pushes in prop::collection::vec(any_response(), 0..40)) {
         let name = |n: &u8| format!("t{n}");
@@ -289,7 +290,8 @@ proptest! {
     }
 }
 
-/// A few calls find the tenant that makes the callback panic in a whole state. A resource that is refused by name is named once.
+/// A few calls find the tenant that makes the callback panic in a whole state. A resource that is
+/// refused by name is named once.
 #[test]
 fn one_bad_tenant_of_many_is_found_by_halves() {
     const TENANTS: u32 = 64;

@@ -14,7 +14,8 @@ impl fmt::Write for Escaped<'_> {
     }
 }
 
-/// Escapes a string (RFC 8259 §7): quotation mark, reverse solidus and control characters. Spans between them are copied whole.
+/// Escapes a string (RFC 8259 §7): quotation mark, reverse solidus and control characters. Spans
+/// between them are copied whole.
 pub(super) fn escape(out: &mut Vec<u8>, s: &str) {
     let bytes = s.as_bytes();
     let mut from = 0;

@@ -1,4 +1,5 @@
-//! A queue of lines that is bounded in bytes. The writer never waits: lines that do not fit are dropped and counted.
+//! A queue of lines that is bounded in bytes. The writer never waits: lines that do not fit are
+//! dropped and counted.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -58,13 +59,15 @@ impl LineSender {
     /// Queues lines if they fit. Returns `false` if they were dropped or the reader is gone.
     pub fn send(&self, lines: Bytes) -> bool {
         let cost = lines.len() as u64 + ITEM_BYTES;
-        // The cost is added before the comparison, so that concurrent senders cannot exceed the limit together.
+        // The cost is added before the comparison, so that concurrent senders cannot exceed the
+        // limit together.
         if self.shared.queued.fetch_add(cost, Relaxed) + cost > QUEUE_BYTES_MAX as u64 {
             self.shared.queued.fetch_sub(cost, Relaxed);
             self.shared.dropped.fetch_add(count_lines(&lines), Relaxed);
             return false;
         }
-        // The result is false for a full queue too; senders use `is_closed` to detect that the reader is gone.
+        // The result is false for a full queue too; senders use `is_closed` to detect that the
+        // reader is gone.
         self.items.send(lines).is_ok()
     }
 

@@ -1,5 +1,6 @@
-//! The newest lines of the access log in memory, by tenant, for operators who read them remotely. The writer's thread appends to it and
-//! never waits: old lines are evicted, and a slow reader loses lines.
+//! The newest lines of the access log in memory, by tenant, for operators who read them remotely.
+//! The writer's thread appends to it and never waits: old lines are evicted, and a slow reader
+//! loses lines.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +14,8 @@ use super::lines::{LineSender, Lines, count_lines, line_queue};
 pub const TAIL_BYTES_MAX: usize = 8 << 20;
 /// Bytes of retained lines of one tenant.
 pub const TAIL_BYTES_PER_TENANT_MAX: usize = 512 << 10;
-/// Maximum size in bytes of the pieces in which lines are retained and passed on. Only a single longer line exceeds it.
+/// Maximum size in bytes of the pieces in which lines are retained and passed on. Only a single
+/// longer line exceeds it.
 const PIECE_BYTES_MAX: usize = 16 << 10;
 /// Cost of a piece in addition to its bytes.
 const PIECE_BYTES: usize = 64;
@@ -72,7 +74,8 @@ impl LogTails {
         }
     }
 
-    /// Returns the newest `count` retained lines, of one tenant or of all, and with `follow` a queue of the lines to come.
+    /// Returns the newest `count` retained lines, of one tenant or of all, and with `follow` a
+    /// queue of the lines to come.
     pub fn read(
         &self,
         tenant: Option<&TenantName>,
@@ -143,7 +146,8 @@ impl Inner {
         }
     }
 
-    /// Evicts the older half of the largest tails until an eighth is free. A search for the largest tail at every line would cost too much.
+    /// Evicts the older half of the largest tails until an eighth is free. A search for the largest
+    /// tail at every line would cost too much.
     fn make_room(&mut self) {
         while self.bytes > TAIL_BYTES_MAX / 8 * 7 {
             let Some(tail) = self.tails.values_mut().max_by_key(|tail| tail.bytes) else {

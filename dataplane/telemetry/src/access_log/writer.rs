@@ -1,5 +1,5 @@
-//! The writer thread: it receives blocks, writes their bytes, and returns the blocks. A failing disk loses lines, which are counted; no
-//! worker stops.
+//! The writer thread: it receives blocks, writes their bytes, and returns the blocks. A failing
+//! disk loses lines, which are counted; no worker stops.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -20,7 +20,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct Block {
     pub(super) bytes: Vec<u8>,
     pub(super) lines: u32,
-    /// Owner of each run of bytes, in order: the tenant's queue, which counts the bytes until they are written.
+    /// Owner of each run of bytes, in order: the tenant's queue, which counts the bytes until they
+    /// are written.
     parts: Vec<(Option<Arc<PendingLines>>, usize)>,
 }
 
@@ -81,7 +82,8 @@ pub(super) enum SinkTarget {
     },
 }
 
-/// Mode of the log file: the process's user writes, its group reads, and others cannot read the requests.
+/// Mode of the log file: the process's user writes, its group reads, and others cannot read the
+/// requests.
 const FILE_MODE: u32 = 0o640;
 
 fn append(path: &PathBuf) -> io::Result<File> {
@@ -91,8 +93,8 @@ fn append(path: &PathBuf) -> io::Result<File> {
         .mode(FILE_MODE)
         .open(path)?;
     let known = file.metadata()?;
-    // An earlier version or a log rotator may have created the file readable by others. If another user owns it, the call fails and the
-    // owner's mode stays.
+    // An earlier version or a log rotator may have created the file readable by others. If another
+    // user owns it, the call fails and the owner's mode stays.
     if known.is_file() && known.mode() & 0o7 != 0 {
         let _ = file.set_permissions(Permissions::from_mode(known.mode() & 0o7770));
     }

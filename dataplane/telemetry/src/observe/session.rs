@@ -1,4 +1,5 @@
-//! One observation: lines as fast as the reader and the rate limit allow, or one complete answer. It sends no more than its credit.
+//! One observation: lines as fast as the reader and the rate limit allow, or one complete answer.
+//! It sends no more than its credit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +16,8 @@ use tokio::time::Instant;
 use super::{Lines, ObservationContext, TapFilter, subject_name, whole};
 use crate::access_log::count_lines;
 
-/// Bytes of lines per second that one observation carries, with a burst of the same size. More lines wait in its queue and are dropped when
-/// the queue is full.
+/// Bytes of lines per second that one observation carries, with a burst of the same size. More
+/// lines wait in its queue and are dropped when the queue is full.
 pub const LINE_BYTES_PER_SECOND: usize = 256 << 10;
 
 /// Output of an observation: the credit and the channel to the connection.

@@ -241,7 +241,8 @@ async fn dumps_and_metrics_are_a_tenants_part_or_all() {
 #[tokio::test]
 async fn few_whole_answers_are_made_at_once_and_a_tenant_has_one_of_them() {
     let mut stand = Stand::start().await;
-    // The first observation is not read and does not finish, because its answer is larger than the window.
+    // The first observation is not read and does not finish, because its answer is larger than the
+    // window.
     stand.begin(1, Subject::ConfigDump, "").await;
     while stand.answer().await.is_some() {}
     for id in 2..10 {

@@ -1,4 +1,5 @@
-//! Answers that are built in memory before they are sent: the configuration and the metrics. Their number, size and time are bounded.
+//! Answers that are built in memory before they are sent: the configuration and the metrics. Their
+//! number, size and time are bounded.
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +15,8 @@ use super::session::{ObservationError, Outgoing};
 
 /// Size limit of one config dump or one metrics answer, in bytes.
 pub const WHOLE_ANSWER_BYTES_MAX: usize = 32 << 20;
-/// Complete answers in memory at once. A tenant may have one of them, and one is reserved for the provider.
+/// Complete answers in memory at once. A tenant may have one of them, and one is reserved for the
+/// provider.
 pub const WHOLE_ANSWERS_MAX: usize = 4;
 /// Time within which the reader must have read an answer.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);

@@ -1,5 +1,6 @@
-//! TLS 1.3 records after a handshake, encrypted and decrypted, and the content other than data that a peer may send: alerts, key updates,
-//! tickets (RFC 8446 §4.6, §5, §6). The code is pure: it maps bytes to bytes and performs no IO. Start with [`pair`].
+//! TLS 1.3 records after a handshake, encrypted and decrypted, and the content other than data that
+//! a peer may send: alerts, key updates, tickets (RFC 8446 §4.6, §5, §6). The code is pure: it maps
+//! bytes to bytes and performs no IO. Start with [`pair`].
 
 use aws_lc_rs::aead::{Aad, NONCE_LEN, Nonce};
 
@@ -164,7 +165,8 @@ pub(super) enum RecordContent {
     Data,
     /// The record has no data for the application.
     Nothing,
-    /// The peer uses its next keys from here on. If `is_requested` is true, it requests the same of this side.
+    /// The peer uses its next keys from here on. If `is_requested` is true, it requests the same of
+    /// this side.
     Update {
         is_requested: bool,
     },
@@ -242,8 +244,9 @@ pub(super) fn pair(
 }
 
 impl Sealer {
-    /// Appends one record with application data from the front of `bufs` to `out`. Returns the number of bytes taken, at most
-    /// [`PLAINTEXT_MAX`]. It renews the keys when they reach their limit.
+    /// Appends one record with application data from the front of `bufs` to `out`. Returns the
+    /// number of bytes taken, at most [`PLAINTEXT_MAX`]. It renews the keys when they reach their
+    /// limit.
     pub(super) fn data<'a>(
         &mut self,
         bufs: impl Iterator<Item = &'a [u8]>,
@@ -347,8 +350,8 @@ impl Opener {
         }
     }
 
-    /// Returns the state with which another reader can continue after `records` records. `None` if a key update was among them, or if a
-    /// message is incomplete.
+    /// Returns the state with which another reader can continue after `records` records. `None` if
+    /// a key update was among them, or if a message is incomplete.
     pub(super) fn into_talk(self, records: u64) -> Option<PostHandshakeReader> {
         (self.direction.sequence == records && self.talk.message.is_empty()).then_some(self.talk)
     }

@@ -1,10 +1,12 @@
-//! A TLS 1.3 connection after a remote handshake whose records the kernel encrypts and decrypts (kTLS). Content other than data is handled
-//! here, by the rules of [`RecordStream`](super::RecordStream). This module performs no handshake and no cryptography. Start with
-//! [`hand_over`].
+//! A TLS 1.3 connection after a remote handshake whose records the kernel encrypts and decrypts
+//! (kTLS). Content other than data is handled here, by the rules of
+//! [`RecordStream`](super::RecordStream). This module performs no handshake and no cryptography.
+//! Start with [`hand_over`].
 //!
-//! The kernel cannot give a connection back once it has keys. So a connection is handed over before its first record in each direction, or
-//! not at all. A kernel before 6.14 cannot accept new keys later: there, a connection ends when its keys reach their limit, and its rotate
-//! hint is set before.
+//! The kernel cannot give a connection back once it has keys. So a connection is handed over before
+//! its first record in each direction, or not at all. A kernel before 6.14 cannot accept new keys
+//! later: there, a connection ends when its keys reach their limit, and its rotate hint is set
+//! before.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -25,7 +27,8 @@ use super::schedule::{MeshCipherSuite, TrafficKeyParts, TrafficSecret};
 use super::{ReceiveState, TrafficSecrets, broken};
 use crate::transport::{RotateHint, Transport};
 
-/// Minimum space of a reader. A reader with less is served from a buffer, so that an alert arrives in one piece.
+/// Minimum space of a reader. A reader with less is served from a buffer, so that an alert arrives
+/// in one piece.
 const ROOM_MIN: usize = 1 << 10;
 /// Bytes of a record in addition to its data: header, content type and tag.
 const AROUND: u64 = (HEADER + 1 + TAG) as u64;
@@ -92,8 +95,8 @@ impl<IO> std::fmt::Debug for KernelStream<IO> {
     }
 }
 
-/// Returns whether the kernel can replace keys. It matters only before this side's own key update: once that is sent, there must be new
-/// keys.
+/// Returns whether the kernel can replace keys. It matters only before this side's own key update:
+/// once that is sent, there must be new keys.
 pub(crate) fn kernel_rekeys() -> bool {
     static REKEYS: LazyLock<bool> = LazyLock::new(|| {
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -121,7 +124,8 @@ struct EarlyRecords {
     records: u64,
 }
 
-/// Decrypts complete records with data, and tickets. `None` means that there is other content, after which the kernel could not continue.
+/// Decrypts complete records with data, and tickets. `None` means that there is other content,
+/// after which the kernel could not continue.
 fn open_early(
     secrets: &TrafficSecrets<'_>,
     early: &[u8],
@@ -135,7 +139,8 @@ fn open_early(
         }));
     }
     let (_, mut opener) = pair(secrets.suite, secrets.side, secrets.client, secrets.server)?;
-    // The records are copied, because decryption is in place and the user-space record layer may have to repeat it.
+    // The records are copied, because decryption is in place and the user-space record layer may
+    // have to repeat it.
     let mut rest = &mut early.to_vec()[..];
     while !rest.is_empty() {
         let Ok(RecordPrefix::Whole(whole)) = front(rest) else {
@@ -159,12 +164,13 @@ fn open_early(
     }))
 }
 
-/// Gives the kernel the keys, if it can continue where the handshake ended. `early` are bytes that were read after the handshake's last
-/// record.
+/// Gives the kernel the keys, if it can continue where the handshake ended. `early` are bytes that
+/// were read after the handshake's last record.
 ///
 /// # Errors
-/// The kernel accepted one direction and then refused the other, so the connection is unusable. [`RecordError::Keys`] for a suite that the
-/// mesh does not use, or for secrets that do not fit the suite.
+/// The kernel accepted one direction and then refused the other, so the connection is unusable.
+/// [`RecordError::Keys`] for a suite that the mesh does not use, or for secrets that do not fit the
+/// suite.
 pub(crate) fn hand_over<IO: Transport>(
     io: IO,
     secrets: &TrafficSecrets<'_>,
@@ -196,7 +202,8 @@ pub(crate) fn hand_over<IO: Transport>(
     let Ok(Some(before)) = attached else {
         return Ok(KtlsHandover::Not(io, "refused"));
     };
-    // Older kernels support only the sending direction. So the receiving one is tried first, while the hand-over can still be refused.
+    // Older kernels support only the sending direction. So the receiving one is tried first, while
+    // the hand-over can still be refused.
     if sys::tls_keys(tcp, TlsDirection::In, &into).is_err() {
         return Ok(KtlsHandover::Not(io, "refused"));
     }
@@ -294,7 +301,8 @@ impl<IO: Transport> KernelStream<IO> {
     /// Records why the connection has ended; `alert` is for the peer.
     fn end(&mut self, error: RecordError, alert: Option<[u8; 2]>) -> io::Error {
         self.receive_state = ReceiveState::Broken(error);
-        // The kernel stores a bad record as the socket's error, which would make it refuse the alert.
+        // The kernel stores a bad record as the socket's error, which would make it refuse the
+        // alert.
         let _ = self.tcp().and_then(|tcp| tcp.take_error());
         if let (Some(alert), false) = (alert, self.said_close) {
             (self.said_close, self.saying) = (true, Some(alert));
@@ -328,8 +336,9 @@ impl<IO: Transport> KernelStream<IO> {
         }
     }
 
-    /// Sets the rotate hint when the keys are near their limit. The client sets it earlier, because it opens the next connection. If both
-    /// closed at once, one side's reset would cut off the other's last data.
+    /// Sets the rotate hint when the keys are near their limit. The client sets it earlier, because
+    /// it opens the next connection. If both closed at once, one side's reset would cut off the
+    /// other's last data.
     fn check_key_usage(&mut self, records: u64) {
         let most = if self.side == EndpointRole::Client {
             self.limit / 4 * 3
@@ -341,7 +350,8 @@ impl<IO: Transport> KernelStream<IO> {
         }
     }
 
-    /// Checks the peer's direction from time to time, because one read often returns several of its records.
+    /// Checks the peer's direction from time to time, because one read often returns several of its
+    /// records.
     fn check_peer_key_usage(&mut self) {
         self.reads = self.reads.wrapping_add(1);
         if self.reads.is_multiple_of(COUNT)
@@ -471,8 +481,8 @@ impl<IO: Transport> KernelStream<IO> {
         )
     }
 
-    /// Ready once TCP has all bytes that the kernel encrypted. When TCP is full, the kernel sends the rest later, unless TCP was shut down
-    /// before.
+    /// Ready once TCP has all bytes that the kernel encrypted. When TCP is full, the kernel sends
+    /// the rest later, unless TCP was shut down before.
     fn poll_given(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             if let Some((sleep, _)) = &mut self.queue_poll {

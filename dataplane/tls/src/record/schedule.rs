@@ -1,5 +1,5 @@
-//! Key schedule: from traffic secrets to record keys, and from one secret to the next (RFC 8446 §7). The code is pure and handles no
-//! records.
+//! Key schedule: from traffic secrets to record keys, and from one secret to the next (RFC 8446
+//! §7). The code is pure and handles no records.
 
 use aws_lc_rs::aead::{self, AES_128_GCM, AES_256_GCM, LessSafeKey, NONCE_LEN, UnboundKey};
 use aws_lc_rs::hkdf::{self, HKDF_SHA256, HKDF_SHA384};
@@ -51,9 +51,10 @@ pub(super) struct TrafficSecret {
     bytes: Zeroizing<Vec<u8>>,
 }
 
-/// Returns a traffic secret, and behind it the key and the IV derived from it (RFC 8446 §7.3), for a [`RecordStream`](super::RecordStream).
-/// The side that performs the handshake derives them, so that the record layer need not. `None` for a suite that the mesh does not use, or
-/// for a secret that does not fit the suite.
+/// Returns a traffic secret, and behind it the key and the IV derived from it (RFC 8446 §7.3), for
+/// a [`RecordStream`](super::RecordStream). The side that performs the handshake derives them, so
+/// that the record layer need not. `None` for a suite that the mesh does not use, or for a secret
+/// that does not fit the suite.
 pub fn traffic(suite: u16, secret: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
     TrafficSecret::new(MeshCipherSuite::of(suite)?, secret)?.traffic()
 }
@@ -78,7 +79,8 @@ impl<'a> TrafficKeyParts<'a> {
     }
 }
 
-/// Converts a result of [`traffic`] into secret and keys. `None` if its length does not fit the suite.
+/// Converts a result of [`traffic`] into secret and keys. `None` if its length does not fit the
+/// suite.
 pub(super) fn apart(suite: MeshCipherSuite, traffic: &[u8]) -> Option<(TrafficSecret, RecordKeys)> {
     let TrafficKeyParts { secret, key, iv } = TrafficKeyParts::of(suite, traffic)?;
     let key = LessSafeKey::new(UnboundKey::new(suite.aead(), key).ok()?);
@@ -140,7 +142,8 @@ impl TrafficSecret {
         Some(all)
     }
 
-    /// Derives the record keys (RFC 8446 §7.3). `None` cannot occur for a secret of the right length; callers then fail the connection.
+    /// Derives the record keys (RFC 8446 §7.3). `None` cannot occur for a secret of the right
+    /// length; callers then fail the connection.
     pub(super) fn keys(&self) -> Option<RecordKeys> {
         let key = self.expand(b"key", self.suite.aead().key_len())?;
         let key = LessSafeKey::new(UnboundKey::new(self.suite.aead(), &key).ok()?);

@@ -1,4 +1,5 @@
-//! Tests of the record layer against rustls, in both roles, and against a peer that violates the protocol.
+//! Tests of the record layer against rustls, in both roles, and against a peer that violates the
+//! protocol.
 
 use std::sync::{Arc, Mutex};
 
@@ -91,7 +92,8 @@ async fn handshake(
     handshake_over(suite, tickets, tokio::io::duplex(256 << 10)).await
 }
 
-/// Returns two rustls ends after their handshake, and the secrets. The server has sent tickets, which the client has not read.
+/// Returns two rustls ends after their handshake, and the secrets. The server has sent tickets,
+/// which the client has not read.
 pub(super) async fn handshake_over<IO: AsyncRead + AsyncWrite + Unpin>(
     suite: SupportedCipherSuite,
     tickets: usize,
@@ -304,7 +306,8 @@ async fn read_from_peer(says: Vec<Says>) -> Result<Vec<u8>, String> {
     read_with(RecordStream::new(near, &secrets, &[]).unwrap(), far, says).await
 }
 
-/// Sends all items as the server (client secret of ones, server secret of twos), then ends, and returns the reader's result.
+/// Sends all items as the server (client secret of ones, server secret of twos), then ends, and
+/// returns the reader's result.
 pub(super) async fn read_with(
     mut reader: impl AsyncRead + Unpin,
     mut far: impl AsyncWrite + Unpin,
@@ -336,7 +339,8 @@ pub(super) async fn read_with(
     }
 }
 
-/// Name of a peer's behavior, the bytes it sends, and the expected result: data, or an error by name.
+/// Name of a peer's behavior, the bytes it sends, and the expected result: data, or an error by
+/// name.
 pub(super) type RecordCase = (&'static str, Vec<Says>, Result<&'static str, &'static str>);
 
 fn data(text: &str) -> Says {
@@ -664,7 +668,8 @@ fn secrets_must_fit_their_suite() {
 }
 
 proptest! {
-    /// However the bytes of a conversation are cut or damaged, a message arrives whole or not at all.
+    /// However the bytes of a conversation are cut or damaged, a message arrives whole or not at
+    /// all.
     #[test]
     fn cut_anywhere_it_is_whole_and_damaged_anywhere_it_ends(
         messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..600), 1..8),
@@ -704,8 +709,8 @@ fn prop_assert_prefix(got: &[u8], want: &[u8]) {
     assert!(want.starts_with(got));
 }
 
-/// Returns the position of a byte within its record. The version in a header is the only field that is not checked separately, but it is
-/// authenticated.
+/// Returns the position of a byte within its record. The version in a header is the only field that
+/// is not checked separately, but it is authenticated.
 fn at_in_record(out: &[u8], at: usize) -> usize {
     let mut start = 0;
     loop {

@@ -1,5 +1,6 @@
-//! The world of the attacks with its tenants, and the definition of an attack. Alpha's keys are in key servers. Both tenants' CAs are the
-//! test's own, so that it has any certificate that an attacker could steal.
+//! The world of the attacks with its tenants, and the definition of an attack. Alpha's keys are in
+//! key servers. Both tenants' CAs are the test's own, so that it has any certificate that an
+//! attacker could steal.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -72,7 +73,8 @@ impl RefusalCounter {
         }
     }
 
-    /// Returns the values of the same counters with other labels: they show where packets or requests were counted instead.
+    /// Returns the values of the same counters with other labels: they show where packets or
+    /// requests were counted instead.
     pub(crate) fn siblings(&self, setup: &AttackWorld) -> String {
         let Self::Metric(kind, family, _) = self else {
             return String::new();
@@ -234,7 +236,8 @@ impl AttackWorld {
         AttackOutcome::of(page.contains("blob-alpha"), page)
     }
 
-    /// Waits until every data plane uses a generation. If this never happens, the attack continues all the same.
+    /// Waits until every data plane uses a generation. If this never happens, the attack continues
+    /// all the same.
     pub(crate) fn settle(&self, generation: u64) {
         let started = Instant::now();
         let is_there = || {
@@ -365,8 +368,8 @@ pub(crate) fn setup() -> &'static AttackWorld {
     SETUP.get_or_init(|| set("e2e-attacks", |_| ()))
 }
 
-/// Returns the world with a virtual switch that passes everything. Only the provider's own hosts reach the provider's pages, as operators
-/// without a network of their own configure it.
+/// Returns the world with a virtual switch that passes everything. Only the provider's own hosts
+/// reach the provider's pages, as operators without a network of their own configure it.
 pub(crate) fn open_setup() -> &'static AttackWorld {
     static SETUP: OnceLock<AttackWorld> = OnceLock::new();
     SETUP.get_or_init(|| {

@@ -1,5 +1,6 @@
-//! Attacks by objects that a tenant may write: they try to make the mesh connect, fetch or respond for the tenant where it may not do so
-//! itself. Beta's operator applies them, beta's client sends requests; the objects themselves are accepted.
+//! Attacks by objects that a tenant may write: they try to make the mesh connect, fetch or respond
+//! for the tenant where it may not do so itself. Beta's operator applies them, beta's client sends
+//! requests; the objects themselves are accepted.
 
 use std::time::Duration;
 

@@ -64,8 +64,8 @@ fn receives(
 /// The controller has sent a subscriber's first resources within this time.
 const RECEIVED_WITHIN: Duration = Duration::from_secs(5);
 
-/// Tests whether a subscriber that may have resources of alpha's receives one. The controller may be silent for longer than a subscription
-/// waits, so it is repeated.
+/// Tests whether a subscriber that may have resources of alpha's receives one. The controller may
+/// be silent for longer than a subscription waits, so it is repeated.
 fn receives_own(
     setup: &AttackWorld,
     caller: &Caller<'_>,

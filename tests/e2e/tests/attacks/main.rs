@@ -1,6 +1,7 @@
-//! A tenant's users against another tenant, and an intruder among a tenant's own workloads: every attack that the threat model names, with
-//! real bytes. Each must fail, and be counted if the threat model names a counter. The same probe by an authorized client must succeed;
-//! otherwise the attack proves nothing.
+//! A tenant's users against another tenant, and an intruder among a tenant's own workloads: every
+//! attack that the threat model names, with real bytes. Each must fail, and be counted if the
+//! threat model names a counter. The same probe by an authorized client must succeed; otherwise the
+//! attack proves nothing.
 
 mod attack_world;
 mod confused_deputy;

@@ -1,5 +1,5 @@
-//! Attacks that a cloud's virtual switch would stop, with that switch open: VNIs and addresses of others, ports of the provider. Canal
-//! itself must refuse and count each of them, frame by frame.
+//! Attacks that a cloud's virtual switch would stop, with that switch open: VNIs and addresses of
+//! others, ports of the provider. Canal itself must refuse and count each of them, frame by frame.
 
 use canal_e2e::credential::PemCredential;
 use canal_e2e::keys::{KeyServerReply, Requester};
@@ -251,8 +251,8 @@ fn from_a_pod() -> Vec<Attack> {
     ]
 }
 
-/// Ports of the provider's and of alpha's that beta's node reaches now. They are protected by certificates, or only the host itself may
-/// connect, as the operators' pages are configured here.
+/// Ports of the provider's and of alpha's that beta's node reaches now. They are protected by
+/// certificates, or only the host itself may connect, as the operators' pages are configured here.
 fn ports() -> Vec<Attack> {
     let file = || KeyName::File("alpha/default/web-open".parse().expect("a service"));
     let asks =

@@ -1,4 +1,5 @@
-//! Attacks inside HTTP: false identities, false destinations, and paths, methods and messages that two readers could read differently.
+//! Attacks inside HTTP: false identities, false destinations, and paths, methods and messages that
+//! two readers could read differently.
 
 use std::time::Duration;
 
@@ -9,12 +10,13 @@ use super::attack_world::{Attack, AttackOutcome, AttackWorld, BETA, CLIENT, INTR
 
 /// Address of the web service behind the policy on paths.
 const RAW: &str = "10.101.0.17";
-/// Types of the frames that end an HTTP/2 stream and connection, and of its responses (RFC 9113 §6).
+/// Types of the frames that end an HTTP/2 stream and connection, and of its responses (RFC 9113
+/// §6).
 const RST_STREAM: u8 = 3;
 const GOAWAY: u8 = 7;
 const HEADERS: u8 = 1;
-/// Raw bytes of a client that may send them are answered within this time. A raw connection that is silent for two seconds counts as
-/// refused, so such a client tries again.
+/// Raw bytes of a client that may send them are answered within this time. A raw connection that is
+/// silent for two seconds counts as refused, so such a client tries again.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 
 pub(crate) fn attacks() -> Vec<Attack> {

@@ -144,7 +144,8 @@ pub(crate) fn attacks() -> Vec<Attack> {
     all
 }
 
-/// Key sets that the controller must not fetch: the tenant gets a diagnostic, and nothing is fetched.
+/// Key sets that the controller must not fetch: the tenant gets a diagnostic, and nothing is
+/// fetched.
 fn fetches() -> Vec<Attack> {
     let authentication = |uri: &str| {
         format!(

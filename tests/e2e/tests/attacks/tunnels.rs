@@ -1,5 +1,6 @@
-//! Attacks on the paths between nodes, gateways and key servers: certificates used elsewhere, destinations that the sender may not name,
-//! headers that only gateways may send, frames and ports of others.
+//! Attacks on the paths between nodes, gateways and key servers: certificates used elsewhere,
+//! destinations that the sender may not name, headers that only gateways may send, frames and ports
+//! of others.
 
 use std::net::TcpStream;
 use std::time::Duration;

@@ -66,7 +66,8 @@ const ALL: &str = "all";
 const UNKNOWN: &str = "?";
 /// Prefix of the names of paths to ports without a declared protocol.
 const UNDECLARED: &str = "undeclared-";
-/// Number of runs if the differences are not the listed ones; more than half of them must show a problem.
+/// Number of runs if the differences are not the listed ones; more than half of them must show a
+/// problem.
 const ROUNDS: usize = 5;
 const HEAD: &str = "# Differences between meshed and unmeshed: id in docs/compatibility.md, case, roads, what the meshed ends observe.\n\
                     # `*`: it differs from run to run, on one road at the least; `~`: it may differ. CANAL_BLESS=1 writes this file.\n";
@@ -80,7 +81,8 @@ const DOCUMENT: &str = "docs/compatibility.md";
 /// Repeats the runs until the differences equal the listed ones. Panics if most runs show other
 /// differences.
 ///
-/// `run` gets the programs in whose cases the last round showed a problem, and repeats at least those; at first it gets none, and runs all.
+/// `run` gets the programs in whose cases the last round showed a problem, and repeats at least
+/// those; at first it gets none, and runs all.
 pub(crate) fn compare_runs(
     list: &str,
     mut run: impl FnMut(&BTreeSet<String>) -> Vec<CaseObservation>,
@@ -243,7 +245,8 @@ impl Differences {
             };
             let (on, off): (Vec<&String>, Vec<&String>) =
                 roads.iter().partition(|road| is_shown(road));
-            // A gateway relays an undeclared port after a silence of 100 ms, as without the mesh; a busy client may be silent for so long.
+            // A gateway relays an undeclared port after a silence of 100 ms, as without the mesh; a
+            // busy client may be silent for so long.
             let is_relayed =
                 |road: &&String| road.starts_with(UNDECLARED) && meshed(road).is_none();
             let occurs = match one.observed.as_str() {
@@ -283,7 +286,8 @@ impl Differences {
         missing.chain(unused).collect()
     }
 
-    /// Returns the list as this run found it. Ids stay with their cases, and so do observations that vary.
+    /// Returns the list as this run found it. Ids stay with their cases, and so do observations
+    /// that vary.
     fn renewed(&self, found: &CaseDifferences) -> String {
         let mut lines = BTreeSet::new();
         for (case, by_road) in &found.differing {

@@ -1,8 +1,10 @@
-//! Runs the same programs in a meshed and in an unmeshed tenant with the same addresses. Both ends observe the same in 70 TCP cases and 166
-//! HTTP/1 cases, except for the differences that `differences.tsv` lists with the id of a row in docs/compatibility.md. A listed difference
-//! that no longer occurs fails as well. The document, not this test, justifies the differences.
+//! Runs the same programs in a meshed and in an unmeshed tenant with the same addresses. Both ends
+//! observe the same in 70 TCP cases and 166 HTTP/1 cases, except for the differences that
+//! `differences.tsv` lists with the id of a row in docs/compatibility.md. A listed difference that
+//! no longer occurs fails as well. The document, not this test, justifies the differences.
 //!
-//! `CANAL_BLESS=1` rewrites the list. A difference without an id gets `?`, which fails until it has an id and a reason.
+//! `CANAL_BLESS=1` rewrites the list. A difference without an id gets `?`, which fails until it has
+//! an id and a reason.
 
 pub(crate) mod differences;
 mod roads;

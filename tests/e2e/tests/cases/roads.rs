@@ -10,13 +10,15 @@ use serde_json::{Value, json};
 
 use super::differences::CaseObservation;
 
-/// Addresses of the server pod, of the client pod, and of the Services by kind and declaration; they are the same in both tenants.
+/// Addresses of the server pod, of the client pod, and of the Services by kind and declaration;
+/// they are the same in both tenants.
 const SERVER: [&str; 2] = ["10.1.2.2", "fd00:1::2:2"];
 const CLIENT: [&str; 2] = ["10.1.1.2", "fd00:1::1:2"];
 const HTTP_SERVICE: [&str; 2] = ["10.101.0.10", "fd00:101::10"];
 const DECLARED_SERVICE: [&str; 2] = ["10.101.0.20", "fd00:101::20"];
 const SNIFFED_SERVICE: [&str; 2] = ["10.101.0.30", "fd00:101::30"];
-/// First ports of the ranges of the TCP cases, and the ports of the HTTP cases: declared, undeclared.
+/// First ports of the ranges of the TCP cases, and the ports of the HTTP cases: declared,
+/// undeclared.
 const TCP_BASES: [u16; 2] = [7100, 7200];
 const HTTP_PORTS: [u16; 2] = [8080, 8082];
 /// Maximum time of a single wait of a case in the timing tier, in seconds.

@@ -67,7 +67,8 @@ fn route(kind: &str, n: usize, conditions: impl Iterator<Item = String>) -> Stri
     )
 }
 
-/// Returns the text of a route with regular expressions, each of which has a large automaton. `variant` is part of each.
+/// Returns the text of a route with regular expressions, each of which has a large automaton.
+/// `variant` is part of each.
 pub(super) fn patterns(n: usize, variant: char) -> String {
     let path =
         |at| format!("path: {{type: RegularExpression, value: '[ab]{{3000}}{variant}{at}'}}");

@@ -1,5 +1,5 @@
-//! Alpha exhausts the controller's connections, memory, disk and writer: through its network, with its node's token, and with its
-//! operator's.
+//! Alpha exhausts the controller's connections, memory, disk and writer: through its network, with
+//! its node's token, and with its operator's.
 
 use std::time::{Duration, Instant};
 

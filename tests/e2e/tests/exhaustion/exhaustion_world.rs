@@ -1,4 +1,5 @@
-//! The world of the exhaustion cases: both tenants have keys in key servers and the test's own CAs. In the gate alpha's shares are small.
+//! The world of the exhaustion cases: both tenants have keys in key servers and the test's own CAs.
+//! In the gate alpha's shares are small.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -34,7 +35,8 @@ pub(super) const BETA_OPERATOR: &str = "a-token-of-betas-operator-0123456789abcd
 /// Both tenants are served, and their operators known, within this time.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 
-/// Maximum memory (RSS) of each kind of process, whatever a tenant does. Unoptimized test builds stay within it too.
+/// Maximum memory (RSS) of each kind of process, whatever a tenant does. Unoptimized test builds
+/// stay within it too.
 const MEMORY_MAX_MIB: [(&str, u64); 5] = [
     ("gateway", 512),
     ("controller", 768),
@@ -151,7 +153,8 @@ impl ExhaustionWorld {
     }
 }
 
-/// Returns a process's RSS: `VmRSS:` is the one now, `VmHWM:` the largest ever, which includes peaks between two reads.
+/// Returns a process's RSS: `VmRSS:` is the one now, `VmHWM:` the largest ever, which includes
+/// peaks between two reads.
 pub(super) fn resident_mib(pid: u32, which: &str) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find(|line| line.starts_with(which))?;

@@ -28,7 +28,8 @@ const KEPT_MIB: u64 = 32;
 const SOON: Duration = Duration::from_secs(30);
 /// Number of denials by beta, and number of kills of a gateway.
 const TIMES: usize = 3;
-/// The world restarts a process that ran this long after its shortest pause, which it doubles for one that ended earlier.
+/// The world restarts a process that ran this long after its shortest pause, which it doubles for
+/// one that ended earlier.
 const RAN_LONG: Duration = Duration::from_secs(10);
 
 const BETA_INTRUDER: &str = "beta/default/intruder-0";
@@ -71,7 +72,8 @@ fn deny(setup: &ExhaustionWorld) -> Duration {
     took
 }
 
-/// Beta revokes an identity. Returns the time from the order until a pod with that identity is refused.
+/// Beta revokes an identity. Returns the time from the order until a pod with that identity is
+/// refused.
 fn revoke(setup: &ExhaustionWorld) -> Duration {
     until(deadline(SOON), "the intruder is served", || {
         beta_code(setup, BETA_INTRUDER, &[]) == 200
@@ -87,7 +89,8 @@ fn revoke(setup: &ExhaustionWorld) -> Duration {
     ordered.elapsed()
 }
 
-/// Alpha changes its largest tables until the flag is false, so that the controller compiles and gateways build all the time.
+/// Alpha changes its largest tables until the flag is false, so that the controller compiles and
+/// gateways build all the time.
 fn churn(setup: &ExhaustionWorld, goes_on: &AtomicBool) -> u64 {
     let mut changes = 0;
     for variant in ['b', 'c']
@@ -137,7 +140,8 @@ fn residents(setup: &ExhaustionWorld) -> Vec<u64> {
     PROCESSES.iter().map(resident).collect()
 }
 
-/// Deletes a tenant: all that was applied, then its files. Its folder stays, because the content of a folder that vanishes stays in force.
+/// Deletes a tenant: all that was applied, then its files. Its folder stays, because the content of
+/// a folder that vanishes stays in force.
 fn delete(setup: &ExhaustionWorld, tenant: &str) {
     let (from, to) = (
         folder(setup, &format!("config/{tenant}")),
@@ -215,7 +219,8 @@ fn one_tenant_at_every_share_delays_no_other_and_leaves_nothing_when_deleted() {
     });
 }
 
-/// A gateway that is killed serves another tenant before it has built the tables of one that is at every share.
+/// A gateway that is killed serves another tenant before it has built the tables of one that is at
+/// every share.
 #[test]
 fn a_restarted_gateway_serves_others_before_one_tenants_full_shares() {
     let setup = setup();

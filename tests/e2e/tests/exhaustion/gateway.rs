@@ -1,5 +1,5 @@
-//! Alpha exhausts the gateway's connections, handshakes, streams and windows, with connections in every state in which a connection can be
-//! left.
+//! Alpha exhausts the gateway's connections, handshakes, streams and windows, with connections in
+//! every state in which a connection can be left.
 
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use canal_e2e::flood::{ConnectionFlood, Hold, churn};
 use super::ExhaustionCase;
 use super::exhaustion_world::{ALPHA, ExhaustionWorld};
 
-/// Connections of one flood. The world's gateways accept about 9,000 each, and a test process may open 20,000 files.
+/// Connections of one flood. The world's gateways accept about 9,000 each, and a test process may
+/// open 20,000 files.
 const MANY: usize = 3000;
 /// Connections of a flood in which each costs a handshake, on two cores that all processes share.
 const SOME: usize = 200;
@@ -40,7 +41,8 @@ fn open_connections(
     })
 }
 
-/// Returns the incomplete first flight of a TLS 1.3 client: it announces a record of 512 bytes and has 5.
+/// Returns the incomplete first flight of a TLS 1.3 client: it announces a record of 512 bytes and
+/// has 5.
 pub(super) fn half_hello() -> Vec<u8> {
     vec![0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc, 0x03]
 }

@@ -47,7 +47,8 @@ pub(super) fn restrict_alpha(mesh: &Mesh) {
     std::fs::write(&path, restricted).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
 }
 
-/// Returns how often a share of alpha's was full: the new holder was refused, or the oldest gave way.
+/// Returns how often a share of alpha's was full: the new holder was refused, or the oldest gave
+/// way.
 fn full(mesh: &Mesh, kind: &str, limit: &str) -> u64 {
     let labels = format!("limit=\"{limit}\"");
     ["canal_share_refused_total", "canal_share_revoked_total"]
@@ -94,7 +95,8 @@ fn short_rules(routes: usize, rules: usize) -> String {
     (0..routes).map(route).collect()
 }
 
-/// One route with this many regular expressions of 72 KB, which take several times that in a gateway.
+/// One route with this many regular expressions of 72 KB, which take several times that in a
+/// gateway.
 fn patterns(count: usize) -> String {
     let rule = |n| {
         let path = format!("{{type: RegularExpression, value: '[ab]{{3000}}{n}'}}");
@@ -220,7 +222,8 @@ fn connection_cases() -> Vec<LimitCase> {
             share: Some(ShareKind::ControllerStreams),
             attack: |setup| {
                 let node = Caller::as_itself(&setup.mesh.world, ALPHA_NODE);
-                // The subscription is expected to be refused: alpha's nodes have more streams than their share already.
+                // The subscription is expected to be refused: alpha's nodes have more streams than
+                // their share already.
                 let _ = node.subscribe("node~alpha-n1", ResourceKind::Service.type_url(), &[]);
             },
             refusals: |mesh| full(mesh, "controller", "controller_streams"),
@@ -267,7 +270,8 @@ fn each_full_limit_refuses_its_holder_and_no_other() {
     println!("{}", setup.memory());
 }
 
-/// Shares that another test fills, because that needs more than a few hundred connections or objects, and the file of that test.
+/// Shares that another test fills, because that needs more than a few hundred connections or
+/// objects, and the file of that test.
 const FILLED_ELSEWHERE: [(ShareKind, &str); 15] = [
     (ShareKind::GatewayBufferBytes, "dataplane/hbone/src/flow.rs"),
     (

@@ -1,5 +1,5 @@
-//! Ten tenants take all that they can get of a limit at the same time, and an eleventh is served. The limits are small. Nothing here depends
-//! on time.
+//! Ten tenants take all that they can get of a limit at the same time, and an eleventh is served.
+//! The limits are small. Nothing here depends on time.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,11 +1,13 @@
-//! Alpha exhausts the gateway's CPU and memory by requests and packets that its own members may send.
+//! Alpha exhausts the gateway's CPU and memory by requests and packets that its own members may
+//! send.
 
 use std::time::Duration;
 
 use super::ExhaustionCase;
 use super::exhaustion_world::{ALPHA, ALPHA_WEB, ExhaustionWorld};
 
-/// Alpha's client sends as fast as it can over this many connections. Returns the number of requests.
+/// Alpha's client sends as fast as it can over this many connections. Returns the number of
+/// requests.
 fn load(
     setup: &ExhaustionWorld,
     lasts: Duration,
@@ -44,9 +46,11 @@ fn flood(
     })
 }
 
-/// Sends half a request head on each of many captured connections, which their node's proxy and a gateway hold.
+/// Sends half a request head on each of many captured connections, which their node's proxy and a
+/// gateway hold.
 fn half_heads(setup: &ExhaustionWorld, lasts: Duration) -> u64 {
-    // The client runs in the pod's cgroup, so that its connections are captured; bash opens a socket with /dev/tcp and holds it.
+    // The client runs in the pod's cgroup, so that its connections are captured; bash opens a
+    // socket with /dev/tcp and holds it.
     let (ip, port) = ALPHA_WEB.split_once(':').expect("an address with a port");
     let script = format!(
         "n=0; for i in $(seq 3 250); do eval \"exec $i<>/dev/tcp/{ip}/{port}\" 2>/dev/null && printf 'GET / HTTP/1.1\\r\\nHost: x\\r\\n' >&$i \

@@ -1,5 +1,5 @@
-//! Watches beta: requests on persistent connections, new connections with a new handshake each, and its data planes' calls of the
-//! controller.
+//! Watches beta: requests on persistent connections, new connections with a new handshake each, and
+//! its data planes' calls of the controller.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -15,8 +15,8 @@ use super::exhaustion_world::{BETA, BETA_NODE, BETA_OPERATOR, BETA_WEB, Exhausti
 const RATE: u32 = 60;
 /// A request that takes longer has failed.
 const REQUEST_TIMEOUT_MS: u32 = 2000;
-/// Maximum of the 99th percentile of beta's requests. Attacker and victim share two cores here, so this detects starvation only; a bench
-/// with its own cores measures the ratio to an idle machine.
+/// Maximum of the 99th percentile of beta's requests. Attacker and victim share two cores here, so
+/// this detects starvation only; a bench with its own cores measures the ratio to an idle machine.
 pub(super) const P99_MAX: Duration = Duration::from_millis(1000);
 /// A call of the controller that takes longer has failed.
 const CALL_MAX: Duration = Duration::from_secs(4);

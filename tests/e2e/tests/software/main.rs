@@ -1,6 +1,8 @@
-//! Third-party software, unmodified, in a meshed and in an unmeshed tenant with the same addresses: each program's server in one pod, its
-//! client in a pod on another node, over pod and Service addresses of both families. The output of a script's `check` is an observation,
-//! compared like those of the cases (`differences.tsv`). Software that this machine lacks is skipped and reported. The gate runs Redis only.
+//! Third-party software, unmodified, in a meshed and in an unmeshed tenant with the same addresses:
+//! each program's server in one pod, its client in a pod on another node, over pod and Service
+//! addresses of both families. The output of a script's `check` is an observation, compared like
+//! those of the cases (`differences.tsv`). Software that this machine lacks is skipped and
+//! reported. The gate runs Redis only.
 //!
 //! The scripts are `tests/e2e/programs/software/*.sh`; their first lines state their requirements,
 //! their port, and their paths if not all.
@@ -20,7 +22,8 @@ const WORKERS: usize = 4;
 /// Minimum number of available programs, so that a machine without any does not pass.
 const PROGRAMS_MIN: usize = 12;
 
-/// The program that the gate runs. The others take minutes, and need what few machines have installed.
+/// The program that the gate runs. The others take minutes, and need what few machines have
+/// installed.
 const GATE_PROGRAM: &str = "redis";
 
 /// Redis with its replication and Sentinel: the one program for which the gate has time.

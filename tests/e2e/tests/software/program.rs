@@ -22,7 +22,8 @@ const ROADS: [&str; 4] = [
     "declared-service4",
     "declared-service6",
 ];
-/// Addresses of the server pod, the client pod and the Service, IPv4 and IPv6; the same in both tenants.
+/// Addresses of the server pod, the client pod and the Service, IPv4 and IPv6; the same in both
+/// tenants.
 const SERVER: [&str; 2] = ["10.1.2.2", "fd00:1::2:2"];
 const CLIENT: [&str; 2] = ["10.1.1.2", "fd00:1::1:2"];
 const SERVICE: [&str; 2] = ["10.101.0.40", "fd00:101::40"];
@@ -56,7 +57,8 @@ struct SoftwareServer {
 
 impl Drop for SoftwareServer {
     fn drop(&mut self) {
-        // `timeout`, under which every client of a mesh runs, forwards the signal; killing `timeout` would leave the server.
+        // `timeout`, under which every client of a mesh runs, forwards the signal; killing
+        // `timeout` would leave the server.
         let pid = rustix::process::Pid::from_child(&self.child);
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         let _ = self.child.wait();
@@ -136,7 +138,8 @@ impl SoftwareProgram {
         observed
     }
 
-    /// Returns the observations that only the unmeshed client made, as those of an interrupted client: silence is a difference too.
+    /// Returns the observations that only the unmeshed client made, as those of an interrupted
+    /// client: silence is a difference too.
     fn unobserved(&self, observed: &[CaseObservation], part: ClientPart) -> Vec<CaseObservation> {
         let is_observed = |case: &str, road: &str| {
             observed

@@ -1,4 +1,5 @@
-//! Where the controller has placed services, and which replicas their tables name. The module reads the fleet and changes nothing.
+//! Where the controller has placed services, and which replicas their tables name. The module reads
+//! the fleet and changes nothing.
 
 use std::collections::BTreeSet;
 
@@ -58,8 +59,8 @@ pub(super) fn shard(placed: &Value, service: &str) -> Vec<String> {
         .collect()
 }
 
-/// Returns the replicas in a service's tables. Those of an earlier placement stay while they may own sessions, and packets reach them when
-/// all before them are dead.
+/// Returns the replicas in a service's tables. Those of an earlier placement stay while they may
+/// own sessions, and packets reach them when all before them are dead.
 pub(super) fn members(service: &str) -> BTreeSet<String> {
     let output = mesh()
         .canal(&["gateway", "status", service, "-o", "json"])
@@ -93,8 +94,9 @@ pub(super) fn services() -> Vec<WatchedService> {
         .collect()
 }
 
-/// Returns the service whose failure is most distinct: others share no replica with it, and all others keep one in the clients' AZ if
-/// possible. `None` if every other service shares a replica with each.
+/// Returns the service whose failure is most distinct: others share no replica with it, and all
+/// others keep one in the clients' AZ if possible. `None` if every other service shares a replica
+/// with each.
 pub(super) fn find_victim<'a>(
     placed: &Value,
     services: &'a [WatchedService],

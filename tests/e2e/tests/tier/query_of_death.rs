@@ -1,10 +1,11 @@
-//! A request that crashes each replica that it reaches, and the losses of the services beside it. The test is
-//! `a_query_of_death_takes_down_one_service_only` of [`super`].
+//! A request that crashes each replica that it reaches, and the losses of the services beside it.
+//! The test is `a_query_of_death_takes_down_one_service_only` of [`super`].
 
 use super::*;
 
-/// Sends the request that crashes each replica it reaches, until at least one has died. Returns the replicas in the service's tables
-/// meanwhile: placement may change while replicas are away, so the tables of all plans count.
+/// Sends the request that crashes each replica it reaches, until at least one has died. Returns the
+/// replicas in the service's tables meanwhile: placement may change while replicas are away, so the
+/// tables of all plans count.
 pub(super) fn kill_by_request(
     victim: &WatchedService,
     before: &[(String, u32)],
@@ -54,7 +55,8 @@ pub(super) fn deaths_since(before: &[(String, u32)]) -> (BTreeSet<String>, u64) 
     (died, deaths)
 }
 
-/// The result of a query of death: the plans before and after it, the replicas that died, and how often.
+/// The result of a query of death: the plans before and after it, the replicas that died, and how
+/// often.
 pub(super) struct QueryOfDeath<'a> {
     pub(super) victim: &'a str,
     pub(super) placed: Value,
@@ -64,7 +66,8 @@ pub(super) struct QueryOfDeath<'a> {
 }
 
 impl QueryOfDeath<'_> {
-    /// Judges the losses of another service, whose tables named the replicas `table`. Returns whether it shares no replica that died.
+    /// Judges the losses of another service, whose tables named the replicas `table`. Returns
+    /// whether it shares no replica that died.
     pub(super) fn judge(&self, name: &str, table: &BTreeSet<String>, report: &Value) -> bool {
         let Self {
             victim,
@@ -74,8 +77,9 @@ impl QueryOfDeath<'_> {
             deaths,
         } = self;
         let is_beside = !died.is_disjoint(table) || !died.is_disjoint(&members(name));
-        // A process that dies loses its requests in flight, including those of services that share it; all others lose nothing. A service
-        // without another replica in this AZ has none here while they are away.
+        // A process that dies loses its requests in flight, including those of services that share
+        // it; all others lose nothing. A service without another replica in this AZ has none here
+        // while they are away.
         let is_twin = [placed, after]
             .into_iter()
             .any(|plan| is_twin(plan, name, died));
@@ -112,7 +116,8 @@ impl QueryOfDeath<'_> {
     }
 }
 
-/// Starts a load on every service but the victim, and returns it with the replicas that the service's tables name.
+/// Starts a load on every service but the victim, and returns it with the replicas that the
+/// service's tables name.
 pub(super) fn loads_beside<'a>(
     victim: &WatchedService,
     all: &'a [WatchedService],

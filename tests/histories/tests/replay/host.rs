@@ -1,5 +1,6 @@
-//! A replica's host: a namespace with the redirector loaded, the socket steering, a listening gateway, and a TUN device behind which all
-//! clients are. Packets that the program passes enter the stack there, and the stack's responses leave there.
+//! A replica's host: a namespace with the redirector loaded, the socket steering, a listening
+//! gateway, and a TUN device behind which all clients are. Packets that the program passes enter
+//! the stack there, and the stack's responses leave there.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -127,8 +128,8 @@ impl Host {
             .unwrap();
     }
 
-    /// Runs the program over a frame, from inside the namespace, in which this thread stays. Returns the result and the counters that
-    /// changed.
+    /// Runs the program over a frame, from inside the namespace, in which this thread stays.
+    /// Returns the result and the counters that changed.
     pub(super) fn run(&mut self, frame: &[u8]) -> (RedirectorTestRun, Vec<&'static str>) {
         move_into_link_name_space(self.namespace.as_fd(), Some(LinkNameSpaceType::Network))
             .unwrap();

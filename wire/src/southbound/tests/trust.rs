@@ -1,4 +1,5 @@
-//! Tests of zero trust's resources: each form of each round-trips, and unknown values or values over a limit are refused.
+//! Tests of zero trust's resources: each form of each round-trips, and unknown values or values
+//! over a limit are refused.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
-//! A tiny network peer for tests in worlds: `listen PORT`, `dial ADDRESS [SECONDS]`, `pour ADDRESS BYTES`, `udp ADDRESS`, the measuring commands of
-//! `probe`, and the attacker's `spoof …`. It needs nothing that a bare machine lacks.
+//! A tiny network peer for tests in worlds: `listen PORT`, `dial ADDRESS [SECONDS]`, `pour ADDRESS
+//! BYTES`, `udp ADDRESS`, the measuring commands of `probe`, and the attacker's `spoof …`. It needs
+//! nothing that a bare machine lacks.
 #![forbid(unsafe_code)]
 
 mod packet;
@@ -55,7 +56,8 @@ fn target(text: &str) -> std::io::Result<SocketAddr> {
     text.parse().map_err(std::io::Error::other)
 }
 
-/// Listens on both IP families. It answers `GET` with a page that contains the client's address, and discards anything else.
+/// Listens on both IP families. It answers `GET` with a page that contains the client's address,
+/// and discards anything else.
 fn listen(port: u16) -> std::io::Result<()> {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))?;
     println!("listening on {port}");
@@ -113,7 +115,8 @@ fn pour(to: SocketAddr, bytes: u64) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Sends two datagrams, the second only if the first causes no error. An unreachable destination causes one.
+/// Sends two datagrams, the second only if the first causes no error. An unreachable destination
+/// causes one.
 fn udp(to: SocketAddr) -> std::io::Result<()> {
     let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
     socket.connect(to)?;

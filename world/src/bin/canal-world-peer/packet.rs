@@ -1,4 +1,5 @@
-//! Builds packets: IPv4 and IPv6 with TCP, UDP or ICMP inside, VXLAN around them, and valid checksums. Pure: sends nothing.
+//! Builds packets: IPv4 and IPv6 with TCP, UDP or ICMP inside, VXLAN around them, and valid
+//! checksums. Pure: sends nothing.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -159,7 +160,8 @@ fn segment(
     segment
 }
 
-/// Builds the UDP payload of a VXLAN packet: header with `hop` in its reserved last byte, Ethernet header, and the inner packet.
+/// Builds the UDP payload of a VXLAN packet: header with `hop` in its reserved last byte, Ethernet
+/// header, and the inner packet.
 pub(crate) fn vxlan(vni: u32, hop: u8, mac: [u8; 6], inner: &[u8]) -> Vec<u8> {
     let mut frame = vec![0x08, 0, 0, 0];
     frame.extend((vni << 8 | u32::from(hop)).to_be_bytes());
@@ -171,7 +173,8 @@ pub(crate) fn vxlan(vni: u32, hop: u8, mac: [u8; 6], inner: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Splits a datagram after its UDP header, so that the first fragment contains the ports and the second their payload.
+/// Splits a datagram after its UDP header, so that the first fragment contains the ports and the
+/// second their payload.
 pub(crate) fn torn(from: Ipv4Addr, to: Ipv4Addr, datagram: &[u8]) -> [Vec<u8>; 2] {
     let segment = &datagram[20..];
     let (first, second) = segment.split_at(8);

@@ -1,5 +1,5 @@
-//! Measures what a link does to packets from an application's point of view: round-trip times, losses, and whether content stays intact.
-//! Tests evaluate the results.
+//! Measures what a link does to packets from an application's point of view: round-trip times,
+//! losses, and whether content stays intact. Tests evaluate the results.
 
 use std::io::{Read, Write};
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
-/// First byte of a connection. `ECHO` requests an answer to each message, `DIGEST` one digest at the end.
+/// First byte of a connection. `ECHO` requests an answer to each message, `DIGEST` one digest at
+/// the end.
 const ECHO: u8 = b'e';
 const DIGEST: u8 = b'd';
 /// Timeout for connecting and for one answer.
@@ -58,8 +59,8 @@ fn hex(digest: Sha256) -> String {
         .collect()
 }
 
-/// Prints the round-trip times of `count` messages over one connection, sent one after the other, in microseconds: minimum, median,
-/// maximum.
+/// Prints the round-trip times of `count` messages over one connection, sent one after the other,
+/// in microseconds: minimum, median, maximum.
 pub(crate) fn tcp_round_trips(to: SocketAddr, count: usize) -> std::io::Result<()> {
     let mut stream = TcpStream::connect_timeout(&to, TIMEOUT)?;
     stream.set_nodelay(true)?;
@@ -72,8 +73,8 @@ pub(crate) fn tcp_round_trips(to: SocketAddr, count: usize) -> std::io::Result<(
     })
 }
 
-/// Prints the round-trip times of `count` datagrams of `bytes` bytes in microseconds: minimum, median, maximum. Each must come back
-/// unchanged.
+/// Prints the round-trip times of `count` datagrams of `bytes` bytes in microseconds: minimum,
+/// median, maximum. Each must come back unchanged.
 pub(crate) fn udp_round_trips(to: SocketAddr, count: usize, bytes: usize) -> std::io::Result<()> {
     let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
     socket.connect(to)?;

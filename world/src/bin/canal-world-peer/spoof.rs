@@ -68,7 +68,8 @@ impl fmt::Display for SpoofCommand {
     }
 }
 
-/// Sends the packets, then prints `sent …`. It fails if the command is not readable, or if this host's own kernel refuses to send a packet.
+/// Sends the packets, then prints `sent …`. It fails if the command is not readable, or if this
+/// host's own kernel refuses to send a packet.
 pub(crate) fn spoof(words: &[&str]) -> Result<()> {
     let order = read(words)?;
     for _ in 0..order.count {

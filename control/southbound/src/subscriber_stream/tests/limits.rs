@@ -1,4 +1,5 @@
-//! S7, N1, N4: limits on what one stream can make the controller store, and that no limit ends a stream for what a data plane holds.
+//! S7, N1, N4: limits on what one stream can make the controller store, and that no limit ends a
+//! stream for what a data plane holds.
 
 use super::*;
 
@@ -36,7 +37,8 @@ fn names_are_bounded_in_bytes_each_and_together() {
         (0, 1),
         "nothing has so long a name: it is dropped"
     );
-    // Each request has 1,000 names of 1 KiB, charged 1,280 bytes each: far fewer than may be named, and the stream ends at 64 MiB.
+    // Each request has 1,000 names of 1 KiB, charged 1,280 bytes each: far fewer than may be named,
+    // and the stream ends at 64 MiB.
     let batch = |n: usize| subscribe((0..1000).map(move |at| format!("{n:03}-{at:0>1020}")));
     let mut taken = 0;
     let refused = (0..100).find_map(|n| match s.handle_request(batch(n), &catalog) {
@@ -108,7 +110,8 @@ fn subscribe_holding(
     Ok(())
 }
 
-/// N1 and N1b: many more resources than one stream may name, and than one request can list, are removed, and the stream goes on.
+/// N1 and N1b: many more resources than one stream may name, and than one request can list, are
+/// removed, and the stream goes on.
 #[test]
 fn a_providers_data_plane_is_never_refused_for_what_it_holds() {
     let mut w = StreamWorld::default();
@@ -149,7 +152,8 @@ fn a_providers_data_plane_is_never_refused_for_what_it_holds() {
     assert_eq!(removed(&mut s, &w), ["alpha/shop/late".to_string()].into());
 }
 
-/// A node's names that are in no catalog are charged until their removal was acknowledged; a node that lists too many is refused.
+/// A node's names that are in no catalog are charged until their removal was acknowledged; a node
+/// that lists too many is refused.
 #[test]
 fn a_tenants_listed_names_are_charged_until_they_are_forgotten() {
     let mut w = StreamWorld::default();
@@ -177,7 +181,8 @@ fn a_tenants_listed_names_are_charged_until_they_are_forgotten() {
     );
 }
 
-/// N4: a node of alpha can hold nothing of other tenants. Such names are not stored; the next response removes some of them.
+/// N4: a node of alpha can hold nothing of other tenants. Such names are not stored; the next
+/// response removes some of them.
 #[test]
 fn names_outside_the_scope_are_dropped_at_once_and_cost_nothing() {
     let mut w = StreamWorld::default();

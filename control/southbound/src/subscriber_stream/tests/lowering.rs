@@ -51,7 +51,8 @@ fn world_of(ir: &Ir, output: CompileOutput, replica: &ReplicaName) -> StreamWorl
     w
 }
 
-/// Checks that a stream of `principal` sends exactly `program`, and returns the number of resources.
+/// Checks that a stream of `principal` sends exactly `program`, and returns the number of
+/// resources.
 fn check(w: &StreamWorld, principal: Principal, program: &[Resource]) -> usize {
     let what = principal.to_string();
     let mut c = TestSubscriber::new(principal);

@@ -21,8 +21,8 @@ pub(super) fn policy(tenant: &TenantName, name: &str) -> Resource {
     })
 }
 
-/// Returns a gateway of two tenants that starts without resources. Tenant alpha has one good policy and 300 that the gateway refuses;
-/// tenant beta has one that denies.
+/// Returns a gateway of two tenants that starts without resources. Tenant alpha has one good policy
+/// and 300 that the gateway refuses; tenant beta has one that denies.
 fn cold_gateway(by_name: bool, splits: usize) -> (StreamWorld, TestSubscriber) {
     let mut w = StreamWorld::default();
     let mut alpha = shop(&["a"]);
@@ -51,7 +51,8 @@ fn cold_gateway(by_name: bool, splits: usize) -> (StreamWorld, TestSubscriber) {
     (w, c)
 }
 
-/// S1: NACKs of one tenant's policies never set another tenant's policy aside, whether they name resources or not.
+/// S1: NACKs of one tenant's policies never set another tenant's policy aside, whether they name
+/// resources or not.
 #[test]
 fn refused_policies_of_one_tenant_leave_anothers_in_force() {
     for (by_name, splits) in [

@@ -1,8 +1,10 @@
-//! A small world of tenants as the catalog has it, and a model subscriber that checks every response.
+//! A small world of tenants as the catalog has it, and a model subscriber that checks every
+//! response.
 
 use super::*;
 
-/// Short description of one tenant: its services, the workloads behind them, and the routes of services.
+/// Short description of one tenant: its services, the workloads behind them, and the routes of
+/// services.
 #[derive(Clone, Default)]
 pub(super) struct TenantScript {
     pub(super) services: BTreeMap<String, u32>,
@@ -199,8 +201,8 @@ pub(super) fn gateway(name: &str) -> Principal {
     }
 }
 
-/// A model subscriber that keeps what it is sent. It refuses a response with one of `refuses`: as a whole, or by name as Canal's data
-/// planes do.
+/// A model subscriber that keeps what it is sent. It refuses a response with one of `refuses`: as a
+/// whole, or by name as Canal's data planes do.
 pub(super) struct TestSubscriber {
     pub(super) session: SubscriberStream,
     pub(super) resources: BTreeMap<(ResourceKind, String), (String, Resource)>,

@@ -1,5 +1,5 @@
-//! The response's head: waits for it, passes on interim responses, and translates the final head for the client. Bodies are passed on by
-//! `exchange`.
+//! The response's head: waits for it, passes on interim responses, and translates the final head
+//! for the client. Bodies are passed on by `exchange`.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -25,7 +25,8 @@ impl Exchange<'_> {
                 ready!(self.poll_taken(cx))?;
                 self.poll_head_1(cx)
             }
-            // The h2 crate queues interim responses without a bound. They are taken from it and counted, and refused beyond the limits.
+            // The h2 crate queues interim responses without a bound. They are taken from it and
+            // counted, and refused beyond the limits.
             UpstreamSide::Http2(_) => {
                 let polled = self.poll_head_2(cx);
                 if polled.is_pending()
@@ -50,8 +51,9 @@ impl Exchange<'_> {
         }
     }
 
-    /// Counts an interim response of `bytes`, and returns whether it is passed on. A request has limits for their number and bytes; `100`
-    /// is passed on once, whether the endpoint or the gateway sent it.
+    /// Counts an interim response of `bytes`, and returns whether it is passed on. A request has
+    /// limits for their number and bytes; `100` is passed on once, whether the endpoint or the
+    /// gateway sent it.
     fn admit_interim(&mut self, status: u16, bytes: usize) -> Result<bool, ProxyError> {
         let repeated = self.record.interim.count(bytes, status == 100)?;
         // HTTP/1.0 has no interim responses.
@@ -74,10 +76,12 @@ impl Exchange<'_> {
                     }
                     Ok(None) => {}
                     Ok(Some(len)) => {
-                        // After an interim response the loop continues, because the final head is still to come.
+                        // After an interim response the loop continues, because the final head is
+                        // still to come.
                         let view = back.head.view(back.wire.inbox.bytes());
                         let interim = view.is_interim();
-                        // The client's bytes of the new protocol begin after the body, so the switch waits for the end of the body.
+                        // The client's bytes of the new protocol begin after the body, so the
+                        // switch waits for the end of the body.
                         if view.status() == 101 && !self.up.is_complete && !self.up_cut {
                             return Poll::Pending;
                         }
@@ -178,7 +182,8 @@ impl Exchange<'_> {
         let to = heads::framing_to_1(framing, self.ask.spoken);
         match &mut self.front {
             DownstreamSide::Http1(client) => {
-                // The connection stays open only if the request is complete or its upload continues after this response.
+                // The connection stays open only if the request is complete or its upload continues
+                // after this response.
                 let goes_on = status < 400 && *keeps && !self.up_cut;
                 let keep = keep && to != Framing::UntilClose && (self.up.is_complete || goes_on);
                 self.keep_alive = keep;
@@ -219,7 +224,8 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// Returns whether the client's connection stays open, as far as that is known when the response begins.
+    /// Returns whether the client's connection stays open, as far as that is known when the
+    /// response begins.
     fn keeps_client(&self) -> bool {
         self.ask.keep_alive && !self.record.keeps_no_client()
     }
@@ -249,7 +255,8 @@ impl Exchange<'_> {
     }
 
     fn interim_2(&mut self, mut interim: Response<()>) -> Result<(), ProxyError> {
-        // HTTP/2 has no upgrade (RFC 9113 §8.6), and an HTTP/1.1 client would mistake the following bytes for another protocol.
+        // HTTP/2 has no upgrade (RFC 9113 §8.6), and an HTTP/1.1 client would mistake the following
+        // bytes for another protocol.
         if interim.status() == StatusCode::SWITCHING_PROTOCOLS {
             return Err(ProxyError::UpstreamProtocol("h2_switching_protocols"));
         }
@@ -287,7 +294,8 @@ impl Exchange<'_> {
         let keep = self.keeps_client();
         let (mut parts, body) = response.into_parts();
         let status = parts.status.as_u16();
-        // A body that the status or HEAD forbids is dropped, and its stream is reset. An HTTP/1.1 client would take it for the next response.
+        // A body that the status or HEAD forbids is dropped, and its stream is reset. An HTTP/1.1
+        // client would take it for the next response.
         let has_no_body = matches!(status, 204 | 304) || self.ask.kind == RequestKind::Head;
         let ended = body.is_end_stream() || has_no_body;
         if status == 204 {
@@ -302,7 +310,8 @@ impl Exchange<'_> {
         match &mut self.front {
             DownstreamSide::Http1(client) => {
                 let framing = heads::framing_of_answer(self.ask, &parts, ended);
-                // The connection stays open only if the request is complete or its upload continues after this response.
+                // The connection stays open only if the request is complete or its upload continues
+                // after this response.
                 let goes_on = status < 400 && !ended && !self.up_cut;
                 let keep =
                     keep && framing != Framing::UntilClose && (self.up.is_complete || goes_on);
@@ -346,7 +355,8 @@ pub(in crate::forward) fn http2_fault(e: &h2::Error) -> ProxyError {
     match e.reason() {
         // The endpoint did not process the request (RFC 9113 §8.7).
         Some(Reason::REFUSED_STREAM) => ProxyError::UpstreamRefused,
-        // A stream above the last ID of an orderly GOAWAY was not processed; lower ones still get their responses.
+        // A stream above the last ID of an orderly GOAWAY was not processed; lower ones still get
+        // their responses.
         Some(Reason::NO_ERROR) if e.is_go_away() => ProxyError::UpstreamRefused,
         Some(_) if e.is_reset() => ProxyError::UpstreamReset,
         Some(_) => ProxyError::UpstreamProtocol("http2"),

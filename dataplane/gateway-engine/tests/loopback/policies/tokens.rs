@@ -1,4 +1,5 @@
-//! Tokens in policies, on real connections: principals and claims of valid tokens, and the refusal of others.
+//! Tokens in policies, on real connections: principals and claims of valid tokens, and the refusal
+//! of others.
 
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair};
@@ -102,7 +103,8 @@ async fn get_with(fixture: &GatewayFixture, token: &str) -> ClientResponse {
     HttpClient::once(fixture.web, &request).await
 }
 
-/// Checks that tokens are refused that have expired, have another issuer, are malformed, or were changed. `admin` is a valid token.
+/// Checks that tokens are refused that have expired, have another issuer, are malformed, or were
+/// changed. `admin` is a valid token.
 async fn refuse_invalid_tokens(fixture: &GatewayFixture, issuer: &TokenIssuer, admin: &str) {
     let token = |claims: serde_json::Value| issuer.token(&claims);
     let other = token(serde_json::json!({"iss": "iss", "sub": "root", "role": "admin"}));

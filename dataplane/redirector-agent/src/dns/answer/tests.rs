@@ -52,7 +52,8 @@ fn reply(
     )
 }
 
-/// Tenant, name and type of a question, and of its answer the code, the numbers of answers and authorities, and the result.
+/// Tenant, name and type of a question, and of its answer the code, the numbers of answers and
+/// authorities, and the result.
 type AnswerCase = (
     &'static str,
     &'static str,

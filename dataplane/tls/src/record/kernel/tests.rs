@@ -1,5 +1,5 @@
-//! Tests of the kernel's records against rustls' and this record layer's. They run in user-mode Linux, because the host's kernel may have
-//! no TLS.
+//! Tests of the kernel's records against rustls' and this record layer's. They run in user-mode
+//! Linux, because the host's kernel may have no TLS.
 
 use std::future::Future;
 use std::io::IoSlice;
@@ -118,7 +118,8 @@ fn handed(io: TcpStream, secrets: &TrafficSecrets<'_>, early: &[u8]) -> BoxedKer
     }
 }
 
-/// Returns a pair with such small buffers that, when the writer continues, half of a record is in TCP and half in the kernel's TLS.
+/// Returns a pair with such small buffers that, when the writer continues, half of a record is in
+/// TCP and half in the kernel's TLS.
 async fn narrow_pair() -> (TcpStream, TcpStream) {
     let (listens, connects) = (TcpSocket::new_v4().unwrap(), TcpSocket::new_v4().unwrap());
     listens.set_recv_buffer_size(2304).unwrap();
@@ -132,7 +133,8 @@ async fn narrow_pair() -> (TcpStream, TcpStream) {
     (near.unwrap(), far.unwrap().0)
 }
 
-/// Returns a client's end in the kernel, and the other end of TCP. The secrets consist of ones and twos.
+/// Returns a client's end in the kernel, and the other end of TCP. The secrets consist of ones and
+/// twos.
 async fn client_end() -> (BoxedKernelStream, TcpStream) {
     let (near, far) = tcp_pair().await;
     (client_of(near), far)
@@ -366,7 +368,8 @@ async fn writer_first() {
     let (mut a, far) = client_end().await;
     let mut far = server_end(far);
     far.get_ref().writable().await.unwrap();
-    // The header announces a record that is too long. The kernel reports that at the header, to the first caller.
+    // The header announces a record that is too long. The kernel reports that at the header, to the
+    // first caller.
     far.get_ref().try_write(&[23, 3, 3, 0x41, 1, 7, 7]).unwrap();
     tokio::time::sleep(Duration::from_millis(20)).await;
     let written = a.write_all(b"x").await;
