@@ -152,6 +152,16 @@ fn services(
     found
 }
 
+/// Returns the fault of the object that belongs to no rule and so breaks all of them.
+fn fault_outside_rules(said: &Sourced<'_, VirtualService>) -> Option<String> {
+    let outside = said
+        .document
+        .faults
+        .iter()
+        .find(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.http["));
+    outside.map(|fault| format!("{}: {}", fault.field, fault.problem))
+}
+
 /// Attaches the rules of the object to one service. Returns false as soon as `add` does.
 fn attach(
     said: &Sourced<'_, VirtualService>,
@@ -161,12 +171,7 @@ fn attach(
     add: &mut dyn FnMut(RouteRule) -> bool,
 ) -> bool {
     let spec = &said.object.spec;
-    let outside = said
-        .document
-        .faults
-        .iter()
-        .find(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.http["));
-    let mut broken = outside.map(|fault| format!("{}: {}", fault.field, fault.problem));
+    let mut broken = fault_outside_rules(said);
     if spec.http.len() > RULES_PER_ROUTE_MAX {
         let problem = format!(
             "the object has {} rules, more than {RULES_PER_ROUTE_MAX}",

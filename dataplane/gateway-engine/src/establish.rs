@@ -358,10 +358,7 @@ pub(crate) async fn hbone(
     }
     drop(handshake);
     permit.end_handshake(true);
-    let config = ServerConfig {
-        buffer_budget: Some(worker.buffer_budget(&tenant.name)),
-        ..ServerConfig::default()
-    };
+    let config = hbone_config(worker, &tenant);
     let tunnels = Rc::new(TunnelCount {
         open: Cell::new(0),
         permit: permit.clone(),
@@ -440,6 +437,14 @@ impl Drop for TunnelGuard {
         if self.0.open.get() == 0 {
             self.0.permit.offer();
         }
+    }
+}
+
+/// Returns the settings of a tenant's HBONE connections: all of them share its buffers.
+fn hbone_config(worker: &Worker, tenant: &TenantView) -> ServerConfig {
+    ServerConfig {
+        buffer_budget: Some(worker.buffer_budget(&tenant.name)),
+        ..ServerConfig::default()
     }
 }
 

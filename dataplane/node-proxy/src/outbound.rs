@@ -58,6 +58,25 @@ fn no_upstream<T>(refusal: NodeRefusal, why: impl ToString) -> Result<T, Outboun
     })
 }
 
+/// Refuses a captured connection, and records the refusal with its source and destination.
+fn refuse(
+    local: &WorkerLocal,
+    context: &PodContext,
+    reason: NodeRefusal,
+    (source, destination): (SocketAddr, Option<SocketAddr>),
+    client: TcpStream,
+) {
+    local.records.refused(
+        Reporter::Source,
+        reason,
+        source,
+        destination,
+        &context.labels.load(),
+        "",
+    );
+    sys::reset_on_close(&client);
+}
+
 /// Carries one captured connection from its accept to its end.
 pub(crate) async fn carry(
     local: Rc<WorkerLocal>,
@@ -67,16 +86,8 @@ pub(crate) async fn carry(
     drain: DrainWatcher,
 ) {
     let started = Instant::now();
-    let refuse = |reason: NodeRefusal, destination, client: TcpStream| {
-        local.records.refused(
-            Reporter::Source,
-            reason,
-            peer,
-            destination,
-            &context.labels.load(),
-            "",
-        );
-        sys::reset_on_close(&client);
+    let refuse = |reason, destination, client| {
+        refuse(&local, &context, reason, (peer, destination), client);
     };
     let Some(origin) = context.origin(&client, peer) else {
         return refuse(NodeRefusal::OriginUnknown, None, client);

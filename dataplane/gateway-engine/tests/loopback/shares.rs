@@ -344,6 +344,25 @@ fn median(mut all: Vec<Duration>) -> Duration {
     all[all.len() / 2]
 }
 
+/// Sends requests one after the other until `until`, and returns the time that each took.
+async fn greedy_client(web: SocketAddr, until: Instant) -> Vec<Duration> {
+    let mut client = HttpClient::connect(web).await;
+    let mut times = Vec::new();
+    while Instant::now() < until {
+        let begun = Instant::now();
+        client.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;
+        if client
+            .answer()
+            .await
+            .is_none_or(|answer| answer.status != 200)
+        {
+            break;
+        }
+        times.push(begun.elapsed());
+    }
+    times
+}
+
 /// One worker serves two hundred tenants, one of which has ten times the connections of all others
 /// together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -379,23 +398,7 @@ async fn one_tenant_at_many_times_its_share_delays_no_other() {
     let greedy: Vec<_> = (0..300)
         .map(|_| {
             let web = fixture.web;
-            tokio::spawn(async move {
-                let mut client = HttpClient::connect(web).await;
-                let mut times = Vec::new();
-                while Instant::now() < until {
-                    let begun = Instant::now();
-                    client.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;
-                    if client
-                        .answer()
-                        .await
-                        .is_none_or(|answer| answer.status != 200)
-                    {
-                        break;
-                    }
-                    times.push(begun.elapsed());
-                }
-                times
-            })
+            tokio::spawn(greedy_client(web, until))
         })
         .collect();
     tokio::time::sleep(Duration::from_millis(500)).await;
