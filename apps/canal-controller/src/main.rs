@@ -20,8 +20,8 @@ use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-/// The allocator gives free pages back to the kernel about a second after they became free, when
-/// the next page is freed. That of the C library keeps the arenas of all threads.
+/// mimalloc gives free pages back to the kernel soon (`canal_allocator`). The allocator of the C
+/// library keeps the arenas of all threads.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -223,6 +223,7 @@ fn refresh(text: &str) -> Result<Duration, String> {
 }
 
 fn main() -> ExitCode {
+    canal_allocator::return_memory_soon();
     let flags = Flags::parse();
     if flags.legacy_metric_names {
         show_legacy_names();

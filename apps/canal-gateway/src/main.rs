@@ -10,5 +10,6 @@ use clap::Parser;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> anyhow::Result<ExitCode> {
+    canal_allocator::return_memory_soon();
     canal_gateway::run(canal_gateway::GatewayFlags::parse())
 }
