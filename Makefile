@@ -14,7 +14,7 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 	@printf '\nAll need root (network namespaces, cgroups, eBPF). `%s/canal --help` explains the mesh'"'"'s own command.\n' '$(BIN)'
 
-demo: programs ## bring up three tenants and the cloud tier on one machine, drive real traffic, show what held, clean up (under 4 minutes after the build)
+demo: programs ## bring up three tenants and the cloud tier on one machine, drive real traffic, show what held, clean up (about a minute after the build)
 	@$(BIN)/canal demo
 
 up: programs ## the demo's world, kept up for exploring until ctrl-c

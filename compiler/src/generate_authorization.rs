@@ -328,6 +328,7 @@ fn source() -> impl Strategy<Value = SourceSpec> {
             {
                 (source.service_accounts, source.not_service_accounts) = accounts;
             }
+            // A source without conditions would break the policy.
             if source == SourceSpec::default() {
                 source.principals = Some(vec!["*".to_owned()]);
             }

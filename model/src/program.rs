@@ -167,7 +167,7 @@ resource_kinds! {
 }
 
 impl ResourceKind {
-    /// Iterates over the kinds that carry security policy, parents first.
+    /// Iterates over the kinds that carry security policy, each after the kinds that it refers to.
     pub fn security() -> impl Iterator<Item = ResourceKind> {
         Self::ALL.into_iter().filter(|kind| kind.is_security())
     }

@@ -288,7 +288,8 @@ pub(crate) fn make_dir(path: &Path) -> Result<()> {
 
 /// Attempts to create a directory whose parent the end of another world removes at the same time.
 ///
-/// Each takes some microseconds. A hundred were too few beside a loop that does nothing but remove.
+/// An attempt takes some microseconds. A hundred attempts failed beside a test that removes the
+/// directory in an endless loop.
 const MAKE_ATTEMPTS_MAX: usize = 10_000;
 
 /// Creates a directory and its parents below a root that all worlds share: a state directory or a

@@ -156,7 +156,8 @@ impl SupervisorState {
         self.tools.run_all(&tool_batch::configuration(&design.plan))
     }
 
-    /// Writes all files that processes read at their start.
+    /// Prepares everything that processes need at their start: files, mounts of bpffs, and
+    /// steering.
     pub(crate) fn furnish(&self) -> Result<()> {
         let design = self.design();
         make_dir(&self.paths.infra())?;

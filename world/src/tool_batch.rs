@@ -489,8 +489,8 @@ pub(crate) fn router_to_edges(plan: &WorldPlan, az: usize, dead: &BTreeSet<Strin
     }
 }
 
-/// Returns the commands for the router's end of the link to another AZ. They are complete like
-/// those of [`router_to_host`].
+/// Returns the commands for the router's end of the link to another AZ. They can
+/// be run again at any time, as those of [`router_to_host`] can.
 pub(crate) fn router_to_az(router: &RouterPlan, other: &RouterPlan) -> Vec<String> {
     let device = router.device_to(other);
     let mut lines = vec![

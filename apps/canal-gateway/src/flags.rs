@@ -213,6 +213,7 @@ impl GatewayFlags {
         };
         let feed = match (self.snapshot, self.root_ca, self.token_file) {
             (Some(file), ..) => ProgramSource::Snapshot(file),
+            // clap requires both files with --controller.
             (None, root, token) => ProgramSource::Controller(ControllerEndpoint {
                 addresses: self.controllers,
                 root: root.unwrap_or_default(),

@@ -16,6 +16,7 @@ pub(crate) fn resolve(
     corpus: &TenantObjects<'_>,
     report: &mut DiagnosticCollector,
 ) -> DirectSettings {
+    // Of several Tenants of this name the last counts, as in `tenant::own_object`.
     let own = corpus
         .tenants
         .iter()

@@ -46,6 +46,7 @@ fn replica(
     let mut own = Vec::new();
     for (at, address) in gateway.object.spec.addresses.iter().enumerate() {
         match addresses.claim(*address, &key) {
+            // An address that is listed twice counts once.
             Ok(()) if own.contains(address) => {}
             Ok(()) => own.push(*address),
             Err(problem) => report.error(

@@ -110,6 +110,7 @@ fn add_own(
             format!("the tier's own service {key} has no service ID, so pods cannot be dialled"),
             "remove services that are not needed",
         );
+        // A tenant's Service of this name must not take its place.
         services.remove(&key);
         return;
     };

@@ -83,6 +83,7 @@ pub(crate) fn key_servers(
             );
             report.error(said.document, "", problem, "remove key servers");
         } else if addresses.is_empty() && said.fault("spec.addresses").is_none() {
+            // A field that could not be decoded is reported already.
             report.error(
                 said.document,
                 "spec.addresses",

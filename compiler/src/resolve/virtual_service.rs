@@ -403,6 +403,7 @@ fn http_match(
                 exact: Some(method),
                 prefix: None,
                 regex: None,
+                // A method is a token, as a header's name is (RFC 9110 §9.1).
             } if header_name(method).is_ok() => Some(method.clone()),
             _ => {
                 let complaint = FieldIssue::new(

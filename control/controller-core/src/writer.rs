@@ -571,7 +571,7 @@ impl CatalogWriter {
         ]
     }
 
-    /// Returns what the tenant's state has taken of each of these limits.
+    /// Returns what the tenant's state has taken of each limit of `tenant_amounts`.
     fn taken_by(&self, tenant: &TenantName) -> [u64; 4] {
         self.tenant_amounts().map(|limit| limit.get(tenant))
     }

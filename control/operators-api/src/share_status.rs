@@ -94,6 +94,7 @@ pub(crate) fn of_data_planes(
             sum.revoked = sum.revoked.saturating_add(share.revoked);
         }
     }
+    // The provider sees only shares that are nearly used up; a tenant sees all of its own.
     let is_shown = |sum: &ShareSum| !operator.is_provider() || sum.is_tight();
     let shown = rows.into_iter().filter(|(_, sum)| is_shown(sum));
     shown

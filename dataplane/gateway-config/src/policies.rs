@@ -24,8 +24,8 @@ pub struct DestinationPolicy {
     pub policies: PolicySet,
     /// `None` if tokens have no meaning for this destination.
     pub tokens: Option<JwtRequirements>,
-    /// Inputs of this value. They are retained so that their addresses identify them while the
-    /// value lives.
+    /// Inputs of this value. The addresses of these `Arc`s are the key by which a later build finds
+    /// this value, so they must not be freed and used for others before.
     _made_of: (Vec<Arc<Authorization>>, Vec<Arc<JwtIssuers>>),
 }
 

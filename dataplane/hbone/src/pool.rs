@@ -394,6 +394,7 @@ impl HbonePool {
         let authority = request.uri().clone();
         let failed = |taken: &StreamLease, e: h2::Error| {
             let again = decide_again(&e);
+            // The connection is dead, closing or full: no further stream is opened on it.
             if again != ReconnectDecision::No {
                 taken.connection().retire(HboneCloseReason::Closed);
             }
@@ -424,6 +425,7 @@ impl HbonePool {
             }
         };
         let answered = tokio::select! {
+            // A response that has arrived wins over the timer.
             biased;
             answered = answered => answered.map_err(|_| limit),
             limit = died => Err(limit),
@@ -435,6 +437,7 @@ impl HbonePool {
             }
             Ok(Err(e)) => return Err(failed(&taken, e)),
             Err(limit) => {
+                // The peer may have acted on the CONNECT, so it is not repeated.
                 return Err((
                     timed_out(target, &authority.to_string(), limit),
                     ReconnectDecision::No,
@@ -495,6 +498,7 @@ impl HbonePool {
         after: u64,
     ) -> Result<StreamLease, HboneError> {
         let mut opened = 0;
+        // Waits until the source has its first certificate.
         target.source.credential_id().await;
         let _seeking = Seeking::begin(&slot.seeking);
         let is_spread = matches!(sharing, Sharing::Spread(_));
@@ -522,6 +526,7 @@ impl HbonePool {
                 let pending = slot.pending.borrow().clone();
                 match (taken, pending) {
                     (Some(taken), Some(pending)) if is_crowded && std::mem::take(&mut can_wait) => {
+                        // All connections have their share: it waits once for new ones.
                         drop(taken);
                         // The outcome does not matter here, because the next iteration selects
                         // again.

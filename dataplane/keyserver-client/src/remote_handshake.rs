@@ -117,7 +117,9 @@ fn hello_is_whole(bytes: &[u8]) -> Result<bool, TlsError> {
                         Some(4 + (usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c)))
                 }
                 [1, ..] if length >= 4 => {}
+                // The message's header of 4 bytes has not arrived yet.
                 [] => {}
+                // A header that is split across records is refused.
                 [1, ..] => return not("a ClientHello in crumbs"),
                 _ => return not("bytes that are no ClientHello"),
             }

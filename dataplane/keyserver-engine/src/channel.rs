@@ -583,6 +583,7 @@ impl RequesterChannel {
                 "no handshake of this id is under way: it ended, or its time did",
             )
         };
+        // Only a handshake takes further bytes.
         let entry = table
             .get_mut(&id)
             .filter(|e| e._under_way.is_some())

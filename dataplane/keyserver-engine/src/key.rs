@@ -370,7 +370,8 @@ impl Drop for SigningBatch {
     }
 }
 
-/// Wipes keys that this thread has not used for their time. Returns whether some are still open.
+/// Wipes plaintext keys that this thread has not used for longer than their idle time. Returns
+/// whether it still has some.
 pub fn wipe_idle() -> bool {
     OPENED.with_borrow_mut(|o| {
         o.wipe();

@@ -541,6 +541,7 @@ impl Inner {
         let (identity, service) = match name {
             KeyName::Identity(identity) => (identity.clone(), None),
             KeyName::Service(service) => {
+                // A service's key is certified for the gateway, with the service's DNS names.
                 (gateway_identity(claim.trust_domain.clone()), Some(service))
             }
             KeyName::File(service) => {

@@ -384,8 +384,8 @@ impl PodPolicy {
     /// # Errors
     /// Returns the reason for the refusal, with the policy if one caused it.
     pub fn decide(&self, q: &AuthorizationQuery) -> Result<(), AuthorizationRefusal> {
-        // Such a process could enter the pod's namespace as well, so refusing it would protect
-        // nothing.
+        // A process of the node could enter the pod's namespace as well, so refusing it would
+        // protect nothing.
         if q.source == ConnectionSource::Node {
             return Ok(());
         }

@@ -313,6 +313,7 @@ impl PodReconciler {
                 }
             }
         }
+        // The drain ends when the last watcher of it is dropped.
         drop(traffic);
         self.entries.values_mut().for_each(|k| k.api = None);
         process.forced().await;

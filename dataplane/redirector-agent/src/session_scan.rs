@@ -286,6 +286,7 @@ fn read(
         let Some(body) = piece.get(HEAD..length) else {
             return Err(SessionScanError::Format("a message that is cut"));
         };
+        // The request has the family as its sequence number.
         if number != u32::from(family) {
             return Err(SessionScanError::Format("the answer to another question"));
         }

@@ -160,7 +160,7 @@ impl Certificate {
     pub fn not_after(&self) -> SystemTime {
         self.not_after
     }
-    /// Returns whether it may be presented to a peer at `now`.
+    /// Returns whether the certificate may be presented to a peer at `now`.
     pub fn valid_at(&self, now: SystemTime) -> bool {
         self.not_before <= now && now < self.not_after
     }

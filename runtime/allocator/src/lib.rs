@@ -3,7 +3,8 @@
 //! [`return_memory_soon`].
 //!
 //! By default mimalloc looks for empty pages of a thread after 10,000 of its slower allocations. A
-//! daemon's threads are nearly idle after a large tenant was deleted, so its pages stay for minutes.
+//! daemon's threads are nearly idle after a large tenant was deleted, so its pages stay for
+//! minutes.
 
 use std::ffi::{c_int, c_long};
 

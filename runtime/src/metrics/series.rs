@@ -62,7 +62,7 @@ struct Series {
     is_other: bool,
     parts: Vec<CellRange>,
     shared: Option<CellRange>,
-    /// Numbers of the runs that have ended.
+    /// Sums of the workers' parts that have ended.
     base: Vec<u64>,
     /// Digest of the numbers, which shows whether they have changed since the last check.
     digest: u64,

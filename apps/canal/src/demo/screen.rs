@@ -61,7 +61,7 @@ impl DemoOutput {
         }
     }
 
-    /// Prints a line for people.
+    /// Prints a line for people: to stdout, or to stderr if stdout gets JSON.
     pub(crate) fn print_line(&self, text: &str) {
         // The reader of the output may have ended. The world is removed anyway.
         let _ = match self.form {

@@ -1,4 +1,5 @@
-//! Step: real clients of every protocol, over both IP families.
+//! The step of the demo in which real clients of every protocol send requests over both IP
+//! families. It changes nothing in the mesh.
 
 use crate::demo::demo_world::{DemoWorld, client};
 use crate::demo::screen::Expectation;

@@ -185,6 +185,7 @@ fn check_words(
         .chain([("issuer".to_owned(), &written.issuer)])
         .chain(prefixes)
     {
+        // `rule` reports an empty issuer; an empty prefix means that there is none.
         let may_be_empty = name == "issuer" || name.ends_with("prefix");
         if word.is_empty() && !may_be_empty {
             reading.breaks(

@@ -159,7 +159,8 @@ pub(in crate::resolve) fn blind(
     policy: &Authorization,
     ground: &ReachablePods<'_>,
 ) -> Vec<UnobservableCondition> {
-    // CUSTOM policies are skipped: authorizers are called for opaque connections too.
+    // CUSTOM policies are skipped: authorizers are called for opaque connections too. Broken ones
+    // deny anyway; dry runs and audits deny nothing.
     if policy.broken.is_some()
         || policy.dry_run
         || matches!(
@@ -190,6 +191,7 @@ pub(in crate::resolve) fn blind(
                 &group.workload.labels,
             );
             for way in &group.ways {
+                // A Service's policy counts only on paths to that Service.
                 let counts = is_selected
                     || matches!((&policy.target, way.service), (PolicyTarget::Service(own), Some(to)) if own == to);
                 if counts && let Some(attribute) = unseen(rule, way) {

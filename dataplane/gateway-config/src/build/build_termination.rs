@@ -172,12 +172,14 @@ impl SnapshotBuilder {
             return Some(made.view.clone());
         }
         let broken = parts.termination.broken.is_some();
+        // A broken termination refuses every connection, so it needs no terminator.
         let terminator = self
             .keyring
             .as_ref()
             .filter(|_| !broken)
             .and_then(|keyring| parts.terminator(keyring, self.certificates.as_ref()));
         let own = parts.termination.certificate == TerminationCertificate::Mesh;
+        // A certificate of the tenant's own determines its names itself.
         let known = own.then(|| names(hostname, key));
         let view = Arc::new(TerminationView::new(
             terminator,

@@ -1,5 +1,5 @@
 //! Serves an HTTP/2 client connection: handshake, GOAWAY, idle timeout, protocol errors. Each
-//! request runs in a task of its own.
+//! request runs in a task of its own. It neither routes nor authorizes requests.
 //!
 //! Start with [`serve`].
 
