@@ -528,13 +528,14 @@ impl SubscriberStream {
             .into_iter()
             .partition(|i| i.key().0 == ResourceKind::Manifest);
         let kinds: BTreeSet<ResourceKind> = items.iter().map(|i| i.key().0).collect();
-        let one_kind = kinds.len() == 1;
+        // The resources and removals of one response take effect together, and need no order.
+        let bytes: usize = items.iter().map(Item::bytes).sum();
+        let is_one_response = kinds.len() == 1 && bytes <= self.limits.response_bytes;
         let mut puts: BTreeMap<ResourceKind, Vec<Item>> = BTreeMap::new();
         let mut removals: BTreeMap<ResourceKind, Vec<Item>> = BTreeMap::new();
         for item in items {
             let kind = item.key().0;
-            // With a single kind, responses need no order among each other.
-            let side = if one_kind || matches!(item, Item::Put(_)) {
+            let side = if is_one_response || matches!(item, Item::Put(_)) {
                 &mut puts
             } else {
                 &mut removals

@@ -14,15 +14,37 @@ const GENERIC_COLLECT: c_int = 34;
 /// `mi_option_purge_delay`: time in milliseconds for which a free page waits to be used again.
 const PURGE_DELAY: c_int = 15;
 
+/// An option of mimalloc.
+struct AllocatorOption {
+    number: c_int,
+    /// Variable by which an operator sets the option.
+    environment: &'static str,
+    value: c_long,
+}
+
 /// Values with which a gateway and a controller are within their bounds some seconds after a tenant
 /// at all its shares was deleted. The instructions of a request stay the same.
-const OPTIONS: [(c_int, c_long); 2] = [(GENERIC_COLLECT, 500), (PURGE_DELAY, 100)];
+const OPTIONS: [AllocatorOption; 2] = [
+    AllocatorOption {
+        number: GENERIC_COLLECT,
+        environment: "MIMALLOC_GENERIC_COLLECT",
+        value: 500,
+    },
+    AllocatorOption {
+        number: PURGE_DELAY,
+        environment: "MIMALLOC_PURGE_DELAY",
+        value: 100,
+    },
+];
 
-/// Has the allocator return free memory to the kernel soon. Call it once, at the start of `main`.
+/// Has the allocator return free memory to the kernel soon, unless the environment has other values
+/// for its options. Call it once, at the start of `main`.
 pub fn return_memory_soon() {
-    for (option, value) in OPTIONS {
-        // SAFETY: the function stores one number in a table, and ignores options that it lacks.
-        unsafe { libmimalloc_sys::mi_option_set(option, value) };
+    for option in OPTIONS {
+        if std::env::var_os(option.environment).is_none() {
+            // SAFETY: the function stores one number in a table, and ignores options that it lacks.
+            unsafe { libmimalloc_sys::mi_option_set(option.number, option.value) };
+        }
     }
 }
 

@@ -20,9 +20,11 @@ pub(super) const OUT_OF_SCOPE_BYTES_MAX: usize = 256 << 10;
 /// Maximum number of responses of one stream that wait for an ACK or NACK, and of responses to
 /// unknown types that wait to be sent.
 pub const PENDING_MAX: usize = 64;
-/// Approximate maximum bytes of one response. Both ends of a stream keep the buffer of their
-/// largest message as long as the stream is open, also after the tenant that needed it is gone.
-pub const RESPONSE_BYTES_MAX: usize = 2 << 20;
+/// Approximate maximum bytes of one response. It is above the default share of a tenant's resources
+/// (`compiledBytes`), so that a data plane applies a change of one tenant's kind as a whole. Both
+/// ends of a stream keep the buffer of their largest message as long as the stream is open, also
+/// after the tenant that needed it is gone.
+pub const RESPONSE_BYTES_MAX: usize = 48 << 20;
 /// Maximum number of refused responses of one tenant that are split in one batch, where the NACK
 /// does not name the faulty resource. After that the rest of the tenant's resources in the response
 /// is set aside.

@@ -463,6 +463,34 @@ fn limits_of_one_stream() {
 }
 
 #[test]
+fn removals_follow_what_replaces_them_if_one_kind_needs_several_responses() {
+    let mut w = StreamWorld::default();
+    w.set("alpha", &shop(&["a", "b", "c", "d", "e"]));
+    let mut c = TestSubscriber::with_limits(
+        gateway("g1"),
+        SessionLimits {
+            response_bytes: 600,
+            ..SessionLimits::default()
+        },
+    );
+    c.settle(&w);
+    // The names of the new Services sort behind those of the removed ones.
+    w.set("alpha", &shop(&["v", "w", "x", "y", "z"]));
+    let services: Vec<String> = c
+        .settle(&w)
+        .into_iter()
+        .filter(|line| line.starts_with("Service"))
+        .collect();
+    let changes: String = services.concat();
+    let last_put = changes.rfind('+').unwrap();
+    let first_removal = changes.find(" -").unwrap();
+    assert!(
+        services.len() > 1 && last_put < first_removal,
+        "{services:?}"
+    );
+}
+
+#[test]
 fn a_tenant_that_fits_into_one_response_is_not_split() {
     let mut w = StreamWorld::default();
     let names = ["a", "b", "c", "d", "e"];
