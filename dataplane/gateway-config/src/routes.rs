@@ -267,25 +267,13 @@ mod tests {
     use canal_model::program::{Precedence, RouteKey};
 
     use super::*;
-    use crate::testing::key;
+    use crate::testing::{PlainRequest, key};
 
-    struct AnyRequest;
-
-    impl RoutableRequest for AnyRequest {
-        fn host(&self) -> &[u8] {
-            b"other.example"
-        }
-        fn method(&self) -> &[u8] {
-            b"POST"
-        }
-        fn path(&self) -> &[u8] {
-            b"/anything"
-        }
-        fn query(&self) -> Option<&[u8]> {
-            None
-        }
-        fn header(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
-    }
+    const REQUEST: PlainRequest = PlainRequest {
+        host: "other.example",
+        method: "POST",
+        path: "/anything",
+    };
 
     struct NoTargets;
 
@@ -338,7 +326,7 @@ mod tests {
         );
         let routes =
             ServiceRoutes::resolve(Arc::new(compiled), FilterChain::default(), &mut NoTargets);
-        let RouteOutcome::Refuse { status, .. } = routes.decide(81, &AnyRequest, 0).0 else {
+        let RouteOutcome::Refuse { status, .. } = routes.decide(81, &REQUEST, 0).0 else {
             panic!("not refused")
         };
         assert_eq!((status, routes.concern(81)), (UNCOMPILED_STATUS, true));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use canal_model::ids::{Generation, ServiceId, ServiceKey, Vni};
 use canal_model::program::*;
+use canal_router::RoutableRequest;
 
 use crate::{EndpointSet, SnapshotBuilder};
 
@@ -34,6 +35,29 @@ pub fn set_of(endpoints: usize) -> EndpointSet {
         filters: set.filters,
         endpoints: set.endpoints.clone(),
     }
+}
+
+/// A request to route, without a query and without headers.
+pub struct PlainRequest {
+    pub host: &'static str,
+    pub method: &'static str,
+    pub path: &'static str,
+}
+
+impl RoutableRequest for PlainRequest {
+    fn host(&self) -> &[u8] {
+        self.host.as_bytes()
+    }
+    fn method(&self) -> &[u8] {
+        self.method.as_bytes()
+    }
+    fn path(&self) -> &[u8] {
+        self.path.as_bytes()
+    }
+    fn query(&self) -> Option<&[u8]> {
+        None
+    }
+    fn header(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
 }
 
 /// Returns the key of a service of tenant `t`.

@@ -3,11 +3,10 @@
 
 use super::*;
 use crate::RouteOutcome;
-use crate::testing::{key, service, tenant, workload};
+use crate::testing::{PlainRequest, key, service, tenant, workload};
 use canal_model::authorization::{Authorization, AuthorizationAction, PolicyKey};
 use canal_model::ids::{ServiceId, Vni};
 use canal_model::program::*;
-use canal_router::RoutableRequest;
 
 #[test]
 fn a_pod_of_both_families_is_reached_in_the_clients_and_another_in_its_own() {
@@ -510,23 +509,12 @@ fn an_endpoint_is_another_one_at_another_address_or_in_another_network() {
     );
 }
 
-struct AnyRequest;
-
-impl RoutableRequest for AnyRequest {
-    fn host(&self) -> &[u8] {
-        b"a.ns"
-    }
-    fn method(&self) -> &[u8] {
-        b"GET"
-    }
-    fn path(&self) -> &[u8] {
-        b"/"
-    }
-    fn query(&self) -> Option<&[u8]> {
-        None
-    }
-    fn header(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
-}
+/// The request that the tests of filters route.
+const REQUEST: PlainRequest = PlainRequest {
+    host: "a.ns",
+    method: "GET",
+    path: "/",
+};
 
 /// Returns a policy of a service, whose authorizer `asked` decides if there is one.
 fn policy(of: &str, asked: Option<&str>) -> Arc<Resource> {
@@ -565,8 +553,7 @@ fn a_rule_asks_for_the_filters_of_its_service_only_on_the_way_to_another_one() {
     };
     // Whether the body is buffered: by the rule, and by the endpoints to which it leads.
     let filters = |snapshot: &Snapshot, name: &str| {
-        let RouteOutcome::Target(target) = routes(snapshot, name).decide(80, &AnyRequest, 0).0
-        else {
+        let RouteOutcome::Target(target) = routes(snapshot, name).decide(80, &REQUEST, 0).0 else {
             panic!("not routed")
         };
         let endpoints = snapshot.set(target.slot).unwrap().filters;
