@@ -11,6 +11,7 @@ mod encode_authorization;
 mod encode_tier;
 mod encode_trust;
 pub mod manifest;
+pub mod parts;
 pub mod refused;
 pub mod state_file;
 
@@ -53,6 +54,9 @@ fn kind_labels() -> String {
     let names = ResourceKind::ALL.map(ResourceKind::label);
     names.join(", ")
 }
+
+/// Entry of `Node.client_features` of a subscriber that joins the parts of a response.
+pub const RESPONSE_PARTS_FEATURE: &str = "canal.response_parts";
 
 /// Returns the kind of a type URL.
 ///

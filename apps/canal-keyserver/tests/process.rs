@@ -197,7 +197,7 @@ async fn send(stream: &FakeStream, all: &[Arc<Resource>]) {
                     .collect(),
                 removed_resources: vec![],
                 nonce: format!("{kind:?}"),
-                control_plane: None,
+                ..DeltaDiscoveryResponse::default()
             })
             .await;
     }

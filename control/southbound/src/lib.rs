@@ -15,7 +15,7 @@ pub use delivery::DeliveryProgress;
 pub use share_report::{ReportedOmission, ReportedShare, ShareReport, ShareReportError};
 pub use southbound::{DiscoveryContext, DiscoveryService};
 pub use subscriber_stream::{
-    NACK_SPLITS_MAX, NAME_BYTES_MAX, NAMES_MAX, PENDING_MAX, RESPONSE_BYTES_MAX,
+    NACK_SPLITS_MAX, NAME_BYTES_MAX, NAMES_MAX, PART_BYTES_MAX, PENDING_MAX, RESPONSE_BYTES_MAX,
     STREAM_NAME_BYTES_MAX, SessionLimits,
 };
 pub use subscribers::{

@@ -270,13 +270,16 @@ impl StreamTask {
         })
     }
 
-    /// Counts a response that is handed to the connection.
+    /// Counts a response, or a part of one, that is handed to the connection.
     fn sent(&self, response: &DeltaDiscoveryResponse) {
         let bytes = response.encoded_len();
         let kind = type_name(&response.type_url);
-        self.shared
-            .metrics
-            .count(metrics::RESPONSES, &[("type", kind)]);
+        // The parts of a response count as one.
+        if !response.more_parts {
+            self.shared
+                .metrics
+                .count(metrics::RESPONSES, &[("type", kind)]);
+        }
         #[allow(
             clippy::cast_precision_loss,
             reason = "a response is far below 2^52 bytes"
@@ -284,7 +287,8 @@ impl StreamTask {
         self.shared
             .metrics
             .add(metrics::BYTES, &[("type", kind)], bytes as f64);
-        self.stream.sent(self.session.progress(), bytes);
+        let progress = self.session.progress();
+        self.stream.sent(progress, bytes, !response.more_parts);
     }
 }
 

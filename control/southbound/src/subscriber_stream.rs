@@ -26,7 +26,7 @@ use canal_model::program::ResourceKind;
 use canal_wire::discovery::{
     DeltaDiscoveryRequest, DeltaDiscoveryResponse, Resource as WireResource,
 };
-use canal_wire::southbound::kind_of;
+use canal_wire::southbound::{RESPONSE_PARTS_FEATURE, kind_of};
 
 use names::{HeldResource, HeldResources};
 use refusals::{ReceivedNack, SetAside};
@@ -34,7 +34,7 @@ use refusals::{ReceivedNack, SetAside};
 pub use limits::SessionLimits;
 pub(crate) use limits::StreamLimitError;
 pub use limits::{
-    NACK_SPLITS_MAX, NAME_BYTES_MAX, NAMES_MAX, PENDING_MAX, RESPONSE_BYTES_MAX,
+    NACK_SPLITS_MAX, NAME_BYTES_MAX, NAMES_MAX, PART_BYTES_MAX, PENDING_MAX, RESPONSE_BYTES_MAX,
     STREAM_NAME_BYTES_MAX,
 };
 use limits::{NAME_OVERHEAD_BYTES, OUT_OF_SCOPE_BYTES_MAX};
@@ -152,6 +152,10 @@ pub(crate) struct SubscriberStream {
     refusals_changed: bool,
     queue: VecDeque<PendingResponse>,
     in_flight: VecDeque<(u64, PendingResponse)>,
+    /// Number of items of the newest response in flight that were sent, while parts of it are left.
+    part_begin: Option<usize>,
+    /// True if the subscriber joins the parts of a response.
+    joins_parts: bool,
     nonce: u64,
     /// Number of refused responses that were split in this batch, by tenant.
     splits: HashMap<ResourceOwner, usize>,
@@ -192,6 +196,8 @@ impl SubscriberStream {
             refusals_changed: false,
             queue: VecDeque::new(),
             in_flight: VecDeque::new(),
+            part_begin: None,
+            joins_parts: false,
             nonce: 0,
             splits: HashMap::new(),
             manifests_due: true,
@@ -241,6 +247,12 @@ impl SubscriberStream {
         request: DeltaDiscoveryRequest,
         catalog: &Catalog,
     ) -> Result<SubscriberMessage, StreamLimitError> {
+        if let Some(node) = &request.node {
+            self.joins_parts = node
+                .client_features
+                .iter()
+                .any(|feature| feature == RESPONSE_PARTS_FEATURE);
+        }
         let Ok(kind) = kind_of(&request.type_url) else {
             if request.response_nonce.is_empty() {
                 self.unknown_pending += 1;
@@ -287,6 +299,10 @@ impl SubscriberStream {
         else {
             return false;
         };
+        // A subscriber cannot have applied a response before it has the last part.
+        if self.part_begin.is_some() && at + 1 == self.in_flight.len() {
+            return false;
+        }
         let Some((_, planned)) = self.in_flight.remove(at) else {
             return false;
         };
@@ -319,8 +335,11 @@ impl SubscriberStream {
         }
     }
 
-    /// Returns the next response to send, if there is one now.
+    /// Returns the next response to send, or the next part of one, if there is one now.
     pub(crate) fn next_response(&mut self, catalog: &Catalog) -> Option<DeltaDiscoveryResponse> {
+        if let Some(begin) = self.part_begin {
+            return self.next_part(begin);
+        }
         if self.queue.is_empty() && self.in_flight.is_empty() {
             self.form_batch(catalog);
         }
@@ -342,9 +361,24 @@ impl SubscriberStream {
         if !planned.items.is_empty() {
             self.content = self.content.max(planned.generation);
         }
-        let response = encode(&planned, self.nonce);
         self.in_flight.push_back((self.nonce, planned));
-        Some(response)
+        self.next_part(0)
+    }
+
+    /// Returns the part of the newest response in flight that begins with item `begin`. It is the
+    /// whole response if the subscriber does not join parts.
+    fn next_part(&mut self, begin: usize) -> Option<DeltaDiscoveryResponse> {
+        let (nonce, planned) = self.in_flight.back()?;
+        let rest = planned.items.get(begin..)?;
+        let count = if self.joins_parts {
+            fitting_count(rest, self.limits.part_bytes)
+        } else {
+            rest.len()
+        };
+        let mut part = encode(planned, &rest[..count], *nonce);
+        part.more_parts = count < rest.len();
+        self.part_begin = part.more_parts.then_some(begin + count);
+        Some(part)
     }
 
     /// Forms the next batch, if the catalog or a subscription changed.
@@ -621,11 +655,25 @@ fn owner_of((kind, name): &ResourceId) -> ResourceOwner {
     kind.owner_of(name)
 }
 
-/// Encodes a planned response as a delta xDS response.
-fn encode(planned: &PendingResponse, nonce: u64) -> DeltaDiscoveryResponse {
+/// Returns how many of the first items have at most `max` bytes together; at least one if there is
+/// one.
+fn fitting_count(items: &[Item], max: usize) -> usize {
+    let mut bytes = 0;
+    items
+        .iter()
+        .take_while(|item| {
+            let is_first = bytes == 0;
+            bytes += item.bytes();
+            is_first || bytes <= max
+        })
+        .count()
+}
+
+/// Encodes items of a planned response as a delta xDS response.
+fn encode(planned: &PendingResponse, items: &[Item], nonce: u64) -> DeltaDiscoveryResponse {
     let mut resources = Vec::new();
     let mut removed_resources = Vec::new();
-    for item in &planned.items {
+    for item in items {
         match item {
             Item::Put(e) => resources.push(WireResource {
                 name: e.name.to_string(),
@@ -645,6 +693,7 @@ fn encode(planned: &PendingResponse, nonce: u64) -> DeltaDiscoveryResponse {
         removed_resources,
         nonce: nonce.to_string(),
         control_plane: None,
+        more_parts: false,
     }
 }
 

@@ -401,11 +401,11 @@ impl OpenStream {
         ended
     }
 
-    /// Records that a response of `bytes` was handed to the connection.
-    pub(crate) fn sent(&self, progress: SubscriberProgress, bytes: usize) {
+    /// Records that a response, or a part of one, with `bytes` was handed to the connection.
+    pub(crate) fn sent(&self, progress: SubscriberProgress, bytes: usize, is_last_part: bool) {
         self.update(|r| {
             r.bytes_sent += bytes as u64;
-            r.responses_sent += 1;
+            r.responses_sent += u64::from(is_last_part);
             r.content = r.content.max(progress.content);
             r.progress = progress;
             r.unacked_since.get_or_insert_with(Instant::now);

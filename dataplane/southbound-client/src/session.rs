@@ -1,12 +1,13 @@
 //! One stream to one controller: it sends requests, receives responses, and answers with ACK or
-//! NACK. It ends with a reason, and does not reconnect.
+//! NACK. It joins the parts of a response. It ends with a reason, and does not reconnect.
 
 use std::time::Duration;
 
 use canal_model::program::ResourceKind;
 use canal_wire::discovery::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use canal_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Node, Status};
-use canal_wire::southbound as wire;
+use canal_wire::southbound::parts::ResponseJoiner;
+use canal_wire::southbound::{self as wire, RESPONSE_PARTS_FEATURE};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Streaming};
@@ -135,6 +136,7 @@ async fn receive(
     holder: &mut StateOwner,
 ) -> StreamEndReason {
     let mut answered = false;
+    let mut joiner = ResponseJoiner::default();
     loop {
         let next = async {
             if answered {
@@ -144,8 +146,8 @@ async fn receive(
             // silence may just mean that nothing changes.
             tokio::time::timeout(timing.first_answer, responses.message()).await
         };
-        let response = match holder.persist_while(next).await {
-            Ok(Ok(Some(r))) => r,
+        let part = match holder.persist_while(next).await {
+            Ok(Ok(Some(part))) => part,
             Ok(Ok(None)) => {
                 return StreamEndReason {
                     reason: "closed",
@@ -157,6 +159,17 @@ async fn receive(
         };
         // Any response shows that the controller works.
         answered = true;
+        let response = match joiner.add(part) {
+            Ok(Some(response)) => response,
+            // Nothing is applied or answered before the last part has come.
+            Ok(None) => continue,
+            Err(e) => {
+                return StreamEndReason {
+                    reason: "error",
+                    why: e.to_string(),
+                };
+            }
+        };
         match wire::store_of(&response).map(|store| store.map(|store| holder.meet_store(store))) {
             Ok(None | Some(StoreMatch::Same)) => {}
             Ok(Some(StoreMatch::Restart)) => {
@@ -218,6 +231,7 @@ fn first_requests(config: &SubscriberConfig, state: &ResourceState) -> Vec<Delta
         id: config.node.clone(),
         user_agent_name: "canal".into(),
         user_agent_version: config.version.clone(),
+        client_features: vec![RESPONSE_PARTS_FEATURE.into()],
     };
     // Manifests come last: the controller seals the kinds that were subscribed to before.
     let (last, first): (Vec<&ResourceKind>, Vec<&ResourceKind>) = config

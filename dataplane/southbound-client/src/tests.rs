@@ -5,6 +5,7 @@ mod anew;
 mod closure;
 mod fixture;
 mod life;
+mod parts;
 mod response;
 mod shares;
 mod store;

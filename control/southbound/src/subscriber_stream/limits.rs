@@ -21,10 +21,12 @@ pub(super) const OUT_OF_SCOPE_BYTES_MAX: usize = 256 << 10;
 /// unknown types that wait to be sent.
 pub const PENDING_MAX: usize = 64;
 /// Approximate maximum bytes of one response. It is above the default share of a tenant's resources
-/// (`compiledBytes`), so that a data plane applies a change of one tenant's kind as a whole. Both
-/// ends of a stream keep the buffer of their largest message as long as the stream is open, also
-/// after the tenant that needed it is gone.
+/// (`compiledBytes`), so that a data plane applies a change of one tenant's kind as a whole.
 pub const RESPONSE_BYTES_MAX: usize = 48 << 20;
+/// Approximate maximum bytes of one part of a response, which is one message. A larger resource is
+/// a part of its own. Both ends of a stream keep the buffer of their largest message as long as the
+/// stream is open, so a message must not grow with a tenant's configuration.
+pub const PART_BYTES_MAX: usize = 512 << 10;
 /// Maximum number of refused responses of one tenant that are split in one batch, where the NACK
 /// does not name the faulty resource. After that the rest of the tenant's resources in the response
 /// is set aside.
@@ -38,6 +40,7 @@ pub struct SessionLimits {
     pub stream_name_bytes: usize,
     pub pending: usize,
     pub response_bytes: usize,
+    pub part_bytes: usize,
     pub nack_splits: usize,
 }
 
@@ -49,6 +52,7 @@ impl Default for SessionLimits {
             stream_name_bytes: STREAM_NAME_BYTES_MAX,
             pending: PENDING_MAX,
             response_bytes: RESPONSE_BYTES_MAX,
+            part_bytes: PART_BYTES_MAX,
             nack_splits: NACK_SPLITS_MAX,
         }
     }

@@ -16,6 +16,7 @@ use canal_wire::southbound::{decode, manifest};
 use super::*;
 
 mod lowering;
+mod parts;
 mod refused;
 mod stream_world;
 

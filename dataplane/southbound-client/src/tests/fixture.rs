@@ -110,7 +110,7 @@ pub(super) fn response(
         resources: put.iter().map(envelope).collect(),
         removed_resources: remove.iter().map(ToString::to_string).collect(),
         nonce: format!("n{generation}"),
-        control_plane: None,
+        ..DeltaDiscoveryResponse::default()
     }
 }
 
