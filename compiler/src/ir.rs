@@ -102,9 +102,10 @@ impl fmt::Display for Ir {
                     let hosts = text::hosts(&rule.hosts);
                     writeln!(
                         f,
-                        "    {number} {hosts}{} => {} [{}]",
+                        "    {number} {hosts}{} => {}{} [{}]",
                         text::http_match(http),
                         text::action(&rule.action),
+                        text::filters(rule),
                         text::origin(&rule.key)
                     )?;
                 }

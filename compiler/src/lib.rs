@@ -11,10 +11,6 @@ mod build;
 pub mod claims;
 mod diagnostic_collector;
 pub mod direct;
-#[cfg(feature = "generate")]
-pub mod generate;
-#[cfg(feature = "generate")]
-pub mod generate_authorization;
 pub mod ir;
 pub mod limits;
 pub mod lower;
@@ -22,6 +18,7 @@ mod names;
 pub mod oracle;
 pub mod oracle_authorization;
 pub mod oracle_explain;
+pub mod oracle_filters;
 mod pattern;
 mod precedence;
 mod protocol;

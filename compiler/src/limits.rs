@@ -17,6 +17,9 @@ pub const MATCHES_PER_RULE_MAX: usize = 1024;
 /// Maximum number of conditions on headers, and on query parameters, of one match (Gateway API
 /// allows 16).
 pub const CONDITIONS_PER_MATCH_MAX: usize = 64;
+/// Maximum number of headers that one filter of a rule sets, adds and removes together (Gateway API
+/// allows 16 of each).
+pub const HEADER_CHANGES_PER_RULE_MAX: usize = 64;
 /// Maximum number of backends of one rule (Gateway API allows 16).
 pub const BACKENDS_PER_RULE_MAX: usize = 256;
 /// Maximum number of hosts of one route object (Gateway API allows 16).

@@ -18,11 +18,12 @@
 use canal_model::ids::ServiceKey;
 use canal_model::program::{
     AppProtocol, Backend, BackendTarget, HostMatch, HttpMatch, Labels, PathMatch, RouteAction,
-    RouteKey, TextMatch, ValueMatch, Workload,
+    RouteKey, RouteRule, TextMatch, ValueMatch, Workload,
 };
 
 use crate::ir::Ir;
 use crate::oracle_authorization::routing_path;
+use crate::oracle_filters::{self, ForwardedRequest};
 use crate::pattern;
 
 /// The parts of a request that routing uses.
@@ -64,37 +65,9 @@ pub enum RoutingVerdict {
 
 /// Returns the routing decision that the IR defines for one request.
 pub fn decide(ir: &Ir, request: &OracleRequest) -> RoutingVerdict {
-    let Some(service) = ir.services.get(&request.service) else {
-        return RoutingVerdict::NoService;
-    };
-    let Some(port) = service
-        .service
-        .ports
-        .iter()
-        .find(|port| port.port == request.port)
-    else {
-        return RoutingVerdict::NoService;
-    };
-    let mut matches = service.routes.on_port(port.port);
-    // Without rules, requests go to the service's own endpoints.
-    if port.protocol == AppProtocol::Tcp || matches.clone().next().is_none() {
-        return RoutingVerdict::Service {
-            service: request.service.clone(),
-            port: request.port,
-        };
-    }
-    let mut request = request.clone();
-    // If one match of the port depends on the path, all of them compare the normal form.
-    if matches.clone().any(|(_, http)| reads_path(&http.path)) {
-        let (path, query) = match request.target.split_once('?') {
-            Some((path, query)) => (path, format!("?{query}")),
-            None => (request.target.as_str(), String::new()),
-        };
-        request.target = routing_path(path) + &query;
-    }
-    match matches.find(|(rule, http)| holds(&rule.hosts, http, &request)) {
-        None => RoutingVerdict::NoRule,
-        Some((rule, _)) => match &rule.action {
+    match find(ir, request) {
+        Err(verdict) => verdict,
+        Ok((rule, _)) => match &rule.action {
             RouteAction::Split(backends) => RoutingVerdict::Split {
                 rule: rule.key.clone(),
                 backends: backends.clone(),
@@ -106,6 +79,65 @@ pub fn decide(ir: &Ir, request: &OracleRequest) -> RoutingVerdict {
             },
         },
     }
+}
+
+/// Returns the rule that decides about the request, if there is one.
+pub fn deciding_rule<'a>(ir: &'a Ir, request: &OracleRequest) -> Option<&'a RouteRule> {
+    find(ir, request).ok().map(|(rule, _)| rule)
+}
+
+/// Returns the request that the endpoint receives; `None` if no rule sends it to one.
+pub fn forwarded(ir: &Ir, request: &OracleRequest) -> Option<ForwardedRequest> {
+    let (rule, http) = find(ir, request).ok()?;
+    let sent = ForwardedRequest {
+        host: request.host.clone(),
+        target: request.target.clone(),
+        headers: request.headers.clone(),
+    };
+    matches!(rule.action, RouteAction::Split(_))
+        .then(|| oracle_filters::forwarded(rule.filters.as_deref(), &http.path, sent))
+}
+
+/// Returns the rule that decides about the request, and the match of it that holds.
+///
+/// # Errors
+/// No rule decides; the verdict says what happens instead.
+fn find<'a>(
+    ir: &'a Ir,
+    request: &OracleRequest,
+) -> Result<(&'a RouteRule, &'a HttpMatch), RoutingVerdict> {
+    let Some(service) = ir.services.get(&request.service) else {
+        return Err(RoutingVerdict::NoService);
+    };
+    let Some(port) = service
+        .service
+        .ports
+        .iter()
+        .find(|port| port.port == request.port)
+    else {
+        return Err(RoutingVerdict::NoService);
+    };
+    let mut matches = service.routes.on_port(port.port);
+    // Without rules, requests go to the service's own endpoints.
+    if port.protocol == AppProtocol::Tcp || matches.clone().next().is_none() {
+        return Err(RoutingVerdict::Service {
+            service: request.service.clone(),
+            port: request.port,
+        });
+    }
+    let mut request = request.clone();
+    // If one match of the port depends on the path, all of them compare the normal form.
+    if matches.clone().any(|(_, http)| reads_path(&http.path)) {
+        let (path, query) = match request.target.split_once('?') {
+            Some((path, query)) => (path, format!("?{query}")),
+            None => (request.target.as_str(), String::new()),
+        };
+        request.target = routing_path(path) + &query;
+    }
+    matches
+        .find(|(rule, http)| holds(&rule.hosts, http, &request))
+        .map(|(rule, http)| (&**rule, http))
+        .ok_or(RoutingVerdict::NoRule)
 }
 
 /// Returns whether a match requires more of the path than that there is one.

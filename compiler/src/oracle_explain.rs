@@ -12,7 +12,10 @@ use canal_model::authorization::{
 };
 use canal_model::identity::Identity;
 use canal_model::ids::ServiceKey;
-use canal_model::program::{AppProtocol, BackendTarget, DirectEndpoint, TunnelProtocol, Workload};
+use canal_model::program::{
+    AppProtocol, Backend, BackendTarget, DirectEndpoint, RouteAction, RouteKey, TunnelProtocol,
+    Workload,
+};
 use canal_model::trust::ClientCertificates;
 use serde_json::Value as Json;
 
@@ -218,6 +221,15 @@ impl HopDecision {
     }
 }
 
+/// Formats a split with the filters of its rule.
+fn split_text(ir: &Ir, request: &OracleRequest, rule: &RouteKey, backends: &[Backend]) -> String {
+    let shown = crate::text::action(&RouteAction::Split(backends.to_vec()));
+    let filters = oracle::deciding_rule(ir, request)
+        .map(crate::text::filters)
+        .unwrap_or_default();
+    format!("{rule} => {shown}{filters}")
+}
+
 /// Explains a request to a tenant's service.
 pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
     // A request to a pod's own address is not routed.
@@ -251,14 +263,10 @@ pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
                 }],
             )
         }
-        Route::Split { rule, backends } => {
-            let shown =
-                crate::text::action(&canal_model::program::RouteAction::Split(backends.clone()));
-            (
-                format!("{rule} => {shown}"),
-                backends.into_iter().map(|backend| backend.target).collect(),
-            )
-        }
+        Route::Split { rule, backends } => (
+            split_text(ir, &journey.request, &rule, &backends),
+            backends.into_iter().map(|backend| backend.target).collect(),
+        ),
     };
     let path = path(ir, journey);
     let is_direct = journey.direct || path.as_ref().is_some_and(PortPath::is_direct);

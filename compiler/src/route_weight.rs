@@ -9,6 +9,7 @@ use canal_model::ids::ServiceKey;
 use canal_model::program::{
     BackendTarget, HostMatch, HttpMatch, PathMatch, RouteAction, RouteRule, TextMatch,
 };
+use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteFilters};
 
 use crate::pattern;
 
@@ -64,6 +65,7 @@ impl RouteWeights {
             + hosts
             + matches
             + action_bytes(&rule.action)
+            + rule.filters.as_deref().map_or(0, filter_bytes)
     }
 
     fn match_bytes(&mut self, rule: &RouteRule, http: &HttpMatch) -> u64 {
@@ -128,6 +130,23 @@ fn host_text(host: &HostMatch) -> &str {
     match host {
         HostMatch::Exact(text) | HostMatch::Suffix(text) => text,
     }
+}
+
+fn filter_bytes(filters: &RouteFilters) -> u64 {
+    let modifier = |headers: &HeaderModifier| {
+        let pairs = headers.set.iter().chain(&headers.add);
+        let pairs = pairs.map(|(name, value)| field_bytes(name.len() + value.len()));
+        let removed = headers.remove.iter().map(|name| field_bytes(name.len()));
+        pairs.chain(removed).sum::<u64>()
+    };
+    let host = filters.rewrite.host.as_ref().map_or(0, String::len);
+    let path = match &filters.rewrite.path {
+        Some(PathRewrite::Full(text) | PathRewrite::Prefix(text)) => text.len(),
+        None => 0,
+    };
+    field_bytes(host + path)
+        + modifier(&filters.request_headers)
+        + modifier(&filters.response_headers)
 }
 
 fn action_bytes(action: &RouteAction) -> u64 {

@@ -9,6 +9,7 @@ use canal_model::program::{
     Resource, RouteAction, RouteKey, RouteRule, Service, ServicePort, Tenant, TextMatch, Throttle,
     TunnelProtocol, UpstreamPool, ValueMatch, Workload,
 };
+use canal_model::route_filters::{HeaderModifier, PathRewrite};
 
 use crate::text_security;
 
@@ -249,7 +250,7 @@ fn route(rule: &RouteRule) -> String {
             http_match(http)
         ));
     }
-    lines.push(format!("  => {}", action(&rule.action)));
+    lines.push(format!("  => {}{}", action(&rule.action), filters(rule)));
     lines.join("\n")
 }
 
@@ -322,6 +323,38 @@ fn condition(what: &str, condition: &ValueMatch) -> String {
         TextMatch::Regex(value) => format!("{what} {name} ~ {value:?}"),
         TextMatch::Present => format!("{what} {name} present"),
     }
+}
+
+/// Formats the filters of a rule, with a comma before each; returns an empty text for none.
+pub fn filters(rule: &RouteRule) -> String {
+    let Some(filters) = &rule.filters else {
+        return String::new();
+    };
+    let mut text = header_changes("request", &filters.request_headers);
+    text += &header_changes("response", &filters.response_headers);
+    if let Some(host) = &filters.rewrite.host {
+        text += &format!(", host becomes {host:?}");
+    }
+    match &filters.rewrite.path {
+        Some(PathRewrite::Full(path)) => text += &format!(", path becomes {path:?}"),
+        Some(PathRewrite::Prefix(path)) => text += &format!(", prefix becomes {path:?}"),
+        None => {}
+    }
+    text
+}
+
+fn header_changes(of: &str, headers: &HeaderModifier) -> String {
+    let mut text = String::new();
+    for name in &headers.remove {
+        text += &format!(", {of} header {name} removed");
+    }
+    for (name, value) in &headers.set {
+        text += &format!(", {of} header {name} set to {value:?}");
+    }
+    for (name, value) in &headers.add {
+        text += &format!(", {of} header {name} added {value:?}");
+    }
+    text
 }
 
 /// Formats the action of a rule.

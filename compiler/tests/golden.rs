@@ -19,7 +19,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use canal_compiler::ir::Ir;
-use canal_compiler::oracle::{OracleRequest, RoutingVerdict, decide, endpoints};
+use canal_compiler::oracle::{
+    OracleRequest, RoutingVerdict, decide, deciding_rule, endpoints, forwarded,
+};
 use canal_compiler::{CompileInput, build_ir, compile, lower, service_keys, text};
 use canal_model::diagnostic::Diagnostic;
 use canal_model::ids::{AzName, NodeName, ReplicaName, ServiceId, ServiceKey, TenantName};
@@ -304,6 +306,14 @@ fn answer(ir: &Ir, question: &str) -> String {
                     able.join(" ")
                 )
                 .unwrap();
+            }
+            let has_filters =
+                deciding_rule(ir, &request).is_some_and(|rule| rule.filters.is_some());
+            if let Some(sent) = forwarded(ir, &request).filter(|_| has_filters) {
+                write!(shares, "\n    forwarded: {} {}", sent.host, sent.target).unwrap();
+                for (name, value) in &sent.headers {
+                    write!(shares, " {name}:{value}").unwrap();
+                }
             }
             shares
         }

@@ -13,6 +13,7 @@ use crate::ids::{
     AzName, BackendName, Namespace, NodeName, ObjectName, ReplicaName, ReplicaNumber,
     ServiceAccount, ServiceId, ServiceKey, TenantName, TrustDomain, Vni,
 };
+use crate::route_filters::RouteFilters;
 use crate::share::Shares;
 use crate::trust::{Entitlement, KeyPolicy, KeyServer, Termination, TrustBundle};
 
@@ -453,6 +454,8 @@ pub struct RouteRule {
     /// Never empty: a rule without matches in the source has one match on the prefix `/`.
     pub matches: Vec<HttpMatch>,
     pub action: RouteAction,
+    /// Changes of requests and responses; `None` for nearly all rules.
+    pub filters: Option<Box<RouteFilters>>,
 }
 
 /// A host to match, lower case, without port.

@@ -98,6 +98,7 @@ mod tests {
             parent_port: None,
             hosts: vec![],
             matches: (0..22).map(matching).collect(),
+            filters: None,
             action: RouteAction::Split(vec![]),
         };
         let services =

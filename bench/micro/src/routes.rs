@@ -144,6 +144,7 @@ impl RuleSet {
                 headers: Vec::new(),
                 query: Vec::new(),
             }],
+            filters: None,
             action: RouteAction::Split(vec![Backend {
                 weight: 1,
                 target: BackendTarget::Service {

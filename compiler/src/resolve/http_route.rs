@@ -16,6 +16,7 @@ use super::destination::DestinationIndex;
 use super::route_fields::{
     FieldIssue, RegexBudget, RuleContext, conditions, header_name, parent_service, path, text,
 };
+use super::route_filters;
 use super::tenant_objects::Sourced;
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
@@ -216,6 +217,7 @@ fn attach(
             broken,
             regexes,
         };
+        let filters = route_filters::of_http_route(&rule.filters, &rule.matches, &mut reading);
         let (matches, action) = checked(route, at, rule, to, &mut reading);
         for parent in parents {
             let is_within = add(RouteRule {
@@ -225,6 +227,7 @@ fn attach(
                 hosts: hosts.clone(),
                 matches: matches.clone(),
                 action: action.clone(),
+                filters: route_filters::of_action(filters.as_deref(), &action),
             });
             if !is_within {
                 return;

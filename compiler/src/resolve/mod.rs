@@ -10,6 +10,7 @@ mod http_route;
 mod node;
 mod policy;
 mod route_fields;
+mod route_filters;
 mod service;
 mod subset;
 mod tenant;

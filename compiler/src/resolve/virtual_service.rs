@@ -15,6 +15,7 @@ use super::destination::DestinationIndex;
 use super::route_fields::{
     FieldIssue, RegexBudget, RuleContext, conditions, header_name, path, text,
 };
+use super::route_filters;
 use super::tenant_objects::Sourced;
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
@@ -209,6 +210,7 @@ fn attach(
             broken,
             regexes: &mut regexes,
         };
+        let filters = route_filters::of_virtual_service(rule, &mut reading);
         let groups = groups(at, rule, service, &mut reading);
         // A destination without a port may need one rule for each port of the service, because its
         // port is the dialled one.
@@ -238,6 +240,7 @@ fn attach(
                     parent_port: port,
                     hosts: group.hosts.clone(),
                     matches: matches.clone(),
+                    filters: route_filters::of_action(filters.as_deref(), &action),
                     action,
                 });
                 if !is_within {

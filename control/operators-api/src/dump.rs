@@ -8,6 +8,7 @@ use canal_model::program::{
     AppProtocol, Backend, BackendTarget, HostMatch, HttpMatch, PathMatch, Resource, RouteAction,
     TextMatch, ValueMatch,
 };
+use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteFilters};
 use canal_wire::api;
 use serde_json::{Value, json};
 
@@ -86,6 +87,7 @@ fn resource(r: &Resource) -> Value {
         Resource::Route(r) => json!({
             "parent": r.parent.to_string(), "port": r.parent_port, "hosts": r.hosts.iter().map(host).collect::<Vec<_>>(),
             "matches": r.matches.iter().map(http_match).collect::<Vec<_>>(), "action": action(&r.action),
+            "filters": r.filters.as_deref().map(filters),
         }),
         Resource::Node(n) => json!({
             "az": n.az, "underlay": n.underlay.to_string(), "podCidrs": n.pod_cidrs.iter().map(ToString::to_string).collect::<Vec<_>>(),
@@ -152,6 +154,27 @@ fn text(t: &TextMatch) -> Value {
         TextMatch::Regex(s) => json!({ "regex": s }),
         TextMatch::Present => json!("present"),
     }
+}
+
+fn filters(filters: &RouteFilters) -> Value {
+    let modifier = |headers: &HeaderModifier| {
+        let pairs = |pairs: &[(String, String)]| {
+            let pairs = pairs
+                .iter()
+                .map(|(name, value)| json!({ "name": name, "value": value }));
+            pairs.collect::<Vec<_>>()
+        };
+        json!({ "set": pairs(&headers.set), "add": pairs(&headers.add), "remove": headers.remove })
+    };
+    let path = filters.rewrite.path.as_ref().map(|path| match path {
+        PathRewrite::Full(path) => json!({ "full": path }),
+        PathRewrite::Prefix(text) => json!({ "prefix": text }),
+    });
+    json!({
+        "requestHeaders": modifier(&filters.request_headers),
+        "responseHeaders": modifier(&filters.response_headers),
+        "rewrite": { "host": filters.rewrite.host, "path": path },
+    })
 }
 
 fn action(a: &RouteAction) -> Value {

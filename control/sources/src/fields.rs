@@ -166,7 +166,7 @@ const SERVICE: [KnownField; 5] = [
     ),
 ];
 
-const ROUTE: [KnownField; 7] = [
+const ROUTE: [KnownField; 12] = [
     never(
         "spec.parentRefs[].sectionName",
         "ports are not attached to by name in this version",
@@ -177,15 +177,37 @@ const ROUTE: [KnownField; 7] = [
         "routes attach to Services only in this version",
         "list the Services in parentRefs",
     ),
+    // HTTPRoutes have this field; UDPRoutes have none of that name.
+    never("spec.rules[].filters", "UDPRoutes have no filters", REMOVE),
     never(
-        "spec.rules[].filters",
-        "header changes, redirects, rewrites and mirrors are not in this version",
-        REMOVE,
+        "spec.rules[].filters[].requestMirror",
+        "mirrors are not in this version",
+        "remove the filter",
+    ),
+    never(
+        "spec.rules[].filters[].requestRedirect",
+        "redirects are not in this version",
+        "remove the filter",
+    ),
+    never(
+        "spec.rules[].filters[].cors",
+        "CORS is not in this version",
+        "remove the filter",
+    ),
+    never(
+        "spec.rules[].filters[].externalAuth",
+        "external authorization by a route is not in this version",
+        "use an AuthorizationPolicy with action CUSTOM",
+    ),
+    never(
+        "spec.rules[].filters[].extensionRef",
+        "filters of other implementations are not in this version",
+        "remove the filter",
     ),
     never(
         "spec.rules[].backendRefs[].filters",
-        "header changes, redirects, rewrites and mirrors are not in this version",
-        REMOVE,
+        "filters of one backend are not in this version",
+        "write them under rules[].filters",
     ),
     never(
         "spec.rules[].timeouts",
@@ -204,7 +226,12 @@ const ROUTE: [KnownField; 7] = [
     ),
 ];
 
-const VIRTUAL_SERVICE: [KnownField; 27] = [
+const VIRTUAL_SERVICE: [KnownField; 26] = [
+    never(
+        "spec.http[].rewrite.uriRegexRewrite",
+        "rewriting a path by a regular expression is not in this version",
+        "use rewrite.uri",
+    ),
     unless(
         "spec.exportTo",
         "*",
@@ -235,11 +262,6 @@ const VIRTUAL_SERVICE: [KnownField; 27] = [
         "spec.http[].delegate",
         "delegation is not in this version",
         "write the rules in this object",
-    ),
-    never(
-        "spec.http[].rewrite",
-        "rewrites are not in this version",
-        REMOVE,
     ),
     never(
         "spec.http[].timeout",
@@ -279,11 +301,6 @@ const VIRTUAL_SERVICE: [KnownField; 27] = [
     never(
         "spec.http[].corsPolicy",
         "CORS is not in this version",
-        REMOVE,
-    ),
-    never(
-        "spec.http[].headers",
-        "header changes are not in this version",
         REMOVE,
     ),
     never(
@@ -645,14 +662,24 @@ mod tests {
                 "[mesh]",
                 true,
             ),
-            (ObjectKind::HttpRoute, "spec.rules[].filters", "[]", true),
             (
                 ObjectKind::HttpRoute,
-                "spec.rules[].filters",
+                "spec.rules[].backendRefs[].filters",
+                "[]",
+                true,
+            ),
+            (
+                ObjectKind::HttpRoute,
+                "spec.rules[].backendRefs[].filters",
                 "[{type: RequestMirror}]",
                 false,
             ),
-            (ObjectKind::HttpRoute, "spec.rules[].filters", "{}", false),
+            (
+                ObjectKind::HttpRoute,
+                "spec.rules[].backendRefs[].filters",
+                "{}",
+                false,
+            ),
             (ObjectKind::HttpRoute, "metadata.uid", "x", true),
             (ObjectKind::HttpRoute, "spec.rules", "x", false),
             (ObjectKind::Pod, "spec.containers[].image", "x", true),

@@ -18,6 +18,9 @@ impl FilterChain {
     /// Buffers the beginning of the body, because an external authorizer may read it. It runs once,
     /// before an endpoint is selected.
     const BUFFER_BODY: Self = Self(1);
+    /// Changes heads as the rule's filters say: the request's when it is sent to an endpoint, and
+    /// the response's.
+    const CHANGE_HEADS: Self = Self(2);
     /// The filters that run once, before an endpoint is selected.
     const BEFORE_BALANCE: Self = Self::BUFFER_BODY;
 
@@ -37,11 +40,15 @@ impl FilterChain {
     /// that the policies of the rule's service require. They apply in addition to those of the
     /// backend's endpoints if the backend is another service.
     pub(crate) fn of_rule(rule: &RouteRule, backend: &ServiceKey, dialled: Self) -> Self {
-        if *backend == rule.parent {
+        let of_policies = if *backend == rule.parent {
             // The policies of the service's endpoints include those of the service.
             Self::default()
         } else {
             dialled
+        };
+        match rule.filters {
+            None => of_policies,
+            Some(_) => of_policies.with(Self::CHANGE_HEADS),
         }
     }
 
@@ -63,6 +70,12 @@ impl FilterChain {
         self.has(Self::BUFFER_BODY)
     }
 
+    /// True if the rule's filters change heads.
+    #[inline]
+    pub fn changes_heads(self) -> bool {
+        self.has(Self::CHANGE_HEADS)
+    }
+
     #[inline]
     fn has(self, any: Self) -> bool {
         self.0 & any.0 != 0
@@ -80,5 +93,7 @@ mod tests {
         assert!(!none.buffers_body() && !none.runs_before_balance());
         let both = none.with(FilterChain::BUFFER_BODY);
         assert!(both.buffers_body() && both.runs_before_balance());
+        let heads = none.with(FilterChain::CHANGE_HEADS);
+        assert!(heads.changes_heads() && !heads.runs_before_balance());
     }
 }

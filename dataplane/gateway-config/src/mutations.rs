@@ -4,25 +4,7 @@
 //! The policies, external authorizers and the endpoint all see the mutated request. Start with
 //! [`RequestMutations`].
 
-/// Headers that frame the message, manage the connection or identify the request's source. Policies
-/// and authorizers cannot change them.
-const PROTECTED_HEADERS: [&str; 15] = [
-    "host",
-    "connection",
-    "content-length",
-    "expect",
-    "http2-settings",
-    "keep-alive",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "x-forwarded-client-cert",
-    "x-forwarded-for",
-    "x-forwarded-proto",
-    "x-request-id",
-];
+use canal_model::route_filters::PROTECTED_REQUEST_HEADERS;
 
 /// Returns whether a header's name is `name`, in any case and with `_` in the place of any `-`.
 /// CGI, WSGI and PHP cannot tell them apart.
@@ -51,23 +33,22 @@ pub struct RequestMutations {
     pub path: Option<String>,
     /// New query; `Some(None)` means that the query is removed.
     pub query: Option<Option<Vec<u8>>>,
+    /// New host, with a port if there is one.
+    pub host: Option<String>,
     /// Mutations by header name, in lower case, each name once.
     headers: Vec<(String, HeaderChange)>,
+    /// Values that are added to those of a header, by its name in lower case.
+    added: Vec<(String, Vec<u8>)>,
 }
 
 impl RequestMutations {
     pub fn is_empty(&self) -> bool {
-        self.path.is_none() && self.query.is_none() && self.headers.is_empty()
+        *self == Self::default()
     }
 
     fn change(&mut self, name: &str, change: HeaderChange) {
         let name = name.to_ascii_lowercase();
-        let is_protected = || {
-            PROTECTED_HEADERS
-                .iter()
-                .any(|own| is_spelling_of(name.as_bytes(), own.as_bytes()))
-        };
-        if name.is_empty() || name.starts_with(':') || is_protected() {
+        if is_protected(&name) {
             return;
         }
         match self.headers.iter_mut().find(|(known, _)| *known == name) {
@@ -89,6 +70,23 @@ impl RequestMutations {
             Ok(_) if is_name => self.change(name, HeaderChange::Set(value.to_vec())),
             _ => self.change(name, HeaderChange::Removed),
         }
+    }
+
+    /// Adds a value to those of a header. Protected headers and invalid values stay out.
+    pub fn add(&mut self, name: &str, value: &[u8]) {
+        let name = name.to_ascii_lowercase();
+        let is_valid = http::HeaderName::from_bytes(name.as_bytes()).is_ok()
+            && http::HeaderValue::from_bytes(value).is_ok();
+        if is_valid && !is_protected(&name) {
+            self.added.push((name, value.trim_ascii().to_vec()));
+        }
+    }
+
+    /// Returns the values that are added, with the header of each.
+    pub fn added(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.added
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_slice()))
     }
 
     /// Returns the header's value if it was set here.
@@ -166,7 +164,23 @@ impl RequestMutations {
                 _ => drop(headers.remove(name)),
             }
         }
+        for (name, value) in self.added() {
+            let name = http::HeaderName::from_bytes(name.as_bytes());
+            if let (Ok(name), Ok(value)) = (name, http::HeaderValue::from_bytes(value)) {
+                headers.append(name, value);
+            }
+        }
     }
+}
+
+/// True for a name that no mutation may change.
+fn is_protected(name: &str) -> bool {
+    let is_own = || {
+        PROTECTED_REQUEST_HEADERS
+            .iter()
+            .any(|own| is_spelling_of(name.as_bytes(), own.as_bytes()))
+    };
+    name.is_empty() || name.starts_with(':') || is_own()
 }
 
 #[cfg(test)]

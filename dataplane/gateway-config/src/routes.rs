@@ -15,7 +15,7 @@ use canal_router::{
 };
 use smallvec::SmallVec;
 
-use super::{EndpointSetId, FilterChain};
+use super::{EndpointSetId, FilterChain, MatchedFilters};
 
 /// Status for a backend that belongs to another tenant, which the author of the rule cannot have
 /// intended.
@@ -110,6 +110,7 @@ fn refuse_all(rules: &[Arc<RouteRule>]) -> Vec<Arc<RouteRule>> {
             hosts: vec![],
             matches: vec![any],
             action,
+            filters: None,
             ..(**rule).clone()
         })
     });
@@ -149,6 +150,20 @@ pub enum RouteOutcome {
     Refuse { status: u16, reason: String },
     /// No rule matches the request.
     Nowhere,
+}
+
+/// The rule that matched a request.
+#[derive(Debug, Clone, Copy)]
+pub struct MatchedRule<'a> {
+    pub rule: &'a Arc<RouteRule>,
+    match_index: usize,
+}
+
+impl MatchedRule<'_> {
+    /// Returns the rule's filters, for a target whose chain has them.
+    pub fn filters(&self) -> MatchedFilters {
+        MatchedFilters::new(self.rule, self.match_index)
+    }
 }
 
 impl ServiceRoutes {
@@ -228,7 +243,7 @@ impl ServiceRoutes {
         port: u16,
         request: &R,
         random: u64,
-    ) -> (RouteOutcome, Option<&Arc<RouteRule>>) {
+    ) -> (RouteOutcome, Option<MatchedRule<'_>>) {
         let Some(found) = self.compiled.router.find(port, request) else {
             return (RouteOutcome::Nowhere, None);
         };
@@ -252,7 +267,11 @@ impl ServiceRoutes {
                 }
             },
         };
-        (way, Some(found.rule()))
+        let matched = MatchedRule {
+            rule: found.rule(),
+            match_index: found.match_index,
+        };
+        (way, Some(matched))
     }
 
     pub fn rule_count(&self) -> usize {
@@ -317,6 +336,7 @@ mod tests {
             hosts: vec![],
             matches: vec![http],
             action: RouteAction::Split(vec![]),
+            filters: None,
         };
         let table = RouteTable::new(vec![Arc::new(rule)]);
         let compiled = CompiledRoutes::compile_with(key("s"), table.clone(), |_| panic!("a fault"));

@@ -10,16 +10,17 @@ mod heads;
 pub(crate) mod http1;
 pub(crate) mod http2;
 
+use std::borrow::Cow;
 use std::rc::Rc;
 
 use bytes::Bytes;
-use canal_gateway_config::RequestMutations;
-use canal_gateway_config::jwt;
+use canal_gateway_config::{RequestMutations, jwt};
 use canal_gateway_io::body::Http1Io;
 use canal_h1::RequestKind;
 use canal_hbone::CloseReport;
 use canal_model::authorization::Authorizer;
 use canal_model::program::{AppProtocol, UpstreamPool};
+use canal_router::routing_path;
 use h2::client::SendRequest;
 use http::HeaderMap;
 
@@ -78,11 +79,23 @@ fn may_take_idle(info: &RequestInfo, is_answered: bool) -> bool {
     info.kind != RequestKind::Upgrade && (is_answered || info.is_repeatable())
 }
 
-/// Returns the mutations that apply to the request as it is forwarded, if there are any.
-fn decide_mutations(authorization: Option<&AuthorizationState>) -> Option<&RequestMutations> {
-    authorization
+/// Returns the mutations that apply to the request as it is forwarded, if there are any: those of
+/// its authorization, and those of its rule's filters.
+fn decide_mutations<'a, R: FullRequest>(
+    authorization: Option<&'a AuthorizationState>,
+    routed: &RoutedRequest,
+    request: &R,
+) -> Option<Cow<'a, RequestMutations>> {
+    let authorized = authorization
         .map(|state| &state.changes)
-        .filter(|changes| !changes.is_empty())
+        .filter(|changes| !changes.is_empty());
+    let Some(matched) = &routed.matched else {
+        return authorized.map(Cow::Borrowed);
+    };
+    // The rule was chosen by the normal form of the path, so its prefix is one of that form.
+    let normal = routing_path(request.path());
+    let path = normal.map_or_else(|| String::from_utf8_lossy(request.path()), Cow::Owned);
+    Some(Cow::Owned(matched.request(authorized, &path)))
 }
 
 /// The client's side of a request, in one HTTP version.
@@ -379,12 +392,9 @@ impl<D: HttpDownstream> HttpRequest<D> {
             .state
             .connect(routed, selected, attempt.opens_connection)
             .await?;
-        self.client.send(
-            &mut self.state,
-            routed,
-            upstream,
-            decide_mutations(attempt.authorization),
-        )
+        let changes = decide_mutations(attempt.authorization, routed, &self.client.head().0);
+        self.client
+            .send(&mut self.state, routed, upstream, changes.as_deref())
     }
 }
 
@@ -538,6 +548,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         let open =
             OngoingAuthorization::new(session, &selected, routed.version, head.copy, head.http2);
         let mut exchange = Exchange::new(worker, info, record, front, back, sent, open);
+        exchange.response_headers = routed.response_headers();
         if let Some(suspended) = suspended {
             exchange.resume(suspended);
         }

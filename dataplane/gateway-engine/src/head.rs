@@ -313,6 +313,9 @@ impl ValidatedHttp2Request {
             changed.path = PathAndQuery::from_maybe_shared(bytes::Bytes::from(target))
                 .map_err(|_| ProxyError::BadHttp2("h2_bad_path"))?;
         }
+        if let Some(host) = &changes.host {
+            changed.authority.clone_from(host);
+        }
         Ok(changed)
     }
 }

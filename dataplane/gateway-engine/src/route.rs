@@ -6,8 +6,11 @@
 
 use std::rc::Rc;
 
-use canal_gateway_config::{FilterChain, PortView, RouteOutcome, Snapshot, TenantTls};
+use canal_gateway_config::{
+    FilterChain, MatchedFilters, PortView, RouteOutcome, Snapshot, TenantTls,
+};
 use canal_model::program::TunnelProtocol;
+use canal_model::route_filters::HeaderModifier;
 use canal_router::{RoutableRequest, routing_path};
 
 use crate::destination::ResolvedDestination;
@@ -29,14 +32,20 @@ pub(crate) struct RoutedRequest {
     pub(crate) version: u64,
     /// Filters of the rule and of the endpoints.
     pub(crate) filters: FilterChain,
+    /// The rule whose filters change heads, if there is one.
+    pub(crate) matched: Option<MatchedFilters>,
     _admission: RequestPermit,
 }
+
+/// The endpoint set of a request, the filters that its rule asks for, and the rule if its filters
+/// change heads.
+type RoutePlacement = (Rc<EndpointSetState>, FilterChain, Option<MatchedFilters>);
 
 impl RoutedRequest {
     fn new(
         session: &ClientSession,
         snapshot: &Snapshot,
-        (view, of_rule): (Rc<EndpointSetState>, FilterChain),
+        (view, of_rule, matched): RoutePlacement,
         resolved: Rc<ResolvedDestination>,
         admission: RequestPermit,
     ) -> Self {
@@ -61,8 +70,16 @@ impl RoutedRequest {
             tls,
             version: session.account.policy_version.get(),
             filters,
+            matched,
             _admission: admission,
         }
+    }
+
+    /// Returns the changes that the rule's filters make of the response's headers, if any.
+    pub(crate) fn response_headers(&self) -> Option<&HeaderModifier> {
+        self.matched
+            .as_ref()
+            .and_then(MatchedFilters::response_headers)
     }
 }
 
@@ -117,7 +134,7 @@ pub(crate) fn connection(
         .ok_or((ProxyError::NoService, None))?;
     let admission =
         admit(worker, session, &resolved).map_err(|fault| (fault, Some((view.clone(), None))))?;
-    let placed = (view, FilterChain::default());
+    let placed = (view, FilterChain::default(), None);
     Ok(RoutedRequest::new(
         session, &snapshot, placed, resolved, admission,
     ))
@@ -162,21 +179,22 @@ impl<R: RoutableRequest> RoutableRequest for AtPath<'_, R> {
     }
 }
 
-/// Returns the endpoint set for a request, and the filters that its rule asks for.
+/// Returns the endpoint set for a request, and what its rule asks for.
 fn decide<R: RoutableRequest>(
     worker: &Worker,
     snapshot: &Snapshot,
     resolved: &ResolvedDestination,
     request: &R,
     texts: Option<&mut Box<LogFields>>,
-) -> Result<(Rc<EndpointSetState>, FilterChain), ProxyError> {
+) -> Result<RoutePlacement, ProxyError> {
     let ResolvedDestination::Service { service, port } = resolved else {
         return resolved
             .direct_endpoint(&worker.upstreams, snapshot)
-            .map(|view| (view, FilterChain::default()))
+            .map(|view| (view, FilterChain::default(), None))
             .ok_or(ProxyError::NoService);
     };
     let port: &PortView = &service.ports[*port];
+    let mut matched = None;
     let (slot, filters) = match &service.routes {
         Some(routes) if port.routed => {
             // Two readings of one path must not lead to different routes. The endpoint gets the
@@ -191,10 +209,15 @@ fn decide<R: RoutableRequest>(
                 Some(path) => routes.decide(port.port, &AtPath { request, path }, worker.random()),
             };
             if let (Some(texts), Some(rule)) = (texts, rule) {
-                texts.route = rule.key.to_string();
+                texts.route = rule.rule.key.to_string();
             }
             match way {
-                RouteOutcome::Target(target) => (target.slot, target.filters),
+                RouteOutcome::Target(target) => {
+                    if target.filters.changes_heads() {
+                        matched = rule.map(|rule| rule.filters());
+                    }
+                    (target.slot, target.filters)
+                }
                 RouteOutcome::Refuse { status, reason } => {
                     return Err(ProxyError::Route { status, reason });
                 }
@@ -206,6 +229,6 @@ fn decide<R: RoutableRequest>(
     worker
         .upstreams
         .view(snapshot, slot)
-        .map(|view| (view, filters))
+        .map(|view| (view, filters, matched))
         .ok_or(ProxyError::NoService)
 }

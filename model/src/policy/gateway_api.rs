@@ -56,7 +56,54 @@ pub struct HttpRule {
     pub name: Option<String>,
     /// Alternative matches; an empty list matches everything.
     pub matches: Vec<HttpRouteMatch>,
+    pub filters: Vec<HttpRouteFilter>,
     pub backend_refs: Vec<BackendRef>,
+}
+
+/// A change of the requests that a rule matches, or of their responses. `kind` names the one field
+/// that is set.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpRouteFilter {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub request_header_modifier: Option<HttpHeaderFilter>,
+    pub response_header_modifier: Option<HttpHeaderFilter>,
+    pub url_rewrite: Option<HttpUrlRewriteFilter>,
+}
+
+/// Changes of the headers of a request or of a response.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct HttpHeaderFilter {
+    pub set: Vec<HttpHeader>,
+    pub add: Vec<HttpHeader>,
+    pub remove: Vec<String>,
+}
+
+/// A header with its value.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct HttpHeader {
+    pub name: String,
+    pub value: String,
+}
+
+/// Changes of the URL of a request.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct HttpUrlRewriteFilter {
+    pub hostname: Option<String>,
+    pub path: Option<HttpPathModifier>,
+}
+
+/// Change of a path: `kind` names the one other field that is set.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpPathModifier {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub replace_full_path: Option<String>,
+    pub replace_prefix_match: Option<String>,
 }
 
 /// A set of conditions that must all hold.

@@ -39,6 +39,35 @@ pub struct VirtualServiceRoute {
     #[serde(rename = "match")]
     pub matches: Vec<HttpMatchRequest>,
     pub route: Vec<HttpRouteDestination>,
+    pub headers: Option<Headers>,
+    pub rewrite: Option<HttpRewrite>,
+}
+
+/// Changes of the headers of requests and responses.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct Headers {
+    pub request: HeaderOperations,
+    pub response: HeaderOperations,
+}
+
+/// Changes of headers, by header name.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct HeaderOperations {
+    pub set: BTreeMap<String, String>,
+    pub add: BTreeMap<String, String>,
+    pub remove: Vec<String>,
+}
+
+/// Changes of the URL of a request.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct HttpRewrite {
+    /// New path, or what takes the place of the prefix that the match names.
+    pub uri: Option<String>,
+    /// Host that takes the place of the request's.
+    pub authority: Option<String>,
 }
 
 /// A set of conditions that must all hold.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_compiler::ir::Ir;
-use canal_compiler::oracle::{OracleRequest, RoutingVerdict, decide};
+use canal_compiler::oracle::{OracleRequest, RoutingVerdict, decide, forwarded};
 use canal_compiler::{CompileInput, build_ir, lower};
 use canal_model::ids::{AzName, ReplicaName};
 use canal_model::program::RouteKey;
@@ -28,6 +28,8 @@ pub struct RoutingTally {
     pub http1: usize,
     /// Number of the oracle's verdicts by kind.
     pub verdicts: BTreeMap<&'static str, usize>,
+    /// Number of requests that filters changed.
+    pub filtered: usize,
 }
 
 impl RoutingComparison {
@@ -75,6 +77,18 @@ impl RoutingComparison {
                 &format!("{} ({verdict:?})", format_verdict(&verdict)),
             );
         }
+        let (forwarded, wanted) = (
+            self.gateway.forwarded(request),
+            forwarded(&self.ir, request),
+        );
+        if forwarded != wanted {
+            let verdict = format!("forwards {forwarded:?}, not {wanted:?}");
+            return differs("the gateway", &verdict);
+        }
+        tally.filtered += usize::from(wanted.is_some_and(|wanted| {
+            (wanted.host, wanted.target) != (request.host.clone(), request.target.clone())
+                || wanted.headers.len() != request.headers.len()
+        }));
         let over_http1 = self.gateway.decide_http1(request);
         if let Some(verdict) = &over_http1
             && *verdict != expected

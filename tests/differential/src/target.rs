@@ -5,12 +5,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use canal_compiler::oracle::{self, RoutingVerdict};
+use canal_compiler::oracle_filters::ForwardedRequest;
+use canal_gateway_config::MatchedFilters;
 use canal_h1::{MessageLimits as HeadLimits, RequestHead, RequestView, split_authority};
 use canal_model::ids::ServiceKey;
 use canal_model::program::{AppProtocol, Resource, RouteRule, Service};
 use canal_model::route_table::RouteTable;
-use canal_router::{RoutableRequest, RouteDecision, Router, RouterLimits, routing_path};
+use canal_router::{
+    RoutableRequest, RouteDecision, RouteMatch, Router, RouterLimits, routing_path,
+};
 use canal_wire::southbound;
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// Returns the state of a data plane after it received these resources. Panics if one of them is
 /// refused or changes on the way.
@@ -90,26 +95,67 @@ impl GatewayTarget {
         Some(self.verdict(request, &Read(head.view(&bytes))))
     }
 
-    fn verdict<R: RoutableRequest>(
+    /// Returns the request that the endpoint receives; `None` if no rule sends it to one.
+    pub fn forwarded(&self, request: &oracle::OracleRequest) -> Option<ForwardedRequest> {
+        let parts = RequestParts::of(request);
+        let found = self.find(request, &parts).ok()?;
+        let RouteDecision::Split(_) = found.action() else {
+            return None;
+        };
+        let normal = routing_path(parts.path());
+        let path = normal.map_or_else(|| String::from_utf8_lossy(parts.path()), Into::into);
+        let changes = MatchedFilters::new(found.rule(), found.match_index).request(None, &path);
+        let mut headers = HeaderMap::new();
+        for (name, value) in &request.headers {
+            headers.append(
+                HeaderName::from_bytes(name.as_bytes()).expect("a name"),
+                HeaderValue::from_str(value).expect("a value"),
+            );
+        }
+        changes.apply(&mut headers);
+        let mut headers: Vec<_> = headers
+            .iter()
+            .map(|(name, value)| {
+                let value = String::from_utf8_lossy(value.as_bytes());
+                (name.as_str().to_owned(), value.into_owned())
+            })
+            .collect();
+        headers.sort_by(|a, b| a.0.cmp(&b.0));
+        let target = changes.target(parts.path(), parts.query());
+        Some(ForwardedRequest {
+            host: changes.host.unwrap_or_else(|| request.host.clone()),
+            target: target.map_or_else(
+                || request.target.clone(),
+                |target| String::from_utf8_lossy(&target).into_owned(),
+            ),
+            headers,
+        })
+    }
+
+    /// Returns the match that holds for a request.
+    ///
+    /// # Errors
+    /// No rule decides; the verdict says what happens instead.
+    fn find<R: RoutableRequest>(
         &self,
         original: &oracle::OracleRequest,
         request: &R,
-    ) -> RoutingVerdict {
+    ) -> Result<RouteMatch<'_>, Box<RoutingVerdict>> {
         let Some((service, _, router)) = self.services.get(&original.service) else {
-            return RoutingVerdict::NoService;
+            return Err(Box::new(RoutingVerdict::NoService));
         };
         let Some(port) = service.ports.iter().find(|port| port.port == original.port) else {
-            return RoutingVerdict::NoService;
+            return Err(Box::new(RoutingVerdict::NoService));
         };
         let is_routed = router
             .rules()
             .iter()
             .any(|rule| rule.parent_port.is_none_or(|own| own == port.port));
         if port.protocol == AppProtocol::Tcp || !is_routed {
-            return RoutingVerdict::Service {
+            return Err(Box::new(RoutingVerdict::Service {
                 service: service.key.clone(),
                 port: port.port,
-            };
+            }));
         }
         let normal = if router.reads_path(port.port) {
             routing_path(request.path())
@@ -120,8 +166,17 @@ impl GatewayTarget {
             Some(path) => router.find(port.port, &Normal { request, path }),
             None => router.find(port.port, request),
         };
-        let Some(found) = found else {
-            return RoutingVerdict::NoRule;
+        found.ok_or_else(|| Box::new(RoutingVerdict::NoRule))
+    }
+
+    fn verdict<R: RoutableRequest>(
+        &self,
+        original: &oracle::OracleRequest,
+        request: &R,
+    ) -> RoutingVerdict {
+        let found = match self.find(original, request) {
+            Ok(found) => found,
+            Err(verdict) => return *verdict,
         };
         let rule = found.rule().key.clone();
         match found.action() {

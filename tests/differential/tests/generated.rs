@@ -5,10 +5,10 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use canal_compiler::generate::{GeneratedRouting, cases};
 use canal_compiler::oracle::OracleRequest;
 use canal_differential::probe::probes;
 use canal_differential::{RoutingComparison, RoutingTally};
+use canal_generated_policies::routing::{GeneratedRouting, cases};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
@@ -83,6 +83,7 @@ fn generated_tenants_mean_the_same_everywhere() {
     println!("{count} tenants from seed {first}: {tally:?}");
     if count >= TENANTS {
         assert!(tally.comparisons >= COMPARISONS_LEAST, "{tally:?}");
+        assert!(tally.filtered * 50 > tally.comparisons, "{tally:?}");
         let all: usize = tally.verdicts.values().sum();
         assert!(
             tally.verdicts.len() == 5 && tally.verdicts.values().all(|count| count * 50 > all),

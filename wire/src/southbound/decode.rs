@@ -11,7 +11,7 @@ use canal_model::program as p;
 use canal_model::share::{ShareFormatError, Shares};
 use ipnet::IpNet;
 
-use super::{ResourceDecodeError, decode_trust};
+use super::{ResourceDecodeError, decode_trust, route_filters};
 use crate::program as w;
 
 /// Carries the resource's name, so that each error names the resource.
@@ -404,13 +404,20 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
             "is empty: a rule without conditions has one match on the prefix \"/\"",
         );
     }
+    let split = |s: w::Split| {
+        let backends = s.backends.into_iter().map(|b| backend(&at, b));
+        backends
+            .collect::<Result<_, _>>()
+            .map(p::RouteAction::Split)
+    };
+    let mut filters = None;
     let action = match at.need("action", r.action)? {
-        Action::Split(s) => p::RouteAction::Split(
-            s.backends
-                .into_iter()
-                .map(|b| backend(&at, b))
-                .collect::<Result<_, _>>()?,
-        ),
+        Action::Split(s) => split(s)?,
+        Action::FilteredSplit(f) => {
+            let received = at.need("filtered_split.filters", f.filters)?;
+            filters = Some(Box::new(route_filters::decode(&at, received)?));
+            split(at.need("filtered_split.split", f.split)?)?
+        }
         Action::Refuse(x) => p::RouteAction::Refuse {
             status: at.status("refuse.status", x.status)?,
             reason: x.reason,
@@ -429,5 +436,6 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
         hosts,
         matches,
         action,
+        filters,
     })
 }

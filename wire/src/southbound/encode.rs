@@ -230,9 +230,18 @@ impl From<&p::RouteRule> for w::Route {
         use w::host_match::Host;
         use w::route::Action;
         let action = match &r.action {
-            p::RouteAction::Split(b) => Action::Split(w::Split {
-                backends: b.iter().map(backend).collect(),
-            }),
+            p::RouteAction::Split(b) => {
+                let split = w::Split {
+                    backends: b.iter().map(backend).collect(),
+                };
+                match &r.filters {
+                    None => Action::Split(split),
+                    Some(filters) => Action::FilteredSplit(w::FilteredSplit {
+                        split: Some(split),
+                        filters: Some(w::RouteFilters::from(&**filters)),
+                    }),
+                }
+            }
             p::RouteAction::Refuse { status, reason } => Action::Refuse(refuse(*status, reason)),
         };
         Self {

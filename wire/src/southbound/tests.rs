@@ -13,7 +13,7 @@ fn key(s: &str) -> canal_model::ids::ServiceKey {
     s.parse().unwrap()
 }
 
-fn routes() -> [Resource; 2] {
+fn routes() -> [Resource; 3] {
     let precedence = p::Precedence {
         class: 1,
         specificity: [1, 2, 3, 4, 5],
@@ -75,7 +75,12 @@ fn routes() -> [Resource; 2] {
             p::HostMatch::Suffix(".c".into()),
         ],
         matches: matches.clone(),
+        filters: None,
         action,
+    };
+    let filtered = p::RouteRule {
+        filters: Some(Box::new(super::route_filters::sample())),
+        ..rule(split.clone())
     };
     [
         Resource::Route(rule(split)),
@@ -83,6 +88,7 @@ fn routes() -> [Resource; 2] {
             status: 500,
             reason: "broken".into(),
         })),
+        Resource::Route(filtered),
     ]
 }
 

@@ -140,6 +140,7 @@ fn rule(name: &str, of: &str, to: &str, subset: &str) -> Arc<Resource> {
             headers: vec![],
             query: vec![],
         }],
+        filters: None,
         action: RouteAction::Split(vec![Backend {
             weight: 1,
             target: BackendTarget::Service {

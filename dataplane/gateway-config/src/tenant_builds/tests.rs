@@ -58,6 +58,7 @@ fn route(tenant: &str, service: &str, path: &str) -> Arc<Resource> {
             headers: vec![],
             query: vec![],
         }],
+        filters: None,
         action: RouteAction::Split(vec![]),
     }))
 }

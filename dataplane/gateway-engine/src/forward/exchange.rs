@@ -22,6 +22,7 @@ use canal_gateway_io::clock::{TimeoutKind, Timer};
 use canal_h1::{BodyReader, Framing, MessageRefusal, RequestKind, ResponseHead};
 use canal_hbone::CreditWait;
 use canal_model::program::AppProtocol;
+use canal_model::route_filters::HeaderModifier;
 use h2::client::ResponseFuture;
 use h2::{Reason, RecvStream, SendStream};
 use tokio::time::Instant;
@@ -167,6 +168,8 @@ pub(crate) struct Exchange<'a> {
     open: OngoingAuthorization<'a>,
     /// True if the response announced to an HTTP/1.1 client that its connection stays open.
     pub(crate) keep_alive: bool,
+    /// Changes that the rule's filters make of the response's head.
+    pub(crate) response_headers: Option<&'a HeaderModifier>,
 }
 
 /// Progress of a request's body: payload bytes, whether it is complete, whether it waits for the
@@ -225,6 +228,7 @@ impl<'a> Exchange<'a> {
             patient: ask.grpc && open.protocol() == AppProtocol::Grpc,
             open,
             keep_alive: false,
+            response_headers: None,
         };
         exchange.timer().watch(Some(exchange.open.tenant()));
         exchange

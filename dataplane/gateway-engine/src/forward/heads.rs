@@ -9,6 +9,7 @@ use canal_h1::{
     FieldName, ForwardOptions, Framing, HeaderEdit, HeaderField, MessageRefusal, OutHead,
     RequestKind, RequestView, ResponseView, split_authority,
 };
+use canal_model::route_filters::HeaderModifier;
 use http::header::{CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, TE};
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
@@ -83,7 +84,9 @@ pub(crate) fn request_1_to_1(
     if !view.fields().has(FieldName::XRequestId) {
         edits.push(HeaderEdit::Add(b"x-request-id", &add.request_id));
     }
-    if view.authority().is_empty() {
+    if let Some(host) = add.changes.and_then(|changes| changes.host.as_ref()) {
+        edits.push(HeaderEdit::Set(b"host", host.as_bytes()));
+    } else if view.authority().is_empty() {
         edits.push(HeaderEdit::Default(b"host", add.hostname.as_bytes()));
     }
     if let Some(line) = &cookies {
@@ -113,6 +116,8 @@ pub(crate) fn request_1_to_1(
             HeaderEdit::Set(name.as_bytes(), value)
         })
     }));
+    let added = add.changes.into_iter().flat_map(RequestMutations::added);
+    edits.extend(added.map(|(name, value)| HeaderEdit::Add(name.as_bytes(), value)));
     let target = add
         .changes
         .and_then(|changes| changes.target(view.path(), view.query()));
@@ -214,11 +219,12 @@ pub(crate) fn request_1_to_2(
     } else {
         http2_target(view.path(), view.query()).ok_or_else(bad)?
     };
-    // An HTTP/1.0 request may have no Host.
-    let authority = if view.authority().is_empty() {
-        add.hostname.as_bytes()
-    } else {
-        view.authority()
+    let rewritten = add.changes.and_then(|changes| changes.host.as_ref());
+    let authority = match rewritten {
+        Some(host) => host.as_bytes(),
+        // An HTTP/1.0 request may have no Host.
+        None if view.authority().is_empty() => add.hostname.as_bytes(),
+        None => view.authority(),
     };
     let uri = Uri::builder()
         .scheme(Scheme::HTTP)
@@ -400,6 +406,46 @@ pub(crate) fn framing_to_1(framing: Framing, spoken: ClientProtocol) -> Framing 
         (Framing::UntilClose, ClientProtocol::Http11) => Framing::Chunked,
         (Framing::Chunked, ClientProtocol::Http10) => Framing::UntilClose,
         (framing, _) => framing,
+    }
+}
+
+/// Returns the edits that a rule's filters make of a response's head.
+pub(crate) fn response_edits(headers: Option<&HeaderModifier>) -> ResponseEdits<'_> {
+    let Some(HeaderModifier { set, add, remove }) = headers else {
+        return ResponseEdits::new();
+    };
+    let removed = remove
+        .iter()
+        .map(|name| HeaderEdit::Remove(name.as_bytes()));
+    let set = set
+        .iter()
+        .map(|(name, value)| HeaderEdit::Set(name.as_bytes(), value.as_bytes()));
+    let added = add
+        .iter()
+        .map(|(name, value)| HeaderEdit::Add(name.as_bytes(), value.as_bytes()));
+    removed.chain(set).chain(added).collect()
+}
+
+/// The edits of a response's head; nearly no response has any.
+pub(crate) type ResponseEdits<'a> = SmallVec<[HeaderEdit<'a>; 0]>;
+
+/// Applies the changes that a rule's filters make to the head of a response to HTTP/2.
+pub(crate) fn edit_response(headers: Option<&HeaderModifier>, map: &mut HeaderMap) {
+    let Some(HeaderModifier { set, add, remove }) = headers else {
+        return;
+    };
+    for name in remove {
+        map.remove(name.as_str());
+    }
+    let parsed = |name: &str, value: &str| {
+        let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
+        Some((name, HeaderValue::from_bytes(value.as_bytes()).ok()?))
+    };
+    for (name, value) in set.iter().filter_map(|(name, value)| parsed(name, value)) {
+        map.insert(name, value);
+    }
+    for (name, value) in add.iter().filter_map(|(name, value)| parsed(name, value)) {
+        map.append(name, value);
     }
 }
 

@@ -57,6 +57,7 @@ fn large(of: &str) -> Vec<Resource> {
             parent_port: None,
             hosts: vec![],
             matches: all,
+            filters: None,
             action: RouteAction::Refuse {
                 status: CHANGED,
                 reason: "changed".into(),

@@ -135,6 +135,7 @@ pub(crate) fn route(
         parent_port: None,
         hosts: vec![],
         matches: vec![http],
+        filters: None,
         action,
     })
 }

@@ -10,6 +10,7 @@ mod closed;
 mod credit;
 mod exchanges;
 mod fidelity;
+mod filters;
 mod hbone;
 mod http1;
 mod http2;

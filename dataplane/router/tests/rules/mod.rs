@@ -58,6 +58,7 @@ pub(crate) fn rule(name: &str, hosts: Vec<HostMatch>, matches: Vec<HttpMatch>) -
         parent_port: None,
         hosts,
         matches,
+        filters: None,
         action: RouteAction::Split(vec![Backend {
             weight: 1,
             target: BackendTarget::Service {

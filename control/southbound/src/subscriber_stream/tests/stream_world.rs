@@ -114,6 +114,7 @@ pub(super) fn resources(name: &str, says: &TenantScript) -> Vec<Resource> {
                 headers: vec![],
                 query: vec![],
             }],
+            filters: None,
             action: RouteAction::Split(to.iter().map(backend).collect()),
         })
     }));

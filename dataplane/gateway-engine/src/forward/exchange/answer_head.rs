@@ -180,6 +180,7 @@ impl Exchange<'_> {
         *keeps = view.keep_alive() && !*has_stray_body;
         self.upgrade = view.is_tunnel();
         let to = heads::framing_to_1(framing, self.ask.spoken);
+        let edits = heads::response_edits(self.response_headers);
         match &mut self.front {
             DownstreamSide::Http1(client) => {
                 // The connection stays open only if the request is complete or its upload continues
@@ -188,6 +189,7 @@ impl Exchange<'_> {
                 let keep = keep && to != Framing::UntilClose && (self.up.is_complete || goes_on);
                 self.keep_alive = keep;
                 let outgoing = ForwardOptions {
+                    edits: &edits,
                     framing: to,
                     persistence: if self.upgrade {
                         Default::default()
@@ -206,8 +208,9 @@ impl Exchange<'_> {
                 if self.upgrade {
                     return Err(ProxyError::UpstreamProtocol("unexpected_upgrade"));
                 }
-                let response = heads::response_1_to_2(&view)
+                let mut response = heads::response_1_to_2(&view)
                     .ok_or(ProxyError::UpstreamProtocol("untranslatable_head"))?;
+                heads::edit_response(self.response_headers, response.headers_mut());
                 let ended = matches!(framing, Framing::None | Framing::Length(0));
                 let send = stream
                     .respond
@@ -316,7 +319,9 @@ impl Exchange<'_> {
                 let keep =
                     keep && framing != Framing::UntilClose && (self.up.is_complete || goes_on);
                 self.keep_alive = keep;
+                let edits = heads::response_edits(self.response_headers);
                 let outgoing = ForwardOptions {
+                    edits: &edits,
                     framing,
                     persistence: self.ask.spoken.persistence(keep),
                     ..ForwardOptions::default()
@@ -336,6 +341,7 @@ impl Exchange<'_> {
                 let mut head = Response::new(());
                 *head.status_mut() = parts.status;
                 *head.headers_mut() = parts.headers;
+                heads::edit_response(self.response_headers, head.headers_mut());
                 let send = stream
                     .respond
                     .send_response(head, ended)

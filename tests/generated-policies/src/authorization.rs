@@ -2,10 +2,11 @@
 //! principals, paths and values collide.
 //!
 //! For tests only (feature `generate`): implementations of authorization compare themselves with
-//! [`crate::oracle_authorization`] on these cases.
+//! [`canal_compiler::oracle_authorization`] on these cases.
 
 use std::collections::BTreeMap;
 
+use canal_compiler::oracle_authorization::{OracleFacts, OracleValue};
 use canal_model::authorization::Attribute;
 use canal_model::policy::canal::{AuthorizerService, ExternalAuthorizer, ExternalAuthorizerSpec};
 use canal_model::policy::istio_security::{
@@ -21,8 +22,8 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::generate::{GeneratedRouting, case, metadata, name, pod, port, service, tenant, words};
-use crate::oracle_authorization::{OracleFacts, OracleValue};
+use crate::routing::{GeneratedRouting, case, metadata, name, pod, port, service, tenant};
+use crate::vocabulary::words;
 
 /// A generated tenant with policies, and facts to evaluate.
 #[derive(Debug, Clone)]

@@ -1,13 +1,14 @@
 //! Generates policies, and requests that are likely to match them. The vocabulary is small, so that
 //! paths, hosts and values collide.
 //!
-//! For tests only (feature `generate`): implementations of routing compare themselves with
-//! [`crate::oracle`] on these cases.
+//! Implementations of routing compare themselves with [`canal_compiler::oracle`] on these cases.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
+use canal_compiler::oracle::OracleRequest;
+use canal_compiler::{CompileInput, service_keys};
 use canal_model::diagnostic::SourceLocation;
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 use canal_model::policy::canal::{Tenant, TenantSpec};
@@ -27,8 +28,8 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::oracle::OracleRequest;
-use crate::{CompileInput, service_keys};
+use crate::filters;
+use crate::vocabulary::{HOSTS, NAMES, PATHS, VALUES, words};
 
 /// A generated tenant, and requests to its services.
 #[derive(Debug, Clone)]
@@ -60,17 +61,7 @@ const SERVICES: [(&str, &[(u16, &str)]); 3] = [
     ("api", &[(80, "grpc")]),
     ("cache", &[(6379, "redis")]),
 ];
-const PATHS: [&str; 10] = [
-    "/", "/a", "/a/", "/a/b", "/ab", "/a/b/c", "/b", "/a/bc", "//a", "/a/b/",
-];
 const PATH_PATTERNS: [&str; 6] = ["/a.*", "/[ab]+", "/(a|ab)/?b?", ".*b", "/a/[^/]+", ""];
-const HOSTS: [&str; 5] = [
-    "web",
-    "a.example.com",
-    "b.a.example.com",
-    "*.example.com",
-    "*.a.example.com",
-];
 const SENT_HOSTS: [&str; 7] = [
     "web",
     "Web:80",
@@ -80,8 +71,6 @@ const SENT_HOSTS: [&str; 7] = [
     "b.example.com:81",
     "",
 ];
-const NAMES: [&str; 3] = ["x-a", "x-b", "X-C"];
-const VALUES: [&str; 5] = ["1", "2", "12", "", "1,2"];
 const VALUE_PATTERNS: [&str; 4] = ["1.*", "[12]", "", "2|1,2"];
 const METHODS: [&str; 4] = ["GET", "POST", "get", "PURGE"];
 
@@ -276,10 +265,6 @@ fn destination_rule() -> Object {
     })
 }
 
-pub(crate) fn words(words: &'static [&'static str]) -> impl Strategy<Value = String> + Clone {
-    select(words).prop_map(str::to_owned)
-}
-
 fn some_service() -> impl Strategy<Value = &'static str> + Clone {
     prop_oneof![4 => Just("web"), 2 => Just("api"), 1 => Just("cache"), 1 => Just("nowhere")]
 }
@@ -297,10 +282,15 @@ fn http_route() -> impl Strategy<Value = (Option<u64>, gateway_api::HttpRouteSpe
             namespace: None,
             port,
         });
-    let rule = (vec(route_match(), 0..3), vec(backend_ref(), 0..3));
-    let rule = rule.prop_map(|(matches, backend_refs)| HttpRule {
+    let rule = (
+        vec(route_match(), 0..3),
+        filters::of_http_route(),
+        vec(backend_ref(), 0..3),
+    );
+    let rule = rule.prop_map(|(matches, filters, backend_refs)| HttpRule {
         name: None,
         matches,
+        filters,
         backend_refs,
     });
     let spec = (
@@ -422,12 +412,20 @@ fn backend_ref() -> impl Strategy<Value = BackendRef> {
 }
 
 fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServiceSpec)> {
-    let rule = (vec(match_request(), 0..3), vec(destination(), 0..3));
-    let rule = rule.prop_map(|(matches, route)| istio::VirtualServiceRoute {
-        name: None,
-        matches,
-        route,
-    });
+    let rule = (
+        vec(match_request(), 0..3),
+        vec(destination(), 0..3),
+        filters::of_virtual_service(),
+    );
+    let rule = rule.prop_map(
+        |(matches, route, (headers, rewrite))| istio::VirtualServiceRoute {
+            name: None,
+            matches,
+            route,
+            headers,
+            rewrite,
+        },
+    );
     let hosts = vec(some_service().prop_map(str::to_owned), 1..3);
     let spec = (hosts, vec(rule, 0..4)).prop_map(|(hosts, http)| istio::VirtualServiceSpec {
         hosts,

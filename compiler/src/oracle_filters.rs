@@ -1,0 +1,99 @@
+//! Defines what the filters of a rule mean: the request that the endpoint receives. It is slow and
+//! simple, and shares no code with data planes.
+//!
+//! The rules, which every faster implementation must follow:
+//! - Headers are removed first, then set, then added. A header that is set or removed is removed in
+//!   every spelling with `_` for `-` too.
+//! - A path is rewritten in the form that routes compare
+//!   ([`crate::oracle_authorization::routing_path`]); the query stays as it was sent.
+//! - Gateway API (HTTPPathModifier): the elements of the prefix are replaced; a slash at the end of
+//!   the prefix or of the replacement has no meaning. Istio: the text of the prefix is replaced.
+//! - A match without a prefix (exact, regular expression) has its whole path replaced.
+
+use canal_model::program::PathMatch;
+use canal_model::route_filters::{PathRewrite, RouteFilters};
+
+use crate::oracle_authorization::routing_path;
+
+/// The parts of a request that filters change: as the client sent them, or as the endpoint receives
+/// them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForwardedRequest {
+    pub host: String,
+    /// The path with its query.
+    pub target: String,
+    /// Headers; as the endpoint receives them, sorted by name, which is in lower case. The values of
+    /// one header are in the order sent.
+    pub headers: Vec<(String, String)>,
+}
+
+/// Returns the request that the endpoint receives after a match on `matched`.
+pub fn forwarded(
+    filters: Option<&RouteFilters>,
+    matched: &PathMatch,
+    sent: ForwardedRequest,
+) -> ForwardedRequest {
+    let ForwardedRequest {
+        mut host,
+        mut target,
+        headers,
+    } = sent;
+    let mut headers: Vec<(String, String)> = headers
+        .into_iter()
+        .map(|(name, value)| (name.to_ascii_lowercase(), value))
+        .collect();
+    if let Some(filters) = filters {
+        let changes = &filters.request_headers;
+        let dashed = |name: &str| name.replace('_', "-");
+        for name in changes
+            .remove
+            .iter()
+            .chain(changes.set.iter().map(|(name, _)| name))
+        {
+            headers.retain(|(sent, _)| dashed(sent) != dashed(name));
+        }
+        headers.extend(changes.set.iter().chain(&changes.add).cloned());
+        if let Some(rewritten) = &filters.rewrite.host {
+            host.clone_from(rewritten);
+        }
+        if let Some(rewrite) = &filters.rewrite.path {
+            target = rewritten_target(rewrite, matched, &target);
+        }
+    }
+    headers.sort_by(|a, b| a.0.cmp(&b.0));
+    ForwardedRequest {
+        host,
+        target,
+        headers,
+    }
+}
+
+fn rewritten_target(rewrite: &PathRewrite, matched: &PathMatch, target: &str) -> String {
+    let (path, query) = match target.split_once('?') {
+        Some((path, query)) => (path, format!("?{query}")),
+        None => (target, String::new()),
+    };
+    let path = routing_path(path);
+    if !path.starts_with('/') {
+        return target.to_owned();
+    }
+    let new = match (rewrite, matched) {
+        (PathRewrite::Full(new), _)
+        | (PathRewrite::Prefix(new), PathMatch::Exact(_) | PathMatch::Regex(_)) => new.clone(),
+        (PathRewrite::Prefix(new), PathMatch::StringPrefix(prefix)) => {
+            format!("{new}{}", &path[prefix.len()..])
+        }
+        (PathRewrite::Prefix(new), PathMatch::ElementPrefix(prefix)) => {
+            let count = |text: &str| text.split('/').filter(|part| !part.is_empty()).count();
+            let rest: Vec<&str> = path.split('/').skip(1 + count(prefix)).collect();
+            let new = new.trim_end_matches('/');
+            if rest.is_empty() {
+                new.to_owned()
+            } else {
+                format!("{new}/{}", rest.join("/"))
+            }
+        }
+    };
+    let slash = if new.starts_with('/') { "" } else { "/" };
+    format!("{slash}{new}{query}")
+}

@@ -1,0 +1,406 @@
+//! Resolves the filters of a rule: header modifiers and URL rewrites of HTTPRoutes and
+//! VirtualServices. A filter that cannot be honoured breaks its rule, because it may restrict what
+//! the application receives.
+
+use std::collections::BTreeSet;
+
+use canal_model::policy::gateway_api::{
+    HttpHeaderFilter, HttpPathModifier, HttpRouteFilter, HttpRouteMatch, HttpUrlRewriteFilter,
+    PathConditionType,
+};
+use canal_model::policy::istio::{HeaderOperations, HttpRewrite, VirtualServiceRoute};
+use canal_model::program::RouteAction;
+use canal_model::route_filters::{
+    HeaderModifier, PROTECTED_REQUEST_HEADERS, PROTECTED_RESPONSE_HEADERS, PathRewrite,
+    RouteFilters, UrlRewrite,
+};
+
+use super::route_fields::{FieldIssue, RuleContext, header_name, path, text};
+use crate::limits::HEADER_CHANGES_PER_RULE_MAX;
+use crate::names;
+
+/// The headers that a modifier changes, and the ones that it must not.
+#[derive(Clone, Copy)]
+enum ModifiedMessage {
+    Request,
+    Response,
+}
+
+impl ModifiedMessage {
+    fn protected(self) -> &'static [&'static str] {
+        match self {
+            ModifiedMessage::Request => &PROTECTED_REQUEST_HEADERS,
+            ModifiedMessage::Response => &PROTECTED_RESPONSE_HEADERS,
+        }
+    }
+}
+
+/// Resolves the filters of an HTTPRoute's rule. `None` if they change nothing.
+pub(super) fn of_http_route(
+    written: &[HttpRouteFilter],
+    matches: &[HttpRouteMatch],
+    rule: &mut RuleContext<'_>,
+) -> Option<Box<RouteFilters>> {
+    let mut filters = RouteFilters::default();
+    let mut seen = BTreeSet::new();
+    for (at, filter) in written.iter().enumerate() {
+        let field = format!("filters[{at}]");
+        // Gateway API: each of these filters may stand once in a rule.
+        if !seen.insert(filter.kind.as_str()) {
+            let problem = format!("the rule has a second filter of type {}", filter.kind);
+            rule.broken(
+                &field,
+                FieldIssue::new("type", problem, "write all changes in one filter"),
+            );
+            continue;
+        }
+        let HttpRouteFilter {
+            kind,
+            request_header_modifier,
+            response_header_modifier,
+            url_rewrite,
+        } = filter;
+        match (
+            kind.as_str(),
+            request_header_modifier,
+            response_header_modifier,
+            url_rewrite,
+        ) {
+            ("RequestHeaderModifier", Some(headers), None, None) => {
+                let field = format!("{field}.requestHeaderModifier");
+                filters.request_headers =
+                    of_header_filter(headers, ModifiedMessage::Request, &field, rule);
+            }
+            ("ResponseHeaderModifier", None, Some(headers), None) => {
+                let field = format!("{field}.responseHeaderModifier");
+                filters.response_headers =
+                    of_header_filter(headers, ModifiedMessage::Response, &field, rule);
+            }
+            ("URLRewrite", None, None, Some(rewrite)) => {
+                let field = format!("{field}.urlRewrite");
+                filters.rewrite = of_url_rewrite(rewrite, matches, &field, rule);
+            }
+            // The source reports the field of these filters too.
+            (
+                "RequestRedirect" | "RequestMirror" | "CORS" | "ExternalAuth" | "ExtensionRef",
+                ..,
+            ) => {
+                let problem = format!("filters of type {kind} are not in this version");
+                rule.broken(
+                    &field,
+                    FieldIssue::new("type", problem, "remove the filter"),
+                );
+            }
+            _ => {
+                let problem = format!(
+                    "the type is {kind:?}, and the field that the type names is not the one that is set"
+                );
+                rule.broken(
+                    &field,
+                    FieldIssue::new(
+                        "type",
+                        problem,
+                        "set the one field of the type, as in type: URLRewrite with urlRewrite",
+                    ),
+                );
+            }
+        }
+    }
+    boxed(filters)
+}
+
+/// Resolves `headers` and `rewrite` of a VirtualService's rule. `None` if they change nothing.
+pub(super) fn of_virtual_service(
+    written: &VirtualServiceRoute,
+    rule: &mut RuleContext<'_>,
+) -> Option<Box<RouteFilters>> {
+    let mut filters = RouteFilters::default();
+    if let Some(headers) = &written.headers {
+        let field = "headers.request";
+        let (request, host) = split_host(&headers.request);
+        filters.request_headers = of_operations(&request, ModifiedMessage::Request, field, rule);
+        filters.rewrite.host = host.and_then(|host| rewritten_host(&host, field, rule));
+        filters.response_headers = of_operations(
+            &headers.response,
+            ModifiedMessage::Response,
+            "headers.response",
+            rule,
+        );
+    }
+    if let Some(HttpRewrite { uri, authority }) = &written.rewrite {
+        if let Some(authority) = authority {
+            filters.rewrite.host = rewritten_host(authority, "rewrite.authority", rule);
+        }
+        if let Some(uri) = uri.as_ref().filter(|uri| !uri.is_empty()) {
+            match sent_path(uri) {
+                Ok(uri) => filters.rewrite.path = Some(PathRewrite::Prefix(uri)),
+                Err(issue) => rule.broken("rewrite.uri", issue),
+            }
+        }
+    }
+    boxed(filters)
+}
+
+/// Returns the filters of a rule with this action. A rule that refuses its requests changes nothing
+/// in them.
+pub(super) fn of_action(
+    filters: Option<&RouteFilters>,
+    action: &RouteAction,
+) -> Option<Box<RouteFilters>> {
+    filters
+        .filter(|_| matches!(action, RouteAction::Split(_)))
+        .map(|filters| Box::new(filters.clone()))
+}
+
+fn boxed(filters: RouteFilters) -> Option<Box<RouteFilters>> {
+    (!filters.is_empty()).then(|| Box::new(filters))
+}
+
+/// Takes the host out of the changes of a request: Istio rewrites it if `set` names it.
+fn split_host(written: &HeaderOperations) -> (HeaderOperations, Option<String>) {
+    let mut others = written.clone();
+    let mut host = None;
+    others.set.retain(|name, value| {
+        let is_host = name.eq_ignore_ascii_case("host") || name == ":authority";
+        if is_host {
+            host = Some(std::mem::take(value));
+        }
+        !is_host
+    });
+    (others, host)
+}
+
+fn of_header_filter(
+    written: &HttpHeaderFilter,
+    message: ModifiedMessage,
+    field: &str,
+    rule: &mut RuleContext<'_>,
+) -> HeaderModifier {
+    let mut changes = HeaderChanges::new(message, field, rule);
+    let mut modifier = HeaderModifier::default();
+    for (list, headers, into) in [
+        ("set", &written.set, &mut modifier.set),
+        ("add", &written.add, &mut modifier.add),
+    ] {
+        for (at, header) in headers.iter().enumerate() {
+            let place = format!("{list}[{at}]");
+            into.extend(changes.pair(&place, &header.name, &header.value));
+        }
+        first_of_each_name(into);
+    }
+    for (at, name) in written.remove.iter().enumerate() {
+        modifier
+            .remove
+            .extend(changes.name(&format!("remove[{at}]"), name));
+    }
+    modifier
+}
+
+/// Keeps the first change of each header. Gateway API: of several entries for one name, the first
+/// counts.
+fn first_of_each_name(headers: &mut Vec<(String, String)>) {
+    let mut seen = BTreeSet::new();
+    headers.retain(|(name, _)| seen.insert(name.clone()));
+}
+
+fn of_operations(
+    written: &HeaderOperations,
+    message: ModifiedMessage,
+    field: &str,
+    rule: &mut RuleContext<'_>,
+) -> HeaderModifier {
+    let mut changes = HeaderChanges::new(message, field, rule);
+    changes.has_variables = true;
+    let mut modifier = HeaderModifier::default();
+    for (list, headers, into) in [
+        ("set", &written.set, &mut modifier.set),
+        ("add", &written.add, &mut modifier.add),
+    ] {
+        for (name, value) in headers {
+            into.extend(changes.pair(&format!("{list}.{name}"), name, value));
+        }
+        first_of_each_name(into);
+    }
+    for (at, name) in written.remove.iter().enumerate() {
+        modifier
+            .remove
+            .extend(changes.name(&format!("remove[{at}]"), name));
+    }
+    modifier
+}
+
+/// Validates the changes of one modifier, and counts them.
+struct HeaderChanges<'r, 'c> {
+    message: ModifiedMessage,
+    field: &'r str,
+    /// True if `%NAME%` in a value is a variable of Envoy, and `%%` one `%`.
+    has_variables: bool,
+    rule: &'r mut RuleContext<'c>,
+    count: usize,
+}
+
+impl<'r, 'c> HeaderChanges<'r, 'c> {
+    fn new(message: ModifiedMessage, field: &'r str, rule: &'r mut RuleContext<'c>) -> Self {
+        Self {
+            message,
+            field,
+            has_variables: false,
+            rule,
+            count: 0,
+        }
+    }
+
+    /// Returns the name in lower case. A name that must not be changed breaks the rule.
+    fn name(&mut self, place: &str, name: &str) -> Option<String> {
+        self.count += 1;
+        let checked = if self.count > HEADER_CHANGES_PER_RULE_MAX {
+            let problem =
+                format!("the filter changes more than {HEADER_CHANGES_PER_RULE_MAX} headers");
+            Err(FieldIssue::new("", problem, "change fewer headers"))
+        } else {
+            header_name(name).and_then(|name| {
+                // Applications that cannot tell `_` from `-` read the one as the other.
+                if self
+                    .message
+                    .protected()
+                    .contains(&name.replace('_', "-").as_str())
+                {
+                    let problem =
+                        format!("the gateway sets {name} itself, so a route cannot change it");
+                    Err(FieldIssue::new("", problem, "remove the entry"))
+                } else {
+                    Ok(name)
+                }
+            })
+        };
+        self.take(place, checked)
+    }
+
+    fn pair(&mut self, place: &str, name: &str, value: &str) -> Option<(String, String)> {
+        let name = self.name(place, name)?;
+        let checked = text(value.trim()).and_then(|value| {
+            if self.has_variables && value.contains('%') {
+                Err(FieldIssue::new(
+                    "",
+                    "variables such as %DOWNSTREAM_REMOTE_ADDRESS% are not in this version",
+                    "write a fixed value without %",
+                ))
+            } else {
+                Ok(value)
+            }
+        });
+        self.take(place, checked).map(|value| (name, value))
+    }
+
+    fn take<T>(&mut self, place: &str, checked: Result<T, FieldIssue>) -> Option<T> {
+        match checked {
+            Ok(value) => Some(value),
+            Err(issue) => {
+                self.rule.broken(&format!("{}.{place}", self.field), issue);
+                None
+            }
+        }
+    }
+}
+
+fn of_url_rewrite(
+    written: &HttpUrlRewriteFilter,
+    matches: &[HttpRouteMatch],
+    field: &str,
+    rule: &mut RuleContext<'_>,
+) -> UrlRewrite {
+    let host = written
+        .hostname
+        .as_ref()
+        .and_then(|host| rewritten_host(host, &format!("{field}.hostname"), rule));
+    let path = written
+        .path
+        .as_ref()
+        .and_then(|written| match of_path_modifier(written, matches) {
+            Ok(path) => Some(path),
+            Err(issue) => {
+                rule.broken(&format!("{field}.path"), issue);
+                None
+            }
+        });
+    UrlRewrite { host, path }
+}
+
+fn of_path_modifier(
+    written: &HttpPathModifier,
+    matches: &[HttpRouteMatch],
+) -> Result<PathRewrite, FieldIssue> {
+    let HttpPathModifier {
+        kind,
+        replace_full_path,
+        replace_prefix_match,
+    } = written;
+    match (kind.as_str(), replace_full_path, replace_prefix_match) {
+        ("ReplaceFullPath", Some(full), None) => sent_path(full).map(PathRewrite::Full),
+        ("ReplacePrefixMatch", None, Some(prefix)) => {
+            // Gateway API: the prefix that is replaced must be the only one of the rule.
+            let is_prefix = |of: &HttpRouteMatch| {
+                of.path
+                    .as_ref()
+                    .is_none_or(|path| path.kind == PathConditionType::PathPrefix)
+            };
+            if matches.len() > 1 || !matches.iter().all(is_prefix) {
+                return Err(FieldIssue::new(
+                    "type",
+                    "ReplacePrefixMatch needs a rule with exactly one match, of type PathPrefix",
+                    "split the rule, or use ReplaceFullPath",
+                ));
+            }
+            // An empty text removes the prefix.
+            let absolute = if prefix.starts_with('/') {
+                prefix.clone()
+            } else {
+                format!("/{prefix}")
+            };
+            sent_path(&absolute).map(PathRewrite::Prefix)
+        }
+        _ => Err(FieldIssue::new(
+            "type",
+            format!("the type is {kind:?}, and the field of that type is not the one that is set"),
+            "write ReplaceFullPath with replaceFullPath, or ReplacePrefixMatch with replacePrefixMatch",
+        )),
+    }
+}
+
+/// Validates a path that the gateway sends.
+fn sent_path(written: &str) -> Result<String, FieldIssue> {
+    path(written).and_then(|path| {
+        if path.bytes().all(|byte| byte > b' ' && byte < 0x7f) {
+            Ok(path)
+        } else {
+            Err(FieldIssue::new(
+                "",
+                "a path has no spaces, and no characters beyond ASCII",
+                "write them as %-escapes, with digits in capitals",
+            ))
+        }
+    })
+}
+
+fn rewritten_host(written: &str, field: &str, rule: &mut RuleContext<'_>) -> Option<String> {
+    let lower = written.to_ascii_lowercase();
+    let (name, port) = match lower.rsplit_once(':') {
+        Some((name, port)) => (name, Some(port)),
+        None => (lower.as_str(), None),
+    };
+    let is_port = port.is_none_or(|port| port.parse::<std::num::NonZeroU16>().is_ok());
+    match names::host_match(name) {
+        Ok(canal_model::program::HostMatch::Exact(_)) if is_port => Some(lower),
+        _ => {
+            rule.broken(
+                field,
+                FieldIssue::new(
+                    "",
+                    format!("{written:?} is not a host name"),
+                    "write a name such as reviews.example.com",
+                ),
+            );
+            None
+        }
+    }
+}

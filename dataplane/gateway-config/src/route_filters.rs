@@ -1,0 +1,134 @@
+//! The filters of the rule that a request matched: which mutations they make of the request, and
+//! which headers of the response they change. It reads and writes no message.
+
+use std::sync::Arc;
+
+use canal_model::program::{PathMatch, RouteRule};
+use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteFilters};
+
+use crate::mutations::RequestMutations;
+
+/// A rule with filters, and the match of it that holds for the request.
+#[derive(Debug, Clone)]
+pub struct MatchedFilters {
+    rule: Arc<RouteRule>,
+    match_index: usize,
+}
+
+impl MatchedFilters {
+    /// Combines a rule with the position of the match that holds.
+    pub fn new(rule: &Arc<RouteRule>, match_index: usize) -> Self {
+        Self {
+            rule: rule.clone(),
+            match_index,
+        }
+    }
+
+    fn filters(&self) -> Option<&RouteFilters> {
+        self.rule.filters.as_deref()
+    }
+
+    /// Returns the mutations of the request: those of its authorization, then those of the filters.
+    /// `path` is the path in the form that routes compare.
+    pub fn request(&self, authorized: Option<&RequestMutations>, path: &str) -> RequestMutations {
+        let mut changes = authorized.cloned().unwrap_or_default();
+        let Some(filters) = self.filters() else {
+            return changes;
+        };
+        let HeaderModifier { set, add, remove } = &filters.request_headers;
+        for name in remove {
+            changes.remove(name);
+        }
+        for (name, value) in set {
+            changes.set(name, value.as_bytes());
+        }
+        for (name, value) in add {
+            changes.add(name, value.as_bytes());
+        }
+        changes.host.clone_from(&filters.rewrite.host);
+        let matched = self.rule.matches.get(self.match_index);
+        // `OPTIONS *` is about the server, and has no path.
+        if let (Some(rewrite), Some(matched)) = (&filters.rewrite.path, matched)
+            && path.starts_with('/')
+        {
+            changes.path = Some(rewritten_path(rewrite, &matched.path, path));
+        }
+        changes
+    }
+
+    /// Returns the changes of the response's headers, if there are any.
+    pub fn response_headers(&self) -> Option<&HeaderModifier> {
+        self.filters()
+            .map(|filters| &filters.response_headers)
+            .filter(|headers| !headers.is_empty())
+    }
+}
+
+/// Returns the path that the endpoint receives.
+pub fn rewritten_path(rewrite: &PathRewrite, matched: &PathMatch, path: &str) -> String {
+    let (PathRewrite::Full(new) | PathRewrite::Prefix(new)) = rewrite;
+    let rest = match (rewrite, matched) {
+        (PathRewrite::Full(_), _)
+        | (PathRewrite::Prefix(_), PathMatch::Exact(_) | PathMatch::Regex(_)) => None,
+        // Istio replaces the text of the prefix and nothing else.
+        (PathRewrite::Prefix(_), PathMatch::StringPrefix(prefix)) => path
+            .strip_prefix(prefix.as_str())
+            .map(|rest| (new.as_str(), rest)),
+        // Gateway API compares elements: a slash at the end of either text has no meaning.
+        (PathRewrite::Prefix(_), PathMatch::ElementPrefix(prefix)) => path
+            .strip_prefix(without_last_slash(prefix))
+            .map(|rest| (without_last_slash(new), rest)),
+    };
+    let rewritten = match rest {
+        None => new.clone(),
+        Some((new, rest)) => [new, rest].concat(),
+    };
+    if rewritten.starts_with('/') {
+        rewritten
+    } else {
+        format!("/{rewritten}")
+    }
+}
+
+fn without_last_slash(text: &str) -> &str {
+    text.strip_suffix('/').unwrap_or(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_rewritten_as_both_apis_define() {
+        let element = |prefix: &str| PathMatch::ElementPrefix(prefix.into());
+        let string = |prefix: &str| PathMatch::StringPrefix(prefix.into());
+        for (matched, new, path, want) in [
+            // The table of Gateway API's HTTPPathModifier.replacePrefixMatch.
+            (element("/foo"), "/xyz", "/foo/bar", "/xyz/bar"),
+            (element("/foo"), "/xyz/", "/foo/bar", "/xyz/bar"),
+            (element("/foo/"), "/xyz", "/foo/bar", "/xyz/bar"),
+            (element("/foo/"), "/xyz/", "/foo/bar", "/xyz/bar"),
+            (element("/foo"), "/xyz", "/foo", "/xyz"),
+            (element("/foo"), "/xyz", "/foo/", "/xyz/"),
+            (element("/foo"), "/", "/foo/bar", "/bar"),
+            (element("/foo"), "/", "/foo/", "/"),
+            (element("/foo"), "/", "/foo", "/"),
+            (element("/"), "/xyz", "/foo", "/xyz/foo"),
+            // Envoy's prefix_rewrite, which Istio configures.
+            (string("/api/"), "/", "/api/v1", "/v1"),
+            (string("/api"), "/", "/api/v1", "//v1"),
+            (string("/api"), "/v2", "/api-old", "/v2-old"),
+            (PathMatch::Exact("/a".into()), "/b", "/a", "/b"),
+            (PathMatch::Regex("/a.*".into()), "/b", "/a/c", "/b"),
+        ] {
+            let rewrite = PathRewrite::Prefix(new.into());
+            assert_eq!(
+                rewritten_path(&rewrite, &matched, path),
+                want,
+                "{matched:?} {new} {path}"
+            );
+            let full = PathRewrite::Full("/all".into());
+            assert_eq!(rewritten_path(&full, &matched, path), "/all");
+        }
+    }
+}

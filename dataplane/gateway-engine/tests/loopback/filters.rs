@@ -1,0 +1,166 @@
+//! Filters of a rule, in every pairing of HTTP versions: what the endpoint receives, and what the
+//! client receives. A rule without filters changes nothing.
+
+use bytes::Bytes;
+use canal_model::program::{AppProtocol, Resource, RouteAction};
+use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteFilters, UrlRewrite};
+use http::{Request, Response};
+
+use crate::client::HttpClient;
+use crate::fixture::{EngineSetup, GatewayFixture, prefix, route, to};
+use crate::http2;
+use crate::origin::OriginServer;
+
+fn pair(name: &str, value: &str) -> (String, String) {
+    (name.to_owned(), value.to_owned())
+}
+
+fn filters() -> RouteFilters {
+    RouteFilters {
+        request_headers: HeaderModifier {
+            set: vec![pair("x-env", "canary")],
+            add: vec![pair("x-list", "added")],
+            remove: vec!["x-internal".to_owned()],
+        },
+        response_headers: HeaderModifier {
+            set: vec![pair("cache-control", "no-store")],
+            add: vec![pair("x-served", "by-canal")],
+            remove: vec!["x-from".to_owned()],
+        },
+        rewrite: UrlRewrite {
+            host: Some("other.example:8080".to_owned()),
+            path: Some(PathRewrite::Prefix("/new/".to_owned())),
+        },
+    }
+}
+
+/// Starts a gateway whose rule for `/old/` has filters, and whose rule for the rest has none.
+fn fixture(protocol: AppProtocol, origin: &OriginServer) -> GatewayFixture {
+    let setup = EngineSetup {
+        protocol,
+        ..EngineSetup::default()
+    };
+    let fixture = GatewayFixture::new(setup, &[origin.address]);
+    let split = || RouteAction::Split(vec![to("web", &[], 1)]);
+    let mut filtered = route("web", "filtered", 0, prefix("/old/"), split());
+    if let Resource::Route(rule) = &mut filtered {
+        rule.filters = Some(Box::new(filters()));
+    }
+    fixture.apply(vec![
+        filtered,
+        route("web", "plain", 1, prefix("/"), split()),
+    ]);
+    fixture
+}
+
+/// Starts an HTTP/1.1 endpoint that echoes the request's head, and says which one it is.
+async fn origin_1() -> OriginServer {
+    OriginServer::each(|mut peer| async move {
+        while let Some((head, _)) = peer.request().await {
+            let answer = format!(
+                "HTTP/1.1 200 OK\r\nx-from: h1\r\ncache-control: private\r\ncontent-length: {}\r\n\r\n{head}",
+                head.len()
+            );
+            peer.write(answer.as_bytes()).await;
+        }
+    })
+    .await
+}
+
+/// Sends a request with headers that the filters change, and returns the response's head and body,
+/// in lower case.
+async fn exchange(fixture: &GatewayFixture, over_http2: bool, path: &str) -> (String, String) {
+    if !over_http2 {
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: web\r\nX-Env: prod\r\nX_Env: other\r\nX-Internal: 1\r\nX-List: own\r\nConnection: close\r\n\r\n"
+        );
+        let response = HttpClient::once(fixture.web, &request).await;
+        return (
+            response.head.to_ascii_lowercase(),
+            response.text().to_ascii_lowercase(),
+        );
+    }
+    let request = Request::get(format!("http://web{path}"))
+        .header("x-env", "prod")
+        .header("x_env", "other")
+        .header("x-internal", "1")
+        .header("x-list", "own")
+        .body(())
+        .unwrap();
+    let sender = http2::connect(fixture).await;
+    let (response, _) = sender
+        .ready()
+        .await
+        .unwrap()
+        .send_request(request, true)
+        .unwrap();
+    let (head, body): (Response<()>, Bytes) = {
+        let (parts, body) = response.await.unwrap().into_parts();
+        let bytes = http2::read_all(body).await.unwrap().0;
+        (Response::from_parts(parts, ()), bytes.into())
+    };
+    let lines: String = head
+        .headers()
+        .iter()
+        .map(|(name, value)| format!("{name}: {}\r\n", value.to_str().unwrap()))
+        .collect();
+    let body = String::from_utf8_lossy(&body).to_ascii_lowercase();
+    (lines, body)
+}
+
+async fn check(origin: &OriginServer, protocol: AppProtocol, over_http2: bool) {
+    let case = format!("{protocol:?}, client with HTTP/2: {over_http2}");
+    let fixture = fixture(protocol, origin);
+    let (head, body) = exchange(&fixture, over_http2, "/old/x?q=/old/").await;
+    for there in [
+        "/new/x?q=/old/",
+        "other.example:8080",
+        "x-env: canary",
+        "x-list: own",
+        "x-list: added",
+    ] {
+        assert!(body.contains(there), "{case}: no {there:?} in {body}");
+    }
+    for gone in ["x-env: prod", "x_env", "x-internal", "host: web", "//web/"] {
+        assert!(!body.contains(gone), "{case}: {gone:?} in {body}");
+    }
+    for there in ["cache-control: no-store", "x-served: by-canal"] {
+        assert!(head.contains(there), "{case}: no {there:?} in {head}");
+    }
+    for gone in ["x-from", "private"] {
+        assert!(!head.contains(gone), "{case}: {gone:?} in {head}");
+    }
+    let (head, body) = exchange(&fixture, over_http2, "/plain").await;
+    assert!(
+        body.contains("x-env: prod") && body.contains("x_env: other") && body.contains("/plain"),
+        "{case}: {body}"
+    );
+    assert!(
+        head.contains("x-from") && !head.contains("x-served"),
+        "{case}: {head}"
+    );
+}
+
+#[tokio::test]
+async fn filters_change_requests_and_responses_in_every_pairing_of_versions() {
+    let (one, two) = (origin_1().await, http2::origin(http2::echo).await);
+    for over_http2 in [false, true] {
+        check(&one, AppProtocol::Http1, over_http2).await;
+        check(&two, AppProtocol::Http2, over_http2).await;
+    }
+}
+
+#[tokio::test]
+async fn a_rewritten_path_is_one_in_normal_form() {
+    let origin = origin_1().await;
+    let fixture = fixture(AppProtocol::Http1, &origin);
+    for (sent, received) in [
+        ("/x/../old/%61", "get /new/a http/1.1"),
+        ("//old//b/?c", "get /new/b/?c http/1.1"),
+        // The rule for the rest forwards a path as it was sent.
+        ("/x/../%61", "get /x/../%61 http/1.1"),
+    ] {
+        let (_, body) = exchange(&fixture, false, sent).await;
+        assert!(body.starts_with(received), "{sent}: {body}");
+    }
+}

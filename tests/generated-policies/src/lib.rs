@@ -1,0 +1,9 @@
+//! Generated policies and requests, for tests that compare implementations with the compiler's
+//! oracles. It compares nothing. Start at [`routing::cases`] and [`authorization::policies`].
+
+#![forbid(unsafe_code)]
+
+pub mod authorization;
+mod filters;
+pub mod routing;
+mod vocabulary;

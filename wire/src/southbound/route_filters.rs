@@ -1,0 +1,238 @@
+//! Wire form of a rule's filters. It validates what arrives: no name frames a message, and no value
+//! could end a line.
+
+use canal_model::route_filters as m;
+use canal_model::route_filters::{PROTECTED_REQUEST_HEADERS, PROTECTED_RESPONSE_HEADERS};
+
+use super::ResourceDecodeError;
+use super::decode::DecodeContext;
+use crate::program as w;
+
+impl From<&m::RouteFilters> for w::RouteFilters {
+    fn from(filters: &m::RouteFilters) -> Self {
+        use w::route_filters::RewritePath;
+        Self {
+            request_headers: encode(&filters.request_headers),
+            response_headers: encode(&filters.response_headers),
+            rewrite_host: filters.rewrite.host.clone().unwrap_or_default(),
+            rewrite_path: filters.rewrite.path.as_ref().map(|path| match path {
+                m::PathRewrite::Full(path) => RewritePath::FullPath(path.clone()),
+                m::PathRewrite::Prefix(text) => RewritePath::PathPrefix(text.clone()),
+            }),
+        }
+    }
+}
+
+/// Returns `None` if no header is changed.
+fn encode(headers: &m::HeaderModifier) -> Option<w::HeaderModifier> {
+    let pairs = |pairs: &[(String, String)]| {
+        let pairs = pairs.iter().map(|(name, value)| w::Header {
+            name: name.clone(),
+            value: value.clone(),
+        });
+        pairs.collect()
+    };
+    (!headers.is_empty()).then(|| w::HeaderModifier {
+        set: pairs(&headers.set),
+        add: pairs(&headers.add),
+        remove: headers.remove.clone(),
+    })
+}
+
+pub(super) fn decode(
+    at: &DecodeContext<'_>,
+    filters: w::RouteFilters,
+) -> Result<m::RouteFilters, ResourceDecodeError> {
+    use w::route_filters::RewritePath;
+    let path = filters.rewrite_path.map(|path| match path {
+        RewritePath::FullPath(path) if !path.starts_with('/') => at.err(
+            "filters.full_path",
+            format!("{path:?} does not begin with a slash"),
+        ),
+        RewritePath::FullPath(path) => {
+            path_text(at, "filters.full_path", path).map(m::PathRewrite::Full)
+        }
+        RewritePath::PathPrefix(text) => {
+            path_text(at, "filters.path_prefix", text).map(m::PathRewrite::Prefix)
+        }
+    });
+    if !filters.rewrite_host.bytes().all(is_host_byte) {
+        return at.err(
+            "filters.rewrite_host",
+            format!("{:?} is not a host", filters.rewrite_host),
+        );
+    }
+    Ok(m::RouteFilters {
+        request_headers: headers(
+            at,
+            "filters.request_headers",
+            filters.request_headers,
+            &PROTECTED_REQUEST_HEADERS,
+        )?,
+        response_headers: headers(
+            at,
+            "filters.response_headers",
+            filters.response_headers,
+            &PROTECTED_RESPONSE_HEADERS,
+        )?,
+        rewrite: m::UrlRewrite {
+            host: (!filters.rewrite_host.is_empty()).then_some(filters.rewrite_host),
+            path: path.transpose()?,
+        },
+    })
+}
+
+fn headers(
+    at: &DecodeContext<'_>,
+    field: &'static str,
+    received: Option<w::HeaderModifier>,
+    protected: &[&str],
+) -> Result<m::HeaderModifier, ResourceDecodeError> {
+    let received = received.unwrap_or_default();
+    let name = |name: String| {
+        let is_name = !name.is_empty() && name.bytes().all(is_lower_token_byte);
+        if is_name && !protected.contains(&name.as_str()) {
+            Ok(name)
+        } else {
+            at.err(
+                field,
+                format!("{name:?} is not a header that a route may change"),
+            )
+        }
+    };
+    let pair = |header: w::Header| {
+        let is_value = header
+            .value
+            .bytes()
+            .all(|byte| byte >= b' ' && byte != 0x7f);
+        if is_value {
+            Ok((name(header.name)?, header.value))
+        } else {
+            at.err(
+                field,
+                format!("the value of {} has a control character", header.name),
+            )
+        }
+    };
+    Ok(m::HeaderModifier {
+        set: received
+            .set
+            .into_iter()
+            .map(pair)
+            .collect::<Result<_, _>>()?,
+        add: received
+            .add
+            .into_iter()
+            .map(pair)
+            .collect::<Result<_, _>>()?,
+        remove: received
+            .remove
+            .into_iter()
+            .map(name)
+            .collect::<Result<_, _>>()?,
+    })
+}
+
+fn path_text(
+    at: &DecodeContext<'_>,
+    field: &'static str,
+    text: String,
+) -> Result<String, ResourceDecodeError> {
+    let is_path = text
+        .bytes()
+        .all(|byte| byte > b' ' && byte < 0x7f && !b"?#".contains(&byte));
+    if is_path {
+        Ok(text)
+    } else {
+        at.err(field, format!("{text:?} is not a path"))
+    }
+}
+
+/// True for the bytes of a token (RFC 9110 §5.6.2) in lower case.
+fn is_lower_token_byte(byte: u8) -> bool {
+    byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"!#$%&'*+-.^_`|~".contains(&byte)
+}
+
+/// True for the bytes of a host with an optional port.
+fn is_host_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte)
+}
+
+/// Returns filters with every field set, for the tests of all resources.
+#[cfg(test)]
+pub(super) fn sample() -> m::RouteFilters {
+    let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    let modifier = |name: &str| m::HeaderModifier {
+        set: vec![pair(name, "a b")],
+        add: vec![pair("x-list", "")],
+        remove: vec!["x-gone".to_owned()],
+    };
+    m::RouteFilters {
+        request_headers: modifier("x-request"),
+        response_headers: modifier("x-response"),
+        rewrite: m::UrlRewrite {
+            host: Some("a.example:80".to_owned()),
+            path: Some(m::PathRewrite::Prefix("/b".to_owned())),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_that_could_change_the_framing_are_refused() {
+        type Change = fn(&mut m::RouteFilters);
+        let cases: [(Change, &str); 10] = [
+            (|f| f.request_headers.set[0].0 = "host".into(), "host"),
+            (
+                |f| f.request_headers.add[0].0 = "transfer-encoding".into(),
+                "transfer-encoding",
+            ),
+            (
+                |f| f.request_headers.remove[0] = "x-forwarded-for".into(),
+                "x-forwarded-for",
+            ),
+            (
+                |f| f.response_headers.set[0].0 = "content-length".into(),
+                "content-length",
+            ),
+            (|f| f.request_headers.set[0].0 = "X-A".into(), "X-A"),
+            (|f| f.request_headers.set[0].0 = "a: b".into(), "a: b"),
+            (
+                |f| f.response_headers.add[0].1 = "a\r\nb: c".into(),
+                "control character",
+            ),
+            (|f| f.rewrite.host = Some("a b".into()), "not a host"),
+            (
+                |f| f.rewrite.path = Some(m::PathRewrite::Full("a".into())),
+                "slash",
+            ),
+            (
+                |f| f.rewrite.path = Some(m::PathRewrite::Prefix("/a b".into())),
+                "not a path",
+            ),
+        ];
+        let at = DecodeContext("a rule");
+        assert_eq!(decode(&at, (&sample()).into()), Ok(sample()));
+        for (change, text) in cases {
+            let mut filters = sample();
+            change(&mut filters);
+            let refused = decode(&at, (&filters).into()).unwrap_err().to_string();
+            assert!(refused.contains(text), "{text}: {refused}");
+        }
+    }
+
+    #[test]
+    fn absent_filters_stay_absent() {
+        let none = m::RouteFilters {
+            rewrite: m::UrlRewrite {
+                host: None,
+                path: Some(m::PathRewrite::Full("/".to_owned())),
+            },
+            ..m::RouteFilters::default()
+        };
+        assert_eq!(decode(&DecodeContext("a rule"), (&none).into()), Ok(none));
+    }
+}
