@@ -32,6 +32,8 @@ pub fn run(flags: GatewayFlags) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
+        // These threads read the configuration that the gateway's workers free.
+        .on_thread_park(canal_allocator::collect_before_park)
         .build()
         .context("starting the runtime")?;
     let clean = runtime.block_on(process::run(config, level))?;

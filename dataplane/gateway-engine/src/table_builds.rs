@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use canal_gateway_config::{BuildStep, FinishedStep, IMMEDIATE_BYTES_MAX, Snapshot, TenantBuilds};
 use canal_model::ids::{Generation, TenantName};
@@ -15,6 +16,9 @@ use canal_runtime::metrics::{MetricFamily, Registry, SharedGauge};
 
 use crate::worker::EngineShared;
 
+/// Interval at which the idle thread gives back memory that it allocated. The workers free the
+/// snapshots that it builds, which leaves the pages with this thread.
+const COLLECT_INTERVAL: Duration = Duration::from_secs(2);
 /// Bytes of tables that the first state may compile before the engine returns from it. It is more
 /// than for a change, because a replica should be ready with the tables of nearly all tenants. It
 /// is bounded so that one tenant cannot delay readiness for long.
@@ -187,10 +191,17 @@ impl TableBuilds {
             if let Some(step) = work.builds.next_step() {
                 return Some(step);
             }
-            work = self
+            let (still_locked, waited) = self
                 .woken
-                .wait(work)
+                .wait_timeout(work, COLLECT_INTERVAL)
                 .unwrap_or_else(PoisonError::into_inner);
+            work = still_locked;
+            if waited.timed_out() {
+                // A change must not wait for the collection.
+                drop(work);
+                canal_allocator::collect();
+                work = self.lock();
+            }
         }
     }
 

@@ -4,9 +4,13 @@
 //!
 //! By default mimalloc looks for empty pages of a thread after 10,000 of its slower allocations. A
 //! daemon's threads are nearly idle after a large tenant was deleted, so its pages stay for
-//! minutes.
+//! minutes. What another thread frees counts for the thread that allocated it, and stays until that
+//! thread collects: [`collect`] and [`collect_before_park`] are for threads whose memory others
+//! free.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_long};
+use std::time::{Duration, Instant};
 
 /// `mi_option_generic_collect`: a thread collects its empty pages after this number of slower
 /// allocations.
@@ -45,6 +49,32 @@ pub fn return_memory_soon() {
             // SAFETY: the function stores one number in a table, and ignores options that it lacks.
             unsafe { libmimalloc_sys::mi_option_set(option.number, option.value) };
         }
+    }
+}
+
+/// Least time between two collections of a thread before it parks.
+const PARK_INTERVAL: Duration = Duration::from_secs(1);
+
+thread_local! {
+    /// Time of the thread's last collection before it parked.
+    static COLLECTED: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// Collects the empty pages of this thread, those included whose memory other threads freed.
+pub fn collect() {
+    // SAFETY: the function works on the allocator's own state of this thread, from any thread and
+    // at any time.
+    unsafe { libmimalloc_sys::mi_collect(false) };
+}
+
+/// Calls [`collect`] at most once a second of each thread; for `on_thread_park` of a runtime.
+pub fn collect_before_park() {
+    let is_due = COLLECTED
+        .get()
+        .is_none_or(|last| last.elapsed() >= PARK_INTERVAL);
+    if is_due {
+        COLLECTED.set(Some(Instant::now()));
+        collect();
     }
 }
 
