@@ -2,6 +2,8 @@
 //! Classes such as `\w` and `[^x]` are of ASCII or bytes, as in RE2. Only a pattern that names
 //! Unicode's properties (`\p{L}`) is read with Unicode, as a whole, as the router reads it.
 
+use std::borrow::Cow;
+
 use regex_automata::meta::{self, Regex};
 use regex_automata::nfa::thompson::{self, WhichCaptures};
 use regex_automata::util::syntax;
@@ -62,6 +64,65 @@ pub(crate) fn compile(pattern: &str) -> Option<Regex> {
         .configure(Regex::config().utf8_empty(false))
         .build(&whole(pattern))
         .ok()
+}
+
+/// Writes the literal texts between `\Q` and `\E` with escapes: these marks are RE2 syntax, and the
+/// parser of the compiler and of data planes does not know them. A missing `\E` is at the end of
+/// the pattern. In a class they are no marks, in RE2 either.
+pub(crate) fn without_quotes(pattern: &str) -> Cow<'_, str> {
+    const BEGIN: &str = "\\Q";
+    const END: &str = "\\E";
+    if !pattern.contains(BEGIN) {
+        return Cow::Borrowed(pattern);
+    }
+    let mut plain = String::with_capacity(pattern.len());
+    let mut rest = pattern;
+    while let Some(first) = rest.chars().next() {
+        if let Some(quoted) = rest.strip_prefix(BEGIN) {
+            let (literal, after) = quoted.split_once(END).unwrap_or((quoted, ""));
+            for c in literal.chars() {
+                // The parser refuses an escape of these two.
+                if c.is_ascii_punctuation() && !matches!(c, '<' | '>') {
+                    plain.push('\\');
+                }
+                plain.push(c);
+            }
+            rest = after;
+            continue;
+        }
+        let length = match first {
+            '\\' => escape_length(rest),
+            '[' => class_length(rest),
+            c => c.len_utf8(),
+        };
+        let (unquoted, after) = rest.split_at(length);
+        plain.push_str(unquoted);
+        rest = after;
+    }
+    Cow::Owned(plain)
+}
+
+/// Returns the length of the backslash at the beginning and the character after it.
+fn escape_length(pattern: &str) -> usize {
+    pattern.chars().take(2).map(char::len_utf8).sum()
+}
+
+/// Returns the length of the class at the beginning, as RE2 reads it: a `]` directly after `[` or
+/// `[^` is a member.
+fn class_length(pattern: &str) -> usize {
+    let mut at = 1 + usize::from(pattern[1..].starts_with('^'));
+    at += usize::from(pattern[at..].starts_with(']'));
+    while let Some(c) = pattern[at..].chars().next() {
+        let rest = &pattern[at..];
+        let named = rest.strip_prefix("[:").and_then(|name| name.find(":]"));
+        at += match (c, named) {
+            (']', _) => return at + 1,
+            ('\\', _) => escape_length(rest),
+            (_, Some(name)) => "[:".len() + name + ":]".len(),
+            (c, None) => c.len_utf8(),
+        };
+    }
+    pattern.len()
 }
 
 fn whole(pattern: &str) -> String {
@@ -126,6 +187,30 @@ mod tests {
                 expected,
                 "{pattern:?} {text:?}"
             );
+        }
+    }
+
+    #[test]
+    fn quoted_texts_are_literals_as_in_re2() {
+        for (pattern, plain, text) in [
+            ("a.b", "a.b", "axb"),
+            (r"\Qa.b\E.", r"a\.b.", "a.bx"),
+            (r"/\Qa\E+", "/a+", "/aa"),
+            (r"(?i)\Q(v1)\E|x", r"(?i)\(v1\)|x", "(V1)"),
+            (r"\Qa\", r"a\\", r"a\"),
+            (r"\Q\\E", r"\\", r"\"),
+            (r"\\Q.", r"\\Q.", r"\Qx"),
+            (r"[\]]\Q]\E", r"[\]]\]", "]]"),
+            (r"[]a]\Q.\E", r"[]a]\.", "]."),
+            (r"[^][:alpha:]]\Q<é\E", r"[^][:alpha:]]<é", "1<é"),
+        ] {
+            assert_eq!(without_quotes(pattern), plain, "{pattern:?}");
+            assert!(compile(plain).unwrap().is_match(text), "{pattern:?}");
+            assert_eq!(without_quotes(plain), plain, "{pattern:?} is done");
+        }
+        for refused in [r"[\Qa]", r"a\E", r"[a\Q]\E]"] {
+            let problem = cost(&without_quotes(refused)).unwrap_err();
+            assert!(problem.contains("unrecognized escape"), "{problem}");
         }
     }
 

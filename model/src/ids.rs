@@ -64,7 +64,7 @@ macro_rules! name_type {
                 if ok {
                     Ok(Self(s.into()))
                 } else {
-                    Err(IdError::Name { what: $what, value: s.chars().take(80).collect(), max: $max, dots: if $dots { " in parts joined by '.'" } else { "" } })
+                    Err(IdError::Name { what: $what, value: s.chars().take(80).collect(), max: $max, dots: if $dots { " in parts of at most 63 joined by '.'" } else { "" } })
                 }
             }
             /// Returns the name as text.
@@ -118,6 +118,15 @@ name_type!(/// A namespace inside a tenant.
     Namespace, "namespace", 63, false);
 name_type!(/// The name of an object (Service, Pod, route …) inside a namespace: an RFC 1123 subdomain.
     ObjectName, "name", 253, true);
+
+impl ObjectName {
+    /// Returns true if the name is a single RFC 1123 label of at most 63 bytes, so that it can be
+    /// one element of a host name.
+    pub fn is_label(&self) -> bool {
+        is_label(self.as_str(), 63)
+    }
+}
+
 name_type!(/// A Kubernetes service account.
     ServiceAccount, "service account", 253, true);
 name_type!(/// The name of a tenant's node.

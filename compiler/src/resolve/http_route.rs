@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::ids::ServiceKey;
 use canal_model::policy::gateway_api::{
-    HttpRoute, HttpRouteMatch, HttpRule, ParentRef, PathConditionType, ValueCondition,
-    ValueConditionType,
+    HttpRoute, HttpRouteMatch, HttpRule, ParentRef, PathCondition, PathConditionType,
+    ValueCondition, ValueConditionType,
 };
 use canal_model::program::{
     AppProtocol, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule, TextMatch,
@@ -331,23 +331,12 @@ fn http_match(
     let everything = PathMatch::ElementPrefix("/".to_owned());
     let path = match &written.path {
         None => everything,
-        Some(condition) => {
-            let checked = match condition.kind {
-                PathConditionType::Exact => path(&condition.value).map(PathMatch::Exact),
-                PathConditionType::PathPrefix => {
-                    path(&condition.value).map(PathMatch::ElementPrefix)
-                }
-                PathConditionType::RegularExpression => rule
-                    .regex(&condition.value)
-                    .map(|()| PathMatch::Regex(condition.value.clone())),
-            };
-            checked.unwrap_or_else(|complaint| {
+        Some(condition) => path_match(&format!("{field}.path.value"), condition, rule)
+            .unwrap_or_else(|complaint| {
                 rule.broken(&format!("{field}.path.value"), complaint);
                 everything
-            })
-        }
+            }),
     };
-    rule.warn_of_form(&format!("{field}.path.value"), &path);
     let headers = written.headers.iter().enumerate().map(|(at, condition)| {
         (
             format!("[{at}]"),
@@ -377,6 +366,59 @@ fn http_match(
         headers,
         query,
     }
+}
+
+fn path_match(
+    field: &str,
+    written: &PathCondition,
+    rule: &mut RuleContext<'_>,
+) -> Result<PathMatch, FieldIssue> {
+    let path = match written.kind {
+        PathConditionType::Exact => PathMatch::Exact(path(&written.value)?),
+        PathConditionType::PathPrefix => PathMatch::ElementPrefix(path(&written.value)?),
+        PathConditionType::RegularExpression => {
+            return rule.regex(&written.value).map(PathMatch::Regex);
+        }
+    };
+    match check_path_of_crd(&written.value) {
+        Ok(()) => rule.warn_of_form(field, &path),
+        // The path is clear, so the rule need not refuse more than it.
+        Err(complaint) => rule.broken(field, complaint),
+    }
+    Ok(path)
+}
+
+/// Checks a path as the HTTPRoute CRD does (Gateway API v1.6.1 HTTPPathMatch); [`path()`] has made
+/// the other checks of the CRD.
+fn check_path_of_crd(value: &str) -> Result<(), FieldIssue> {
+    if value.contains("//") {
+        let problem = "Gateway API allows no // in a path";
+        return Err(FieldIssue::new("", problem, "write one slash"));
+    }
+    let mut rest = value;
+    while let Some(c) = rest.chars().next() {
+        let hex = rest.as_bytes().get(1..3).unwrap_or_default();
+        let is_escape = c == '%' && hex.len() == 2 && hex.iter().all(u8::is_ascii_hexdigit);
+        if is_escape && hex.eq_ignore_ascii_case(b"2f") {
+            let problem = "Gateway API allows no %2F in a path";
+            return Err(FieldIssue::new("", problem, "use a regular expression"));
+        }
+        if !(is_escape || c.is_ascii_alphanumeric() || "/-._~!$&'()*+,;=:@".contains(c)) {
+            let escapes: String = c
+                .encode_utf8(&mut [0; 4])
+                .bytes()
+                .map(|byte| format!("%{byte:02X}"))
+                .collect();
+            let place = if c == '%' { " without two digits" } else { "" };
+            return Err(FieldIssue::new(
+                "",
+                format!("Gateway API allows no {c:?}{place} in a path"),
+                format!("write it as clients send it, as in {escapes}"),
+            ));
+        }
+        rest = &rest[c.len_utf8()..];
+    }
+    Ok(())
 }
 
 fn value(condition: &ValueCondition) -> Result<TextMatch, FieldIssue> {

@@ -161,9 +161,11 @@ impl RuleContext<'_> {
             .join(".")
     }
 
-    /// Validates a regular expression and subtracts its memory from the service's budget.
-    pub(crate) fn regex(&mut self, pattern: &str) -> Result<(), FieldIssue> {
-        let one = pattern::cost(pattern).map_err(|problem| {
+    /// Validates a regular expression, subtracts its memory from the service's budget, and returns
+    /// it as data planes read it.
+    pub(crate) fn regex(&mut self, written: &str) -> Result<String, FieldIssue> {
+        let pattern = pattern::without_quotes(written);
+        let one = pattern::cost(&pattern).map_err(|problem| {
             FieldIssue::new("", problem, "use RE2 syntax; the whole text must match")
         })?;
         let needed = one.saturating_mul(self.regexes.copies);
@@ -179,7 +181,7 @@ impl RuleContext<'_> {
             ));
         }
         self.regexes.bytes_left -= needed;
-        Ok(())
+        Ok(pattern.into_owned())
     }
 
     /// Builds a backend. If its reference is broken, the backend keeps its weight, and requests
@@ -350,8 +352,8 @@ pub(crate) fn conditions(
     let mut good = Vec::new();
     for (place, name, value) in written {
         let field = format!("{field}{place}");
-        let value = value.and_then(|value| match &value {
-            TextMatch::Regex(pattern) => rule.regex(pattern).map(|()| value),
+        let value = value.and_then(|value| match value {
+            TextMatch::Regex(pattern) => rule.regex(&pattern).map(TextMatch::Regex),
             _ => Ok(value),
         });
         match (name, value) {

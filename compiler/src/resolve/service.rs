@@ -33,6 +33,19 @@ pub(crate) fn resolve(
             namespace: metadata.namespace.clone(),
             name: metadata.name.clone(),
         };
+        // With dots, the short name could be `name.namespace` of another Service.
+        if !key.name.is_label() {
+            report.error(
+                service.document,
+                "metadata.name",
+                format!(
+                    "{:?} cannot name a Service: it is not one label of a host name",
+                    key.name.as_str()
+                ),
+                "use 1 to 63 lower-case letters, digits and '-', without dots",
+            );
+            continue;
+        }
         if service.object.spec.kind == ServiceType::ExternalName {
             report.error(
                 service.document,

@@ -453,9 +453,7 @@ fn uri(written: &StringMatch, rule: &mut RuleContext<'_>) -> Result<PathMatch, F
             exact: None,
             prefix: None,
             regex: Some(pattern),
-        } => rule
-            .regex(pattern)
-            .map(|()| PathMatch::Regex(pattern.clone())),
+        } => rule.regex(pattern).map(PathMatch::Regex),
         _ => Err(FieldIssue::new(
             "",
             "one of exact, prefix and regex is needed, and only one",

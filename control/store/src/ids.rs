@@ -6,6 +6,7 @@
 //! not give out ids that data planes still use.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::hash::Hash;
 use std::rc::Rc;
 
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
@@ -38,22 +39,43 @@ pub(crate) struct Binding {
     pub(crate) released: Option<u64>,
 }
 
+/// The key of a binding: a [`ServiceKey`]. In a test it is one that counts its comparisons.
+pub(crate) trait BindingKey: Clone + Ord + Hash {
+    fn tenant(&self) -> &TenantName;
+}
+
+impl BindingKey for ServiceKey {
+    fn tenant(&self) -> &TenantName {
+        &self.tenant
+    }
+}
+
 /// All bindings as they are on disk.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct ServiceIdTable {
-    pub(crate) bindings: HashMap<ServiceKey, Binding>,
+#[derive(Debug, Clone)]
+pub(crate) struct ServiceIdTable<K = ServiceKey> {
+    pub(crate) bindings: HashMap<K, Binding>,
     /// Number of fresh ids given out so far, plus one.
     pub(crate) next: u32,
     /// Distance of the first fresh id from id 1. After the last id, allocation continues at 1.
     pub(crate) offset: u32,
 }
 
-impl ServiceIdTable {
+impl<K> Default for ServiceIdTable<K> {
+    fn default() -> Self {
+        Self {
+            bindings: HashMap::new(),
+            next: 0,
+            offset: 0,
+        }
+    }
+}
+
+impl<K: BindingKey> ServiceIdTable<K> {
     /// Counts a tenant's bindings, including released ones.
     fn count_of(&self, tenant: &TenantName) -> u32 {
         self.bindings
             .keys()
-            .filter(|key| key.tenant == *tenant)
+            .filter(|key| key.tenant() == tenant)
             .count() as u32
     }
 
@@ -65,16 +87,16 @@ impl ServiceIdTable {
 }
 
 /// The result of an allocation, to be written in one transaction.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Allocation {
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Allocation<K = ServiceKey> {
     /// Bindings to write, as live.
-    pub(crate) bound: Vec<(ServiceKey, ServiceId)>,
+    pub(crate) bound: Vec<(K, ServiceId)>,
     /// Keys that lose their binding because their id moved to another service.
-    pub(crate) displaced: Vec<ServiceKey>,
+    pub(crate) displaced: Vec<K>,
     pub(crate) next: u32,
 }
 
-impl Allocation {
+impl<K> Allocation<K> {
     pub(crate) fn is_empty(&self) -> bool {
         self.bound.is_empty()
     }
@@ -82,19 +104,20 @@ impl Allocation {
 
 /// Assigns an id to every key in `wanted`. A tenant that has `tenant_max` ids or more gets only its
 /// own released ids again.
-pub(crate) fn decide_allocation(
-    book: &ServiceIdTable,
-    wanted: &[ServiceKey],
+pub(crate) fn decide_allocation<K: BindingKey>(
+    book: &ServiceIdTable<K>,
+    wanted: &[K],
     now: u64,
     limit: u32,
     tenant_max: u32,
-) -> Result<Allocation, IdShortage> {
+) -> Result<Allocation<K>, IdShortage> {
     let mut out = Allocation {
+        bound: Vec::new(),
+        displaced: Vec::new(),
         next: book.next.max(1),
-        ..Allocation::default()
     };
     let mut taken: HashMap<&TenantName, u32> = HashMap::new();
-    let mut stale: Option<StaleBindings> = None;
+    let mut stale: Option<StaleBindings<K>> = None;
     for key in wanted {
         match book.bindings.get(key) {
             Some(Binding { released: None, .. }) => continue,
@@ -109,8 +132,8 @@ pub(crate) fn decide_allocation(
             None => {}
         }
         let of_tenant = taken
-            .entry(&key.tenant)
-            .or_insert_with(|| book.count_of(&key.tenant));
+            .entry(key.tenant())
+            .or_insert_with(|| book.count_of(key.tenant()));
         let is_full = *of_tenant >= tenant_max;
         if !is_full && out.next <= limit {
             let id = book.fresh(out.next).ok_or(IdShortage::Mesh)?;
@@ -122,14 +145,14 @@ pub(crate) fn decide_allocation(
         // Neither a fresh id nor the tenant's limit allows a new id, so the oldest released one
         // moves; for a full tenant, only its own.
         let stale = stale.get_or_insert_with(|| StaleBindings::of(book, wanted, now));
-        let Some(oldest) = stale.take(is_full.then_some(&key.tenant)) else {
+        let Some(oldest) = stale.take(is_full.then(|| key.tenant())) else {
             return Err(if is_full {
-                IdShortage::Tenant(key.tenant.clone())
+                IdShortage::Tenant(key.tenant().clone())
             } else {
                 IdShortage::Mesh
             });
         };
-        if oldest.key.tenant != key.tenant {
+        if oldest.key.tenant() != key.tenant() {
             *of_tenant += 1;
         }
         out.displaced.push(oldest.key.clone());
@@ -140,25 +163,27 @@ pub(crate) fn decide_allocation(
 
 /// A released binding whose id may move to another service.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct StaleBinding {
+struct StaleBinding<K> {
     released: u64,
-    key: ServiceKey,
+    key: K,
     id: ServiceId,
 }
 
 /// The released bindings that are past their quarantine and not wanted, the oldest first. Each
 /// operation takes logarithmic time: a tenant may have 262,144 of them, and ask for thousands of
 /// ids at once.
-#[derive(Default)]
-struct StaleBindings {
-    all: BTreeSet<Rc<StaleBinding>>,
-    by_tenant: HashMap<TenantName, BTreeSet<Rc<StaleBinding>>>,
+struct StaleBindings<K> {
+    all: BTreeSet<Rc<StaleBinding<K>>>,
+    by_tenant: HashMap<TenantName, BTreeSet<Rc<StaleBinding<K>>>>,
 }
 
-impl StaleBindings {
-    fn of(book: &ServiceIdTable, wanted: &[ServiceKey], now: u64) -> Self {
-        let wanted: HashSet<&ServiceKey> = wanted.iter().collect();
-        let mut stale = Self::default();
+impl<K: BindingKey> StaleBindings<K> {
+    fn of(book: &ServiceIdTable<K>, wanted: &[K], now: u64) -> Self {
+        let wanted: HashSet<&K> = wanted.iter().collect();
+        let mut stale = Self {
+            all: BTreeSet::new(),
+            by_tenant: HashMap::new(),
+        };
         for (key, binding) in &book.bindings {
             let Some(released) = binding.released else {
                 continue;
@@ -174,7 +199,7 @@ impl StaleBindings {
             });
             stale
                 .by_tenant
-                .entry(key.tenant.clone())
+                .entry(key.tenant().clone())
                 .or_default()
                 .insert(binding.clone());
             stale.all.insert(binding);
@@ -183,13 +208,13 @@ impl StaleBindings {
     }
 
     /// Removes and returns the oldest binding, of one tenant if it is given.
-    fn take(&mut self, of: Option<&TenantName>) -> Option<Rc<StaleBinding>> {
+    fn take(&mut self, of: Option<&TenantName>) -> Option<Rc<StaleBinding<K>>> {
         let oldest = match of {
             Some(tenant) => self.by_tenant.get(tenant)?.first()?.clone(),
             None => self.all.first()?.clone(),
         };
         self.all.remove(&oldest);
-        if let Some(own) = self.by_tenant.get_mut(&oldest.key.tenant) {
+        if let Some(own) = self.by_tenant.get_mut(oldest.key.tenant()) {
             own.remove(&oldest);
         }
         Some(oldest)
@@ -198,6 +223,10 @@ impl StaleBindings {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::cmp::Ordering;
+    use std::hash::Hasher;
+
     use super::*;
 
     fn key(n: &str) -> ServiceKey {
@@ -353,11 +382,54 @@ mod tests {
         }
     }
 
-    /// Alpha has used up its ids, and beta's released ones are older. With one comparison for each
-    /// pair of a binding and a wanted name, or with a walk over beta's, this takes minutes.
+    thread_local! {
+        /// Comparisons of keys and of their tenants.
+        static COMPARISONS: Cell<u64> = const { Cell::new(0) };
+    }
+
+    /// A key that counts its comparisons.
+    #[derive(Debug, Clone, Eq)]
+    struct CountedKey(ServiceKey);
+
+    impl CountedKey {
+        fn counted(&self) -> &ServiceKey {
+            COMPARISONS.with(|count| count.set(count.get() + 1));
+            &self.0
+        }
+    }
+
+    impl BindingKey for CountedKey {
+        fn tenant(&self) -> &TenantName {
+            &self.counted().tenant
+        }
+    }
+    impl PartialEq for CountedKey {
+        fn eq(&self, other: &Self) -> bool {
+            self.counted() == &other.0
+        }
+    }
+    impl PartialOrd for CountedKey {
+        fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+            Some(self.cmp(other))
+        }
+    }
+    impl Ord for CountedKey {
+        fn cmp(&self, other: &Self) -> Ordering {
+            self.counted().cmp(&other.0)
+        }
+    }
+    impl Hash for CountedKey {
+        fn hash<H: Hasher>(&self, state: &mut H) {
+            self.0.hash(state);
+        }
+    }
+
+    /// Alpha has used up its ids, and beta's released ones are older.
     #[test]
-    fn a_tenant_with_all_its_ids_released_gets_thousands_at_once() {
-        const OF_EACH: u32 = 100_000;
+    fn a_tenant_with_all_its_ids_released_gets_thousands_with_few_comparisons() {
+        const OF_EACH: u32 = 10_000;
+        const WANTED: u32 = 2_000;
+        let key = |text: String| CountedKey(text.parse().unwrap());
         let bindings = (1..=2 * OF_EACH).map(|n| {
             let tenant = if n <= OF_EACH { "alpha" } else { "beta" };
             let released = Some(u64::from(if n <= OF_EACH {
@@ -365,38 +437,37 @@ mod tests {
             } else {
                 n - OF_EACH
             }));
-            (
-                format!("{tenant}/shop/s{n}").parse().unwrap(),
-                Binding {
-                    id: ServiceId::new(n).unwrap(),
-                    released,
-                },
-            )
+            let id = ServiceId::new(n).unwrap();
+            (key(format!("{tenant}/shop/s{n}")), Binding { id, released })
         });
         let book = ServiceIdTable {
             bindings: bindings.collect(),
             next: 2 * OF_EACH + 1,
             offset: 0,
         };
-        let wanted: Vec<_> = (0..16_000).map(|n| key(&format!("new{n}"))).collect();
-        let got = decide_allocation(
-            &book,
-            &wanted,
-            10 * SERVICE_ID_QUARANTINE_SECONDS,
-            4 * OF_EACH,
-            OF_EACH,
-        )
-        .unwrap();
+        let wanted: Vec<_> = (0..WANTED)
+            .map(|n| key(format!("alpha/shop/new{n}")))
+            .collect();
+        COMPARISONS.set(0);
+        let now = 10 * SERVICE_ID_QUARANTINE_SECONDS;
+        let got = decide_allocation(&book, &wanted, now, 4 * OF_EACH, OF_EACH).unwrap();
+        let compared = COMPARISONS.get();
         let ids: Vec<u32> = got.bound.iter().map(|(_, id)| id.get()).collect();
         assert_eq!(
             ids,
-            (1..=16_000).collect::<Vec<_>>(),
+            (1..=WANTED).collect::<Vec<_>>(),
             "its own, the oldest first"
         );
         assert!(
             got.displaced
                 .iter()
-                .all(|key| key.tenant.as_str() == "alpha")
+                .all(|key| key.0.tenant.as_str() == "alpha")
+        );
+        // One comparison for each pair of a binding and a wanted name would be 40 million.
+        let most = 10 * u64::from(2 * OF_EACH + WANTED);
+        assert!(
+            (1..=most).contains(&compared),
+            "{compared} comparisons of keys"
         );
     }
 

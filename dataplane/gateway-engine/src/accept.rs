@@ -10,7 +10,6 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-use canal_gateway_io::scheduler::Scheduler;
 use canal_net::sys::{self, ListenOptions, ReservedAddress, SysError};
 use canal_net::worker::WorkerHandle as Thread;
 use tokio::net::{TcpListener, TcpStream};
@@ -257,7 +256,7 @@ fn spawn_connection(
             .ok_or("no_tenant"),
     };
     let taken = tenant.and_then(|tenant| {
-        let permit = ConnectionPermit::take(&worker.shared, &tenant.name)?;
+        let permit = ConnectionPermit::take(&worker.shared.limits, &tenant.name)?;
         Ok((permit, worker.accounts.of(tenant, &worker.limits)))
     });
     let (permit, account) = match taken {
@@ -301,7 +300,7 @@ fn spawn_connection(
                 }
             }
         });
-        if !Scheduler::run(&account.queue, pin!(permit.run(served))).await {
+        if !permit.run(&account.queue, served).await {
             worker.counts.refused_connection("displaced");
         }
         drop((open, counted, member));

@@ -109,7 +109,7 @@ impl GatewayEngine {
             publisher: SnapshotPublisher::default(),
             families: RequestMetricFamilies::new(&registry),
             tap: TapBroker::new(&registry),
-            limits: SharedLimits::new(&config.limits, &registry),
+            limits: Arc::new(SharedLimits::new(&config.limits, &registry)),
             watchdog: Arc::new(Watchdog::new(&registry)),
             log: Mutex::new(log),
             dns,

@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use canal_gateway_io::scheduler::{Scheduler, TenantQueue};
 use canal_model::ids::TenantName;
 use canal_runtime::{ShareHolder, ShareRefusal, TenantPermit};
 use futures::FutureExt;
@@ -16,18 +17,19 @@ use futures::future::LocalBoxFuture;
 
 use crate::rebalance::ConnectionDrain;
 use crate::shares::SharedLimits;
-use crate::worker::EngineShared;
 
 /// Permits that one connection has in the shared limits. It starts as an unauthenticated
 /// connection, which may have to give way; a connection with work in progress never does.
 pub(crate) struct ConnectionPermit {
-    shared: Arc<EngineShared>,
+    limits: Arc<SharedLimits>,
     holder: ShareHolder,
     connection: RefCell<TenantPermit>,
     /// Returned once the connection has authenticated or has sent a complete request head.
     unauthenticated: RefCell<Option<TenantPermit>>,
     /// Set while one of the permits can be revoked.
     revocation: RefCell<Option<LocalBoxFuture<'static, ()>>>,
+    /// True once a permit was revoked, until the connection has authenticated after all.
+    must_give_way: Cell<bool>,
     /// Waker of the connection's task, used when `revocation` must be polled again.
     task: RefCell<Option<Waker>>,
     /// True while a request, tunnel or relay is in progress.
@@ -85,10 +87,9 @@ impl ConnectionPermit {
     /// # Errors
     /// A limit is reached; the error is a counter label.
     pub(crate) fn take(
-        shared: &Arc<EngineShared>,
+        limits: &Arc<SharedLimits>,
         tenant: &TenantName,
     ) -> Result<Rc<Self>, &'static str> {
-        let limits = &shared.limits;
         let holder = ShareHolder::Tenant(tenant.clone());
         // The connection permit comes first: if it is refused, no other connection has given way
         // for nothing.
@@ -101,11 +102,12 @@ impl ConnectionPermit {
             .take_replacing(&holder, 1)
             .map_err(|_| "unauthenticated_connections")?;
         let permit = Self {
-            shared: shared.clone(),
+            limits: limits.clone(),
             holder,
             connection: RefCell::new(connection),
             unauthenticated: RefCell::new(Some(unauthenticated)),
             revocation: RefCell::default(),
+            must_give_way: Cell::new(false),
             task: RefCell::default(),
             is_established: Cell::new(false),
             last_turn: RefCell::default(),
@@ -124,7 +126,6 @@ impl ConnectionPermit {
     /// A limit is reached; the error is a counter label.
     pub(crate) fn begin_handshake(&self) -> Result<HandshakePermit, &'static str> {
         let permit = self
-            .shared
             .limits
             .handshakes
             .take_replacing(&self.holder, 1)
@@ -132,11 +133,7 @@ impl ConnectionPermit {
         if let Some(unauthenticated) = &mut *self.unauthenticated.borrow_mut() {
             // The permit was revoked and belongs to another connection now, so a new one is needed.
             if unauthenticated.is_revoked() {
-                let taken = self
-                    .shared
-                    .limits
-                    .unauthenticated
-                    .take_replacing(&self.holder, 1);
+                let taken = self.limits.unauthenticated.take_replacing(&self.holder, 1);
                 *unauthenticated = taken.map_err(|_| "unauthenticated_connections")?;
             }
             unauthenticated.keep();
@@ -206,37 +203,54 @@ impl ConnectionPermit {
         }
     }
 
-    /// Ready once when the connection must give way. Costs one check while the connection is busy.
-    fn poll_revoked(&self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Notes whether a permit was revoked. Costs one check while the connection is busy.
+    fn poll_revoked(&self, cx: &mut Context<'_>) {
         let mut revocation = self.revocation.borrow_mut();
-        let Some(revoked) = &mut *revocation else {
-            return self.remember(cx);
-        };
-        if revoked.poll_unpin(cx).is_ready() {
-            *revocation = None;
-            return Poll::Ready(());
+        while let Some(revoked) = &mut *revocation
+            && revoked.poll_unpin(cx).is_ready()
+        {
+            self.must_give_way.set(true);
+            let connection = self.connection.borrow();
+            // A connection that waits for its last turn may lose its other permit too.
+            *revocation = (!connection.is_revoked()).then(|| connection.revoked().boxed_local());
         }
-        self.remember(cx)
-    }
-
-    fn remember(&self, cx: &Context<'_>) -> Poll<()> {
         let mut task = self.task.borrow_mut();
         match &mut *task {
             Some(known) if known.will_wake(cx.waker()) => {}
             other => *other = Some(cx.waker().clone()),
         }
-        Poll::Pending
     }
 
-    /// Runs `served` to its end; `false` if the connection had to give way before.
-    pub(crate) async fn run(&self, mut served: Pin<&mut impl Future<Output = ()>>) -> bool {
+    /// Runs `served` to its end in its tenant's turns; `false` if the connection had to give way
+    /// before.
+    ///
+    /// A connection that the limits no longer count ends at once, not in a turn of its tenant: the
+    /// files of a tenant that waits for the CPU would otherwise exceed its share, and in sum those
+    /// of the process.
+    pub(crate) async fn run(
+        &self,
+        queue: &Rc<TenantQueue>,
+        served: Pin<&mut impl Future<Output = ()>>,
+    ) -> bool {
+        let serve = pin!(self.serve(served));
+        let mut turns = pin!(Scheduler::run(queue, serve));
         std::future::poll_fn(|cx| {
-            let is_revoked = self.poll_revoked(cx).is_ready() || self.last_turn.borrow().is_some();
-            if is_revoked && self.connection.borrow().is_revoked() {
+            self.poll_revoked(cx);
+            if self.must_give_way.get() && self.connection.borrow().is_revoked() {
                 return Poll::Ready(false);
             }
+            turns.as_mut().poll(cx)
+        })
+        .await
+    }
+
+    /// Runs `served` to its end; `false` if it was unauthenticated and had to give way. Until its
+    /// last turn it counts as one of its tenant's connections.
+    async fn serve(&self, mut served: Pin<&mut impl Future<Output = ()>>) -> bool {
+        std::future::poll_fn(|cx| {
+            let must_give_way = self.must_give_way.get();
             let end = served.as_mut().poll(cx).map(|()| true);
-            if !is_revoked || end.is_ready() {
+            if !must_give_way || end.is_ready() {
                 return end;
             }
             self.poll_last_turn(cx).map(|()| false)
@@ -257,10 +271,132 @@ impl ConnectionPermit {
             .is_some_and(TenantPermit::is_revoked)
         {
             *last_turn = None;
+            self.must_give_way.set(false);
             return Poll::Pending;
         }
         last_turn
             .get_or_insert_with(|| tokio::task::yield_now().boxed_local())
             .poll_unpin(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use canal_model::share::Shares;
+    use canal_runtime::metrics::{MetricFamily, Registry};
+    use tokio::net::UnixStream;
+
+    use super::*;
+    use crate::config::GatewayLimits;
+
+    const ACCEPTED: usize = 64;
+    const SHARE: u64 = 8;
+
+    /// Connections of a tenant that has no CPU time left.
+    struct WaitingTenant {
+        scheduler: Scheduler,
+        limits: Arc<SharedLimits>,
+        clients: Vec<UnixStream>,
+        served: Vec<tokio::task::JoinHandle<bool>>,
+    }
+
+    impl WaitingTenant {
+        /// Accepts connections while no round begins, so that none of them has a turn.
+        async fn accept(limits: GatewayLimits) -> Self {
+            let registry = Registry::new();
+            let cpu = registry.seconds(MetricFamily::new("cpu_seconds_total", "CPU.", &[]));
+            let scheduler = Scheduler::new();
+            let queue = scheduler.queue(&Shares::default(), registry.shard().counter(&cpu, &[]));
+            let spent = pin!(async {
+                let begun = Instant::now();
+                while begun.elapsed() < Duration::from_millis(5) {}
+            });
+            Scheduler::run(&queue, spent).await;
+            let limits = Arc::new(SharedLimits::new(&limits, &registry));
+            let (mut clients, mut served) = (Vec::new(), Vec::new());
+            for _ in 0..ACCEPTED {
+                let (client, accepted) = UnixStream::pair().unwrap();
+                let permit = ConnectionPermit::take(&limits, &"alpha".parse().unwrap()).unwrap();
+                let queue = queue.clone();
+                served.push(tokio::task::spawn_local(async move {
+                    let silent = pin!(async {
+                        let _ = accepted.readable().await;
+                    });
+                    permit.run(&queue, silent).await
+                }));
+                clients.push(client);
+                tokio::task::yield_now().await;
+            }
+            let waiting = Self {
+                scheduler,
+                limits,
+                clients,
+                served,
+            };
+            waiting.let_all_run().await;
+            waiting
+        }
+
+        /// Polls every ready task, and those that they wake.
+        async fn let_all_run(&self) {
+            for _ in 0..10 * ACCEPTED {
+                tokio::task::yield_now().await;
+            }
+        }
+
+        /// Counts the connections that the gateway has not closed.
+        fn open(&self) -> u64 {
+            let is_open = |client: &&UnixStream| client.try_read(&mut [0]).is_err();
+            self.clients.iter().filter(is_open).count() as u64
+        }
+    }
+
+    fn run<R: Future<Output = ()>>(test: impl FnOnce() -> R) {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build_local(tokio::runtime::LocalOptions::default())
+            .unwrap();
+        runtime.block_on(async { test().await });
+    }
+
+    #[test]
+    fn a_connection_beyond_its_tenants_share_closes_before_the_tenants_turn() {
+        // In the second case each of them is first displaced as unauthenticated.
+        for unauthenticated in [GatewayLimits::default().unauthenticated, SHARE] {
+            run(move || async move {
+                let waiting = WaitingTenant::accept(GatewayLimits {
+                    tenant_connections: SHARE,
+                    unauthenticated,
+                    ..GatewayLimits::default()
+                })
+                .await;
+                assert_eq!(waiting.limits.connections.used(), SHARE);
+                assert_eq!(waiting.open(), SHARE, "the files are those that count");
+                let (first, last) = waiting.served.split_at(ACCEPTED - SHARE as usize);
+                assert!(first.iter().all(|task| task.is_finished()), "the oldest");
+                assert!(last.iter().all(|task| !task.is_finished()));
+            });
+        }
+    }
+
+    #[test]
+    fn an_unauthenticated_connection_counts_until_it_has_had_its_last_turn() {
+        run(|| async {
+            let waiting = WaitingTenant::accept(GatewayLimits {
+                unauthenticated: 4 * SHARE,
+                ..GatewayLimits::default()
+            })
+            .await;
+            let all = ACCEPTED as u64;
+            assert_eq!(waiting.limits.unauthenticated.used(), SHARE);
+            let counted = waiting.limits.connections.used();
+            assert_eq!((waiting.open(), counted), (all, all), "no one had a turn");
+            tokio::task::spawn_local(waiting.scheduler.clone().rounds());
+            waiting.let_all_run().await;
+            let counted = waiting.limits.connections.used();
+            assert_eq!((waiting.open(), counted), (SHARE, SHARE));
+        });
     }
 }

@@ -59,7 +59,7 @@ pub(crate) struct EngineShared {
     /// Taken out when the workers have ended, so that the log can be finished.
     pub(crate) log: Mutex<Option<AccessLog>>,
     pub(crate) tap: TapBroker,
-    pub(crate) limits: SharedLimits,
+    pub(crate) limits: Arc<SharedLimits>,
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) dns: Option<Handover>,
     /// Number of connections accepted by all workers.

@@ -1,12 +1,15 @@
 //! HTTPRoute, UDPRoute and ReferenceGrant (`gateway.networking.k8s.io`): the part of Gateway API
 //! that the mesh supports. The structs mirror the YAML; the compiler validates and interprets them.
 
+use std::fmt;
 use std::num::NonZeroU16;
 
 use serde::Deserialize;
+use serde::de::{self, Deserializer, Unexpected, Visitor};
 
 use super::Metadata;
 use crate::ids::{Namespace, ObjectName};
+use crate::limits::WEIGHT_MAX;
 
 /// An object of kind HTTPRoute (`gateway.networking.k8s.io/v1`).
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -203,7 +206,7 @@ pub struct BackendRef {
     #[serde(default)]
     pub port: Option<NonZeroU16>,
     /// Relative weight, 0 to 1,000,000.
-    #[serde(default = "one")]
+    #[serde(default = "one", deserialize_with = "weight")]
     pub weight: u32,
 }
 
@@ -212,6 +215,30 @@ fn service_kind() -> String {
 }
 fn one() -> u32 {
     1
+}
+
+/// Deserializes a weight. An error states which numbers a weight can be. The compiler refuses
+/// weights above [`WEIGHT_MAX`], so that the rule's other backends keep their shares.
+pub(super) fn weight<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    deserializer.deserialize_u32(WeightVisitor)
+}
+
+struct WeightVisitor;
+
+impl Visitor<'_> for WeightVisitor {
+    type Value = u32;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a number from 0 to {WEIGHT_MAX}")
+    }
+
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<u32, E> {
+        u32::try_from(value).map_err(|_| E::invalid_value(Unexpected::Unsigned(value), &self))
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<u32, E> {
+        u32::try_from(value).map_err(|_| E::invalid_value(Unexpected::Signed(value), &self))
+    }
 }
 
 /// An object of kind UDPRoute (`gateway.networking.k8s.io/v1alpha2`).

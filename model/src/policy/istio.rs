@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
-use super::Metadata;
+use super::{Metadata, gateway_api};
 use crate::program::Labels;
 
 /// An object of kind VirtualService (`networking.istio.io`).
@@ -101,8 +101,12 @@ pub struct HttpRouteDestination {
     pub destination: Destination,
     /// Relative weight. `None` means everything for a single destination, and nothing if there are
     /// others.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "weight")]
     pub weight: Option<u32>,
+}
+
+fn weight<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    gateway_api::weight(deserializer).map(Some)
 }
 
 /// A service, or a subset of it that a DestinationRule names.

@@ -13,6 +13,8 @@ use super::{pause, print_line};
 
 /// Text by which receivers recognize the packets.
 pub const TEXT: &[u8] = b"canal-lab-packet";
+/// Size of the payload that a `reset` has.
+pub const RESET_PAYLOAD_BYTES: usize = 1000;
 const UDP: u8 = 17;
 const TCP: u8 = 6;
 const SCTP: u8 = 132;
@@ -33,8 +35,15 @@ pub fn protocol(kind: &str, to: SocketAddr) -> i32 {
 /// do not verify them.
 fn payload(kind: &str, to: SocketAddr) -> Vec<u8> {
     let mut p = Vec::new();
+    // Each kind of TCP segment has a source port of its own: conntrack must not take one for a
+    // later segment of another one's connection.
+    let from: u16 = match kind {
+        "reset" => 4712,
+        "bare reset" => 4713,
+        _ => 4711,
+    };
     let ports = |p: &mut Vec<u8>| {
-        p.extend(4711u16.to_be_bytes());
+        p.extend(from.to_be_bytes());
         p.extend(to.port().to_be_bytes());
     };
     match kind {
@@ -66,6 +75,9 @@ fn payload(kind: &str, to: SocketAddr) -> Vec<u8> {
         _ => {}
     }
     p.extend(TEXT);
+    if kind == "reset" {
+        p.resize(20 + RESET_PAYLOAD_BYTES, b'x');
+    }
     if kind == "echo" && to.is_ipv4() {
         let sum = !checksum(&p);
         p[2..4].copy_from_slice(&sum.to_be_bytes());
@@ -279,6 +291,11 @@ impl Receiver {
 
     /// Returns true if a packet with the text arrives in time.
     pub fn receives(&self, within: Duration) -> bool {
+        self.receive(within).is_some()
+    }
+
+    /// Returns the first packet with the text that arrives in time, over IPv4 with the IP header.
+    pub fn receive(&self, within: Duration) -> Option<Vec<u8>> {
         let end = Instant::now() + within;
         while Instant::now() < end {
             let mut block = [MaybeUninit::<u8>::uninit(); 2048];
@@ -288,7 +305,7 @@ impl Receiver {
                     let read =
                         unsafe { std::slice::from_raw_parts(block.as_ptr().cast::<u8>(), n) };
                     if read.windows(TEXT.len()).any(|w| w == TEXT) {
-                        return true;
+                        return Some(read.to_vec());
                     }
                 }
                 // A call with a timeout is not restarted after a signal, e.g. about a child of
@@ -303,6 +320,6 @@ impl Receiver {
                 Err(e) => panic!("receiving: {e} on {}", self.0.as_raw_fd()),
             }
         }
-        false
+        None
     }
 }
