@@ -289,14 +289,17 @@ fn some_port() -> impl Strategy<Value = NonZeroU16> + Clone {
 }
 
 fn http_route() -> impl Strategy<Value = (Option<u64>, gateway_api::HttpRouteSpec)> {
-    let parent_ref =
-        (some_service(), option::of(some_port())).prop_map(|(service, port)| ParentRef {
+    let section = option::weighted(0.1, words(&["http", "tcp", "nowhere"]));
+    let parent_ref = (some_service(), option::of(some_port()), section).prop_map(
+        |(service, port, section_name)| ParentRef {
             group: String::new(),
             kind: "Service".to_owned(),
             name: name(service),
             namespace: None,
             port,
-        });
+            section_name,
+        },
+    );
     let rule = (vec(route_match(), 0..3), vec(backend_ref(), 0..3));
     let rule = rule.prop_map(|(matches, backend_refs)| HttpRule {
         name: None,
@@ -347,6 +350,7 @@ fn udp_route() -> impl Strategy<Value = (Option<u64>, gateway_api::UdpRouteSpec)
         name: name("datagrams"),
         namespace: None,
         port: None,
+        section_name: None,
     };
     let backend = prop_oneof![9 => 1..=80u16, 1 => Just(81)].prop_map(|number| BackendRef {
         group: String::new(),
@@ -477,9 +481,10 @@ fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
         conditions(),
         conditions(),
         option::weighted(0.2, some_port()),
+        vec(words(&["mesh", "ingress"]), 0..2),
     );
     parts.prop_map(
-        |(uri, method, authority, headers, query_params, port)| HttpMatchRequest {
+        |(uri, method, authority, headers, query_params, port, gateways)| HttpMatchRequest {
             name: None,
             uri,
             method,
@@ -487,6 +492,7 @@ fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
             headers,
             query_params,
             port,
+            gateways,
         },
     )
 }

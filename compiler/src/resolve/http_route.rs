@@ -9,7 +9,8 @@ use canal_model::policy::gateway_api::{
     ValueConditionType,
 };
 use canal_model::program::{
-    AppProtocol, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule, TextMatch,
+    AppProtocol, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule, Service,
+    ServicePort, TextMatch,
 };
 
 use super::destination::DestinationIndex;
@@ -138,7 +139,7 @@ fn parent(
             "create it or correct the name",
         ));
     };
-    let port = written.port.map(std::num::NonZeroU16::get);
+    let port = named_port(service, written)?.or(written.port.map(std::num::NonZeroU16::get));
     let mut ports = service
         .ports
         .iter()
@@ -162,6 +163,32 @@ fn parent(
         .find(|p| p.protocol == AppProtocol::Tcp)
         .map(|p| p.port);
     Ok((Parent { service: key, port }, opaque))
+}
+
+/// Returns the port that `sectionName` names. If `port` is written too, both must name the same.
+fn named_port(service: &Service, written: &ParentRef) -> Result<Option<u16>, FieldIssue> {
+    let Some(name) = &written.section_name else {
+        return Ok(None);
+    };
+    let is_meant = |port: &&ServicePort| {
+        port.name == *name && written.port.is_none_or(|number| number.get() == port.port)
+    };
+    match service.ports.iter().find(is_meant) {
+        Some(port) => Ok(Some(port.port)),
+        None => {
+            let key = &service.key;
+            let number = written.port.map(|port| format!(" with number {port}"));
+            let problem = format!(
+                "Service {}/{} has no port named {name:?}{}",
+                key.namespace,
+                key.name,
+                number.unwrap_or_default()
+            );
+            let known: Vec<&str> = service.ports.iter().map(|p| p.name.as_str()).collect();
+            let fix = format!("use one of {}, or remove the field", known.join(", "));
+            Err(FieldIssue::new("sectionName", problem, fix))
+        }
+    }
 }
 
 /// Attaches the rules of a route to its parents, until `add` returns false.

@@ -24,6 +24,9 @@ use crate::names;
 use crate::precedence;
 use crate::resource_budget::ResourceBudget;
 
+/// The name that stands for all clients in the mesh among an object's gateways.
+const MESH: &str = "mesh";
+
 pub(crate) fn resolve(
     said: &[Sourced<'_, VirtualService>],
     to: &DestinationIndex<'_>,
@@ -82,7 +85,7 @@ fn is_for_mesh(said: &Sourced<'_, VirtualService>, report: &mut DiagnosticCollec
     if let Some((at, other)) = gateways
         .iter()
         .enumerate()
-        .find(|(_, gateway)| *gateway != "mesh")
+        .find(|(_, gateway)| *gateway != MESH)
     {
         let problem = format!("gateway {other:?} is not in this version; `mesh` is the only one");
         report.error(
@@ -92,7 +95,7 @@ fn is_for_mesh(said: &Sourced<'_, VirtualService>, report: &mut DiagnosticCollec
             "write mesh or remove the field",
         );
     }
-    gateways.is_empty() || gateways.iter().any(|gateway| gateway == "mesh")
+    gateways.is_empty() || gateways.iter().any(|gateway| gateway == MESH)
 }
 
 /// Returns the services that the hosts name, each once.
@@ -152,14 +155,32 @@ fn services(
     found
 }
 
+/// Rules for connections that are no HTTP. A fault in them leaves the rules of `http` as they are.
+const OTHER_PROTOCOLS: [&str; 2] = ["spec.tcp", "spec.tls"];
+
 /// Returns the fault of the object that belongs to no rule and so breaks all of them.
 fn fault_outside_rules(said: &Sourced<'_, VirtualService>) -> Option<String> {
-    let outside = said
-        .document
-        .faults
-        .iter()
-        .find(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.http["));
+    let mut faults = said.document.faults.iter();
+    let outside = faults.find(|f| {
+        f.field.starts_with("spec")
+            && !f.field.starts_with("spec.http[")
+            && !OTHER_PROTOCOLS
+                .iter()
+                .any(|field| f.field.starts_with(field))
+    });
     outside.map(|fault| format!("{}: {}", fault.field, fault.problem))
+}
+
+/// Returns whether the object has rules only for connections that are no HTTP. HTTP requests then
+/// go to the service that was dialled, as in Istio.
+fn has_no_http(said: &Sourced<'_, VirtualService>) -> bool {
+    let is_written = |field: &str| {
+        let mut faults = said.document.faults.iter();
+        faults.any(|fault| fault.field.starts_with(field))
+    };
+    said.object.spec.http.is_empty()
+        && said.fault("spec.http").is_none()
+        && OTHER_PROTOCOLS.into_iter().any(is_written)
 }
 
 /// Attaches the rules of the object to one service. Returns false as soon as `add` does.
@@ -172,6 +193,9 @@ fn attach(
 ) -> bool {
     let spec = &said.object.spec;
     let mut broken = fault_outside_rules(said);
+    if has_no_http(said) && broken.is_none() {
+        return true;
+    }
     if spec.http.len() > RULES_PER_ROUTE_MAX {
         let problem = format!(
             "the object has {} rules, more than {RULES_PER_ROUTE_MAX}",
@@ -311,6 +335,14 @@ fn groups(
     let mut groups: BTreeMap<RouteGroup, Vec<HttpMatch>> = BTreeMap::new();
     for (at, condition) in conditions.iter().enumerate() {
         let field = format!("match[{at}]");
+        if !condition.gateways.is_empty() && !condition.gateways.iter().any(|g| g == MESH) {
+            let problem = "the match holds at gateways only, which are not in this version";
+            rule.warning(
+                &field,
+                FieldIssue::new("gateways", problem, "write mesh too, or remove the match"),
+            );
+            continue;
+        }
         let port = condition.port.map(std::num::NonZeroU16::get);
         if let Some(port) = port.filter(|port| !service.ports.iter().any(|p| p.port == *port)) {
             let problem = format!(

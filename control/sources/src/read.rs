@@ -29,6 +29,9 @@ pub struct ParsedFile {
     pub documents: Vec<Document>,
     /// Diagnostics in the order of the file's documents.
     pub diagnostics: Vec<Diagnostic>,
+    /// Number of documents of kinds that only another implementation reads. Each has an error, but
+    /// none can be a broken object of Canal's.
+    pub foreign: usize,
 }
 
 impl ParsedFile {
@@ -37,6 +40,16 @@ impl ParsedFile {
         self.diagnostics
             .iter()
             .all(|diagnostic| diagnostic.severity != Severity::Error)
+    }
+
+    /// Returns true if every object that Canal reads is in the file as written. Documents of kinds
+    /// that only another implementation reads take no object down.
+    pub fn is_complete(&self) -> bool {
+        let errors = self
+            .diagnostics
+            .iter()
+            .filter(|diagnostic| diagnostic.severity == Severity::Error);
+        errors.count() == self.foreign
     }
 }
 
@@ -88,6 +101,7 @@ pub fn parse(file: &str, text: &str) -> ParsedFile {
             origin,
             key: None,
             diagnostics: &mut parsed.diagnostics,
+            foreign: &mut parsed.foreign,
             faults: Vec::new(),
         };
         parsed.documents.extend(reading.document(&chunk));
@@ -141,6 +155,7 @@ struct DocumentReader<'a> {
     origin: SourceLocation,
     key: Option<ObjectKey>,
     diagnostics: &'a mut Vec<Diagnostic>,
+    foreign: &'a mut usize,
     faults: Vec<RejectedField>,
 }
 
@@ -218,6 +233,7 @@ impl DocumentReader<'_> {
                 Some(kind)
             }
             Err(stranger) => {
+                *self.foreign += usize::from(matches!(stranger, UnknownKindAction::Foreign(_)));
                 let diagnostic = strange(&stranger, api_version, kind, origin);
                 self.diagnostics.push(diagnostic);
                 None
@@ -431,6 +447,12 @@ fn strange(
             "kind",
             format!("{kind} ({api_version}) does not concern the mesh and is skipped"),
             "leave it to Kubernetes".to_owned(),
+        ),
+        UnknownKindAction::Foreign(foreign) => (
+            Severity::Error,
+            "kind",
+            foreign.problem.to_owned(),
+            foreign.fix.to_owned(),
         ),
         UnknownKindAction::Refused if kind == "List" => (
             Severity::Error,

@@ -389,3 +389,35 @@ fn the_number_of_documents_and_findings_is_limited() {
         parsed.diagnostics
     );
 }
+
+/// A document that only another implementation reads is refused by name, and the objects beside it
+/// follow the file as before.
+#[test]
+fn a_foreign_kind_takes_no_other_document_down() {
+    let root = TempDir::new().unwrap();
+    let tenant = root.path().join("alpha");
+    fs::create_dir(&tenant).unwrap();
+    let service = |name: &str| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{ports: [{{port: 80}}]}}\n"
+        )
+    };
+    let file = tenant.join("a.yaml");
+    fs::write(&file, service("old")).unwrap();
+    let mut directory = Directory::new(root.path());
+    directory.scan();
+    let foreign =
+        "---\napiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {name: x}\n";
+    fs::write(&file, format!("{}{foreign}", service("new"))).unwrap();
+    let scan = directory.scan();
+    let names: Vec<&str> = scan.changed[0]
+        .documents
+        .iter()
+        .map(|document| document.object.metadata().name.as_str())
+        .collect();
+    assert_eq!(names, ["new"]);
+    let [refusal] = scan.changed[0].diagnostics.as_slice() else {
+        panic!("{:?}", scan.changed[0].diagnostics);
+    };
+    assert!(refusal.problem.contains("Canal runs no Envoy"), "{refusal}");
+}

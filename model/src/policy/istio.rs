@@ -54,6 +54,8 @@ pub struct HttpMatchRequest {
     pub query_params: BTreeMap<String, StringMatch>,
     /// Port that the client dialled.
     pub port: Option<NonZeroU16>,
+    /// Gateways at which the match holds; an empty list means those of the object.
+    pub gateways: Vec<String>,
 }
 
 /// A condition on a text. At most one of the three fields is set; none only requires presence.
