@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:/usr/local/go/bin:$(PATH)
 CARGO := cargo
 BIN := target/release
 # Packages that only judge the mesh: neither the demo nor a user runs them.
-JUDGES := canal-corpora canal-differential canal-e2e canal-histories canal-testing canal-timing crashing-gateway xtask
+JUDGES := canal-corpora canal-differential canal-e2e canal-generate canal-histories canal-testing canal-timing crashing-gateway xtask
 
 .DEFAULT_GOAL := help
 .PHONY: help demo up test test-timing test-compat software soak programs build check sbom tidy bench-micro bench-peers bench-instructions bench-neighbours bench-transparency clean-worlds

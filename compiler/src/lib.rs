@@ -11,10 +11,6 @@ mod build;
 pub mod claims;
 mod diagnostic_collector;
 pub mod direct;
-#[cfg(feature = "generate")]
-pub mod generate;
-#[cfg(feature = "generate")]
-pub mod generate_authorization;
 pub mod ir;
 pub mod limits;
 pub mod lower;

@@ -7,14 +7,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use canal_compiler::direct::paths;
-use canal_compiler::generate::{GeneratedRouting, cases};
-use canal_compiler::generate_authorization::{GeneratedPolicies, policies};
 use canal_compiler::limits::WEIGHT_MAX;
 use canal_compiler::oracle::{OracleRequest, RoutingVerdict, decide, holds, reads_path};
 use canal_compiler::oracle_authorization::{
     OracleDecision as Judgement, OracleDestination, decide as evaluate, is_for, routing_path,
 };
 use canal_compiler::{CompileInput, build_ir, compile, service_keys};
+use canal_generate::authorization::{GeneratedPolicies, policies};
+use canal_generate::routing::{GeneratedRouting, cases};
 use canal_model::authorization::{Attribute, Authorization};
 use canal_model::ids::{ServiceId, TenantName};
 use canal_model::policy::kubernetes::DIRECT_ANNOTATION;

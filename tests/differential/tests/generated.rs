@@ -5,10 +5,10 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use canal_compiler::generate::{GeneratedRouting, cases};
 use canal_compiler::oracle::OracleRequest;
 use canal_differential::probe::probes;
 use canal_differential::{RoutingComparison, RoutingTally};
+use canal_generate::routing::{GeneratedRouting, cases};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 

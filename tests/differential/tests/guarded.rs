@@ -5,9 +5,9 @@
 use std::cell::RefCell;
 use std::path::Path;
 
-use canal_compiler::generate_authorization::{facts, policies};
 use canal_differential::authorization::{AuthorizationTally, PolicyComparison};
 use canal_differential::policy::{Policy, files, name_of};
+use canal_generate::authorization::{facts, policies};
 use proptest::collection::vec;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};

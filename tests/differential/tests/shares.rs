@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use canal_compiler::generate::cases;
 use canal_compiler::oracle::RoutingVerdict;
 use canal_differential::policy::{Policy, files};
 use canal_differential::probe::probes;
 use canal_differential::{RoutingComparison, RoutingTally};
+use canal_generate::routing::cases;
 use canal_model::program::{Backend, BackendTarget, Labels};
 use canal_router::{BackendChoice, NO_WEIGHT_STATUS, pick};
 use proptest::strategy::{Strategy, ValueTree};

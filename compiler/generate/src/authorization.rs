@@ -1,8 +1,8 @@
 //! Generates policies, and facts that are likely to match them. The vocabulary is small, so that
 //! principals, paths and values collide.
 //!
-//! For tests only (feature `generate`): implementations of authorization compare themselves with
-//! [`crate::oracle_authorization`] on these cases.
+//! Implementations of authorization compare themselves with
+//! [`canal_compiler::oracle_authorization`] on these cases.
 
 use std::collections::BTreeMap;
 
@@ -21,8 +21,8 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::generate::{GeneratedRouting, case, metadata, name, pod, port, service, tenant, words};
-use crate::oracle_authorization::{OracleFacts, OracleValue};
+use crate::routing::{GeneratedRouting, case, metadata, name, pod, port, service, tenant, words};
+use canal_compiler::oracle_authorization::{OracleFacts, OracleValue};
 
 /// A generated tenant with policies, and facts to evaluate.
 #[derive(Debug, Clone)]

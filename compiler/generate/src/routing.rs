@@ -1,8 +1,8 @@
 //! Generates policies, and requests that are likely to match them. The vocabulary is small, so that
 //! paths, hosts and values collide.
 //!
-//! For tests only (feature `generate`): implementations of routing compare themselves with
-//! [`crate::oracle`] on these cases.
+//! Implementations of routing compare themselves with
+//! [`canal_compiler::oracle`] on these cases.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
@@ -27,8 +27,8 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::oracle::OracleRequest;
-use crate::{CompileInput, service_keys};
+use canal_compiler::oracle::OracleRequest;
+use canal_compiler::{CompileInput, service_keys};
 
 /// A generated tenant, and requests to its services.
 #[derive(Debug, Clone)]
@@ -484,15 +484,17 @@ fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
         vec(words(&["mesh", "ingress"]), 0..2),
     );
     parts.prop_map(
-        |(uri, method, authority, headers, query_params, port, gateways)| HttpMatchRequest {
-            name: None,
-            uri,
-            method,
-            authority,
-            headers,
-            query_params,
-            port,
-            gateways,
+        |(uri, method, authority, headers, query_params, port, gateways)| {
+            HttpMatchRequest {
+                name: None,
+                uri,
+                    method,
+                authority,
+                headers,
+                query_params,
+                port,
+                gateways,
+            }
         },
     )
 }
