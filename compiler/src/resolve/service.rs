@@ -180,6 +180,12 @@ fn vips(
     vips
 }
 
+/// Returns whether a fault leaves the port in the list. A port without a number is not in it, so
+/// that the indexes of those behind it differ from the written ones.
+fn is_within_port(field: &str) -> bool {
+    field.starts_with("spec.ports[") && !field.ends_with(']') && !field.ends_with("].port")
+}
+
 /// Resolves the ports. A port that cannot be supported as written is left out: the address refuses
 /// it. A fault outside the ports may concern all of them.
 fn ports(
@@ -196,7 +202,7 @@ fn ports(
         );
     }
     let mut faults = service.document.faults.iter();
-    if faults.any(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.ports[")) {
+    if faults.any(|f| f.field.starts_with("spec") && !is_within_port(&f.field)) {
         return Vec::new();
     }
     if spec.ports.len() > PORTS_PER_SERVICE_MAX {

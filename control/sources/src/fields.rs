@@ -144,6 +144,34 @@ const METADATA: [KnownField; 1] = [never(
     "write metadata.name",
 )];
 
+/// Fields of EndpointSlices and Endpoints that say where an endpoint is, beside its address.
+const ENDPOINT_NOISE: [&str; 16] = [
+    "endpoints[].conditions.serving",
+    "endpoints[].conditions.terminating",
+    "endpoints[].hostname",
+    "endpoints[].targetRef",
+    "endpoints[].nodeName",
+    "endpoints[].zone",
+    "endpoints[].hints",
+    "endpoints[].deprecatedTopology",
+    "ports[].appProtocol",
+    "subsets[].addresses[].hostname",
+    "subsets[].addresses[].nodeName",
+    "subsets[].addresses[].targetRef",
+    "subsets[].notReadyAddresses[].hostname",
+    "subsets[].notReadyAddresses[].nodeName",
+    "subsets[].notReadyAddresses[].targetRef",
+    "subsets[].ports[].appProtocol",
+];
+
+/// Fields of Namespaces and ServiceAccounts that only an API server and the kubelet read.
+const ACCOUNT_NOISE: [&str; 4] = [
+    "spec",
+    "secrets",
+    "imagePullSecrets",
+    "automountServiceAccountToken",
+];
+
 const SERVICE_NOISE: [&str; 10] = [
     "spec.ipFamilies",
     "spec.ipFamilyPolicy",
@@ -439,6 +467,16 @@ pub(crate) fn classify_field(
         }
         ObjectKind::Service if SERVICE_NOISE.contains(&pattern) => return FieldVerdict::Noise,
         ObjectKind::Service => &SERVICE,
+        ObjectKind::EndpointSlice | ObjectKind::Endpoints if ENDPOINT_NOISE.contains(&pattern) => {
+            return FieldVerdict::Noise;
+        }
+        ObjectKind::Namespace | ObjectKind::ServiceAccount if ACCOUNT_NOISE.contains(&pattern) => {
+            return FieldVerdict::Noise;
+        }
+        ObjectKind::EndpointSlice
+        | ObjectKind::Endpoints
+        | ObjectKind::Namespace
+        | ObjectKind::ServiceAccount => &[],
         ObjectKind::HttpRoute => &HTTP_ROUTE,
         ObjectKind::UdpRoute => &UDP_ROUTE,
         ObjectKind::VirtualService => &VIRTUAL_SERVICE,
@@ -597,7 +635,7 @@ fn unknown_kind(group: &str, kind: &str) -> UnknownKindAction {
         .find(|foreign| foreign.group == group && foreign.kind == kind);
     match foreign {
         Some(foreign) => UnknownKindAction::Foreign(foreign),
-        None if IGNORED_API_GROUPS.contains(&group) && kind != "List" => UnknownKindAction::Skipped,
+        None if IGNORED_API_GROUPS.contains(&group) => UnknownKindAction::Skipped,
         None => UnknownKindAction::Refused,
     }
 }
@@ -679,13 +717,19 @@ mod tests {
             ),
             ("canal.mesh/v1", "KeyServer", Ok(ObjectKind::KeyServer)),
             ("apps/v1", "Deployment", Err(UnknownKindAction::Skipped)),
-            ("v1", "ServiceAccount", Err(UnknownKindAction::Skipped)),
+            ("v1", "ServiceAccount", Ok(ObjectKind::ServiceAccount)),
+            ("v1", "Endpoints", Ok(ObjectKind::Endpoints)),
+            (
+                "discovery.k8s.io/v1beta1",
+                "EndpointSlice",
+                Err(UnknownKindAction::OtherVersion(ObjectKind::EndpointSlice)),
+            ),
+            ("v1", "ConfigMap", Err(UnknownKindAction::Skipped)),
             (
                 "networking.k8s.io/v1",
                 "NetworkPolicy",
                 Err(UnknownKindAction::Refused),
             ),
-            ("v1", "List", Err(UnknownKindAction::Refused)),
             ("v1", "HTTPRoute", Err(UnknownKindAction::Skipped)),
             ("example.com/v1", "Thing", Err(UnknownKindAction::Refused)),
         ] {
@@ -710,12 +754,6 @@ mod tests {
             ),
             (ObjectKind::VirtualService, "spec.exportTo", "['*']", true),
             (ObjectKind::VirtualService, "spec.exportTo", "['.']", false),
-            (
-                ObjectKind::VirtualService,
-                "spec.http[].match[].ignoreUriCase",
-                "true",
-                false,
-            ),
             (ObjectKind::HttpRoute, "spec.rules[].filters", "[]", true),
             (
                 ObjectKind::HttpRoute,

@@ -36,7 +36,8 @@ const DEMANDED: [(&str, &str); 9] = [
 ];
 
 /// Hints about a document that does what it says.
-const HINTS: [&str; 6] = [
+const HINTS: [&str; 7] = [
+    "the service has no selector and no EndpointSlice",
     "the service has no address, so no client can dial it",
     "to which HTTP rules do not apply",
     "is an unknown protocol; a connection's first bytes decide",
