@@ -482,13 +482,15 @@ fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
         conditions(),
         option::weighted(0.2, some_port()),
         vec(words(&["mesh", "ingress"]), 0..2),
+        any::<bool>(),
     );
     parts.prop_map(
-        |(uri, method, authority, headers, query_params, port, gateways)| {
+        |(uri, method, authority, headers, query_params, port, gateways, ignore_uri_case)| {
             HttpMatchRequest {
                 name: None,
                 uri,
-                    method,
+                ignore_uri_case,
+                method,
                 authority,
                 headers,
                 query_params,

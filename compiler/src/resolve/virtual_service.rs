@@ -421,10 +421,12 @@ fn http_match(
     let everything = PathMatch::StringPrefix("/".to_owned());
     let uri = match &written.uri {
         None => everything,
-        Some(condition) => uri(condition, rule).unwrap_or_else(|complaint| {
-            rule.broken(&format!("{field}.uri"), complaint);
-            everything
-        }),
+        Some(condition) => {
+            uri(condition, written.ignore_uri_case, rule).unwrap_or_else(|complaint| {
+                rule.broken(&format!("{field}.uri"), complaint);
+                everything
+            })
+        }
     };
     rule.warn_of_form(&format!("{field}.uri"), &uri);
     let method = written
@@ -466,18 +468,30 @@ fn http_match(
     }
 }
 
-fn uri(written: &StringMatch, rule: &mut RuleContext<'_>) -> Result<PathMatch, FieldIssue> {
+fn uri(
+    written: &StringMatch,
+    ignores_case: bool,
+    rule: &mut RuleContext<'_>,
+) -> Result<PathMatch, FieldIssue> {
+    let mut of_text = |text: &str, suffix: &str, as_written: fn(String) -> PathMatch| {
+        let text = path(text)?;
+        if !ignores_case {
+            return Ok(as_written(text));
+        }
+        let pattern = format!("(?i){}{suffix}", escaped(&text));
+        rule.regex(&pattern).map(|()| PathMatch::Regex(pattern))
+    };
     match written {
         StringMatch {
             exact: Some(exact),
             prefix: None,
             regex: None,
-        } => path(exact).map(PathMatch::Exact),
+        } => of_text(exact, "", PathMatch::Exact),
         StringMatch {
             exact: None,
             prefix: Some(prefix),
             regex: None,
-        } => path(prefix).map(PathMatch::StringPrefix),
+        } => of_text(prefix, ".*", PathMatch::StringPrefix),
         StringMatch {
             exact: None,
             prefix: None,
@@ -491,6 +505,18 @@ fn uri(written: &StringMatch, rule: &mut RuleContext<'_>) -> Result<PathMatch, F
             "write one of them",
         )),
     }
+}
+
+/// Returns a regular expression that only the text itself matches.
+fn escaped(text: &str) -> String {
+    let mut pattern = String::with_capacity(text.len());
+    for c in text.chars() {
+        if r"\.+*?()|[]{}^$".contains(c) {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern
 }
 
 fn value(written: &StringMatch) -> Result<TextMatch, FieldIssue> {

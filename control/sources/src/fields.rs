@@ -254,7 +254,7 @@ fn are_only_mirrors(filters: &YamlNode) -> bool {
     matches!(&filters.value, YamlValue::List(items) if items.iter().all(is_mirror))
 }
 
-const VIRTUAL_SERVICE: [KnownField; 26] = [
+const VIRTUAL_SERVICE: [KnownField; 25] = [
     unless(
         "spec.exportTo",
         "*",
@@ -333,12 +333,6 @@ const VIRTUAL_SERVICE: [KnownField; 26] = [
         "spec.http[].match[].sourceNamespace",
         "the client's namespace cannot be matched in this version",
         REMOVE,
-    ),
-    unless(
-        "spec.http[].match[].ignoreUriCase",
-        "false",
-        "matching without case is not in this version",
-        "use uri.regex with (?i)",
     ),
     never(
         "spec.http[].match[].withoutHeaders",

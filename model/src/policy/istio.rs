@@ -47,6 +47,8 @@ pub struct VirtualServiceRoute {
 pub struct HttpMatchRequest {
     pub name: Option<String>,
     pub uri: Option<StringMatch>,
+    /// Exact and prefix conditions on the path hold in any case.
+    pub ignore_uri_case: bool,
     pub method: Option<StringMatch>,
     pub authority: Option<StringMatch>,
     /// Conditions on headers. An empty match only requires that the header is present.
