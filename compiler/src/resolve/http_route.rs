@@ -9,12 +9,14 @@ use canal_model::policy::gateway_api::{
     ValueCondition, ValueConditionType,
 };
 use canal_model::program::{
-    AppProtocol, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule, TextMatch,
+    AppProtocol, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule, Service,
+    ServicePort, TextMatch,
 };
 
 use super::destination::DestinationIndex;
 use super::route_fields::{
-    FieldIssue, RegexBudget, RuleContext, conditions, header_name, parent_service, path, text,
+    FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN, conditions, header_name, parent_service,
+    path, text,
 };
 use super::route_filters;
 use super::tenant_objects::Sourced;
@@ -33,6 +35,10 @@ struct Parent {
     port: Option<u16>,
 }
 
+/// The parents of a route, each with the reason why the route's rules refuse there: a field of the
+/// reference may restrict what it means.
+type Parents = BTreeMap<Parent, Option<String>>;
+
 /// Bytes of memory that the regular expressions of each service may still use.
 type RegexBytesLeft = BTreeMap<ServiceKey, usize>;
 
@@ -48,7 +54,7 @@ pub(crate) fn resolve(
     let mut left = RegexBytesLeft::new();
     for route in said {
         let parents = parents(route, to, report);
-        taken.extend(parents.iter().map(|parent| parent.service.clone()));
+        taken.extend(parents.keys().map(|parent| parent.service.clone()));
         let Some(mut regexes) = regex_budget(&parents, &left) else {
             continue;
         };
@@ -62,7 +68,7 @@ pub(crate) fn resolve(
         }
         left.extend(
             parents
-                .into_iter()
+                .into_keys()
                 .map(|parent| (parent.service, regexes.bytes_left)),
         );
     }
@@ -71,13 +77,13 @@ pub(crate) fn resolve(
 
 /// Returns the budget of the parent service that has the least left; `None` for a route without
 /// parents.
-fn regex_budget(parents: &BTreeSet<Parent>, left: &RegexBytesLeft) -> Option<RegexBudget> {
+fn regex_budget(parents: &Parents, left: &RegexBytesLeft) -> Option<RegexBudget> {
     let left_of = |parent: &Parent| {
         left.get(&parent.service)
             .copied()
             .unwrap_or(REGEXES_PER_SERVICE_BYTES_MAX)
     };
-    let scarcest = parents.iter().min_by_key(|parent| left_of(parent))?;
+    let scarcest = parents.keys().min_by_key(|parent| left_of(parent))?;
     let service = format!("{}/{}", scarcest.service.namespace, scarcest.service.name);
     Some(RegexBudget {
         bytes_left: left_of(scarcest),
@@ -90,7 +96,7 @@ fn parents(
     route: &Sourced<'_, HttpRoute>,
     to: &DestinationIndex<'_>,
     report: &mut DiagnosticCollector,
-) -> BTreeSet<Parent> {
+) -> Parents {
     let refs = &route.object.spec.parent_refs;
     if refs.is_empty() && route.fault("spec.parentRefs").is_none() {
         report.error(
@@ -100,7 +106,7 @@ fn parents(
             "name a Service with group: \"\" and kind: Service",
         );
     }
-    let mut parents = BTreeSet::new();
+    let mut parents = Parents::new();
     for (at, parent_ref) in refs.iter().enumerate() {
         match parent(route, parent_ref, to) {
             Ok((parent, opaque)) => {
@@ -114,7 +120,10 @@ fn parents(
                         "set the Service's appProtocol to http if it speaks HTTP",
                     );
                 }
-                parents.insert(parent);
+                let field = format!("spec.parentRefs[{at}]");
+                let fault = route.fault(&field).map(|fault| format!("{field}: {fault}"));
+                let known = parents.entry(parent).or_default();
+                *known = known.take().or(fault);
             }
             Err(complaint) => {
                 let field = format!("spec.parentRefs[{at}].{}", complaint.field);
@@ -139,7 +148,7 @@ fn parent(
             "create it or correct the name",
         ));
     };
-    let port = written.port.map(std::num::NonZeroU16::get);
+    let port = named_port(service, written)?.or(written.port.map(std::num::NonZeroU16::get));
     let mut ports = service
         .ports
         .iter()
@@ -165,10 +174,36 @@ fn parent(
     Ok((Parent { service: key, port }, opaque))
 }
 
+/// Returns the port that `sectionName` names. If `port` is written too, both must name the same.
+fn named_port(service: &Service, written: &ParentRef) -> Result<Option<u16>, FieldIssue> {
+    let Some(name) = &written.section_name else {
+        return Ok(None);
+    };
+    let is_meant = |port: &&ServicePort| {
+        port.name == *name && written.port.is_none_or(|number| number.get() == port.port)
+    };
+    match service.ports.iter().find(is_meant) {
+        Some(port) => Ok(Some(port.port)),
+        None => {
+            let key = &service.key;
+            let number = written.port.map(|port| format!(" with number {port}"));
+            let problem = format!(
+                "Service {}/{} has no port named {name:?}{}",
+                key.namespace,
+                key.name,
+                number.unwrap_or_default()
+            );
+            let known: Vec<&str> = service.ports.iter().map(|p| p.name.as_str()).collect();
+            let fix = format!("use one of {}, or remove the field", known.join(", "));
+            Err(FieldIssue::new("sectionName", problem, fix))
+        }
+    }
+}
+
 /// Attaches the rules of a route to its parents, until `add` returns false.
 fn attach(
     route: &Sourced<'_, HttpRoute>,
-    parents: &BTreeSet<Parent>,
+    parents: &Parents,
     to: &DestinationIndex<'_>,
     regexes: &mut RegexBudget,
     report: &mut DiagnosticCollector,
@@ -178,9 +213,11 @@ fn attach(
     let spec = &route.object.spec;
     let faults = &route.document.faults;
     // A fault outside the rules may widen any of them, so it breaks all.
-    let outside_rules = faults
-        .iter()
-        .find(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.rules["));
+    let outside_rules = faults.iter().find(|f| {
+        f.field.starts_with("spec")
+            && !f.field.starts_with("spec.rules[")
+            && !is_within_parent(&f.field)
+    });
     if let Some(fault) = outside_rules {
         broken.get_or_insert_with(|| format!("{}: {}", fault.field, fault.problem));
     }
@@ -219,21 +256,32 @@ fn attach(
         };
         let filters = route_filters::of_http_route(&rule.filters, &rule.matches, &mut reading);
         let (matches, action) = checked(route, at, rule, to, &mut reading);
-        for parent in parents {
+        for (parent, fault) in parents {
+            let refusal = fault.clone().map(|reason| RouteAction::Refuse {
+                status: STATUS_BROKEN,
+                reason,
+            });
             let is_within = add(RouteRule {
                 key: key(route, parent, at),
                 parent: parent.service.clone(),
                 parent_port: parent.port,
                 hosts: hosts.clone(),
                 matches: matches.clone(),
-                action: action.clone(),
-                filters: route_filters::of_action(filters.as_deref(), &action),
+                filters: route_filters::of_action(filters.as_deref(), &action)
+                    .filter(|_| refusal.is_none()),
+                action: refusal.unwrap_or_else(|| action.clone()),
             });
             if !is_within {
                 return;
             }
         }
     }
+}
+
+/// Returns whether a fault concerns one parent and leaves it in the list. A parent without a name is
+/// not in it, so that the indexes of those behind it differ from the written ones.
+fn is_within_parent(field: &str) -> bool {
+    field.starts_with("spec.parentRefs[") && !field.ends_with(']') && !field.ends_with("].name")
 }
 
 fn key(route: &Sourced<'_, HttpRoute>, parent: &Parent, at: usize) -> RouteKey {

@@ -7,6 +7,7 @@ mod destination;
 mod direct;
 mod gateway;
 mod http_route;
+mod manual_endpoints;
 mod node;
 mod policy;
 mod route_fields;

@@ -8,7 +8,9 @@ use canal_model::policy::gateway_api::{
     HttpHeaderFilter, HttpPathModifier, HttpRouteFilter, HttpRouteMatch, HttpUrlRewriteFilter,
     PathConditionType,
 };
-use canal_model::policy::istio::{HeaderOperations, HttpRewrite, VirtualServiceRoute};
+use canal_model::policy::istio::{
+    HeaderOperations, HttpMatchRequest, HttpRewrite, VirtualServiceRoute,
+};
 use canal_model::program::RouteAction;
 use canal_model::route_filters::{
     HeaderModifier, PROTECTED_REQUEST_HEADERS, PROTECTED_RESPONSE_HEADERS, PathRewrite,
@@ -45,8 +47,8 @@ pub(super) fn of_http_route(
     let mut seen = BTreeSet::new();
     for (at, filter) in written.iter().enumerate() {
         let field = format!("filters[{at}]");
-        // Gateway API: each of these filters may stand once in a rule.
-        if !seen.insert(filter.kind.as_str()) {
+        // Gateway API: a rule has several mirrors, and one filter of each other type.
+        if filter.kind != "RequestMirror" && !seen.insert(filter.kind.as_str()) {
             let problem = format!("the rule has a second filter of type {}", filter.kind);
             rule.broken(
                 &field,
@@ -132,6 +134,15 @@ pub(super) fn of_virtual_service(
             filters.rewrite.host = rewritten_host(authority, "rewrite.authority", rule);
         }
         if let Some(uri) = uri.as_ref().filter(|uri| !uri.is_empty()) {
+            let ignores_case = |of: &HttpMatchRequest| {
+                of.ignore_uri_case && of.uri.as_ref().is_some_and(|uri| uri.prefix.is_some())
+            };
+            if written.matches.iter().any(ignores_case) {
+                let problem =
+                    "rewriting a prefix that is matched without case is not in this version";
+                let fix = "remove ignoreUriCase, or write the prefixes one by one";
+                rule.broken("rewrite.uri", FieldIssue::new("", problem, fix));
+            }
             match sent_path(uri) {
                 Ok(uri) => filters.rewrite.path = Some(PathRewrite::Prefix(uri)),
                 Err(issue) => rule.broken("rewrite.uri", issue),

@@ -47,11 +47,11 @@ pub(crate) fn resolve(
             continue;
         }
         if service.object.spec.kind == ServiceType::ExternalName {
-            report.error(
+            report.warning(
                 service.document,
                 "spec.type",
-                "names outside the mesh are not in this version",
-                "use ClusterIP, or remove the Service",
+                "names outside the mesh are not in this version; routes to the Service answer 500",
+                "use ClusterIP, or let clients dial the name itself",
             );
             continue;
         }
@@ -193,24 +193,29 @@ fn vips(
     vips
 }
 
-/// Resolves the ports. A service that cannot be supported as written has no ports: its address then
-/// refuses instead of serving a part of it.
+/// Returns whether a fault leaves the port in the list. A port without a number is not in it, so
+/// that the indexes of those behind it differ from the written ones.
+fn is_within_port(field: &str) -> bool {
+    field.starts_with("spec.ports[") && !field.ends_with(']') && !field.ends_with("].port")
+}
+
+/// Resolves the ports. A port that cannot be supported as written is left out: the address refuses
+/// it. A fault outside the ports may concern all of them.
 fn ports(
     service: &Sourced<'_, kubernetes::Service>,
     report: &mut DiagnosticCollector,
 ) -> Vec<ServicePort> {
     let spec = &service.object.spec;
     if spec.session_affinity == SessionAffinity::ClientIP {
-        report.error(
+        report.warning(
             service.document,
             "spec.sessionAffinity",
-            "session affinity is not in this version",
-            "write None or remove the field",
+            "session affinity is not in this version; a client's connections are balanced like others",
+            "keep it for a version that does it, or write None",
         );
-        return Vec::new();
     }
-    // A fault may concern any port, so none is offered.
-    if service.fault("spec").is_some() {
+    let mut faults = service.document.faults.iter();
+    if faults.any(|f| f.field.starts_with("spec") && !is_within_port(&f.field)) {
         return Vec::new();
     }
     if spec.ports.len() > PORTS_PER_SERVICE_MAX {
@@ -225,6 +230,9 @@ fn ports(
     let mut ports = Vec::new();
     for (at, written) in spec.ports.iter().enumerate() {
         let field = format!("spec.ports[{at}]");
+        if service.fault(&field).is_some() {
+            continue;
+        }
         if written.protocol != Transport::Tcp {
             let problem = format!(
                 "port {} is not TCP; the mesh does not carry it",

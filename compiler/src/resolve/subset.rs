@@ -51,6 +51,10 @@ pub(crate) fn resolve(
             continue;
         }
         let known = subsets.entry(service).or_default();
+        // A fault outside the subsets may restrict who uses any of them, and how.
+        let mut faults = rule.document.faults.iter();
+        let is_restricted =
+            faults.any(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.subsets["));
         for (at, subset) in rule.object.spec.subsets.iter().enumerate() {
             let field = format!("spec.subsets[{at}]");
             if subset.name.is_empty() && rule.fault(&field).is_none() {
@@ -74,7 +78,7 @@ pub(crate) fn resolve(
             } else {
                 // A broken subset keeps its name: destinations that use it fail, even if a newer
                 // rule defines the same name.
-                let is_broken = rule.fault(&field).is_some();
+                let is_broken = is_restricted || rule.fault(&field).is_some();
                 known.insert(
                     subset.name.clone(),
                     (!is_broken).then(|| subset.labels.clone()),

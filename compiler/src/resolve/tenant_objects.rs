@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use canal_model::policy::canal::{
     ExternalAuthorizer, Federation, Gateway, KeyServer, Tenant, Termination, Throttle,
 };
+use canal_model::policy::endpoints::{EndpointSlice, Endpoints};
 use canal_model::policy::gateway_api::{HttpRoute, ReferenceGrant, UdpRoute};
 use canal_model::policy::istio::{DestinationRule, VirtualService};
 use canal_model::policy::istio_security::{
@@ -47,6 +48,8 @@ pub(crate) struct TenantObjects<'a> {
     pub(crate) gateways: Vec<Sourced<'a, Gateway>>,
     pub(crate) nodes: Vec<Sourced<'a, Node>>,
     pub(crate) services: Vec<Sourced<'a, Service>>,
+    pub(crate) endpoint_slices: Vec<Sourced<'a, EndpointSlice>>,
+    pub(crate) endpoints: Vec<Sourced<'a, Endpoints>>,
     pub(crate) pods: Vec<Sourced<'a, Pod>>,
     pub(crate) http_routes: Vec<Sourced<'a, HttpRoute>>,
     pub(crate) udp_routes: Vec<Sourced<'a, UdpRoute>>,
@@ -117,6 +120,12 @@ impl<'a> TenantObjects<'a> {
             Object::Node(object) => self.nodes.push(Sourced { document, object }),
             Object::Service(object) => self.services.push(Sourced { document, object }),
             Object::Pod(object) => self.pods.push(Sourced { document, object }),
+            Object::EndpointSlice(object) => {
+                self.endpoint_slices.push(Sourced { document, object })
+            }
+            Object::Endpoints(object) => self.endpoints.push(Sourced { document, object }),
+            // Nothing refers to these by more than their names, which need no object.
+            Object::Namespace(_) | Object::ServiceAccount(_) => {}
             Object::HttpRoute(object) => self.http_routes.push(Sourced { document, object }),
             Object::UdpRoute(object) => self.udp_routes.push(Sourced { document, object }),
             Object::ReferenceGrant(object) => self.grants.push(Sourced { document, object }),
@@ -147,7 +156,7 @@ impl<'a> TenantObjects<'a> {
 }
 
 /// Returns the rank of a kind; kinds with the highest rank are left out first if there are too many
-/// objects. Pods come last, before them services. Leaving out a policy, a route or a throttle would
+/// objects. Before those without an effect come pods, before them services. Leaving out a policy, a route or a throttle would
 /// open what it restricts.
 fn rank(kind: ObjectKind) -> u8 {
     match kind {
@@ -163,7 +172,8 @@ fn rank(kind: ObjectKind) -> u8 {
         | ObjectKind::VirtualService
         | ObjectKind::Throttle => 2,
         ObjectKind::DestinationRule | ObjectKind::ReferenceGrant => 3,
-        ObjectKind::Service => 4,
+        ObjectKind::Service | ObjectKind::EndpointSlice | ObjectKind::Endpoints => 4,
         ObjectKind::Pod => 5,
+        ObjectKind::Namespace | ObjectKind::ServiceAccount => 6,
     }
 }

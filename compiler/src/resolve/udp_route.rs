@@ -213,12 +213,28 @@ impl<'a> UdpReferences<'a> {
 
     fn parent(&self, route: &Sourced<'_, UdpRoute>, written: &ParentRef) -> Result<(), FieldIssue> {
         let key = parent_service(self.tenant, &route.object.metadata.namespace, written)?;
-        udp_port(
-            &key,
-            self.find(&key)?,
-            written.port.map(std::num::NonZeroU16::get),
-        )
-        .map(drop)
+        let service = self.find(&key)?;
+        let number = written.port.map(std::num::NonZeroU16::get);
+        let port = udp_port(&key, service, number)?;
+        let Some(name) = &written.section_name else {
+            return Ok(());
+        };
+        let mut ports = service.object.spec.ports.iter();
+        let is_meant = |p: &kubernetes::ServicePort| {
+            p.protocol == Transport::Udp && p.name == *name && (number.is_none() || p == port)
+        };
+        if ports.any(is_meant) {
+            return Ok(());
+        }
+        let problem = format!(
+            "Service {}/{} has no port named {name:?} that is UDP",
+            key.namespace, key.name
+        );
+        Err(FieldIssue::new(
+            "sectionName",
+            problem,
+            "name a UDP port of the Service, or remove the field",
+        ))
     }
 
     /// Resolves a backendRef to a Service and its port.
@@ -288,9 +304,7 @@ fn udp_port<'a>(
     port: Option<u16>,
 ) -> Result<&'a kubernetes::ServicePort, FieldIssue> {
     let spec = &service.object.spec;
-    let is_whole = service.fault("spec").is_none()
-        && spec.session_affinity == kubernetes::SessionAffinity::None
-        && spec.ports.len() <= PORTS_PER_SERVICE_MAX;
+    let is_whole = service.fault("spec").is_none() && spec.ports.len() <= PORTS_PER_SERVICE_MAX;
     let mut all = spec
         .ports
         .iter()

@@ -25,6 +25,9 @@ use crate::names;
 use crate::precedence;
 use crate::resource_budget::ResourceBudget;
 
+/// The name that stands for all clients in the mesh among an object's gateways.
+const MESH: &str = "mesh";
+
 pub(crate) fn resolve(
     said: &[Sourced<'_, VirtualService>],
     to: &DestinationIndex<'_>,
@@ -83,7 +86,7 @@ fn is_for_mesh(said: &Sourced<'_, VirtualService>, report: &mut DiagnosticCollec
     if let Some((at, other)) = gateways
         .iter()
         .enumerate()
-        .find(|(_, gateway)| *gateway != "mesh")
+        .find(|(_, gateway)| *gateway != MESH)
     {
         let problem = format!("gateway {other:?} is not in this version; `mesh` is the only one");
         report.error(
@@ -93,7 +96,7 @@ fn is_for_mesh(said: &Sourced<'_, VirtualService>, report: &mut DiagnosticCollec
             "write mesh or remove the field",
         );
     }
-    gateways.is_empty() || gateways.iter().any(|gateway| gateway == "mesh")
+    gateways.is_empty() || gateways.iter().any(|gateway| gateway == MESH)
 }
 
 /// Returns the services that the hosts name, each once.
@@ -153,14 +156,32 @@ fn services(
     found
 }
 
+/// Rules for connections that are no HTTP. A fault in them leaves the rules of `http` as they are.
+const OTHER_PROTOCOLS: [&str; 2] = ["spec.tcp", "spec.tls"];
+
 /// Returns the fault of the object that belongs to no rule and so breaks all of them.
 fn fault_outside_rules(said: &Sourced<'_, VirtualService>) -> Option<String> {
-    let outside = said
-        .document
-        .faults
-        .iter()
-        .find(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.http["));
+    let mut faults = said.document.faults.iter();
+    let outside = faults.find(|f| {
+        f.field.starts_with("spec")
+            && !f.field.starts_with("spec.http[")
+            && !OTHER_PROTOCOLS
+                .iter()
+                .any(|field| f.field.starts_with(field))
+    });
     outside.map(|fault| format!("{}: {}", fault.field, fault.problem))
+}
+
+/// Returns whether the object has rules only for connections that are no HTTP. HTTP requests then
+/// go to the service that was dialled, as in Istio.
+fn has_no_http(said: &Sourced<'_, VirtualService>) -> bool {
+    let is_written = |field: &str| {
+        let mut faults = said.document.faults.iter();
+        faults.any(|fault| fault.field.starts_with(field))
+    };
+    said.object.spec.http.is_empty()
+        && said.fault("spec.http").is_none()
+        && OTHER_PROTOCOLS.into_iter().any(is_written)
 }
 
 /// Attaches the rules of the object to one service. Returns false as soon as `add` does.
@@ -173,6 +194,9 @@ fn attach(
 ) -> bool {
     let spec = &said.object.spec;
     let mut broken = fault_outside_rules(said);
+    if has_no_http(said) && broken.is_none() {
+        return true;
+    }
     if spec.http.len() > RULES_PER_ROUTE_MAX {
         let problem = format!(
             "the object has {} rules, more than {RULES_PER_ROUTE_MAX}",
@@ -224,12 +248,7 @@ fn attach(
             } else {
                 String::new()
             };
-            let for_ports: Vec<Option<u16>> = match group.port {
-                Some(port) => vec![Some(port)],
-                None if fans_out => ports.iter().copied().map(Some).collect(),
-                None => vec![None],
-            };
-            for port in for_ports {
+            for port in rule_ports(group.port, fans_out, &ports) {
                 let dialled = port.or(ports.first().copied()).unwrap_or_default();
                 let action = action(said, rule, dialled, to, &mut reading);
                 let suffix = port.map(|port| format!(":{port}")).unwrap_or_default();
@@ -250,6 +269,15 @@ fn attach(
         }
     }
     true
+}
+
+/// Returns the ports that a rule is attached to, one by one; `None` stands for all.
+fn rule_ports(matched: Option<u16>, fans_out: bool, ports: &[u16]) -> Vec<Option<u16>> {
+    match matched {
+        Some(port) => vec![Some(port)],
+        None if fans_out => ports.iter().copied().map(Some).collect(),
+        None => vec![None],
+    }
 }
 
 fn key(said: &Sourced<'_, VirtualService>, service: &Service, rule: String) -> RouteKey {
@@ -314,6 +342,14 @@ fn groups(
     let mut groups: BTreeMap<RouteGroup, Vec<HttpMatch>> = BTreeMap::new();
     for (at, condition) in conditions.iter().enumerate() {
         let field = format!("match[{at}]");
+        if !condition.gateways.is_empty() && !condition.gateways.iter().any(|g| g == MESH) {
+            let problem = "the match holds at gateways only, which are not in this version";
+            rule.warning(
+                &field,
+                FieldIssue::new("gateways", problem, "write mesh too, or remove the match"),
+            );
+            continue;
+        }
         let port = condition.port.map(std::num::NonZeroU16::get);
         if let Some(port) = port.filter(|port| !service.ports.iter().any(|p| p.port == *port)) {
             let problem = format!(
@@ -392,10 +428,12 @@ fn http_match(
     let everything = PathMatch::StringPrefix("/".to_owned());
     let uri = match &written.uri {
         None => everything,
-        Some(condition) => uri(condition, rule).unwrap_or_else(|complaint| {
-            rule.broken(&format!("{field}.uri"), complaint);
-            everything
-        }),
+        Some(condition) => {
+            uri(condition, written.ignore_uri_case, rule).unwrap_or_else(|complaint| {
+                rule.broken(&format!("{field}.uri"), complaint);
+                everything
+            })
+        }
     };
     rule.warn_of_form(&format!("{field}.uri"), &uri);
     let method = written
@@ -437,18 +475,30 @@ fn http_match(
     }
 }
 
-fn uri(written: &StringMatch, rule: &mut RuleContext<'_>) -> Result<PathMatch, FieldIssue> {
+fn uri(
+    written: &StringMatch,
+    ignores_case: bool,
+    rule: &mut RuleContext<'_>,
+) -> Result<PathMatch, FieldIssue> {
+    let mut of_text = |text: &str, suffix: &str, as_written: fn(String) -> PathMatch| {
+        let text = path(text)?;
+        if !ignores_case {
+            return Ok(as_written(text));
+        }
+        let pattern = format!("(?i){}{suffix}", escaped(&text));
+        rule.regex(&pattern).map(PathMatch::Regex)
+    };
     match written {
         StringMatch {
             exact: Some(exact),
             prefix: None,
             regex: None,
-        } => path(exact).map(PathMatch::Exact),
+        } => of_text(exact, "", PathMatch::Exact),
         StringMatch {
             exact: None,
             prefix: Some(prefix),
             regex: None,
-        } => path(prefix).map(PathMatch::StringPrefix),
+        } => of_text(prefix, ".*", PathMatch::StringPrefix),
         StringMatch {
             exact: None,
             prefix: None,
@@ -460,6 +510,18 @@ fn uri(written: &StringMatch, rule: &mut RuleContext<'_>) -> Result<PathMatch, F
             "write one of them",
         )),
     }
+}
+
+/// Returns a regular expression that only the text itself matches.
+fn escaped(text: &str) -> String {
+    let mut pattern = String::with_capacity(text.len());
+    for c in text.chars() {
+        if r"\.+*?()|[]{}^$".contains(c) {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern
 }
 
 fn value(written: &StringMatch) -> Result<TextMatch, FieldIssue> {

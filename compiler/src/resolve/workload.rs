@@ -11,6 +11,7 @@ use canal_model::policy::kubernetes::{
 use canal_model::program::{EndpointPort, Service, Tenant, TunnelProtocol, Workload};
 
 use super::addresses::AddressOwners;
+use super::manual_endpoints;
 use super::tenant_objects::{Sourced, TenantObjects};
 use super::udp_route::RoutedUdpPort;
 use crate::diagnostic_collector::DiagnosticCollector;
@@ -32,14 +33,14 @@ pub(crate) struct ServedPorts<'a> {
 
 /// The service ports that each pod serves. Their number is the product of pods and services, so it
 /// is bounded while they are added.
-struct EndpointLists {
+pub(super) struct EndpointLists {
     lists: Vec<Vec<EndpointPort>>,
     bytes: u64,
     bytes_max: u64,
 }
 
 impl EndpointLists {
-    fn push(&mut self, at: usize, endpoint: EndpointPort) {
+    pub(super) fn push(&mut self, at: usize, endpoint: EndpointPort) {
         if let Some(list) = self
             .lists
             .get_mut(at)
@@ -85,6 +86,14 @@ pub(crate) fn resolve(
             report,
         );
     }
+    manual_endpoints::serve(
+        name,
+        corpus,
+        ports.services,
+        &living,
+        &mut endpoints,
+        report,
+    );
     let mut udp_ports: Vec<BTreeSet<u16>> = vec![BTreeSet::new(); living.len()];
     for port in ports.named {
         open(port, &living, &index, &mut udp_ports, report);
@@ -334,16 +343,6 @@ fn serve(
         return;
     };
     let spec = &said.object.spec;
-    if spec.selector.is_empty() {
-        let problem =
-            "the service selects no pods, and endpoints of other kinds are not in this version";
-        report.warning(
-            said.document,
-            "spec.selector",
-            problem,
-            "write the labels of its pods",
-        );
-    }
     let selected = index.selected(&metadata.namespace, said.object, living);
     for port in &service.ports {
         let Some((place, written)) = spec

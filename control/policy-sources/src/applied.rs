@@ -124,6 +124,10 @@ fn metadata_mut(object: &mut Object) -> &mut Metadata {
     match object {
         Object::Pod(o) => &mut o.metadata,
         Object::Service(o) => &mut o.metadata,
+        Object::EndpointSlice(o) => &mut o.metadata,
+        Object::Endpoints(o) => &mut o.metadata,
+        Object::Namespace(o) => &mut o.metadata,
+        Object::ServiceAccount(o) => &mut o.metadata,
         Object::HttpRoute(o) => &mut o.metadata,
         Object::UdpRoute(o) => &mut o.metadata,
         Object::ReferenceGrant(o) => &mut o.metadata,

@@ -338,15 +338,15 @@ impl FileState {
         let parsed = parse(&path.to_string_lossy(), text);
         self.stamp = stamp;
         self.bytes = text.len();
-        let is_clean = parsed.is_clean();
+        let is_complete = parsed.is_complete();
         let mut diagnostics = parsed.diagnostics;
-        let documents: Vec<Arc<Document>> = if is_clean || !self.was_good {
+        let documents: Vec<Arc<Document>> = if is_complete || !self.was_good {
             parsed.documents.into_iter().map(Arc::new).collect()
         } else {
             diagnostics.push(retention_warning(path, self.documents.len()));
             self.documents.clone()
         };
-        self.was_good |= is_clean;
+        self.was_good |= is_complete;
         // Unchanged documents keep their allocation, so that holders of the old set share it.
         let documents = share(&self.documents, documents);
         let changed = self.documents != documents || self.diagnostics != diagnostics;

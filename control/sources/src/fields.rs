@@ -39,6 +39,8 @@ struct KnownField {
 enum Harmless {
     Never,
     LeftOut,
+    /// Left out if the function holds for the value, else refused.
+    LeftOutIf(fn(&YamlNode) -> bool),
     /// Harmless if the value is this text, this `true`/`false`, a list of only this text, or empty.
     When(&'static str),
 }
@@ -74,7 +76,27 @@ const fn left_out(pattern: &'static str, problem: &'static str, fix: &'static st
     }
 }
 
+/// The field is left out if `is_about_quality` holds for its value, else refused.
+const fn left_out_if(
+    pattern: &'static str,
+    is_about_quality: fn(&YamlNode) -> bool,
+    problem: &'static str,
+    fix: &'static str,
+) -> KnownField {
+    KnownField {
+        pattern,
+        harmless: Harmless::LeftOutIf(is_about_quality),
+        problem,
+        fix,
+    }
+}
+
 const REMOVE: &str = "remove the field";
+/// Fix for a field about quality of service, without which requests are served.
+const KEEP_OR_REMOVE: &str = "keep it for a version that does it, or remove it";
+const TIMEOUT: &str = "timeouts of routes are not in this version; requests are served without";
+const RETRY: &str = "retries are not in this version; requests are served without";
+const MIRROR: &str = "mirrors are not in this version; requests are served, and not copied";
 
 /// `metadata` fields that the API server manages itself.
 const METADATA_NOISE: [&str; 8] = [
@@ -122,6 +144,34 @@ const METADATA: [KnownField; 1] = [never(
     "write metadata.name",
 )];
 
+/// Fields of EndpointSlices and Endpoints that say where an endpoint is, beside its address.
+const ENDPOINT_NOISE: [&str; 16] = [
+    "endpoints[].conditions.serving",
+    "endpoints[].conditions.terminating",
+    "endpoints[].hostname",
+    "endpoints[].targetRef",
+    "endpoints[].nodeName",
+    "endpoints[].zone",
+    "endpoints[].hints",
+    "endpoints[].deprecatedTopology",
+    "ports[].appProtocol",
+    "subsets[].addresses[].hostname",
+    "subsets[].addresses[].nodeName",
+    "subsets[].addresses[].targetRef",
+    "subsets[].notReadyAddresses[].hostname",
+    "subsets[].notReadyAddresses[].nodeName",
+    "subsets[].notReadyAddresses[].targetRef",
+    "subsets[].ports[].appProtocol",
+];
+
+/// Fields of Namespaces and ServiceAccounts that only an API server and the kubelet read.
+const ACCOUNT_NOISE: [&str; 4] = [
+    "spec",
+    "secrets",
+    "imagePullSecrets",
+    "automountServiceAccountToken",
+];
+
 const SERVICE_NOISE: [&str; 10] = [
     "spec.ipFamilies",
     "spec.ipFamilyPolicy",
@@ -142,11 +192,11 @@ const SERVICE: [KnownField; 5] = [
         "endpoints on the same node only are not in this version",
         "write Cluster or remove the field",
     ),
-    unless(
+    left_out_if(
         "spec.publishNotReadyAddresses",
-        "false",
-        "requests to endpoints that are not ready are not in this version",
-        REMOVE,
+        |_| true,
+        "requests to endpoints that are not ready are not in this version; those that are ready get all",
+        KEEP_OR_REMOVE,
     ),
     left_out(
         "spec.trafficDistribution",
@@ -158,31 +208,30 @@ const SERVICE: [KnownField; 5] = [
         "addresses from outside the mesh are not in this version",
         "use clusterIPs",
     ),
-    unless(
+    left_out(
         "spec.externalName",
-        "",
         "names outside the mesh are not in this version",
         REMOVE,
     ),
 ];
 
-const ROUTE: [KnownField; 12] = [
-    never(
-        "spec.parentRefs[].sectionName",
-        "ports are not attached to by name in this version",
-        "use port",
-    ),
-    never(
-        "spec.useDefaultGateways",
-        "routes attach to Services only in this version",
-        "list the Services in parentRefs",
-    ),
-    // HTTPRoutes have this field; UDPRoutes have none of that name.
-    never("spec.rules[].filters", "UDPRoutes have no filters", REMOVE),
-    never(
+const UDP_ROUTE: [KnownField; 2] = [
+    USE_DEFAULT_GATEWAYS,
+    never("spec.rules[].filters", "a UDPRoute has no filters", REMOVE),
+];
+
+const USE_DEFAULT_GATEWAYS: KnownField = never(
+    "spec.useDefaultGateways",
+    "routes attach to Services only in this version",
+    "list the Services in parentRefs",
+);
+
+const HTTP_ROUTE: [KnownField; 10] = [
+    USE_DEFAULT_GATEWAYS,
+    left_out(
         "spec.rules[].filters[].requestMirror",
-        "mirrors are not in this version",
-        "remove the filter",
+        MIRROR,
+        KEEP_OR_REMOVE,
     ),
     never(
         "spec.rules[].filters[].requestRedirect",
@@ -204,29 +253,31 @@ const ROUTE: [KnownField; 12] = [
         "filters of other implementations are not in this version",
         "remove the filter",
     ),
-    never(
+    left_out_if(
         "spec.rules[].backendRefs[].filters",
-        "filters of one backend are not in this version",
-        "write them under rules[].filters",
-    ),
-    never(
-        "spec.rules[].timeouts",
-        "timeouts of routes are not in this version",
+        are_only_mirrors,
+        FILTERS,
         REMOVE,
     ),
-    never(
-        "spec.rules[].retry",
-        "retries are not in this version",
-        REMOVE,
-    ),
-    never(
+    left_out("spec.rules[].timeouts", TIMEOUT, KEEP_OR_REMOVE),
+    left_out("spec.rules[].retry", RETRY, KEEP_OR_REMOVE),
+    left_out(
         "spec.rules[].sessionPersistence",
-        "session persistence is not in this version",
-        REMOVE,
+        "session persistence is not in this version; requests of a session are balanced like others",
+        KEEP_OR_REMOVE,
     ),
 ];
 
-const VIRTUAL_SERVICE: [KnownField; 26] = [
+const FILTERS: &str = "filters of one backend are not in this version";
+
+/// Returns true if all filters are mirrors: without them, the request is served as it is.
+fn are_only_mirrors(filters: &YamlNode) -> bool {
+    let is_mirror =
+        |filter: &YamlNode| filter.field("type").and_then(YamlNode::text) == Some("RequestMirror");
+    matches!(&filters.value, YamlValue::List(items) if items.iter().all(is_mirror))
+}
+
+const VIRTUAL_SERVICE: [KnownField; 24] = [
     never(
         "spec.http[].rewrite.uriRegexRewrite",
         "rewriting a path by a regular expression is not in this version",
@@ -240,12 +291,12 @@ const VIRTUAL_SERVICE: [KnownField; 26] = [
     ),
     never(
         "spec.tls",
-        "routing TLS by server name is not in this version",
+        "routing TLS by server name is not in this version; the rules of `http` apply",
         REMOVE,
     ),
     never(
         "spec.tcp",
-        "routing TCP is not in this version",
+        "routing TCP is not in this version; the rules of `http` apply",
         "remove the field; TCP goes to the service that was dialled",
     ),
     never(
@@ -263,41 +314,19 @@ const VIRTUAL_SERVICE: [KnownField; 26] = [
         "delegation is not in this version",
         "write the rules in this object",
     ),
-    never(
-        "spec.http[].timeout",
-        "timeouts of routes are not in this version",
-        REMOVE,
-    ),
-    never(
-        "spec.http[].retries",
-        "retries are not in this version",
-        REMOVE,
-    ),
-    never(
+    left_out("spec.http[].timeout", TIMEOUT, KEEP_OR_REMOVE),
+    left_out("spec.http[].retries", RETRY, KEEP_OR_REMOVE),
+    left_out_if(
         "spec.http[].fault",
+        is_only_delay,
         "fault injection is not in this version",
         REMOVE,
     ),
-    never(
-        "spec.http[].mirror",
-        "mirrors are not in this version",
-        REMOVE,
-    ),
-    never(
-        "spec.http[].mirrors",
-        "mirrors are not in this version",
-        REMOVE,
-    ),
-    never(
-        "spec.http[].mirrorPercent",
-        "mirrors are not in this version",
-        REMOVE,
-    ),
-    never(
-        "spec.http[].mirrorPercentage",
-        "mirrors are not in this version",
-        REMOVE,
-    ),
+    left_out("spec.http[].mirror", MIRROR, KEEP_OR_REMOVE),
+    left_out("spec.http[].mirrors", MIRROR, KEEP_OR_REMOVE),
+    left_out("spec.http[].mirrorPercent", MIRROR, KEEP_OR_REMOVE),
+    left_out("spec.http[].mirrorPercentage", MIRROR, KEEP_OR_REMOVE),
+    left_out("spec.http[].mirror_percent", MIRROR, KEEP_OR_REMOVE),
     never(
         "spec.http[].corsPolicy",
         "CORS is not in this version",
@@ -323,26 +352,13 @@ const VIRTUAL_SERVICE: [KnownField; 26] = [
         "the client's namespace cannot be matched in this version",
         REMOVE,
     ),
-    unless(
-        "spec.http[].match[].gateways",
-        "mesh",
-        "requests from other gateways than `mesh` are not in this version",
-        "write mesh or remove the field",
-    ),
-    unless(
-        "spec.http[].match[].ignoreUriCase",
-        "false",
-        "matching without case is not in this version",
-        "use uri.regex with (?i)",
-    ),
     never(
         "spec.http[].match[].withoutHeaders",
         "matching the absence of a header is not in this version",
         "put a rule that matches the header before this one",
     ),
-    unless(
+    left_out(
         "spec.http[].match[].statPrefix",
-        "",
         "an own metrics prefix is not in this version",
         REMOVE,
     ),
@@ -356,23 +372,28 @@ const VIRTUAL_SERVICE: [KnownField; 26] = [
         "matching without case is not in this version",
         "use regex with (?i)",
     ),
-    never(
-        "spec.http[].mirror_percent",
-        "mirrors are not in this version",
-        REMOVE,
-    ),
 ];
 
+/// Returns true if the fault only delays requests: without it, they are served at once.
+fn is_only_delay(fault: &YamlNode) -> bool {
+    matches!(&fault.value, YamlValue::Map(_)) && fault.field("abort").is_none()
+}
+
+const TRAFFIC_POLICY: &str =
+    "load balancing, connection pools, outlier detection and TLS settings are not in this version";
+
 const DESTINATION_RULE: [KnownField; 4] = [
-    never(
+    left_out_if(
         "spec.trafficPolicy",
-        "load balancing, connection pools, outlier detection and TLS settings are not in this version",
-        REMOVE,
+        is_about_quality,
+        TRAFFIC_POLICY,
+        KEEP_OR_REMOVE,
     ),
-    never(
+    left_out_if(
         "spec.subsets[].trafficPolicy",
-        "load balancing, connection pools, outlier detection and TLS settings are not in this version",
-        REMOVE,
+        is_about_quality,
+        TRAFFIC_POLICY,
+        KEEP_OR_REMOVE,
     ),
     unless(
         "spec.exportTo",
@@ -386,6 +407,33 @@ const DESTINATION_RULE: [KnownField; 4] = [
         REMOVE,
     ),
 ];
+
+/// Parts of a traffic policy without which requests still go where they should.
+const QUALITY_FIELDS: [&str; 5] = [
+    "loadBalancer",
+    "connectionPool",
+    "outlierDetection",
+    "retryBudget",
+    "port",
+];
+
+/// Returns true if the traffic policy only says how requests are spread, limited and retried. Its
+/// TLS settings may only say what the mesh does anyway.
+fn is_about_quality(policy: &YamlNode) -> bool {
+    let YamlValue::Map(entries) = &policy.value else {
+        return false;
+    };
+    entries
+        .iter()
+        .all(|(key, value)| match (key.name.as_str(), &value.value) {
+            ("tls", YamlValue::Map(settings)) => {
+                value.field("mode").and_then(YamlNode::text) == Some("ISTIO_MUTUAL")
+                    && settings.len() == 1
+            }
+            ("portLevelSettings", YamlValue::List(ports)) => ports.iter().all(is_about_quality),
+            (name, _) => QUALITY_FIELDS.contains(&name),
+        })
+}
 
 const AUTHORIZATION_POLICY: [KnownField; 1] = [never(
     "spec.selector.matchExpressions",
@@ -431,7 +479,18 @@ pub(crate) fn classify_field(
         }
         ObjectKind::Service if SERVICE_NOISE.contains(&pattern) => return FieldVerdict::Noise,
         ObjectKind::Service => &SERVICE,
-        ObjectKind::HttpRoute | ObjectKind::UdpRoute => &ROUTE,
+        ObjectKind::EndpointSlice | ObjectKind::Endpoints if ENDPOINT_NOISE.contains(&pattern) => {
+            return FieldVerdict::Noise;
+        }
+        ObjectKind::Namespace | ObjectKind::ServiceAccount if ACCOUNT_NOISE.contains(&pattern) => {
+            return FieldVerdict::Noise;
+        }
+        ObjectKind::EndpointSlice
+        | ObjectKind::Endpoints
+        | ObjectKind::Namespace
+        | ObjectKind::ServiceAccount => &[],
+        ObjectKind::HttpRoute => &HTTP_ROUTE,
+        ObjectKind::UdpRoute => &UDP_ROUTE,
         ObjectKind::VirtualService => &VIRTUAL_SERVICE,
         ObjectKind::DestinationRule => &DESTINATION_RULE,
         ObjectKind::Pod
@@ -459,8 +518,16 @@ pub(crate) fn classify_field(
         Harmless::When(wanted) if value.is_some_and(|value| has_only_value(value, wanted)) => {
             FieldVerdict::Noise
         }
-        Harmless::Never if value.is_some_and(is_empty_list) => FieldVerdict::Noise,
-        Harmless::LeftOut => FieldVerdict::LeftOut {
+        Harmless::Never | Harmless::LeftOutIf(_) if value.is_some_and(is_empty_list) => {
+            FieldVerdict::Noise
+        }
+        Harmless::LeftOutIf(is_about_quality) if !value.is_some_and(is_about_quality) => {
+            FieldVerdict::Refused {
+                problem: entry.problem,
+                fix: entry.fix,
+            }
+        }
+        Harmless::LeftOut | Harmless::LeftOutIf(_) => FieldVerdict::LeftOut {
             problem: entry.problem,
             fix: entry.fix,
         },
@@ -495,12 +562,50 @@ pub(crate) enum UnknownKindAction {
     OtherVersion(ObjectKind),
     /// An object that only concerns Kubernetes itself.
     Skipped,
+    /// A kind that Canal never reads, because it belongs to another implementation.
+    Foreign(&'static ForeignKind),
     /// A policy kind, which must not be ignored.
     Refused,
 }
 
+/// A kind that only another implementation can read, and how to say the same to Canal.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ForeignKind {
+    group: &'static str,
+    kind: &'static str,
+    pub(crate) problem: &'static str,
+    pub(crate) fix: &'static str,
+}
+
+const FOREIGN_KINDS: [ForeignKind; 4] = [
+    ForeignKind {
+        group: "networking.istio.io",
+        kind: "EnvoyFilter",
+        problem: "EnvoyFilter changes Envoy's configuration, and Canal runs no Envoy; the object has no effect",
+        fix: "write what it does as a VirtualService or HTTPRoute (routing), Throttle (rate limits), AuthorizationPolicy with action CUSTOM and ExternalAuthorizer (ext_authz), or RequestAuthentication (JWT)",
+    },
+    ForeignKind {
+        group: "extensions.istio.io",
+        kind: "WasmPlugin",
+        problem: "WasmPlugin loads code into Envoy, and Canal runs no Envoy; the object has no effect",
+        fix: "let an ExternalAuthorizer decide about requests, with an AuthorizationPolicy of action CUSTOM, or write RequestAuthentication for JWT",
+    },
+    ForeignKind {
+        group: "networking.k8s.io",
+        kind: "Ingress",
+        problem: "Ingress is for ingress controllers, and Canal reads Gateway API; the object has no effect",
+        fix: "write its hosts, paths and backends as an HTTPRoute, as `ingress2gateway print` does",
+    },
+    ForeignKind {
+        group: "networking.k8s.io",
+        kind: "IngressClass",
+        problem: "IngressClass is for ingress controllers, and Canal reads Gateway API; the object has no effect",
+        fix: "remove it",
+    },
+];
+
 /// API groups whose objects do not affect traffic.
-const IGNORED_API_GROUPS: [&str; 11] = [
+const IGNORED_API_GROUPS: [&str; 20] = [
     "",
     "apps",
     "batch",
@@ -512,6 +617,15 @@ const IGNORED_API_GROUPS: [&str; 11] = [
     "coordination.k8s.io",
     "apiextensions.k8s.io",
     "discovery.k8s.io",
+    "admissionregistration.k8s.io",
+    "apiregistration.k8s.io",
+    "node.k8s.io",
+    "events.k8s.io",
+    "certificates.k8s.io",
+    "snapshot.storage.k8s.io",
+    "monitoring.coreos.com",
+    "cert-manager.io",
+    "argoproj.io",
 ];
 
 /// Returns the kind of a document, or the treatment of a document of an unknown kind.
@@ -523,10 +637,18 @@ pub(crate) fn kind_of(api_version: &str, kind: &str) -> Result<ObjectKind, Unkno
     match known {
         Some(known) if known.api_versions().contains(&api_version) => Ok(known),
         Some(known) => Err(UnknownKindAction::OtherVersion(known)),
-        None if IGNORED_API_GROUPS.contains(&group) && kind != "List" => {
-            Err(UnknownKindAction::Skipped)
-        }
-        None => Err(UnknownKindAction::Refused),
+        None => Err(unknown_kind(group, kind)),
+    }
+}
+
+fn unknown_kind(group: &str, kind: &str) -> UnknownKindAction {
+    let foreign = FOREIGN_KINDS
+        .iter()
+        .find(|foreign| foreign.group == group && foreign.kind == kind);
+    match foreign {
+        Some(foreign) => UnknownKindAction::Foreign(foreign),
+        None if IGNORED_API_GROUPS.contains(&group) => UnknownKindAction::Skipped,
+        None => UnknownKindAction::Refused,
     }
 }
 
@@ -607,13 +729,19 @@ mod tests {
             ),
             ("canal.mesh/v1", "KeyServer", Ok(ObjectKind::KeyServer)),
             ("apps/v1", "Deployment", Err(UnknownKindAction::Skipped)),
-            ("v1", "ServiceAccount", Err(UnknownKindAction::Skipped)),
+            ("v1", "ServiceAccount", Ok(ObjectKind::ServiceAccount)),
+            ("v1", "Endpoints", Ok(ObjectKind::Endpoints)),
+            (
+                "discovery.k8s.io/v1beta1",
+                "EndpointSlice",
+                Err(UnknownKindAction::OtherVersion(ObjectKind::EndpointSlice)),
+            ),
+            ("v1", "ConfigMap", Err(UnknownKindAction::Skipped)),
             (
                 "networking.k8s.io/v1",
                 "NetworkPolicy",
                 Err(UnknownKindAction::Refused),
             ),
-            ("v1", "List", Err(UnknownKindAction::Refused)),
             ("v1", "HTTPRoute", Err(UnknownKindAction::Skipped)),
             ("example.com/v1", "Thing", Err(UnknownKindAction::Refused)),
         ] {
@@ -636,32 +764,8 @@ mod tests {
                 "Local",
                 false,
             ),
-            (
-                ObjectKind::Service,
-                "spec.publishNotReadyAddresses",
-                "false",
-                true,
-            ),
-            (
-                ObjectKind::Service,
-                "spec.publishNotReadyAddresses",
-                "true",
-                false,
-            ),
             (ObjectKind::VirtualService, "spec.exportTo", "['*']", true),
             (ObjectKind::VirtualService, "spec.exportTo", "['.']", false),
-            (
-                ObjectKind::VirtualService,
-                "spec.http[].match[].ignoreUriCase",
-                "true",
-                false,
-            ),
-            (
-                ObjectKind::VirtualService,
-                "spec.http[].match[].gateways",
-                "[mesh]",
-                true,
-            ),
             (
                 ObjectKind::HttpRoute,
                 "spec.rules[].backendRefs[].filters",
@@ -706,5 +810,112 @@ mod tests {
                 "{kind} {pattern}: {yaml}"
             );
         }
+    }
+
+    #[test]
+    fn fields_about_quality_are_left_out_and_fields_that_restrict_are_refused() {
+        for (line, is_left_out) in [
+            ("HTTPRoute spec.rules[].timeouts {request: 1s}", true),
+            ("HTTPRoute spec.rules[].retry {attempts: 2}", true),
+            ("HTTPRoute spec.rules[].sessionPersistence {}", true),
+            (
+                "HTTPRoute spec.rules[].filters [{type: RequestMirror}]",
+                true,
+            ),
+            (
+                "HTTPRoute spec.rules[].filters [{type: RequestMirror}, {type: CORS}]",
+                false,
+            ),
+            (
+                "HTTPRoute spec.rules[].filters {type: RequestMirror}",
+                false,
+            ),
+            (
+                "HTTPRoute spec.rules[].backendRefs[].filters [{type: CORS}]",
+                false,
+            ),
+            ("VirtualService spec.http[].timeout 1s", true),
+            ("VirtualService spec.http[].retries {attempts: 2}", true),
+            ("VirtualService spec.http[].mirror {host: a}", true),
+            (
+                "VirtualService spec.http[].fault {delay: {fixedDelay: 1s}}",
+                true,
+            ),
+            (
+                "VirtualService spec.http[].fault {abort: {httpStatus: 500}}",
+                false,
+            ),
+            ("VirtualService spec.http[].fault x", false),
+            ("VirtualService spec.http[].headers {}", false),
+            (
+                "VirtualService spec.http[].match[].sourceLabels {a: b}",
+                false,
+            ),
+            (
+                "DestinationRule spec.trafficPolicy {loadBalancer: {simple: RANDOM}}",
+                true,
+            ),
+            (
+                "DestinationRule spec.trafficPolicy {tls: {mode: ISTIO_MUTUAL}}",
+                true,
+            ),
+            (
+                "DestinationRule spec.trafficPolicy {tls: {mode: SIMPLE}}",
+                false,
+            ),
+            (
+                "DestinationRule spec.trafficPolicy {tls: {mode: ISTIO_MUTUAL, sni: a}}",
+                false,
+            ),
+            (
+                "DestinationRule spec.trafficPolicy {portLevelSettings: [{port: {number: 80}, connectionPool: {}}]}",
+                true,
+            ),
+            (
+                "DestinationRule spec.subsets[].trafficPolicy {portLevelSettings: [{tls: {mode: MUTUAL}}]}",
+                false,
+            ),
+            ("DestinationRule spec.trafficPolicy {tunnel: {}}", false),
+            ("Service spec.publishNotReadyAddresses true", true),
+        ] {
+            let mut parts = line.splitn(3, ' ');
+            let kind = ObjectKind::from_word(parts.next().unwrap()).unwrap();
+            let pattern = parts.next().unwrap();
+            let node = canal_yaml::tree::parse(parts.next().unwrap()).unwrap();
+            match classify_field(kind, pattern, Some(&node)) {
+                FieldVerdict::LeftOut { .. } => assert!(is_left_out, "{line}"),
+                FieldVerdict::Refused { .. } => assert!(!is_left_out, "{line}"),
+                other => panic!("{line}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn kinds_of_other_implementations_are_refused_with_what_says_the_same() {
+        for (api_version, kind, named) in [
+            (
+                "networking.istio.io/v1alpha3",
+                "EnvoyFilter",
+                "ExternalAuthorizer",
+            ),
+            (
+                "extensions.istio.io/v1alpha1",
+                "WasmPlugin",
+                "ExternalAuthorizer",
+            ),
+            ("networking.k8s.io/v1", "Ingress", "HTTPRoute"),
+        ] {
+            let Err(UnknownKindAction::Foreign(foreign)) = kind_of(api_version, kind) else {
+                panic!("{kind} is not foreign");
+            };
+            assert!(foreign.problem.starts_with(kind), "{}", foreign.problem);
+            assert!(foreign.fix.contains(named), "{}", foreign.fix);
+        }
+        for kind in ["ServiceMonitor", "PodMonitor"] {
+            let action = kind_of("monitoring.coreos.com/v1", kind);
+            assert_eq!(action, Err(UnknownKindAction::Skipped));
+        }
+        let policy = kind_of("networking.k8s.io/v1", "NetworkPolicy");
+        assert_eq!(policy, Err(UnknownKindAction::Refused));
     }
 }

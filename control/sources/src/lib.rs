@@ -12,6 +12,7 @@ mod directory;
 mod fields;
 mod file;
 pub mod limits;
+mod list;
 mod locate;
 mod read;
 mod split;

@@ -14,8 +14,22 @@ pub fn pinpoint(text: &str, start: &SourceLocation, field: &str) -> SourceLocati
     let Ok(root) = parse(text) else {
         return start.clone();
     };
-    let mut node = &root;
-    let mut spot = None;
+    nearest(&root, field).map_or_else(|| start.clone(), |at| file_location(start, at))
+}
+
+/// Returns the position of `field` of an object that is a part of a document which begins at
+/// `start`.
+pub(crate) fn position_in(
+    object: &YamlNode,
+    start: &SourceLocation,
+    field: &str,
+) -> SourceLocation {
+    file_location(start, nearest(object, field).unwrap_or(object.spot))
+}
+
+/// Returns the position of `field`, or of its nearest parent that exists.
+fn nearest(root: &YamlNode, field: &str) -> Option<Position> {
+    let (mut node, mut spot) = (root, None);
     for step in steps(field) {
         let Some((next, at)) = follow(node, &step) else {
             break;
@@ -23,7 +37,7 @@ pub fn pinpoint(text: &str, start: &SourceLocation, field: &str) -> SourceLocati
         node = next;
         spot = Some(at);
     }
-    spot.map_or_else(|| start.clone(), |at| file_location(start, at))
+    spot
 }
 
 fn follow<'t>(node: &'t YamlNode, step: &OwnedPathStep) -> Option<(&'t YamlNode, Position)> {

@@ -18,7 +18,8 @@ use crate::fields::{
     FieldVerdict, RenamedField, UnknownKindAction, classify_field, kind_of, renamed_fields,
 };
 use crate::limits::{DOCUMENTS_PER_FILE_MAX, FILE_BYTES_MAX, FINDINGS_PER_DOCUMENT_MAX};
-use crate::locate::file_location;
+use crate::list::item_text;
+use crate::locate::{file_location, position_in};
 use crate::split::{DocumentText, split};
 
 /// The objects and diagnostics of one file.
@@ -29,6 +30,9 @@ pub struct ParsedFile {
     pub documents: Vec<Document>,
     /// Diagnostics in the order of the file's documents.
     pub diagnostics: Vec<Diagnostic>,
+    /// Number of documents of kinds that only another implementation reads. Each has an error, but
+    /// none can be a broken object of Canal's.
+    pub foreign: usize,
 }
 
 impl ParsedFile {
@@ -37,6 +41,16 @@ impl ParsedFile {
         self.diagnostics
             .iter()
             .all(|diagnostic| diagnostic.severity != Severity::Error)
+    }
+
+    /// Returns true if every object that Canal reads is in the file as written. Documents of kinds
+    /// that only another implementation reads take no object down.
+    pub fn is_complete(&self) -> bool {
+        let errors = self
+            .diagnostics
+            .iter()
+            .filter(|diagnostic| diagnostic.severity == Severity::Error);
+        errors.count() == self.foreign
     }
 }
 
@@ -78,6 +92,7 @@ pub fn parse(file: &str, text: &str) -> ParsedFile {
         ));
         return parsed;
     }
+    let mut items_left = DOCUMENTS_PER_FILE_MAX.saturating_sub(chunks.len());
     for chunk in chunks {
         let origin = SourceLocation {
             file: start.file.clone(),
@@ -88,9 +103,12 @@ pub fn parse(file: &str, text: &str) -> ParsedFile {
             origin,
             key: None,
             diagnostics: &mut parsed.diagnostics,
+            foreign: &mut parsed.foreign,
+            items_left: &mut items_left,
             faults: Vec::new(),
         };
-        parsed.documents.extend(reading.document(&chunk));
+        let documents = reading.documents(&chunk);
+        parsed.documents.extend(documents);
     }
     parsed.refuse_doubles();
     parsed
@@ -141,11 +159,15 @@ struct DocumentReader<'a> {
     origin: SourceLocation,
     key: Option<ObjectKey>,
     diagnostics: &'a mut Vec<Diagnostic>,
+    foreign: &'a mut usize,
+    /// Number of items of lists that the file may still have.
+    items_left: &'a mut usize,
     faults: Vec<RejectedField>,
 }
 
 impl DocumentReader<'_> {
-    fn document(&mut self, chunk: &DocumentText<'_>) -> Option<Document> {
+    /// Reads the objects of a document: one, or those of a list.
+    fn documents(&mut self, chunk: &DocumentText<'_>) -> Vec<Document> {
         let written = match tree::parse(&chunk.text) {
             Ok(root) => root,
             Err(syntax) => {
@@ -158,14 +180,76 @@ impl DocumentReader<'_> {
                     problem,
                     "fix the document from here on",
                 ));
-                return None;
+                return Vec::new();
             }
         };
+        if is_list(&written) {
+            return self.items(&written);
+        }
+        self.document(&chunk.text, written).into_iter().collect()
+    }
+
+    /// Reads each item of a list as a document of its own.
+    fn items(&mut self, list: &YamlNode) -> Vec<Document> {
+        let items: &[YamlNode] = match list.field("items").map(|items| &items.value) {
+            Some(YamlValue::List(items)) => items,
+            _ => &[],
+        };
+        let Some(left) = self.items_left.checked_sub(items.len()) else {
+            let problem = format!(
+                "with the {} items of this list the file has more than {DOCUMENTS_PER_FILE_MAX} documents",
+                items.len()
+            );
+            self.diagnostics.push(error(
+                self.origin.clone(),
+                None,
+                "items",
+                problem,
+                "split it into several files",
+            ));
+            return Vec::new();
+        };
+        *self.items_left = left;
+        items.iter().filter_map(|item| self.item(item)).collect()
+    }
+
+    /// Reads an item of a list. Its text is written anew, so the positions of its diagnostics are
+    /// looked up in the list.
+    fn item(&mut self, item: &YamlNode) -> Option<Document> {
+        let text = item_text(item);
+        let mut found = Vec::new();
+        let mut reading = DocumentReader {
+            origin: file_location(&self.origin, item.spot),
+            key: None,
+            diagnostics: &mut found,
+            foreign: &mut *self.foreign,
+            items_left: &mut *self.items_left,
+            faults: Vec::new(),
+        };
+        let document = match tree::parse(&text) {
+            Ok(root) if !is_list(&root) => reading.document(&text, root),
+            _ => {
+                let (origin, problem) = (reading.origin.clone(), "this cannot stand in a list");
+                let fix = "write it as a document of its own, parted by ---";
+                found.push(error(origin, None, "", problem.to_owned(), fix));
+                None
+            }
+        };
+        self.diagnostics
+            .extend(found.into_iter().map(|diagnostic| Diagnostic {
+                origin: Some(position_in(item, &self.origin, &diagnostic.field)),
+                ..diagnostic
+            }));
+        document
+    }
+
+    /// Reads a document that is no list from its text and tree.
+    fn document(&mut self, written_text: &str, written: YamlNode) -> Option<Document> {
         // The stored text omits unread annotations: `last-applied-configuration` would double its
         // size.
-        let (text, root) = match without_unread(&chunk.text, &written) {
+        let (text, root) = match without_unread(written_text, &written) {
             Some((text, root)) => (Cow::Owned(text), root),
-            None => (Cow::Borrowed(chunk.text.as_ref()), written),
+            None => (Cow::Borrowed(written_text), written),
         };
         let kind = self.kind(&root)?;
         let object = self.object(kind, &root)?;
@@ -218,6 +302,7 @@ impl DocumentReader<'_> {
                 Some(kind)
             }
             Err(stranger) => {
+                *self.foreign += usize::from(matches!(stranger, UnknownKindAction::Foreign(_)));
                 let diagnostic = strange(&stranger, api_version, kind, origin);
                 self.diagnostics.push(diagnostic);
                 None
@@ -229,6 +314,14 @@ impl DocumentReader<'_> {
         match kind {
             ObjectKind::Pod => self.typed(kind, root, Empty::Absent).map(Object::Pod),
             ObjectKind::Service => self.typed(kind, root, Empty::Absent).map(Object::Service),
+            ObjectKind::EndpointSlice => self
+                .typed(kind, root, Empty::Absent)
+                .map(Object::EndpointSlice),
+            ObjectKind::Endpoints => self.typed(kind, root, Empty::Absent).map(Object::Endpoints),
+            ObjectKind::Namespace => self.typed(kind, root, Empty::Absent).map(Object::Namespace),
+            ObjectKind::ServiceAccount => self
+                .typed(kind, root, Empty::Absent)
+                .map(Object::ServiceAccount),
             ObjectKind::HttpRoute => self
                 .typed(kind, root, Empty::Refused)
                 .map(Object::HttpRoute),
@@ -390,6 +483,12 @@ impl DocumentReader<'_> {
     }
 }
 
+/// Returns whether the document is a list of objects.
+fn is_list(root: &YamlNode) -> bool {
+    let word = |field: &str| root.field(field).and_then(YamlNode::text);
+    word("apiVersion") == Some("v1") && word("kind") == Some("List")
+}
+
 /// Returns the object's key if its name and namespace are valid.
 fn key(kind: ObjectKind, root: &YamlNode) -> Option<ObjectKey> {
     let metadata = root.field("metadata")?;
@@ -418,25 +517,17 @@ fn strange(
             format!("{kind} is not read in {api_version:?}"),
             format!("write apiVersion: {}", known.api_versions().join(" or ")),
         ),
-        UnknownKindAction::Skipped if matches!(kind, "EndpointSlice" | "Endpoints") => (
-            Severity::Warning,
-            "kind",
-            format!(
-                "{kind} ({api_version}) is not read: the endpoints of a Service are the Pods that its selector names"
-            ),
-            "give the Service a selector, and its Pods the labels".to_owned(),
-        ),
         UnknownKindAction::Skipped => (
             Severity::Warning,
             "kind",
             format!("{kind} ({api_version}) does not concern the mesh and is skipped"),
             "leave it to Kubernetes".to_owned(),
         ),
-        UnknownKindAction::Refused if kind == "List" => (
+        UnknownKindAction::Foreign(foreign) => (
             Severity::Error,
             "kind",
-            "lists are not read".to_owned(),
-            "write the items as documents of their own, parted by ---".to_owned(),
+            foreign.problem.to_owned(),
+            foreign.fix.to_owned(),
         ),
         UnknownKindAction::Refused => (
             Severity::Error,

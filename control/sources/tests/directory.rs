@@ -389,3 +389,80 @@ fn the_number_of_documents_and_findings_is_limited() {
         parsed.diagnostics
     );
 }
+
+/// Each item of a list is stored alone, and reads back as the same object with the same faults.
+#[test]
+fn the_items_of_a_list_are_documents() {
+    let list = "apiVersion: v1\nkind: List\nitems:\n\
+                - apiVersion: v1\n  kind: Service\n  metadata:\n    name: a\n    labels: {v: \"1.10\"}\n    annotations:\n      x: |\n        long\n      canal.mesh/upstream-pool: shared\n\
+                \x20 spec:\n    ports:\n    - port: 80\n      speed: 1.10\n\
+                - apiVersion: v1\n  kind: Deployment\n  metadata: {name: b}\n";
+    let parsed = canal_sources::parse("l.yaml", list);
+    let [document] = parsed.documents.as_slice() else {
+        panic!("{:?}", parsed.documents);
+    };
+    assert_eq!((document.origin.line, document.origin.column), (4, 3));
+    assert!(!document.text.contains("long"), "{}", document.text);
+    let again = canal_sources::parse("again.yaml", &document.text);
+    assert_eq!(again.documents[0].object, document.object);
+    assert_eq!(again.documents[0].faults, document.faults);
+    let found: Vec<String> = parsed.diagnostics.iter().map(ToString::to_string).collect();
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(
+        found[0].starts_with("l.yaml:16:7: error: Service default/a: spec.ports[0].speed"),
+        "{found:?}"
+    );
+    assert!(
+        found[1].starts_with("l.yaml:18:3: warning: kind: Deployment"),
+        "{found:?}"
+    );
+    let many = format!(
+        "apiVersion: v1\nkind: List\nitems: [{}]\n",
+        "{}, ".repeat(limits::DOCUMENTS_PER_FILE_MAX + 1)
+    );
+    let parsed = canal_sources::parse("l.yaml", &many);
+    assert!(parsed.diagnostics[0].problem.contains("items of this list"));
+    assert_eq!(parsed.diagnostics.len(), 1);
+}
+
+/// The annotation `canal.mesh/policy-paths` has an effect however it is written.
+#[test]
+fn policy_paths_are_read_from_a_line_of_their_own() {
+    let text = "apiVersion: v1\nkind: Service\nmetadata:\n  name: a\n  annotations:\n    x: y\n    canal.mesh/policy-paths: legacy\nspec: {ports: [{port: 80}]}\n";
+    let parsed = canal_sources::parse("a.yaml", text);
+    let annotations = &parsed.documents[0].object.metadata().annotations;
+    let names: Vec<&str> = annotations.keys().map(String::as_str).collect();
+    assert_eq!(names, ["canal.mesh/policy-paths"]);
+}
+
+/// A document that only another implementation reads is refused by name, and the objects beside it
+/// follow the file as before.
+#[test]
+fn a_foreign_kind_takes_no_other_document_down() {
+    let root = TempDir::new().unwrap();
+    let tenant = root.path().join("alpha");
+    fs::create_dir(&tenant).unwrap();
+    let service = |name: &str| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{ports: [{{port: 80}}]}}\n"
+        )
+    };
+    let file = tenant.join("a.yaml");
+    fs::write(&file, service("old")).unwrap();
+    let mut directory = Directory::new(root.path());
+    directory.scan();
+    let foreign =
+        "---\napiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {name: x}\n";
+    fs::write(&file, format!("{}{foreign}", service("new"))).unwrap();
+    let scan = directory.scan();
+    let names: Vec<&str> = scan.changed[0]
+        .documents
+        .iter()
+        .map(|document| document.object.metadata().name.as_str())
+        .collect();
+    assert_eq!(names, ["new"]);
+    let [refusal] = scan.changed[0].diagnostics.as_slice() else {
+        panic!("{:?}", scan.changed[0].diagnostics);
+    };
+    assert!(refusal.problem.contains("Canal runs no Envoy"), "{refusal}");
+}

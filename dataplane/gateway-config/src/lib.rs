@@ -47,7 +47,7 @@ pub use build::{ServiceCertificateFn, SnapshotBuilder};
 pub use filter_chain::FilterChain;
 pub use mutations::{RequestMutations, is_spelling_of};
 pub use policies::{DestinationPolicy, TenantPolicies};
-pub use route_filters::{MatchedFilters, rewritten_path};
+pub use route_filters::{MatchedFilters, edit_response};
 pub use routes::{MatchedRule, RouteOutcome, RouteTarget, ServiceRoutes};
 use shards::ShardedMap;
 pub use tenant_builds::{BuildStep, FinishedStep, IMMEDIATE_BYTES_MAX, TenantBuilds};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use canal_model::program::{PathMatch, RouteRule};
 use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteFilters};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::mutations::RequestMutations;
 
@@ -64,8 +65,30 @@ impl MatchedFilters {
     }
 }
 
+/// Applies the changes that a rule's filters make of a response's headers.
+pub fn edit_response(changes: Option<&HeaderModifier>, headers: &mut HeaderMap) {
+    let Some(HeaderModifier { set, add, remove }) = changes else {
+        return;
+    };
+    for name in remove {
+        headers.remove(name.as_str());
+    }
+    for (name, value) in set.iter().filter_map(parsed) {
+        headers.insert(name, value);
+    }
+    for (name, value) in add.iter().filter_map(parsed) {
+        headers.append(name, value);
+    }
+}
+
+/// Returns a header in the form of a map; the compiler and the decoder have validated it.
+fn parsed((name, value): &(String, String)) -> Option<(HeaderName, HeaderValue)> {
+    let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
+    Some((name, HeaderValue::from_bytes(value.as_bytes()).ok()?))
+}
+
 /// Returns the path that the endpoint receives.
-pub fn rewritten_path(rewrite: &PathRewrite, matched: &PathMatch, path: &str) -> String {
+fn rewritten_path(rewrite: &PathRewrite, matched: &PathMatch, path: &str) -> String {
     let (PathRewrite::Full(new) | PathRewrite::Prefix(new)) = rewrite;
     let rest = match (rewrite, matched) {
         (PathRewrite::Full(_), _)

@@ -31,6 +31,7 @@ pub struct HttpRouteSpec {
 
 /// The object that the route is attached to. The mesh attaches routes to Services.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ParentRef {
     #[serde(default = "gateway_group")]
     pub group: String,
@@ -43,6 +44,9 @@ pub struct ParentRef {
     /// Port of the parent; `None` means all ports.
     #[serde(default)]
     pub port: Option<NonZeroU16>,
+    /// Name of the parent's port; `None` means all ports.
+    #[serde(default)]
+    pub section_name: Option<String>,
 }
 
 fn gateway_group() -> String {

@@ -76,6 +76,8 @@ pub struct HttpRewrite {
 pub struct HttpMatchRequest {
     pub name: Option<String>,
     pub uri: Option<StringMatch>,
+    /// Exact and prefix conditions on the path hold in any case.
+    pub ignore_uri_case: bool,
     pub method: Option<StringMatch>,
     pub authority: Option<StringMatch>,
     /// Conditions on headers. An empty match only requires that the header is present.
@@ -83,6 +85,8 @@ pub struct HttpMatchRequest {
     pub query_params: BTreeMap<String, StringMatch>,
     /// Port that the client dialled.
     pub port: Option<NonZeroU16>,
+    /// Gateways at which the match holds; an empty list means those of the object.
+    pub gateways: Vec<String>,
 }
 
 /// A condition on a text. At most one of the three fields is set; none only requires presence.

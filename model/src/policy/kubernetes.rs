@@ -149,7 +149,7 @@ pub struct ServiceSpec {
     #[serde(rename = "clusterIPs")]
     pub cluster_ips: Vec<ClusterIp>,
     pub ports: Vec<ServicePort>,
-    /// Labels of the endpoints' pods. If empty, another component provides the endpoints.
+    /// Labels of the endpoints' pods. If empty, EndpointSlices and Endpoints name the endpoints.
     pub selector: Labels,
     pub session_affinity: SessionAffinity,
 }
@@ -191,7 +191,7 @@ impl TryFrom<String> for ClusterIp {
     }
 }
 
-/// Session affinity: binds a client's connections to one endpoint. Only `None` is supported.
+/// Session affinity: binds a client's connections to one endpoint. It is read, and not acted on yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub enum SessionAffinity {
     #[default]
@@ -259,6 +259,19 @@ impl<'de> Deserialize<'de> for TargetPort {
         }
         deserializer.deserialize_any(NumberOrName)
     }
+}
+
+/// An object of kind Namespace (`v1`): its name and labels.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct NamespaceObject {
+    pub metadata: Metadata,
+}
+
+/// An object of kind ServiceAccount (`v1`). Pods have the accounts that they name, whether or not
+/// these have objects.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct ServiceAccountObject {
+    pub metadata: Metadata,
 }
 
 /// An object of kind Node (`v1`), with the fields that the cloud tier needs.

@@ -12,21 +12,22 @@ use time::format_description::well_known::Rfc3339;
 use super::canal::HOME_AZ_ANNOTATION;
 use super::istio_security::DRY_RUN_ANNOTATION;
 use super::kubernetes::{
-    AZ_ANNOTATION, DIRECT_ANNOTATION, TUNNEL_ANNOTATION, UPSTREAM_POOL_ANNOTATION,
-    VTEP_MAC_ANNOTATION,
+    AZ_ANNOTATION, DIRECT_ANNOTATION, POLICY_PATHS_ANNOTATION, TUNNEL_ANNOTATION,
+    UPSTREAM_POOL_ANNOTATION, VTEP_MAC_ANNOTATION,
 };
 use crate::ids::{IdError, Namespace, ObjectName};
 use crate::program::Labels;
 
 /// The annotations that some part of Canal reads. `control/sources` removes other annotations whose
 /// lines contain nothing else.
-pub const READ_ANNOTATIONS: [&str; 7] = [
+pub const READ_ANNOTATIONS: [&str; 8] = [
     AZ_ANNOTATION,
     TUNNEL_ANNOTATION,
     VTEP_MAC_ANNOTATION,
     HOME_AZ_ANNOTATION,
     DRY_RUN_ANNOTATION,
     UPSTREAM_POOL_ANNOTATION,
+    POLICY_PATHS_ANNOTATION,
     DIRECT_ANNOTATION,
 ];
 

@@ -4,6 +4,7 @@
 //! [`Document`].
 
 pub mod canal;
+pub mod endpoints;
 pub mod gateway_api;
 pub mod istio;
 pub mod istio_security;
@@ -24,6 +25,10 @@ use crate::ids::{IdError, Namespace, ObjectName};
 pub enum Object {
     Pod(kubernetes::Pod),
     Service(kubernetes::Service),
+    EndpointSlice(endpoints::EndpointSlice),
+    Endpoints(endpoints::Endpoints),
+    Namespace(kubernetes::NamespaceObject),
+    ServiceAccount(kubernetes::ServiceAccountObject),
     HttpRoute(gateway_api::HttpRoute),
     UdpRoute(gateway_api::UdpRoute),
     ReferenceGrant(gateway_api::ReferenceGrant),
@@ -48,7 +53,11 @@ pub enum ObjectKind {
     Tenant,
     Gateway,
     Node,
+    Namespace,
+    ServiceAccount,
     Service,
+    EndpointSlice,
+    Endpoints,
     Pod,
     HttpRoute,
     UdpRoute,
@@ -67,11 +76,15 @@ pub enum ObjectKind {
 
 impl ObjectKind {
     /// All kinds of objects, in the order of listings.
-    pub const ALL: [ObjectKind; 18] = [
+    pub const ALL: [ObjectKind; 22] = [
         ObjectKind::Tenant,
         ObjectKind::Gateway,
         ObjectKind::Node,
+        ObjectKind::Namespace,
+        ObjectKind::ServiceAccount,
         ObjectKind::Service,
+        ObjectKind::EndpointSlice,
+        ObjectKind::Endpoints,
         ObjectKind::Pod,
         ObjectKind::HttpRoute,
         ObjectKind::UdpRoute,
@@ -94,7 +107,11 @@ impl ObjectKind {
             ObjectKind::Tenant => "Tenant",
             ObjectKind::Gateway => "Gateway",
             ObjectKind::Node => "Node",
+            ObjectKind::Namespace => "Namespace",
+            ObjectKind::ServiceAccount => "ServiceAccount",
             ObjectKind::Service => "Service",
+            ObjectKind::EndpointSlice => "EndpointSlice",
+            ObjectKind::Endpoints => "Endpoints",
             ObjectKind::Pod => "Pod",
             ObjectKind::HttpRoute => "HTTPRoute",
             ObjectKind::UdpRoute => "UDPRoute",
@@ -126,6 +143,8 @@ impl ObjectKind {
                 &["security.istio.io/v1", "security.istio.io/v1beta1"]
             }
             ObjectKind::Service | ObjectKind::Pod | ObjectKind::Node => &["v1"],
+            ObjectKind::Endpoints | ObjectKind::Namespace | ObjectKind::ServiceAccount => &["v1"],
+            ObjectKind::EndpointSlice => &["discovery.k8s.io/v1"],
             ObjectKind::HttpRoute => &[
                 "gateway.networking.k8s.io/v1",
                 "gateway.networking.k8s.io/v1beta1",
@@ -160,7 +179,11 @@ impl ObjectKind {
             "tenant" | "tenants" => ObjectKind::Tenant,
             "gateway" | "gateways" | "gw" => ObjectKind::Gateway,
             "node" | "nodes" | "no" => ObjectKind::Node,
+            "namespace" | "namespaces" | "ns" => ObjectKind::Namespace,
+            "serviceaccount" | "serviceaccounts" | "sa" => ObjectKind::ServiceAccount,
             "service" | "services" | "svc" => ObjectKind::Service,
+            "endpointslice" | "endpointslices" => ObjectKind::EndpointSlice,
+            "endpoints" | "ep" => ObjectKind::Endpoints,
             "pod" | "pods" | "po" => ObjectKind::Pod,
             "httproute" | "httproutes" => ObjectKind::HttpRoute,
             "udproute" | "udproutes" => ObjectKind::UdpRoute,
@@ -230,6 +253,10 @@ impl Object {
         match self {
             Object::Pod(_) => ObjectKind::Pod,
             Object::Service(_) => ObjectKind::Service,
+            Object::EndpointSlice(_) => ObjectKind::EndpointSlice,
+            Object::Endpoints(_) => ObjectKind::Endpoints,
+            Object::Namespace(_) => ObjectKind::Namespace,
+            Object::ServiceAccount(_) => ObjectKind::ServiceAccount,
             Object::HttpRoute(_) => ObjectKind::HttpRoute,
             Object::UdpRoute(_) => ObjectKind::UdpRoute,
             Object::ReferenceGrant(_) => ObjectKind::ReferenceGrant,
@@ -254,6 +281,10 @@ impl Object {
         match self {
             Object::Pod(o) => &o.metadata,
             Object::Service(o) => &o.metadata,
+            Object::EndpointSlice(o) => &o.metadata,
+            Object::Endpoints(o) => &o.metadata,
+            Object::Namespace(o) => &o.metadata,
+            Object::ServiceAccount(o) => &o.metadata,
             Object::HttpRoute(o) => &o.metadata,
             Object::UdpRoute(o) => &o.metadata,
             Object::ReferenceGrant(o) => &o.metadata,
@@ -317,9 +348,11 @@ mod tests {
         for kind in ObjectKind::ALL {
             assert_eq!(ObjectKind::from_word(kind.as_str()), Some(kind));
             let word = kind.as_str().to_lowercase();
-            let plural = word
-                .strip_suffix("cy")
-                .map_or_else(|| format!("{word}s"), |stem| format!("{stem}cies"));
+            let plural = match word.strip_suffix("cy") {
+                Some(stem) => format!("{stem}cies"),
+                None if word.ends_with('s') => word,
+                None => format!("{word}s"),
+            };
             assert_eq!(ObjectKind::from_word(&plural), Some(kind));
             assert!(!kind.api_versions().is_empty());
             let key: ObjectKey = format!("{kind} bookinfo/reviews").parse().unwrap();

@@ -13,6 +13,9 @@ pub(crate) struct Corpus {
     pub(crate) module: &'static str,
     pub(crate) version: &'static str,
     folder: &'static str,
+    /// Files of the module with the objects that each document may refer to. If there are none, the
+    /// services that a document names are made for it.
+    base: &'static [&'static str],
 }
 
 /// The corpora that Canal is measured by.
@@ -22,23 +25,37 @@ pub(crate) const CORPORA: [Corpus; 3] = [
         module: "istio.io/istio",
         version: "v0.0.0-20260827124520-eed52ebb66ad",
         folder: "samples",
+        base: &[],
     },
     Corpus {
         name: "gateway-api-examples",
         module: "sigs.k8s.io/gateway-api",
         version: "v1.7.0",
         folder: "examples",
+        base: &[],
     },
     Corpus {
         name: "gateway-api-conformance",
         module: "sigs.k8s.io/gateway-api/conformance",
         version: "v1.7.0",
         folder: "tests",
+        base: &["base/manifests.yaml", "mesh/manifests.yaml"],
     },
 ];
 
 /// Placeholders of the conformance suite, and what the suite puts there for an implementation.
-const PLACEHOLDERS: [(&str, &str); 1] = [("{GATEWAY_CLASS_NAME}", "canal")];
+const PLACEHOLDERS: [(&str, &str); 2] = [
+    ("{GATEWAY_CLASS_NAME}", "canal"),
+    ("{GATEWAY_CONTROLLER_NAME}", "canal.mesh/gateway-controller"),
+];
+
+/// The files of a corpus.
+pub(crate) struct CorpusFiles {
+    /// Files whose documents are judged, in the order of their paths.
+    pub(crate) policies: Vec<CorpusFile>,
+    /// Files with the objects to which the judged documents refer.
+    pub(crate) base: Vec<CorpusFile>,
+}
 
 /// A file of a corpus.
 #[derive(Debug)]
@@ -49,26 +66,22 @@ pub(crate) struct CorpusFile {
 }
 
 impl Corpus {
-    /// Fetches the corpus, unless Go's cache has it, and reads its YAML files in the order of their
-    /// paths.
-    pub(crate) fn read(&self) -> anyhow::Result<Vec<CorpusFile>> {
-        let root = self.fetch()?.join(self.folder);
+    /// Fetches the corpus, unless Go's cache has it, and reads its YAML files.
+    pub(crate) fn read(&self) -> anyhow::Result<CorpusFiles> {
+        let module = self.fetch()?;
+        let root = module.join(self.folder);
         let mut paths = Vec::new();
         yaml_paths(&root, &mut paths)?;
         paths.sort();
-        let read = |path: &PathBuf| {
-            let mut text = std::fs::read_to_string(path)
-                .with_context(|| format!("{} cannot be read", path.display()))?;
-            for (placeholder, value) in PLACEHOLDERS {
-                text = text.replace(placeholder, value);
-            }
-            let path = path.strip_prefix(&root).unwrap_or(path);
-            Ok(CorpusFile {
-                path: path.display().to_string(),
-                text,
-            })
-        };
-        paths.iter().map(read).collect()
+        let policies = paths.iter().map(|path| read_file(&root, path));
+        let base = self
+            .base
+            .iter()
+            .map(|path| read_file(&module, &module.join(path)));
+        Ok(CorpusFiles {
+            policies: policies.collect::<anyhow::Result<_>>()?,
+            base: base.collect::<anyhow::Result<_>>()?,
+        })
     }
 
     /// Returns the folder of the module in Go's cache.
@@ -93,6 +106,20 @@ impl Corpus {
             ),
         }
     }
+}
+
+/// Reads a file below `root`, with the placeholders filled.
+fn read_file(root: &Path, path: &Path) -> anyhow::Result<CorpusFile> {
+    let mut text = std::fs::read_to_string(path)
+        .with_context(|| format!("{} cannot be read", path.display()))?;
+    for (placeholder, value) in PLACEHOLDERS {
+        text = text.replace(placeholder, value);
+    }
+    let path = path.strip_prefix(root).unwrap_or(path);
+    Ok(CorpusFile {
+        path: path.display().to_string(),
+        text,
+    })
 }
 
 fn yaml_paths(folder: &Path, found: &mut Vec<PathBuf>) -> anyhow::Result<()> {

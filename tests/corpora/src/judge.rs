@@ -1,10 +1,16 @@
-//! What Canal makes of each document of a file: it is loaded as written, or something in it is
-//! reported. The module reads one document at a time and does not compile several objects together.
+//! What Canal makes of each document of a file. The objects of the file are compiled together in
+//! one tenant, and each diagnostic is counted against the document that it is about.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
-use canal_model::diagnostic::Severity;
+use canal_compiler::{CompileInput, build_ir, service_keys};
+use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::ids::{ServiceId, ServiceKey};
 use canal_yaml::tree::{self, YamlNode};
+
+use crate::outcome::{Meaning, meaning_of, reason_of};
+use crate::surroundings::Surroundings;
 
 /// A kind of Kubernetes object, by the group of its `apiVersion`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -102,52 +108,115 @@ pub(crate) struct JudgedDocument {
     pub(crate) kind: KindName,
     path: String,
     line: usize,
-    /// The first error, else the first warning; `None` if the document is loaded as written.
-    problem: Option<String>,
+    /// The first error, else the first warning, that says that Canal does not do what the document
+    /// says; `None` if it is loaded.
+    problem: Option<(String, String)>,
+    /// Whether the document is loaded with a status that its API demands.
+    pub(crate) has_status: bool,
 }
 
 impl JudgedDocument {
     pub(crate) fn is_loaded(&self) -> bool {
         self.problem.is_none()
     }
+
+    /// Returns the reason why the document is not loaded, without what is particular to it.
+    pub(crate) fn reason(&self) -> Option<String> {
+        let (field, problem) = self.problem.as_ref()?;
+        Some(reason_of(field, problem))
+    }
 }
 
 impl fmt::Display for JudgedDocument {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let problem = self.problem.as_deref().unwrap_or("loaded");
-        write!(f, "{}:{}: {}: {problem}", self.path, self.line, self.kind)
+        write!(f, "{}:{}: {}: ", self.path, self.line, self.kind)?;
+        match &self.problem {
+            None => f.write_str("loaded"),
+            Some((field, problem)) if field.is_empty() => f.write_str(problem),
+            Some((field, problem)) => write!(f, "{field}: {problem}"),
+        }
     }
 }
 
 /// Judges each Kubernetes object of a file. Documents without `apiVersion` and `kind`, such as the
 /// values of a chart, are no objects and are left out.
-pub(crate) fn judge_file(path: &str, text: &str) -> Vec<JudgedDocument> {
-    documents(text)
-        .into_iter()
-        .filter_map(|(line, text)| judge_document(path, line, text))
-        .collect()
+pub(crate) fn judge_file(
+    surroundings: &Surroundings,
+    path: &str,
+    text: &str,
+) -> Vec<JudgedDocument> {
+    let chunks = documents(text);
+    let parsed = canal_sources::parse(path, text);
+    let origins: Vec<usize> = parsed
+        .documents
+        .iter()
+        .map(|document| document.origin.line as usize)
+        .collect();
+    let mut diagnostics = parsed.diagnostics;
+    diagnostics.extend(compiled(surroundings, parsed.documents));
+    let ends = chunks.iter().skip(1).map(|(line, _)| *line);
+    let ends: Vec<usize> = ends.chain([usize::MAX]).collect();
+    let judge = |((line, text), end): (&(usize, &str), usize)| {
+        let lines = *line..end;
+        let own: Vec<&Diagnostic> = diagnostics
+            .iter()
+            .filter(|diagnostic| line_in(diagnostic, path).is_some_and(|at| lines.contains(&at)))
+            .collect();
+        let problem = match worst(&own) {
+            Some(diagnostic) => Some((diagnostic.field.clone(), diagnostic.problem.clone())),
+            None if origins.iter().any(|at| lines.contains(at)) => None,
+            None => Some((String::new(), "Canal makes no object of it".to_owned())),
+        };
+        let has_status = problem.is_none()
+            && own
+                .iter()
+                .any(|diagnostic| meaning_of(diagnostic) == Meaning::Demanded);
+        Some(JudgedDocument {
+            kind: kind_of(text)?,
+            path: path.to_owned(),
+            line: *line,
+            problem,
+            has_status,
+        })
+    };
+    chunks.iter().zip(ends).filter_map(judge).collect()
 }
 
-/// Judges the document that begins at a line of a file.
-pub(crate) fn judge_document(path: &str, line: usize, text: &str) -> Option<JudgedDocument> {
-    let kind = kind_of(text)?;
-    let parsed = canal_sources::parse(path, text);
-    let worst = parsed
-        .diagnostics
+/// Returns the line of a diagnostic about the file.
+fn line_in(diagnostic: &Diagnostic, path: &str) -> Option<usize> {
+    let origin = diagnostic.origin.as_ref()?;
+    (&*origin.file == path).then_some(origin.line as usize)
+}
+
+/// Returns the first error, else the first warning, that counts against its document.
+fn worst<'d>(diagnostics: &[&'d Diagnostic]) -> Option<&'d Diagnostic> {
+    diagnostics
         .iter()
-        .min_by_key(|diagnostic| diagnostic.severity != Severity::Error);
-    let problem = match worst {
-        Some(diagnostic) if diagnostic.field.is_empty() => Some(diagnostic.problem.clone()),
-        Some(diagnostic) => Some(format!("{}: {}", diagnostic.field, diagnostic.problem)),
-        None if parsed.documents.is_empty() => Some("Canal makes no object of it".to_owned()),
-        None => None,
+        .copied()
+        .filter(|diagnostic| meaning_of(diagnostic) == Meaning::NotLoaded)
+        .min_by_key(|diagnostic| diagnostic.severity != Severity::Error)
+}
+
+/// Compiles the objects of a file with those around them, and returns what the compiler reports.
+fn compiled(
+    surroundings: &Surroundings,
+    own: Vec<canal_model::policy::Document>,
+) -> Vec<Diagnostic> {
+    let documents = surroundings.around(own);
+    let tenant = &surroundings.tenant;
+    let service_ids: BTreeMap<ServiceKey, ServiceId> = service_keys(tenant, &documents)
+        .into_iter()
+        .zip((1..).map_while(|id| ServiceId::new(id).ok()))
+        .collect();
+    let input = CompileInput {
+        tenant,
+        documents: &documents,
+        service_ids: &service_ids,
+        jwks: &BTreeMap::new(),
     };
-    Some(JudgedDocument {
-        kind,
-        path: path.to_owned(),
-        line,
-        problem,
-    })
+    let (ir, diagnostics) = build_ir(&input);
+    assert!(ir.is_some(), "the surroundings have no tenant");
+    diagnostics
 }
 
 fn kind_of(text: &str) -> Option<KindName> {
@@ -177,20 +246,93 @@ fn documents(text: &str) -> Vec<(usize, &str)> {
 mod tests {
     use super::*;
 
+    /// Judges a text and returns each document's kind, and the reason if it is not loaded.
+    fn reasons_of(text: &str) -> Vec<(String, Option<String>)> {
+        let documents = judge_file(&Surroundings::new([]), "a.yaml", text);
+        let outcome = |document: &JudgedDocument| (document.kind.kind.clone(), document.reason());
+        documents.iter().map(outcome).collect()
+    }
+
     #[test]
     fn each_document_has_an_outcome_with_its_reason() {
-        let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: b}\nspec: {ports: [{port: 80}]}\n\
+        let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: b}\n\
+                    spec: {selector: {app: a}, ports: [{port: 80}]}\n\
                     ---\nvalues: 1\n---\napiVersion: networking.istio.io/v1\nkind: EnvoyFilter\nmetadata: {name: a}\n";
-        let judged = judge_file("a.yaml", text);
-        let kinds: Vec<String> = judged
+        let documents = judge_file(&Surroundings::new([]), "a.yaml", text);
+        let kinds: Vec<String> = documents
             .iter()
             .map(|document| document.kind.to_string())
             .collect();
         assert_eq!(kinds, ["Service", "EnvoyFilter.networking.istio.io"]);
-        assert!(judged[0].is_loaded(), "{}", judged[0]);
-        assert!(!judged[1].is_loaded());
-        assert_eq!(judged[1].line, 8);
-        assert!(judged[0].kind.is_due() && !judged[0].kind.is_policy());
-        assert!(!judged[1].kind.is_due() && judged[1].kind.is_policy());
+        assert!(documents[0].is_loaded(), "{}", documents[0]);
+        assert!(!documents[1].is_loaded());
+        assert_eq!(documents[1].line, 8);
+        assert!(documents[0].kind.is_due() && !documents[0].kind.is_policy());
+        assert!(!documents[1].kind.is_due() && documents[1].kind.is_policy());
+    }
+
+    #[test]
+    fn what_the_compiler_reports_counts_against_its_document() {
+        let route = |parent: &str, rule: &str| {
+            format!(
+                "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: a}}\n\
+                 spec: {{parentRefs: [{parent}], rules: [{rule}]}}\n---\n"
+            )
+        };
+        let service = "{group: '', kind: Service, name: s}";
+        let text = [
+            route(service, "{backendRefs: [{name: s, port: 80}]}"),
+            // A Gateway is no parent yet; the parser has nothing to say about it.
+            route("{name: g}", "{backendRefs: [{name: s, port: 80}]}")
+                .replace("name: a}", "name: b}"),
+            // Without a backend the API demands 500, and a status.
+            route(service, "{}").replace("name: a}", "name: c}"),
+        ]
+        .concat();
+        let reasons: Vec<Option<String>> = reasons_of(&text)
+            .into_iter()
+            .map(|(_, reason)| reason)
+            .collect();
+        assert_eq!(reasons[0], None);
+        let parent = reasons[1].as_deref().unwrap();
+        assert!(parent.starts_with("spec.parentRefs[].kind: "), "{parent}");
+        assert_eq!(reasons[2], None);
+        let documents = judge_file(&Surroundings::new([]), "a.yaml", &text);
+        let statuses: Vec<bool> = documents
+            .iter()
+            .map(|document| document.has_status)
+            .collect();
+        assert_eq!(statuses, [false, false, true]);
+    }
+
+    #[test]
+    fn a_rule_that_is_closed_counts_against_its_document() {
+        let text = "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: a}\n\
+                    spec:\n  hosts: [s]\n  http:\n  - route: [{destination: {host: s}}]\n    corsPolicy: {}\n";
+        let [(kind, reason)] = reasons_of(text).try_into().unwrap();
+        assert_eq!(kind, "VirtualService");
+        assert_eq!(
+            reason.as_deref(),
+            Some("spec.http[].corsPolicy: CORS is not in this version")
+        );
+    }
+
+    #[test]
+    fn the_suites_own_services_are_around_its_files() {
+        let base = "apiVersion: v1\nkind: Service\nmetadata: {name: s}\nspec: {selector: {a: b}, ports: [{port: 8080}]}\n";
+        let surroundings = Surroundings::new([("base.yaml", base)]);
+        let text = |port: u16| {
+            format!(
+                "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: a}}\n\
+                 spec: {{parentRefs: [{{group: '', kind: Service, name: s}}], rules: [{{backendRefs: [{{name: s, port: {port}}}]}}]}}\n"
+            )
+        };
+        for (port, has_status) in [(8080, false), (80, true)] {
+            let [document] = judge_file(&surroundings, "a.yaml", &text(port))
+                .try_into()
+                .unwrap();
+            assert!(document.is_loaded(), "{document}");
+            assert_eq!(document.has_status, has_status, "{port}");
+        }
     }
 }

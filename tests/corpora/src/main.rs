@@ -1,11 +1,13 @@
 //! `canal-corpora`: reads the YAML that other projects publish as examples and tests, and counts
-//! the documents that Canal loads as they are written. It sends no traffic and judges no answers.
-//! Start at [`judge::judge_document`].
+//! the documents that Canal loads as they are written. The objects of one file are compiled together
+//! in a tenant. It sends no traffic and judges no answers. Start at [`judge::judge_file`].
 
 #![forbid(unsafe_code)]
 
 mod corpus;
 mod judge;
+mod outcome;
+mod surroundings;
 mod tally;
 
 use std::process::ExitCode;
@@ -14,6 +16,7 @@ use clap::Parser;
 
 use crate::corpus::{CORPORA, Corpus};
 use crate::judge::JudgedDocument;
+use crate::surroundings::Surroundings;
 use crate::tally::Tally;
 
 /// Counts the documents of Istio's and Gateway API's corpora that Canal loads. It needs Go, which
@@ -32,6 +35,10 @@ struct Flags {
     /// Also print the counts of each kind
     #[arg(long)]
     kinds: bool,
+    /// Also print this many of the most frequent reasons for which documents of due kinds are not
+    /// loaded
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    reasons: usize,
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -44,12 +51,16 @@ fn main() -> anyhow::Result<ExitCode> {
             corpus.name, corpus.module, corpus.version
         );
         let files = corpus.read()?;
+        let base = files.base.iter();
+        let surroundings =
+            Surroundings::new(base.map(|file| (file.path.as_str(), file.text.as_str())));
         let documents: Vec<JudgedDocument> = files
+            .policies
             .iter()
-            .flat_map(|file| judge::judge_file(&file.path, &file.text))
+            .flat_map(|file| judge::judge_file(&surroundings, &file.path, &file.text))
             .collect();
         let tally = Tally::of(&documents);
-        print!("{}", tally.text(corpus.name, flags.kinds));
+        print!("{}", tally.text(corpus.name, flags.kinds, flags.reasons));
         for document in documents
             .iter()
             .filter(|document| flags.left && !document.is_loaded())

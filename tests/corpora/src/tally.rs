@@ -34,7 +34,11 @@ pub(crate) struct Tally<'d> {
     all: LoadCount,
     policy: LoadCount,
     due: LoadCount,
+    /// Documents of due kinds that are loaded with a status which their API demands.
+    with_status: usize,
     kinds: BTreeMap<&'d KindName, LoadCount>,
+    /// Documents of due kinds that are not loaded, by kind and reason.
+    reasons: BTreeMap<(&'d KindName, String), usize>,
 }
 
 impl<'d> Tally<'d> {
@@ -48,6 +52,10 @@ impl<'d> Tally<'d> {
             }
             if document.kind.is_due() {
                 tally.due.add(document);
+                tally.with_status += usize::from(document.has_status);
+                if let Some(reason) = document.reason() {
+                    *tally.reasons.entry((&document.kind, reason)).or_default() += 1;
+                }
             }
             tally.kinds.entry(&document.kind).or_default().add(document);
         }
@@ -55,19 +63,25 @@ impl<'d> Tally<'d> {
     }
 
     /// Formats the counts for people.
-    pub(crate) fn text(&self, corpus: &str, with_kinds: bool) -> String {
+    pub(crate) fn text(&self, corpus: &str, with_kinds: bool, reasons_max: usize) -> String {
         let mut out = String::new();
         // Writing to a String cannot fail.
         let _ = writeln!(
             out,
-            "{corpus}: policy {}; kinds that are due {}; all documents {}",
+            "{corpus}: policy {}; kinds that are due {}, {} with a status; all documents {}",
             self.policy.text(),
             self.due.text(),
+            self.with_status,
             self.all.text()
         );
         for (kind, count) in self.kinds.iter().filter(|_| with_kinds) {
             let due = if kind.is_due() { ", due" } else { "" };
             let _ = writeln!(out, "  {kind}: {}{due}", count.text());
+        }
+        let mut reasons: Vec<_> = self.reasons.iter().collect();
+        reasons.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+        for ((kind, reason), count) in reasons.into_iter().take(reasons_max) {
+            let _ = writeln!(out, "  {count} not loaded: {kind}: {reason}");
         }
         out
     }
@@ -77,15 +91,20 @@ impl<'d> Tally<'d> {
 mod tests {
     use super::*;
     use crate::judge::judge_file;
+    use crate::surroundings::Surroundings;
 
     #[test]
     fn documents_are_counted_by_what_they_are() {
-        let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: b}\nspec: {ports: [{port: 80}]}\n\
-                    ---\napiVersion: networking.istio.io/v1\nkind: EnvoyFilter\nmetadata: {name: a}\n";
-        let documents = judge_file("a.yaml", text);
-        let text = Tally::of(&documents).text("corpus", true);
-        let expected = "corpus: policy 0 of 1 (0 %); kinds that are due 1 of 1 (100 %); all documents 1 of 2 (50 %)\n  \
-                        Service: 1 of 1 (100 %), due\n  EnvoyFilter.networking.istio.io: 0 of 1 (0 %)\n";
+        let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: b}\nspec: {selector: {a: b}, ports: [{port: 80}]}\n\
+                    ---\napiVersion: networking.istio.io/v1\nkind: EnvoyFilter\nmetadata: {name: a}\n\
+                    ---\napiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: a}\n\
+                    spec: {hosts: [a], http: [{corsPolicy: {}}]}\n";
+        let documents = judge_file(&Surroundings::new([]), "a.yaml", text);
+        let text = Tally::of(&documents).text("corpus", true, 5);
+        let expected = "corpus: policy 0 of 2 (0 %); kinds that are due 1 of 2 (50 %), 0 with a status; all documents 1 of 3 (33 %)\n  \
+                        Service: 1 of 1 (100 %), due\n  EnvoyFilter.networking.istio.io: 0 of 1 (0 %)\n  \
+                        VirtualService.networking.istio.io: 0 of 1 (0 %), due\n  \
+                        1 not loaded: VirtualService.networking.istio.io: spec.http[].corsPolicy: CORS is not in this version\n";
         assert_eq!(text, expected);
     }
 }

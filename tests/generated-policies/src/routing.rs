@@ -274,14 +274,17 @@ fn some_port() -> impl Strategy<Value = NonZeroU16> + Clone {
 }
 
 fn http_route() -> impl Strategy<Value = (Option<u64>, gateway_api::HttpRouteSpec)> {
-    let parent_ref =
-        (some_service(), option::of(some_port())).prop_map(|(service, port)| ParentRef {
+    let section = option::weighted(0.1, words(&["http", "tcp", "nowhere"]));
+    let parent_ref = (some_service(), option::of(some_port()), section).prop_map(
+        |(service, port, section_name)| ParentRef {
             group: String::new(),
             kind: "Service".to_owned(),
             name: name(service),
             namespace: None,
             port,
-        });
+            section_name,
+        },
+    );
     let rule = (
         vec(route_match(), 0..3),
         filters::of_http_route(),
@@ -337,6 +340,7 @@ fn udp_route() -> impl Strategy<Value = (Option<u64>, gateway_api::UdpRouteSpec)
         name: name("datagrams"),
         namespace: None,
         port: None,
+        section_name: None,
     };
     let backend = prop_oneof![9 => 1..=80u16, 1 => Just(81)].prop_map(|number| BackendRef {
         group: String::new(),
@@ -475,16 +479,22 @@ fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
         conditions(),
         conditions(),
         option::weighted(0.2, some_port()),
+        vec(words(&["mesh", "ingress"]), 0..2),
+        any::<bool>(),
     );
     parts.prop_map(
-        |(uri, method, authority, headers, query_params, port)| HttpMatchRequest {
-            name: None,
-            uri,
-            method,
-            authority,
-            headers,
-            query_params,
-            port,
+        |(uri, method, authority, headers, query_params, port, gateways, ignore_uri_case)| {
+            HttpMatchRequest {
+                name: None,
+                uri,
+                ignore_uri_case,
+                method,
+                authority,
+                headers,
+                query_params,
+                port,
+                gateways,
+            }
         },
     )
 }

@@ -429,26 +429,6 @@ pub(crate) fn response_edits(headers: Option<&HeaderModifier>) -> ResponseEdits<
 /// The edits of a response's head; nearly no response has any.
 pub(crate) type ResponseEdits<'a> = SmallVec<[HeaderEdit<'a>; 0]>;
 
-/// Applies the changes that a rule's filters make to the head of a response to HTTP/2.
-pub(crate) fn edit_response(headers: Option<&HeaderModifier>, map: &mut HeaderMap) {
-    let Some(HeaderModifier { set, add, remove }) = headers else {
-        return;
-    };
-    for name in remove {
-        map.remove(name.as_str());
-    }
-    let parsed = |name: &str, value: &str| {
-        let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
-        Some((name, HeaderValue::from_bytes(value.as_bytes()).ok()?))
-    };
-    for (name, value) in set.iter().filter_map(|(name, value)| parsed(name, value)) {
-        map.insert(name, value);
-    }
-    for (name, value) in add.iter().filter_map(|(name, value)| parsed(name, value)) {
-        map.append(name, value);
-    }
-}
-
 /// Translates an HTTP/1.1 response to HTTP/1.1.
 pub(crate) fn response_1_to_1(
     out: &mut OutHead,

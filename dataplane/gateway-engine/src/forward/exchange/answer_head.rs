@@ -5,6 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+use canal_gateway_config::edit_response;
 use canal_h1::{BodyReader, ForwardOptions, Framing, MessageRefusal, RequestKind, ResponseView};
 use h2::Reason;
 use http::header::CONTENT_LENGTH;
@@ -210,7 +211,7 @@ impl Exchange<'_> {
                 }
                 let mut response = heads::response_1_to_2(&view)
                     .ok_or(ProxyError::UpstreamProtocol("untranslatable_head"))?;
-                heads::edit_response(self.response_headers, response.headers_mut());
+                edit_response(self.response_headers, response.headers_mut());
                 let ended = matches!(framing, Framing::None | Framing::Length(0));
                 let send = stream
                     .respond
@@ -341,7 +342,7 @@ impl Exchange<'_> {
                 let mut head = Response::new(());
                 *head.status_mut() = parts.status;
                 *head.headers_mut() = parts.headers;
-                heads::edit_response(self.response_headers, head.headers_mut());
+                edit_response(self.response_headers, head.headers_mut());
                 let send = stream
                     .respond
                     .send_response(head, ended)

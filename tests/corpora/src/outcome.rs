@@ -1,0 +1,84 @@
+//! Whether a diagnostic means that Canal does not do what a document says, or that the API itself
+//! demands the diagnostic. It reads no documents.
+
+use canal_model::diagnostic::Diagnostic;
+
+/// Problems that the API of the document demands an implementation to report, and the place that
+/// says so; the document counts as loaded. Every other diagnostic counts against its document.
+const DEMANDED: [(&str, &str); 9] = [
+    (
+        "there is no Service ",
+        "HTTPRoute: ResolvedRefs BackendNotFound; Istio: 503",
+    ),
+    (
+        "has no TCP port ",
+        "HTTPRoute: NoMatchingParent, BackendNotFound",
+    ),
+    (
+        "has no port named ",
+        "ParentReference.sectionName: NoMatchingParent",
+    ),
+    (
+        "does not allow ",
+        "ReferenceGrant: ResolvedRefs RefNotPermitted",
+    ),
+    (
+        "the route is attached to nothing",
+        "CommonRouteSpec.parentRefs is optional",
+    ),
+    (
+        "the rule has no backend, so it answers 500",
+        "HTTPRouteRule.backendRefs",
+    ),
+    ("all weights are 0", "HTTPRouteRule.backendRefs"),
+    ("only the first condition counts", "HTTPRouteMatch.headers"),
+    ("has no subset ", "VirtualService Destination.subset: 503"),
+];
+
+/// Hints about a document that does what it says.
+const HINTS: [&str; 7] = [
+    "the service has no selector and no EndpointSlice",
+    "the service has no address, so no client can dial it",
+    "to which HTTP rules do not apply",
+    "is an unknown protocol; a connection's first bytes decide",
+    "no selected pod has a container port named",
+    "the pod does not name its zone",
+    "no request has such a path",
+];
+
+/// The meaning of a diagnostic for the count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Meaning {
+    /// The document does what it says.
+    Hint,
+    /// The API demands the diagnostic, so the document is loaded.
+    Demanded,
+    /// Canal does not do what the document says.
+    NotLoaded,
+}
+
+/// Returns the meaning of a diagnostic.
+pub(crate) fn meaning_of(diagnostic: &Diagnostic) -> Meaning {
+    let problem = diagnostic.problem.as_str();
+    if DEMANDED.iter().any(|(text, _)| problem.contains(text)) {
+        Meaning::Demanded
+    } else if HINTS.iter().any(|text| problem.contains(text)) {
+        Meaning::Hint
+    } else {
+        Meaning::NotLoaded
+    }
+}
+
+/// Returns the reason of a diagnostic without what is particular to its document: indexes and
+/// quoted texts.
+pub(crate) fn reason_of(field: &str, problem: &str) -> String {
+    let mut reason = canal_yaml::path::pattern(field);
+    if !reason.is_empty() {
+        reason.push_str(": ");
+    }
+    // Every second part of the text stands between quotes.
+    for (at, part) in problem.split('"').enumerate() {
+        reason.push_str(if at % 2 == 0 { part } else { "…" });
+    }
+    reason
+}
