@@ -23,6 +23,7 @@ import (
 	"runtime"
 	"slices"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -30,13 +31,14 @@ import (
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 	"sigs.k8s.io/gateway-api/conformance"
 	"sigs.k8s.io/gateway-api/conformance/tests"
+	"sigs.k8s.io/gateway-api/conformance/utils/config"
 	"sigs.k8s.io/gateway-api/conformance/utils/suite"
 	"sigs.k8s.io/gateway-api/pkg/features"
 )
 
 var (
 	canal    = flag.String("canal", "../../target/debug/canal", "path of canal, beside which its other programs stand")
-	logPath  = flag.String("log", "../../target/conformance.log", "file for the suite's own words")
+	folder   = flag.String("folder", "../../target/conformance", "folder for the world's file, the pods' program and the suite's log")
 	only     = flag.String("only", "", "run only the test of this name")
 	outcomes []outcome
 	judged   *cluster
@@ -55,11 +57,14 @@ func TestMain(m *testing.M) {
 // run makes the world, runs the suite, whose words go to a file, and prints the report.
 func run(m *testing.M) error {
 	runtime.LockOSThread()
-	folder, err := os.MkdirTemp("", "canal-conformance-")
+	// The world's processes have working directories of their own.
+	folder, err := filepath.Abs(*folder)
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(folder)
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
 	echo, err := buildEcho(folder)
 	if err != nil {
 		return err
@@ -83,10 +88,7 @@ func run(m *testing.M) error {
 	if server, err = (&execServer{world, echo}).start(); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(*logPath), 0o755); err != nil {
-		return err
-	}
-	log, err := os.Create(*logPath)
+	log, err := os.Create(filepath.Join(folder, "log"))
 	if err != nil {
 		return err
 	}
@@ -97,12 +99,12 @@ func run(m *testing.M) error {
 		return err
 	}
 	m.Run()
-	if err := addReasons(outcomes, *logPath); err != nil {
+	if err := addReasons(outcomes, log.Name()); err != nil {
 		return err
 	}
 	writeReport(report, outcomes)
 	if len(outcomes) != len(tests.ConformanceTests) && *only == "" {
-		return fmt.Errorf("%d of %d tests have a result; %s says why", len(outcomes), len(tests.ConformanceTests), *logPath)
+		return fmt.Errorf("%d of %d tests have a result; %s says why", len(outcomes), len(tests.ConformanceTests), log.Name())
 	}
 	return nil
 }
@@ -143,8 +145,8 @@ func TestGateway(t *testing.T) {
 
 // newSuite returns a suite of all features except one: Gateway's or the mesh's.
 func newSuite(t *testing.T, except features.FeatureName) *suite.ConformanceTestSuite {
-	config := &rest.Config{Host: server}
-	clientset, err := kubernetes.NewForConfig(config)
+	access := &rest.Config{Host: server}
+	clientset, err := kubernetes.NewForConfig(access)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,14 +157,24 @@ func newSuite(t *testing.T, except features.FeatureName) *suite.ConformanceTestS
 			DisableParallelTests:       true,
 			CleanupTestResources:       true,
 			AllowCRDsMismatch:          true,
+			TimeoutConfig:              timeouts(),
 		},
 		Client:     judged,
 		Clientset:  clientset,
-		RestConfig: config,
+		RestConfig: access,
 		ManifestFS: []fs.FS{conformance.Manifests},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// timeouts are the suite's, except of answers that are not yet right: `canal apply` returns when the
+// data planes run the change, so that a right answer comes at once, and the suite's 30 s would only
+// make each failed request longer.
+func timeouts() config.TimeoutConfig {
+	timeouts := config.DefaultTimeoutConfig()
+	timeouts.MaxTimeToConsistency = 10 * time.Second
+	return timeouts
 }

@@ -16,8 +16,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
+// worldName differs in each run, so that several runs can have a world each.
+var worldName = fmt.Sprintf("conformance-%d", os.Getpid())
+
 const (
-	worldName  = "conformance"
 	tenantName = "conformance"
 	// meshManifests are the suite's servers and clients of its mesh tests.
 	meshManifests = "mesh/manifests.yaml"
