@@ -1,9 +1,11 @@
-// Program echo stands in for the two images of the conformance suite, which cannot be fetched here:
-// `echo advanced` is the server of the mesh tests and `echo client` the command that the suite
-// executes in its pods. Both speak the text format that the suite's package echo parses.
+// Program echo stands in for the two images of the conformance suite, which are on no module proxy.
 //
-// It serves HTTP/1.1 and h2c on each --port and gRPC on --grpc. It accepts the image's other
-// arguments and serves neither plain TCP (--tcp) nor TLS (--tls): no mesh test of v1.7.0 dials them.
+// `echo advanced` is the server of the mesh tests and `echo client` the command that the suite
+// executes in its pods. Both speak the text format that the suite's package echo parses. The server
+// speaks HTTP/1.1 and h2c on each --port and gRPC on --grpc. It accepts the image's other arguments
+// and serves neither plain TCP (--tcp) nor TLS (--tls): no mesh test of v1.7.0 dials them.
+//
+// `echo basic` is the server of the Gateway tests: HTTP, gRPC, TCP or UDP, as the environment says.
 package main
 
 import (
@@ -11,7 +13,7 @@ import (
 	"os"
 )
 
-const usage = "usage: echo advanced [--port=N]... [--grpc=N] | echo client URL [--method=M] [-H NAME:VALUE]... [--count=N]"
+const usage = "usage: echo basic | echo advanced [--port=N]... [--grpc=N] | echo client URL [--method=M] [-H NAME:VALUE]... [--count=N]"
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
@@ -27,6 +29,8 @@ func run(args []string) error {
 	switch args[0] {
 	case "advanced":
 		return serve(args[1:])
+	case "basic":
+		return serveBasic()
 	case "client":
 		return request(args[1:])
 	default:
