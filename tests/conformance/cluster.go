@@ -3,6 +3,8 @@ package conformance
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 
@@ -29,7 +31,8 @@ import (
 // condition fails.
 type cluster struct {
 	client.Client
-	world *world
+	world    *world
+	topology *topology
 
 	mu sync.Mutex
 	// fixed are the keys of the objects that the world's files have; `canal apply` cannot change them.
@@ -50,7 +53,7 @@ func newCluster(world *world, topology *topology) (*cluster, error) {
 			return nil, err
 		}
 	}
-	c := &cluster{world: world, fixed: map[string]bool{}, services: len(topology.services)}
+	c := &cluster{world: world, topology: topology, fixed: map[string]bool{}, services: len(topology.services)}
 	for _, service := range topology.services {
 		c.fixed[keyOf(service)] = true
 	}
@@ -97,9 +100,36 @@ func (c *cluster) takeRefusal() string {
 }
 
 // apply makes the object in the tenant. Kinds that do not concern a mesh, such as Namespace, are
-// sent too: Canal itself says that it leaves them to Kubernetes.
+// sent too: Canal itself says that it leaves them to Kubernetes. Secrets and ConfigMaps become files
+// of the volumes that pods have of them.
 func (c *cluster) apply(object client.Object) error {
-	return c.change(object, "apply", "--wait", "60")
+	if err := c.change(object, "apply", "--wait", "60"); err != nil {
+		return err
+	}
+	switch object := object.(type) {
+	case *corev1.Secret:
+		return c.writeVolume("Secret", object, object.Data)
+	case *corev1.ConfigMap:
+		data := map[string][]byte{}
+		for key, text := range object.Data {
+			data[key] = []byte(text)
+		}
+		return c.writeVolume("ConfigMap", object, data)
+	}
+	return nil
+}
+
+func (c *cluster) writeVolume(kind string, object client.Object, data map[string][]byte) error {
+	folder := volumeFolder(c.topology.folder, kind, object.GetNamespace(), object.GetName())
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	for key, content := range data {
+		if err := os.WriteFile(filepath.Join(folder, key), content, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (c *cluster) delete(object client.Object) error {
@@ -146,6 +176,11 @@ func (c *cluster) written(object client.Object) (*unstructured.Unstructured, err
 	return written, err
 }
 
+// podHost is the name of a pod among a world's hosts.
+func podHost(namespace, pod string) string {
+	return strings.Join([]string{tenantName, namespace, pod}, "/")
+}
+
 func keyOf(object client.Object) string {
 	kind := object.GetObjectKind().GroupVersionKind().Kind
 	return strings.Join([]string{kind, object.GetNamespace(), object.GetName()}, "/")
@@ -163,7 +198,7 @@ func podsOf(world *world, topology *topology) ([]client.Object, error) {
 	}
 	var pods []client.Object
 	for _, p := range topology.pods {
-		host, ok := byName[strings.Join([]string{tenantName, p.Namespace, p.hostName()}, "/")]
+		host, ok := byName[podHost(p.Namespace, p.hostName())]
 		if !ok {
 			return nil, fmt.Errorf("the world has no pod %s/%s", p.Namespace, p.hostName())
 		}

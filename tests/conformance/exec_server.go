@@ -69,9 +69,9 @@ func (s *execServer) exec(w http.ResponseWriter, r *http.Request) {
 	if len(command) > 0 && command[0] == "client" {
 		command = append([]string{s.echo}, command...)
 	}
-	err := s.world.execute(r.PathValue("namespace"), r.PathValue("pod"), command,
-		byType[corev1.StreamTypeStdout], byType[corev1.StreamTypeStderr])
-	writeStatus(byType[corev1.StreamTypeError], err)
+	process := s.world.command(podHost(r.PathValue("namespace"), r.PathValue("pod")), command...)
+	process.Stdout, process.Stderr = byType[corev1.StreamTypeStdout], byType[corev1.StreamTypeStderr]
+	writeStatus(byType[corev1.StreamTypeError], process.Run())
 	for _, stream := range byType {
 		_ = stream.Close()
 	}

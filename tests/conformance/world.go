@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,7 +19,10 @@ const readyTimeout = 120 * time.Second
 // world is a running mesh on this machine. It ends with this process, however that ends.
 type world struct {
 	canal string
+	name  string
+	// up and ended are nil in the process that runs inside.
 	up    *exec.Cmd
+	ended chan error
 }
 
 // worldHost is a host as `canal world list` prints it.
@@ -34,20 +36,19 @@ type worldHost struct {
 
 // startWorld makes the world of the file and waits until its processes are ready. The caller's
 // goroutine must be locked to its thread, because the kernel ends the world with that thread.
-func startWorld(canal, file string) (*world, error) {
-	w := &world{canal: canal, up: exec.Command(canal, "up", "--quiet", file)}
+func startWorld(canal, name, file string) (*world, error) {
+	w := &world{canal, name, exec.Command(canal, "up", "--quiet", file), make(chan error, 1)}
 	var words bytes.Buffer
 	w.up.Stdout, w.up.Stderr = &words, &words
 	w.up.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := w.up.Start(); err != nil {
 		return nil, fmt.Errorf("%s up: %w; fix: build Canal's programs, and name canal by -canal=PATH", canal, err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- w.up.Wait() }()
+	go func() { w.ended <- w.up.Wait() }()
 	deadline := time.After(readyTimeout)
 	for {
 		select {
-		case err := <-ended:
+		case err := <-w.ended:
 			return nil, fmt.Errorf("%s up %s ended: %w: %s", canal, file, err, words.String())
 		case <-deadline:
 			w.stop()
@@ -60,8 +61,10 @@ func startWorld(canal, file string) (*world, error) {
 	}
 }
 
+// stop takes the world down, and returns when nothing of it is left.
 func (w *world) stop() {
 	_ = w.up.Process.Signal(syscall.SIGTERM)
+	<-w.ended
 }
 
 func allReady(hosts []worldHost) bool {
@@ -74,7 +77,7 @@ func allReady(hosts []worldHost) bool {
 }
 
 func (w *world) hosts() ([]worldHost, error) {
-	text, err := exec.Command(w.canal, "world", "list", worldName, "--output", "json").Output()
+	text, err := exec.Command(w.canal, "world", "list", w.name, "--output", "json").Output()
 	if err != nil {
 		return nil, err
 	}
@@ -82,12 +85,9 @@ func (w *world) hosts() ([]worldHost, error) {
 	return hosts, json.Unmarshal(text, &hosts)
 }
 
-// execute runs a command in a pod.
-func (w *world) execute(namespace, pod string, command []string, stdout, stderr io.Writer) error {
-	host := strings.Join([]string{tenantName, namespace, pod}, "/")
-	process := exec.Command(w.canal, append([]string{"world", "exec", "--world", worldName, host, "--"}, command...)...)
-	process.Stdout, process.Stderr = stdout, stderr
-	return process.Run()
+// command returns a command that runs in a host or pod.
+func (w *world) command(host string, command ...string) *exec.Cmd {
+	return exec.Command(w.canal, append([]string{"world", "exec", "--world", w.name, host, "--"}, command...)...)
 }
 
 // applyAnswer is what `canal apply` and `canal delete` print as JSON.
@@ -104,7 +104,7 @@ type applyAnswer struct {
 // change applies or deletes the objects of the YAML text, and waits until the data planes run the
 // result. A refusal is an error that has Canal's reason.
 func (w *world) change(text []byte, command ...string) error {
-	command = append(command, "--world", worldName, "--tenant", tenantName, "--file", "-", "--output", "json")
+	command = append(command, "--world", w.name, "--tenant", tenantName, "--file", "-", "--output", "json")
 	process := exec.Command(w.canal, command...)
 	process.Stdin = bytes.NewReader(text)
 	answer, err := process.Output()
@@ -126,13 +126,12 @@ func (w *world) change(text []byte, command ...string) error {
 	return fmt.Errorf("canal %s: %w: %s", strings.Join(command, " "), err, words)
 }
 
-// buildEcho builds the program of the suite's pods into the folder and returns its path.
-func buildEcho(folder string) (string, error) {
-	path := filepath.Join(folder, "echo")
-	build := exec.Command("go", "build", "-o", path, "./cmd/echo")
+// buildEcho builds the program of the suite's pods into the folder.
+func buildEcho(folder string) error {
+	build := exec.Command("go", "build", "-o", filepath.Join(folder, "echo"), "./cmd/echo")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if words, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("go build ./cmd/echo: %w: %s", err, words)
+		return fmt.Errorf("go build ./cmd/echo: %w: %s", err, words)
 	}
-	return path, nil
+	return nil
 }
