@@ -32,7 +32,7 @@ test-compat: ## count what Canal can of others' APIs: the documents of Istio's a
 	@setup/install compat
 	@RUSTC_WORKSPACE_WRAPPER=clippy-driver $(CARGO) build --workspace --exclude canal-bench-micro --bins --tests --locked # as the gate's, which then has built all
 	@target/debug/canal-corpora $(ARGS)
-	@cd tests/conformance && GOTOOLCHAIN=auto go test -count=1 ./cmd/... && GOTOOLCHAIN=auto go test -count=1 -timeout=15m
+	@cd tests/conformance && GOTOOLCHAIN=auto go test -count=1 ./cmd/... ./report && GOTOOLCHAIN=auto go test -count=1 -timeout=15m
 
 software: ## foreign software, unmodified, with and without the mesh (at most 20 minutes); writes docs/soak/software.md
 	@setup/install software

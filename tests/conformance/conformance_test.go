@@ -27,6 +27,7 @@ import (
 	"testing"
 	"time"
 
+	"canal.mesh/tests/conformance/report"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -49,7 +50,7 @@ var (
 	// What the tests below share, and their results.
 	judged   *cluster
 	server   string
-	outcomes []outcome
+	outcomes []report.Outcome
 )
 
 func TestMain(m *testing.M) {
@@ -128,16 +129,16 @@ func runSuite(m *testing.M) error {
 		return err
 	}
 	defer log.Close()
-	report := os.Stdout
+	printed := os.Stdout
 	os.Stdout = log
 	if err := flag.Set("test.v", "true"); err != nil {
 		return err
 	}
 	m.Run()
-	if err := addReasons(outcomes, log.Name()); err != nil {
+	if err := report.AddReasons(outcomes, log.Name()); err != nil {
 		return err
 	}
-	writeReport(report, outcomes)
+	report.Write(printed, outcomes)
 	if len(outcomes) != len(tests.ConformanceTests) && *only == "" {
 		return fmt.Errorf("%d of %d tests have a result; %s says why", len(outcomes), len(tests.ConformanceTests), log.Name())
 	}
@@ -175,15 +176,28 @@ func runTests(t *testing.T, s *suite.ConformanceTestSuite, feature features.Feat
 		if !slices.Contains(test.Features, feature) || *only != "" && *only != test.ShortName {
 			continue
 		}
-		result := outcome{test, notRun, missing}
+		result := report.Outcome{Test: test, Verdict: report.NotRun, Reason: missing}
 		if missing == "" {
-			result.verdict = failed
-			if t.Run(test.ShortName, func(t *testing.T) { test.Run(t, s) }) {
-				result.verdict = passed
-			}
-			result.reason = judged.takeRefusal()
+			result.Verdict, result.Reason = runTest(t, s, test)
 		}
 		outcomes = append(outcomes, result)
+	}
+}
+
+func runTest(t *testing.T, s *suite.ConformanceTestSuite, test suite.ConformanceTest) (report.Verdict, string) {
+	isSkipped := false
+	isPassed := t.Run(test.ShortName, func(t *testing.T) {
+		defer func() { isSkipped = t.Skipped() }()
+		test.Run(t, s)
+	})
+	refusal := judged.takeRefusal()
+	switch {
+	case isSkipped:
+		return report.NotRun, "the suite skips it; the log says why"
+	case isPassed:
+		return report.Passed, ""
+	default:
+		return report.Failed, refusal
 	}
 }
 

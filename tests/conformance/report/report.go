@@ -1,4 +1,5 @@
-package conformance
+// Package report counts the verdicts on the suite's tests, and finds reasons in the suite's log.
+package report
 
 import (
 	"fmt"
@@ -10,33 +11,33 @@ import (
 	"sigs.k8s.io/gateway-api/pkg/features"
 )
 
-// verdict is the result of one test.
-type verdict string
+// Verdict is the result of one test.
+type Verdict string
 
 const (
-	passed verdict = "passed"
-	failed verdict = "failed"
-	notRun verdict = "not run"
+	Passed Verdict = "passed"
+	Failed Verdict = "failed"
+	NotRun Verdict = "not run"
 )
 
-// outcome is a test with its verdict, and the reason if the verdict is not `passed`.
-type outcome struct {
-	test    suite.ConformanceTest
-	verdict verdict
-	reason  string
+// Outcome is a test with its verdict, and the reason if the verdict is not Passed.
+type Outcome struct {
+	Test    suite.ConformanceTest
+	Verdict Verdict
+	Reason  string
 }
 
-// writeReport writes a line for each test, then the counts: of each profile's core tests, of each
+// Write writes a line for each test, then the counts: of each profile's core tests, of each
 // feature's tests, and of all.
-func writeReport(w io.Writer, outcomes []outcome) {
+func Write(w io.Writer, outcomes []Outcome) {
 	for _, o := range outcomes {
-		line := fmt.Sprintf("%-8s %s", o.verdict, o.test.ShortName)
-		if o.reason != "" {
-			line += ": " + o.reason
+		line := fmt.Sprintf("%-8s %s", o.Verdict, o.Test.ShortName)
+		if o.Reason != "" {
+			line += ": " + o.Reason
 		}
 		fmt.Fprintln(w, line)
 	}
-	fmt.Fprintf(w, "\n%-46s %6s %6s %8s %6s\n", "tests", passed, failed, notRun, "all")
+	fmt.Fprintf(w, "\n%-60s %6s %6s %8s %6s\n", "tests", Passed, Failed, NotRun, "all")
 	for _, profile := range []suite.ConformanceProfile{
 		suite.GatewayHTTPConformanceProfile, suite.MeshHTTPConformanceProfile,
 	} {
@@ -52,16 +53,16 @@ func writeReport(w io.Writer, outcomes []outcome) {
 	writeCounts(w, "all", outcomes, func(suite.ConformanceTest) bool { return true })
 }
 
-func writeCounts(w io.Writer, name string, outcomes []outcome, counts func(suite.ConformanceTest) bool) {
-	of := map[verdict]int{}
+func writeCounts(w io.Writer, name string, outcomes []Outcome, counts func(suite.ConformanceTest) bool) {
+	of := map[Verdict]int{}
 	all := 0
 	for _, o := range outcomes {
-		if counts(o.test) {
-			of[o.verdict]++
+		if counts(o.Test) {
+			of[o.Verdict]++
 			all++
 		}
 	}
-	fmt.Fprintf(w, "%-46s %6d %6d %8d %6d\n", name, of[passed], of[failed], of[notRun], all)
+	fmt.Fprintf(w, "%-60s %6d %6d %8d %6d\n", name, of[Passed], of[Failed], of[NotRun], all)
 }
 
 // featureNames returns the names of all features of the suite, sorted.
