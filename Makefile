@@ -28,9 +28,11 @@ test-timing: ## judge times, rates and losses: each timed test alone, 5 tries, r
 	@setup/install software
 	@$(CARGO) xtask timing $(if $(JOB),'$(JOB)')
 
-test-compat: ## count the documents of Istio's and Gateway API's corpora that Canal loads; `make test-compat ARGS='--left --kinds'` names the rest
-	@setup/install test
-	@$(CARGO) run --quiet --locked --package canal-corpora -- $(ARGS)
+test-compat: ## count what Canal can of others' APIs: the documents of Istio's and Gateway API's corpora that it loads (`make test-compat ARGS='--left --kinds'` names the rest), then Gateway API's conformance tests
+	@setup/install compat
+	@RUSTC_WORKSPACE_WRAPPER=clippy-driver $(CARGO) build --workspace --exclude canal-bench-micro --bins --tests --locked # as the gate's, which then has built all
+	@target/debug/canal-corpora $(ARGS)
+	@cd tests/conformance && GOTOOLCHAIN=auto go test -count=1 ./cmd/... ./report && GOTOOLCHAIN=auto go test -count=1 -timeout=15m
 
 software: ## foreign software, unmodified, with and without the mesh (at most 20 minutes); writes docs/soak/software.md
 	@setup/install software

@@ -1,0 +1,76 @@
+package report
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/gateway-api/conformance/utils/suite"
+	"sigs.k8s.io/gateway-api/pkg/features"
+)
+
+const logText = `=== RUN   TestMesh/A
+    apply.go:1: now: Creating x
+=== RUN   TestMesh/A/first
+    pod.go:2: now: Response expectation failed for request: [x]  not ready yet: wanted 303, got 200 (after 1ms)
+=== RUN   TestMesh/B
+        	Error:      	Received unexpected error:
+        	            	context deadline exceeded
+=== NAME  TestMesh/A
+=== RUN   TestMesh/C
+`
+
+func TestReasonsAreTheSuitesLastWords(t *testing.T) {
+	log := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(log, []byte(logText), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	of := func(name string, v Verdict, reason string) Outcome {
+		return Outcome{suite.ConformanceTest{ShortName: name}, v, reason}
+	}
+	found := []Outcome{of("A", Failed, ""), of("B", Failed, ""), of("C", Failed, "refused"), of("A", Passed, "")}
+	if err := AddReasons(found, log); err != nil {
+		t.Fatal(err)
+	}
+	for i, expected := range []string{"wanted 303, got 200", "context deadline exceeded", "refused", ""} {
+		if found[i].Reason != expected {
+			t.Errorf("%d: %q; expected %q", i, found[i].Reason, expected)
+		}
+	}
+}
+
+func TestCountsAreOfEachFeature(t *testing.T) {
+	of := func(v Verdict, names ...features.FeatureName) Outcome {
+		return Outcome{suite.ConformanceTest{Features: names}, v, ""}
+	}
+	var text strings.Builder
+	Write(&text, []Outcome{
+		of(Passed, features.SupportMesh, features.SupportHTTPRoute),
+		of(Failed, features.SupportMesh, features.SupportHTTPRoute, features.SupportMeshConsumerRoute),
+		of(NotRun, features.SupportGateway, features.SupportHTTPRoute),
+	})
+	counts := map[string]string{}
+	for line := range strings.Lines(text.String()) {
+		fields := strings.Fields(line)
+		if n := len(fields); n > 4 {
+			counts[strings.Join(fields[:n-4], " ")] = strings.Join(fields[n-4:], " ")
+		}
+	}
+	for name, expected := range map[string]string{
+		"GATEWAY-HTTP core": "0 0 1 1",
+		"MESH-HTTP core":    "1 0 0 1",
+		"MeshConsumerRoute": "0 1 0 1",
+		"HTTPRoute":         "1 1 1 3",
+		"TLSRoute":          "0 0 0 0",
+		"all":               "1 1 1 3",
+	} {
+		if counts[name] != expected {
+			t.Errorf("%s: %q; expected %q", name, counts[name], expected)
+		}
+	}
+	const features, totals = 64, 3
+	if len(counts) != features+totals+1 { // and the heading
+		t.Errorf("%d lines of counts", len(counts))
+	}
+}
