@@ -477,7 +477,7 @@ fn endpoint(
         .filter(|port| !guarded.contains(port))
         .collect();
     let by_service = direct.iter().map(|e| (Some(&e.service), e.target_port));
-    let ways: Vec<(Option<&ServiceKey>, u16)> = by_service
+    let access_paths: Vec<(Option<&ServiceKey>, u16)> = by_service
         .chain(own_ports.iter().map(|port| (None, *port)))
         .collect();
     Some(DirectEndpoint {
@@ -489,6 +489,6 @@ fn endpoint(
         addresses: workload.addresses.clone(),
         serves: serves.into_iter().collect(),
         own_ports,
-        audience: audiences.of(workload, &ways),
+        audience: audiences.of(workload, &access_paths),
     })
 }

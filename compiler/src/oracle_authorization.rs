@@ -528,11 +528,11 @@ fn normal(target: &str, keeps: bool) -> Option<String> {
         return keeps.then(|| path.to_owned());
     };
     let parts: Vec<&str> = rest.split('/').collect();
-    let mut kept: Vec<&str> = Vec::new();
+    let mut segments: Vec<&str> = Vec::new();
     for part in &parts {
         match *part {
             "" | "." => {}
-            ".." => allowed(kept.pop().is_some())?,
+            ".." => allowed(segments.pop().is_some())?,
             other => {
                 // A server that drops path parameters interprets these segments as `..`, `.` or an
                 // empty segment.
@@ -542,14 +542,14 @@ fn normal(target: &str, keeps: bool) -> Option<String> {
                         .any(|mark| other.starts_with(&format!("{dots}{mark}")))
                 };
                 allowed(!["..", ".", ""].iter().any(has_marks))?;
-                kept.push(other);
+                segments.push(other);
             }
         }
     }
-    let is_folder = matches!(parts.last(), Some(&("" | "." | ".."))) && !kept.is_empty();
+    let is_folder = matches!(parts.last(), Some(&("" | "." | ".."))) && !segments.is_empty();
     Some(format!(
         "/{}{}",
-        kept.join("/"),
+        segments.join("/"),
         if is_folder { "/" } else { "" }
     ))
 }

@@ -111,13 +111,13 @@ pub struct Explanation {
 impl Explanation {
     /// Returns whether at least one workload may receive the request.
     pub fn passes(&self) -> bool {
-        let ways: BTreeSet<&str> = self
+        let workloads: BTreeSet<&str> = self
             .steps
             .iter()
             .map(|step| step.workload.as_str())
             .collect();
         let denies = |step: &&HopExplanation| matches!(step.outcome, HopDecision::Denies(_));
-        ways.iter().any(|workload| {
+        workloads.iter().any(|workload| {
             !self
                 .steps
                 .iter()
@@ -139,18 +139,18 @@ impl fmt::Display for Explanation {
             .iter()
             .skip(1)
             .try_for_each(|(target, reason)| writeln!(f, "  {target} cannot either: {reason}"))?;
-        let mut ways: Vec<(Vec<&str>, Vec<&HopExplanation>)> = Vec::new();
+        let mut by_workload: Vec<(Vec<&str>, Vec<&HopExplanation>)> = Vec::new();
         for step in &self.steps {
-            match ways
+            match by_workload
                 .iter_mut()
                 .find(|(workloads, _)| workloads == &[step.workload.as_str()])
             {
                 Some((_, steps)) => steps.push(step),
-                None => ways.push((vec![&step.workload], vec![step])),
+                None => by_workload.push((vec![&step.workload], vec![step])),
             }
         }
         let mut groups: Vec<(Vec<&str>, Vec<&HopExplanation>)> = Vec::new();
-        for (workloads, steps) in ways {
+        for (workloads, steps) in by_workload {
             let same = |(_, other): &&mut (Vec<&str>, Vec<&HopExplanation>)| {
                 other.len() == steps.len() && other.iter().zip(&steps).all(|(a, b)| a.is_like(b))
             };
@@ -882,12 +882,12 @@ fn reads_path(policy: &Authorization) -> bool {
         .rules
         .iter()
         .flat_map(|rule| rule.from.iter().chain(&rule.to).chain([&rule.when]));
-    let asks = || {
+    let matches_path = || {
         lists
             .flatten()
             .any(|clause| clause.attribute == Attribute::Path)
     };
-    !policy.dry_run && (matches!(policy.action, AuthorizationAction::Custom(_)) || asks())
+    !policy.dry_run && (matches!(policy.action, AuthorizationAction::Custom(_)) || matches_path())
 }
 
 fn hop_decision(verdict: OracleDecision, refused: &str) -> HopDecision {

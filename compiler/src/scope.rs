@@ -47,7 +47,7 @@ pub fn admits(claims: &TenantClaims, principal: &Principal, placement: &TierPlac
             claims.gateways.iter().any(|g| g.replica == *name)
                 || placement
                     .of(name)
-                    .is_some_and(|held| held.tenants.contains(&claims.tenant))
+                    .is_some_and(|scope| scope.tenants.contains(&claims.tenant))
         }
         // An edge serves all tenants of the fleet.
         Principal::Edge { .. } => true,
@@ -111,7 +111,7 @@ pub fn visible(resource: &Resource, principal: &Principal, placement: &TierPlace
                 table.az == *az
                     && placement
                         .of(name)
-                        .is_some_and(|held| held.services.contains(&table.id))
+                        .is_some_and(|scope| scope.services.contains(&table.id))
             }
             Resource::Node(_) | Resource::Entitlement(_) | Resource::DirectEndpoint(_) => false,
             _ => true,
@@ -246,7 +246,7 @@ mod tests {
 
     /// Backend b1 in az1 serves alpha, b2 in az2 serves alpha and beta, and b3 serves no tenant.
     fn tier_placement() -> TierPlacement {
-        let held = |tenants: &[(&str, u32)]| BackendScope {
+        let scope = |tenants: &[(&str, u32)]| BackendScope {
             tenants: tenants
                 .iter()
                 .map(|(t, _)| TenantName::new(t).unwrap())
@@ -261,8 +261,8 @@ mod tests {
         TierPlacement {
             replicas: [pair("r1", "b1"), pair("r2", "b2"), pair("r3", "b3")].into(),
             backends: [
-                ("b1", held(&[("alpha", 1)])),
-                ("b2", held(&[("alpha", 1), ("beta", 2)])),
+                ("b1", scope(&[("alpha", 1)])),
+                ("b2", scope(&[("alpha", 1), ("beta", 2)])),
             ]
             .map(|(b, h)| (b.parse().unwrap(), h))
             .into(),

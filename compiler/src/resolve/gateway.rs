@@ -11,11 +11,11 @@ use crate::diagnostic_collector::DiagnosticCollector;
 
 pub(crate) fn resolve(
     tenant: &TenantName,
-    said: &[Sourced<'_, canal::Gateway>],
+    declared: &[Sourced<'_, canal::Gateway>],
     addresses: &mut AddressOwners,
     report: &mut DiagnosticCollector,
 ) -> Vec<Gateway> {
-    let mut gateways: Vec<Gateway> = said
+    let mut gateways: Vec<Gateway> = declared
         .iter()
         .filter_map(|gateway| replica(tenant, gateway, addresses, report))
         .collect();

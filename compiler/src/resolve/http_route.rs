@@ -37,7 +37,7 @@ type RegexBytesLeft = BTreeMap<ServiceKey, usize>;
 
 /// Returns the rules of all HTTPRoutes, and the services that have any.
 pub(crate) fn resolve(
-    said: &[Sourced<'_, HttpRoute>],
+    declared: &[Sourced<'_, HttpRoute>],
     to: &DestinationIndex<'_>,
     budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
@@ -45,7 +45,7 @@ pub(crate) fn resolve(
     let mut rules = Vec::new();
     let mut taken = BTreeSet::new();
     let mut left = RegexBytesLeft::new();
-    for route in said {
+    for route in declared {
         let parents = parents(route, to, report);
         taken.extend(parents.iter().map(|parent| parent.service.clone()));
         let Some(mut regexes) = regex_budget(&parents, &left) else {

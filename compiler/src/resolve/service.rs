@@ -21,12 +21,12 @@ use crate::protocol::{DeclaredProtocol, declared_protocol};
 
 pub(crate) fn resolve(
     input: &CompileInput<'_>,
-    said: &[Sourced<'_, kubernetes::Service>],
+    declared: &[Sourced<'_, kubernetes::Service>],
     addresses: &mut AddressOwners,
     report: &mut DiagnosticCollector,
 ) -> BTreeMap<ServiceKey, Service> {
     let mut services = BTreeMap::new();
-    for service in said {
+    for service in declared {
         let metadata = &service.object.metadata;
         let key = ServiceKey {
             tenant: input.tenant.clone(),
@@ -237,9 +237,10 @@ fn ports(
         let protocol = match declared_protocol(written.app_protocol.as_deref(), &written.name) {
             DeclaredProtocol::Known(protocol) => protocol,
             DeclaredProtocol::Unknown => {
-                let said = written.app_protocol.as_deref().unwrap_or_default();
-                let problem =
-                    format!("{said:?} is an unknown protocol; a connection's first bytes decide");
+                let protocol_name = written.app_protocol.as_deref().unwrap_or_default();
+                let problem = format!(
+                    "{protocol_name:?} is an unknown protocol; a connection's first bytes decide"
+                );
                 report.warning(
                     service.document,
                     format!("{field}.appProtocol"),

@@ -18,10 +18,10 @@ use crate::limits::{GATEWAY_RANGES_MAX, RESOLVERS_MAX};
 
 pub(crate) fn resolve(
     name: &TenantName,
-    said: &[Sourced<'_, canal::Tenant>],
+    declared: &[Sourced<'_, canal::Tenant>],
     report: &mut DiagnosticCollector,
 ) -> Option<Tenant> {
-    let tenant = own_object(name, said, report)?;
+    let tenant = own_object(name, declared, report)?;
     let spec = &tenant.object.spec;
     if !has_own_names(name, tenant, report) {
         return None;
@@ -77,11 +77,11 @@ pub(crate) fn resolve(
 /// the own one.
 fn own_object<'s, 'o>(
     name: &TenantName,
-    said: &'s [Sourced<'o, canal::Tenant>],
+    declared: &'s [Sourced<'o, canal::Tenant>],
     report: &mut DiagnosticCollector,
 ) -> Option<&'s Sourced<'o, canal::Tenant>> {
     let mut own = None;
-    for tenant in said {
+    for tenant in declared {
         if tenant.object.metadata.name.as_str() == name.as_str() {
             own = Some(tenant);
         } else {

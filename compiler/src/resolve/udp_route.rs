@@ -186,15 +186,15 @@ impl<'a> UdpReferences<'a> {
         corpus: &'a TenantObjects<'a>,
         services: &BTreeMap<ServiceKey, Service>,
     ) -> Self {
-        let all = corpus.services.iter().map(|said| {
-            let metadata = &said.object.metadata;
+        let all = corpus.services.iter().map(|sourced| {
+            let metadata = &sourced.object.metadata;
             (
                 ServiceKey {
                     tenant: tenant.clone(),
                     namespace: metadata.namespace.clone(),
                     name: metadata.name.clone(),
                 },
-                said,
+                sourced,
             )
         });
         Self {

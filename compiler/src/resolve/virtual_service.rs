@@ -25,20 +25,20 @@ use crate::precedence;
 use crate::resource_budget::ResourceBudget;
 
 pub(crate) fn resolve(
-    said: &[Sourced<'_, VirtualService>],
+    declared: &[Sourced<'_, VirtualService>],
     to: &DestinationIndex<'_>,
     taken: &BTreeSet<ServiceKey>,
     budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
 ) -> Vec<RouteRule> {
-    let mut spoken_for: BTreeMap<ServiceKey, String> = BTreeMap::new();
+    let mut claimed_by: BTreeMap<ServiceKey, String> = BTreeMap::new();
     let mut rules = Vec::new();
     let mut add = |rule| {
         let is_within = budget.add_rule(&rule);
         rules.push(rule);
         is_within
     };
-    for virtual_service in said {
+    for virtual_service in declared {
         if !is_for_mesh(virtual_service, report) {
             continue;
         }
@@ -54,7 +54,7 @@ pub(crate) fn resolve(
                     problem,
                     "write everything in one of the two",
                 );
-            } else if let Some(older) = spoken_for.get(&key) {
+            } else if let Some(older) = claimed_by.get(&key) {
                 let problem = format!(
                     "{older} routes {}/{} already, so this object does not",
                     key.namespace, key.name
@@ -66,7 +66,7 @@ pub(crate) fn resolve(
                     "write everything in one VirtualService",
                 );
             } else if let Some(service) = to.services.get(&key) {
-                spoken_for.insert(key, virtual_service.document.object.key().to_string());
+                claimed_by.insert(key, virtual_service.document.object.key().to_string());
                 // The resources exceed their limit, so the rest is not compiled.
                 if !attach(virtual_service, service, to, report, &mut add) {
                     return rules;
@@ -77,8 +77,8 @@ pub(crate) fn resolve(
     rules
 }
 
-fn is_for_mesh(said: &Sourced<'_, VirtualService>, report: &mut DiagnosticCollector) -> bool {
-    let gateways = &said.object.spec.gateways;
+fn is_for_mesh(sourced: &Sourced<'_, VirtualService>, report: &mut DiagnosticCollector) -> bool {
+    let gateways = &sourced.object.spec.gateways;
     if let Some((at, other)) = gateways
         .iter()
         .enumerate()
@@ -86,7 +86,7 @@ fn is_for_mesh(said: &Sourced<'_, VirtualService>, report: &mut DiagnosticCollec
     {
         let problem = format!("gateway {other:?} is not in this version; `mesh` is the only one");
         report.error(
-            said.document,
+            sourced.document,
             format!("spec.gateways[{at}]"),
             problem,
             "write mesh or remove the field",
@@ -97,14 +97,17 @@ fn is_for_mesh(said: &Sourced<'_, VirtualService>, report: &mut DiagnosticCollec
 
 /// Returns the services that the hosts name, each once.
 fn services(
-    said: &Sourced<'_, VirtualService>,
+    sourced: &Sourced<'_, VirtualService>,
     to: &DestinationIndex<'_>,
     report: &mut DiagnosticCollector,
 ) -> Vec<(String, ServiceKey)> {
-    let (hosts, own) = (&said.object.spec.hosts, &said.object.metadata.namespace);
-    if hosts.is_empty() && said.fault("spec.hosts").is_none() {
+    let (hosts, own) = (
+        &sourced.object.spec.hosts,
+        &sourced.object.metadata.namespace,
+    );
+    if hosts.is_empty() && sourced.fault("spec.hosts").is_none() {
         report.error(
-            said.document,
+            sourced.document,
             "spec.hosts",
             "the object is for no host",
             "write a Service's name",
@@ -115,7 +118,7 @@ fn services(
             "the object has {} hosts, more than {HOSTS_PER_ROUTE_MAX}; the rest is left out",
             hosts.len()
         );
-        report.error(said.document, "spec.hosts", problem, "split the object");
+        report.error(sourced.document, "spec.hosts", problem, "split the object");
     }
     let mut found: Vec<(String, ServiceKey)> = Vec::new();
     for (at, host) in hosts.iter().take(HOSTS_PER_ROUTE_MAX).enumerate() {
@@ -125,7 +128,7 @@ fn services(
         else {
             let problem = format!("{host:?} is no service of this tenant");
             report.error(
-                said.document,
+                sourced.document,
                 field,
                 problem,
                 "write a Service's name, or name.namespace; other hosts are not in this version",
@@ -137,7 +140,7 @@ fn services(
                 "a route for the clients of one namespace (here {own}) only is not in this version"
             );
             report.error(
-                said.document,
+                sourced.document,
                 field,
                 problem,
                 format!(
@@ -153,8 +156,8 @@ fn services(
 }
 
 /// Returns the fault of the object that belongs to no rule and so breaks all of them.
-fn fault_outside_rules(said: &Sourced<'_, VirtualService>) -> Option<String> {
-    let outside = said
+fn fault_outside_rules(sourced: &Sourced<'_, VirtualService>) -> Option<String> {
+    let outside = sourced
         .document
         .faults
         .iter()
@@ -164,21 +167,21 @@ fn fault_outside_rules(said: &Sourced<'_, VirtualService>) -> Option<String> {
 
 /// Attaches the rules of the object to one service. Returns false as soon as `add` does.
 fn attach(
-    said: &Sourced<'_, VirtualService>,
+    sourced: &Sourced<'_, VirtualService>,
     service: &Service,
     to: &DestinationIndex<'_>,
     report: &mut DiagnosticCollector,
     add: &mut dyn FnMut(RouteRule) -> bool,
 ) -> bool {
-    let spec = &said.object.spec;
-    let mut broken = fault_outside_rules(said);
+    let spec = &sourced.object.spec;
+    let mut broken = fault_outside_rules(sourced);
     if spec.http.len() > RULES_PER_ROUTE_MAX {
         let problem = format!(
             "the object has {} rules, more than {RULES_PER_ROUTE_MAX}",
             spec.http.len()
         );
         broken.get_or_insert_with(|| problem.clone());
-        report.error(said.document, "spec.http", problem, "use fewer rules");
+        report.error(sourced.document, "spec.http", problem, "use fewer rules");
     }
     let ports: Vec<u16> = service.ports.iter().map(|port| port.port).collect();
     let mut regexes = RegexBudget {
@@ -194,7 +197,7 @@ fn attach(
     };
     for (at, rule) in written.iter().take(RULES_PER_ROUTE_MAX).enumerate() {
         let field = format!("spec.http[{at}]");
-        let fault = said
+        let fault = sourced
             .document
             .faults
             .iter()
@@ -203,7 +206,7 @@ fn attach(
             .clone()
             .or_else(|| fault.map(|f| format!("{}: {}", f.field, f.problem)));
         let mut reading = RuleContext {
-            document: said.document,
+            document: sourced.document,
             field,
             report,
             broken,
@@ -215,7 +218,7 @@ fn attach(
         let fans_out = rule
             .route
             .iter()
-            .any(|r| to.follows_dialled_port(&said.object.metadata.namespace, &r.destination));
+            .any(|r| to.follows_dialled_port(&sourced.object.metadata.namespace, &r.destination));
         for (number, (group, matches)) in groups.iter().enumerate() {
             let part = if groups.len() > 1 {
                 format!(".{number}")
@@ -229,11 +232,11 @@ fn attach(
             };
             for port in for_ports {
                 let dialled = port.or(ports.first().copied()).unwrap_or_default();
-                let action = action(said, rule, dialled, to, &mut reading);
+                let action = action(sourced, rule, dialled, to, &mut reading);
                 let suffix = port.map(|port| format!(":{port}")).unwrap_or_default();
                 let rule = format!("{}{suffix}.{at}{part}", service.key.name);
                 let is_within = add(RouteRule {
-                    key: key(said, service, rule),
+                    key: key(sourced, service, rule),
                     parent: service.key.clone(),
                     parent_port: port,
                     hosts: group.hosts.clone(),
@@ -249,8 +252,8 @@ fn attach(
     true
 }
 
-fn key(said: &Sourced<'_, VirtualService>, service: &Service, rule: String) -> RouteKey {
-    let metadata = &said.object.metadata;
+fn key(sourced: &Sourced<'_, VirtualService>, service: &Service, rule: String) -> RouteKey {
+    let metadata = &sourced.object.metadata;
     RouteKey {
         tenant: service.key.tenant.clone(),
         kind: "VirtualService".to_owned(),
@@ -261,7 +264,7 @@ fn key(said: &Sourced<'_, VirtualService>, service: &Service, rule: String) -> R
 }
 
 fn action(
-    said: &Sourced<'_, VirtualService>,
+    sourced: &Sourced<'_, VirtualService>,
     written: &VirtualServiceRoute,
     dialled: u16,
     to: &DestinationIndex<'_>,
@@ -271,8 +274,11 @@ fn action(
     let mut backends: Vec<Backend> = Vec::with_capacity(written.route.len());
     for (at, share) in written.route.iter().enumerate() {
         let weight = share.weight.unwrap_or(if is_alone { 100 } else { 0 });
-        let target =
-            to.of_destination(&said.object.metadata.namespace, &share.destination, dialled);
+        let target = to.of_destination(
+            &sourced.object.metadata.namespace,
+            &share.destination,
+            dialled,
+        );
         backends.push(rule.backend(&format!("route[{at}]"), weight, target));
     }
     rule.action("route", backends)

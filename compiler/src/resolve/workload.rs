@@ -317,14 +317,14 @@ impl<'a> PodLabelIndex<'a> {
 
 fn serve(
     name: &TenantName,
-    said: &Sourced<'_, kubernetes::Service>,
+    sourced: &Sourced<'_, kubernetes::Service>,
     services: &BTreeMap<ServiceKey, Service>,
     living: &[(&Sourced<'_, Pod>, Workload)],
     index: &PodLabelIndex<'_>,
     endpoints: &mut EndpointLists,
     report: &mut DiagnosticCollector,
 ) {
-    let metadata = &said.object.metadata;
+    let metadata = &sourced.object.metadata;
     let key = ServiceKey {
         tenant: name.clone(),
         namespace: metadata.namespace.clone(),
@@ -333,18 +333,18 @@ fn serve(
     let Some(service) = services.get(&key) else {
         return;
     };
-    let spec = &said.object.spec;
+    let spec = &sourced.object.spec;
     if spec.selector.is_empty() {
         let problem =
             "the service selects no pods, and endpoints of other kinds are not in this version";
         report.warning(
-            said.document,
+            sourced.document,
             "spec.selector",
             problem,
             "write the labels of its pods",
         );
     }
-    let selected = index.selected(&metadata.namespace, said.object, living);
+    let selected = index.selected(&metadata.namespace, sourced.object, living);
     for port in &service.ports {
         let Some((place, written)) = spec
             .ports
@@ -376,7 +376,7 @@ fn serve(
         {
             let problem = format!("no selected pod has a container port named {target:?}");
             report.warning(
-                said.document,
+                sourced.document,
                 format!("spec.ports[{place}].targetPort"),
                 problem,
                 "name a port of the pods' containers, or write its number",

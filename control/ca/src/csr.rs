@@ -91,7 +91,11 @@ pub(crate) struct VerifiedPublicKey {
 
 /// Checks size, form, key, proof of possession and the URI name, in this order. All extensions
 /// except the name are ignored.
-pub(crate) fn check(pem: &str, asked: &Identity, rsa: bool) -> Result<VerifiedPublicKey, CsrError> {
+pub(crate) fn check(
+    pem: &str,
+    requested: &Identity,
+    rsa: bool,
+) -> Result<VerifiedPublicKey, CsrError> {
     if pem.len() > CSR_BYTES_MAX {
         return Err(CsrError::TooLarge(pem.len()));
     }
@@ -111,7 +115,7 @@ pub(crate) fn check(pem: &str, asked: &Identity, rsa: bool) -> Result<VerifiedPu
     }
     check_algorithm(&csr.signature_algorithm)?;
     csr.verify_signature().map_err(|_| CsrError::Signature)?;
-    check_names(&csr, asked)?;
+    check_names(&csr, requested)?;
     let raw = csr.certification_request_info.subject_pki.raw.to_vec();
     let spki = SubjectPublicKeyInfo::from_der(&raw).map_err(|e| CsrError::Key(e.to_string()))?;
     Ok(VerifiedPublicKey { spki, raw, is_rsa })
@@ -163,8 +167,8 @@ fn check_algorithm(a: &x509::AlgorithmIdentifier<'_>) -> Result<(), CsrError> {
 
 /// Checks that every URI name is the identity. A name extension that cannot be parsed is refused,
 /// because it might contain another identity.
-fn check_names(csr: &X509CertificationRequest<'_>, asked: &Identity) -> Result<(), CsrError> {
-    let asked = asked.to_string();
+fn check_names(csr: &X509CertificationRequest<'_>, requested: &Identity) -> Result<(), CsrError> {
+    let requested = requested.to_string();
     let Some(extensions) = csr.requested_extensions() else {
         return Ok(());
     };
@@ -173,11 +177,11 @@ fn check_names(csr: &X509CertificationRequest<'_>, asked: &Identity) -> Result<(
             ParsedExtension::SubjectAlternativeName(san) => {
                 for name in &san.general_names {
                     if let GeneralName::URI(uri) = name
-                        && *uri != asked
+                        && *uri != requested
                     {
                         return Err(CsrError::Name {
                             named: uri.chars().take(200).collect(),
-                            requested: asked,
+                            requested,
                         });
                     }
                 }

@@ -63,17 +63,17 @@ impl ExternalCertificateError {
 ///
 /// # Errors
 /// Returns a [`CsrError`] if the request is not acceptable.
-pub fn check_request(asked: &CertificateRequest<'_>) -> Result<(), CsrError> {
-    csr::check(asked.csr, asked.identity, asked.rsa).map(|_| ())
+pub fn check_request(requested: &CertificateRequest<'_>) -> Result<(), CsrError> {
+    csr::check(requested.csr, requested.identity, requested.rsa).map(|_| ())
 }
 
-/// Checks the response to `asked`: PEM with the leaf first. `roots` are the configured roots.
+/// Checks the response to `requested`: PEM with the leaf first. `roots` are the configured roots.
 ///
 /// # Errors
 /// Returns an [`ExternalCertificateError`]; the certificate must then not be used.
 pub fn check_answer(
     pem: &str,
-    asked: &CertificateRequest<'_>,
+    requested: &CertificateRequest<'_>,
     roots: &[String],
     now: u64,
 ) -> Result<IssuedLeaf, ExternalCertificateError> {
@@ -81,8 +81,8 @@ pub fn check_answer(
         .map_err(|e| ExternalCertificateError::Form(e.to_string()))?;
     let (_, leaf) = X509Certificate::from_der(&chain[0])
         .map_err(|e| ExternalCertificateError::Form(e.to_string()))?;
-    let want: Vec<String> = std::iter::once(asked.identity.to_string())
-        .chain(asked.names.iter().cloned())
+    let want: Vec<String> = std::iter::once(requested.identity.to_string())
+        .chain(requested.names.iter().cloned())
         .collect();
     let mut seen = names(&leaf);
     let mut sorted = want.clone();
@@ -94,7 +94,7 @@ pub fn check_answer(
             requested: want,
         });
     }
-    let proved = csr::check(asked.csr, asked.identity, asked.rsa)
+    let proved = csr::check(requested.csr, requested.identity, requested.rsa)
         .map_err(|_| ExternalCertificateError::Key)?;
     if leaf.public_key().raw != proved.raw {
         return Err(ExternalCertificateError::Key);

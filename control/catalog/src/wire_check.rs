@@ -51,7 +51,7 @@ pub fn enforce(
         bytes: 0,
     };
     for resource in resources {
-        let kept = match check(&resource) {
+        let checked = match check(&resource) {
             Ok(bytes) => Some((resource, bytes)),
             Err(why) => {
                 diagnostics.push(diagnostic(&resource, &why));
@@ -60,7 +60,7 @@ pub fn enforce(
                     .find_map(|candidate| check(&candidate).ok().map(|bytes| (candidate, bytes)))
             }
         };
-        let Some((resource, bytes)) = kept else {
+        let Some((resource, bytes)) = checked else {
             continue;
         };
         out.resources.push(resource);

@@ -773,7 +773,7 @@ fn trust_resources(
             .placement
             .of(replica)
             .iter()
-            .flat_map(|held| &held.tenants)
+            .flat_map(|scope| &scope.tenants)
         {
             serving.entry(tenant).or_default().insert(replica);
         }

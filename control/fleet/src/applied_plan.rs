@@ -89,7 +89,7 @@ impl PlanDelta {
                 }
             }
         }
-        let held = |plan: &Plan| -> usize {
+        let retained = |plan: &Plan| -> usize {
             let of = |n: &UnmetConstraint| {
                 if let UnmetConstraint::Held { buckets, .. } = n {
                     buckets.len()
@@ -99,7 +99,7 @@ impl PlanDelta {
             };
             plan.notes.iter().map(of).sum()
         };
-        out.heads_retained = held(next).saturating_sub(held(parent));
+        out.heads_retained = retained(next).saturating_sub(retained(parent));
         out
     }
 }

@@ -182,10 +182,10 @@ impl FleetReconciler {
         for name in seen.rows {
             let shared = self.shared.clone();
             tracing::info!(replica = %name, state = ?shared.fleet.roster().members().get(&name).map(|m| m.row.state), "the replica's state changed");
-            let kept =
+            let stored =
                 tokio::task::spawn_blocking(move || shared.fleet.keep_row(&shared.store, &name))
                     .await;
-            if let Ok(Err(e)) = kept {
+            if let Ok(Err(e)) = stored {
                 // The state follows from reports, so it is determined again after a restart.
                 self.store_refused(&e);
             }

@@ -538,8 +538,8 @@ impl AdminService {
         call.set_outcome("canceled");
         // Signing and writing to disk block the thread.
         let order = tokio::task::spawn_blocking(move || {
-            let said = act(&trust, &name);
-            said.map(|note| api::TrustResponse {
+            let result = act(&trust, &name);
+            result.map(|note| api::TrustResponse {
                 domains: vec![trust.status(&name, false, now_seconds())],
                 note,
             })

@@ -96,7 +96,7 @@ pub fn bind_socket(folder: &Path) -> Result<AdminAcceptor, ListenError> {
 }
 
 /// Serves the endpoint until the controller stops.
-pub async fn serve(listener: AdminAcceptor, door: AdminEndpoint, shared: Arc<PagesContext>) {
+pub async fn serve(listener: AdminAcceptor, endpoint: AdminEndpoint, shared: Arc<PagesContext>) {
     let places = Arc::new(Semaphore::new(ADMIN_CONNECTIONS_MAX));
     loop {
         let accepted = tokio::select! {
@@ -118,7 +118,7 @@ pub async fn serve(listener: AdminAcceptor, door: AdminEndpoint, shared: Arc<Pag
         let shared = shared.clone();
         tokio::spawn(async move {
             let service = service_fn(|request| {
-                let response = answer(&request, door, is_loopback, &shared);
+                let response = answer(&request, endpoint, is_loopback, &shared);
                 async move { Ok::<_, Infallible>(response) }
             });
             let mut http = http1::Builder::new();
@@ -178,12 +178,12 @@ fn refusal_by_head(uri: &Uri, headers: &HeaderMap, is_loopback: bool) -> Option<
 
 fn answer(
     request: &Request<Incoming>,
-    door: AdminEndpoint,
+    endpoint: AdminEndpoint,
     is_loopback: bool,
     shared: &PagesContext,
 ) -> Response<Full<Bytes>> {
     // Web pages cannot reach the Unix socket.
-    if door != AdminEndpoint::Socket
+    if endpoint != AdminEndpoint::Socket
         && let Some(reason) = refusal_by_head(request.uri(), request.headers(), is_loopback)
     {
         shared.metrics.refuse(reason);
@@ -196,7 +196,7 @@ fn answer(
             "only GET is answered here\n".into(),
         );
     }
-    match (request.uri().path(), door) {
+    match (request.uri().path(), endpoint) {
         ("/metrics" | "/stats/prometheus", _) => {
             let metrics = shared.metrics.render(&gauges(shared));
             text(StatusCode::OK, with_legacy_names(metrics))

@@ -347,7 +347,7 @@ impl ApplyPlan {
     /// delete may, because what remains fails closed.
     pub(crate) fn add_findings(&mut self, was: &[Diagnostic], is: &[Diagnostic], is_delete: bool) {
         let known: BTreeSet<_> = was.iter().map(essence).collect();
-        let said: BTreeSet<_> = self
+        let reported: BTreeSet<_> = self
             .diagnostics
             .iter()
             .map(|d| (d.object.clone(), d.field.clone()))
@@ -355,8 +355,8 @@ impl ApplyPlan {
         for d in is {
             let is_named = d.object.as_ref().is_some_and(|o| self.named.contains(o));
             let is_new_error = d.severity == Severity::Error && !known.contains(&essence(d));
-            let is_said = said.contains(&(d.object.clone(), d.field.clone()));
-            if (is_named || is_new_error) && !is_said {
+            let is_reported = reported.contains(&(d.object.clone(), d.field.clone()));
+            if (is_named || is_new_error) && !is_reported {
                 let mut d = d.clone();
                 // Errors do not prevent a delete.
                 if is_delete {

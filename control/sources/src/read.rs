@@ -217,8 +217,8 @@ impl DocumentReader<'_> {
                 self.key = key(kind, root);
                 Some(kind)
             }
-            Err(stranger) => {
-                let diagnostic = strange(&stranger, api_version, kind, origin);
+            Err(unknown) => {
+                let diagnostic = strange(&unknown, api_version, kind, origin);
                 self.diagnostics.push(diagnostic);
                 None
             }
@@ -406,12 +406,12 @@ fn key(kind: ObjectKind, root: &YamlNode) -> Option<ObjectKey> {
 }
 
 fn strange(
-    stranger: &UnknownKindAction,
+    unknown: &UnknownKindAction,
     api_version: &str,
     kind: &str,
     origin: SourceLocation,
 ) -> Diagnostic {
-    let (severity, field, problem, fix) = match stranger {
+    let (severity, field, problem, fix) = match unknown {
         UnknownKindAction::OtherVersion(known) => (
             Severity::Error,
             "apiVersion",

@@ -468,10 +468,10 @@ impl Store {
         let mut inner = self.lock();
         self.ensure_open(&mut inner)?;
         let fresh = self.allocation(&inner.ids, services, now)?.bound;
-        let held = services
+        let stored = services
             .iter()
             .filter_map(|k| inner.ids.bindings.get(k).map(|b| (k.clone(), b.id)));
-        Ok(held.chain(fresh).collect())
+        Ok(stored.chain(fresh).collect())
     }
 
     fn allocation(

@@ -483,11 +483,11 @@ impl TrustAuthorities {
         let Some(path) = path.filter(|_| !folder.roots.is_empty()) else {
             return Err(IssueError::Files(domain.clone()));
         };
-        let asked = order.certificate_request();
-        check_request(&asked)?;
+        let request = order.certificate_request();
+        check_request(&request)?;
         let done = async {
-            let pem = external.sign(&asked, Path::new(&path)).await?;
-            Ok(check_answer(&pem, &asked, &folder.roots, now_seconds())?)
+            let pem = external.sign(&request, Path::new(&path)).await?;
+            Ok(check_answer(&pem, &request, &folder.roots, now_seconds())?)
         };
         let done: Result<IssuedLeaf, IssueError> = done.await;
         let outcome = done.as_ref().map_or_else(IssueError::name, |_| "signed");

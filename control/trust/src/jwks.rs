@@ -452,12 +452,12 @@ impl Fetcher {
         known.due = Instant::now() + decide_pause(known.had, known.failures, refresh);
         let is_news = known.fault != fault;
         if let Some(fault) = fault.as_ref().filter(|_| is_news) {
-            let kept = if known.had {
+            let consequence = if known.had {
                 "the last good one stays"
             } else {
                 "tokens of its issuer are refused"
             };
-            tracing::warn!(tenant = %place.0, uri = place.1, %fault, "could not fetch a key set; {kept}");
+            tracing::warn!(tenant = %place.0, uri = place.1, %fault, "could not fetch a key set; {consequence}");
         }
         known.fault.clone_from(&fault);
         // A repeated error changes nothing for the tenant.

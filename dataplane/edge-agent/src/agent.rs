@@ -114,19 +114,19 @@ impl AgentShared {
     /// Handles a new state: updates the prober's targets, and attaches the program if it waited for
     /// a first state.
     fn on_state(&self) {
-        let mut keeper = self.reconciler();
-        let targets = keeper.targets().clone();
-        if keeper.standing().has_state && !keeper.tables().is_live() {
+        let mut reconciler = self.reconciler();
+        let targets = reconciler.targets().clone();
+        if reconciler.standing().has_state && !reconciler.tables().is_live() {
             // The maps are filled now, so replacing an earlier process's program loses no
             // information.
-            match keeper.tables().attach() {
+            match reconciler.tables().attach() {
                 Ok(()) => self.counts.attached(true),
                 Err(error) => {
                     tracing::error!(%error, "could not attach the program to the device; retrying")
                 }
             }
         }
-        drop(keeper);
+        drop(reconciler);
         self.show_replicas(&targets);
         self.targets.send_if_modified(|now| {
             let same = now.keys().eq(targets.keys());
@@ -141,12 +141,12 @@ impl ProbeListener for AgentShared {
     fn on_probe(&self, target: &ProbeTarget, outcome: ProbeOutcome, changed: Option<bool>) {
         self.counts.probe(outcome.name());
         let Some(up) = changed else { return };
-        let mut keeper = self.reconciler();
-        if !keeper.record_probe_result(target, up) {
+        let mut reconciler = self.reconciler();
+        if !reconciler.record_probe_result(target, up) {
             return;
         }
-        let targets = keeper.targets().clone();
-        drop(keeper);
+        let targets = reconciler.targets().clone();
+        drop(reconciler);
         self.counts.change(up);
         self.show_replicas(&targets);
         // A probe task that is restarted later begins with this state.
@@ -174,9 +174,9 @@ impl EdgeReporter {
     /// Returns the report to send now, or `None` if this edge forwards nothing; it then sends no
     /// report at all.
     fn state(&self) -> Option<EdgeReportRequest> {
-        let mut keeper = self.shared.reconciler();
-        let forwards = keeper.standing().has_state && keeper.tables().is_attached();
-        let seen = keeper
+        let mut reconciler = self.shared.reconciler();
+        let forwards = reconciler.standing().has_state && reconciler.tables().is_attached();
+        let seen = reconciler
             .targets()
             .iter()
             .map(|(t, up)| ReplicaProbe {
@@ -187,9 +187,9 @@ impl EdgeReporter {
         let queries = self.queries.lock().unwrap_or_else(PoisonError::into_inner);
         let paths = queries
             .iter()
-            .filter_map(|query| decide_path(keeper.content(), &self.config.device, query))
+            .filter_map(|query| decide_path(reconciler.content(), &self.config.device, query))
             .collect();
-        drop((keeper, queries));
+        drop((reconciler, queries));
         forwards.then(|| EdgeReportRequest {
             az: self.config.az.to_string(),
             underlay: self.config.underlay.to_string(),
@@ -228,18 +228,18 @@ impl ReportHandler for EdgeReporter {
 
     fn apply(&self, answer: EdgeReportResponse) -> Result<(), String> {
         let orders = report::read_orders(answer, self.tunnels_version.load(Ordering::Relaxed))?;
-        let mut keeper = self.shared.reconciler();
-        keeper.set_hosts(orders.hosts);
+        let mut reconciler = self.shared.reconciler();
+        reconciler.set_hosts(orders.hosts);
         if let Some((version, tunnels)) = orders.tunnels {
             // A number of tunnels that the operator configured takes precedence.
-            keeper.set_tunnels(if self.config.has_own_tunnels {
+            reconciler.set_tunnels(if self.config.has_own_tunnels {
                 Tunnels::new()
             } else {
                 tunnels
             });
             self.tunnels_version.store(version, Ordering::Relaxed);
         }
-        drop(keeper);
+        drop(reconciler);
         *self.queries.lock().unwrap_or_else(PoisonError::into_inner) = orders.queries;
         Ok(())
     }
@@ -350,20 +350,20 @@ fn begin(config: &EdgeConfig, registry: &Registry) -> Result<AgentShared, EdgeEr
         kernel.attach()?;
         counts.attached(true);
     }
-    let room = kernel.capacity();
-    let keeper = MapReconciler::adopt(
+    let capacity = kernel.capacity();
+    let reconciler = MapReconciler::adopt(
         kernel,
         config.az.clone(),
         config.device.address,
-        room,
+        capacity,
         counts.clone(),
     );
-    let keeper = keeper.map_err(|why| EdgeError::Maps {
+    let reconciler = reconciler.map_err(|why| EdgeError::Maps {
         dir: config.device.pin_dir.clone(),
         why,
     })?;
     Ok(AgentShared {
-        reconciler: Arc::new(Mutex::new(keeper)),
+        reconciler: Arc::new(Mutex::new(reconciler)),
         counts,
         news: Arc::new(watch::channel(0).0),
         targets: Arc::new(watch::channel(BTreeMap::new()).0),
@@ -515,9 +515,9 @@ async fn guard(shared: AgentShared, end: DrainObserver) {
 /// Checks and repairs once. With `audits`, all elements are read and compared too. New maps are
 /// filled in any case.
 fn look_after(shared: &AgentShared, audits: bool) {
-    let mut keeper = shared.reconciler();
-    let has_state = keeper.standing().has_state;
-    let kernel = keeper.tables();
+    let mut reconciler = shared.reconciler();
+    let has_state = reconciler.standing().has_state;
+    let kernel = reconciler.tables();
     let look = ProgramStatus {
         live: kernel.is_live(),
         attached: kernel.is_attached(),
@@ -535,7 +535,7 @@ fn look_after(shared: &AgentShared, audits: bool) {
         return;
     }
     let audited = if audits || what.is_some() || !look.live {
-        keeper.audit()
+        reconciler.audit()
     } else {
         Ok(0)
     };
@@ -553,7 +553,7 @@ fn look_after(shared: &AgentShared, audits: bool) {
         }
         Err(error) => tracing::error!(error, "the maps cannot be read"),
     }
-    let kernel = keeper.tables();
+    let kernel = reconciler.tables();
     if !kernel.is_live()
         && has_state
         && let Err(error) = kernel.attach()

@@ -156,16 +156,16 @@ impl EdgeCounters {
             .iter()
             .for_each(|(map, n)| set(&self.entries, &[map], *n));
     }
-    pub(crate) fn map_capacity(&self, room: &MapCapacity) {
+    pub(crate) fn map_capacity(&self, capacity: &MapCapacity) {
         let replicas = usize::from(canal_model::ids::ReplicaNumber::MAX);
         let shown = [
-            ("canal_addresses", room.addresses),
-            ("canal_returns", room.services),
-            ("canal_prefixes", room.prefixes),
-            ("canal_nodes", room.nodes),
-            ("canal_tables", room.services),
+            ("canal_addresses", capacity.addresses),
+            ("canal_returns", capacity.services),
+            ("canal_prefixes", capacity.prefixes),
+            ("canal_nodes", capacity.nodes),
+            ("canal_tables", capacity.services),
             ("canal_replicas", replicas),
-            ("canal_hosts", room.hosts),
+            ("canal_hosts", capacity.hosts),
         ];
         shown
             .iter()

@@ -76,18 +76,18 @@ impl<T: MapStore> MapReconciler<T> {
         mut tables: T,
         az: AzName,
         address: Ipv4Addr,
-        room: MapCapacity,
+        capacity: MapCapacity,
         counts: EdgeCounters,
     ) -> Result<Self, String> {
         let have = tables.read()?;
-        counts.map_capacity(&room);
+        counts.map_capacity(&capacity);
         counts.entries(&have);
         let (input, maps) = (ControllerInput::default(), DesiredMaps::default());
         Ok(Self {
             tables,
             az,
             address,
-            capacity: room,
+            capacity,
             input,
             maps,
             actual: have,

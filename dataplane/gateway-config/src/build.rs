@@ -679,7 +679,7 @@ impl SnapshotBuilder {
 
     /// Returns the kinds and names of all stored resources that `state` does not contain.
     pub fn names_beside(&self, state: &[Arc<Resource>]) -> Vec<(ResourceKind, String)> {
-        let kept: HashSet<(ResourceKind, String)> =
+        let declared: HashSet<(ResourceKind, String)> =
             state.iter().map(|r| (r.kind(), r.name())).collect();
         let tenants = self
             .tenants
@@ -726,7 +726,7 @@ impl SnapshotBuilder {
             .chain(self.policy_names())
             .chain(self.bundle_names())
             .chain(self.termination_names());
-        known.filter(|named| !kept.contains(named)).collect()
+        known.filter(|named| !declared.contains(named)).collect()
     }
 
     /// Returns whether the tenant exists in the snapshot.

@@ -230,12 +230,12 @@ impl RequestState {
         let (worker, session, to) = (&self.worker, &self.session, selected.address);
         // An ext_authz grant may change the request, so the policies are evaluated again after it.
         loop {
-            let judged = self
+            let decision = self
                 .record
                 .texts
                 .as_mut()
                 .map(|texts| &mut texts.authorization);
-            match state.decide(worker, session, policies, to, request, judged)? {
+            match state.decide(worker, session, policies, to, request, decision)? {
                 authorize::AuthorizationStep::Pass => break,
                 authorize::AuthorizationStep::CallAuthorizer(check) => {
                     let protocol = self.record.protocol_text();
@@ -567,13 +567,13 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             }
             ExchangeOutcome::Done { request_done } => {
                 session.note_answer();
-                let kept = exchange.keep_alive;
+                let keep_alive = exchange.keep_alive;
                 if let Some(wire) = exchange.into_reusable(request_done) {
                     upstream::return_idle(worker, &selected, wire);
                 }
                 Ok(ExchangeEnd::Complete {
                     request_done,
-                    keep_alive: kept,
+                    keep_alive,
                 })
             }
         }

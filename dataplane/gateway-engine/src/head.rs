@@ -60,13 +60,13 @@ pub(crate) struct RequestInfo {
 impl RequestInfo {
     /// Reads the properties of an HTTP/1.1 request.
     pub(crate) fn of_http1(view: &RequestView<'_>) -> Self {
-        let asked = match view.method() {
+        let kind = match view.method() {
             b"HEAD" => RequestKind::Head,
             _ if view.upgrade().is_some() => RequestKind::Upgrade,
             _ => RequestKind::Ordinary,
         };
         Self {
-            kind: asked,
+            kind,
             framing: view.framing(),
             spoken: if view.version() == HttpVersion::Http10 {
                 ClientProtocol::Http10
@@ -269,10 +269,11 @@ impl FullRequest for Http1RoutingView<'_> {
             .fields()
             .iter()
             .filter(|field| !is_hop_word(field.name));
-        let kept = fields.filter(|field| proto.is_none() || field.id != FieldName::XForwardedProto);
+        let fields =
+            fields.filter(|field| proto.is_none() || field.id != FieldName::XForwardedProto);
         let cookies = several_cookies(&self.view);
-        let kept = kept.filter(|field| cookies.is_none() || field.id != FieldName::Cookie);
-        kept.for_each(|field| visit(field.name, field.value));
+        let fields = fields.filter(|field| cookies.is_none() || field.id != FieldName::Cookie);
+        fields.for_each(|field| visit(field.name, field.value));
         cookies
             .iter()
             .for_each(|line| visit(FieldName::Cookie.text().as_bytes(), line));

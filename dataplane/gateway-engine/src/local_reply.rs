@@ -48,8 +48,8 @@ fn fields(fault: &ProxyError) -> impl Iterator<Item = (&[u8], &[u8])> + Clone {
         ProxyError::Rejected(rejection) => (rejection.headers.as_slice(), false),
         _ => (&[][..], true),
     };
-    let said = extra.iter().any(|(name, _)| name == "content-type");
-    let text = (!said).then_some((&b"content-type"[..], TEXT.as_bytes()));
+    let has_content_type = extra.iter().any(|(name, _)| name == "content-type");
+    let text = (!has_content_type).then_some((&b"content-type"[..], TEXT.as_bytes()));
     let allow = (own && status == 405).then_some((&b"allow"[..], ALLOWED.as_bytes()));
     let retry = (own && matches!(status, 429 | 503)).then_some((&b"retry-after"[..], &b"1"[..]));
     let challenge =

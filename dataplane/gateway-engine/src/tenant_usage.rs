@@ -175,16 +175,17 @@ impl WorkerLimits {
     }
 }
 
-/// Decides whether a tenant that has `held` of a worker's `used` requests in flight may have one
+/// Decides whether a tenant that has `of_tenant` of a worker's `used` requests in flight may have one
 /// more. Requests are not revoked, so tenants that use their full shares would block all others.
 /// The threshold of [`decide_free_needed`] prevents that.
-fn decide_request(held: u64, tenant_max: u64, used: u64, max: u64) -> Result<(), ProxyError> {
+fn decide_request(of_tenant: u64, tenant_max: u64, used: u64, max: u64) -> Result<(), ProxyError> {
     let free = max.saturating_sub(used);
-    let has_others = used > held;
+    let has_others = used > of_tenant;
     match free.checked_sub(1) {
         None => Err(ProxyError::Overload),
         Some(left)
-            if held >= tenant_max || (has_others && decide_free_needed(held + 1, max) > left) =>
+            if of_tenant >= tenant_max
+                || (has_others && decide_free_needed(of_tenant + 1, max) > left) =>
         {
             Err(ProxyError::TenantBusy)
         }

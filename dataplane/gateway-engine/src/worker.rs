@@ -295,8 +295,8 @@ impl Worker {
     /// Begins the soft drain of the next connections of moved buckets. Returns whether more work
     /// remains.
     pub(crate) fn rebalance(&self, moves: &Moves) -> bool {
-        let (asked, is_busy) = self.rebalance.turn(moves, Instant::now());
-        self.counts.rebalanced.add(asked as u64);
+        let (clients, is_busy) = self.rebalance.turn(moves, Instant::now());
+        self.counts.rebalanced.add(clients as u64);
         is_busy
     }
 

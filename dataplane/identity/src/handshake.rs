@@ -333,7 +333,7 @@ impl ClientIdentity {
 
     /// Waits for the first certificate if there is none yet, for at most
     /// [`FIRST_CERTIFICATE_TIMEOUT`].
-    pub async fn credential_id(&self) {
+    pub async fn wait_for_first_certificate(&self) {
         if let KeySource::Here(credential) = &self.own {
             begun(credential).await;
         }

@@ -21,6 +21,9 @@ use super::key_client::{KeyClient, KeyServerState};
 const HANDSHAKE_BYTES_MAX: usize = 64 << 10;
 /// Buffer space for each read from a peer.
 const READ_BYTES: usize = 4 << 10;
+/// Bytes of [`keyrpc::BEGIN_BYTES_MAX`] that are reserved for the headers of the records that carry
+/// a ClientHello.
+const RECORD_HEADERS_RESERVE_BYTES: usize = 512;
 /// A fatal `unexpected_message` alert (RFC 8446 §6.2), for a peer that does not speak TLS.
 const NOT_TLS: [u8; 7] = [21, 3, 3, 0, 2, 2, 10];
 
@@ -124,7 +127,7 @@ fn hello_is_whole(bytes: &[u8]) -> Result<bool, TlsError> {
                 _ => return not("bytes that are no ClientHello"),
             }
         }
-        if wanted.is_some_and(|w| w > keyrpc::BEGIN_BYTES_MAX - 512)
+        if wanted.is_some_and(|w| w > keyrpc::BEGIN_BYTES_MAX - RECORD_HEADERS_RESERVE_BYTES)
             || bytes.len() > keyrpc::BEGIN_BYTES_MAX
         {
             return too_much;

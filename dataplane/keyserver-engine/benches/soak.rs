@@ -112,8 +112,8 @@ async fn handshakes(
         let own = own.to_string();
         tasks.push(tokio::spawn(async move {
             for _ in 0..count / CONCURRENCY {
-                let said = channel.run_handshake(&own, &mut peers.client()).await;
-                assert!(matches!(said, ServerReply::Done { .. }), "{said:?}");
+                let reply = channel.run_handshake(&own, &mut peers.client()).await;
+                assert!(matches!(reply, ServerReply::Done { .. }), "{reply:?}");
             }
         }));
     }

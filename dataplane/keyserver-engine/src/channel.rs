@@ -81,7 +81,7 @@ struct ChannelEntry {
     tenant: TenantName,
     progress: RequestProgress,
     permit: QuotaPermit,
-    _under_way: Option<HandshakeGaugeGuard>,
+    in_flight: Option<HandshakeGaugeGuard>,
 }
 
 /// Counts one handshake in the gauge until it is dropped.
@@ -514,7 +514,7 @@ impl RequesterChannel {
                 pending: Vec::new(),
             },
             permit: place,
-            _under_way: under_way,
+            in_flight: under_way,
         };
         table.insert(id, entry);
         Ok(ticket)
@@ -586,7 +586,7 @@ impl RequesterChannel {
         // Only a handshake takes further bytes.
         let entry = table
             .get_mut(&id)
-            .filter(|e| e._under_way.is_some())
+            .filter(|e| e.in_flight.is_some())
             .ok_or_else(unknown)?;
         let (tenant, key, ticket) = (entry.tenant.clone(), entry.key.clone(), entry.ticket);
         let refused = match &mut entry.progress {

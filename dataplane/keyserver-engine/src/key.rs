@@ -310,9 +310,9 @@ thread_local! {
 
 impl PlaintextKeyCache {
     fn find(&mut self, number: u64) -> Option<Rc<PlaintextKey>> {
-        let held = self.keys.iter_mut().find(|h| h.number == number)?;
-        held.used = Instant::now();
-        Some(held.open.clone())
+        let key = self.keys.iter_mut().find(|h| h.number == number)?;
+        key.used = Instant::now();
+        Some(key.open.clone())
     }
 
     fn keep(&mut self, key: &PrivateKey, open: &Rc<PlaintextKey>) {

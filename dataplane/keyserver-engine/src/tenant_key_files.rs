@@ -253,13 +253,13 @@ impl TenantKeyFiles {
         known
             .values_mut()
             .filter_map(|k| k.key.as_mut())
-            .for_each(|held| held.tidy(now));
+            .for_each(|slot| slot.tidy(now));
         for (name, stamps) in found {
             if known.get(&name).is_some_and(|k| k.stamps == stamps) {
                 continue;
             }
             let before = known.remove(&name).and_then(|k| k.key);
-            let (held, error) = match self.load(&name) {
+            let (slot, error) = match self.load(&name) {
                 Ok(certified) => {
                     tracing::info!(key = %name, until = ?certified.not_after, "key read");
                     (
@@ -277,7 +277,7 @@ impl TenantKeyFiles {
                 name,
                 LoadedKeyFile {
                     stamps,
-                    key: held,
+                    key: slot,
                     error,
                 },
             );
@@ -394,7 +394,7 @@ impl TenantKeyFiles {
         known
             .get(name)
             .and_then(|k| k.key.as_ref())
-            .map(|held| held.current().clone())
+            .map(|slot| slot.current().clone())
             .ok_or(KeyRefusal::UnknownKey)
     }
 
@@ -430,7 +430,7 @@ impl TenantKeyFiles {
         let known = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         let one = |(service, k): (&ServiceKey, &LoadedKeyFile)| FileStatus {
             name: stem(service),
-            algorithm: k.key.as_ref().map(|held| held.current().key.lane().name()),
+            algorithm: k.key.as_ref().map(|slot| slot.current().key.lane().name()),
             error: k.error.clone(),
         };
         let mut all: Vec<_> = known.iter().map(one).collect();

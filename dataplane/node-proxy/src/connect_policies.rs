@@ -193,10 +193,10 @@ impl ConnectPolicies {
     }
 
     fn remove(&mut self, capture: &CaptureBackend, tables: &ConnectTables, name: &TenantName) {
-        let Some(held) = self.tenants.remove(name) else {
+        let Some(destinations) = self.tenants.remove(name) else {
             return;
         };
-        if let Err(error) = tables.remove_tenant(capture.tenant_number(name), &held) {
+        if let Err(error) = tables.remove_tenant(capture.tenant_number(name), &destinations) {
             tracing::warn!(tenant = %name, %error, "capture: cannot withdraw the destinations of a tenant that is gone");
         }
         self.show(name, &TenantDestinations::default(), true);

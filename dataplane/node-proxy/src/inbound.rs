@@ -147,7 +147,7 @@ async fn tunnel(
     let peer = incoming.peer.clone();
     let source_address = source_address(&incoming.headers, &peer, ends.peer);
     let addresses = (source_address, ends.dialled);
-    let (admission, mut held) = match permit(&local, &context, &incoming, ends, &peer) {
+    let (admission, mut open) = match permit(&local, &context, &incoming, ends, &peer) {
         Ok(permitted) => permitted,
         Err(AuthorizationRefusal { refusal, why, .. }) => {
             return refuse(&local, &context, incoming, refusal, addresses, &why);
@@ -173,7 +173,7 @@ async fn tunnel(
         () = std::future::poll_fn(|cx| incoming.poll_abandoned(cx)) => {
             return local.records.closed(&flow, &meter, Some((&RESET, "the peer gave up")));
         }
-        no = held.over() => {
+        no = open.over() => {
             let (fault, why) = local.records.cut(&no);
             incoming.refuse(no.refusal.status());
             return local.records.closed(&flow, &meter, Some((&fault, &why)));
@@ -200,7 +200,7 @@ async fn tunnel(
                 &mut app,
                 &meter,
                 &drain,
-                Some(&mut held),
+                Some(&mut open),
             )
             .await;
         }
@@ -212,7 +212,7 @@ async fn tunnel(
                 &mut app,
                 &meter,
                 &drain,
-                Some(&mut held),
+                Some(&mut open),
             )
             .await
         }
@@ -285,14 +285,14 @@ fn permit(
     local.records.record_authorization(
         &pod,
         &policy,
-        decided.as_ref().ok().map(|a| &a.question),
+        decided.as_ref().ok().map(|a| &a.query),
         decided.as_ref().err(),
     );
     decided.map(|admission| {
-        let held = local
+        let open = local
             .open
-            .register(context, admission.question.clone(), policy);
-        (admission, held)
+            .register(context, admission.query.clone(), policy);
+        (admission, open)
     })
 }
 
@@ -331,7 +331,7 @@ fn flow(
         source_address,
         destination_address: dialled,
         authority: incoming.authority.to_string(),
-        is_direct: matches!(admission.question.source, ConnectionSource::Proven(_)),
+        is_direct: matches!(admission.query.source, ConnectionSource::Proven(_)),
         started,
     }
 }

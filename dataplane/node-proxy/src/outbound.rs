@@ -184,7 +184,7 @@ async fn decide(
 }
 
 /// Copies until both sides have ended, and records the end. All paths use it: `a` is the downstream
-/// side; `held` ends the connection when policies no longer allow it.
+/// side; `open` ends the connection when policies no longer allow it.
 pub(crate) async fn finish<A: Leg, B: Leg>(
     local: &WorkerLocal,
     flow: &FlowRecord,
@@ -192,11 +192,11 @@ pub(crate) async fn finish<A: Leg, B: Leg>(
     b: &mut B,
     meter: &Meter,
     drain: &DrainWatcher,
-    held: Option<&mut OpenConnectionHandle>,
+    open: Option<&mut OpenConnectionHandle>,
 ) {
     let over = async {
-        match held {
-            Some(held) => held.over().await,
+        match open {
+            Some(open) => open.over().await,
             None => std::future::pending().await,
         }
     };

@@ -301,7 +301,7 @@ impl PodReconciler {
                     if !std::mem::replace(&mut settled, true) {
                         self.capture.settled();
                     }
-                    self.keep_house();
+                    self.run_maintenance();
                 }
                 changed = generations.changed() => {
                     if changed.is_err() {
@@ -479,7 +479,7 @@ impl PodReconciler {
         self.gauges.leaving.set(self.leaving.len() as i64);
     }
 
-    fn keep_house(&mut self) {
+    fn run_maintenance(&mut self) {
         self.let_go();
         let (entries, leaving) = (&self.entries, &self.leaving);
         self.capture
@@ -603,9 +603,10 @@ fn assign_identity(
 ) -> bool {
     let pod = context.pod.load_full();
     let view = shared.view.load();
-    let held = context.identity.load_full();
+    let current = context.identity.load_full();
     let is_right = |wanted: &Tenant| {
-        held.as_ref()
+        current
+            .as_ref()
             .is_some_and(|i| i.trust_domain == wanted.trust_domain && i.keys == wanted.keys)
     };
     let wanted = view
@@ -613,7 +614,7 @@ fn assign_identity(
         .map(|t| &*t.tenant)
         .filter(|wanted| !is_right(wanted));
     let fresh = wanted.map(|wanted| Arc::new(identities.of(&pod, wanted)));
-    let principal = fresh.as_ref().or(held.as_ref()).map(|i| &i.identity);
+    let principal = fresh.as_ref().or(current.as_ref()).map(|i| &i.identity);
     context.labels.store(Arc::new(EndpointLabels::of_pod(
         &pod,
         &config.cluster,
@@ -637,7 +638,7 @@ pub fn renew_policy(context: &PodContext, tenant: &NodeTenantView, pod: &LocalPo
         .basis
         .load()
         .as_ref()
-        .is_some_and(|held| held.is_same(&basis))
+        .is_some_and(|current| current.is_same(&basis))
     {
         return false;
     }

@@ -155,10 +155,10 @@ impl WorkloadApi {
 
     /// Sets the trust bundles that the application gets from now on.
     pub fn notify(&self, bundles: &[TrustBundle]) {
-        self.bundles.send_if_modified(|held| {
-            let is_new = **held != *bundles;
+        self.bundles.send_if_modified(|current| {
+            let is_new = **current != *bundles;
             if is_new {
-                *held = bundles.into();
+                *current = bundles.into();
             }
             is_new
         });

@@ -154,7 +154,7 @@ fn try_load(
         }
         if let Some((section, value)) = settings.filter(|(s, _)| *s == map_name) {
             match map.initial_value_mut() {
-                Some(held) if held.len() == value.len() => held.copy_from_slice(value),
+                Some(present) if present.len() == value.len() => present.copy_from_slice(value),
                 _ => {
                     return Err(OffloadError::Object {
                         what: "section of the right size",

@@ -115,12 +115,12 @@ pub fn decide_content<'a>(
         match &**resource {
             Resource::Tenant(tenant) => drop(tenants.insert(&tenant.name, tenant)),
             Resource::Table(table) if table.az == *az => {
-                let held = content
+                let kept_resource = content
                     .tables
                     .entry(table.id.get())
                     .or_insert_with(|| resource.clone());
-                if resource.name() < held.name() {
-                    *held = resource.clone();
+                if resource.name() < kept_resource.name() {
+                    *kept_resource = resource.clone();
                 }
             }
             Resource::Replica(replica) => {
@@ -194,7 +194,7 @@ fn omit_tables(
     tenants: &BTreeMap<&TenantName, &Tenant>,
     rules: &ContentRules<'_>,
 ) {
-    let is_held = |id: u32| rules.present.is_some_and(|held| held.has_table(id));
+    let is_held = |id: u32| rules.present.is_some_and(|present| present.has_table(id));
     let of = content
         .tables
         .iter()
@@ -232,7 +232,11 @@ fn omit_throttles(
     tenants: &BTreeMap<&TenantName, &Tenant>,
     rules: &ContentRules<'_>,
 ) {
-    let is_held = |scope: ThrottleScope| rules.present.is_some_and(|held| held.has_throttle(scope));
+    let is_held = |scope: ThrottleScope| {
+        rules
+            .present
+            .is_some_and(|present| present.has_throttle(scope))
+    };
     // The limit of the whole tenant is the last one to be left out.
     let demands: Vec<_> = throttles
         .iter()

@@ -246,8 +246,8 @@ fn subscription(kind: ResourceKind, state: &ResourceState) -> Vec<DeltaDiscovery
         ..DeltaDiscoveryRequest::default()
     }];
     let mut bytes = 0;
-    for (name, held) in state.resources_of(kind) {
-        let entry = name.len() + held.version.len() + LISTED_ENTRY_BYTES;
+    for (name, resource) in state.resources_of(kind) {
+        let entry = name.len() + resource.version.len() + LISTED_ENTRY_BYTES;
         if bytes + entry > LISTED_BYTES_MAX {
             requests.push(DeltaDiscoveryRequest {
                 type_url: kind.type_url().into(),
@@ -259,7 +259,7 @@ fn subscription(kind: ResourceKind, state: &ResourceState) -> Vec<DeltaDiscovery
         if let Some(request) = requests.last_mut() {
             request
                 .initial_resource_versions
-                .insert(name.to_string(), held.version.to_string());
+                .insert(name.to_string(), resource.version.to_string());
         }
     }
     requests

@@ -240,11 +240,11 @@ impl PeerVerifier {
         }
         verify(&parsed, &anchors, above, role, now)?;
         let verified = Arc::new(verified(&identity, facts, leaf, above)?);
-        let kept = verified.leaf.clone();
+        let leaf = verified.leaf.clone();
         if let Some((shared, key)) = key {
             shared.cache.put(key, verified);
         }
-        Ok((identity, kept))
+        Ok((identity, leaf))
     }
 
     /// Returns the identity of the peer of a finished handshake: repeats the decision of the

@@ -25,11 +25,11 @@ pub(crate) struct Expectation {
 }
 
 impl Expectation {
-    pub(crate) fn new(held: bool, expected: impl Into<String>, seen: impl Into<String>) -> Self {
+    pub(crate) fn new(is_met: bool, expected: impl Into<String>, seen: impl Into<String>) -> Self {
         Self {
             expected: expected.into(),
             observation: seen.into(),
-            is_met: held,
+            is_met,
         }
     }
 }
@@ -119,9 +119,9 @@ impl DemoOutput {
 
     /// Prints the summary, and with JSON the report.
     pub(crate) fn finish(&self, elapsed: Duration) -> VerbResult {
-        let held = self.promises.iter().filter(|p| p.is_met).count();
+        let is_met = self.promises.iter().filter(|p| p.is_met).count();
         let text = format!(
-            "{held} of {} promises held, in {:.0} s; the world is gone again",
+            "{is_met} of {} promises held, in {:.0} s; the world is gone again",
             self.promises.len(),
             elapsed.as_secs_f64()
         );

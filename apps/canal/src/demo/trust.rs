@@ -52,9 +52,9 @@ pub(crate) async fn run(
         ("bookinfo/productpage", "passes"),
     ] {
         let lines = world.canal(&explain(source)).await?;
-        let held = lines.iter().any(|line| line.contains(outcome));
+        let is_met = lines.iter().any(|line| line.contains(outcome));
         promises.push(Expectation::new(
-            held,
+            is_met,
             format!("`canal explain` reports of {source}: {outcome}"),
             lines.last().cloned().unwrap_or_default(),
         ));
@@ -139,9 +139,9 @@ async fn page(world: &DemoWorld) -> VerbResult<Expectation> {
         )
         .await?;
     let page: serde_json::Value = serde_json::from_str(&output.stdout).unwrap_or_default();
-    let held = output.code == Some(0) && page["details"]["title"].is_string();
+    let is_met = output.code == Some(0) && page["details"]["title"].is_string();
     Ok(Expectation::new(
-        held,
+        is_met,
         "the page, which may, still has its details",
         format!("details by {}", page["details"]["pod"]),
     ))

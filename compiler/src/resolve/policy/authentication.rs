@@ -41,19 +41,19 @@ pub(in crate::resolve) struct KeySets<'a> {
 /// Returns the request authentications, sorted by key.
 pub(in crate::resolve) fn resolve(
     tenant: &TenantName,
-    said: &[Sourced<'_, RequestAuthentication>],
+    declared: &[Sourced<'_, RequestAuthentication>],
     services: &BTreeMap<ServiceKey, Service>,
     (sets, budget): (&mut KeySets<'_>, &mut ResourceBudget),
     report: &mut DiagnosticCollector,
 ) -> Vec<Authentication> {
-    let mut taken: BTreeSet<PolicyKey> = said
+    let mut taken: BTreeSet<PolicyKey> = declared
         .iter()
-        .map(|said| key(tenant, &said.object.metadata))
+        .map(|sourced| key(tenant, &sourced.object.metadata))
         .collect();
     let mut all = Vec::new();
-    for said in said {
-        let RequestAuthentication { metadata, spec } = said.object;
-        let mut reading = PolicyResolver::new(said, report);
+    for sourced in declared {
+        let RequestAuthentication { metadata, spec } = sourced.object;
+        let mut reading = PolicyResolver::new(sourced, report);
         let written = TargetSelector {
             metadata,
             selector: spec.selector.as_ref(),

@@ -20,24 +20,25 @@ const TIMEOUT_DEFAULT: Duration = Duration::from_secs(1);
 
 pub(in crate::resolve) fn resolve(
     tenant: &TenantName,
-    said: &[Sourced<'_, ExternalAuthorizer>],
+    declared: &[Sourced<'_, ExternalAuthorizer>],
     services: &BTreeMap<ServiceKey, Service>,
     report: &mut DiagnosticCollector,
 ) -> BTreeMap<PolicyKey, Authorizer> {
-    said.iter()
-        .filter_map(|said| read(tenant, said, services, report))
+    declared
+        .iter()
+        .filter_map(|sourced| read(tenant, sourced, services, report))
         .map(|one| (one.key.clone(), one))
         .collect()
 }
 
 fn read(
     tenant: &TenantName,
-    said: &Sourced<'_, ExternalAuthorizer>,
+    sourced: &Sourced<'_, ExternalAuthorizer>,
     services: &BTreeMap<ServiceKey, Service>,
     report: &mut DiagnosticCollector,
 ) -> Option<Authorizer> {
-    let ExternalAuthorizer { metadata, spec } = said.object;
-    let mut reading = PolicyResolver::new(said, report);
+    let ExternalAuthorizer { metadata, spec } = sourced.object;
+    let mut reading = PolicyResolver::new(sourced, report);
     let namespace = spec
         .service
         .namespace

@@ -174,7 +174,7 @@ impl ObservationRegistry {
         inner.last += 1;
         let id = inner.last;
         let queued = Arc::new(AtomicU64::new(0));
-        let asked = match inner.links.get_mut(principal) {
+        let sent = match inner.links.get_mut(principal) {
             None => Err(("disconnected", "it is not connected any more")),
             Some(link) if link.sessions.len() >= OBSERVATIONS_PER_DATA_PLANE_MAX => Err((
                 "busy",
@@ -197,7 +197,7 @@ impl ObservationRegistry {
                 Err(_) => Err(("busy", "it does not read queries; fix: check the process")),
             },
         };
-        if let Err((reason, why)) = asked {
+        if let Err((reason, why)) = sent {
             // Sending does not fail: the caller has the receiver.
             let _ = events.send(SessionEvent::session_end(id, reason, why));
         }

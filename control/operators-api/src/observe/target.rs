@@ -75,7 +75,7 @@ pub(super) fn decide(
         catalog,
         there,
     };
-    let asked = match (subject, request.data_planes.as_slice()) {
+    let names = match (subject, request.data_planes.as_slice()) {
         // Without names, a tap or metrics cover all gateways of the tenant.
         (Subject::Tap | Subject::Metrics, []) => view.gateways(subject)?,
         (_, []) => {
@@ -95,7 +95,7 @@ pub(super) fn decide(
         principal: principal.clone(),
         begin: view.begin(request, subject, principal),
     };
-    let targets = asked.into_iter().map(target).collect();
+    let targets = names.into_iter().map(target).collect();
     Ok(ObservationRequest {
         subject,
         tenant,

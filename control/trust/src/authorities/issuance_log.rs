@@ -167,9 +167,9 @@ impl ActiveCertificates {
                 let stays = row.until >= now;
                 if !stays {
                     let seat = self.holder_hash(name, &row.holder, &row.identity, &row.names);
-                    if let Some(held) = self.counts.get_mut(&seat) {
-                        *held -= 1;
-                        if *held == 0 {
+                    if let Some(count) = self.counts.get_mut(&seat) {
+                        *count -= 1;
+                        if *count == 0 {
                             self.counts.remove(&seat);
                         }
                     }
@@ -355,16 +355,17 @@ pub(crate) fn in_use<'a>(
         (&row.holder, &row.identity, &row.names)
     };
     let mut newer: HashMap<IssuanceSlot<'a>, u64> = HashMap::new();
-    let mut kept = Vec::new();
+    let mut candidates = Vec::new();
     for row in rows.iter().filter(|row| row.until > now) {
         if row.root != root {
             let at = newer.entry(seat(row)).or_default();
             *at = row.issued.max(*at);
         } else if !is_revoked(&row.serial) {
-            kept.push(row);
+            candidates.push(row);
         }
     }
-    kept.into_iter()
+    candidates
+        .into_iter()
         .filter(move |row| newer.get(&seat(row)).is_none_or(|at| *at < row.issued))
 }
 

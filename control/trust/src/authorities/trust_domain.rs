@@ -124,12 +124,12 @@ impl DomainState {
             }),
             None => None,
         };
-        let kept = if stored.state.is_empty() {
+        let record = if stored.state.is_empty() {
             DomainRecord::default()
         } else {
             serde_json::from_str(&stored.state).map_err(|e| e.to_string())?
         };
-        Ok(Self { own, record: kept })
+        Ok(Self { own, record })
     }
 
     /// Returns the state in the form in which it is stored.

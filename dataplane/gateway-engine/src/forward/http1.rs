@@ -58,7 +58,7 @@ pub(crate) fn reauthorize_request(
     client: &Http1Downstream,
 ) -> Result<(), AuthorizationInterrupt> {
     let head = match open.head_copy {
-        Some(kept) => kept,
+        Some(head) => head,
         None if !ask.has_body() => client.wire.inbox.bytes(),
         // The tenant got its first policies while the body was in transit, so the head was not
         // retained.
@@ -263,10 +263,10 @@ impl HttpDownstream for Http1Client<'_> {
         match ended {
             Ok(ExchangeEnd::Complete {
                 request_done,
-                keep_alive: kept,
+                keep_alive,
             }) => {
                 self.consume_head(&state.info);
-                if request_done && kept {
+                if request_done && keep_alive {
                     ConnectionDisposition::Keep
                 } else {
                     ConnectionDisposition::Close

@@ -189,8 +189,8 @@ impl CertificateClient {
     }
 
     async fn connection(&self) -> Result<ControllerConnection, CertificateRequestError> {
-        let mut held = self.connection.lock().await;
-        if let Some((connection, used)) = &mut *held {
+        let mut connection_slot = self.connection.lock().await;
+        if let Some((connection, used)) = &mut *connection_slot {
             *used = Instant::now();
             return Ok(connection.clone());
         }
@@ -199,7 +199,7 @@ impl CertificateClient {
             .controller
             .connect(self.attempt.fetch_add(1, Relaxed))
             .await?;
-        *held = Some((connection.clone(), Instant::now()));
+        *connection_slot = Some((connection.clone(), Instant::now()));
         Ok(connection)
     }
 
@@ -211,12 +211,12 @@ impl CertificateClient {
 
     /// Closes a connection that has been idle for [`IDLE_TIMEOUT`].
     pub(super) async fn close_if_idle(&self) {
-        if let Ok(mut held) = self.connection.try_lock()
-            && held
+        if let Ok(mut connection_slot) = self.connection.try_lock()
+            && connection_slot
                 .as_ref()
                 .is_some_and(|(_, used)| used.elapsed() >= IDLE_TIMEOUT)
         {
-            *held = None;
+            *connection_slot = None;
         }
     }
 }

@@ -126,7 +126,7 @@ fn of(authorizations: Vec<Authorization>, peers: Vec<PeerAuthentication>) -> Pod
 
 /// Returns the query of `identity`, a peer's identity, `identity@gateway`, or `plain`, for port
 /// 8080.
-fn question(identity: &str) -> AuthorizationQuery {
+fn query(identity: &str) -> AuthorizationQuery {
     let untold = of(vec![], vec![]);
     let source = |peer: &str, forwarded| untold.source(&peer.parse().unwrap(), forwarded).unwrap();
     let (source, address) = match identity.split_once('@') {
@@ -148,7 +148,7 @@ type ExpectedDecisions<'a> = [(&'a str, Result<(), NodeRefusal>); 7];
 fn check(case: &str, policy: &PodPolicy, answers: ExpectedDecisions<'_>) {
     for (identity, want) in answers {
         assert_eq!(
-            policy.decide(&question(identity)).map_err(|no| no.refusal),
+            policy.decide(&query(identity)).map_err(|no| no.refusal),
             want,
             "{case}: {identity}"
         );
@@ -346,9 +346,7 @@ fn the_source_of_an_identity_bounds_a_nodes_decision() {
 #[test]
 fn refusals_name_the_policy_and_the_reason() {
     let refusal_of = |policies: Vec<Authorization>, identity: &str| {
-        of(policies, vec![])
-            .decide(&question(identity))
-            .unwrap_err()
+        of(policies, vec![]).decide(&query(identity)).unwrap_err()
     };
     let no = refusal_of(vec![policy("shut", AuthorizationAction::Deny, vec![])], APP);
     assert_eq!(
@@ -465,10 +463,10 @@ fn a_services_policies_apply_to_connections_that_name_it() {
         ..policy("p", AuthorizationAction::Deny, vec![])
     };
     let policy = of(vec![shut], vec![]);
-    assert!(policy.decide(&question(APP)).is_ok());
+    assert!(policy.decide(&query(APP)).is_ok());
     let by_name = AuthorizationQuery {
         service: Some(service),
-        ..question(APP)
+        ..query(APP)
     };
     assert_eq!(
         policy.decide(&by_name).map_err(|no| no.refusal),
@@ -497,7 +495,7 @@ fn audits_and_dry_runs_are_counted_on_paths_without_a_gateway() {
         ("spiffe://alpha.example/ns/web/sa/front@gateway", ""),
     ] {
         let mut seen = Vec::new();
-        policy.observe(&question(identity), &mut |key, kind| {
+        policy.observe(&query(identity), &mut |key, kind| {
             seen.push(format!("{} {}", kind.name(), key.name))
         });
         assert_eq!(seen.join(" "), want, "{identity}");

@@ -631,10 +631,7 @@ fn a_tunnel_comes_in_by_ztunnels_order() {
     let asked = |peer: &Identity, forwarded: Option<&str>| {
         let got =
             decide(&view, "10.1.1.2", "10.1.1.2:8080", peer, forwarded).map_err(|no| no.refusal)?;
-        Ok((
-            got.question.source,
-            got.question.address.map(|a| a.to_string()),
-        ))
+        Ok((got.query.source, got.query.address.map(|a| a.to_string())))
     };
     for (case, peer, forwarded, want) in source_cases() {
         assert_eq!(asked(&peer, forwarded), want, "{case}");
@@ -749,7 +746,7 @@ fn plaintext_comes_in_to_any_port_but_the_proxys() {
             "[::ffff:10.7.7.7]:1".parse().unwrap(),
             ends,
         )
-        .map(|a| a.question.source)
+        .map(|a| a.query.source)
     };
     assert_eq!(
         probed("10.1.1.2:80"),

@@ -149,8 +149,8 @@ async fn serve(
                     .as_ref()
                     .ok_or_else(|| unserved(subject))?;
                 let tail = usize::try_from(begin.tail).unwrap_or(usize::MAX);
-                let (kept, lines) = logs.read(tenant.as_ref(), tail, begin.follow);
-                send_kept(kept, out).await?;
+                let (recent, lines) = logs.read(tenant.as_ref(), tail, begin.follow);
+                send_recent(recent, out).await?;
                 match lines {
                     Some(lines) => follow_lines(observer, subject, lines, out).await,
                     None => Ok(()),
@@ -194,9 +194,9 @@ fn unserved(subject: Subject) -> ObservationError {
 }
 
 /// Sends the retained lines, oldest first.
-async fn send_kept(kept: Vec<Bytes>, out: &Outgoing) -> Result<(), ObservationError> {
+async fn send_recent(recent: Vec<Bytes>, out: &Outgoing) -> Result<(), ObservationError> {
     let mut batch = Vec::new();
-    for lines in kept {
+    for lines in recent {
         if batch.len() + lines.len() > OBSERVE_DATA_BYTES_MAX && !batch.is_empty() {
             out.send(std::mem::take(&mut batch), 0).await?;
         }

@@ -340,11 +340,11 @@ impl Opener {
         match self.talk.process_content(kind, content)? {
             RecordContent::Data => Ok(DecryptedRecord::Data(end)),
             RecordContent::Nothing => Ok(DecryptedRecord::Control { update: false }),
-            RecordContent::Update {
-                is_requested: asked,
-            } => {
+            RecordContent::Update { is_requested } => {
                 self.direction.update()?;
-                Ok(DecryptedRecord::Control { update: asked })
+                Ok(DecryptedRecord::Control {
+                    update: is_requested,
+                })
             }
             RecordContent::Closed => Ok(DecryptedRecord::Closed),
         }
@@ -395,7 +395,7 @@ impl PostHandshakeReader {
     /// Processes the handshake messages that may follow the handshake.
     fn handshake(&mut self, content: &[u8]) -> Result<RecordContent, RecordError> {
         self.message.extend_from_slice(content);
-        let mut said = RecordContent::Nothing;
+        let mut content = RecordContent::Nothing;
         while let [kind, a, b, c, rest @ ..] = self.message.as_slice() {
             let length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
             if length > MESSAGE_MAX {
@@ -415,7 +415,7 @@ impl PostHandshakeReader {
                     if rest.len() > length {
                         return Err(RecordError::Unexpected);
                     }
-                    said = RecordContent::Update {
+                    content = RecordContent::Update {
                         is_requested: asked == 1,
                     };
                 }
@@ -423,7 +423,7 @@ impl PostHandshakeReader {
             }
             self.message.drain(..4 + length);
         }
-        Ok(said)
+        Ok(content)
     }
 }
 
