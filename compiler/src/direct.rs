@@ -90,11 +90,11 @@ impl fmt::Display for PathReason {
             PathReason::TenantOff => f.write_str("the Tenant has directPath: Off"),
             PathReason::ServiceRefuses => write!(
                 f,
-                "the Service does not take the direct path ({DIRECT_ANNOTATION})"
+                "the Service opts out of the direct path ({DIRECT_ANNOTATION})"
             ),
             PathReason::Refusal(reason) => reason.fmt(f),
             PathReason::NotAdmitted => {
-                f.write_str("policies let no workload of the client's node in")
+                f.write_str("policies admit no workload of the client's node")
             }
         }
     }

@@ -364,7 +364,7 @@ mod tests {
                 "Bundle alpha, Authorization alpha, PeerAuthentication alpha".to_owned(),
             ),
             (
-                "a node of the other",
+                "a node of the other tenant",
                 node("beta"),
                 "Bundle beta, Authorization beta, PeerAuthentication beta".to_owned(),
             ),
@@ -504,7 +504,7 @@ mod tests {
                     "{alpha}, Table alpha/shop/a@az2, Throttle alpha, {beta}, Table beta/shop/a@az2, Throttle beta, Replica r1, Replica r2"
                 ),
             ),
-            ("a replica of a backend that holds nothing", gateway("r3", "az1"), "Replica r1, Replica r2".into()),
+            ("a replica of a backend without services", gateway("r3", "az1"), "Replica r1, Replica r2".into()),
             ("a replica that is not registered", gateway("r9", "az1"), "Replica r1, Replica r2".into()),
             (
                 "an edge: its AZ of all tenants, no services",
@@ -513,7 +513,7 @@ mod tests {
                  Table beta/shop/a@az1, Replica r1, Replica r2"
                     .into(),
             ),
-            ("an edge of an AZ that nobody lives in", edge("az7"), "Node alpha/n1, Node beta/n1, Replica r1, Replica r2".into()),
+            ("an edge of an AZ that is no home AZ", edge("az7"), "Node alpha/n1, Node beta/n1, Replica r1, Replica r2".into()),
             ("a node: its tenant's addresses", node("alpha"), direct(alpha, "alpha")),
             ("a node of the other tenant at the same addresses", node("beta"), direct(beta, "beta")),
             ("an operator", Principal::Operator { name: "root".parse().unwrap(), tenant: None }, String::new()),

@@ -139,7 +139,7 @@ struct NameVisitor<'a> {
 
 impl NameVisitor<'_> {
     fn add(&mut self, name: &syn::Ident, visibility: &syn::Visibility) {
-        self.check_name(name, "is no noun that says what the value is");
+        self.check_name(name, "is not a noun that says what the value is");
         let is_exported = !matches!(visibility, syn::Visibility::Inherited);
         let definition = Definition {
             path: self.path.to_owned(),
@@ -210,7 +210,7 @@ impl<'ast> Visit<'ast> for NameVisitor<'_> {
 
     fn visit_field(&mut self, field: &'ast syn::Field) {
         if let Some(name) = &field.ident {
-            self.check_name(name, "is no noun that says what the field contains");
+            self.check_name(name, "is not a noun that says what the field contains");
         }
         syn::visit::visit_field(self, field);
     }
@@ -268,7 +268,7 @@ mod tests {
             ("impl A { fn told(&self) {} }", "`told` does not say"),
             ("trait A { fn look(&self); }", "`look` does not say"),
             ("fn a() { fn place() {} }", "`place` does not say"),
-            ("struct A { pub kept: u8 }", "`kept` is no noun"),
+            ("struct A { pub kept: u8 }", "`kept` is not a noun"),
             ("enum A { B { given: u8 } }", "`given` is no noun"),
         ] {
             let all = source(text);

@@ -36,7 +36,7 @@ fn replica(
             report.error(
                 gateway.document,
                 "metadata.name",
-                format!("{name:?} cannot name a replica"),
+                format!("{name:?} is not a valid replica name"),
                 "use up to 63 lower-case letters, digits and '-'",
             );
             return None;

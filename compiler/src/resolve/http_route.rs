@@ -95,7 +95,7 @@ fn parents(
         report.error(
             route.document,
             "spec.parentRefs",
-            "the route is attached to nothing",
+            "the route is attached to no Service",
             "name a Service with group: \"\" and kind: Service",
         );
     }

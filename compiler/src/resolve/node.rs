@@ -155,7 +155,7 @@ fn mac(
             report.error(
                 sourced.document,
                 field,
-                format!("{written} is not the MAC of one device"),
+                format!("{written} is not a unicast MAC address"),
                 fix,
             );
             None
@@ -165,7 +165,7 @@ fn mac(
             report.error(
                 sourced.document,
                 field,
-                format!("{shown:?} is not a MAC"),
+                format!("{shown:?} is not a MAC address"),
                 fix,
             );
             None

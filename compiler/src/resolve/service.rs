@@ -37,7 +37,7 @@ pub(crate) fn resolve(
             report.error(
                 service.document,
                 "spec.type",
-                "names outside the mesh are not in this version",
+                "ExternalName Services are not supported in this version",
                 "use ClusterIP, or remove the Service",
             );
             continue;
@@ -86,7 +86,7 @@ fn upstream_pool(
         service,
         UPSTREAM_POOL_ANNOTATION,
         values,
-        "is no kind of pool; clients share connections",
+        "is not a valid pool mode; clients share connections",
         report,
     )
 }
@@ -100,7 +100,7 @@ fn policy_paths(
         ("legacy", PolicyPaths::Legacy),
     ];
     let problem =
-        "is no kind of paths; policies refuse path parameters and escapes that are not UTF-8";
+        "is not a valid path mode; policies refuse path parameters and escapes that are not UTF-8";
     annotated(service, POLICY_PATHS_ANNOTATION, values, problem, report)
 }
 
@@ -191,7 +191,7 @@ fn ports(
         report.error(
             service.document,
             "spec.sessionAffinity",
-            "session affinity is not in this version",
+            "session affinity is not supported in this version",
             "write None or remove the field",
         );
         return Vec::new();

@@ -29,7 +29,7 @@ pub(crate) fn resolve(
             report.error(
                 rule.document,
                 "spec.host",
-                format!("{host:?} is no service of this tenant"),
+                format!("{host:?} is not a service of this tenant"),
                 "write a Service's name, or name.namespace",
             );
             continue;

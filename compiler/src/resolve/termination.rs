@@ -28,7 +28,7 @@ pub(crate) fn resolve(
         };
         if all.contains_key(&(service.clone(), port)) {
             let problem = format!(
-                "TLS to {}/{}:{port} ends by another Termination already; that one is used",
+                "another Termination already terminates TLS to {}/{}:{port}; that one is used",
                 service.namespace, service.name
             );
             report.error(sourced.document, "spec.port", problem, "remove one of them");
@@ -52,7 +52,7 @@ fn resolve_port(
     let target = &spec.target_ref;
     if !target.group.is_empty() || target.kind != "Service" {
         let problem = format!(
-            "TLS cannot end for a {:?} of group {:?}",
+            "a Termination cannot target a {:?} of group {:?}",
             target.kind, target.group
         );
         report.error(
@@ -105,6 +105,7 @@ fn read(
         broken.get_or_insert_with(|| format!("{field}: {problem}"));
         report.error(sourced.document, field, problem, fix);
     };
+    // A broken Termination refuses every connection, so any certificate may stand for a wrong one.
     let certificate = match &spec.certificate {
         CertificateSpec {
             mesh: Some(_),
@@ -117,7 +118,7 @@ fn read(
             if !key_servers.iter().any(|server| server.name == *name) {
                 breaks(
                     "spec.certificate.keyServer",
-                    format!("there is no KeyServer {name} that works"),
+                    format!("no valid KeyServer {name} exists"),
                     "create it or correct the name",
                 );
             }
@@ -127,10 +128,11 @@ fn read(
             mesh: None,
             key_server: None,
         } => {
+            // A certificate that could not be parsed has a diagnostic already.
             if sourced.fault("spec.certificate").is_none() {
                 breaks(
                     "spec.certificate",
-                    "it names no certificate".into(),
+                    "the Termination names no certificate".into(),
                     "write mesh: {} or keyServer: NAME",
                 );
             }
@@ -142,7 +144,7 @@ fn read(
         } => {
             breaks(
                 "spec.certificate",
-                "it names two certificates".into(),
+                "the Termination names two certificates".into(),
                 "write mesh: {} or keyServer: NAME",
             );
             TerminationCertificate::Mesh

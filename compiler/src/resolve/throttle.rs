@@ -69,7 +69,7 @@ pub(crate) fn resolve(
         };
         // The objects are sorted by age, so the one already found is older.
         if let Some((older, _)) = throttles.get(&throttle.service) {
-            let problem = format!("{older} limits the same already; that one is used");
+            let problem = format!("{older} already limits the same target; that one is used");
             report.error(
                 object.document,
                 "spec.targetRef",
@@ -145,7 +145,7 @@ fn read(
             report.error(
                 sourced.document,
                 "spec",
-                "it limits nothing",
+                "the Throttle limits nothing",
                 "write sessions, packets or requests, each with perSecond",
             );
         }

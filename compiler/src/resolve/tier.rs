@@ -34,7 +34,7 @@ pub(crate) fn resolve(
         .next()
         .and_then(|sourced| Some((sourced, sourced.object.spec.home_az.clone()?)));
     if let (Some((sourced, _)), None) = (&requested, on_tier) {
-        let problem = "the tenant is not on the cloud tier, so its services live in no AZ";
+        let problem = "the tenant is not on the cloud tier, so its services have no home AZ";
         report.warning(
             sourced.document,
             "spec.homeAz",
@@ -66,7 +66,8 @@ pub(crate) fn resolve(
                 "write the name of an AZ",
             ),
             Ok(_) if on_tier.is_none() => {
-                let problem = "the tenant is not on the cloud tier, so its services live in no AZ";
+                let problem =
+                    "the tenant is not on the cloud tier, so its services have no home AZ";
                 report.warning(
                     service.document,
                     field,

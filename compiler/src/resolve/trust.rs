@@ -42,7 +42,7 @@ pub(crate) fn federations(
                 sourced.document,
                 "spec.trustDomain",
                 problem,
-                "write the other tenant's, or remove the object",
+                "write the other tenant's trust domain, or remove the object",
             );
         } else if all.len() >= FEDERATIONS_PER_TENANT_MAX {
             let problem = format!(
@@ -112,7 +112,7 @@ pub(crate) fn key_servers(
             report.error(
                 sourced.document,
                 format!("spec.addresses[{at}]"),
-                "port 0 is none",
+                "port 0 is not valid",
                 "write the key server's port, such as 15013",
             );
         } else if sourced.fault("spec").is_none() {

@@ -84,7 +84,8 @@ fn is_for_mesh(sourced: &Sourced<'_, VirtualService>, report: &mut DiagnosticCol
         .enumerate()
         .find(|(_, gateway)| *gateway != "mesh")
     {
-        let problem = format!("gateway {other:?} is not in this version; `mesh` is the only one");
+        let problem =
+            format!("gateway {other:?} is not supported in this version; `mesh` is the only one");
         report.error(
             sourced.document,
             format!("spec.gateways[{at}]"),
@@ -109,7 +110,7 @@ fn services(
         report.error(
             sourced.document,
             "spec.hosts",
-            "the object is for no host",
+            "the object names no host",
             "write a Service's name",
         );
     }
@@ -126,25 +127,25 @@ fn services(
         let Some(key) =
             names::service(to.tenant, own, host).filter(|key| to.services.contains_key(key))
         else {
-            let problem = format!("{host:?} is no service of this tenant");
+            let problem = format!("{host:?} is not a service of this tenant");
             report.error(
                 sourced.document,
                 field,
                 problem,
-                "write a Service's name, or name.namespace; other hosts are not in this version",
+                "write a Service's name, or name.namespace; other hosts are not supported in this version",
             );
             continue;
         };
         if key.namespace != *own {
             let problem = format!(
-                "a route for the clients of one namespace (here {own}) only is not in this version"
+                "a route for clients of only one namespace (here {own}) is not supported in this version"
             );
             report.error(
                 sourced.document,
                 field,
                 problem,
                 format!(
-                    "move the object to the Service's namespace {}; it then holds for all clients",
+                    "move the object to the Service's namespace {}; it then applies to all clients",
                     key.namespace
                 ),
             );
@@ -461,7 +462,7 @@ fn uri(written: &StringMatch, rule: &mut RuleContext<'_>) -> Result<PathMatch, F
             .map(|()| PathMatch::Regex(pattern.clone())),
         _ => Err(FieldIssue::new(
             "",
-            "one of exact, prefix and regex is needed, and only one",
+            "exactly one of exact, prefix and regex is required",
             "write one of them",
         )),
     }
@@ -491,7 +492,7 @@ fn value(written: &StringMatch) -> Result<TextMatch, FieldIssue> {
         } => Ok(TextMatch::Present),
         _ => Err(FieldIssue::new(
             "",
-            "only one of exact, prefix and regex can hold",
+            "only one of exact, prefix and regex may be set",
             "write one of them",
         )),
     }

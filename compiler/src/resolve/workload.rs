@@ -128,7 +128,7 @@ fn workload(
             pod.document,
             "spec.hostNetwork",
             problem,
-            "it is left out; give it a network of its own to have it in the mesh",
+            "the pod is left out; give it its own network to include it in the mesh",
         );
         return None;
     }
@@ -247,7 +247,7 @@ fn tunnel(pod: &Sourced<'_, Pod>, report: &mut DiagnosticCollector) -> TunnelPro
         None | Some("hbone") => TunnelProtocol::Hbone,
         Some("none") => TunnelProtocol::None,
         Some(other) => {
-            let problem = format!("{other:?} is not a way to reach a pod; HBONE is used");
+            let problem = format!("{other:?} is not a valid way to reach a pod; HBONE is used");
             report.error(
                 pod.document,
                 format!("metadata.annotations[{TUNNEL_ANNOTATION:?}]"),
@@ -335,8 +335,7 @@ fn serve(
     };
     let spec = &sourced.object.spec;
     if spec.selector.is_empty() {
-        let problem =
-            "the service selects no pods, and endpoints of other kinds are not in this version";
+        let problem = "the service selects no pods, and endpoints of other kinds are not supported in this version";
         report.warning(
             sourced.document,
             "spec.selector",

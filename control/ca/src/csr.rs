@@ -22,14 +22,14 @@ const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=4096;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CsrError {
     /// The request has more than [`CSR_BYTES_MAX`] bytes.
-    #[error("the request has {0} bytes and may have {CSR_BYTES_MAX}")]
+    #[error("the request has {0} bytes; at most {CSR_BYTES_MAX} are allowed")]
     TooLarge(usize),
     /// The request is not PEM or not a PKCS#10 structure.
     #[error("this is not a PKCS#10 request in PEM (CERTIFICATE REQUEST): {0}")]
     Form(String),
     /// The request is not signed by the key in it.
     #[error(
-        "the request's signature does not fit its key: sign it with the private key of the public key in it"
+        "the request's signature does not match its key: sign the request with the private key that belongs to its public key"
     )]
     Signature,
     /// The key's algorithm is not accepted, or the key is weak.
@@ -48,13 +48,11 @@ pub enum CsrError {
     )]
     Name { named: String, requested: String },
     /// The crypto library failed to sign.
-    #[error(
-        "the certificate could not be signed: {0}; this is a fault of the controller, try again"
-    )]
+    #[error("the certificate could not be signed: {0}; this is a bug in the controller, try again")]
     Signing(String),
     /// The root or an intermediate above the leaf has expired.
     #[error(
-        "the authority's root ended at {0} s since 1970; replace it with `canal ca rotate`, or the files that hold it"
+        "the CA's root expired at {0} s since 1970; replace it with `canal ca rotate`, or the files that hold it"
     )]
     RootEnded(u64),
     /// The CA's certificate does not allow it to sign CRLs.
@@ -104,10 +102,7 @@ pub(crate) fn check(
     let (rest, csr) =
         X509CertificationRequest::from_der(&der).map_err(|e| CsrError::Form(e.to_string()))?;
     if !rest.is_empty() {
-        return Err(CsrError::Form(format!(
-            "{} bytes stand after it",
-            rest.len()
-        )));
+        return Err(CsrError::Form(format!("{} bytes follow it", rest.len())));
     }
     let is_rsa = check_key(&csr.certification_request_info.subject_pki)?;
     if is_rsa && !rsa {

@@ -193,7 +193,7 @@ impl CompiledTenant {
     /// are never read.
     pub fn of_provider(resources: Vec<Resource>) -> Self {
         let claims = TenantClaims {
-            tenant: nobody(),
+            tenant: provider_placeholder(),
             isolation: None,
             gateways: Vec::new(),
         };
@@ -220,7 +220,7 @@ impl CompiledTenant {
 }
 
 /// Returns the placeholder tenant of resources that belong to no tenant.
-fn nobody() -> TenantName {
+fn provider_placeholder() -> TenantName {
     match TenantName::new("0") {
         Ok(name) => name,
         Err(_) => unreachable!("the constant is a valid name; the tests of the fleet reach it"),

@@ -195,7 +195,7 @@ impl Controller {
             .await
             .is_err()
         {
-            tracing::warn!("some connections did not end in time and are cut");
+            tracing::warn!("some connections did not end in time; closing them");
         }
         if let Err(e) = self.store.settle() {
             tracing::warn!(error = %e, "the generation counter will have a gap");
@@ -206,7 +206,7 @@ impl Controller {
         if let Some(writer) = writer.filter(JoinHandle::is_finished)
             && writer.join().is_err()
         {
-            tracing::error!("the writer had ended by a panic");
+            tracing::error!("the catalog writer panicked");
         }
     }
 }
@@ -276,7 +276,7 @@ fn start_writer(
         .name("canal-writer".into())
         .spawn(move || {
             if let Err(e) = writer.run(queues) {
-                tracing::error!(error = %e, "the writer could not begin");
+                tracing::error!(error = %e, "the catalog writer could not start");
             }
         })?;
     Ok((thread, stored))

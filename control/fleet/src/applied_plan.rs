@@ -35,7 +35,7 @@ pub enum PlanRefusal {
     #[error("the plan is in force and not published: {0}")]
     NotPublished(StoreError),
     /// A computation panicked. The plan may be applied again.
-    #[error("applying the plan panicked, which is a bug of the controller; apply it again")]
+    #[error("applying the plan panicked, which is a bug in the controller; apply it again")]
     Panic,
     /// The catalog writer has ended, and the controller ends too.
     #[error("the controller is stopping; apply the plan after its start")]

@@ -229,7 +229,7 @@ impl FleetService {
         stored.await.map_err(|_| {
             ReportError::Form("the edge could not be stored; report again".into())
         })??;
-        tracing::info!(target: "audit", edge = %row.name, az = %row.az, underlay = %row.underlay, tunnels = %row.tunnel_end(), "took up an edge");
+        tracing::info!(target: "audit", edge = %row.name, az = %row.az, underlay = %row.underlay, tunnels = %row.tunnel_end(), "registered an edge");
         self.fleet.roster().register_edge(row, &replaces);
         Ok(())
     }

@@ -159,7 +159,7 @@ fn parse_client(text: &str) -> Result<SocketAddr, Status> {
     let client: SocketAddr = text.parse().map_err(|_| {
         let text: String = text.chars().take(80).collect();
         Status::invalid_argument(format!(
-            "{text:?} is no client; fix: write ADDRESS:PORT, with an IPv6 address in brackets"
+            "{text:?} is not a client address; fix: write ADDRESS:PORT, with an IPv6 address in brackets"
         ))
     })?;
     Ok(SocketAddr::new(client.ip().to_canonical(), client.port()))

@@ -124,7 +124,7 @@ pub async fn serve(listener: AdminAcceptor, endpoint: AdminEndpoint, shared: Arc
             let mut http = http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(HEAD);
             if let Err(e) = http.serve_connection(TokioIo::new(stream), service).await {
-                tracing::debug!(error = %e, "a connection to the admin or metrics port broke");
+                tracing::debug!(error = %e, "a connection to the admin or metrics port failed");
             }
             drop(place);
         });
@@ -193,7 +193,7 @@ fn answer(
     if request.method() != Method::GET {
         return text(
             StatusCode::METHOD_NOT_ALLOWED,
-            "only GET is answered here\n".into(),
+            "only GET is supported\n".into(),
         );
     }
     match (request.uri().path(), endpoint) {
@@ -224,7 +224,7 @@ fn answer(
         ("/", AdminEndpoint::Socket | AdminEndpoint::Admin) => {
             text(StatusCode::OK, "canal-controller\n/config_dump[?tenant=NAME] (unix socket)\n/metrics\n/healthz/ready\n".into())
         }
-        _ => text(StatusCode::NOT_FOUND, "there is nothing here\n".into()),
+        _ => text(StatusCode::NOT_FOUND, "this path does not exist\n".into()),
     }
 }
 

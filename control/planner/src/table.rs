@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_chain_gives_up_a_standby_before_a_dead_owner_and_no_owner_that_is_up() {
+    fn a_full_chain_drops_standbys_then_dead_owners_and_never_live_owners() {
         // Replica 2 is dead, and may come back with its sessions. A standby has none, whatever
         // happens to it.
         let new = CHAIN_LENGTH_MAX + 1;

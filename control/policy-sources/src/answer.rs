@@ -118,7 +118,7 @@ pub(crate) fn within_answer(mut diagnostics: Vec<Diagnostic>) -> Vec<Diagnostic>
     let left_out = diagnostics.split_off(shown);
     let severity = left_out.first().map_or(Severity::Warning, |d| d.severity);
     let problem = format!(
-        "{} more diagnostics have no room in this answer",
+        "{} more diagnostics do not fit into this answer",
         left_out.len()
     );
     let fix = "correct these, then send the objects again".to_owned();

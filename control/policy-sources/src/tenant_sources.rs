@@ -360,7 +360,7 @@ fn shadowed_by(object: &CatalogObject, other: &CatalogObject) -> Diagnostic {
 /// the set are valid, and may be applied before it is available.
 fn unfetched(uri: &str, fault: &str, sources: &TenantSources) -> Diagnostic {
     let consequence = if sources.jwks.contains_key(uri) {
-        "the last good one is in force"
+        "the last good key set is in force"
     } else {
         "tokens of its issuer are refused"
     };

@@ -95,7 +95,7 @@ impl Directory {
             Err(error) => {
                 // All tenants stay: a lost mount must not take the mesh down.
                 let problem = format!(
-                    "the configuration directory cannot be read: {error}; what was read before stays in force"
+                    "the configuration directory cannot be read: {error}; the configuration read before stays in force"
                 );
                 scan.diagnostics.push(complaint(
                     &self.root,
@@ -154,7 +154,7 @@ impl Directory {
             if !path.is_dir() {
                 diagnostics.push(complaint(
                     &path,
-                    "only tenants' directories are read here".to_owned(),
+                    "only directories of tenants are read here".to_owned(),
                     "move the file into a tenant's directory",
                 ));
                 continue;
@@ -210,7 +210,7 @@ impl TenantFileSet {
                 // An unreadable directory may be a temporary fault, so the files of the last scan
                 // stay.
                 let problem = format!(
-                    "the tenant's directory cannot be read: {error}; what was read before stays in force"
+                    "the tenant's directory cannot be read: {error}; the configuration read before stays in force"
                 );
                 diagnostics.push(complaint(
                     visit.path,

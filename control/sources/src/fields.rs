@@ -139,29 +139,29 @@ const SERVICE: [KnownField; 5] = [
     unless(
         "spec.internalTrafficPolicy",
         "Cluster",
-        "endpoints on the same node only are not in this version",
+        "endpoints on the same node only are not supported in this version",
         "write Cluster or remove the field",
     ),
     unless(
         "spec.publishNotReadyAddresses",
         "false",
-        "requests to endpoints that are not ready are not in this version",
+        "requests to endpoints that are not ready are not supported in this version",
         REMOVE,
     ),
     left_out(
         "spec.trafficDistribution",
-        "preferring near endpoints is not in this version",
+        "preferring near endpoints is not supported in this version",
         REMOVE,
     ),
     left_out(
         "spec.externalIPs",
-        "addresses from outside the mesh are not in this version",
+        "addresses from outside the mesh are not supported in this version",
         "use clusterIPs",
     ),
     unless(
         "spec.externalName",
         "",
-        "names outside the mesh are not in this version",
+        "names outside the mesh are not supported in this version",
         REMOVE,
     ),
 ];
@@ -179,27 +179,27 @@ const ROUTE: [KnownField; 7] = [
     ),
     never(
         "spec.rules[].filters",
-        "header changes, redirects, rewrites and mirrors are not in this version",
+        "header changes, redirects, rewrites and mirrors are not supported in this version",
         REMOVE,
     ),
     never(
         "spec.rules[].backendRefs[].filters",
-        "header changes, redirects, rewrites and mirrors are not in this version",
+        "header changes, redirects, rewrites and mirrors are not supported in this version",
         REMOVE,
     ),
     never(
         "spec.rules[].timeouts",
-        "timeouts of routes are not in this version",
+        "timeouts of routes are not supported in this version",
         REMOVE,
     ),
     never(
         "spec.rules[].retry",
-        "retries are not in this version",
+        "retries are not supported in this version",
         REMOVE,
     ),
     never(
         "spec.rules[].sessionPersistence",
-        "session persistence is not in this version",
+        "session persistence is not supported in this version",
         REMOVE,
     ),
 ];
@@ -208,87 +208,87 @@ const VIRTUAL_SERVICE: [KnownField; 27] = [
     unless(
         "spec.exportTo",
         "*",
-        "a limited audience is not in this version",
-        "remove the field: routes hold for all clients of the tenant",
+        "a limited audience is not supported in this version",
+        "remove the field: routes apply to all clients of the tenant",
     ),
     never(
         "spec.tls",
-        "routing TLS by server name is not in this version",
+        "routing TLS by server name is not supported in this version",
         REMOVE,
     ),
     never(
         "spec.tcp",
-        "routing TCP is not in this version",
+        "routing TCP is not supported in this version",
         "remove the field; TCP goes to the service that was dialled",
     ),
     never(
         "spec.http[].redirect",
-        "redirects are not in this version",
+        "redirects are not supported in this version",
         REMOVE,
     ),
     never(
         "spec.http[].directResponse",
-        "direct responses are not in this version",
+        "direct responses are not supported in this version",
         REMOVE,
     ),
     never(
         "spec.http[].delegate",
-        "delegation is not in this version",
+        "delegation is not supported in this version",
         "write the rules in this object",
     ),
     never(
         "spec.http[].rewrite",
-        "rewrites are not in this version",
+        "rewrites are not supported in this version",
         REMOVE,
     ),
     never(
         "spec.http[].timeout",
-        "timeouts of routes are not in this version",
+        "timeouts of routes are not supported in this version",
         REMOVE,
     ),
     never(
         "spec.http[].retries",
-        "retries are not in this version",
+        "retries are not supported in this version",
         REMOVE,
     ),
     never(
         "spec.http[].fault",
-        "fault injection is not in this version",
+        "fault injection is not supported in this version",
         REMOVE,
     ),
     never(
         "spec.http[].mirror",
-        "mirrors are not in this version",
+        "mirrors are not supported in this version",
         REMOVE,
     ),
     never(
         "spec.http[].mirrors",
-        "mirrors are not in this version",
+        "mirrors are not supported in this version",
         REMOVE,
     ),
     never(
         "spec.http[].mirrorPercent",
-        "mirrors are not in this version",
+        "mirrors are not supported in this version",
         REMOVE,
     ),
     never(
         "spec.http[].mirrorPercentage",
-        "mirrors are not in this version",
+        "mirrors are not supported in this version",
         REMOVE,
     ),
     never(
         "spec.http[].corsPolicy",
-        "CORS is not in this version",
+        "CORS is not supported in this version",
         REMOVE,
     ),
     never(
         "spec.http[].headers",
-        "header changes are not in this version",
+        "header changes are not supported in this version",
         REMOVE,
     ),
     never(
         "spec.http[].route[].headers",
-        "header changes are not in this version",
+        "header changes are not supported in this version",
         REMOVE,
     ),
     never(
@@ -309,24 +309,24 @@ const VIRTUAL_SERVICE: [KnownField; 27] = [
     unless(
         "spec.http[].match[].gateways",
         "mesh",
-        "requests from other gateways than `mesh` are not in this version",
+        "requests from other gateways than `mesh` are not supported in this version",
         "write mesh or remove the field",
     ),
     unless(
         "spec.http[].match[].ignoreUriCase",
         "false",
-        "matching without case is not in this version",
+        "matching without case is not supported in this version",
         "use uri.regex with (?i)",
     ),
     never(
         "spec.http[].match[].withoutHeaders",
-        "matching the absence of a header is not in this version",
+        "matching the absence of a header is not supported in this version",
         "put a rule that matches the header before this one",
     ),
     unless(
         "spec.http[].match[].statPrefix",
         "",
-        "an own metrics prefix is not in this version",
+        "a custom metrics prefix is not supported in this version",
         REMOVE,
     ),
     never(
@@ -336,12 +336,12 @@ const VIRTUAL_SERVICE: [KnownField; 27] = [
     ),
     never(
         "spec.http[].match[].uri.ignoreCase",
-        "matching without case is not in this version",
+        "matching without case is not supported in this version",
         "use regex with (?i)",
     ),
     never(
         "spec.http[].mirror_percent",
-        "mirrors are not in this version",
+        "mirrors are not supported in this version",
         REMOVE,
     ),
 ];
@@ -349,42 +349,42 @@ const VIRTUAL_SERVICE: [KnownField; 27] = [
 const DESTINATION_RULE: [KnownField; 4] = [
     never(
         "spec.trafficPolicy",
-        "load balancing, connection pools, outlier detection and TLS settings are not in this version",
+        "load balancing, connection pools, outlier detection and TLS settings are not supported in this version",
         REMOVE,
     ),
     never(
         "spec.subsets[].trafficPolicy",
-        "load balancing, connection pools, outlier detection and TLS settings are not in this version",
+        "load balancing, connection pools, outlier detection and TLS settings are not supported in this version",
         REMOVE,
     ),
     unless(
         "spec.exportTo",
         "*",
-        "a limited audience is not in this version",
+        "a limited audience is not supported in this version",
         "remove the field",
     ),
     never(
         "spec.workloadSelector",
-        "rules for some clients only are not in this version",
+        "rules for some clients only are not supported in this version",
         REMOVE,
     ),
 ];
 
 const AUTHORIZATION_POLICY: [KnownField; 1] = [never(
     "spec.selector.matchExpressions",
-    "workloads are selected by equal labels only",
+    "workloads can be selected only by equality of labels",
     "use matchLabels",
 )];
 
 const REQUEST_AUTHENTICATION: [KnownField; 3] = [
     never(
         "spec.selector.matchExpressions",
-        "workloads are selected by equal labels only",
+        "workloads can be selected only by equality of labels",
         "use matchLabels",
     ),
     left_out(
         "spec.jwtRules[].timeout",
-        "the controller has a time of its own for fetching keys",
+        "the controller uses its own timeout for fetching keys",
         REMOVE,
     ),
     never(

@@ -298,7 +298,7 @@ impl DocumentReader<'_> {
             found.truncate(FINDINGS_PER_DOCUMENT_MAX);
             // The faults below copy this error; the field `spec` makes it apply to the whole
             // object.
-            let problem = format!("there are more than {FINDINGS_PER_DOCUMENT_MAX} mistakes");
+            let problem = format!("the document has more than {FINDINGS_PER_DOCUMENT_MAX} errors");
             found.push(error(
                 self.origin.clone(),
                 self.key.clone(),
@@ -327,7 +327,7 @@ impl DocumentReader<'_> {
             .try_fold(root, |node, name| node.field(name))?;
         let (key, _) = parent.entry(last)?;
         let problem = format!(
-            "the field is called {} now; the next release does not accept {last}",
+            "the field is now called {}; the next release does not accept {last}",
             renamed.new_name
         );
         let fix = format!("write {}", renamed.new_name);
@@ -415,14 +415,14 @@ fn strange(
         UnknownKindAction::OtherVersion(known) => (
             Severity::Error,
             "apiVersion",
-            format!("{kind} is not read in {api_version:?}"),
+            format!("{kind} is not supported in {api_version:?}"),
             format!("write apiVersion: {}", known.api_versions().join(" or ")),
         ),
         UnknownKindAction::Skipped if matches!(kind, "EndpointSlice" | "Endpoints") => (
             Severity::Warning,
             "kind",
             format!(
-                "{kind} ({api_version}) is not read: the endpoints of a Service are the Pods that its selector names"
+                "{kind} ({api_version}) is ignored: the endpoints of a Service are the Pods that its selector names"
             ),
             "give the Service a selector, and its Pods the labels".to_owned(),
         ),
@@ -435,15 +435,15 @@ fn strange(
         UnknownKindAction::Refused if kind == "List" => (
             Severity::Error,
             "kind",
-            "lists are not read".to_owned(),
-            "write the items as documents of their own, parted by ---".to_owned(),
+            "lists are not supported".to_owned(),
+            "write the items as separate documents, separated by ---".to_owned(),
         ),
         UnknownKindAction::Refused => (
             Severity::Error,
             "kind",
-            format!("{kind} ({api_version}) is not in this version"),
+            format!("{kind} ({api_version}) is not supported in this version"),
             format!(
-                "remove it; known are {}",
+                "remove it; known kinds: {}",
                 ObjectKind::ALL.map(ObjectKind::as_str).join(", ")
             ),
         ),

@@ -33,11 +33,11 @@ pub struct ReportedOmission {
 /// Reason why a report is refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShareReportError {
-    #[error("{0} is no data plane; report with a data plane's token")]
+    #[error("{0} is not a data plane; report with a data plane's token")]
     NotADataPlane(String),
-    #[error("the report has {bytes} bytes, at most {limit} are taken")]
+    #[error("the report has {bytes} bytes; at most {limit} are accepted")]
     Bytes { bytes: usize, limit: usize },
-    #[error("{count} entries in one report, at most {limit} are taken")]
+    #[error("{count} entries in one report; at most {limit} are accepted")]
     Entries { count: usize, limit: usize },
 }
 
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_data_plane_speaks_of_its_own_tenants_only() {
+    fn a_data_plane_reports_only_its_own_tenants() {
         let node = Principal::Node {
             name: "n1".parse().unwrap(),
             tenant: "alpha".parse().unwrap(),

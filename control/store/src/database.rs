@@ -318,7 +318,7 @@ impl Store {
                 // With some reserve left, a full disk does not stop the controller yet.
                 Err(e) if left == 0 => return Err(e),
                 Err(e) => {
-                    tracing::warn!(error = %e, left, "no more generations could be reserved; the reserve is used")
+                    tracing::warn!(error = %e, left, "could not reserve more generations; using the remaining reserve")
                 }
             }
         }

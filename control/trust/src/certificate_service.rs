@@ -49,7 +49,7 @@ pub(crate) enum IdentityDenied {
     Operator,
     #[error("{0} belongs to no tenant that you serve")]
     TrustDomain(TrustDomain),
-    #[error("{0} is the gateways' own identity, which no node gets")]
+    #[error("{0} is the gateways' own identity, which nodes cannot get")]
     Reserved(Identity),
     #[error(
         "no pod with the identity {0} runs on your node according to the registry; try again once the pod is registered"
@@ -58,11 +58,11 @@ pub(crate) enum IdentityDenied {
     #[error("a gateway gets only {0}")]
     NotGateway(Identity),
     #[error(
-        "the tenant's sources cannot be read at the moment, so it is unknown what runs where; try again"
+        "the tenant's sources cannot be read at the moment, so the controller does not know which pods run on your node; try again"
     )]
     RegistryIncomplete,
     #[error(
-        "the tenant's keys are in key servers, which alone get certificates of {0}; set spec.keys.fallback to Local to allow others too"
+        "the tenant's keys are in key servers, so only key servers get certificates of {0}; set spec.keys.fallback to Local to allow others too"
     )]
     KeysInKeyServer(TrustDomain),
     #[error(
@@ -73,9 +73,9 @@ pub(crate) enum IdentityDenied {
     NotComponent(Identity),
     #[error("metadata.{SERVICE}: {0}; write tenant/namespace/name")]
     ServiceForm(String),
-    #[error("{0} is no service of the tenant")]
+    #[error("{0} is not a service of the tenant")]
     ServiceUnknown(ServiceKey),
-    #[error("host names of a service go with {0} only")]
+    #[error("only {0} may get a certificate with host names of a service")]
     ServiceNotGateway(Identity),
 }
 

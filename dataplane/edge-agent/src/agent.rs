@@ -60,7 +60,7 @@ pub enum EdgeError {
     Kernel(#[from] OffloadError),
     /// The maps of an earlier process cannot be read.
     #[error(
-        "the maps under {dir} cannot be read: {why}; `canal-edge --detach` removes them, and with them all that is forwarded"
+        "the maps under {dir} cannot be read: {why}; `canal-edge --detach` removes them, which also stops all forwarding"
     )]
     Maps {
         dir: std::path::PathBuf,
@@ -78,7 +78,7 @@ pub enum EdgeError {
     /// A task of the agent panicked. The process ends, because an agent that has silently lost a
     /// task would be a gray failure.
     #[error(
-        "{0} of the agent panicked; the process ends so that its supervisor starts a whole one, and packets go on meanwhile"
+        "{0} of the agent panicked; the process ends so that its supervisor restarts it; packets are forwarded meanwhile"
     )]
     Lost(&'static str),
 }
@@ -116,7 +116,7 @@ impl AgentShared {
     fn on_state(&self) {
         let mut reconciler = self.reconciler();
         let targets = reconciler.targets().clone();
-        if reconciler.standing().has_state && !reconciler.tables().is_live() {
+        if reconciler.status().has_state && !reconciler.tables().is_live() {
             // The maps are filled now, so replacing an earlier process's program loses no
             // information.
             match reconciler.tables().attach() {
@@ -175,7 +175,7 @@ impl EdgeReporter {
     /// report at all.
     fn state(&self) -> Option<EdgeReportRequest> {
         let mut reconciler = self.shared.reconciler();
-        let forwards = reconciler.standing().has_state && reconciler.tables().is_attached();
+        let forwards = reconciler.status().has_state && reconciler.tables().is_attached();
         let seen = reconciler
             .targets()
             .iter()
@@ -258,7 +258,7 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     let signals = start("catching signals", drain::TerminationSignals::catch())?;
     canal_runtime::raise_file_limit(0);
     start(
-        "making the data directory (--data-dir)",
+        "creating the data directory (--data-dir)",
         std::fs::create_dir_all(&config.data_dir),
     )?;
     let (process, whole) = drain::tree();
@@ -322,7 +322,7 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     };
     tracing::info!(
         clean,
-        "ending; the program stays on the device and forwards by the maps as they are"
+        "ending; the program stays attached to the device and forwards with the current maps"
     );
     subscriber.stop().await;
     process.force();
@@ -333,7 +333,11 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
 
 /// Loads program and maps and creates the shared state, before any connection to the controller.
 fn begin(config: &EdgeConfig, registry: &Registry) -> Result<AgentShared, EdgeError> {
-    let build = MetricFamily::new("istio_build", "What runs here.", &["component", "tag"]);
+    let build = MetricFamily::new(
+        "istio_build",
+        "Version of the running process.",
+        &["component", "tag"],
+    );
     registry
         .gauges(build)
         .shared(&["canal-edge", env!("CARGO_PKG_VERSION")])
@@ -342,7 +346,7 @@ fn begin(config: &EdgeConfig, registry: &Registry) -> Result<AgentShared, EdgeEr
     let mut kernel = KernelMaps::load(&config.device)?;
     counts.verified("canal_edge", kernel.verified_instructions()?);
     if !kernel.is_durable() {
-        tracing::warn!(pins = %config.device.pin_dir.display(), "maps go with this process's mount namespace; an agent started again begins with empty ones");
+        tracing::warn!(pins = %config.device.pin_dir.display(), "the maps end with this process's mount namespace; a restarted agent begins with empty maps");
     }
     if kernel.is_adopted() {
         // The maps have the content of an earlier agent, so the program can forward with them at
@@ -405,7 +409,7 @@ fn spawn_prober(
     end: DrainObserver,
 ) -> Result<(std::thread::JoinHandle<()>, oneshot::Receiver<()>), EdgeError> {
     let runtime = start(
-        "making the prober's runtime",
+        "creating the prober's runtime",
         tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build(),
@@ -516,7 +520,7 @@ async fn guard(shared: AgentShared, end: DrainObserver) {
 /// filled in any case.
 fn look_after(shared: &AgentShared, audits: bool) {
     let mut reconciler = shared.reconciler();
-    let has_state = reconciler.standing().has_state;
+    let has_state = reconciler.status().has_state;
     let kernel = reconciler.tables();
     let look = ProgramStatus {
         live: kernel.is_live(),

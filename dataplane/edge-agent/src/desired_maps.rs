@@ -194,16 +194,17 @@ impl std::fmt::Display for OmittedEntry {
         match reason {
             OmissionReason::Full(most) => write!(
                 f,
-                "{name} does not fit {map}, which holds {most}, and its tenant is among the largest holders; fix: give another edge or AZ a part \
-                 of the tenants"
+                "{name} does not fit {map}, which has space for {most} entries, and its tenant has the largest share; fix: give another edge or AZ a part of the tenants"
             ),
             OmissionReason::Share(most) => write!(
                 f,
                 "{name} does not fit {map}: its tenant's share is {most} entries; fix: use fewer, or raise spec.shares.{} of the Tenant",
                 ShareKind::EdgeMapEntries.key()
             ),
-            OmissionReason::Taken(by) => write!(f, "{name} is not in {map}: {by} has its place"),
-            OmissionReason::Tenant => write!(f, "{name} is not in {map}: its tenant is not known"),
+            OmissionReason::Taken(by) => {
+                write!(f, "{name} is not in {map}: {by} uses the same key")
+            }
+            OmissionReason::Tenant => write!(f, "{name} is not in {map}: its tenant is unknown"),
         }
     }
 }

@@ -56,7 +56,7 @@ impl EdgeDump {
             "device": self.config.device,
             "program": {"attached": attached, "pinned": pinned},
             "southbound": *self.southbound.borrow(),
-            "pendingEntries": reconciler.standing().pending_entries,
+            "pendingEntries": reconciler.status().pending_entries,
             "omittedEntries": maps.left_out.iter().take(LEFT_OUT_SHOWN).map(ToString::to_string).collect::<Vec<_>>(),
             "omittedCount": maps.left_out.len(),
             "replicas": replicas,
@@ -83,11 +83,11 @@ impl EdgeDump {
             .unwrap_or_else(PoisonError::into_inner);
         if !reconciler.tables().is_attached() {
             return Err(format!(
-                "the program is not on {}; it is put there again within seconds",
+                "the program is not attached to {}; the agent attaches it again within seconds",
                 self.config.device.device
             ));
         }
-        match reconciler.standing().pending_entries {
+        match reconciler.status().pending_entries {
             0 => Ok(()),
             n => Err(format!("{n} elements of the maps could not be written yet")),
         }

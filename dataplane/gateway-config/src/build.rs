@@ -627,6 +627,7 @@ impl SnapshotBuilder {
             if let (true, Some((_, _, target)), Some(address)) =
                 (chosen, serves, workload.addresses.first())
             {
+                // A client's address can be preserved only over its own family.
                 let other = workload
                     .addresses
                     .iter()
@@ -635,6 +636,8 @@ impl SnapshotBuilder {
                     SocketAddr::new(*address, *target),
                     other.map(|ip| SocketAddr::new(*ip, *target)),
                 );
+                // An endpoint keeps its id across snapshots, and with it its idle connections and
+                // its ejection.
                 let known = self.endpoint_ids.entry((
                     workload.uid.clone(),
                     address,

@@ -236,7 +236,7 @@ impl ServiceRoutes {
             status,
             reason: reason.to_string(),
         };
-        let way = match found.action() {
+        let outcome = match found.action() {
             RouteDecision::Refuse { status, reason } => refuse(status, reason),
             RouteDecision::Split(split) => match pick(split, random) {
                 BackendChoice::Refuse { status, reason } => refuse(status, reason),
@@ -246,13 +246,13 @@ impl ServiceRoutes {
                         .get(found.index)
                         .and_then(|targets| *targets.get(place)?);
                     known.map_or_else(
-                        || refuse(FOREIGN_STATUS, "the backend is another tenant's service"),
+                        || refuse(FOREIGN_STATUS, "the backend is a service of another tenant"),
                         RouteOutcome::Target,
                     )
                 }
             },
         };
-        (way, Some(found.rule()))
+        (outcome, Some(found.rule()))
     }
 
     pub fn rule_count(&self) -> usize {

@@ -141,7 +141,7 @@ pub(crate) async fn run(
         Ok(ListenerFds::default())
     };
     let _ = opened.send(copies.unwrap_or_else(|error| {
-        tracing::error!(%error, "the redirector cannot be given the listeners");
+        tracing::error!(%error, "the listeners cannot be passed to the redirector");
         ListenerFds::default()
     }));
     drop(opened);

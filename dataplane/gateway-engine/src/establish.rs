@@ -228,7 +228,7 @@ async fn establish_plaintext(
         server_name,
         peer,
     } = entered;
-    let (peer, standing) = peer.unzip();
+    let (peer, trust_watch) = peer.unzip();
     let client = SocketAddr::new(client.ip().to_canonical(), client.port());
     let caller = match &peer {
         None => ClientInfo {
@@ -266,14 +266,14 @@ async fn establish_plaintext(
     ));
     let served = serve_plain(worker, &session, io);
     // A client whose certificate loses trust while the connection is open is disconnected.
-    match standing {
+    match trust_watch {
         None => served.await,
-        Some(mut standing) => {
-            let fallen = tokio::select! {
+        Some(mut trust_watch) => {
+            let trust_loss = tokio::select! {
                 () = Box::pin(served) => None,
-                why = standing.wait_for_loss() => Some(why),
+                why = trust_watch.wait_for_loss() => Some(why),
             };
-            fallen.inspect(|why| worker.counts.refused_connection(why.name()));
+            trust_loss.inspect(|why| worker.counts.refused_connection(why.name()));
         }
     }
 }

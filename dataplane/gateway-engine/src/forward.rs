@@ -43,7 +43,7 @@ use crate::worker::Worker;
 /// A connection to an endpoint, in the HTTP version that the endpoint uses.
 #[expect(
     clippy::large_enum_variant,
-    reason = "it lives on the stack for one step of a request; a box would cost an allocation per request"
+    reason = "the value is on the stack for one step of a request; a box would cost an allocation per request"
 )]
 pub(crate) enum UpstreamTransport {
     Http1(UpstreamLease),
@@ -293,7 +293,9 @@ impl RequestState {
         selected: &SelectedEndpoint,
         opens_connection: bool,
     ) -> Result<UpstreamTransport, ProxyError> {
-        if decide_version(routed.view.set.protocol, self.info.spoken) == ClientProtocol::Http2 {
+        if decide_version(routed.view.set.protocol, self.info.client_protocol)
+            == ClientProtocol::Http2
+        {
             let metadata = self.tunnel_metadata(routed, selected);
             let (place, send) =
                 Box::pin(upstream::acquire_stream(&self.worker, selected, metadata)).await?;

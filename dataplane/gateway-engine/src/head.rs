@@ -49,7 +49,7 @@ impl ClientProtocol {
 pub(crate) struct RequestInfo {
     pub(crate) kind: RequestKind,
     pub(crate) framing: Framing,
-    pub(crate) spoken: ClientProtocol,
+    pub(crate) client_protocol: ClientProtocol,
     /// True if the client keeps its connection open.
     pub(crate) keep_alive: bool,
     /// True if the method is idempotent (RFC 9110 §9.2.2).
@@ -68,7 +68,7 @@ impl RequestInfo {
         Self {
             kind,
             framing: view.framing(),
-            spoken: if view.version() == HttpVersion::Http10 {
+            client_protocol: if view.version() == HttpVersion::Http10 {
                 ClientProtocol::Http10
             } else {
                 ClientProtocol::Http11
@@ -88,7 +88,7 @@ impl RequestInfo {
                 RequestKind::Ordinary
             },
             framing: framing_of_2(&checked.method, &checked.headers, ended),
-            spoken: ClientProtocol::Http2,
+            client_protocol: ClientProtocol::Http2,
             keep_alive: true,
             idempotent: is_idempotent(checked.method.as_str().as_bytes()),
             grpc: checked

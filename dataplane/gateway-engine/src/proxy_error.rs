@@ -311,7 +311,7 @@ impl ProxyError {
             ProxyError::NoRoute => "no route matches this request",
             ProxyError::Route { .. } => "the route for this request is not usable",
             ProxyError::NoService => "no such service",
-            ProxyError::TenantClosed => "the configuration of this service is not complete",
+            ProxyError::TenantClosed => "the configuration of this service is incomplete",
             ProxyError::NoEndpoint => "no endpoint of this service is ready",
             ProxyError::Denied(_) | ProxyError::ExtAuthzFailed(_) => "RBAC: access denied",
             ProxyError::Unauthenticated(bad) => bad.text(),

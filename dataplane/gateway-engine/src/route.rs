@@ -186,14 +186,14 @@ fn decide<R: RoutableRequest>(
             } else {
                 None
             };
-            let (way, rule) = match &normal {
+            let (outcome, rule) = match &normal {
                 None => routes.decide(port.port, request, worker.random()),
                 Some(path) => routes.decide(port.port, &AtPath { request, path }, worker.random()),
             };
             if let (Some(texts), Some(rule)) = (texts, rule) {
                 texts.route = rule.key.to_string();
             }
-            match way {
+            match outcome {
                 RouteOutcome::Target(target) => (target.slot, target.filters),
                 RouteOutcome::Refuse { status, reason } => {
                     return Err(ProxyError::Route { status, reason });

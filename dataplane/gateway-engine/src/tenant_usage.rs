@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_that_is_gone_leaves_nothing_once_nothing_of_it_is_open() {
+    fn a_removed_tenant_leaves_no_state_once_its_connections_ended() {
         use canal_gateway_config::SnapshotBuilder;
         use canal_gateway_config::testing::tenant;
         use canal_model::ids::Generation;
@@ -377,7 +377,7 @@ mod tests {
                 .requests
                 .get(),
             1,
-            "it counts for the tenant that came back"
+            "the request counts for the tenant that was added again"
         );
         forget(&back);
         let gone = next(&mut builder, false, 4);
@@ -397,13 +397,13 @@ mod tests {
             0
         );
         forget(&again);
-        assert_eq!(held(), (1, 0), "and whoever is there stays");
+        assert_eq!(held(), (1, 0), "and existing connections stay");
     }
 
     /// Tenants with slow endpoints use up their limits one after another; a further tenant is still
     /// admitted.
     #[test]
-    fn tenants_that_fill_their_shares_leave_places_for_others() {
+    fn tenants_that_fill_their_shares_do_not_block_others() {
         for (max, tenant_max) in [(1000, 400), (60, 24)] {
             let mut used = 0;
             let counts: Vec<u64> = (0..10)
@@ -437,7 +437,7 @@ mod tests {
         }
         assert!(
             decide_request(399, 400, 399, 400).is_ok(),
-            "nobody else is there"
+            "no other tenant has requests"
         );
     }
 

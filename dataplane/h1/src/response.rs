@@ -53,11 +53,11 @@ impl ResponseHead {
         limits: &MessageLimits,
         request_kind: RequestKind,
     ) -> Result<Option<usize>, MessageRefusal> {
-        let looked = scan_response(buf, limits, &mut self.progress, &mut self.table);
-        if !matches!(looked, Ok(None)) {
+        let scanned = scan_response(buf, limits, &mut self.progress, &mut self.table);
+        if !matches!(scanned, Ok(None)) {
             self.progress = ScanProgress::default();
         }
-        let Some((len, line)) = looked? else {
+        let Some((len, line)) = scanned? else {
             return Ok(None);
         };
         self.len = len;

@@ -817,8 +817,8 @@ impl PeerConnections {
             fresh().count(),
         );
         let least_busy = |among: &mut dyn Iterator<Item = &Rc<PooledConnection>>| {
-            let roomy = among.filter(|c| c.serial > after && c.has_room(config.streams_max));
-            roomy
+            let available = among.filter(|c| c.serial > after && c.has_room(config.streams_max));
+            available
                 .min_by_key(|c| (c.streams(), c.turn.get()))?
                 .take(config.streams_max)
         };

@@ -79,7 +79,7 @@ fn reset_error(e: &h2::Error) -> io::Error {
 fn over_budget() -> io::Error {
     io::Error::new(
         io::ErrorKind::QuotaExceeded,
-        "tunnel: not read, and its tenant holds more bytes for readers than it may",
+        "tunnel: its reader is stalled, and its tenant has more stalled bytes than its share",
     )
 }
 

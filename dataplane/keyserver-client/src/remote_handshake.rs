@@ -85,7 +85,7 @@ async fn read<IO: Transport>(io: &mut IO, given: &mut Vec<u8>) -> Result<(), Tls
     if io.read_buf(given).await.map_err(TlsError::Io)? == 0 {
         return Err(TlsError::Io(std::io::Error::new(
             std::io::ErrorKind::UnexpectedEof,
-            "the peer closed in the middle of the handshake",
+            "the peer closed the connection during the handshake",
         )));
     }
     Ok(())
@@ -111,7 +111,7 @@ fn hello_is_whole(bytes: &[u8]) -> Result<bool, TlsError> {
         let length = usize::from(u16::from_be_bytes([*high, *low]));
         // 22 is a handshake record; its length is limited by RFC 8446 §5.1.
         if *kind != 22 || *major != 3 || length == 0 || length > 1 << 14 {
-            return not("bytes that are no TLS handshake");
+            return not("bytes that are not a TLS handshake");
         }
         if wanted.is_none() && message == 0 {
             match body {
@@ -123,8 +123,10 @@ fn hello_is_whole(bytes: &[u8]) -> Result<bool, TlsError> {
                 // The message's header of 4 bytes has not arrived yet.
                 [] => {}
                 // A header that is split across records is refused.
-                [1, ..] => return not("a ClientHello in crumbs"),
-                _ => return not("bytes that are no ClientHello"),
+                [1, ..] => {
+                    return not("a ClientHello whose message header is split across records");
+                }
+                _ => return not("bytes that are not a ClientHello"),
             }
         }
         if wanted.is_some_and(|w| w > keyrpc::BEGIN_BYTES_MAX - RECORD_HEADERS_RESERVE_BYTES)
@@ -299,7 +301,7 @@ async fn next<IO: Transport>(
                 }
                 // An unauthenticated peer must not fill this process's memory.
                 if given.len() > HANDSHAKE_BYTES_MAX {
-                    return Err(TlsError::KeyServer(KeyServerError::TooMuch("more than 64 KiB before its handshake ended")));
+                    return Err(TlsError::KeyServer(KeyServerError::TooMuch("more than 64 KiB before the end of its handshake")));
                 }
                 exchange.more(&given[before..]).map_err(|_| lost())?;
                 if !records.are_whole(given) {
@@ -342,7 +344,7 @@ pub(super) fn finished(
         .to_vec();
     let leaf = leaf_of(done.leaf, done.above, &done.peer).map_err(answer)?;
     if role == keyrpc::HandshakeRole::Client && !terms.expected.contains(&done.peer) {
-        return Err(answer("a peer that was not expected"));
+        return Err(answer("a peer with an unexpected identity"));
     }
     Ok(RemoteHandshakeResult {
         suite: done.suite,

@@ -272,7 +272,7 @@ impl Signer for RemoteSchemeSigner {
         if !here {
             // Waiting here would stop a worker with all its connections.
             return Err(rustls::Error::General(
-                "this key signs on handshake threads only".into(),
+                "this key can sign only on handshake threads".into(),
             ));
         }
         let RemoteSigningKey {
@@ -283,7 +283,7 @@ impl Signer for RemoteSchemeSigner {
         } = &self.key;
         let signed = signed
             .upgrade()
-            .ok_or_else(|| rustls::Error::General("the key is not in use any more".into()))?;
+            .ok_or_else(|| rustls::Error::General("the key is no longer in use".into()))?;
         let signature = signed.requester.sign(
             servers,
             signed.key.clone(),

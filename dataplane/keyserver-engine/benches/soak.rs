@@ -159,7 +159,7 @@ async fn main() -> ExitCode {
     run(10).await;
     let before = footprint();
     run(1).await;
-    until("nothing is under way", || {
+    until("nothing is in progress", || {
         fixture.value("canal_key_requests_in_flight") == 0.0
     })
     .await;

@@ -123,7 +123,7 @@ mod tests {
         slot.tidy(late);
         assert_eq!(Arc::strong_count(&first), 2);
         slot.tidy(over);
-        assert_eq!(Arc::strong_count(&first), 1, "it is let go of");
+        assert_eq!(Arc::strong_count(&first), 1, "it is released");
         // Other certificates of the same key do not replace the predecessor; another key does.
         let slot = KeySlot::after(Some(slot), third.clone(), start);
         let slot = KeySlot::after(Some(slot), third.clone(), late);

@@ -212,13 +212,13 @@ impl Provisioner {
             issued: registry
                 .counters(MetricFamily::new(
                     "canal_key_certificates_issued_total",
-                    "Certificates for keys made here.",
+                    "Certificates issued for keys created by this key server.",
                     &[],
                 ))
                 .shared(&[]),
             failures: registry.counters(MetricFamily::new(
                 failures,
-                "Failed attempts to obtain a certificate for a key made here.",
+                "Failed attempts to obtain a certificate for a key created by this key server.",
                 &["reason"],
             )),
         });
@@ -545,7 +545,10 @@ impl Inner {
                 (gateway_identity(claim.trust_domain.clone()), Some(service))
             }
             KeyName::File(service) => {
-                return Err(failed("file", format!("the key of {service} is a file's")));
+                return Err(failed(
+                    "file",
+                    format!("the key of {service} comes from a file"),
+                ));
             }
         };
         let key = Arc::new(self.make(claim.algorithm).await?);
@@ -648,7 +651,7 @@ impl Inner {
         let (a, b) = (Arc::downgrade(self), Arc::downgrade(self));
         registry.probe(
             "canal_key_generated_keys",
-            "Keys made here and held.",
+            "Keys created by this key server and in use.",
             move || {
                 a.upgrade().map_or(0.0, |i| {
                     i.keys.read().unwrap_or_else(PoisonError::into_inner).len() as f64

@@ -64,8 +64,9 @@ type AllowList = BTreeMap<ServiceKey, Vec<String>>;
 
 impl AllowListFile {
     fn read(self, tenant: &TenantName) -> Result<AllowList, String> {
-        let wrong =
-            |key: &str| format!("{key:?} is no service; write namespace/name, as in default/shop");
+        let wrong = |key: &str| {
+            format!("{key:?} is not a service; write namespace/name, as in default/shop")
+        };
         let row = |(key, requesters): (String, Vec<String>)| {
             let service = format!("{tenant}/{key}").parse().map_err(|_| wrong(&key))?;
             Ok((service, requesters))
@@ -269,7 +270,7 @@ impl TenantKeyFiles {
                 }
                 Err(error) => {
                     self.broken.inc();
-                    tracing::error!(key = %name, error, "the key cannot be read; the one read before stays in use");
+                    tracing::error!(key = %name, error, "the key cannot be read; the previous key stays in use");
                     (before, error)
                 }
             };
@@ -435,7 +436,7 @@ impl TenantKeyFiles {
         };
         let mut all: Vec<_> = known.iter().map(one).collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
-        let error = "the name is of no service: NAMESPACE.NAME.crt is looked for";
+        let error = "the file name is not that of a service; it has the form NAMESPACE.NAME.crt";
         let misnamed = self.misnamed.lock().unwrap_or_else(PoisonError::into_inner);
         all.extend(misnamed.iter().map(|file| FileStatus {
             name: file.clone(),

@@ -44,7 +44,7 @@ pub const LOCAL_KEEPALIVE: (Duration, Duration, u32) =
 pub enum SysError {
     /// The namespace's file is missing or is not a network namespace.
     #[error(
-        "network namespace {path}: {source}; is the pod gone, or is the path not under /run/netns?"
+        "network namespace {path}: {source}; fix: check that the pod exists and that the path is below /run/netns"
     )]
     Netns { path: PathBuf, source: io::Error },
     /// The thread could not enter the namespace.
@@ -59,7 +59,7 @@ pub enum SysError {
     },
     /// The connection was not established within [`CONNECT_TIMEOUT`] or the caller's own limit.
     #[error(
-        "connect to {address}: no answer in {limit:?}; a network policy that drops the port looks like this"
+        "connect to {address}: no answer within {limit:?}; fix: check that the host is up and that no network policy drops the port"
     )]
     Timeout {
         address: SocketAddr,
@@ -84,10 +84,10 @@ fn hint(what: &str, source: &io::Error) -> &'static str {
         ("bind", io::ErrorKind::AddrInUse) => "; another process listens there",
         ("bind", io::ErrorKind::AddrNotAvailable) => "; the address is not local in this namespace",
         ("connect", io::ErrorKind::AddrNotAvailable) => {
-            "; all source ports towards it are taken: widen net.ipv4.ip_local_port_range, or add endpoints"
+            "; all source ports to the address are in use: widen net.ipv4.ip_local_port_range, or add endpoints"
         }
         ("socket", _) if source.raw_os_error() == Some(libc::EMFILE) => {
-            "; the process has all the files that it may open (ulimit -n)"
+            "; the process has reached its limit of open files (ulimit -n)"
         }
         _ => "",
     }
@@ -820,7 +820,7 @@ pub fn original_destination(stream: &TcpStream) -> io::Result<SocketAddr> {
     addr.as_socket().ok_or_else(|| {
         io::Error::new(
             io::ErrorKind::InvalidData,
-            "the kernel gave an address that is not IP",
+            "the kernel returned an address that is not IP",
         )
     })
 }

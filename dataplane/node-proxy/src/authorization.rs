@@ -462,7 +462,7 @@ fn admit(
         AuthorizationDecision::Undecided { .. } if is_evaluated => Ok(()),
         AuthorizationDecision::Undecided { policy, attribute } => {
             let why = format_args!(
-                "{policy} depends on {}, which only a gateway sees",
+                "{policy} depends on {}, which only a gateway can observe",
                 name(attribute)
             );
             Err(AuthorizationRefusal::new(
@@ -474,7 +474,7 @@ fn admit(
         AuthorizationDecision::CallAuthorizer {
             policy, authorizer, ..
         } => {
-            let why = format_args!("{policy} calls {authorizer}, which only a gateway does");
+            let why = format_args!("{policy} calls {authorizer}, which only a gateway can do");
             Err(AuthorizationRefusal::new(
                 NodeRefusal::Undecided,
                 Some(policy),

@@ -61,12 +61,12 @@ pub(crate) async fn establish(
     let Ok(dialled) = tcp.local_addr() else {
         return refuse(
             NodeRefusal::HandshakeFailed,
-            "the connection is gone already",
+            "the connection has already ended",
         );
     };
     let established = tokio::select! {
         established = authenticate(&context, tcp) => established,
-        () = unauthenticated.displaced() => Err((NodeRefusal::ConnectionLimit, "unauthenticated HBONE connections: newer ones came".into())),
+        () = unauthenticated.displaced() => Err((NodeRefusal::ConnectionLimit, "unauthenticated HBONE connections: closed in favour of newer connections".into())),
         () = drain.forced() => return,
     };
     let (_permit, tls, peer_identity) = match established {
@@ -171,7 +171,7 @@ async fn tunnel(
     let connected = tokio::select! {
         connected = delivery::dial(&context, admission.target, admission.client, ends.peer.ip()) => connected,
         () = std::future::poll_fn(|cx| incoming.poll_abandoned(cx)) => {
-            return local.records.closed(&flow, &meter, Some((&RESET, "the peer gave up")));
+            return local.records.closed(&flow, &meter, Some((&RESET, "the peer closed the connection")));
         }
         no = open.over() => {
             let (fault, why) = local.records.cut(&no);
@@ -350,7 +350,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_gateway_may_speak_for_another_address() {
+    fn only_a_gateway_may_forward_for_another_address() {
         let peer = |id: &str| VerifiedPeer {
             tenant: "alpha".parse().unwrap(),
             identity: id.parse().unwrap(),

@@ -83,7 +83,7 @@ pub(crate) async fn carry(
     let meter = local.records.count_opened(&flow);
     let connected = tokio::select! {
         connected = delivery::dial(&context, admission.target, admission.client, peer.ip()) => connected.map_err(|no| (ConnectionFailure::from(no.refusal), no.why)),
-        () = gone(&client) => Err((RESET, "the peer gave up".to_string())),
+        () = gone(&client) => Err((RESET, "the peer closed the connection".to_string())),
         no = open.over() => Err(local.records.cut(&no)),
         () = drain.forced() => Err((CUT, String::new())),
     };

@@ -112,7 +112,7 @@ pub fn decide_changes(served_pods: &HashMap<String, ServedPod>, found: PodScan) 
         if !seen.insert(pod.uid.clone()) {
             c.refused.push((
                 file,
-                format!("another file already holds pod {}; remove one", pod.uid),
+                format!("another file already defines pod {}; remove one", pod.uid),
             ));
             continue;
         }
@@ -141,10 +141,8 @@ pub fn decide_changes(served_pods: &HashMap<String, ServedPod>, found: PodScan) 
     c.remove.sort();
     let capacity = (PODS_MAX as usize).saturating_sub(served_pods.len() - c.remove.len());
     for (_, pod) in c.add.drain(c.add.len().min(capacity)..) {
-        c.refused.push((
-            pod.uid,
-            format!("the node holds {PODS_MAX} pods, its limit"),
-        ));
+        c.refused
+            .push((pod.uid, format!("the node has {PODS_MAX} pods, its limit")));
     }
     c
 }
@@ -227,7 +225,7 @@ impl PodReconciler {
         );
         let modes = r.gauges(MetricFamily::new(
             "canal_node_capture_mode",
-            "1 for each way in which pods are captured.",
+            "1 for each capture mechanism in use.",
             &["mode"],
         ));
         let gauges = Gauges {
@@ -324,7 +322,7 @@ impl PodReconciler {
         let found = match tokio::task::block_in_place(|| scan(&self.config.pods_dir)) {
             Ok(found) => found,
             Err(error) => {
-                tracing::warn!(dir = %self.config.pods_dir.display(), %error, "cannot read the pods directory; keeping what there is");
+                tracing::warn!(dir = %self.config.pods_dir.display(), %error, "cannot read the pods directory; keeping the known pods");
                 return Vec::new();
             }
         };
@@ -457,7 +455,7 @@ impl PodReconciler {
         else {
             return;
         };
-        tracing::info!(pod = uid, "pod gone; draining");
+        tracing::info!(pod = uid, "pod was removed; draining");
         trigger.drain(self.config.drain_limit);
         let workers = self.workers.clone();
         tokio::spawn(async move {
@@ -700,7 +698,7 @@ fn watch_directory(dir: &Path) -> std::pin::Pin<Box<dyn futures::Stream<Item = (
                 .chain(futures::stream::pending()),
         ),
         Err(error) => {
-            tracing::warn!(dir = %dir.display(), %error, every = ?RESCAN_INTERVAL, "cannot watch the pods directory; reading it by the clock");
+            tracing::warn!(dir = %dir.display(), %error, every = ?RESCAN_INTERVAL, "cannot watch the pods directory; reading it at intervals");
             Box::pin(futures::stream::pending())
         }
     }

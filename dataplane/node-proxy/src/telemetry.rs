@@ -83,7 +83,7 @@ impl ConnectionMetricFamilies {
             )),
             direct_fallbacks: r.counters(MetricFamily::new(
                 "canal_node_direct_fallbacks_total",
-                "Connections that took a gateway because no pod's node opened a direct tunnel.",
+                "Connections that used a gateway because no pod's node opened a direct tunnel.",
                 &[],
             )),
             authorization: r.counters(MetricFamily::new(

@@ -86,7 +86,7 @@ impl WorkloadApis {
             ),
             keys: family(
                 "canal_workload_api_keys_total",
-                "Keys made for applications, and why some were not certified.",
+                "Keys created for applications, by outcome of their certification.",
                 &["result"],
             ),
             listen_failures: family(
@@ -205,7 +205,7 @@ async fn serve(
             }
             Err(error) => {
                 failures.shared(&[]).inc();
-                tracing::warn!(?socket, %error, "cannot serve the Workload API in the pod; trying again");
+                tracing::warn!(?socket, %error, "cannot serve the Workload API in the pod; retrying");
             }
         }
         tokio::time::sleep(backoff.next_wait()).await;

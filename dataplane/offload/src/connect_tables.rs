@@ -138,7 +138,7 @@ impl ConnectTables {
         self.write_difference(tenant, before, after).inspect_err(|_| {
             for side in [before, after] {
                 if let Err(error) = self.remove_tenant(tenant, side) {
-                    tracing::warn!(%error, "capture: cannot withdraw a tenant's destinations; connects are refused by old ones");
+                    tracing::warn!(%error, "capture: cannot withdraw a tenant's destinations; connect() still refuses by the old ones");
                 }
             }
         })

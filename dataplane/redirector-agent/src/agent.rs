@@ -84,7 +84,7 @@ struct Inner {
     counts: RedirectorCounters,
     sessions: SessionCountFn,
     agent_state: Mutex<AgentState>,
-    looked: Mutex<SessionScan>,
+    scan: Mutex<SessionScan>,
     searches: SessionSearches,
     news: watch::Sender<u64>,
     soft_drain: watch::Sender<bool>,
@@ -147,14 +147,14 @@ struct ScanPurpose {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ScanDecision {
     /// The controller does not need the sessions.
-    Needless,
-    Rest,
-    Look,
+    NotNeeded,
+    Pause,
+    Scan,
 }
 
 /// Decides whether to scan. A change of tables or of results makes a scan due at once, but never
 /// before the rest of the last one is over.
-fn decide_turn(purpose: &ScanPurpose, looked: &SessionScan, now: Instant) -> ScanDecision {
+fn decide_turn(purpose: &ScanPurpose, scan: &SessionScan, now: Instant) -> ScanDecision {
     let buckets = |owned: &OwnedSessions| {
         owned
             .iter()
@@ -163,17 +163,17 @@ fn decide_turn(purpose: &ScanPurpose, looked: &SessionScan, now: Instant) -> Sca
     };
     let moves = || {
         purpose.draining
-            || (purpose.generation, &purpose.versions) != (looked.generation, &looked.versions)
-            || buckets(&looked.owned) != buckets(&looked.before)
+            || (purpose.generation, &purpose.versions) != (scan.generation, &scan.versions)
+            || buckets(&scan.owned) != buckets(&scan.before)
     };
-    match looked
+    match scan
         .last
         .map(|(begun, took)| (now.saturating_duration_since(begun), took))
     {
-        _ if !purpose.needed => ScanDecision::Needless,
-        Some((since, took)) if since < took * (SCAN_REST_FACTOR + 1) => ScanDecision::Rest,
-        Some((since, _)) if since < SCAN_IDLE_INTERVAL && !moves() => ScanDecision::Rest,
-        _ => ScanDecision::Look,
+        _ if !purpose.needed => ScanDecision::NotNeeded,
+        Some((since, took)) if since < took * (SCAN_REST_FACTOR + 1) => ScanDecision::Pause,
+        Some((since, _)) if since < SCAN_IDLE_INTERVAL && !moves() => ScanDecision::Pause,
+        _ => ScanDecision::Scan,
     }
 }
 
@@ -213,7 +213,7 @@ impl RedirectorAgent {
             counts,
             sessions,
             agent_state: Mutex::new(state),
-            looked: Mutex::default(),
+            scan: Mutex::default(),
             searches: SessionSearches::default(),
             news: watch::channel(0).0,
             soft_drain: watch::channel(false).0,
@@ -340,7 +340,7 @@ impl RedirectorAgent {
                 Err("the redirector has no bucket tables yet".into())
             }
             () if state.orders.is_none() => {
-                Err("no controller has taken this replica's report yet".into())
+                Err("no controller has accepted a report of this replica yet".into())
             }
             () => Ok(()),
         }
@@ -349,7 +349,7 @@ impl RedirectorAgent {
     /// Returns the agent's part of `/config_dump`.
     pub fn dump(&self) -> serde_json::Value {
         let state = self.inner.maps_are_current();
-        let looked = self.inner.record_scan();
+        let scan = self.inner.record_scan();
         let mut tables: Vec<_> = state
             .reconciler
             .have()
@@ -365,7 +365,7 @@ impl RedirectorAgent {
                 .iter()
                 .filter(|c| c.first().map(|n| n.get()) == own)
                 .count();
-            let of = looked.owned.get(&t.id).copied().unwrap_or_default();
+            let of = scan.owned.get(&t.id).copied().unwrap_or_default();
             json!({
                 "service": t.service.to_string(), "id": t.id.get(), "vni": t.vni.get(), "version": t.version,
                 "heads_here": heads, "owned_buckets": of.buckets.count_ones(), "owned_sessions": of.sessions,
@@ -382,8 +382,8 @@ impl RedirectorAgent {
             "replicas": state.reconciler.have().replicas.iter()
                 .map(|(n, s)| json!({"number": n, "underlay": s.address.to_string(), "up": s.up})).collect::<Vec<_>>(),
             "tables": tables.iter().map(row).collect::<Vec<_>>(),
-            "scanned_generation": looked.generation,
-            "scan_error": looked.error,
+            "scanned_generation": scan.generation,
+            "scan_error": scan.error,
         })
     }
 
@@ -404,7 +404,7 @@ impl RedirectorAgent {
                 Ok(false) => {}
                 Err(error) => tracing::error!(
                     error,
-                    "the redirector's programs are not in place and cannot be put there"
+                    "the redirector's programs are missing and cannot be attached"
                 ),
             }
             self.inner.measure_receive(&mut state, true);
@@ -428,7 +428,7 @@ impl Inner {
     }
 
     fn record_scan(&self) -> MutexGuard<'_, SessionScan> {
-        self.looked.lock().unwrap_or_else(PoisonError::into_inner)
+        self.scan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the loop that sends this replica's reports, or `None` if no controller is
@@ -465,14 +465,14 @@ impl Inner {
                     tracing::info!(
                         cores = receive.cores,
                         tunnels = receive.ports.len(),
-                        "redirector: cores that receive, and tunnels spread over them"
+                        "redirector: measured the receiving cores and the tunnels that spread over them"
                     );
                 }
                 state.receive = Some((edge, receive));
             }
             Err(error) => tracing::warn!(
                 error,
-                "redirector: cannot find tunnels that spread over the cores; edges take any"
+                "redirector: cannot find tunnels that spread over the cores; edges use arbitrary ones"
             ),
         }
     }
@@ -576,38 +576,38 @@ impl Inner {
         let purpose = self.purpose();
         let begun = Instant::now();
         {
-            let mut looked = self.record_scan();
-            match decide_turn(&purpose, &looked, begun) {
-                ScanDecision::Needless => {
+            let mut scan = self.record_scan();
+            match decide_turn(&purpose, &scan, begun) {
+                ScanDecision::NotNeeded => {
                     // The report then states an empty result at the present generation.
-                    *looked = SessionScan {
+                    *scan = SessionScan {
                         generation: purpose.generation,
                         marks: [purpose.mark; 2],
                         ..SessionScan::default()
                     };
                     return;
                 }
-                ScanDecision::Rest => {
+                ScanDecision::Pause => {
                     self.counts.count_scan("spared", Duration::ZERO);
                     return;
                 }
-                ScanDecision::Look => {}
+                ScanDecision::Scan => {}
             }
         }
         let sockets = self.config.sockets.clone();
         let read = tokio::task::spawn_blocking(move || sockets.scan(begun + SCAN_TIMEOUT)).await;
         let took = begun.elapsed();
-        let mut looked = self.record_scan();
-        looked.last = Some((begun, took));
+        let mut scan = self.record_scan();
+        scan.last = Some((begun, took));
         match read.unwrap_or_else(|e| Err(SessionScanError::Io(std::io::Error::other(e)))) {
             Ok(owned) => {
                 self.counts.count_scan("ok", took);
                 self.counts
                     .owned(owned.values().map(|o| u64::from(o.sessions)).sum());
-                looked.before = std::mem::replace(&mut looked.owned, owned);
-                looked.marks = [looked.marks[1], purpose.mark];
-                (looked.generation, looked.versions) = (purpose.generation, purpose.versions);
-                looked.error.clear();
+                scan.before = std::mem::replace(&mut scan.owned, owned);
+                scan.marks = [scan.marks[1], purpose.mark];
+                (scan.generation, scan.versions) = (purpose.generation, purpose.versions);
+                scan.error.clear();
             }
             Err(error) => {
                 // The last complete scan stays valid, with the generation at which it was made.
@@ -619,7 +619,7 @@ impl Inner {
                     },
                     took,
                 );
-                looked.error = error.to_string();
+                scan.error = error.to_string();
                 tracing::warn!(%error, "could not refresh the owned-session set; keeping the previous one");
             }
         }
@@ -636,15 +636,15 @@ impl Inner {
                 .unwrap_or_default();
             (state.draining, state.leaving, receive)
         };
-        let looked = self.record_scan();
+        let scan = self.record_scan();
         ReplicaReportRequest {
             backend: self.config.backend.to_string(),
             az: self.config.az.to_string(),
             underlay: self.config.underlay.to_string(),
-            generation: looked.generation,
+            generation: scan.generation,
             draining,
             terminating: leaving,
-            owned: if leaving { Vec::new() } else { owned(&looked) },
+            owned: if leaving { Vec::new() } else { owned(&scan) },
             sessions,
             accepted,
             version: self.config.version.clone(),
@@ -657,18 +657,18 @@ impl Inner {
             found: self.searches.answers(),
             // The report contains the sessions of both scans. It therefore proves the absence of a
             // session only as of the begin of the older scan.
-            scanned_after: looked.marks[0],
+            scanned_after: scan.marks[0],
         }
     }
 }
 
 /// Returns the owned sessions for the report: those that the last scan or the one before it found.
-fn owned(looked: &SessionScan) -> Vec<fleet::ServiceOwnership> {
-    let mut all = looked.owned.clone();
-    for (id, of) in &looked.before {
+fn owned(scan: &SessionScan) -> Vec<fleet::ServiceOwnership> {
+    let mut all = scan.owned.clone();
+    for (id, of) in &scan.before {
         all.entry(*id).or_default().buckets |= of.buckets;
     }
-    let version = |id: u32| looked.versions.get(&id).copied().unwrap_or(0);
+    let version = |id: u32| scan.versions.get(&id).copied().unwrap_or(0);
     all.into_iter()
         .map(|(id, of)| fleet::ServiceOwnership {
             service: id.get(),
@@ -759,7 +759,7 @@ fn keep_orders(path: &std::path::Path, orders: &ControllerOrders) {
         std::fs::write(new, text).and_then(|()| std::fs::rename(new, path))
     });
     if let Err(error) = write(&new) {
-        tracing::warn!(path = %path.display(), %error, "could not store the orders; a restart without a controller would not know them");
+        tracing::warn!(path = %path.display(), %error, "could not store the orders; after a restart without a controller they would be unknown");
     }
 }
 

@@ -183,7 +183,7 @@ fn why(map: &str, omission: Omission) -> String {
         }
         Omission::Full(most) => {
             format!(
-                "{map} holds {most} entries, and its tenant is among the largest holders; fix: move tenants to another AZ"
+                "{map} has space for {most} entries, and its tenant has the largest share; fix: move tenants to another AZ"
             )
         }
     }
@@ -294,6 +294,7 @@ fn decide_rates(
             .or_default();
         *whole = part.max(*whole);
     }
+    // Without a bucket table there are no buckets to divide the limit by.
     let part = |scope: &ThrottleScope| parts.get(scope).copied().unwrap_or(BUCKETS as u32);
     all.into_iter()
         .map(|(scope, sessions, packets)| {

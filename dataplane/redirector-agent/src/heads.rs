@@ -234,7 +234,7 @@ mod tests {
                 .take(changes, &BTreeMap::new(), &replicas(&[1, 2, 3]))
                 .is_empty()
                 && moves.waiting.is_empty(),
-            "the service is gone"
+            "the service was removed"
         );
     }
 }

@@ -117,7 +117,7 @@ pub(super) async fn follow(
             };
             return StreamEndReason { reason, ..ended };
         }
-        Err(_) => return mute(timing.first_answer),
+        Err(_) => return no_answer(timing.first_answer),
     };
     holder.connected(&connection.address);
     shown.send_replace(Some(connection.clone()));
@@ -153,11 +153,12 @@ async fn receive(
                 };
             }
             Ok(Err(status)) => return of_status(connection, &status),
-            Err(_) => return mute(timing.first_answer),
+            Err(_) => return no_answer(timing.first_answer),
         };
         // Any response shows that the controller works.
         answered = true;
-        match wire::store_of(&response).map(|store| store.map(|store| holder.meet_store(store))) {
+        match wire::store_of(&response).map(|store| store.map(|store| holder.compare_store(store)))
+        {
             Ok(None | Some(StoreMatch::Same)) => {}
             Ok(Some(StoreMatch::Restart)) => {
                 return StreamEndReason {
@@ -182,7 +183,7 @@ async fn receive(
         if requests.send(answer).await.is_err() {
             return StreamEndReason {
                 reason: "closed",
-                why: "the controller stopped listening".into(),
+                why: "the controller closed its side of the stream".into(),
             };
         }
         if std::mem::take(&mut holder.resync) {
@@ -265,10 +266,10 @@ fn subscription(kind: ResourceKind, state: &ResourceState) -> Vec<DeltaDiscovery
     requests
 }
 
-fn mute(limit: Duration) -> StreamEndReason {
+fn no_answer(limit: Duration) -> StreamEndReason {
     StreamEndReason {
         reason: "stale",
-        why: format!("connected, but no answer in {limit:?}"),
+        why: format!("connected, but no answer within {limit:?}"),
     }
 }
 

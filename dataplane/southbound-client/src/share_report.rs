@@ -38,7 +38,7 @@ impl ShareReporter {
     pub(super) fn new(registry: Registry) -> Self {
         let family = MetricFamily::new(
             "canal_southbound_share_reports_total",
-            "Reports of what tenants hold of shared limits.",
+            "Reports of how much of shared limits tenants use.",
             &["result"],
         );
         let reports = registry.counters(family);

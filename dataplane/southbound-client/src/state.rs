@@ -297,8 +297,7 @@ pub(super) enum NackReason {
     #[error("{0:?} is not a generation: write a decimal number in system_version_info")]
     Generation(String),
     #[error(
-        "generation {offered} is older than {current}, which this data plane holds of the same store; if the controller's store was set back on \
-         purpose, remove this data plane's snapshot file and restart it"
+        "generation {offered} is older than {current}, which this data plane holds of the same store; if the controller's store was restored on purpose, remove this data plane's snapshot file and restart it"
     )]
     Stale { offered: u64, current: u64 },
     #[error("{name}: {why}")]
@@ -455,9 +454,9 @@ fn read(kind: ResourceKind, r: &Envelope) -> Result<Resource, NackReason> {
     let body = r
         .resource
         .as_ref()
-        .ok_or_else(|| envelope(&r.name, "holds no resource"))?;
+        .ok_or_else(|| envelope(&r.name, "contains no resource"))?;
     if body.type_url != kind.type_url() {
-        return Err(envelope(&r.name, "holds another type than the response"));
+        return Err(envelope(&r.name, "contains another type than the response"));
     }
     Ok(wire::decode(kind, &r.name, &body.value)?)
 }

@@ -139,7 +139,7 @@ pub(crate) fn judge_document(path: &str, line: usize, text: &str) -> Option<Judg
     let problem = match worst {
         Some(diagnostic) if diagnostic.field.is_empty() => Some(diagnostic.problem.clone()),
         Some(diagnostic) => Some(format!("{}: {}", diagnostic.field, diagnostic.problem)),
-        None if parsed.documents.is_empty() => Some("Canal makes no object of it".to_owned()),
+        None if parsed.documents.is_empty() => Some("Canal creates no object from it".to_owned()),
         None => None,
     };
     Some(JudgedDocument {

@@ -79,7 +79,7 @@ mod tests {
     use crate::judge::judge_file;
 
     #[test]
-    fn documents_are_counted_by_what_they_are() {
+    fn documents_are_counted_by_their_kind() {
         let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: b}\nspec: {ports: [{port: 80}]}\n\
                     ---\napiVersion: networking.istio.io/v1\nkind: EnvoyFilter\nmetadata: {name: a}\n";
         let documents = judge_file("a.yaml", text);

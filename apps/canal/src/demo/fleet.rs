@@ -196,7 +196,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_busiest_of_those_wanted_is_taken() {
+    fn the_busiest_matching_replica_is_selected() {
         let row = |name: &str, state: &str, sessions| ReplicaRow {
             name: name.into(),
             backend: "b1".into(),
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn one_failure_breaks_the_promise_and_so_does_silence() {
+    fn one_failure_or_a_long_silence_fails_the_expectation() {
         for (failed, succeeded, want) in [(0, 10, true), (1, 9, false), (0, 0, false)] {
             assert_eq!(
                 evaluate(

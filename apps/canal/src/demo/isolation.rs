@@ -67,7 +67,7 @@ async fn apart(world: &DemoWorld, what: &str, address: &str) -> VerbResult<Expec
     );
     let is_met = is_own(&alpha, "alpha") && is_own(&beta, "beta");
     let expected = format!(
-        "alpha and beta ask {what} {REQUESTS} times each, at the same time; each is answered by its own pods"
+        "alpha and beta send {REQUESTS} requests each to {what} at the same time; each gets answers from its own pods"
     );
     Ok(Expectation::new(
         is_met,

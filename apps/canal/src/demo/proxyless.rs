@@ -26,9 +26,9 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
         .count();
     let mut promises = vec![Expectation::new(
         running == 0 && !nodes.is_empty(),
-        "gamma's nodes run nothing of ours",
+        "gamma's nodes run no process of the mesh",
         format!(
-            "{} nodes, {running} of the mesh's processes on them",
+            "{} nodes, which run {running} of the mesh's processes",
             nodes.len()
         ),
     )];

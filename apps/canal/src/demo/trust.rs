@@ -142,7 +142,7 @@ async fn page(world: &DemoWorld) -> VerbResult<Expectation> {
     let is_met = output.code == Some(0) && page["details"]["title"].is_string();
     Ok(Expectation::new(
         is_met,
-        "the page, which may, still has its details",
+        "the page, which the policy admits, still gets its details",
         format!("details by {}", page["details"]["pod"]),
     ))
 }
@@ -183,7 +183,7 @@ async fn keys(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
             .sum();
         promises.push(Expectation::new(
             files.stdout.trim() == "0" && count > 0.0,
-            format!("{node} shakes hands without a private key: a key server does it"),
+            format!("{node} performs TLS handshakes without a private key: a key server signs"),
             format!(
                 "{} files with private keys, {count} handshakes by key servers",
                 files.stdout.trim()

@@ -27,7 +27,7 @@ const LINE_BYTES_MAX: usize = 1 << 20;
   canal tap --tenant alpha --service bookinfo/reviews-v2 --status 5xx
   canal tap --path /productpage --limit 100 -o json | jq .duration_ms
 
-A tenant's operator sees its tenant's requests. Stderr says who is listened to, and how many lines were left out.")]
+A tenant's operator sees its tenant's requests. Stderr names the data planes and the number of lines that were left out.")]
 pub(crate) struct TapArgs {
     /// Only requests of this tenant
     #[arg(short, long, env = "CANAL_TENANT")]

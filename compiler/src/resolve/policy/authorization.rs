@@ -220,7 +220,7 @@ fn custom(
         Some(key) => AuthorizationAction::Custom(key),
         None => {
             let problem = format!(
-                "there is no ExternalAuthorizer {name:?} that works, here or in a root namespace"
+                "no valid ExternalAuthorizer {name:?} exists in this namespace or a root namespace"
             );
             reading.breaks(
                 "spec.provider.name",

@@ -115,7 +115,7 @@ fn timeout(
     let timeout = spec.timeout.map_or(TIMEOUT_DEFAULT, |timeout| timeout.0);
     if timeout.is_zero() || timeout > AUTHORIZER_TIMEOUT_MAX {
         let problem = format!(
-            "the time is not within {} s",
+            "the timeout is zero or more than {} s",
             AUTHORIZER_TIMEOUT_MAX.as_secs()
         );
         reading.breaks("spec.timeout", problem, "write a time such as 500ms");
@@ -130,7 +130,9 @@ fn body_bytes(
 ) -> u32 {
     let body_bytes = spec.include_request_body.map_or(0, |body| body.max_bytes);
     if body_bytes > AUTHORIZER_BODY_BYTES_MAX {
-        let problem = format!("{body_bytes} bytes are more than {AUTHORIZER_BODY_BYTES_MAX}");
+        let problem = format!(
+            "{body_bytes} bytes are configured; at most {AUTHORIZER_BODY_BYTES_MAX} are allowed"
+        );
         reading.breaks(
             "spec.includeRequestBody.maxBytes",
             problem,
@@ -153,7 +155,7 @@ fn shown_headers(
         reading.breaks(
             "spec.includeRequestHeaders",
             problem,
-            "remove the field to show all headers",
+            "remove the field to send all headers",
         );
     }
     let mut headers = Vec::new();

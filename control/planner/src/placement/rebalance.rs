@@ -259,6 +259,7 @@ impl Balance<'_, '_> {
                 }
             }
         }
+        // Moves inside one AZ come last; each AZ has its own scale.
         for live in &zones {
             let scale = LoadScale::of(live.iter().map(|(_, side)| *side));
             for from in live.iter().rev() {
@@ -476,9 +477,16 @@ mod tests {
                 12,
                 false,
             ),
-            ("the other way round", &[(112, 1), (88, 1)], 1, 0, 1, false),
             (
-                "one is empty, and nobody else is off",
+                "in the other direction",
+                &[(112, 1), (88, 1)],
+                1,
+                0,
+                1,
+                false,
+            ),
+            (
+                "one is empty, and no other is off balance",
                 &[(105, 1), (105, 1), (105, 1), (0, 1)],
                 0,
                 3,

@@ -186,7 +186,7 @@ impl AuthorityFolders {
                 there = decide_domains(names, CA_DOMAINS_MAX);
             }
             Err(e) => {
-                tracing::error!(path = %self.root.display(), error = %e, "--ca-dir cannot be read; what was last good stays")
+                tracing::error!(path = %self.root.display(), error = %e, "--ca-dir cannot be read; the last good CA stays in use")
             }
         }
         // A folder that was removed must be noticed too.
@@ -221,14 +221,14 @@ impl AuthorityFolders {
             Ok(good) => {
                 (folder.authority, folder.roots, folder.foreign, folder.fault) =
                     (good.authority, good.roots, good.foreign, None);
-                tracing::info!(target: "audit", %domain, path = %path.display(), "took over the authority's files");
+                tracing::info!(target: "audit", %domain, path = %path.display(), "loaded the CA files");
                 Some(FolderChange::Changed(domain))
             }
             Err(fault) => {
                 let consequence = if folder.roots.is_empty() {
-                    "nothing is issued"
+                    "no certificates are issued"
                 } else {
-                    "what was last good stays"
+                    "the last good CA stays in use"
                 };
                 tracing::error!(%domain, path = %path.display(), %fault, "CA files rejected; {consequence}");
                 folder.fault = Some(fault.to_string());

@@ -61,9 +61,9 @@ impl std::str::FromStr for ExternalCa {
 pub(crate) enum ExternalCaError {
     #[error("the external CA is unavailable: {0}; data planes keep their certificates and retry")]
     Unreachable(FetchError),
-    #[error("the external authority refused: {0}")]
+    #[error("the external CA refused: {0}")]
     Refused(String),
-    #[error("the external authority's answer is none: {0}")]
+    #[error("the external CA sent an invalid answer: {0}")]
     Answer(String),
     #[error("{0}")]
     Settings(String),
@@ -130,7 +130,7 @@ impl ExternalCaClient {
             .map_err(ExternalCaError::Settings)?;
         let uri: Uri = format!("{}/api/v1/cfssl/{path}", self.url)
             .parse()
-            .map_err(|_| ExternalCaError::Settings(format!("{} is no URL", self.url)))?;
+            .map_err(|_| ExternalCaError::Settings(format!("{} is not a URL", self.url)))?;
         let own = root
             .map(|pem| FetchClient::new(pem.as_bytes()))
             .transpose()

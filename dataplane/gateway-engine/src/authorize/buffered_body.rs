@@ -153,6 +153,7 @@ pub(crate) async fn of_http1(
         {
             Ok(Ok(())) => timer.disarm(),
             Ok(Err(_)) => return Err(ProxyError::ClientGone),
+            // A client that reads nothing would not read a local reply either.
             Err(late) => {
                 worker.counts.late(late);
                 return Err(ProxyError::ClientGone);

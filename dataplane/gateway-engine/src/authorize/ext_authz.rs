@@ -99,13 +99,14 @@ pub(crate) async fn check(
             .count_ext_authz(&session.account.tenant, &name, "unknown");
         return Err(ProxyError::ExtAuthzFailed("authorizer_unknown"));
     };
+    // The call may take long; a snapshot that is in use keeps replaced tables in memory.
     drop(snapshot);
     let request = proto::CheckRequest {
         attributes: Some(context(&authorizer)),
     };
     let answered = match session.account.begin_ext_authz() {
         None => Err("authorizer_busy"),
-        Some(_held) => match tokio::time::timeout(
+        Some(_permit) => match tokio::time::timeout(
             authorizer.timeout,
             call(worker, session, &authorizer, &request),
         )
@@ -130,7 +131,7 @@ pub(crate) async fn check(
             tracing::debug!(
                 authorizer = name,
                 why,
-                "an external authorizer gave no answer"
+                "an external authorizer did not answer"
             );
             // Failing open applies only if there was no decision; a denial always stands.
             match authorizer.fail_open {
@@ -619,12 +620,12 @@ mod tests {
                 rejection(401),
             ),
             (
-                "a no whose status is no status",
+                "a denial with an invalid status",
                 answer(Some(7), denied(0, vec![])),
                 rejection(403),
             ),
             (
-                "a no whose status has no body",
+                "a denial with a status that has no body",
                 answer(Some(7), denied(204, vec![])),
                 rejection(403),
             ),

@@ -191,7 +191,10 @@ impl<'a> OngoingAuthorization<'a> {
     fn run_with_current_policies(
         &self,
         worker: &Worker,
-        judge: impl FnOnce(&DestinationPolicies<'_>, SocketAddr) -> Result<(), AuthorizationInterrupt>,
+        authorize: impl FnOnce(
+            &DestinationPolicies<'_>,
+            SocketAddr,
+        ) -> Result<(), AuthorizationInterrupt>,
     ) -> Result<(), AuthorizationInterrupt> {
         let decision = self
             .newest(worker)
@@ -208,7 +211,7 @@ impl<'a> OngoingAuthorization<'a> {
                 if guards.is_empty() && !self.session.principal.foreign {
                     return Ok(());
                 }
-                judge(&guards, self.chosen.address)
+                authorize(&guards, self.chosen.address)
             });
         match &decision {
             Ok(()) => worker.counts.reauthorized("allowed"),

@@ -103,7 +103,7 @@ pub(crate) async fn serve(
     len: usize,
 ) -> ConnectionDisposition {
     let info = RequestInfo::of_http1(&client.head.view(client.wire.inbox.bytes()));
-    let mut record = RequestRecord::begin(worker, session, info.spoken);
+    let mut record = RequestRecord::begin(worker, session, info.client_protocol);
     record.grpc = info.grpc;
     let proto = own_proto(worker, session);
     let client = Http1Client {
@@ -330,7 +330,7 @@ impl Http1Client<'_> {
         }
         let options = LocalReplyOptions {
             keep,
-            spoken: info.spoken,
+            client_protocol: info.client_protocol,
             head: info.kind == RequestKind::Head,
         };
         match local_reply::http1(worker, self.connection, &error, options).await {

@@ -46,15 +46,15 @@ pub enum CertificateRequestError {
     Refused(String),
     #[error("the controller failed: {0}")]
     Failed(String),
-    #[error("the controller gave no answer in {TIMEOUT:?}")]
+    #[error("the controller did not answer within {TIMEOUT:?}")]
     Timeout,
     #[error("the controller's answer is unusable: {0}")]
     Answer(String),
-    #[error("the certificate names {names}, requested was {requested}")]
+    #[error("the certificate names {names}, but {requested} was requested")]
     Identity { requested: Identity, names: String },
     #[error("the certificate is not valid at this machine's time; is one of the two clocks wrong?")]
     Clock,
-    #[error("no key could be made: {0}")]
+    #[error("no key could be created: {0}")]
     Key(String),
 }
 
@@ -246,7 +246,7 @@ fn split(answer: IstioCertificateResponse) -> Result<SignedChain, CertificateReq
         .ok_or_else(|| CertificateRequestError::Answer("no certificates".into()))?;
     if chain.is_empty() {
         return Err(CertificateRequestError::Answer(
-            "one element only; leaf first, bundle last are needed".into(),
+            "the list has one element; it needs the leaf first and the bundle last".into(),
         ));
     }
     Ok(SignedChain { chain, bundle })

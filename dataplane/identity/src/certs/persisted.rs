@@ -112,7 +112,7 @@ pub(super) fn remove_domain(folder: &Path, domain: &TrustDomain) {
         if CertificateFile::read(&path).is_ok_and(|file| file.identity.starts_with(&member))
             && let Err(error) = std::fs::remove_file(&path)
         {
-            tracing::error!(file = %path.display(), %error, "a key that is in key servers now is still on disk");
+            tracing::error!(file = %path.display(), %error, "a key that moved to key servers is still on disk");
         }
     }
 }

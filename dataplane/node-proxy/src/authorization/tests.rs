@@ -205,7 +205,7 @@ fn identity_and_network_cases() -> Vec<SourceCase> {
     };
     vec![
         (
-            "nobody said anything",
+            "no policy exists",
             of(vec![], vec![]),
             ["yes", "yes", "yes", "yes", "no", "no", "no"],
         ),
@@ -228,7 +228,7 @@ fn identity_and_network_cases() -> Vec<SourceCase> {
             ["no", "no", "yes", "no", "yes", "yes", "no"],
         ),
         (
-            "everybody, but nobody by name",
+            "any peer, but no peer by name",
             one(AuthorizationAction::Allow, vec![port(8080)]),
             ["yes", "yes", "yes", "yes", "no", "no", "no"],
         ),
@@ -282,7 +282,7 @@ fn path_and_mode_cases() -> Vec<SourceCase> {
             ["no", "no", "yes", "no", "who knows", "yes", "no"],
         ),
         (
-            "an authorizer is asked",
+            "an authorizer is called",
             one(custom, vec![port(8080)]),
             [
                 "who knows",
@@ -378,7 +378,7 @@ fn refusals_name_the_policy_and_the_reason() {
     );
     assert_eq!(
         no.why,
-        "alpha/b/get depends on request.method, which only a gateway sees"
+        "alpha/b/get depends on request.method, which only a gateway can observe"
     );
     let no = refusal_of(
         vec![policy(
@@ -390,7 +390,7 @@ fn refusals_name_the_policy_and_the_reason() {
     );
     assert_eq!(
         no.why,
-        "alpha/b/ask calls alpha/b/judge, which only a gateway does"
+        "alpha/b/ask calls alpha/b/judge, which only a gateway can do"
     );
     let no = refusal_of(vec![], FOREIGN);
     assert_eq!(
@@ -445,7 +445,7 @@ fn only_pods_with_something_to_enforce_are_guarded() {
             false,
         ),
         (
-            "a service's policy: nobody without mTLS asks for a service",
+            "a service's policy: a client without mTLS does not name a service",
             of(vec![service], vec![]),
             false,
         ),
@@ -531,7 +531,7 @@ fn policies_are_rebuilt_only_on_change_and_outlive_their_tenant() {
     let again = tenant(vec![other, one.clone()]);
     assert!(
         PodPolicy::renew(&held, again.tenant(&alpha), &pod()).is_none(),
-        "the order says nothing"
+        "the order has no effect"
     );
     let less = tenant(vec![one]);
     assert!(PodPolicy::renew(&held, less.tenant(&alpha), &pod()).is_some());
@@ -558,7 +558,7 @@ fn policies_are_rebuilt_only_on_change_and_outlive_their_tenant() {
     let same = NodeSnapshot::after(&view, &state(two()), &node);
     assert!(
         basis(&same).is_same(&basis(&view)),
-        "equal rules are kept, so that nobody looks at them again"
+        "equal rules are reused, so that they are not compared again"
     );
     let fewer = NodeSnapshot::after(&view, &state(two().split_off(1)), &node);
     assert!(!basis(&fewer).is_same(&basis(&view)));

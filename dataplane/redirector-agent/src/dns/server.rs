@@ -41,7 +41,7 @@ const NUMBER_MAX: i32 = 0xffff;
 /// The UDP socket could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "DNS on UDP {address}: {what}: {source}; is another name service there, or does the process lack CAP_NET_BIND_SERVICE?"
+    "DNS on UDP {address}: {what}: {source}; fix: stop another DNS server on this address, or give the process CAP_NET_BIND_SERVICE"
 )]
 pub struct DnsError {
     address: SocketAddr,
@@ -89,12 +89,12 @@ impl DnsServer {
             }
         };
         let socket = open(address).map_err(at("opening the socket"))?;
-        let state =
-            UdpSocketState::new(UdpSockRef::from(&socket)).map_err(at("asking for addresses"))?;
+        let state = UdpSocketState::new(UdpSockRef::from(&socket))
+            .map_err(at("requesting the destination addresses"))?;
         let socket = UdpSocket::from_std(socket.into()).map_err(at("registering"))?;
         let family = MetricFamily::new(
             "canal_dns_queries_total",
-            "DNS queries, by transport and by what became of them.",
+            "DNS queries, by transport and result.",
             &["transport", "result"],
         );
         let dropped = "DNS questions over UDP that were dropped because a tenant had too many, by tenant and reason.";

@@ -164,7 +164,7 @@ impl ResourceState {
                 .is_none_or(|c| c.cause != ClosureCause::RefusedResource)
             {
                 let detail = format!(
-                    "holds {} security resources, and the manifest seals {} or others",
+                    "has {} security resources, but the manifest lists {} or others",
                     has.count, wanted.count
                 );
                 self.close(tenant.clone(), ClosureCause::ManifestMismatch, detail);

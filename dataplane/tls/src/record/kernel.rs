@@ -51,7 +51,7 @@ pub struct KernelStream<IO> {
     io: IO,
     side: EndpointRole,
     /// Reader of the content other than data.
-    talk: PostHandshakeReader,
+    post_handshake: PostHandshakeReader,
     /// Secrets of both directions, which are used for key updates only.
     own: TrafficSecret,
     peers: TrafficSecret,
@@ -120,7 +120,7 @@ fn limit() -> u64 {
 /// Records that the peer sent directly after the handshake, decrypted.
 struct EarlyRecords {
     plain: Vec<u8>,
-    talk: PostHandshakeReader,
+    post_handshake: PostHandshakeReader,
     records: u64,
 }
 
@@ -134,7 +134,7 @@ fn open_early(
     if early.is_empty() {
         return Ok(Some(EarlyRecords {
             plain,
-            talk: PostHandshakeReader::new(secrets.side),
+            post_handshake: PostHandshakeReader::new(secrets.side),
             records,
         }));
     }
@@ -157,11 +157,13 @@ fn open_early(
             _ => return Ok(None),
         }
     }
-    Ok(opener.into_talk(records).map(|talk| EarlyRecords {
-        plain,
-        talk,
-        records,
-    }))
+    Ok(opener
+        .into_talk(records)
+        .map(|post_handshake| EarlyRecords {
+            plain,
+            post_handshake,
+            records,
+        }))
 }
 
 /// Gives the kernel the keys, if it can continue where the handshake ended. `early` are bytes that
@@ -212,7 +214,7 @@ pub(crate) fn hand_over<IO: Transport>(
         bits: own.key.len() * 8,
         io,
         side: secrets.side,
-        talk: early.talk,
+        post_handshake: early.post_handshake,
         own: own_secret,
         peers: peers_secret,
         plaintext: early.plain,
@@ -413,7 +415,7 @@ impl<IO: Transport> KernelStream<IO> {
     }
 
     /// Performs the action that a record's content requires.
-    fn obey(&mut self, content: RecordContent) -> Result<(), RecordError> {
+    fn apply_content(&mut self, content: RecordContent) -> Result<(), RecordError> {
         match content {
             RecordContent::Data | RecordContent::Nothing => {}
             RecordContent::Closed => self.receive_state = ReceiveState::Closed,
@@ -461,7 +463,7 @@ impl<IO: Transport> KernelStream<IO> {
         } else {
             &buf.initialized()[at..at + got]
         };
-        let content_result = self.talk.process_content(kind, content);
+        let content_result = self.post_handshake.process_content(kind, content);
         // Only data stays in the buffer; other content was processed above.
         let data = if content_result == Ok(RecordContent::Data) {
             got
@@ -475,7 +477,7 @@ impl<IO: Transport> KernelStream<IO> {
         }
         Poll::Ready(
             content_result
-                .and_then(|content_result| self.obey(content_result))
+                .and_then(|content_result| self.apply_content(content_result))
                 .map_err(|error| self.fail(error)),
         )
     }

@@ -57,7 +57,7 @@ impl Exchange<'_> {
     fn admit_interim(&mut self, status: u16, bytes: usize) -> Result<bool, ProxyError> {
         let repeated = self.record.interim.count(bytes, status == 100)?;
         // HTTP/1.0 has no interim responses.
-        Ok(!repeated && self.ask.spoken != ClientProtocol::Http10)
+        Ok(!repeated && self.ask.client_protocol != ClientProtocol::Http10)
     }
 
     fn poll_head_1(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
@@ -179,7 +179,7 @@ impl Exchange<'_> {
         let (status, framing) = (view.status(), view.framing());
         *keeps = view.keep_alive() && !*has_stray_body;
         self.upgrade = view.is_tunnel();
-        let to = heads::framing_to_1(framing, self.ask.spoken);
+        let to = heads::framing_to_1(framing, self.ask.client_protocol);
         match &mut self.front {
             DownstreamSide::Http1(client) => {
                 // The connection stays open only if the request is complete or its upload continues
@@ -192,7 +192,7 @@ impl Exchange<'_> {
                     persistence: if self.upgrade {
                         Default::default()
                     } else {
-                        self.ask.spoken.persistence(keep)
+                        self.ask.client_protocol.persistence(keep)
                     },
                     upgrade: view.upgrade(),
                     ..ForwardOptions::default()
@@ -318,7 +318,7 @@ impl Exchange<'_> {
                 self.keep_alive = keep;
                 let outgoing = ForwardOptions {
                     framing,
-                    persistence: self.ask.spoken.persistence(keep),
+                    persistence: self.ask.client_protocol.persistence(keep),
                     ..ForwardOptions::default()
                 };
                 let into = client.wire.outbox.head();
