@@ -263,13 +263,13 @@ mod tests {
         assert!(findings(&[("a/tests/rig/mod.rs", "")])[0].contains("`rig` says nothing"));
         let source = |text| findings(&[("a/src/lib.rs", text)]);
         for (text, expected) in [
-            ("struct Seen;", "a/src/lib.rs:1: `Seen` is no noun"),
+            ("struct Seen;", "a/src/lib.rs:1: `Seen` is not a noun"),
             ("fn held() {}", "`held` does not say what the function"),
             ("impl A { fn told(&self) {} }", "`told` does not say"),
             ("trait A { fn look(&self); }", "`look` does not say"),
             ("fn a() { fn place() {} }", "`place` does not say"),
             ("struct A { pub kept: u8 }", "`kept` is not a noun"),
-            ("enum A { B { given: u8 } }", "`given` is no noun"),
+            ("enum A { B { given: u8 } }", "`given` is not a noun"),
         ] {
             let all = source(text);
             assert!(all.len() == 1 && all[0].contains(expected), "{all:?}");

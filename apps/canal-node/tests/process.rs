@@ -615,7 +615,7 @@ fn nftables_captures_with_a_warning_when_bpf_is_refused() {
     assert!(m.config_dump().contains("captureFallback"));
     let outcome = fs::read_to_string(m.dir.path().join("node.log")).unwrap();
     assert!(
-        outcome.contains("CAPTURE BY NFTABLES for this node"),
+        outcome.contains("capture of this node falls back to nftables"),
         "{outcome}"
     );
     let datagram = || {
