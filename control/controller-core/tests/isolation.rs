@@ -579,10 +579,8 @@ async fn check_visible_use(ann: &mut Operator, bob: &mut Operator, root: &mut Op
     );
     let found = errors(&status.diagnostics);
     assert!(
-        found
-            .iter()
-            .any(|e| e.contains("alpha/shop/a@az1")
-                && e.contains("gateway g1 has no capacity for the resource")),
+        found.iter().any(|e| e.contains("alpha/shop/a@az1")
+            && e.contains("gateway g1 has no capacity for the resource")),
         "{found:?}"
     );
     let status = bob.status().await;
