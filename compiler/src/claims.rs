@@ -111,7 +111,7 @@ fn clashes(older: &TenantClaims, newer: &TenantClaims, report: &mut impl FnMut(D
         let name = newer.tenant.as_str();
         if old.vni == new.vni {
             let problem = format!(
-                "VNI {} is already tenant {other}'s, so their packets would mix",
+                "VNI {} already belongs to tenant {other}; packets of the two tenants would mix",
                 new.vni.get()
             );
             error(
@@ -124,7 +124,7 @@ fn clashes(older: &TenantClaims, newer: &TenantClaims, report: &mut impl FnMut(D
         }
         if old.trust_domain == new.trust_domain {
             let problem = format!(
-                "trust domain {} is already tenant {other}'s, so their identities would mix",
+                "trust domain {} already belongs to tenant {other}; identities of the two tenants would mix",
                 new.trust_domain
             );
             error(

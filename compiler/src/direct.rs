@@ -90,11 +90,11 @@ impl fmt::Display for PathReason {
             PathReason::TenantOff => f.write_str("the Tenant has directPath: Off"),
             PathReason::ServiceRefuses => write!(
                 f,
-                "the Service does not take the direct path ({DIRECT_ANNOTATION})"
+                "the Service opts out of the direct path ({DIRECT_ANNOTATION})"
             ),
             PathReason::Refusal(reason) => reason.fmt(f),
             PathReason::NotAdmitted => {
-                f.write_str("policies let no workload of the client's node in")
+                f.write_str("policies admit no workload of the client's node")
             }
         }
     }
@@ -477,7 +477,7 @@ fn endpoint(
         .filter(|port| !guarded.contains(port))
         .collect();
     let by_service = direct.iter().map(|e| (Some(&e.service), e.target_port));
-    let ways: Vec<(Option<&ServiceKey>, u16)> = by_service
+    let access_paths: Vec<(Option<&ServiceKey>, u16)> = by_service
         .chain(own_ports.iter().map(|port| (None, *port)))
         .collect();
     Some(DirectEndpoint {
@@ -489,6 +489,6 @@ fn endpoint(
         addresses: workload.addresses.clone(),
         serves: serves.into_iter().collect(),
         own_ports,
-        audience: audiences.of(workload, &ways),
+        audience: audiences.of(workload, &access_paths),
     })
 }

@@ -47,14 +47,14 @@ pub(crate) fn host_match(written: &str) -> Result<HostMatch, String> {
         return refuse("is an address, not a host name");
     }
     if written.contains(':') {
-        return refuse("has a port, which hosts are compared without");
+        return refuse("has a port, but hosts are compared without a port");
     }
     let (wildcard, name) = match written.strip_prefix("*.") {
         Some(domain) => (true, domain),
         None => (false, written),
     };
     if ObjectName::new(name).is_err() {
-        return refuse("is not a lower-case host name, with `*.` before it or not");
+        return refuse("is not a lower-case host name, optionally with the prefix `*.`");
     }
     Ok(if wildcard {
         HostMatch::Suffix(format!(".{name}"))

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_compared_as_they_are_given() {
+    fn paths_are_compared_as_written() {
         let element = |p: &str| PathMatch::ElementPrefix(p.to_owned());
         let string = |p: &str| PathMatch::StringPrefix(p.to_owned());
         for (written, path, expected) in [

@@ -506,7 +506,9 @@ fn normal(target: &str, keeps: bool) -> Option<String> {
         match (byte, hex) {
             (b'%', Some(hex)) => {
                 let code = u8::from_str_radix(hex, 16).ok()?;
+                // Some servers decode an escaped slash before they split the path, others do not.
                 allowed(!matches!(code, 0..=0x1f | 0x7f | b'/' | b'\\'))?;
+                // Only unreserved characters are decoded (RFC 3986 §6.2.2.2).
                 if code.is_ascii_alphanumeric() || b"-._~".contains(&code) {
                     decoded.push(code);
                 } else {
@@ -515,12 +517,14 @@ fn normal(target: &str, keeps: bool) -> Option<String> {
                 rest = &after[2..];
             }
             (byte, _) => {
+                // A `%` here begins no valid escape; some servers treat a backslash as a slash.
                 allowed(!matches!(byte, b'%' | 0..=0x20 | 0x7f | b'\\'))?;
                 decoded.push(*byte);
             }
         }
     }
     let decoded = String::from_utf8(decoded).ok()?;
+    // The target of OPTIONS for the whole server (RFC 9112 §3.2.4).
     if decoded == "*" {
         return Some(decoded);
     }
@@ -528,11 +532,11 @@ fn normal(target: &str, keeps: bool) -> Option<String> {
         return keeps.then(|| path.to_owned());
     };
     let parts: Vec<&str> = rest.split('/').collect();
-    let mut kept: Vec<&str> = Vec::new();
+    let mut segments: Vec<&str> = Vec::new();
     for part in &parts {
         match *part {
             "" | "." => {}
-            ".." => allowed(kept.pop().is_some())?,
+            ".." => allowed(segments.pop().is_some())?,
             other => {
                 // A server that drops path parameters interprets these segments as `..`, `.` or an
                 // empty segment.
@@ -542,14 +546,15 @@ fn normal(target: &str, keeps: bool) -> Option<String> {
                         .any(|mark| other.starts_with(&format!("{dots}{mark}")))
                 };
                 allowed(!["..", ".", ""].iter().any(has_marks))?;
-                kept.push(other);
+                segments.push(other);
             }
         }
     }
-    let is_folder = matches!(parts.last(), Some(&("" | "." | ".."))) && !kept.is_empty();
+    // A last segment `.` or `..` names a folder (RFC 3986 §5.2.4).
+    let is_folder = matches!(parts.last(), Some(&("" | "." | ".."))) && !segments.is_empty();
     Some(format!(
         "/{}{}",
-        kept.join("/"),
+        segments.join("/"),
         if is_folder { "/" } else { "" }
     ))
 }

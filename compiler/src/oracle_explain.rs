@@ -114,13 +114,13 @@ pub struct Explanation {
 impl Explanation {
     /// Returns whether at least one workload may receive the request.
     pub fn passes(&self) -> bool {
-        let ways: BTreeSet<&str> = self
+        let workloads: BTreeSet<&str> = self
             .steps
             .iter()
             .map(|step| step.workload.as_str())
             .collect();
         let denies = |step: &&HopExplanation| matches!(step.outcome, HopDecision::Denies(_));
-        ways.iter().any(|workload| {
+        workloads.iter().any(|workload| {
             !self
                 .steps
                 .iter()
@@ -141,19 +141,21 @@ impl fmt::Display for Explanation {
         self.refusals
             .iter()
             .skip(1)
-            .try_for_each(|(target, reason)| writeln!(f, "  {target} cannot either: {reason}"))?;
-        let mut ways: Vec<(Vec<&str>, Vec<&HopExplanation>)> = Vec::new();
+            .try_for_each(|(target, reason)| {
+                writeln!(f, "  {target} is not possible either: {reason}")
+            })?;
+        let mut by_workload: Vec<(Vec<&str>, Vec<&HopExplanation>)> = Vec::new();
         for step in &self.steps {
-            match ways
+            match by_workload
                 .iter_mut()
                 .find(|(workloads, _)| workloads == &[step.workload.as_str()])
             {
                 Some((_, steps)) => steps.push(step),
-                None => ways.push((vec![&step.workload], vec![step])),
+                None => by_workload.push((vec![&step.workload], vec![step])),
             }
         }
         let mut groups: Vec<(Vec<&str>, Vec<&HopExplanation>)> = Vec::new();
-        for (workloads, steps) in ways {
+        for (workloads, steps) in by_workload {
             let same = |(_, other): &&mut (Vec<&str>, Vec<&HopExplanation>)| {
                 other.len() == steps.len() && other.iter().zip(&steps).all(|(a, b)| a.is_like(b))
             };
@@ -302,9 +304,9 @@ pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
             );
         }
     }
-    let nobody = steps.is_empty() && !targets.is_empty();
+    let no_pod_is_ready = steps.is_empty() && !targets.is_empty();
     Explanation {
-        route: if nobody {
+        route: if no_pod_is_ready {
             format!("{route}, where no pod is ready")
         } else {
             route
@@ -577,13 +579,13 @@ impl<'a> WorkloadPath<'a> {
             return Ok(());
         }
         let Some(ends) = ends else {
-            return Err("refused: only members of the mesh come to a gateway, since no Termination is for this port".into());
+            return Err("refused: a client outside the mesh needs a Termination, and no Termination covers this port".into());
         };
         match &ends.broken {
             Some(why) => Err(format!("refused: the Termination is broken ({why})")),
-            None if !is_tls && ends.required => {
-                Err("refused: the Termination takes TLS only (give a server name for TLS)".into())
-            }
+            None if !is_tls && ends.required => Err(
+                "refused: the Termination accepts only TLS (give a server name to test TLS)".into(),
+            ),
             None if is_tls
                 && self.journey.identity.is_none()
                 && ends.clients == ClientCertificates::Required =>
@@ -629,7 +631,7 @@ impl<'a> WorkloadPath<'a> {
     /// Returns the decision of the workload's node behind a gateway.
     fn node_behind_gateway(&self) -> HopExplanation {
         if !self.is_opaque() {
-            let outcome = HopDecision::Passes("the gateway has decided".into());
+            let outcome = HopDecision::Passes("the gateway has authorized the request".into());
             return self.step(
                 EnforcementPoint::Node,
                 outcome,
@@ -647,9 +649,9 @@ impl<'a> WorkloadPath<'a> {
             .map(|authorizer| authorizer.key.clone())
             .collect();
         let outcome = match decide(&self.policies(), &facts, &agreed) {
-            OracleDecision::Undecided { .. } => {
-                HopDecision::Passes("the gateway has decided what is not seen here".into())
-            }
+            OracleDecision::Undecided { .. } => HopDecision::Passes(
+                "the gateway evaluated the attributes that this node cannot observe".into(),
+            ),
             verdict => hop_decision(verdict, "refused"),
         };
         self.step(EnforcementPoint::Node, outcome, &facts, true)
@@ -675,7 +677,7 @@ impl<'a> WorkloadPath<'a> {
             );
             if mode == PeerMode::Strict {
                 let why = format!(
-                    "refused: port {} takes mTLS only (PeerAuthentication STRICT)",
+                    "refused: port {} accepts only mTLS (PeerAuthentication STRICT)",
                     self.target_port
                 );
                 return self.step(
@@ -690,11 +692,11 @@ impl<'a> WorkloadPath<'a> {
             OracleDecision::Undecided { policy, attribute } => {
                 let attribute = text_security::attribute(&attribute);
                 HopDecision::Denies(format!(
-                    "refused: {policy} depends on {attribute}, which a node does not see; go through a gateway"
+                    "refused: {policy} depends on {attribute}, which a node cannot observe; go through a gateway"
                 ))
             }
             OracleDecision::CallAuthorizer { policy, .. } => HopDecision::Denies(format!(
-                "refused: {policy} calls an authorizer, which a node does not; go through a gateway"
+                "refused: {policy} calls an authorizer, which a node cannot do; go through a gateway"
             )),
             verdict => hop_decision(verdict, "refused"),
         };
@@ -890,12 +892,12 @@ fn reads_path(policy: &Authorization) -> bool {
         .rules
         .iter()
         .flat_map(|rule| rule.from.iter().chain(&rule.to).chain([&rule.when]));
-    let asks = || {
+    let matches_path = || {
         lists
             .flatten()
             .any(|clause| clause.attribute == Attribute::Path)
     };
-    !policy.dry_run && (matches!(policy.action, AuthorizationAction::Custom(_)) || asks())
+    !policy.dry_run && (matches!(policy.action, AuthorizationAction::Custom(_)) || matches_path())
 }
 
 fn hop_decision(verdict: OracleDecision, refused: &str) -> HopDecision {

@@ -136,7 +136,7 @@ fn is_unicode_needed(pattern: &str) -> Result<bool, String> {
         let parsed = syntax::parse_with(pattern, &config(unicode).nest_limit(REGEX_NESTING_MAX));
         parsed.map(drop).map_err(|error| {
             format!(
-                "the regular expression cannot be read: {}",
+                "the regular expression is not valid: {}",
                 reason(&error.to_string())
             )
         })

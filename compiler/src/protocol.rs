@@ -14,8 +14,8 @@ pub(crate) enum DeclaredProtocol {
 /// Determines the protocol from `appProtocol` if it is set, else from the part of the port's name
 /// before the first `-`.
 pub(crate) fn declared_protocol(app_protocol: Option<&str>, port_name: &str) -> DeclaredProtocol {
-    match app_protocol.filter(|said| !said.is_empty()) {
-        Some(said) => match said.to_ascii_lowercase().as_str() {
+    match app_protocol.filter(|protocol_name| !protocol_name.is_empty()) {
+        Some(protocol_name) => match protocol_name.to_ascii_lowercase().as_str() {
             "kubernetes.io/h2c" => DeclaredProtocol::Known(AppProtocol::Http2),
             "kubernetes.io/ws" => DeclaredProtocol::Known(AppProtocol::Http1),
             "kubernetes.io/wss" => DeclaredProtocol::Known(AppProtocol::Tcp),

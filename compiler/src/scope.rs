@@ -47,7 +47,7 @@ pub fn admits(claims: &TenantClaims, principal: &Principal, placement: &TierPlac
             claims.gateways.iter().any(|g| g.replica == *name)
                 || placement
                     .of(name)
-                    .is_some_and(|held| held.tenants.contains(&claims.tenant))
+                    .is_some_and(|scope| scope.tenants.contains(&claims.tenant))
         }
         // An edge serves all tenants of the fleet.
         Principal::Edge { .. } => true,
@@ -111,7 +111,7 @@ pub fn visible(resource: &Resource, principal: &Principal, placement: &TierPlace
                 table.az == *az
                     && placement
                         .of(name)
-                        .is_some_and(|held| held.services.contains(&table.id))
+                        .is_some_and(|scope| scope.services.contains(&table.id))
             }
             Resource::Node(_) | Resource::Entitlement(_) | Resource::DirectEndpoint(_) => false,
             _ => true,
@@ -246,7 +246,7 @@ mod tests {
 
     /// Backend b1 in az1 serves alpha, b2 in az2 serves alpha and beta, and b3 serves no tenant.
     fn tier_placement() -> TierPlacement {
-        let held = |tenants: &[(&str, u32)]| BackendScope {
+        let scope = |tenants: &[(&str, u32)]| BackendScope {
             tenants: tenants
                 .iter()
                 .map(|(t, _)| TenantName::new(t).unwrap())
@@ -261,8 +261,8 @@ mod tests {
         TierPlacement {
             replicas: [pair("r1", "b1"), pair("r2", "b2"), pair("r3", "b3")].into(),
             backends: [
-                ("b1", held(&[("alpha", 1)])),
-                ("b2", held(&[("alpha", 1), ("beta", 2)])),
+                ("b1", scope(&[("alpha", 1)])),
+                ("b2", scope(&[("alpha", 1), ("beta", 2)])),
             ]
             .map(|(b, h)| (b.parse().unwrap(), h))
             .into(),
@@ -364,7 +364,7 @@ mod tests {
                 "Bundle alpha, Authorization alpha, PeerAuthentication alpha".to_owned(),
             ),
             (
-                "a node of the other",
+                "a node of the other tenant",
                 node("beta"),
                 "Bundle beta, Authorization beta, PeerAuthentication beta".to_owned(),
             ),
@@ -504,7 +504,7 @@ mod tests {
                     "{alpha}, Table alpha/shop/a@az2, Throttle alpha, {beta}, Table beta/shop/a@az2, Throttle beta, Replica r1, Replica r2"
                 ),
             ),
-            ("a replica of a backend that holds nothing", gateway("r3", "az1"), "Replica r1, Replica r2".into()),
+            ("a replica of a backend without services", gateway("r3", "az1"), "Replica r1, Replica r2".into()),
             ("a replica that is not registered", gateway("r9", "az1"), "Replica r1, Replica r2".into()),
             (
                 "an edge: its AZ of all tenants, no services",
@@ -513,7 +513,7 @@ mod tests {
                  Table beta/shop/a@az1, Replica r1, Replica r2"
                     .into(),
             ),
-            ("an edge of an AZ that nobody lives in", edge("az7"), "Node alpha/n1, Node beta/n1, Replica r1, Replica r2".into()),
+            ("an edge of an AZ that is no home AZ", edge("az7"), "Node alpha/n1, Node beta/n1, Replica r1, Replica r2".into()),
             ("a node: its tenant's addresses", node("alpha"), direct(alpha, "alpha")),
             ("a node of the other tenant at the same addresses", node("beta"), direct(beta, "beta")),
             ("an operator", Principal::Operator { name: "root".parse().unwrap(), tenant: None }, String::new()),

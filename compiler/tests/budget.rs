@@ -173,7 +173,7 @@ fn compiling_stops_at_the_bytes_of_route_tables() {
 }
 
 #[test]
-fn regular_expressions_weigh_what_their_automata_take_for_each_host() {
+fn regular_expressions_are_charged_their_automata_for_each_host() {
     let weight = |yaml: &str| {
         within(
             &format!("{}{yaml}", services(2, 1)),

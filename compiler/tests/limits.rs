@@ -555,7 +555,8 @@ fn udp_ports_of_a_pod() {
     let diagnostics = of_route(&fine);
     assert!(
         diagnostics.len() == 1
-            && diagnostics[0].contains("Warning spec.rules: the tier carries no datagrams"),
+            && diagnostics[0]
+                .contains("Warning spec.rules: the cloud tier does not carry datagrams"),
         "{diagnostics:?}"
     );
     let beyond = output(&udp(UDP_PORTS_PER_WORKLOAD_MAX + 1));

@@ -271,7 +271,7 @@ fn issuers_and_their_keys() {
             "i".repeat(n)
         ))
     };
-    check(VALUE_BYTES_MAX, "bytes are more than", issuer);
+    check(VALUE_BYTES_MAX, "bytes; at most", issuer);
     // Key sets that are too long, or too many URIs, disable only their own issuer.
     let keyed = |output: &CompileOutput| -> Vec<bool> {
         let all = output
@@ -330,7 +330,7 @@ fn issuers_and_their_keys() {
         beyond
             .diagnostics
             .iter()
-            .any(|d| d.problem.contains("addresses of keys")),
+            .any(|d| d.problem.contains("key URLs")),
         "{:?}",
         beyond.diagnostics
     );

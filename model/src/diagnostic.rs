@@ -82,12 +82,12 @@ mod tests {
             }),
             object: Some("HTTPRoute bookinfo/reviews".parse().unwrap()),
             field: "spec.rules[0].filters".into(),
-            problem: "filters are not in this version".into(),
+            problem: "filters are not supported in this version".into(),
             fix: "remove the field".into(),
         };
         assert_eq!(
             diagnostic.to_string(),
-            "routes.yaml:3:7: error: HTTPRoute bookinfo/reviews: spec.rules[0].filters: filters are not in this version; remove the field"
+            "routes.yaml:3:7: error: HTTPRoute bookinfo/reviews: spec.rules[0].filters: filters are not supported in this version; remove the field"
         );
     }
 }

@@ -40,7 +40,7 @@ pub fn gateway_identity(trust_domain: TrustDomain) -> Identity {
             namespace,
             service_account,
         },
-        _ => unreachable!("the two constants are valid names; the test below holds them to it"),
+        _ => unreachable!("the two constants are valid names; a test below verifies it"),
     }
 }
 
@@ -55,7 +55,7 @@ pub fn components() -> (TenantName, TrustDomain) {
         TrustDomain::new(COMPONENTS),
     ) {
         (Ok(owner), Ok(domain)) => (owner, domain),
-        _ => unreachable!("the two constants are valid names; the test below holds them to it"),
+        _ => unreachable!("the two constants are valid names; a test below verifies it"),
     }
 }
 

@@ -192,7 +192,7 @@ impl fmt::Display for UnmetConstraint {
             UnmetConstraint::Shared { service, with } => {
                 write!(
                     f,
-                    "{service}: all its backends are those of {with}, so one failure may take both; add backends"
+                    "{service}: it shares all its backends with {with}, so one failure may affect both; add backends"
                 )
             }
             UnmetConstraint::HomeUnknown { service, az } => {
@@ -279,7 +279,7 @@ fn chains_in<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<Vec<ChainMember>>, D
     let text = String::deserialize(d)?;
     let number = |part: &str| {
         part.parse::<u32>()
-            .map_err(|_| D::Error::custom(format!("{part:?} in a chain is no number")))
+            .map_err(|_| D::Error::custom(format!("{part:?} in a chain is not a number")))
     };
     let member = |part: &str| {
         let (replica, left) = match part.split_once('@') {

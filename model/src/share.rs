@@ -157,9 +157,9 @@ share_kinds! {
         GatewayConnections, "gatewayConnections", "gateway_connections", "connections", Share::Percent(50),
             "Connections that a gateway process has accepted.";
         GatewayUnauthenticated, "gatewayUnauthenticated", "gateway_unauthenticated_connections", "connections", Share::Percent(25),
-            "Connections of a gateway process that have neither proved an identity nor sent a whole request head.";
+            "Connections of a gateway process that have neither authenticated nor sent a complete request head.";
         GatewayHandshakes, "gatewayHandshakes", "gateway_handshakes", "handshakes", Share::Percent(25),
-            "TLS handshakes that are under way in a gateway process.";
+            "TLS handshakes in progress in a gateway process.";
         GatewayRequests, "gatewayRequests", "gateway_requests", "requests", Share::Percent(40),
             "Requests and tunnels in flight in a gateway process.";
         GatewayBufferBytes, "gatewayBufferBytes", "gateway_buffer_bytes", "bytes", Share::Percent(25),
@@ -189,9 +189,9 @@ share_kinds! {
         ConfigurationBytes, "configurationBytes", "configuration_bytes", "bytes", Share::Amount(8 << 20),
             "Bytes of a tenant's objects in the controller's store.";
         CompiledBytes, "compiledBytes", "compiled_bytes", "bytes", Share::Amount(24 << 20),
-            "Bytes of the resources that the compiler makes of a tenant's objects.";
+            "Bytes of the resources that are compiled from a tenant's objects.";
         CompiledResources, "compiledResources", "compiled_resources", "resources", Share::Amount(30_000),
-            "Resources that the compiler makes of a tenant's objects; each rule of a route is one.";
+            "Resources that are compiled from a tenant's objects; each rule of a route is one.";
         RouteTableBytes, "routeTableBytes", "route_table_bytes", "bytes", Share::Amount(128 << 20),
             "Bytes that the route tables of a tenant's services take in each gateway, with their regular expressions.";
         QueuedChanges, "queuedChanges", "queued_changes", "changes", Share::Percent(10),
@@ -201,7 +201,7 @@ share_kinds! {
         EdgeMapEntries, "edgeMapEntries", "edge_map_entries", "entries", Share::Percent(25),
             "Entries of one BPF map of an edge or a redirector.";
         KeyServerRequests, "keyServerRequests", "key_server_requests", "requests", Share::Percent(13),
-            "Handshakes and signatures that one gateway has under way at a key server.";
+            "Handshakes and signatures that one gateway has in progress at a key server.";
         Observations, "observations", "observations", "observations", Share::Percent(25),
             "Taps, logs, metrics and dumps that operators read at once, at the controller and at one data plane.";
     }
@@ -253,7 +253,7 @@ impl<'de> serde::Deserialize<'de> for Shares {
             let kind = Self::kind(&key).ok_or_else(|| {
                 let known: Vec<_> = ShareKind::ALL.iter().map(|kind| kind.key()).collect();
                 D::Error::custom(format!(
-                    "{key:?} is no limit that tenants share; fix: write one of {}",
+                    "{key:?} is not a limit that tenants share; fix: write one of {}",
                     known.join(", ")
                 ))
             })?;

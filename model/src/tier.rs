@@ -41,7 +41,7 @@ pub fn tier_service(tenant: &TenantName) -> ServiceKey {
             namespace,
             name,
         },
-        _ => unreachable!("the constants are valid names; the test below holds them to it"),
+        _ => unreachable!("the constants are valid names; a test below verifies it"),
     }
 }
 

@@ -147,9 +147,9 @@ impl DrainWatcher {
         let (sender, mut parent) = (tx.clone(), self.phase.clone());
         // The task owns this clone while the branch has watchers; so the parent cannot finish
         // first.
-        let held = self._open.clone();
+        let parent_open = self._open.clone();
         tokio::spawn(async move {
-            let _held = held;
+            let _parent_open = parent_open;
             loop {
                 let now = *parent.borrow_and_update();
                 sender.send_if_modified(|p| advance_phase(p, now));

@@ -59,9 +59,9 @@ impl Limit {
                 .gauges(MetricFamily::new(family, help, labels))
                 .shared(&[name])
         };
-        gauge("canal_limit_max", "The most a named limit allows.")
+        gauge("canal_limit_max", "Maximum of a named limit.")
             .set(i64::try_from(max).unwrap_or(i64::MAX));
-        let shown = gauge("canal_limit_used", "How much of a named limit is taken.");
+        let shown = gauge("canal_limit_used", "Amount of a named limit in use.");
         let refused = registry
             .counters(MetricFamily::new(
                 "canal_limit_refused_total",

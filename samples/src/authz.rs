@@ -155,9 +155,12 @@ impl Authorization for SampleAuthorizer {
         log(&principal, &http, word);
         match word {
             AuthzReply::Allow => Ok(Response::new(allowed(&principal))),
-            AuthzReply::Deny => Ok(Response::new(denied(403, "the authorizer says no\n"))),
+            AuthzReply::Deny => Ok(Response::new(denied(
+                403,
+                "the authorizer denied the request\n",
+            ))),
             AuthzReply::Teapot => Ok(Response::new(denied(418, "short and stout\n"))),
-            AuthzReply::Fail => Err(Status::internal("as was asked")),
+            AuthzReply::Fail => Err(Status::internal("as requested")),
             AuthzReply::Hang => {
                 tokio::time::sleep(HANG).await;
                 Err(Status::deadline_exceeded("an hour"))

@@ -57,11 +57,11 @@ impl IssuerKey {
     fn make(algorithm: &str) -> anyhow::Result<Self> {
         match algorithm {
             "RS256" => Ok(Self::Rsa(
-                RsaKeyPair::generate(KeySize::Rsa2048).context("no RSA key could be made")?,
+                RsaKeyPair::generate(KeySize::Rsa2048).context("no RSA key could be created")?,
             )),
             "ES256" => Ok(Self::Ec(
                 EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING)
-                    .context("no EC key could be made")?,
+                    .context("no EC key could be created")?,
             )),
             other => bail!("{other:?} is no algorithm: use RS256 or ES256"),
         }

@@ -99,7 +99,7 @@ impl UpstreamService {
         match tokio::time::timeout(CALL_TIMEOUT, call).await {
             Ok(reply) => reply.with_context(|| format!("GET {}{path}", self.base)),
             Err(_) => bail!(
-                "GET {}{path}: no answer in {} s",
+                "GET {}{path}: no answer within {} s",
                 self.base,
                 CALL_TIMEOUT.as_secs()
             ),

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_session_that_broke_in_the_pause_before_the_stop_is_not_held() {
+    async fn a_session_that_ended_before_the_stop_is_not_counted_as_open() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let (sender, stop) = watch::channel(false);

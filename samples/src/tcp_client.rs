@@ -207,6 +207,6 @@ async fn stall(
         sent,
         received: 0,
         end: StreamEnd::Closed,
-        report: Value::from("never came to a stop"),
+        report: Value::from("never stopped"),
     })
 }

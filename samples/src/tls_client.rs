@@ -85,7 +85,7 @@ pub async fn run(args: &TlsClientArgs) -> anyhow::Result<Value> {
 fn config(args: &TlsClientArgs) -> anyhow::Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
     for root in certificates(&args.roots)? {
-        roots.add(root).context("a root that is none")?;
+        roots.add(root).context("an invalid root")?;
     }
     let versions: &[&rustls::SupportedProtocolVersion] = if args.tls12 {
         &[&rustls::version::TLS12]

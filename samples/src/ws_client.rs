@@ -113,7 +113,7 @@ async fn connect(
 async fn within<F: Future>(args: &WsClientArgs, work: F) -> anyhow::Result<F::Output> {
     tokio::time::timeout(Duration::from_millis(args.timeout_ms), work)
         .await
-        .with_context(|| format!("no answer in {} ms", args.timeout_ms))
+        .with_context(|| format!("no answer within {} ms", args.timeout_ms))
 }
 
 /// Returns text and binary messages in turn, because the echo must preserve both kinds.

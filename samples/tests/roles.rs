@@ -112,7 +112,7 @@ async fn bookinfo_calls_through_all_four_services() {
 }
 
 #[tokio::test]
-async fn a_service_that_is_gone_is_a_502_above() {
+async fn a_removed_service_yields_502_upstream() {
     let servers = Servers::new();
     let details =
         servers.start(|r, _| std::future::ready(details::answer(&pod("details", "v1"), &r)));

@@ -192,7 +192,7 @@ impl Inner {
                 return;
             }
             (FakeBehavior::Refusing(name), true) => {
-                return refuse(name, "the test says so", id, out);
+                return refuse(name, "the test configured it", id, out);
             }
             _ => {}
         }
@@ -270,7 +270,7 @@ fn spki_of(leaf: &[u8]) -> SpkiHash {
 fn unknown(id: u64, out: &mut Vec<u8>) {
     refuse(
         KeyRefusal::NotEntitled,
-        "the test gave it no such key",
+        "the test gave it no key of this name",
         id,
         out,
     );

@@ -57,7 +57,7 @@ fn params() -> CertificateParams {
 impl TestCa {
     /// Creates a new self-signed CA.
     pub fn new(name: &str) -> Self {
-        let key = KeyPair::generate().expect("P-256 keys can be made");
+        let key = KeyPair::generate().expect("P-256 keys can be created");
         let mut p = params();
         p.distinguished_name.push(DnType::CommonName, name);
         p.is_ca = IsCa::Ca(BasicConstraints::Constrained(1));
@@ -81,7 +81,7 @@ impl TestCa {
     /// Creates an intermediate CA below this one. Chains of its certificates contain it, and its
     /// root is this CA's.
     pub fn intermediate(&self, name: &str, serial: u64) -> Self {
-        let key = KeyPair::generate().expect("P-256 keys can be made");
+        let key = KeyPair::generate().expect("P-256 keys can be created");
         let mut p = params();
         p.distinguished_name.push(DnType::CommonName, name);
         p.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -159,7 +159,7 @@ impl TestCa {
         change: impl FnOnce(&mut CertificateParams),
     ) -> TestCertificate {
         self.issue_for(
-            KeyPair::generate().expect("P-256 keys can be made"),
+            KeyPair::generate().expect("P-256 keys can be created"),
             identity,
             change,
         )
@@ -172,7 +172,7 @@ impl TestCa {
         change: impl FnOnce(&mut CertificateParams),
     ) -> TestCertificate {
         let key = KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, rcgen::RsaKeySize::_2048)
-            .expect("RSA keys can be made");
+            .expect("RSA keys can be created");
         self.issue_for(key, identity, change)
     }
 

@@ -234,7 +234,7 @@ pub enum FrameError {
     Long(u32),
     #[error("a frame announces {0} bytes; at least {LENGTH_MIN} are required")]
     Short(u32),
-    #[error("{0:#04x} is no kind of {1}")]
+    #[error("{0:#04x} is not a known kind of {1}")]
     Kind(u8, &'static str),
     #[error("the body ends inside {0}")]
     Truncated(&'static str),
@@ -242,7 +242,7 @@ pub enum FrameError {
     Trailing(usize),
     #[error("{0} has {1} entries or bytes; at most {2} may be")]
     Oversized(&'static str, usize, usize),
-    #[error("{0} is {1:#06x}, which means nothing")]
+    #[error("{0} is {1:#06x}, which is not a known value")]
     Value(&'static str, u16),
     #[error("{0} is not valid UTF-8")]
     Text(&'static str),

@@ -47,7 +47,7 @@ pub enum ResourceDecodeError {
     #[error("unknown resource type {0:?}; this build knows those of canal.program.v1: {known}", known = kind_labels())]
     Type(String),
     /// The name on the envelope is not the name in the resource.
-    #[error("the envelope names {envelope:?} but holds {inner:?}")]
+    #[error("the envelope names {envelope:?} but contains {inner:?}")]
     Name { envelope: String, inner: String },
 }
 

@@ -36,7 +36,7 @@ pub(crate) fn of_world(world: &str) -> Result<PathBuf> {
 
 /// Creates a cgroup and its parents.
 pub(crate) fn make(path: &Path) -> Result<()> {
-    create_with_parents(path).tried("cannot make cgroup", path)
+    create_with_parents(path).tried("cannot create cgroup", path)
 }
 
 /// Returns the process ids in a cgroup and its descendants.

@@ -104,7 +104,7 @@ fn azs(topology: &Topology, findings: &mut TopologyProblems) {
         findings.add(
             az.spot,
             format!("more than {AZS_MAX} AZs"),
-            format!("keep {AZS_MAX} at most"),
+            format!("keep at most {AZS_MAX}"),
         );
     }
 }
@@ -130,7 +130,7 @@ fn host_names(topology: &Topology, findings: &mut TopologyProblems) {
         if name.starts_with(RELAY_PREFIX) {
             findings.add(
                 spot,
-                format!("the name {name:?} begins as relays' names do"),
+                format!("the name {name:?} begins with the prefix of relays"),
                 format!("choose one without {RELAY_PREFIX:?}"),
             );
         }
@@ -251,7 +251,7 @@ fn service_objects(tenant: &TenantTopology, findings: &mut TopologyProblems) {
                 .any(|cidr| cidr.contains(address));
             if !inside {
                 let what = format!(
-                    "service {}/{} has {address}, which no serviceCidrs range of {:?} holds",
+                    "service {}/{} has {address}, which is in no serviceCidrs range of {:?}",
                     service.namespace, service.name, tenant.name
                 );
                 findings.add(
@@ -376,13 +376,13 @@ fn tier(topology: &Topology, findings: &mut TopologyProblems) {
             (None, false) if gateway.receive_cores > 0 => {
                 findings.add(
                     gateway.spot,
-                    "`receiveCores` means nothing without edges",
+                    "`receiveCores` has no effect without edges",
                     "remove it, or add `edges`",
                 );
             }
             (Some(_), false) => findings.add(
                 gateway.spot,
-                "`backend` means nothing without edges",
+                "`backend` has no effect without edges",
                 "remove it, or add `edges`",
             ),
             (Some(backend), true) => {
@@ -415,21 +415,21 @@ fn tier_tenant(topology: &Topology, tenant: &TenantTopology, findings: &mut Topo
         if tenant.gateway_cidrs.is_some() {
             findings.add(
                 tenant.spots.gateways,
-                "`gatewayCidrs` mean nothing without edges",
+                "`gatewayCidrs` have no effect without edges",
                 "remove them, or add `edges`",
             );
         }
         if tenant.home_az.is_some() {
             findings.add(
                 tenant.spots.home_az,
-                "`homeAz` means nothing without edges",
+                "`homeAz` has no effect without edges",
                 "remove it, or add `edges`",
             );
         }
         if tenant.dns {
             findings.add(
                 tenant.spots.dns,
-                "`dns` means nothing without edges",
+                "`dns` has no effect without edges",
                 "remove it, or add `edges`",
             );
         }
@@ -449,7 +449,7 @@ fn tier_tenant(topology: &Topology, tenant: &TenantTopology, findings: &mut Topo
     if tenant.vni == TIER_VNI {
         findings.add(
             tenant.spots.vni,
-            format!("vni {TIER_VNI} is the cloud tier's own"),
+            format!("vni {TIER_VNI} is reserved for the cloud tier"),
             "choose another vni",
         );
     }
@@ -482,7 +482,7 @@ fn keys(topology: &Topology, findings: &mut TopologyProblems) {
             None if key_server.tls_dir.is_some() => findings.add(
                 key_server.spot,
                 format!("key server {name:?} has `tlsDir` and no `tenant`"),
-                "add `tenant: …`, or remove it: the provider's has no keys but those it makes",
+                "add `tenant: …`, or remove it: the provider's key server has only keys that it creates",
             ),
             _ => {}
         }
@@ -500,7 +500,7 @@ fn keys(topology: &Topology, findings: &mut TopologyProblems) {
             findings.add(
                 tenant.spots.keys,
                 format!(
-                    "the keys of tenant {:?} are in key servers, and the provider has none",
+                    "the keys of tenant {:?} are in key servers, but the provider has no key server",
                     tenant.name
                 ),
                 "add one without `tenant` to `keyServers`: {name: ks-1, az: …}",

@@ -10,7 +10,7 @@ use crate::problem::TopologyProblem;
 pub enum Error {
     /// The caller is not root.
     #[error(
-        "worlds need root: network namespaces, routes, cgroups and capture programs can only be made with CAP_NET_ADMIN and CAP_SYS_ADMIN; run the same command with sudo"
+        "worlds need root: network namespaces, routes, cgroups and capture programs can be created only with CAP_NET_ADMIN and CAP_SYS_ADMIN; run the same command with sudo"
     )]
     NotRoot,
     /// The machine lacks a program or a kernel feature.

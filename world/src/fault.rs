@@ -173,7 +173,7 @@ impl World {
             )),
             _ => Err(Error::Supervisor {
                 world: self.name().into(),
-                message: format!("{} has not one link", host.environment.name),
+                message: format!("{} does not have exactly one link", host.environment.name),
             }),
         }
     }

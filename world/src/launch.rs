@@ -57,7 +57,7 @@ fn resolve(environment: &HostEnvironment, program: &OsStr) -> Result<PathBuf> {
     let dirs: Vec<PathBuf> = std::env::split_paths(path).collect();
     find_program(&name, &dirs).ok_or_else(|| Error::Machine {
         what: format!("the program {name:?}"),
-        fix: format!("build or install it; it was sought in {path}"),
+        fix: format!("build or install it; the search path is {path}"),
     })
 }
 

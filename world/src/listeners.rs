@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_answer_end_the_look() {
+    fn invalid_bytes_end_the_listing_of_listeners() {
         let message = |kind: u16, body: &[u8]| {
             let mut bytes = ((HEAD + body.len()) as u32).to_ne_bytes().to_vec();
             bytes.extend_from_slice(&kind.to_ne_bytes());

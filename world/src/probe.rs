@@ -163,7 +163,10 @@ mod tests {
             "a line without an end is no answer"
         );
         let (code, took) = answered(b"HTTP/1.1 20", short);
-        assert!(code.is_none() && took >= short, "half an answer is none");
+        assert!(
+            code.is_none() && took >= short,
+            "a partial answer is no answer"
+        );
         canal_timing::assert_time(
             "time until a probe gives half an answer up",
             took,

@@ -184,7 +184,7 @@ impl ProcessSupervisor {
         job: ManagedProcess,
         statuses: Arc<ProcessStatusTable>,
     ) -> Result<ProcessCommandSender> {
-        let (bell, ring) = std::io::pipe().tried("cannot make a pipe for", &environment.name)?;
+        let (bell, ring) = std::io::pipe().tried("cannot create a pipe for", &environment.name)?;
         let (queue, orders) = channel();
         let name = environment.name.clone();
         let life = Self {

@@ -548,7 +548,7 @@ fn cidrs(
             Ok(cidr) => {
                 findings.add(
                     tree.spot,
-                    format!("{name}: {text} has bits below its prefix"),
+                    format!("{name}: {text} has bits set beyond its prefix length"),
                     format!("write {}", cidr.trunc()),
                 );
                 None
@@ -655,7 +655,7 @@ fn gateway_cidrs(
     ] {
         if !range.contains(&length) {
             let fix = format!(
-                "write a prefix length from {} to {}: each AZ has an eighth",
+                "write a prefix length from {} to {}: each AZ gets one eighth",
                 range.start(),
                 range.end()
             );
@@ -688,7 +688,7 @@ fn config_files(
             Ok(found) if found.is_empty() => {
                 findings.add(
                     item.spot,
-                    format!("config: {text} holds no .yaml file"),
+                    format!("config: {text} contains no .yaml file"),
                     "name a YAML file or a directory of them",
                 );
             }

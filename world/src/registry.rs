@@ -31,7 +31,7 @@ fn documents(objects: &[Value]) -> Result<String> {
     for object in objects {
         let document = serde_saphyr::to_string(object).map_err(|error| Error::Machine {
             what: format!("a YAML form of {object}: {error}"),
-            fix: "report this, it is a defect".into(),
+            fix: "report this defect".into(),
         })?;
         text.push_str("---\n");
         text.push_str(&document);
@@ -303,7 +303,7 @@ impl PrincipalFiles {
         let list: Vec<&Value> = self.list.iter().map(|(_, principal)| principal).collect();
         let text = serde_saphyr::to_string(&list).map_err(|error| Error::Machine {
             what: format!("a YAML form of the principals: {error}"),
-            fix: "report this, it is a defect".into(),
+            fix: "report this defect".into(),
         })?;
         write_whole(&paths.principals(), &text, 0o600)
     }

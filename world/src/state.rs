@@ -283,7 +283,7 @@ pub(crate) fn remove_empty_parents() {
 ///
 /// The system's error for the last attempt.
 pub(crate) fn make_dir(path: &Path) -> Result<()> {
-    create_with_parents(path).tried("cannot make directory", path)
+    create_with_parents(path).tried("cannot create directory", path)
 }
 
 /// Attempts to create a directory whose parent the end of another world removes at the same time.

@@ -80,7 +80,7 @@ fn clear(paths: &WorldPaths) -> Result<()> {
     for _ in 1..CLEAR_ATTEMPTS {
         match garbage_collect::clear(paths) {
             Ok(()) => return Ok(()),
-            Err(error) => eprintln!("world {}: {error}; trying again", paths.world()),
+            Err(error) => eprintln!("world {}: {error}; retrying", paths.world()),
         }
     }
     garbage_collect::clear(paths)
@@ -192,7 +192,7 @@ fn watch_owner(ephemeral: bool, end: Sender<&'static str>) -> Result<()> {
                 && fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
             {
                 // The receiver exists as long as the world.
-                let _ = end.send("its owner is gone");
+                let _ = end.send("its owner has ended");
                 return;
             }
         }

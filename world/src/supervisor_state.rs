@@ -457,13 +457,13 @@ impl SupervisorState {
         let number = (POD_NUMBER_FIRST..=254).find(|number| !taken.contains(number));
         let number = number.ok_or_else(|| {
             self.refusal(format!(
-                "node {node_name:?} has no capacity for it: {PODS_PER_NODE_MAX} pods are the limit"
+                "node {node_name:?} has the maximum of {PODS_PER_NODE_MAX} pods"
             ))
         })?;
         let plan = design.plan.pod(tenant, node, number, pod, replica);
         if posts.contains_key(&plan.uid) {
             return Err(self.refusal(format!(
-                "pod {:?} is there already; remove it first or choose another name",
+                "pod {:?} exists already; remove it first or choose another name",
                 plan.uid
             )));
         }

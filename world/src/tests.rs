@@ -131,13 +131,13 @@ fn no_text_is_too_broken_for_an_answer() {
 }
 
 #[test]
-fn a_world_is_known_again_by_what_it_is() {
+fn a_world_is_recognised_by_its_topology() {
     let here = Topology::parse(&file(), SMOKE).expect("right");
     let there = Topology::parse(Path::new("/elsewhere.yaml"), SMOKE).expect("right");
     assert_eq!(
         here.fingerprint(),
         there.fingerprint(),
-        "the place of the file says nothing"
+        "the path of the file has no influence"
     );
     let other =
         Topology::parse(&file(), &SMOKE.replace("replicas: 3", "replicas: 2")).expect("right");
@@ -265,7 +265,7 @@ const IN_FIELDS: &[Mistake] = &[
         from: "  vni: 101\n",
         to: "  vni: 101\n  colour: red\n",
         answers: &[
-            "13: a tenant has no field `colour`; remove it; known here: name, vni, trustDomain, outboundTrafficPolicy, podCidrs, gatewayCidrs, homeAz, dns, keys, serviceCidrs, config, nodes, pods",
+            "13: a tenant has no field `colour`; remove it; valid fields: name, vni, trustDomain, outboundTrafficPolicy, podCidrs, gatewayCidrs, homeAz, dns, keys, serviceCidrs, config, nodes, pods",
         ],
     },
     Mistake {
@@ -282,7 +282,7 @@ const IN_FIELDS: &[Mistake] = &[
         ],
     },
     Mistake {
-        name: "a list where a mapping belongs",
+        name: "a list instead of a mapping",
         from: "controller: {az: az1, command: [sleep, infinity]}",
         to: "controller: [az1]",
         answers: &[
@@ -301,7 +301,9 @@ const IN_FIELDS: &[Mistake] = &[
         name: "a range with host bits",
         from: "10.1.0.0/16",
         to: "10.1.2.0/16",
-        answers: &["14: podCidrs: 10.1.2.0/16 has bits below its prefix; write 10.1.0.0/16"],
+        answers: &[
+            "14: podCidrs: 10.1.2.0/16 has bits set beyond its prefix length; write 10.1.0.0/16",
+        ],
     },
     Mistake {
         name: "two probes",
@@ -427,7 +429,7 @@ fn mistakes_have_a_position_and_a_fix() {
 }
 
 #[test]
-fn broken_yaml_has_a_place() {
+fn broken_yaml_has_a_position() {
     let text = SMOKE.replacen("{name: az2}]", "{name: az2}", 1);
     let problems = Topology::parse(&file(), &text).expect_err("not YAML");
     assert_eq!(problems.len(), 1);
@@ -443,7 +445,7 @@ fn limits_of_a_world() {
     let azs: Vec<String> = (1..=8).map(|number| format!("az{number}")).collect();
     let text = format!("world: big\nazs: [{}]\n", azs.join(", "));
     let problems = Topology::parse(Path::new("big.yaml"), &text).expect_err("eight AZs");
-    assert_eq!(brief(&problems[0]), "2: more than 7 AZs; keep 7 at most");
+    assert_eq!(brief(&problems[0]), "2: more than 7 AZs; keep at most 7");
 
     let gateways: String = (0..255)
         .map(|number| format!("- {{name: g{number}, az: a, command: [x]}}\n"))

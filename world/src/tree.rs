@@ -54,7 +54,7 @@ pub(crate) fn parse(file: &Path, text: &str) -> Result<YamlNode, TopologyProblem
         problem(
             error.spot.into(),
             format!("not readable as YAML: {}", error.problem),
-            "fix the YAML syntax at this place",
+            "fix the YAML syntax at this position",
         )
     })
 }
@@ -256,7 +256,7 @@ impl<'t> MappingReader<'t> {
             }
             let fix = match nearest(key, &self.known_fields) {
                 Some(name) => format!("did you mean `{name}`?"),
-                None => format!("remove it; known here: {}", self.known_fields.join(", ")),
+                None => format!("remove it; valid fields: {}", self.known_fields.join(", ")),
             };
             findings.add(*spot, format!("{} has no field `{key}`", self.owner), fix);
         }

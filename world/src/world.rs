@@ -168,7 +168,7 @@ impl World {
         }
         let how = match (owner, same) {
             (Some(pid), _) => format!("and belongs to process {pid}"),
-            (None, true) => "for good, and cannot be had for a while only".to_owned(),
+            (None, true) => "permanently, so this command cannot own it".to_owned(),
             (None, false) => "with another topology".to_owned(),
         };
         Err(Error::AlreadyUp {
@@ -363,7 +363,7 @@ impl World {
             WorldResponse::Hosts(hosts) => Ok(hosts),
             _ => Err(Error::Supervisor {
                 world: self.name().into(),
-                message: "it answers nonsense".into(),
+                message: "its answer cannot be parsed".into(),
             }),
         }
     }
@@ -646,7 +646,7 @@ impl Drop for World {
 /// Describes in one line why a host is not ready, with the end of its log.
 fn complaint(host: &HostStatus) -> String {
     let state = match &host.pulse.phase {
-        ProcessPhase::Idle => "has not begun".to_owned(),
+        ProcessPhase::Idle => "has not started".to_owned(),
         ProcessPhase::Waiting { until } => format!("waits for {until}"),
         ProcessPhase::Running => "runs, but its readiness probe fails".to_owned(),
         ProcessPhase::Pausing { how } => format!("ended ({how}) and starts again"),

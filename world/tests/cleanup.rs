@@ -45,7 +45,7 @@ fn down_leaves_nothing_and_can_be_repeated() {
 }
 
 #[test]
-fn a_dropped_handle_takes_its_world_along() {
+fn a_dropped_handle_removes_its_world() {
     keep_leftovers();
     let name = name("drop");
     drop(world("drop", SMOKE));
@@ -139,7 +139,7 @@ fn two_worlds_of_one_file_live_side_by_side() {
     assert_eq!(
         answer,
         Ok("you are fd00:101::1:2".into()),
-        "the other one is untouched"
+        "the other world is unchanged"
     );
 }
 

@@ -102,7 +102,7 @@ fn a_link_is_late_for_as_long_as_wished() {
     let world = world("slow");
     let took = || {
         let started = Instant::now();
-        dial(&world, "a-n1", &address(&world, "ks-1")).expect("it is late, not lost");
+        dial(&world, "a-n1", &address(&world, "ks-1")).expect("it is delayed, not lost");
         started.elapsed()
     };
     let late = Duration::from_millis(150);

@@ -149,7 +149,7 @@ fn a_crashed_world_keeps_its_store_when_it_comes_up_again() {
     assert_eq!(
         other.recovery().removed,
         std::slice::from_ref(&name),
-        "it says which it removed"
+        "it names the worlds that it removed"
     );
     drop(other);
     vanishes(&name);

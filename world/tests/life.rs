@@ -68,7 +68,7 @@ fn a_world_that_is_about_to_end_is_waited_for_and_replaced() {
     let path = std::path::PathBuf::from(format!("/run/canal/worlds/{name}.lock"));
     std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder for the lock");
     let lock = std::fs::File::create(path).expect("a lock file");
-    lock.lock().expect("nobody else has the name");
+    lock.lock().expect("no other world has the name");
     let ending = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(300));
         drop(lock);
@@ -278,7 +278,7 @@ fn exec_is_inside_in_every_respect() {
         .expect_err("no such program")
         .to_string();
     assert!(
-        missing.contains("no-such-program") && missing.contains("it was sought in"),
+        missing.contains("no-such-program") && missing.contains("the search path is"),
         "{missing}"
     );
 }
@@ -329,7 +329,7 @@ fn pods_come_and_go_in_a_living_world() {
     let to = format!("{}:8080", there.ip4.expect("an address"));
     assert_eq!(dial(&world, "late-0", &to), Ok("you are 10.1.1.4".into()));
     let again = world.add_pod("alpha", &pod).expect_err("twice").to_string();
-    assert!(again.contains("is there already"), "{again}");
+    assert!(again.contains("exists already"), "{again}");
     add_at_once(&world, &pod);
     let many = PodTemplate {
         name: "many".into(),
@@ -342,7 +342,7 @@ fn pods_come_and_go_in_a_living_world() {
         .expect_err("three are there")
         .to_string();
     assert!(
-        full.contains("253 pods are the limit") && world.host("many-0").is_err(),
+        full.contains("the maximum of 253 pods") && world.host("many-0").is_err(),
         "{full}"
     );
     let nowhere = world

@@ -327,7 +327,7 @@ fn a_full_link_drops_and_counts_the_excess() {
 }
 
 #[test]
-fn a_relay_that_dies_comes_back_and_a_link_that_is_down_is_down() {
+fn a_dead_relay_restarts_and_a_link_stays_down() {
     let world = world("again", LINKS);
     let to = target(&world, "late:7");
     let reach = || {

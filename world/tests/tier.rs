@@ -497,7 +497,7 @@ fn refuse_wrong_gateways(world: &World) {
     for name in ["edge-1", "a-n1"] {
         let refused = world.remove_gateway(name).expect_err(name).to_string();
         assert!(
-            refused.contains("is no gateway of a tier world"),
+            refused.contains("is not a gateway of a world with edges"),
             "{refused}"
         );
     }
@@ -600,7 +600,7 @@ fn an_az_falls_and_rises() {
         "a black hole, not {lost}"
     );
     dial(&world, "gw-1a", &near).expect("its own AZ");
-    dial(&world, "gw-3b", &far).expect("the other AZ inside");
+    dial(&world, "gw-3b", &far).expect("the other AZ from inside");
     dial_in_vain(&world, "gw-3b", &theirs, "cut from the other side too");
     assert_eq!(
         (phase("edge-2"), phase("alpha/web-1")),

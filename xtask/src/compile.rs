@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_build_says_its_errors() {
+    fn a_failed_build_reports_its_errors() {
         let mut build = ProgramBuild::default();
         for n in 0..5 {
             build.read_line(&message("error", &format!("error: {n}")));

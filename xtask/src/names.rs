@@ -139,7 +139,7 @@ struct NameVisitor<'a> {
 
 impl NameVisitor<'_> {
     fn add(&mut self, name: &syn::Ident, visibility: &syn::Visibility) {
-        self.check_name(name, "is no noun that says what the value is");
+        self.check_name(name, "is not a noun that says what the value is");
         let is_exported = !matches!(visibility, syn::Visibility::Inherited);
         let definition = Definition {
             path: self.path.to_owned(),
@@ -210,7 +210,7 @@ impl<'ast> Visit<'ast> for NameVisitor<'_> {
 
     fn visit_field(&mut self, field: &'ast syn::Field) {
         if let Some(name) = &field.ident {
-            self.check_name(name, "is no noun that says what the field contains");
+            self.check_name(name, "is not a noun that says what the field contains");
         }
         syn::visit::visit_field(self, field);
     }
@@ -263,13 +263,13 @@ mod tests {
         assert!(findings(&[("a/tests/rig/mod.rs", "")])[0].contains("`rig` says nothing"));
         let source = |text| findings(&[("a/src/lib.rs", text)]);
         for (text, expected) in [
-            ("struct Seen;", "a/src/lib.rs:1: `Seen` is no noun"),
+            ("struct Seen;", "a/src/lib.rs:1: `Seen` is not a noun"),
             ("fn held() {}", "`held` does not say what the function"),
             ("impl A { fn told(&self) {} }", "`told` does not say"),
             ("trait A { fn look(&self); }", "`look` does not say"),
             ("fn a() { fn place() {} }", "`place` does not say"),
-            ("struct A { pub kept: u8 }", "`kept` is no noun"),
-            ("enum A { B { given: u8 } }", "`given` is no noun"),
+            ("struct A { pub kept: u8 }", "`kept` is not a noun"),
+            ("enum A { B { given: u8 } }", "`given` is not a noun"),
         ] {
             let all = source(text);
             assert!(all.len() == 1 && all[0].contains(expected), "{all:?}");

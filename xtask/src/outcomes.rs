@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn only_panics_of_failed_tests_are_told() {
+    fn only_panics_of_failed_tests_are_reported() {
         let one_by_one = read_text(
             "running 2 tests\ntest that_passes ... \nthread 'that_passes' (6) panicked at a.rs:1:1:\ncaught\nok\n\
             test that_fails ... \nthread 'that_fails' (7) panicked at b.rs:2:2:\nnot within 20s: peace\nnote: run with `RUST_BACKTRACE=1`\nFAILED\n\n\
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_that_fails_before_the_program_is_killed_is_told() {
+    fn a_test_that_fails_before_a_kill_is_reported() {
         let killed = read_text(
             "test a ... \nthread 'a' (7) panicked at b.rs:2:2:\nlost\nFAILED\ntest b ... \n",
             &["a", "b"],

@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_says_what_failed_and_why_and_closes_with_the_counts() {
+    fn the_summary_lists_failures_with_reasons_and_ends_with_counts() {
         let mut report = empty();
         report.add(
             "unit",

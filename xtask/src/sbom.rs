@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn same_tree_gives_the_same_bill_of_all_packages() {
+    fn the_same_tree_yields_the_same_bill_of_materials() {
         let tree = SourceTree::read().unwrap();
         let mut found = Vec::new();
         check(&tree, &mut found).unwrap();

@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn what_computes_runs_alone_of_its_kind_until_only_such_wait() {
+    fn one_cpu_bound_job_runs_at_a_time_until_only_such_jobs_wait() {
         with_context("computes", |context| {
             let waiting = named(&["doc", "plain", "canal-model", "canal-wire", "canal-e2e dns"]);
             let cargo = [RunningJob::of(&waiting[0])];
@@ -428,7 +428,7 @@ mod tests {
         "printf 'test one ... ok\\n\\ntest result: ok. 1 passed; 0 failed; 0 ignored;\\n'";
 
     #[test]
-    fn planted_programs_are_judged_in_two_passes() {
+    fn planted_programs_are_checked_in_two_passes() {
         with_context("planted", |context| {
             let mark = context.logs.join("mark");
             let once = format!(
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_knows_the_run_and_its_output_has_its_end() {
+    fn a_job_has_the_run_id_and_its_output_has_an_end_marker() {
         with_context("environment", |context| {
             let job = planted("unit", "environment", "sleep 30 & echo $CANAL_RUN_ID");
             let ended = execute(

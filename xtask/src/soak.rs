@@ -382,7 +382,7 @@ fn seed() -> anyhow::Result<u64> {
 
 fn seed_text(seed: Option<u64>) -> String {
     seed.map_or_else(
-        || "none, because nothing in it is random".to_owned(),
+        || "none, because it uses no random numbers".to_owned(),
         |seed| seed.to_string(),
     )
 }

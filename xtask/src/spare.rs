@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(
             ProcessorTime::read("").idle_since(before),
             0.0,
-            "a machine that says nothing is busy"
+            "a machine without load data counts as busy"
         );
     }
 }

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_bound_goes_before_a_missing_verdict() {
+    fn a_failed_bound_takes_precedence_over_a_missing_verdict() {
         assert_eq!(
             [status(0, 0), status(0, 1), status(1, 0), status(1, 1)],
             [0, NO_VERDICT, 1, 1]

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_five_void_tries_say_nothing() {
+    fn more_than_five_void_tries_give_no_verdict() {
         let judged = decide_figures(&[], VOID_MAX + 1);
         assert_eq!(
             (judged[0].verdict, judged[0].tries.as_str()),

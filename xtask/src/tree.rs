@@ -16,7 +16,7 @@ impl SourceTree {
     pub(crate) fn read() -> anyhow::Result<Self> {
         let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
             .parent()
-            .context("xtask stands in the root")?
+            .context("xtask runs in the repository's root")?
             .to_path_buf();
         let list = Command::new("git")
             .args(["ls-files", "--cached", "--others", "--exclude-standard"])

@@ -115,7 +115,7 @@ pub fn decode<T: for<'de> Deserialize<'de>>(root: &YamlNode, empty: Empty) -> De
             id if broken.len() < FINDINGS_PER_DOCUMENT_MAX => Some(id),
             _ => whole_field(root, &place.path).map(|(path, key, value)| {
                 let (problem, fix) =
-                    (format!("there are more than {FINDINGS_PER_DOCUMENT_MAX} mistakes, so this is left out"), "fix those above first");
+                    (format!("the document has more than {FINDINGS_PER_DOCUMENT_MAX} errors, so this part is left out"), "fix those above first");
                 broken.push(InvalidValue { path, spot: key.spot, problem, fix: fix.to_owned() });
                 value.id
             }),

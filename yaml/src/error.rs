@@ -98,7 +98,7 @@ impl de::Error for DecodeError {
         }
         Self::new(
             format!(
-                "this is {}, but {wanted} belongs here",
+                "this is {}, but {wanted} is expected here",
                 describe_unexpected(found)
             ),
             format!("write {wanted}"),
@@ -116,7 +116,7 @@ impl de::Error for DecodeError {
     fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
         let short: String = variant.chars().take(80).collect();
         Self::new(
-            format!("{short:?} is not known here"),
+            format!("{short:?} is not a valid value here"),
             format!("write {}", expected.join(", ").replace_last(", ", " or ")),
         )
     }

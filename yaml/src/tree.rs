@@ -188,7 +188,7 @@ impl TreeBuilder {
             Event::SequenceEnd | Event::MappingEnd => self.end(),
             Event::Alias(id) => {
                 let Some(target) = self.anchors.get(&id) else {
-                    return refuse(at, "an alias may not stand inside its own anchor");
+                    return refuse(at, "an alias must not appear inside its own anchor");
                 };
                 // The parser does not expand aliases. Counting the copies limits "billion laughs"
                 // documents.
@@ -244,7 +244,7 @@ impl TreeBuilder {
             None if style == ScalarStyle::Plain => scalar::resolve(text),
             None | Some(Some("str")) => YamlValue::Text(text.to_owned()),
             Some(Some(_)) => scalar::resolve(text),
-            Some(None) => return refuse(at, "tags other than YAML's own are not read"),
+            Some(None) => return refuse(at, "custom YAML tags are not supported"),
         };
         let is_text = matches!(value, YamlValue::Text(_) | YamlValue::Null);
         let written = (!is_text).then(|| text.into());
@@ -299,7 +299,7 @@ impl TreeBuilder {
             return refuse(at, "the name of a field must be a word");
         }
         if tag.is_some_and(|tag| core_tag(tag).is_none()) {
-            return refuse(at, "tags other than YAML's own are not read");
+            return refuse(at, "custom YAML tags are not supported");
         }
         let id = self.next_id();
         let node = YamlNode {
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn every_value_knows_its_place() {
+    fn every_value_has_its_position() {
         check(
             "# c\na: 1\nb:\n  - x\n  - {k: -1, l: 1.5}\nc: !!str 3\n",
             "2:1 map\n2:1 a:\n2:4 Unsigned(1)\n3:1 b:\n4:3 list\n4:5 Text(\"x\")\n5:5 map\n5:6 k:\n5:9 Signed(-1)\n5:13 l:\n5:16 Float(1.5)\n6:1 c:\n6:10 Text(\"3\")",
@@ -451,16 +451,13 @@ mod tests {
     }
 
     #[test]
-    fn broken_yaml_has_a_place() {
+    fn broken_yaml_has_a_position() {
         check("a: 1\na: 2\n", "2:1 the field \"a\" is given twice");
-        check(
-            "a: !mine x\n",
-            "1:10 tags other than YAML's own are not read",
-        );
+        check("a: !mine x\n", "1:10 custom YAML tags are not supported");
         check("? [a]\n: b\n", "1:3 the name of a field must be a word");
         check(
             "a: &a [*a]\n",
-            "1:8 an alias may not stand inside its own anchor",
+            "1:8 an alias must not appear inside its own anchor",
         );
         check(
             "a: {<<: 3}\n",

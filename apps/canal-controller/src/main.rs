@@ -171,7 +171,7 @@ fn share(text: &str) -> Result<(ShareKind, Share), String> {
         .split_once('=')
         .ok_or("write LIMIT=SHARE, as in certificates=20%")?;
     let kind = Shares::kind(limit).ok_or_else(|| {
-        format!("{limit:?} is no limit that tenants share; docs/operations/limits.md lists them")
+        format!("{limit:?} is not a limit that tenants share; docs/operations/limits.md lists them")
     })?;
     Ok((kind, share.parse::<Share>().map_err(|e| e.to_string())?))
 }
@@ -195,7 +195,7 @@ fn lifetime(text: &str) -> Result<u64, String> {
         Ok(seconds)
     } else {
         Err(format!(
-            "certificates live {LIFETIME_SECONDS_MIN}s to {}h",
+            "certificates are valid for {LIFETIME_SECONDS_MIN}s to {}h",
             LIFETIME_SECONDS_MAX / 3600
         ))
     }
@@ -249,7 +249,7 @@ fn main() -> ExitCode {
     {
         Ok(runtime) => runtime,
         Err(e) => {
-            eprintln!("canal-controller: no runtime: {e}");
+            eprintln!("canal-controller: cannot start the async runtime: {e}");
             return ExitCode::FAILURE;
         }
     };
@@ -271,7 +271,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         tracing::warn!(
             files,
             wanted = flags.limits.files(),
-            "fewer open files are allowed than wanted; fewer connections are accepted"
+            "the limit of open files is lower than requested; fewer connections are accepted"
         );
     }
     let fleet = SilenceTimeouts {
@@ -292,7 +292,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
             external: flags.external_ca,
             key_file: flags.store_key_file,
             tls_roots: flags.tls_roots,
-            patience: RotationTimeouts {
+            rotation_timeouts: RotationTimeouts {
                 settle: flags.ca_rotation_settle,
                 grace: flags.ca_retire_grace,
                 ..RotationTimeouts::default()

@@ -3,7 +3,10 @@
 
 #[path = "../../../control/controller-core/tests/fixture/mod.rs"]
 mod fixture;
-#[allow(unreachable_pub, reason = "it is public in a crate too")]
+#[allow(
+    unreachable_pub,
+    reason = "the lint also applies to items that are public inside the crate"
+)]
 #[path = "../../../testing/src/loopback.rs"]
 mod loopback;
 
@@ -17,7 +20,7 @@ use canal_timing::assert_time;
 use canal_wire::api;
 use canal_wire::api::admin_client::AdminClient;
 use canal_wire::api::{ApplyRequest, GetRequest, StatusRequest};
-use fixture::{PRINCIPALS, patience, route, service, tenant, with_token};
+use fixture::{PRINCIPALS, route, service, tenant, wait_limit, with_token};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::mpsc;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
@@ -74,7 +77,7 @@ impl ControllerFolders {
     /// Connects once the controller serves, and returns how long that took.
     async fn client(&self) -> (AdminClient<Channel>, Duration) {
         let begun = Instant::now();
-        let until = begun + patience();
+        let until = begun + wait_limit();
         loop {
             assert!(Instant::now() < until, "the controller does not serve");
             if let Ok(root) = std::fs::read_to_string(self.dir.path().join("infra/root.pem")) {
@@ -229,7 +232,7 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
 /// Waits until a task has reported this many answers.
 async fn several(mut reports: mpsc::UnboundedReceiver<()>, answers: u64) {
     for _ in 0..answers {
-        let report = tokio::time::timeout(patience(), reports.recv())
+        let report = tokio::time::timeout(wait_limit(), reports.recv())
             .await
             .expect("an answer in time");
         report.expect("the controller answers until it is killed");
@@ -258,7 +261,7 @@ fn is_next((phase, a): &Roots, (next, b): &Roots) -> bool {
 }
 
 #[tokio::test]
-async fn a_kill_at_any_step_of_a_roots_replacement_takes_nothing_back() {
+async fn a_kill_at_any_step_of_a_root_rotation_undoes_no_step() {
     let place = ControllerFolders::new();
     let mut last: Option<Roots> = None;
     let mut steps = 0;
@@ -418,7 +421,7 @@ fn wrong_flags_are_reported() {
             "principals",
         ),
         (
-            "a store key that is none",
+            "an invalid store key",
             [place.args(), vec!["--store-key-file".into(), file.clone()]].concat(),
             "--store-key-file",
         ),
@@ -492,7 +495,7 @@ async fn a_full_disk_refuses_applies_and_nothing_else() {
     );
     let file = place.dir.path().join("config/alpha/more.yaml");
     write_whole(&file, &service(1, "from-a-file", 200));
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     let request = || GetRequest {
         tenant: "alpha".into(),
         kind: "svc".into(),

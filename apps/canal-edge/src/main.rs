@@ -126,7 +126,7 @@ impl Flags {
             // Detaching needs no MTU.
             None if self.detach => 0,
             None => device::mtu(&self.device)
-                .with_context(|| format!("asking for the MTU of {} (--device)", self.device))?
+                .with_context(|| format!("reading the MTU of {} (--device)", self.device))?
                 .checked_sub(VXLAN_OVERHEAD)
                 .filter(|mtu| *mtu >= 1280)
                 .with_context(|| format!("the MTU of {} leaves less than 1280 bytes inside VXLAN; raise it, or set --mtu", self.device))?,

@@ -234,7 +234,7 @@ fn the_program_forwards_on_without_an_agent_and_the_next_agent_adopts_it_without
     let m = EdgeMachine::new();
     let edge = m.edge();
     edge.ready();
-    m.until("both found dead: nobody answers", || {
+    m.until("both are down: no replica answers probes", || {
         (up(&m, 1), up(&m, 2)) == (Some(2), Some(2))
     });
     drop(m.controller.lock().unwrap().take());
@@ -426,7 +426,7 @@ fn resources_beyond_a_share_are_refused_by_name_and_others_applied() {
     m.until("refused", || {
         m.metric("canal_edge_map_refused_total{map=\"canal_prefixes\",tenant=\"alpha\"} 1")
     });
-    m.until("the rest is taken", || nodes(before + 1));
+    m.until("the other resources are accepted", || nodes(before + 1));
     let refused = format!("does not fit canal_prefixes: its tenant's share is {share} entries");
     assert!(
         m.log().contains(&refused) && m.log().contains("alpha/n2 fd03::"),
@@ -474,7 +474,7 @@ fn containers_interfaces_stay_guarded_until_they_are_detached() {
             .any(|n| n != "0")
     });
     assert!(
-        m.log().contains("container used what is not its own"),
+        m.log().contains("dropped frames of a container"),
         "{}",
         m.log()
     );

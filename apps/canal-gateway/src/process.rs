@@ -82,7 +82,7 @@ pub(crate) async fn run(
     let signals = TerminationSignals::catch().context("catching signals")?;
     fit_to_files(&mut config.engine.limits);
     std::fs::create_dir_all(&config.data_dir)
-        .with_context(|| format!("making {} (--data-dir)", config.data_dir.display()))?;
+        .with_context(|| format!("creating {} (--data-dir)", config.data_dir.display()))?;
     // Two drain trees: traffic drains while admin, southbound and certificates still work. The
     // latter end with the process.
     let (process, whole) = drain::tree();
@@ -132,7 +132,7 @@ fn fit_to_files(limits: &mut GatewayLimits) {
             wanted,
             configured,
             taken,
-            "fewer connections are taken than --max-connections: raise the limit of open files (ulimit -n, LimitNOFILE)"
+            "fewer connections are accepted than --max-connections: raise the limit of open files (ulimit -n, LimitNOFILE)"
         );
     }
 }
@@ -150,7 +150,7 @@ async fn drained(
     };
     let agent = replica.agent.clone();
     let give = || {
-        tracing::info!(grace = ?tier.grace, "draining: new sessions are taken until the buckets have moved");
+        tracing::info!(grace = ?tier.grace, "draining: new sessions are accepted until the buckets have moved");
         agent.drain();
     };
     // An operator's drain order does not end the process: it can be revoked, and streams continue
@@ -254,7 +254,11 @@ fn begin(
 /// Makes the registry of metrics, with the one that names the program.
 fn registry() -> Registry {
     let registry = Registry::new();
-    let build = MetricFamily::new("istio_build", "What runs here.", &["component", "tag"]);
+    let build = MetricFamily::new(
+        "istio_build",
+        "Version of the running process.",
+        &["component", "tag"],
+    );
     registry
         .gauges(build)
         .shared(&["canal-gateway", env!("CARGO_PKG_VERSION")])
@@ -467,7 +471,7 @@ fn worker_stuck(stuck: &[usize], workers: usize) -> Result<(), String> {
         .collect::<Vec<_>>()
         .join(", ");
     Err(format!(
-        "worker_stuck: of {workers} workers these stand still: {stuck}; fix: restart the process if it stays so"
+        "worker_stuck: these of {workers} workers send no heartbeat: {stuck}; fix: restart the process if this persists"
     ))
 }
 

@@ -27,7 +27,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Err(error) if flags.allow_unlocked => {
             tracing::error!(%error, "keys may be swapped to disk (--allow-unlocked)")
         }
-        Err(error) => return Err(error).context("protecting the memory that keys are in"),
+        Err(error) => return Err(error).context("protecting the memory that contains keys"),
     }
     canal_runtime::raise_file_limit(0);
     // The runtime serves channels and control work; cryptography has its own threads.

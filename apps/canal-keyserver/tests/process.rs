@@ -334,7 +334,7 @@ async fn end_after_the_work_in_flight(
     );
     let mut call = channel.begin(WEB, HandshakeRole::Client, &[PEER], 0);
     let ServerReply::Send(hello) = call.next().await else {
-        panic!("no ClientHello")
+        panic!("not a ClientHello")
     };
     process.signal(Signal::TERM);
     let mut refused = ServerReply::Pong;

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_budget_of_held_bytes_is_the_operators_to_set() {
+    fn the_operator_sets_the_budget_of_stalled_bytes() {
         assert_eq!(
             flags(&[]).unwrap().config().buffer_bytes,
             config::BUFFER_BYTES

@@ -6,7 +6,10 @@
 mod gateway;
 #[path = "../../../dataplane/offload/tests/lab/mod.rs"]
 mod lab;
-#[allow(unreachable_pub, reason = "it is public in a crate too")]
+#[allow(
+    unreachable_pub,
+    reason = "the lint also applies to items that are public inside the crate"
+)]
 #[path = "../../../testing/src/loopback.rs"]
 mod loopback;
 
@@ -473,7 +476,7 @@ fn a_killed_node_starts_again_without_the_controller_and_no_pod_was_ever_open() 
     m.assert_served("through the gateway");
     // The certificate and the snapshot are on disk by now, so the controller can stop.
     m.stop_controller();
-    m.assert_served("the node goes on");
+    m.assert_served("the node continues");
     node.kill();
     for _ in 0..3 {
         assert_eq!(
@@ -507,7 +510,7 @@ fn a_killed_node_starts_again_without_the_controller_and_no_pod_was_ever_open() 
     assert_eq!(
         m.dial(),
         "error NetworkUnreachable Some(101)",
-        "let go at an operator's word"
+        "released by an operator's command"
     );
     drop(gateway);
 }
@@ -525,7 +528,7 @@ fn policies_apply_to_inbound_plaintext_and_outlive_the_node() {
     let node = m.node();
     node.ready();
     m.until("served", || m.listens());
-    m.until("nobody said anything", || m.plain());
+    m.until("no policy exists", || m.plain());
     let api: SocketAddr = "127.0.0.1:15010".parse().unwrap();
     m.until("the Workload API", || {
         m.ns.within(|| TcpStream::connect(api).is_ok())
@@ -554,7 +557,7 @@ fn policies_apply_to_inbound_plaintext_and_outlive_the_node() {
     node.kill();
     assert!(
         (0..3).all(|_| !m.plain()),
-        "the node is gone, the program is not"
+        "the node has ended, and the program is still attached"
     );
     let node = m.node();
     let start = Instant::now();
@@ -577,7 +580,7 @@ fn policies_apply_to_inbound_plaintext_and_outlive_the_node() {
             .any(|l| l == "canal_node_plaintext_captured_pods 0")
     });
     node.kill();
-    m.until("nobody asked for a guard: nothing is left of it", || {
+    m.until("no guard is configured, so no part of it is left", || {
         m.plain()
     });
 }
@@ -612,7 +615,7 @@ fn nftables_captures_with_a_warning_when_bpf_is_refused() {
     assert!(m.config_dump().contains("captureFallback"));
     let outcome = fs::read_to_string(m.dir.path().join("node.log")).unwrap();
     assert!(
-        outcome.contains("CAPTURE BY NFTABLES for this node"),
+        outcome.contains("capture of this node falls back to nftables"),
         "{outcome}"
     );
     let datagram = || {

@@ -130,7 +130,7 @@ async fn connect_to(controller: ControllerAddress) -> VerbResult<Admin> {
     let token = format!("Bearer {}", controller.token.trim());
     let mut token: MetadataValue<Ascii> = token
         .parse()
-        .map_err(|_| wrong("the token is no header value".to_owned()))?;
+        .map_err(|_| wrong("the token is not a valid value of a header".to_owned()))?;
     token.set_sensitive(true);
     let tls = ClientTlsConfig::new()
         .domain_name(CONTROLLER_NAME)

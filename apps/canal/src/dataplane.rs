@@ -119,7 +119,7 @@ async fn send(
         Ok(response) => response.map_err(unreachable)?,
         Err(_) => {
             return Err(unreachable(format!(
-                "no answer in {} s",
+                "no answer within {} s",
                 HEAD_TIMEOUT.as_secs()
             )));
         }

@@ -36,7 +36,7 @@ pub(crate) async fn play(world: &DemoWorld, screen: &mut DemoOutput) {
     let seen = weight_changes::run(world).await;
     screen.end(step, seen);
 
-    let step = screen.begin("Tenants with the same addresses and names are apart");
+    let step = screen.begin("Tenants with the same addresses and names are isolated");
     let seen = isolation::run(world).await;
     screen.end(step, seen);
 

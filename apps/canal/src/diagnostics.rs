@@ -65,7 +65,7 @@ pub(crate) fn what(change: &Change) -> &'static str {
 
 /// Returns the line for changes that the controller left out of its answer, if there are any.
 pub(crate) fn left_out(changes: u64) -> Option<String> {
-    (changes > 0).then(|| format!("{changes} more changes have no room in the answer; send fewer objects at once to see all of them"))
+    (changes > 0).then(|| format!("{changes} more changes do not fit into the answer; send fewer objects at once to see all of them"))
 }
 
 /// Returns the name of a changed object, such as `HTTPRoute bookinfo/reviews`.
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn changes_that_are_left_out_have_a_line() {
         assert_eq!(left_out(0), None);
-        assert!(left_out(12).is_some_and(|line| line.starts_with("12 more changes have no room")));
+        assert!(left_out(12).is_some_and(|line| line.starts_with("12 more changes do not fit")));
     }
 
     #[test]

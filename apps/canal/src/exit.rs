@@ -29,11 +29,11 @@ pub(crate) enum ExitStatus {
 /// Text at the end of `canal --help`.
 pub(crate) const EXIT_CODES: &str = "Exit codes:
   0  done
-  1  refused or failed; nothing was half done
+  1  refused or failed; nothing was changed in part
   2  the command line is wrong
   3  the controller, world or host could not be reached
   4  done in part (data planes lag, hosts did not answer)
-  5  what was named does not exist
+  5  the named object does not exist
   6  canal diff --exit-code: there are differences
   130  interrupted, after cleaning up";
 

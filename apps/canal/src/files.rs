@@ -28,7 +28,7 @@ pub(crate) fn read(paths: &[PathBuf]) -> VerbResult<Vec<File>> {
         } else if path.is_dir() {
             let inside = yaml_files(path).map_err(|problem| unreadable(path, &problem))?;
             if inside.is_empty() {
-                let what = "holds no .yaml or .yml file";
+                let what = "contains no .yaml or .yml file";
                 return Err(VerbError::new(
                     ExitStatus::Failed,
                     path.display().to_string(),
@@ -52,7 +52,10 @@ pub(crate) fn read(paths: &[PathBuf]) -> VerbResult<Vec<File>> {
 fn read_file(path: &Path) -> VerbResult<File> {
     let metadata = std::fs::metadata(path).map_err(|problem| unreadable(path, &problem))?;
     if metadata.len() > FILE_BYTES_MAX {
-        let what = format!("{} bytes are more than {FILE_BYTES_MAX}", metadata.len());
+        let what = format!(
+            "it has {} bytes; at most {FILE_BYTES_MAX} are allowed",
+            metadata.len()
+        );
         return Err(VerbError::failed(
             path.display().to_string(),
             what,
@@ -119,7 +122,7 @@ mod tests {
             read(&[directory.path().to_owned()])
                 .unwrap_err()
                 .what
-                .contains("holds no")
+                .contains("contains no")
         );
     }
 }

@@ -79,7 +79,7 @@ impl OperatorObservation {
             };
             if event.dropped > 0 {
                 eprintln!(
-                    "canal: {}: {} lines dropped: they came faster than they were read",
+                    "canal: {}: {} lines dropped: they arrived faster than this command read them",
                     event.source, event.dropped
                 );
             }

@@ -80,7 +80,7 @@ pub(crate) fn names() -> VerbResult<Vec<String>> {
         .collect();
     if !hidden.is_empty() {
         let what = format!(
-            "only root may see whether these are up: {}",
+            "only root can see whether these worlds are up: {}",
             hidden.join(", ")
         );
         return Err(VerbError::failed(
@@ -132,9 +132,9 @@ fn recovery_lines(name: &str, recovery: &Recovery) -> Vec<String> {
             "world {name}: rebuilt after a crash; objects applied before are still in force"
         )),
         StoreRecovery::Dropped => {
-            let fix = "fix: apply them again; only the same topology, brought up to last, takes over the store of a crashed world";
+            let fix = "fix: apply them again; only `canal world up` with the same topology reuses the store of a crashed world";
             Some(format!(
-                "world {name}: the crashed world of this name was another one; objects applied to it are gone\n  {fix}"
+                "world {name}: the crashed world of this name had another topology; objects applied to it are lost\n  {fix}"
             ))
         }
     };

@@ -131,7 +131,7 @@ fn objects_live_from_apply_to_delete() {
 }
 
 #[test]
-fn a_killed_supervisor_costs_no_applied_object() {
+fn a_killed_supervisor_loses_no_applied_object() {
     let Some(world) = AdminWorld::up('d') else {
         return;
     };

@@ -171,10 +171,14 @@ fn a_running_mesh_can_be_observed() {
         || (1..=4).any(logged),
     );
 
-    assert_eq!(up.terminate(), Some(130), "interrupted, as the help says");
+    assert_eq!(
+        up.terminate(),
+        Some(130),
+        "exit code 130 for an interrupted command, as the help states"
+    );
     assert_eq!(
         up.canal(&format!("world list {}", up.name)).status.code(),
         Some(5),
-        "the world is gone"
+        "the world was removed"
     );
 }

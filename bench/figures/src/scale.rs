@@ -174,7 +174,10 @@ pub(crate) fn figure(arguments: &ScaleArgs) -> anyhow::Result<String> {
     tier.join(0, 1)?;
     tier.measure("a replica joined")?;
     tier.measure("nothing changed since, and tables in motion")?;
-    for what in ["all have the tables", "all said that they own nothing else"] {
+    for what in [
+        "all have the tables",
+        "all reported that they own no other sessions",
+    ] {
         tier.deliver();
         tier.measure(what)?;
     }
@@ -196,6 +199,6 @@ pub(crate) fn figure(arguments: &ScaleArgs) -> anyhow::Result<String> {
     tier.measure("nothing changed")?;
     tier.replicas
         .retain(|_, replica| replica.backend.as_str() != "backend-00001");
-    tier.measure("a backend is gone")?;
+    tier.measure("a backend was removed")?;
     Ok(tier.text)
 }

@@ -43,10 +43,10 @@ pub(crate) fn cost(count: u32) -> anyhow::Result<Duration> {
     });
     let cost = asking
         .join()
-        .map_err(|_| anyhow::anyhow!("who asks panicked"))??;
+        .map_err(|_| anyhow::anyhow!("the requesting thread panicked"))??;
     answering
         .join()
-        .map_err(|_| anyhow::anyhow!("who answers panicked"))??;
+        .map_err(|_| anyhow::anyhow!("the answering thread panicked"))??;
     Ok(cost)
 }
 

@@ -104,7 +104,7 @@ async fn serve(
     tcp.set_nodelay(true)?;
     let hello = LazyConfigAcceptor::new(Acceptor::default(), tcp)
         .await
-        .context("no ClientHello")?;
+        .context("not a ClientHello")?;
     if let Some(gate) = gate {
         gate.pass().await;
     }

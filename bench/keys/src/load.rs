@@ -112,7 +112,7 @@ pub(crate) fn read(out: &Output) -> anyhow::Result<Value> {
     let output = String::from_utf8_lossy(&out.stdout);
     serde_json::from_str(&output).with_context(|| {
         format!(
-            "the load said {output:?}, {}",
+            "the load generator printed {output:?}, {}",
             String::from_utf8_lossy(&out.stderr)
         )
     })
@@ -270,7 +270,7 @@ async fn request(course: &RunPlan, tls: TlsStream<TcpStream>) -> anyhow::Result<
     let first = down.data().await.context("no answer")?.context("answer")?;
     ensure!(
         first.starts_with(b"HTTP/1.1 200"),
-        "the application said {:?}",
+        "the application printed {:?}",
         String::from_utf8_lossy(&first[..first.len().min(60)])
     );
     driven.abort();

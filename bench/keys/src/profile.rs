@@ -125,7 +125,7 @@ pub(crate) fn run(flags: &ProfileFlags) -> anyhow::Result<()> {
         .is_err()
     {
         println!(
-            "\n**SKIPPED: there is no `perf` here, so nobody sees what the node proxy does. fix: install linux-perf.**"
+            "\n**SKIPPED: `perf` is not installed, so the node proxy cannot be profiled. fix: install linux-perf.**"
         );
         return Ok(());
     }

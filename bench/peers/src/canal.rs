@@ -144,7 +144,7 @@ impl Build {
     ) -> anyhow::Result<PinnedProcess> {
         // Listeners open in order, so when the last one is open all are.
         let Some(last) = listeners.last() else {
-            anyhow::bail!("a gateway without a door serves nobody")
+            anyhow::bail!("a gateway needs a listener")
         };
         let argv = self.gateway(
             snapshot,

@@ -47,7 +47,7 @@ done";
             .output()?;
         anyhow::ensure!(
             out.status.success(),
-            "openssl made no certificates: {}",
+            "openssl created no certificates: {}",
             String::from_utf8_lossy(&out.stderr)
         );
         Ok(Self {

@@ -15,12 +15,12 @@ pub struct GeneratorReport {
 
 pub fn wrk(words: &[&str]) -> anyhow::Result<GeneratorReport> {
     let text = run("wrk", words)?;
-    read_wrk(&text).with_context(|| format!("wrk said something unexpected: {text}"))
+    read_wrk(&text).with_context(|| format!("wrk printed unexpected output: {text}"))
 }
 
 pub fn h2load(words: &[&str]) -> anyhow::Result<GeneratorReport> {
     let text = run("h2load", words)?;
-    read_h2load(&text).with_context(|| format!("h2load said something unexpected: {text}"))
+    read_h2load(&text).with_context(|| format!("h2load printed unexpected output: {text}"))
 }
 
 fn run(program: &str, words: &[&str]) -> anyhow::Result<String> {

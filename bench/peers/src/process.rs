@@ -54,7 +54,7 @@ impl PinnedProcess {
         while TcpStream::connect(address).is_err() {
             if let Some(status) = p.child.try_wait()? {
                 anyhow::bail!(
-                    "{} ended with {status}; it said: {}",
+                    "{} ended with {status}; its output: {}",
                     argv[0],
                     std::fs::read_to_string(log).unwrap_or_default()
                 );
@@ -133,7 +133,7 @@ impl PinnedProcess {
         let status = self.child.wait()?;
         anyhow::ensure!(
             status.success(),
-            "a program that was asked to end ended with {status}"
+            "a program that got SIGTERM ended with {status}"
         );
         Ok(())
     }

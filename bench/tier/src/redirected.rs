@@ -143,7 +143,7 @@ fn measure(
     drop(counting);
     let out = client.wait_with_output()?;
     tables.write(0)?;
-    let report: Value = serde_json::from_slice(&out.stdout).context("the client said nothing")?;
+    let report: Value = serde_json::from_slice(&out.stdout).context("the client sent nothing")?;
     let requests = number(&report, "succeeded")? * took.as_secs_f64() / f64::from(size.seconds);
     let of = |prefix: &str| {
         ran.iter()

@@ -201,7 +201,7 @@ fn load(scene: &TierBenchWorld, clients: &[String], argv: &[&str]) -> anyhow::Re
     let (mut succeeded, mut failed, mut per_second) = (0.0, 0.0, 0.0);
     for child in children {
         let out = child.wait_with_output()?;
-        let report: Value = serde_json::from_slice(&out.stdout).context("a client said nothing")?;
+        let report: Value = serde_json::from_slice(&out.stdout).context("a client sent nothing")?;
         succeeded += number(&report, "succeeded")?;
         failed += number(&report, "failed")?;
         // The client's own clock counts: starting and ending sixteen processes is not part of the

@@ -163,7 +163,7 @@ cat peer.crt peer.key > peer.pem";
         .output()?;
     if !out.status.success() {
         bail!(
-            "openssl made no certificates: {}",
+            "openssl created no certificates: {}",
             String::from_utf8_lossy(&out.stderr)
         );
     }

@@ -67,7 +67,7 @@ impl<'a> Audiences<'a> {
         }
     }
 
-    /// Returns the nodes that receive the endpoint of `workload`. `ways` are the workload's own
+    /// Returns the nodes that receive the endpoint of `workload`. `access_paths` are the workload's own
     /// ports, each reached through a service or by the workload's address.
     ///
     /// After [`DIRECT_EVALUATIONS_PER_TENANT_MAX`] evaluations no node receives the remaining
@@ -75,44 +75,47 @@ impl<'a> Audiences<'a> {
     pub(super) fn of(
         &mut self,
         workload: &Workload,
-        ways: &[(Option<&ServiceKey>, u16)],
+        access_paths: &[(Option<&ServiceKey>, u16)],
     ) -> DirectAudience {
-        let asked = ways
+        let policies_by_port = access_paths
             .iter()
             .map(|(service, port)| (self.policies_for(workload, *service), *port))
             .collect::<BTreeSet<_>>();
         // A port without policies admits every client, so all nodes of the tenant receive the
         // endpoint.
-        if asked.iter().any(|(policies, _)| policies.is_empty()) {
+        if policies_by_port
+            .iter()
+            .any(|(policies, _)| policies.is_empty())
+        {
             return DirectAudience::Tenant;
         }
-        let question: AudienceKey = (
-            asked,
+        let key: AudienceKey = (
+            policies_by_port,
             if self.by_destination {
                 workload.addresses.clone()
             } else {
                 Vec::new()
             },
         );
-        if let Some(known) = self.cache.get(&question) {
+        if let Some(known) = self.cache.get(&key) {
             return known.clone();
         }
         self.evaluations = self
             .evaluations
-            .saturating_add(self.sources.len() * question.0.len());
+            .saturating_add(self.sources.len() * key.0.len());
         if self.evaluations > DIRECT_EVALUATIONS_PER_TENANT_MAX {
             return DirectAudience::Nodes(Arc::default());
         }
         let admitted = self
             .sources
             .iter()
-            .filter(|source| self.admits(&question, source));
+            .filter(|source| self.admits(&key, source));
         let audience = DirectAudience::Nodes(Arc::new(
             admitted
                 .flat_map(|source| source.nodes.iter().copied().cloned())
                 .collect(),
         ));
-        self.cache.insert(question, audience.clone());
+        self.cache.insert(key, audience.clone());
         audience
     }
 
@@ -130,8 +133,8 @@ impl<'a> Audiences<'a> {
             .collect()
     }
 
-    fn admits(&self, (ways, addresses): &AudienceKey, source: &Source<'_>) -> bool {
-        ways.iter().any(|(numbers, port)| {
+    fn admits(&self, (access_paths, addresses): &AudienceKey, source: &Source<'_>) -> bool {
+        access_paths.iter().any(|(numbers, port)| {
             let policies: Vec<&Authorization> = numbers
                 .iter()
                 .filter_map(|at| self.policies.get(*at).copied())

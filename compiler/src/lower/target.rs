@@ -156,12 +156,12 @@ impl fmt::Display for RefusalReason {
             RefusalReason::Attribute(policy, attribute) => {
                 write!(
                     f,
-                    "{policy} depends on {}, which a node does not see",
+                    "{policy} depends on {}, which a node cannot observe",
                     text_security::attribute(attribute)
                 )
             }
             RefusalReason::Authorizer(policy) => {
-                write!(f, "{policy} calls an authorizer, which a node does not")
+                write!(f, "{policy} calls an authorizer, which a node cannot do")
             }
             RefusalReason::RequestAuthentication(policy) => {
                 write!(f, "RequestAuthentication {policy} reads tokens")

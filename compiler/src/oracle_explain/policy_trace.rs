@@ -25,7 +25,7 @@ pub(super) fn explain_policies(policy: &Authorization, facts: &OracleFacts) -> P
                 format!("{} is not known", text_security::attribute(attribute))
             }
             OracleTruth::No if named && rule_holds(rule, facts, false) == OracleTruth::Yes => {
-                "it does not name the foreign caller".into()
+                "it does not name the federated client".into()
             }
             OracleTruth::No => failing(rule, facts),
         };

@@ -33,7 +33,7 @@ impl AddressOwners {
 pub(crate) fn reserved(address: IpAddr) -> Option<&'static str> {
     match address {
         IpAddr::V4(v4) if v4.octets()[0] >= 240 => {
-            Some("lies in 240.0.0.0/4, which is the provider's")
+            Some("is in 240.0.0.0/4, which is reserved for the provider")
         }
         IpAddr::V4(v4)
             if v4.octets()[0] == 0
@@ -51,9 +51,11 @@ pub(crate) fn reserved(address: IpAddr) -> Option<&'static str> {
         {
             Some("is not an address that a host can have on a network")
         }
-        IpAddr::V6(v6) if is_tiers(v6) => Some("lies in fdca:a1::/48, which is the provider's"),
+        IpAddr::V6(v6) if is_tiers(v6) => {
+            Some("is in fdca:a1::/48, which is reserved for the provider")
+        }
         IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => {
-            Some("is an IPv4 address in disguise; write it as IPv4")
+            Some("is an IPv4-mapped IPv6 address; write it as IPv4")
         }
         IpAddr::V4(_) | IpAddr::V6(_) => None,
     }
@@ -81,7 +83,7 @@ pub(crate) fn reserved_range(net: &ipnet::IpNet) -> Option<&'static str> {
         inside
             .iter()
             .any(|address| net.contains(address))
-            .then_some("holds addresses that no tenant can have")
+            .then_some("contains addresses that no tenant may use")
     })
 }
 

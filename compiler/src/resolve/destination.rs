@@ -32,7 +32,7 @@ impl DestinationIndex<'_> {
     ) -> Result<BackendTarget, FieldIssue> {
         if !backend.group.is_empty() || backend.kind != "Service" {
             let problem = format!(
-                "backends of kind {:?} are not in this version",
+                "backends of kind {:?} are not supported in this version",
                 backend.kind
             );
             return Err(FieldIssue::new("kind", problem, "refer to a Service"));
@@ -59,7 +59,7 @@ impl DestinationIndex<'_> {
         let Some(port) = backend.port else {
             return Err(FieldIssue::new(
                 "port",
-                "a backend that is a Service needs a port",
+                "a Service backend needs a port",
                 "write the Service's port",
             ));
         };
@@ -80,7 +80,7 @@ impl DestinationIndex<'_> {
         dialled: u16,
     ) -> Result<BackendTarget, FieldIssue> {
         let Some(key) = names::service(self.tenant, namespace, &to.host) else {
-            let problem = format!("{:?} is no service of this tenant", to.host);
+            let problem = format!("{:?} is not a service of this tenant", to.host);
             return Err(FieldIssue::new(
                 "destination.host",
                 problem,

@@ -11,11 +11,11 @@ use crate::diagnostic_collector::DiagnosticCollector;
 
 pub(crate) fn resolve(
     tenant: &TenantName,
-    said: &[Sourced<'_, canal::Gateway>],
+    declared: &[Sourced<'_, canal::Gateway>],
     addresses: &mut AddressOwners,
     report: &mut DiagnosticCollector,
 ) -> Vec<Gateway> {
-    let mut gateways: Vec<Gateway> = said
+    let mut gateways: Vec<Gateway> = declared
         .iter()
         .filter_map(|gateway| replica(tenant, gateway, addresses, report))
         .collect();
@@ -36,7 +36,7 @@ fn replica(
             report.error(
                 gateway.document,
                 "metadata.name",
-                format!("{name:?} cannot name a replica"),
+                format!("{name:?} is not a valid replica name"),
                 "use up to 63 lower-case letters, digits and '-'",
             );
             return None;

@@ -44,7 +44,7 @@ type RegexBytesLeft = BTreeMap<ServiceKey, usize>;
 
 /// Returns the rules of all HTTPRoutes, and the services that have any.
 pub(crate) fn resolve(
-    said: &[Sourced<'_, HttpRoute>],
+    declared: &[Sourced<'_, HttpRoute>],
     to: &DestinationIndex<'_>,
     budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
@@ -52,7 +52,7 @@ pub(crate) fn resolve(
     let mut rules = Vec::new();
     let mut taken = BTreeSet::new();
     let mut left = RegexBytesLeft::new();
-    for route in said {
+    for route in declared {
         let parents = parents(route, to, report);
         taken.extend(parents.keys().map(|parent| parent.service.clone()));
         let Some(mut regexes) = regex_budget(&parents, &left) else {
@@ -102,7 +102,7 @@ fn parents(
         report.error(
             route.document,
             "spec.parentRefs",
-            "the route is attached to nothing",
+            "the route is attached to no Service",
             "name a Service with group: \"\" and kind: Service",
         );
     }

@@ -141,7 +141,7 @@ fn add(
             let pod = parsed.and_then(|ip| pods.get(&(&service.key.namespace, ip)));
             let Some(&at) = pod else {
                 let problem = format!(
-                    "no Pod of namespace {} has the address {address:?}; endpoints that are not Pods are not in this version",
+                    "no Pod of namespace {} has the address {address:?}; endpoints that are not Pods are not supported in this version",
                     service.key.namespace
                 );
                 let fix = "write the address of a Pod, or let clients dial the address itself";

@@ -21,14 +21,14 @@ const INTERNAL_IP: &str = "InternalIP";
 /// required field are left out.
 pub(crate) fn resolve(
     tenant: Option<&Tenant>,
-    said: &[Sourced<'_, kubernetes::Node>],
+    declared: &[Sourced<'_, kubernetes::Node>],
     report: &mut DiagnosticCollector,
 ) -> Vec<Node> {
     let Some(tenant) = tenant else {
         return Vec::new();
     };
     if tenant.gateway_cidrs.is_empty() {
-        for node in said {
+        for node in declared {
             let problem = "the tenant is not on the cloud tier, so its nodes are not used";
             report.warning(
                 node.document,
@@ -39,10 +39,10 @@ pub(crate) fn resolve(
         }
         return Vec::new();
     }
-    if let Some(first) = said.get(NODES_PER_TENANT_MAX) {
+    if let Some(first) = declared.get(NODES_PER_TENANT_MAX) {
         let problem = format!(
             "the tenant has {} nodes, more than {NODES_PER_TENANT_MAX}; from this one on they are left out",
-            said.len()
+            declared.len()
         );
         report.error(
             first.document,
@@ -53,7 +53,7 @@ pub(crate) fn resolve(
     }
     let mut taken = ClaimedNodeRanges::default();
     let mut nodes: Vec<Node> = Vec::new();
-    for node in said.iter().take(NODES_PER_TENANT_MAX) {
+    for node in declared.iter().take(NODES_PER_TENANT_MAX) {
         nodes.extend(read(tenant, node, &mut taken, report));
     }
     nodes.sort_by(|a, b| a.name.cmp(&b.name));
@@ -79,18 +79,18 @@ impl ClaimedNodeRanges {
 
 fn read(
     tenant: &Tenant,
-    said: &Sourced<'_, kubernetes::Node>,
+    sourced: &Sourced<'_, kubernetes::Node>,
     taken: &mut ClaimedNodeRanges,
     report: &mut DiagnosticCollector,
 ) -> Option<Node> {
-    let name = NodeName::new(said.object.metadata.name.as_str()).ok()?;
+    let name = NodeName::new(sourced.object.metadata.name.as_str()).ok()?;
     // All fields are read before any error returns, so that all errors are reported at once.
     let (az, mac, underlay) = (
-        zone(said, report),
-        mac(said, report),
-        underlay(said, taken, report),
+        zone(sourced, report),
+        mac(sourced, report),
+        underlay(sourced, taken, report),
     );
-    let pod_cidrs = ranges(tenant, said, taken, report);
+    let pod_cidrs = ranges(tenant, sourced, taken, report);
     let node = Node {
         tenant: tenant.name.clone(),
         name,
@@ -108,11 +108,14 @@ fn read(
     Some(node)
 }
 
-fn zone(said: &Sourced<'_, kubernetes::Node>, report: &mut DiagnosticCollector) -> Option<AzName> {
+fn zone(
+    sourced: &Sourced<'_, kubernetes::Node>,
+    report: &mut DiagnosticCollector,
+) -> Option<AzName> {
     let field = format!("metadata.labels[{ZONE_LABEL:?}]");
-    let Some(written) = said.object.metadata.labels.get(ZONE_LABEL) else {
+    let Some(written) = sourced.object.metadata.labels.get(ZONE_LABEL) else {
         report.error(
-            said.document,
+            sourced.document,
             field,
             "the node does not name its AZ",
             "label it with the AZ's name",
@@ -122,7 +125,7 @@ fn zone(said: &Sourced<'_, kubernetes::Node>, report: &mut DiagnosticCollector) 
     AzName::new(written)
         .map_err(|error| {
             report.error(
-                said.document,
+                sourced.document,
                 field,
                 error.to_string(),
                 "write the AZ's name",
@@ -131,12 +134,15 @@ fn zone(said: &Sourced<'_, kubernetes::Node>, report: &mut DiagnosticCollector) 
         .ok()
 }
 
-fn mac(said: &Sourced<'_, kubernetes::Node>, report: &mut DiagnosticCollector) -> Option<[u8; 6]> {
+fn mac(
+    sourced: &Sourced<'_, kubernetes::Node>,
+    report: &mut DiagnosticCollector,
+) -> Option<[u8; 6]> {
     let field = format!("metadata.annotations[{VTEP_MAC_ANNOTATION:?}]");
     let fix = "write the MAC of its tunnel device, as 02:00:5e:10:00:01";
-    let Some(written) = said.object.metadata.annotations.get(VTEP_MAC_ANNOTATION) else {
+    let Some(written) = sourced.object.metadata.annotations.get(VTEP_MAC_ANNOTATION) else {
         report.error(
-            said.document,
+            sourced.document,
             field,
             "the node does not name the MAC of its tunnel device",
             fix,
@@ -147,16 +153,21 @@ fn mac(said: &Sourced<'_, kubernetes::Node>, report: &mut DiagnosticCollector) -
         Some(mac) if mac[0] & 1 == 0 && mac != [0; 6] => Some(mac),
         Some(_) => {
             report.error(
-                said.document,
+                sourced.document,
                 field,
-                format!("{written} is not the MAC of one device"),
+                format!("{written} is not a unicast MAC address"),
                 fix,
             );
             None
         }
         None => {
             let shown: String = written.chars().take(80).collect();
-            report.error(said.document, field, format!("{shown:?} is not a MAC"), fix);
+            report.error(
+                sourced.document,
+                field,
+                format!("{shown:?} is not a MAC address"),
+                fix,
+            );
             None
         }
     }
@@ -173,11 +184,11 @@ fn parse_mac(text: &str) -> Option<[u8; 6]> {
 }
 
 fn underlay(
-    said: &Sourced<'_, kubernetes::Node>,
+    sourced: &Sourced<'_, kubernetes::Node>,
     taken: &ClaimedNodeRanges,
     report: &mut DiagnosticCollector,
 ) -> Option<Ipv4Addr> {
-    let mut addresses = said
+    let mut addresses = sourced
         .object
         .status
         .addresses
@@ -187,7 +198,7 @@ fn underlay(
     let Some((at, address)) = addresses.find(|(_, address)| !address.address.contains(':')) else {
         let problem = "the node has no IPv4 address of type InternalIP, so no edge can reach it";
         report.error(
-            said.document,
+            sourced.document,
             "status.addresses",
             problem,
             "write the underlay address of its tunnel end",
@@ -204,7 +215,7 @@ fn underlay(
                 || v4.octets()[0] == 0 =>
         {
             report.error(
-                said.document,
+                sourced.document,
                 field,
                 format!("{v4} is not an address that a host can have on a network"),
                 fix,
@@ -214,7 +225,7 @@ fn underlay(
         Ok(v4) => match taken.underlay.get(&v4) {
             Some(other) => {
                 report.error(
-                    said.document,
+                    sourced.document,
                     field,
                     format!("{v4} is already the address of Node {other}"),
                     fix,
@@ -226,7 +237,7 @@ fn underlay(
         Err(_) => {
             let shown: String = address.address.chars().take(80).collect();
             report.error(
-                said.document,
+                sourced.document,
                 field,
                 format!("{shown:?} is not an IPv4 address"),
                 fix,
@@ -240,11 +251,11 @@ fn underlay(
 /// tenant's ranges and not an older node's.
 fn ranges(
     tenant: &Tenant,
-    said: &Sourced<'_, kubernetes::Node>,
+    sourced: &Sourced<'_, kubernetes::Node>,
     taken: &ClaimedNodeRanges,
     report: &mut DiagnosticCollector,
 ) -> Option<Vec<IpNet>> {
-    let spec = &said.object.spec;
+    let spec = &sourced.object.spec;
     let written: Vec<(String, IpNet)> = if spec.pod_cidrs.is_empty() {
         spec.pod_cidr
             .iter()
@@ -257,9 +268,9 @@ fn ranges(
             .map(|(at, net)| (format!("spec.podCIDRs[{at}]"), net.trunc()))
             .collect()
     };
-    if written.is_empty() && said.fault("spec").is_none() {
+    if written.is_empty() && sourced.fault("spec").is_none() {
         report.error(
-            said.document,
+            sourced.document,
             "spec.podCIDR",
             "the node has no range for its pods",
             "write the range of its pods' addresses",
@@ -270,28 +281,28 @@ fn ranges(
             "the node has {} ranges, more than {RANGES_PER_NODE_MAX}; the rest is left out",
             written.len()
         );
-        report.error(said.document, field.clone(), problem, "join ranges");
+        report.error(sourced.document, field.clone(), problem, "join ranges");
     }
     let mut good: Vec<IpNet> = Vec::new();
     for (field, net) in written.into_iter().take(RANGES_PER_NODE_MAX) {
         if !tenant.pod_cidrs.iter().any(|range| range.contains(&net)) {
             let problem = format!("{net} is in none of the tenant's pod ranges");
             report.error(
-                said.document,
+                sourced.document,
                 field,
                 problem,
                 "choose a part of the Tenant's spec.podCidrs",
             );
         } else if let Some((other, node)) = taken.overlapping(&net) {
             report.error(
-                said.document,
+                sourced.document,
                 field,
                 format!("{net} overlaps {other} of Node {node}"),
                 "give every node a range of its own",
             );
         } else if let Some(other) = good.iter().find(|other| overlap(other, &net)) {
             report.error(
-                said.document,
+                sourced.document,
                 field,
                 format!("{net} overlaps the node's own {other}"),
                 "remove one of them",

@@ -67,10 +67,10 @@ pub(crate) fn parent_service(
     let namespace = written.namespace.as_ref().unwrap_or(own);
     if namespace != own {
         let problem = format!(
-            "a route for the clients of one namespace (here {own}) only is not in this version"
+            "a route for clients of only one namespace (here {own}) is not supported in this version"
         );
         let fix = format!(
-            "move the route to the Service's namespace {namespace}; it then holds for all clients"
+            "move the route to the Service's namespace {namespace}; it then applies to all clients"
         );
         return Err(FieldIssue::new("namespace", problem, fix));
     }
@@ -131,13 +131,14 @@ impl RuleContext<'_> {
             PathMatch::Regex(_) => return,
         };
         if !sample.is_ascii() {
-            let problem = "no request has such a path: clients send other characters than those of ASCII as %-escapes";
+            let problem =
+                "no request has such a path: clients send non-ASCII characters as %-escapes";
             self.warning(
                 field,
                 FieldIssue::new(
                     "",
                     problem,
-                    "write it as clients send it, with %-escapes in capitals",
+                    "write it as clients send it, with upper-case %-escapes",
                 ),
             );
         } else if normal_path(&sample).as_ref() != Some(&sample) {
@@ -147,7 +148,7 @@ impl RuleContext<'_> {
                 FieldIssue::new(
                     "",
                     problem,
-                    "write it without //, and %-escapes only of what must be, in capitals",
+                    "write it without //, and %-escape only what needs it, in upper case",
                 ),
             );
         }
@@ -271,7 +272,7 @@ pub(crate) fn path(value: &str) -> Result<String, FieldIssue> {
     if value.contains(['?', '#']) {
         return Err(FieldIssue::new(
             "",
-            format!("{:?} holds more than a path", short(value)),
+            format!("{:?} contains more than a path", short(value)),
             "leave out the query; match it by query parameters",
         ));
     }
@@ -304,7 +305,7 @@ pub(crate) fn text(value: &str) -> Result<String, FieldIssue> {
     if value.bytes().any(|c| c < b' ' || c == 0x7f) {
         return Err(FieldIssue::new(
             "",
-            "the text holds a control character, which no request can have",
+            "the text contains a control character, which no request can contain",
             "remove it",
         ));
     }

@@ -82,12 +82,11 @@ pub(super) fn of_http_route(
                 let field = format!("{field}.urlRewrite");
                 filters.rewrite = of_url_rewrite(rewrite, matches, &field, rule);
             }
+            // The source warns that no copy is sent; the request itself is served.
+            ("RequestMirror", None, None, None) => {}
             // The source reports the field of these filters too.
-            (
-                "RequestRedirect" | "RequestMirror" | "CORS" | "ExternalAuth" | "ExtensionRef",
-                ..,
-            ) => {
-                let problem = format!("filters of type {kind} are not in this version");
+            ("RequestRedirect" | "CORS" | "ExternalAuth" | "ExtensionRef", ..) => {
+                let problem = format!("filters of type {kind} are not supported in this version");
                 rule.broken(
                     &field,
                     FieldIssue::new("type", problem, "remove the filter"),
@@ -138,8 +137,7 @@ pub(super) fn of_virtual_service(
                 of.ignore_uri_case && of.uri.as_ref().is_some_and(|uri| uri.prefix.is_some())
             };
             if written.matches.iter().any(ignores_case) {
-                let problem =
-                    "rewriting a prefix that is matched without case is not in this version";
+                let problem = "rewriting a prefix that is matched without case is not supported in this version";
                 let fix = "remove ignoreUriCase, or write the prefixes one by one";
                 rule.broken("rewrite.uri", FieldIssue::new("", problem, fix));
             }
@@ -293,7 +291,7 @@ impl<'r, 'c> HeaderChanges<'r, 'c> {
             if self.has_variables && value.contains('%') {
                 Err(FieldIssue::new(
                     "",
-                    "variables such as %DOWNSTREAM_REMOTE_ADDRESS% are not in this version",
+                    "variables such as %DOWNSTREAM_REMOTE_ADDRESS% are not supported in this version",
                     "write a fixed value without %",
                 ))
             } else {

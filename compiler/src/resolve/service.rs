@@ -21,12 +21,12 @@ use crate::protocol::{DeclaredProtocol, declared_protocol};
 
 pub(crate) fn resolve(
     input: &CompileInput<'_>,
-    said: &[Sourced<'_, kubernetes::Service>],
+    declared: &[Sourced<'_, kubernetes::Service>],
     addresses: &mut AddressOwners,
     report: &mut DiagnosticCollector,
 ) -> BTreeMap<ServiceKey, Service> {
     let mut services = BTreeMap::new();
-    for service in said {
+    for service in declared {
         let metadata = &service.object.metadata;
         let key = ServiceKey {
             tenant: input.tenant.clone(),
@@ -50,7 +50,7 @@ pub(crate) fn resolve(
             report.warning(
                 service.document,
                 "spec.type",
-                "names outside the mesh are not in this version; routes to the Service answer 500",
+                "names outside the mesh are not supported in this version; routes to the Service answer 500",
                 "use ClusterIP, or let clients dial the name itself",
             );
             continue;
@@ -99,7 +99,7 @@ fn upstream_pool(
         service,
         UPSTREAM_POOL_ANNOTATION,
         values,
-        "is no kind of pool; clients share connections",
+        "is not a valid pool mode; clients share connections",
         report,
     )
 }
@@ -113,7 +113,7 @@ fn policy_paths(
         ("legacy", PolicyPaths::Legacy),
     ];
     let problem =
-        "is no kind of paths; policies refuse path parameters and escapes that are not UTF-8";
+        "is not a valid path mode; policies refuse path parameters and escapes that are not UTF-8";
     annotated(service, POLICY_PATHS_ANNOTATION, values, problem, report)
 }
 
@@ -210,7 +210,7 @@ fn ports(
         report.warning(
             service.document,
             "spec.sessionAffinity",
-            "session affinity is not in this version; a client's connections are balanced like others",
+            "session affinity is not supported in this version; a client's connections are balanced like others",
             "keep it for a version that does it, or write None",
         );
     }
@@ -258,9 +258,10 @@ fn ports(
         let protocol = match declared_protocol(written.app_protocol.as_deref(), &written.name) {
             DeclaredProtocol::Known(protocol) => protocol,
             DeclaredProtocol::Unknown => {
-                let said = written.app_protocol.as_deref().unwrap_or_default();
-                let problem =
-                    format!("{said:?} is an unknown protocol; a connection's first bytes decide");
+                let protocol_name = written.app_protocol.as_deref().unwrap_or_default();
+                let problem = format!(
+                    "{protocol_name:?} is an unknown protocol; a connection's first bytes decide"
+                );
                 report.warning(
                     service.document,
                     format!("{field}.appProtocol"),

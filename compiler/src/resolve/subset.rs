@@ -16,12 +16,12 @@ pub(crate) type Subsets = BTreeMap<ServiceKey, BTreeMap<String, Option<Labels>>>
 
 pub(crate) fn resolve(
     tenant: &TenantName,
-    said: &[Sourced<'_, DestinationRule>],
+    declared: &[Sourced<'_, DestinationRule>],
     services: &BTreeMap<ServiceKey, Service>,
     report: &mut DiagnosticCollector,
 ) -> Subsets {
     let mut subsets = Subsets::new();
-    for rule in said {
+    for rule in declared {
         let (host, namespace) = (&rule.object.spec.host, &rule.object.metadata.namespace);
         let Some(service) =
             names::service(tenant, namespace, host).filter(|key| services.contains_key(key))
@@ -29,7 +29,7 @@ pub(crate) fn resolve(
             report.error(
                 rule.document,
                 "spec.host",
-                format!("{host:?} is no service of this tenant"),
+                format!("{host:?} is not a service of this tenant"),
                 "write a Service's name, or name.namespace",
             );
             continue;

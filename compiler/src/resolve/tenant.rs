@@ -18,10 +18,10 @@ use crate::limits::{GATEWAY_RANGES_MAX, RESOLVERS_MAX};
 
 pub(crate) fn resolve(
     name: &TenantName,
-    said: &[Sourced<'_, canal::Tenant>],
+    declared: &[Sourced<'_, canal::Tenant>],
     report: &mut DiagnosticCollector,
 ) -> Option<Tenant> {
-    let tenant = own_object(name, said, report)?;
+    let tenant = own_object(name, declared, report)?;
     let spec = &tenant.object.spec;
     if !has_own_names(name, tenant, report) {
         return None;
@@ -50,7 +50,7 @@ pub(crate) fn resolve(
     let gateway_cidrs = gateway_ranges(tenant, &pod_cidrs, &service_cidrs, report);
     if spec.vni.get() == TIER_VNI {
         let problem = format!(
-            "VNI {TIER_VNI} is the provider's own, between edges and gateways; nothing of the tenant is served"
+            "VNI {TIER_VNI} is reserved for traffic between edges and gateways; the tenant is not served"
         );
         report.error(
             tenant.document,
@@ -77,11 +77,11 @@ pub(crate) fn resolve(
 /// the own one.
 fn own_object<'s, 'o>(
     name: &TenantName,
-    said: &'s [Sourced<'o, canal::Tenant>],
+    declared: &'s [Sourced<'o, canal::Tenant>],
     report: &mut DiagnosticCollector,
 ) -> Option<&'s Sourced<'o, canal::Tenant>> {
     let mut own = None;
-    for tenant in said {
+    for tenant in declared {
         if tenant.object.metadata.name.as_str() == name.as_str() {
             own = Some(tenant);
         } else {
@@ -98,7 +98,7 @@ fn own_object<'s, 'o>(
             "write an object with apiVersion: canal.mesh/v1, kind: Tenant and metadata.name: {name}"
         );
         report.general(
-            format!("tenant {name} has no Tenant object, so nothing of it is served"),
+            format!("tenant {name} has no Tenant object, so it is not served"),
             fix,
         );
     }
@@ -115,9 +115,8 @@ fn has_own_names(
     // A tenant with the provider's own name, trust domain or VNI would not be isolated from Canal's
     // components.
     if name.as_str() == SYSTEM_NAMESPACE {
-        let problem = format!(
-            "{SYSTEM_NAMESPACE} is the provider's own name; nothing of the tenant is served"
-        );
+        let problem =
+            format!("{SYSTEM_NAMESPACE} is reserved for the provider; the tenant is not served");
         report.error(
             tenant.document,
             "metadata.name",
@@ -128,7 +127,7 @@ fn has_own_names(
     }
     if tenant.object.spec.trust_domain.as_str() == COMPONENTS {
         let problem = format!(
-            "{COMPONENTS} is the trust domain of Canal's own parts; nothing of the tenant is served"
+            "{COMPONENTS} is the trust domain of Canal's components; the tenant is not served"
         );
         report.error(
             tenant.document,
@@ -179,7 +178,7 @@ fn resolvers(tenant: &Sourced<'_, canal::Tenant>, report: &mut DiagnosticCollect
             )
         } else if ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() {
             (
-                format!("{ip} is no resolver that a pod reaches over the network"),
+                format!("pods cannot reach resolver {ip} over the network"),
                 "write the resolver's own address",
             )
         } else {
@@ -253,7 +252,7 @@ fn gateway_ranges(
             };
             (
                 format!(
-                    "{net} is too small: an eighth of it is each AZ's, and must hold the tier's own service and one more"
+                    "{net} is too small: each AZ gets one eighth of it, which must hold the tier's own service and one more"
                 ),
                 fix,
             )

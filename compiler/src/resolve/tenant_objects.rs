@@ -83,7 +83,7 @@ impl<'a> TenantObjects<'a> {
                 (document, other)
             };
             let problem = format!(
-                "this object stands in {} too; that one is used",
+                "this object is also defined in {}; that definition is used",
                 first.origin
             );
             report.error(

@@ -16,25 +16,25 @@ use crate::diagnostic_collector::DiagnosticCollector;
 /// used.
 pub(crate) fn resolve(
     tenant: &TenantName,
-    said: &[Sourced<'_, Written>],
+    declared: &[Sourced<'_, Written>],
     services: &BTreeMap<ServiceKey, Service>,
     key_servers: &[KeyServer],
     report: &mut DiagnosticCollector,
 ) -> Vec<Termination> {
     let mut all: BTreeMap<(ServiceKey, u16), Termination> = BTreeMap::new();
-    for said in said {
-        let Some((service, port)) = resolve_port(tenant, said, services, report) else {
+    for sourced in declared {
+        let Some((service, port)) = resolve_port(tenant, sourced, services, report) else {
             continue;
         };
         if all.contains_key(&(service.clone(), port)) {
             let problem = format!(
-                "TLS to {}/{}:{port} ends by another Termination already; that one is used",
+                "another Termination already terminates TLS to {}/{}:{port}; that one is used",
                 service.namespace, service.name
             );
-            report.error(said.document, "spec.port", problem, "remove one of them");
+            report.error(sourced.document, "spec.port", problem, "remove one of them");
             continue;
         }
-        let termination = read(said, service.clone(), port, key_servers, report);
+        let termination = read(sourced, service.clone(), port, key_servers, report);
         all.insert((service, port), termination);
     }
     all.into_values().collect()
@@ -44,19 +44,19 @@ pub(crate) fn resolve(
 /// refuse.
 fn resolve_port(
     tenant: &TenantName,
-    said: &Sourced<'_, Written>,
+    sourced: &Sourced<'_, Written>,
     services: &BTreeMap<ServiceKey, Service>,
     report: &mut DiagnosticCollector,
 ) -> Option<(ServiceKey, u16)> {
-    let Written { metadata, spec } = said.object;
+    let Written { metadata, spec } = sourced.object;
     let target = &spec.target_ref;
     if !target.group.is_empty() || target.kind != "Service" {
         let problem = format!(
-            "TLS cannot end for a {:?} of group {:?}",
+            "a Termination cannot target a {:?} of group {:?}",
             target.kind, target.group
         );
         report.error(
-            said.document,
+            sourced.document,
             "spec.targetRef.kind",
             problem,
             "write kind: Service",
@@ -71,13 +71,13 @@ fn resolve_port(
     let Some(service) = services.get(&key) else {
         let problem = format!("there is no Service {}/{}", key.namespace, key.name);
         let fix = "create it, correct the name, or move the Termination into its namespace";
-        report.error(said.document, "spec.targetRef.name", problem, fix);
+        report.error(sourced.document, "spec.targetRef.name", problem, fix);
         return None;
     };
     let port = spec.port.get();
     if !service.ports.iter().any(|p| p.port == port) {
         report.error(
-            said.document,
+            sourced.document,
             "spec.port",
             format!("the Service has no TCP port {port}"),
             "write one of its ports",
@@ -88,14 +88,14 @@ fn resolve_port(
 }
 
 fn read(
-    said: &Sourced<'_, Written>,
+    sourced: &Sourced<'_, Written>,
     service: ServiceKey,
     port: u16,
     key_servers: &[KeyServer],
     report: &mut DiagnosticCollector,
 ) -> Termination {
-    let spec = &said.object.spec;
-    let mut broken = said
+    let spec = &sourced.object.spec;
+    let mut broken = sourced
         .document
         .faults
         .iter()
@@ -103,8 +103,9 @@ fn read(
         .map(|f| format!("{}: {}", f.field, f.problem));
     let mut breaks = |field: &str, problem: String, fix: &str| {
         broken.get_or_insert_with(|| format!("{field}: {problem}"));
-        report.error(said.document, field, problem, fix);
+        report.error(sourced.document, field, problem, fix);
     };
+    // A broken Termination refuses every connection, so any certificate may stand for a wrong one.
     let certificate = match &spec.certificate {
         CertificateSpec {
             mesh: Some(_),
@@ -117,7 +118,7 @@ fn read(
             if !key_servers.iter().any(|server| server.name == *name) {
                 breaks(
                     "spec.certificate.keyServer",
-                    format!("there is no KeyServer {name} that works"),
+                    format!("no valid KeyServer {name} exists"),
                     "create it or correct the name",
                 );
             }
@@ -127,10 +128,11 @@ fn read(
             mesh: None,
             key_server: None,
         } => {
-            if said.fault("spec.certificate").is_none() {
+            // A certificate that could not be parsed has a diagnostic already.
+            if sourced.fault("spec.certificate").is_none() {
                 breaks(
                     "spec.certificate",
-                    "it names no certificate".into(),
+                    "the Termination names no certificate".into(),
                     "write mesh: {} or keyServer: NAME",
                 );
             }
@@ -142,7 +144,7 @@ fn read(
         } => {
             breaks(
                 "spec.certificate",
-                "it names two certificates".into(),
+                "the Termination names two certificates".into(),
                 "write mesh: {} or keyServer: NAME",
             );
             TerminationCertificate::Mesh

@@ -17,10 +17,10 @@ use crate::limits::THROTTLES_PER_TENANT_MAX;
 /// Returns the provider's default throttle from the Tenant object in force, which is the last one
 /// with the tenant's name.
 pub(crate) fn default_of(
-    said: &[Sourced<'_, canal::Tenant>],
+    declared: &[Sourced<'_, canal::Tenant>],
     name: &TenantName,
 ) -> DefaultThrottle {
-    let own = said
+    let own = declared
         .iter()
         .rev()
         .find(|tenant| tenant.object.metadata.name.as_str() == name.as_str());
@@ -36,7 +36,7 @@ pub(crate) fn default_of(
 pub(crate) fn resolve(
     tenant: Option<&Tenant>,
     default: DefaultThrottle,
-    said: &[Sourced<'_, canal::Throttle>],
+    declared: &[Sourced<'_, canal::Throttle>],
     services: &BTreeMap<ServiceKey, Service>,
     report: &mut DiagnosticCollector,
 ) -> Vec<Throttle> {
@@ -44,7 +44,7 @@ pub(crate) fn resolve(
         return Vec::new();
     };
     if tenant.gateway_cidrs.is_empty() {
-        for throttle in said {
+        for throttle in declared {
             let problem = "the tenant is not on the cloud tier, so nothing is throttled";
             report.error(
                 throttle.document,
@@ -55,21 +55,21 @@ pub(crate) fn resolve(
         }
         return Vec::new();
     }
-    if let Some(first) = said.get(THROTTLES_PER_TENANT_MAX) {
+    if let Some(first) = declared.get(THROTTLES_PER_TENANT_MAX) {
         let problem = format!(
             "the tenant has {} throttles, more than {THROTTLES_PER_TENANT_MAX}; from this one on they are left out",
-            said.len()
+            declared.len()
         );
         report.error(first.document, "", problem, "remove throttles");
     }
     let mut throttles: BTreeMap<Option<ServiceKey>, (ObjectKey, Throttle)> = BTreeMap::new();
-    for object in said.iter().take(THROTTLES_PER_TENANT_MAX) {
+    for object in declared.iter().take(THROTTLES_PER_TENANT_MAX) {
         let Some(throttle) = read(tenant, object, services, report) else {
             continue;
         };
         // The objects are sorted by age, so the one already found is older.
         if let Some((older, _)) = throttles.get(&throttle.service) {
-            let problem = format!("{older} limits the same already; that one is used");
+            let problem = format!("{older} already limits the same target; that one is used");
             report.error(
                 object.document,
                 "spec.targetRef",
@@ -130,22 +130,22 @@ fn lower(own: RateLimit, given: RateLimit) -> RateLimit {
 
 fn read(
     tenant: &Tenant,
-    said: &Sourced<'_, canal::Throttle>,
+    sourced: &Sourced<'_, canal::Throttle>,
     services: &BTreeMap<ServiceKey, Service>,
     report: &mut DiagnosticCollector,
 ) -> Option<Throttle> {
     // If the target cannot be parsed, the limit meant for one service must not become the tenant's.
-    if said.fault("spec.targetRef").is_some() {
+    if sourced.fault("spec.targetRef").is_some() {
         return None;
     }
-    let service = target(tenant, said, services, report)?;
-    let spec = &said.object.spec;
+    let service = target(tenant, sourced, services, report)?;
+    let spec = &sourced.object.spec;
     if spec.sessions.is_none() && spec.packets.is_none() && spec.requests.is_none() {
-        if said.fault("spec").is_none() {
+        if sourced.fault("spec").is_none() {
             report.error(
-                said.document,
+                sourced.document,
                 "spec",
-                "it limits nothing",
+                "the Throttle limits nothing",
                 "write sessions, packets or requests, each with perSecond",
             );
         }
@@ -165,11 +165,11 @@ fn read(
 /// Resolves the target. `None` means that the target is broken, `Some(None)` the whole tenant.
 fn target<'s>(
     tenant: &Tenant,
-    said: &Sourced<'_, canal::Throttle>,
+    sourced: &Sourced<'_, canal::Throttle>,
     services: &'s BTreeMap<ServiceKey, Service>,
     report: &mut DiagnosticCollector,
 ) -> Option<Option<&'s Service>> {
-    let canal::Throttle { metadata, spec } = said.object;
+    let canal::Throttle { metadata, spec } = sourced.object;
     let Some(target) = &spec.target_ref else {
         return Some(None);
     };
@@ -179,7 +179,7 @@ fn target<'s>(
             target.kind, target.group
         );
         report.error(
-            said.document,
+            sourced.document,
             "spec.targetRef.kind",
             problem,
             "write kind: Service, or remove targetRef to limit the whole tenant",
@@ -195,7 +195,7 @@ fn target<'s>(
     if found.is_none() {
         let problem = format!("there is no Service {}/{}", key.namespace, key.name);
         report.error(
-            said.document,
+            sourced.document,
             "spec.targetRef.name",
             problem,
             "create it, correct the name, or move the Throttle into its namespace",

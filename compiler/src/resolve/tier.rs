@@ -26,24 +26,24 @@ pub(crate) fn resolve(
     if on_tier.is_some() {
         add_own(input, corpus, services, report);
     }
-    let of_tenant = corpus.tenants.iter().filter(|said| {
-        tenant.is_some_and(|t| t.name.as_str() == said.object.metadata.name.as_str())
+    let of_tenant = corpus.tenants.iter().filter(|sourced| {
+        tenant.is_some_and(|t| t.name.as_str() == sourced.object.metadata.name.as_str())
     });
-    let asked = of_tenant
+    let requested = of_tenant
         .clone()
         .next()
-        .and_then(|said| Some((said, said.object.spec.home_az.clone()?)));
-    if let (Some((said, _)), None) = (&asked, on_tier) {
-        let problem = "the tenant is not on the cloud tier, so its services live in no AZ";
+        .and_then(|sourced| Some((sourced, sourced.object.spec.home_az.clone()?)));
+    if let (Some((sourced, _)), None) = (&requested, on_tier) {
+        let problem = "the tenant is not on the cloud tier, so its services have no home AZ";
         report.warning(
-            said.document,
+            sourced.document,
             "spec.homeAz",
             problem,
             "write spec.gatewayCidrs, or remove the field",
         );
     }
     let mut homes: BTreeMap<ServiceKey, AzName> = BTreeMap::new();
-    if let (Some((_, home)), Some(_)) = (asked, on_tier) {
+    if let (Some((_, home)), Some(_)) = (requested, on_tier) {
         homes.extend(services.keys().map(|key| (key.clone(), home.clone())));
     }
     // A Service's own annotation overrides the tenant's home AZ.
@@ -66,7 +66,8 @@ pub(crate) fn resolve(
                 "write the name of an AZ",
             ),
             Ok(_) if on_tier.is_none() => {
-                let problem = "the tenant is not on the cloud tier, so its services live in no AZ";
+                let problem =
+                    "the tenant is not on the cloud tier, so its services have no home AZ";
                 report.warning(
                     service.document,
                     field,
@@ -90,15 +91,15 @@ fn add_own(
     report: &mut DiagnosticCollector,
 ) {
     let key = tier_service(input.tenant);
-    for said in &corpus.services {
-        let metadata = &said.object.metadata;
+    for sourced in &corpus.services {
+        let metadata = &sourced.object.metadata;
         if (metadata.namespace.as_str(), metadata.name.as_str()) == TIER_SERVICE {
             let problem = format!(
                 "{}/{} is the name of the tier's own service",
                 key.namespace, key.name
             );
             report.error(
-                said.document,
+                sourced.document,
                 "metadata.name",
                 problem,
                 "rename the Service; this one is left out",

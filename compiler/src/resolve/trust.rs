@@ -19,19 +19,19 @@ use crate::limits::{FEDERATIONS_PER_TENANT_MAX, KEY_SERVERS_PER_TENANT_MAX};
 /// Returns the tenants with which this tenant declares a federation.
 pub(crate) fn federations(
     tenant: &Tenant,
-    said: &[Sourced<'_, canal::Federation>],
+    declared: &[Sourced<'_, canal::Federation>],
     report: &mut DiagnosticCollector,
 ) -> BTreeSet<(TenantName, TrustDomain)> {
     let mut all = BTreeSet::new();
-    for said in said {
+    for sourced in declared {
         let canal::FederationSpec {
             tenant: other,
             trust_domain,
-        } = &said.object.spec;
+        } = &sourced.object.spec;
         if *other == tenant.name || other.as_str() == SYSTEM_NAMESPACE {
             let problem = format!("{other} is not a tenant to federate with");
             report.error(
-                said.document,
+                sourced.document,
                 "spec.tenant",
                 problem,
                 "write another tenant's name, or remove the object",
@@ -39,16 +39,16 @@ pub(crate) fn federations(
         } else if *trust_domain == tenant.trust_domain || trust_domain.as_str() == COMPONENTS {
             let problem = format!("{trust_domain} is not another tenant's trust domain");
             report.error(
-                said.document,
+                sourced.document,
                 "spec.trustDomain",
                 problem,
-                "write the other tenant's, or remove the object",
+                "write the other tenant's trust domain, or remove the object",
             );
         } else if all.len() >= FEDERATIONS_PER_TENANT_MAX {
             let problem = format!(
                 "the tenant federates with more than {FEDERATIONS_PER_TENANT_MAX} others; this one is left out"
             );
-            report.error(said.document, "", problem, "remove federations");
+            report.error(sourced.document, "", problem, "remove federations");
         } else {
             all.insert((other.clone(), trust_domain.clone()));
         }
@@ -60,19 +60,19 @@ pub(crate) fn federations(
 /// is used. A broken key server is left out, and objects that refer to it are broken.
 pub(crate) fn key_servers(
     tenant: &TenantName,
-    said: &[Sourced<'_, canal::KeyServer>],
+    declared: &[Sourced<'_, canal::KeyServer>],
     report: &mut DiagnosticCollector,
 ) -> Vec<KeyServer> {
     let mut all: BTreeMap<ObjectName, KeyServer> = BTreeMap::new();
-    for said in said {
-        let name = &said.object.metadata.name;
-        let addresses = &said.object.spec.addresses;
+    for sourced in declared {
+        let name = &sourced.object.metadata.name;
+        let addresses = &sourced.object.spec.addresses;
         let fix = "write from 1 to 16 addresses";
         if all.contains_key(name) {
             let problem =
                 format!("there is a KeyServer {name} already; namespaces do not distinguish them");
             report.error(
-                said.document,
+                sourced.document,
                 "metadata.name",
                 problem,
                 "rename one of them",
@@ -81,11 +81,11 @@ pub(crate) fn key_servers(
             let problem = format!(
                 "the tenant has more than {KEY_SERVERS_PER_TENANT_MAX} key servers; this one is left out"
             );
-            report.error(said.document, "", problem, "remove key servers");
-        } else if addresses.is_empty() && said.fault("spec.addresses").is_none() {
+            report.error(sourced.document, "", problem, "remove key servers");
+        } else if addresses.is_empty() && sourced.fault("spec.addresses").is_none() {
             // A field that could not be decoded is reported already.
             report.error(
-                said.document,
+                sourced.document,
                 "spec.addresses",
                 "the key server has no address",
                 fix,
@@ -95,7 +95,7 @@ pub(crate) fn key_servers(
                 "it has {} addresses, more than {KEY_SERVER_ADDRESSES_MAX}",
                 addresses.len()
             );
-            report.error(said.document, "spec.addresses", problem, fix);
+            report.error(sourced.document, "spec.addresses", problem, fix);
         } else if let Some((at, why)) = addresses
             .iter()
             .enumerate()
@@ -103,19 +103,19 @@ pub(crate) fn key_servers(
         {
             let problem = format!("{} {why}", addresses[at].ip());
             report.error(
-                said.document,
+                sourced.document,
                 format!("spec.addresses[{at}]"),
                 problem,
                 "write the address of the tenant's own key server",
             );
         } else if let Some(at) = addresses.iter().position(|address| address.port() == 0) {
             report.error(
-                said.document,
+                sourced.document,
                 format!("spec.addresses[{at}]"),
-                "port 0 is none",
+                "port 0 is not valid",
                 "write the key server's port, such as 15013",
             );
-        } else if said.fault("spec").is_none() {
+        } else if sourced.fault("spec").is_none() {
             all.insert(
                 name.clone(),
                 KeyServer {

@@ -46,7 +46,7 @@ pub(crate) fn resolve<'a>(
     for route in &corpus.udp_routes {
         let found = ports(route, &known, report);
         if !found.is_empty() {
-            let problem = "the tier carries no datagrams in this version; this route opens the pods' ports to those from the tier's addresses";
+            let problem = "the cloud tier does not carry datagrams in this version; this route only opens the pods' ports to datagrams from the tier's addresses";
             report.warning(
                 route.document,
                 "spec.rules",
@@ -163,7 +163,7 @@ fn is_attached(
         report.error(
             route.document,
             "spec.parentRefs",
-            "the route is attached to nothing",
+            "the route is attached to no Service",
             fix,
         );
     }
@@ -186,15 +186,15 @@ impl<'a> UdpReferences<'a> {
         corpus: &'a TenantObjects<'a>,
         services: &BTreeMap<ServiceKey, Service>,
     ) -> Self {
-        let all = corpus.services.iter().map(|said| {
-            let metadata = &said.object.metadata;
+        let all = corpus.services.iter().map(|sourced| {
+            let metadata = &sourced.object.metadata;
             (
                 ServiceKey {
                     tenant: tenant.clone(),
                     namespace: metadata.namespace.clone(),
                     name: metadata.name.clone(),
                 },
-                said,
+                sourced,
             )
         });
         Self {
@@ -252,7 +252,7 @@ impl<'a> UdpReferences<'a> {
     > {
         if !backend.group.is_empty() || backend.kind != "Service" {
             let problem = format!(
-                "backends of kind {:?} are not in this version",
+                "backends of kind {:?} are not supported in this version",
                 backend.kind
             );
             return Err(FieldIssue::new("kind", problem, "refer to a Service"));
@@ -280,7 +280,7 @@ impl<'a> UdpReferences<'a> {
         let Some(port) = backend.port else {
             return Err(FieldIssue::new(
                 "port",
-                "a backend that is a Service needs a port",
+                "a Service backend needs a port",
                 "write the Service's port",
             ));
         };

@@ -29,20 +29,20 @@ use crate::resource_budget::ResourceBudget;
 const MESH: &str = "mesh";
 
 pub(crate) fn resolve(
-    said: &[Sourced<'_, VirtualService>],
+    declared: &[Sourced<'_, VirtualService>],
     to: &DestinationIndex<'_>,
     taken: &BTreeSet<ServiceKey>,
     budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
 ) -> Vec<RouteRule> {
-    let mut spoken_for: BTreeMap<ServiceKey, String> = BTreeMap::new();
+    let mut claimed_by: BTreeMap<ServiceKey, String> = BTreeMap::new();
     let mut rules = Vec::new();
     let mut add = |rule| {
         let is_within = budget.add_rule(&rule);
         rules.push(rule);
         is_within
     };
-    for virtual_service in said {
+    for virtual_service in declared {
         if !is_for_mesh(virtual_service, report) {
             continue;
         }
@@ -58,7 +58,7 @@ pub(crate) fn resolve(
                     problem,
                     "write everything in one of the two",
                 );
-            } else if let Some(older) = spoken_for.get(&key) {
+            } else if let Some(older) = claimed_by.get(&key) {
                 let problem = format!(
                     "{older} routes {}/{} already, so this object does not",
                     key.namespace, key.name
@@ -70,7 +70,7 @@ pub(crate) fn resolve(
                     "write everything in one VirtualService",
                 );
             } else if let Some(service) = to.services.get(&key) {
-                spoken_for.insert(key, virtual_service.document.object.key().to_string());
+                claimed_by.insert(key, virtual_service.document.object.key().to_string());
                 // The resources exceed their limit, so the rest is not compiled.
                 if !attach(virtual_service, service, to, report, &mut add) {
                     return rules;
@@ -81,16 +81,17 @@ pub(crate) fn resolve(
     rules
 }
 
-fn is_for_mesh(said: &Sourced<'_, VirtualService>, report: &mut DiagnosticCollector) -> bool {
-    let gateways = &said.object.spec.gateways;
+fn is_for_mesh(sourced: &Sourced<'_, VirtualService>, report: &mut DiagnosticCollector) -> bool {
+    let gateways = &sourced.object.spec.gateways;
     if let Some((at, other)) = gateways
         .iter()
         .enumerate()
         .find(|(_, gateway)| *gateway != MESH)
     {
-        let problem = format!("gateway {other:?} is not in this version; `mesh` is the only one");
+        let problem =
+            format!("gateway {other:?} is not supported in this version; `mesh` is the only one");
         report.error(
-            said.document,
+            sourced.document,
             format!("spec.gateways[{at}]"),
             problem,
             "write mesh or remove the field",
@@ -101,16 +102,19 @@ fn is_for_mesh(said: &Sourced<'_, VirtualService>, report: &mut DiagnosticCollec
 
 /// Returns the services that the hosts name, each once.
 fn services(
-    said: &Sourced<'_, VirtualService>,
+    sourced: &Sourced<'_, VirtualService>,
     to: &DestinationIndex<'_>,
     report: &mut DiagnosticCollector,
 ) -> Vec<(String, ServiceKey)> {
-    let (hosts, own) = (&said.object.spec.hosts, &said.object.metadata.namespace);
-    if hosts.is_empty() && said.fault("spec.hosts").is_none() {
+    let (hosts, own) = (
+        &sourced.object.spec.hosts,
+        &sourced.object.metadata.namespace,
+    );
+    if hosts.is_empty() && sourced.fault("spec.hosts").is_none() {
         report.error(
-            said.document,
+            sourced.document,
             "spec.hosts",
-            "the object is for no host",
+            "the object names no host",
             "write a Service's name",
         );
     }
@@ -119,7 +123,7 @@ fn services(
             "the object has {} hosts, more than {HOSTS_PER_ROUTE_MAX}; the rest is left out",
             hosts.len()
         );
-        report.error(said.document, "spec.hosts", problem, "split the object");
+        report.error(sourced.document, "spec.hosts", problem, "split the object");
     }
     let mut found: Vec<(String, ServiceKey)> = Vec::new();
     for (at, host) in hosts.iter().take(HOSTS_PER_ROUTE_MAX).enumerate() {
@@ -127,25 +131,25 @@ fn services(
         let Some(key) =
             names::service(to.tenant, own, host).filter(|key| to.services.contains_key(key))
         else {
-            let problem = format!("{host:?} is no service of this tenant");
+            let problem = format!("{host:?} is not a service of this tenant");
             report.error(
-                said.document,
+                sourced.document,
                 field,
                 problem,
-                "write a Service's name, or name.namespace; other hosts are not in this version",
+                "write a Service's name, or name.namespace; other hosts are not supported in this version",
             );
             continue;
         };
         if key.namespace != *own {
             let problem = format!(
-                "a route for the clients of one namespace (here {own}) only is not in this version"
+                "a route for clients of only one namespace (here {own}) is not supported in this version"
             );
             report.error(
-                said.document,
+                sourced.document,
                 field,
                 problem,
                 format!(
-                    "move the object to the Service's namespace {}; it then holds for all clients",
+                    "move the object to the Service's namespace {}; it then applies to all clients",
                     key.namespace
                 ),
             );
@@ -160,8 +164,8 @@ fn services(
 const OTHER_PROTOCOLS: [&str; 2] = ["spec.tcp", "spec.tls"];
 
 /// Returns the fault of the object that belongs to no rule and so breaks all of them.
-fn fault_outside_rules(said: &Sourced<'_, VirtualService>) -> Option<String> {
-    let mut faults = said.document.faults.iter();
+fn fault_outside_rules(sourced: &Sourced<'_, VirtualService>) -> Option<String> {
+    let mut faults = sourced.document.faults.iter();
     let outside = faults.find(|f| {
         f.field.starts_with("spec")
             && !f.field.starts_with("spec.http[")
@@ -174,27 +178,27 @@ fn fault_outside_rules(said: &Sourced<'_, VirtualService>) -> Option<String> {
 
 /// Returns whether the object has rules only for connections that are no HTTP. HTTP requests then
 /// go to the service that was dialled, as in Istio.
-fn has_no_http(said: &Sourced<'_, VirtualService>) -> bool {
+fn has_no_http(sourced: &Sourced<'_, VirtualService>) -> bool {
     let is_written = |field: &str| {
-        let mut faults = said.document.faults.iter();
+        let mut faults = sourced.document.faults.iter();
         faults.any(|fault| fault.field.starts_with(field))
     };
-    said.object.spec.http.is_empty()
-        && said.fault("spec.http").is_none()
+    sourced.object.spec.http.is_empty()
+        && sourced.fault("spec.http").is_none()
         && OTHER_PROTOCOLS.into_iter().any(is_written)
 }
 
 /// Attaches the rules of the object to one service. Returns false as soon as `add` does.
 fn attach(
-    said: &Sourced<'_, VirtualService>,
+    sourced: &Sourced<'_, VirtualService>,
     service: &Service,
     to: &DestinationIndex<'_>,
     report: &mut DiagnosticCollector,
     add: &mut dyn FnMut(RouteRule) -> bool,
 ) -> bool {
-    let spec = &said.object.spec;
-    let mut broken = fault_outside_rules(said);
-    if has_no_http(said) && broken.is_none() {
+    let spec = &sourced.object.spec;
+    let mut broken = fault_outside_rules(sourced);
+    if has_no_http(sourced) && broken.is_none() {
         return true;
     }
     if spec.http.len() > RULES_PER_ROUTE_MAX {
@@ -203,7 +207,7 @@ fn attach(
             spec.http.len()
         );
         broken.get_or_insert_with(|| problem.clone());
-        report.error(said.document, "spec.http", problem, "use fewer rules");
+        report.error(sourced.document, "spec.http", problem, "use fewer rules");
     }
     let ports: Vec<u16> = service.ports.iter().map(|port| port.port).collect();
     let mut regexes = RegexBudget {
@@ -219,7 +223,7 @@ fn attach(
     };
     for (at, rule) in written.iter().take(RULES_PER_ROUTE_MAX).enumerate() {
         let field = format!("spec.http[{at}]");
-        let fault = said
+        let fault = sourced
             .document
             .faults
             .iter()
@@ -228,7 +232,7 @@ fn attach(
             .clone()
             .or_else(|| fault.map(|f| format!("{}: {}", f.field, f.problem)));
         let mut reading = RuleContext {
-            document: said.document,
+            document: sourced.document,
             field,
             report,
             broken,
@@ -241,7 +245,7 @@ fn attach(
         let fans_out = rule
             .route
             .iter()
-            .any(|r| to.follows_dialled_port(&said.object.metadata.namespace, &r.destination));
+            .any(|r| to.follows_dialled_port(&sourced.object.metadata.namespace, &r.destination));
         for (number, (group, matches)) in groups.iter().enumerate() {
             let part = if groups.len() > 1 {
                 format!(".{number}")
@@ -250,11 +254,11 @@ fn attach(
             };
             for port in rule_ports(group.port, fans_out, &ports) {
                 let dialled = port.or(ports.first().copied()).unwrap_or_default();
-                let action = action(said, rule, dialled, to, &mut reading);
+                let action = action(sourced, rule, dialled, to, &mut reading);
                 let suffix = port.map(|port| format!(":{port}")).unwrap_or_default();
                 let rule = format!("{}{suffix}.{at}{part}", service.key.name);
                 let is_within = add(RouteRule {
-                    key: key(said, service, rule),
+                    key: key(sourced, service, rule),
                     parent: service.key.clone(),
                     parent_port: port,
                     hosts: group.hosts.clone(),
@@ -280,8 +284,8 @@ fn rule_ports(matched: Option<u16>, fans_out: bool, ports: &[u16]) -> Vec<Option
     }
 }
 
-fn key(said: &Sourced<'_, VirtualService>, service: &Service, rule: String) -> RouteKey {
-    let metadata = &said.object.metadata;
+fn key(sourced: &Sourced<'_, VirtualService>, service: &Service, rule: String) -> RouteKey {
+    let metadata = &sourced.object.metadata;
     RouteKey {
         tenant: service.key.tenant.clone(),
         kind: "VirtualService".to_owned(),
@@ -292,7 +296,7 @@ fn key(said: &Sourced<'_, VirtualService>, service: &Service, rule: String) -> R
 }
 
 fn action(
-    said: &Sourced<'_, VirtualService>,
+    sourced: &Sourced<'_, VirtualService>,
     written: &VirtualServiceRoute,
     dialled: u16,
     to: &DestinationIndex<'_>,
@@ -302,8 +306,11 @@ fn action(
     let mut backends: Vec<Backend> = Vec::with_capacity(written.route.len());
     for (at, share) in written.route.iter().enumerate() {
         let weight = share.weight.unwrap_or(if is_alone { 100 } else { 0 });
-        let target =
-            to.of_destination(&said.object.metadata.namespace, &share.destination, dialled);
+        let target = to.of_destination(
+            &sourced.object.metadata.namespace,
+            &share.destination,
+            dialled,
+        );
         backends.push(rule.backend(&format!("route[{at}]"), weight, target));
     }
     rule.action("route", backends)
@@ -343,7 +350,8 @@ fn groups(
     for (at, condition) in conditions.iter().enumerate() {
         let field = format!("match[{at}]");
         if !condition.gateways.is_empty() && !condition.gateways.iter().any(|g| g == MESH) {
-            let problem = "the match holds at gateways only, which are not in this version";
+            let problem =
+                "the match holds at gateways only, which are not supported in this version";
             rule.warning(
                 &field,
                 FieldIssue::new("gateways", problem, "write mesh too, or remove the match"),
@@ -506,7 +514,7 @@ fn uri(
         } => rule.regex(pattern).map(PathMatch::Regex),
         _ => Err(FieldIssue::new(
             "",
-            "one of exact, prefix and regex is needed, and only one",
+            "exactly one of exact, prefix and regex is required",
             "write one of them",
         )),
     }
@@ -548,7 +556,7 @@ fn value(written: &StringMatch) -> Result<TextMatch, FieldIssue> {
         } => Ok(TextMatch::Present),
         _ => Err(FieldIssue::new(
             "",
-            "only one of exact, prefix and regex can hold",
+            "only one of exact, prefix and regex may be set",
             "write one of them",
         )),
     }

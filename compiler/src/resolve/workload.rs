@@ -137,7 +137,7 @@ fn workload(
             pod.document,
             "spec.hostNetwork",
             problem,
-            "it is left out; give it a network of its own to have it in the mesh",
+            "the pod is left out; give it its own network to include it in the mesh",
         );
         return None;
     }
@@ -256,7 +256,7 @@ fn tunnel(pod: &Sourced<'_, Pod>, report: &mut DiagnosticCollector) -> TunnelPro
         None | Some("hbone") => TunnelProtocol::Hbone,
         Some("none") => TunnelProtocol::None,
         Some(other) => {
-            let problem = format!("{other:?} is not a way to reach a pod; HBONE is used");
+            let problem = format!("{other:?} is not a valid way to reach a pod; HBONE is used");
             report.error(
                 pod.document,
                 format!("metadata.annotations[{TUNNEL_ANNOTATION:?}]"),
@@ -326,14 +326,14 @@ impl<'a> PodLabelIndex<'a> {
 
 fn serve(
     name: &TenantName,
-    said: &Sourced<'_, kubernetes::Service>,
+    sourced: &Sourced<'_, kubernetes::Service>,
     services: &BTreeMap<ServiceKey, Service>,
     living: &[(&Sourced<'_, Pod>, Workload)],
     index: &PodLabelIndex<'_>,
     endpoints: &mut EndpointLists,
     report: &mut DiagnosticCollector,
 ) {
-    let metadata = &said.object.metadata;
+    let metadata = &sourced.object.metadata;
     let key = ServiceKey {
         tenant: name.clone(),
         namespace: metadata.namespace.clone(),
@@ -342,8 +342,8 @@ fn serve(
     let Some(service) = services.get(&key) else {
         return;
     };
-    let spec = &said.object.spec;
-    let selected = index.selected(&metadata.namespace, said.object, living);
+    let spec = &sourced.object.spec;
+    let selected = index.selected(&metadata.namespace, sourced.object, living);
     for port in &service.ports {
         let Some((place, written)) = spec
             .ports
@@ -375,7 +375,7 @@ fn serve(
         {
             let problem = format!("no selected pod has a container port named {target:?}");
             report.warning(
-                said.document,
+                sourced.document,
                 format!("spec.ports[{place}].targetPort"),
                 problem,
                 "name a port of the pods' containers, or write its number",

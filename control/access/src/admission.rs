@@ -179,10 +179,11 @@ impl Sources {
                 }
             }
             for entry in view.of(ResourceKind::Tenant) {
-                let Resource::Tenant(said) = &entry.resource else {
+                let Resource::Tenant(declared) = &entry.resource else {
                     continue;
                 };
-                said.pod_cidrs
+                declared
+                    .pod_cidrs
                     .iter()
                     .for_each(|range| sources.pods.insert(*range, tenant));
             }

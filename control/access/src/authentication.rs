@@ -111,7 +111,7 @@ impl Authenticator {
                     authenticator.metrics.refuse("connections");
                     let which = ShareKind::ControllerConnections.key();
                     let text = format!(
-                        "{holder} has no more connections ({which}: {}); fix: close some of them",
+                        "{holder} may open no more connections ({which}: {}); fix: close some of them",
                         refusal.reason()
                     );
                     Status::resource_exhausted(text)

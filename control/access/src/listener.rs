@@ -79,7 +79,7 @@ pub enum ListenError {
     },
     /// The admin socket cannot be created.
     #[error(
-        "cannot listen on the unix socket {path}: {why}; see that --data-dir is writable and on a file system that has sockets"
+        "cannot listen on the unix socket {path}: {why}; check that --data-dir is writable and on a file system that supports sockets"
     )]
     Socket {
         path: std::path::PathBuf,

@@ -94,7 +94,7 @@ impl Principals {
             .len();
         if size > PRINCIPALS_BYTES_MAX {
             return Err(file(format!(
-                "it has {size} bytes and may have {PRINCIPALS_BYTES_MAX}"
+                "it has {size} bytes; at most {PRINCIPALS_BYTES_MAX} are allowed"
             )));
         }
         let text = std::fs::read_to_string(path).map_err(|e| file(e.to_string()))?;
@@ -116,7 +116,7 @@ impl Principals {
         };
         if rows.len() > PRINCIPALS_MAX {
             return Err(vec![format!(
-                "{} entries, at most {PRINCIPALS_MAX} are taken",
+                "{} entries; at most {PRINCIPALS_MAX} are accepted",
                 rows.len()
             )]);
         }
@@ -175,7 +175,7 @@ impl Principals {
     }
 
     /// True if any token stands for `principal`.
-    pub fn knows(&self, principal: &Principal) -> bool {
+    pub fn has_principal(&self, principal: &Principal) -> bool {
         self.entries.values().any(|p| p == principal)
     }
 
@@ -265,7 +265,7 @@ fn entry(row: &PrincipalRow) -> Result<(TokenHash, Principal), String> {
         }
         other => {
             return Err(format!(
-                "kind {other:?} is not known; write node, gateway, edge, keyserver or operator"
+                "kind {other:?} is unknown; write node, gateway, edge, keyserver or operator"
             ));
         }
     };
@@ -283,12 +283,12 @@ fn backend(
         return Ok(None);
     };
     if !matches!(principal, Principal::Gateway { .. }) {
-        return Err("only a gateway is of a backend; remove backend".into());
+        return Err("only a gateway has a backend; remove backend".into());
     }
     let name = BackendName::new(name).map_err(|e| e.to_string())?;
     match held.get(principal) {
         Some(other) if *other != name => Err(format!(
-            "another entry of the same gateway has backend {other}; write one"
+            "another entry of the same gateway has backend {other}; use one backend"
         )),
         _ => Ok(Some(name)),
     }
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_may_be_held_to_a_backend() {
+    fn a_gateway_token_may_be_restricted_to_a_backend() {
         let row = |token: &str, rest: &str| format!("- {{tokenSha256: {}, {rest}}}\n", hex(token));
         let gateway = |token: &str, name: &str, backend: &str| {
             row(
@@ -487,7 +487,7 @@ mod tests {
                 .err()
                 .unwrap()
                 .to_string()
-                .contains("may have")
+                .contains("at most")
         );
     }
 }

@@ -356,10 +356,10 @@ impl TenantAmounts {
         let what = match kind {
             // Compiling stops at the share, so the whole amount is not known.
             ShareKind::CompiledBytes | ShareKind::CompiledResources => {
-                "what the compiler makes of the objects would have at least"
+                "the resources compiled from the objects would have at least"
             }
             ShareKind::RouteTableBytes => {
-                "the route tables that each gateway builds of the objects would take at least"
+                "the route tables that each gateway builds from the objects would take at least"
             }
             _ => "the objects together would have",
         };
@@ -447,7 +447,7 @@ mod tests {
         assert_eq!(
             (limit.get(&a), limit.get(&b)),
             (100, 0),
-            "nothing was taken"
+            "no permit was taken"
         );
         limit.set(&b, 100).unwrap();
         limit.limit.set_default_share(Share::Amount(10));
@@ -466,7 +466,7 @@ mod tests {
         assert_eq!(
             (refusals(), limit.get(&a)),
             (before + 1, 90),
-            "it is counted, and nothing is taken"
+            "the refusal is counted, and no permit was taken"
         );
         limit.set(&a, 0).unwrap();
         assert!(limit.set(&a, 11).is_err());

@@ -59,16 +59,16 @@ pub enum ControllerCaError {
     File { path: PathBuf, why: String },
     /// Only one of the two files exists, or they do not match.
     #[error(
-        "{dir} does not hold a usable root: {why}; restore root.key, or remove both root.key and root.pem and give the new root.pem to every client"
+        "{dir} contains no usable root: {why}; restore root.key, or remove both root.key and root.pem and give the new root.pem to every client"
     )]
     Pair { dir: PathBuf, why: String },
     /// The root has expired.
     #[error(
-        "the root in {dir} ended at {not_after} s since 1970; remove root.key and root.pem and give the new root.pem to every client"
+        "the root in {dir} expired at {not_after} s since 1970; remove root.key and root.pem and give the new root.pem to every client"
     )]
     Ended { dir: PathBuf, not_after: u64 },
     /// The crypto library failed.
-    #[error("the controller's certificate could not be made: {0}")]
+    #[error("the controller's certificate could not be created: {0}")]
     Signing(String),
 }
 
@@ -139,7 +139,7 @@ impl ControllerCa {
                 }
                 root
             }
-            (Some(_), None) => return Err(pair("root.pem is there and root.key is not".into())),
+            (Some(_), None) => return Err(pair("root.pem exists, but root.key does not".into())),
             // No client has seen a key without a certificate: an earlier start ended between the
             // two writes, so both are replaced.
             (None, _) => {

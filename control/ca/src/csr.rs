@@ -22,14 +22,14 @@ const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=4096;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CsrError {
     /// The request has more than [`CSR_BYTES_MAX`] bytes.
-    #[error("the request has {0} bytes and may have {CSR_BYTES_MAX}")]
+    #[error("the request has {0} bytes; at most {CSR_BYTES_MAX} are allowed")]
     TooLarge(usize),
     /// The request is not PEM or not a PKCS#10 structure.
     #[error("this is not a PKCS#10 request in PEM (CERTIFICATE REQUEST): {0}")]
     Form(String),
     /// The request is not signed by the key in it.
     #[error(
-        "the request's signature does not fit its key: sign it with the private key of the public key in it"
+        "the request's signature does not match its key: sign the request with the private key that belongs to its public key"
     )]
     Signature,
     /// The key's algorithm is not accepted, or the key is weak.
@@ -48,13 +48,11 @@ pub enum CsrError {
     )]
     Name { named: String, requested: String },
     /// The crypto library failed to sign.
-    #[error(
-        "the certificate could not be signed: {0}; this is a fault of the controller, try again"
-    )]
+    #[error("the certificate could not be signed: {0}; this is a bug in the controller, try again")]
     Signing(String),
     /// The root or an intermediate above the leaf has expired.
     #[error(
-        "the authority's root ended at {0} s since 1970; replace it with `canal ca rotate`, or the files that hold it"
+        "the CA's root expired at {0} s since 1970; replace it with `canal ca rotate`, or the files that hold it"
     )]
     RootEnded(u64),
     /// The CA's certificate does not allow it to sign CRLs.
@@ -91,7 +89,11 @@ pub(crate) struct VerifiedPublicKey {
 
 /// Checks size, form, key, proof of possession and the URI name, in this order. All extensions
 /// except the name are ignored.
-pub(crate) fn check(pem: &str, asked: &Identity, rsa: bool) -> Result<VerifiedPublicKey, CsrError> {
+pub(crate) fn check(
+    pem: &str,
+    requested: &Identity,
+    rsa: bool,
+) -> Result<VerifiedPublicKey, CsrError> {
     if pem.len() > CSR_BYTES_MAX {
         return Err(CsrError::TooLarge(pem.len()));
     }
@@ -100,10 +102,7 @@ pub(crate) fn check(pem: &str, asked: &Identity, rsa: bool) -> Result<VerifiedPu
     let (rest, csr) =
         X509CertificationRequest::from_der(&der).map_err(|e| CsrError::Form(e.to_string()))?;
     if !rest.is_empty() {
-        return Err(CsrError::Form(format!(
-            "{} bytes stand after it",
-            rest.len()
-        )));
+        return Err(CsrError::Form(format!("{} bytes follow it", rest.len())));
     }
     let is_rsa = check_key(&csr.certification_request_info.subject_pki)?;
     if is_rsa && !rsa {
@@ -111,7 +110,7 @@ pub(crate) fn check(pem: &str, asked: &Identity, rsa: bool) -> Result<VerifiedPu
     }
     check_algorithm(&csr.signature_algorithm)?;
     csr.verify_signature().map_err(|_| CsrError::Signature)?;
-    check_names(&csr, asked)?;
+    check_names(&csr, requested)?;
     let raw = csr.certification_request_info.subject_pki.raw.to_vec();
     let spki = SubjectPublicKeyInfo::from_der(&raw).map_err(|e| CsrError::Key(e.to_string()))?;
     Ok(VerifiedPublicKey { spki, raw, is_rsa })
@@ -163,8 +162,8 @@ fn check_algorithm(a: &x509::AlgorithmIdentifier<'_>) -> Result<(), CsrError> {
 
 /// Checks that every URI name is the identity. A name extension that cannot be parsed is refused,
 /// because it might contain another identity.
-fn check_names(csr: &X509CertificationRequest<'_>, asked: &Identity) -> Result<(), CsrError> {
-    let asked = asked.to_string();
+fn check_names(csr: &X509CertificationRequest<'_>, requested: &Identity) -> Result<(), CsrError> {
+    let requested = requested.to_string();
     let Some(extensions) = csr.requested_extensions() else {
         return Ok(());
     };
@@ -173,11 +172,11 @@ fn check_names(csr: &X509CertificationRequest<'_>, asked: &Identity) -> Result<(
             ParsedExtension::SubjectAlternativeName(san) => {
                 for name in &san.general_names {
                     if let GeneralName::URI(uri) = name
-                        && *uri != asked
+                        && *uri != requested
                     {
                         return Err(CsrError::Name {
                             named: uri.chars().take(200).collect(),
-                            requested: asked,
+                            requested,
                         });
                     }
                 }

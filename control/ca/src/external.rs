@@ -28,11 +28,11 @@ pub enum ExternalCertificateError {
         requested: Vec<String>,
     },
     /// The certificate is for another key.
-    #[error("its certificate is of another key than the request's")]
+    #[error("its certificate has another key than the request")]
     Key,
     /// The certificate may sign others, or lacks a usage that workloads need.
     #[error(
-        "its certificate {0}; give its profile the usages digital signature, server auth and client auth, and no authority"
+        "its certificate {0}; give its profile the usages digital signature, server auth and client auth, and no CA flag"
     )]
     Usage(&'static str),
     /// The certificate does not chain to the configured roots.
@@ -40,7 +40,7 @@ pub enum ExternalCertificateError {
     Chain(String),
     /// The certificate's lifetime is too long.
     #[error(
-        "its certificate lives {0} s, at most {LIFETIME_SECONDS_MAX} are taken; shorten its profile's expiry"
+        "its certificate is valid for {0} s; at most {LIFETIME_SECONDS_MAX} s are accepted; shorten its profile's expiry"
     )]
     Lifetime(u64),
 }
@@ -63,17 +63,17 @@ impl ExternalCertificateError {
 ///
 /// # Errors
 /// Returns a [`CsrError`] if the request is not acceptable.
-pub fn check_request(asked: &CertificateRequest<'_>) -> Result<(), CsrError> {
-    csr::check(asked.csr, asked.identity, asked.rsa).map(|_| ())
+pub fn check_request(requested: &CertificateRequest<'_>) -> Result<(), CsrError> {
+    csr::check(requested.csr, requested.identity, requested.rsa).map(|_| ())
 }
 
-/// Checks the response to `asked`: PEM with the leaf first. `roots` are the configured roots.
+/// Checks the response to `requested`: PEM with the leaf first. `roots` are the configured roots.
 ///
 /// # Errors
 /// Returns an [`ExternalCertificateError`]; the certificate must then not be used.
 pub fn check_answer(
     pem: &str,
-    asked: &CertificateRequest<'_>,
+    requested: &CertificateRequest<'_>,
     roots: &[String],
     now: u64,
 ) -> Result<IssuedLeaf, ExternalCertificateError> {
@@ -81,8 +81,8 @@ pub fn check_answer(
         .map_err(|e| ExternalCertificateError::Form(e.to_string()))?;
     let (_, leaf) = X509Certificate::from_der(&chain[0])
         .map_err(|e| ExternalCertificateError::Form(e.to_string()))?;
-    let want: Vec<String> = std::iter::once(asked.identity.to_string())
-        .chain(asked.names.iter().cloned())
+    let want: Vec<String> = std::iter::once(requested.identity.to_string())
+        .chain(requested.names.iter().cloned())
         .collect();
     let mut seen = names(&leaf);
     let mut sorted = want.clone();
@@ -94,9 +94,9 @@ pub fn check_answer(
             requested: want,
         });
     }
-    let proved = csr::check(asked.csr, asked.identity, asked.rsa)
+    let request_key = csr::check(requested.csr, requested.identity, requested.rsa)
         .map_err(|_| ExternalCertificateError::Key)?;
-    if leaf.public_key().raw != proved.raw {
+    if leaf.public_key().raw != request_key.raw {
         return Err(ExternalCertificateError::Key);
     }
     check_usage(&leaf)?;
@@ -165,11 +165,13 @@ fn check_usage(leaf: &X509Certificate<'_>) -> Result<(), ExternalCertificateErro
         .flatten()
         .is_some_and(|c| c.value.ca)
     {
-        return Err(ExternalCertificateError::Usage("is an authority's"));
+        return Err(ExternalCertificateError::Usage("is a CA certificate"));
     }
     match leaf.key_usage().ok().flatten() {
         Some(usage) if usage.value.key_cert_sign() || usage.value.crl_sign() => {
-            return Err(ExternalCertificateError::Usage("may sign others"));
+            return Err(ExternalCertificateError::Usage(
+                "may sign other certificates",
+            ));
         }
         Some(usage) if !usage.value.digital_signature() => {
             return Err(ExternalCertificateError::Usage("may not sign handshakes"));
@@ -179,7 +181,7 @@ fn check_usage(leaf: &X509Certificate<'_>) -> Result<(), ExternalCertificateErro
     match leaf.extended_key_usage().ok().flatten() {
         Some(usage) if usage.value.server_auth && usage.value.client_auth => Ok(()),
         _ => Err(ExternalCertificateError::Usage(
-            "is not for servers and clients both",
+            "is not valid for both servers and clients",
         )),
     }
 }

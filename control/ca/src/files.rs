@@ -69,12 +69,12 @@ pub enum AuthorityFilesError {
     KeyMatch,
     /// A certificate does not allow signing certificates.
     #[error(
-        "cert-chain.pem: certificate {0} is no authority; it needs CA:TRUE and, with a key usage, keyCertSign"
+        "cert-chain.pem: certificate {0} is not a CA certificate; it needs CA:TRUE and, with a key usage, keyCertSign"
     )]
     NotAuthority(usize),
     /// A path length constraint forbids the certificates below.
     #[error(
-        "cert-chain.pem: certificate {at} allows {allowed} authorities below it and there are {below}; issue it with a larger pathlen"
+        "cert-chain.pem: certificate {at} allows {allowed} CA certificates below it, but there are {below}; issue it with a larger pathlen"
     )]
     PathLength {
         at: usize,
@@ -83,7 +83,7 @@ pub enum AuthorityFilesError {
     },
     /// A certificate is outside its validity.
     #[error(
-        "{file}: certificate {at} is valid from {from} to {until} (s since 1970), and now is {now}"
+        "{file}: certificate {at} is valid from {from} to {until} (s since 1970), and the current time is {now}"
     )]
     Validity {
         file: &'static str,
@@ -99,7 +99,7 @@ pub enum AuthorityFilesError {
     Chain(usize),
     /// Verifiers would reject a leaf of this CA, for example because of name constraints or usages.
     #[error(
-        "a certificate of {domain} made with these files would be refused: {why}; check name constraints and extended key usages"
+        "a certificate of {domain} issued with these files would be refused: {why}; check name constraints and extended key usages"
     )]
     Trial { domain: TrustDomain, why: String },
     /// `crl.pem` cannot be used.
@@ -133,7 +133,7 @@ pub(crate) fn certificates(
     let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
     let read = read.map_err(|e| fault(e.to_string()))?;
     if read.is_empty() || read.len() > FILE_CERTIFICATES_MAX {
-        return Err(fault(format!("it holds {} certificates", read.len())));
+        return Err(fault(format!("it contains {} certificates", read.len())));
     }
     for der in &read {
         parsed(der).map_err(|why| fault(why.clone()))?;
@@ -144,7 +144,7 @@ pub(crate) fn certificates(
 fn parsed(der: &[u8]) -> Result<X509Certificate<'_>, String> {
     match X509Certificate::from_der(der) {
         Ok(([], certificate)) => Ok(certificate),
-        Ok(_) => Err("bytes stand after a certificate".into()),
+        Ok(_) => Err("bytes follow a certificate".into()),
         Err(e) => Err(e.to_string()),
     }
 }
@@ -195,7 +195,7 @@ impl TenantAuthority {
             .map_err(|e| AuthorityFilesError::Key(e.to_string()))?;
         let first = pem_of(&chain[0]);
         let signer = SigningCa::adopt(key, &first).map_err(|why| match why.as_str() {
-            "the certificate is another key's" => AuthorityFilesError::KeyMatch,
+            "the certificate belongs to another key" => AuthorityFilesError::KeyMatch,
             _ => AuthorityFilesError::Key(why),
         })?;
         let end = |der: &CertificateDer<'_>| {
@@ -250,7 +250,7 @@ impl TenantAuthority {
         let (Ok(namespace), Ok(service_account)) =
             (Namespace::new("canal-system"), ServiceAccount::new("trial"))
         else {
-            return Err("the constants are no names".into());
+            return Err("the constants are not valid names".into());
         };
         let identity = Identity {
             trust_domain: self.domain.clone(),

@@ -78,7 +78,7 @@ impl SigningCa {
         let (_, certificate) = X509Certificate::from_der(&der)
             .map_err(|e| format!("the certificate cannot be read: {e}"))?;
         if certificate.public_key().subject_public_key.data != key.public_key_raw() {
-            return Err("the certificate is another key's".into());
+            return Err("the certificate belongs to another key".into());
         }
         let not_after = u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or(0);
         let issuer = Issuer::from_ca_cert_pem(&pem, key).map_err(|e| e.to_string())?;
@@ -104,7 +104,7 @@ pub(crate) fn fingerprint(der: &[u8]) -> String {
 /// Signs the leaf of `identity` for a verified public key. Returns its PEM and its serial.
 pub(crate) fn leaf(
     root: &SigningCa,
-    proved: &VerifiedPublicKey,
+    public_key: &VerifiedPublicKey,
     identity: &Identity,
     names: &[String],
     (now, not_after): (u64, u64),
@@ -120,7 +120,7 @@ pub(crate) fn leaf(
     p.use_authority_key_identifier_extension = true;
     p.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     // Only RSA key exchange encrypts with the key (RFC 5280 §4.2.1.3); ECDSA keys sign.
-    if proved.is_rsa {
+    if public_key.is_rsa {
         p.key_usages.push(KeyUsagePurpose::KeyEncipherment);
     }
     p.extended_key_usages = vec![
@@ -132,7 +132,7 @@ pub(crate) fn leaf(
         .as_ref()
         .map(|s| hex(&s.to_bytes()))
         .unwrap_or_default();
-    let leaf = p.signed_by(&proved.spki, &root.issuer).map_err(bad)?;
+    let leaf = p.signed_by(&public_key.spki, &root.issuer).map_err(bad)?;
     Ok((leaf.pem(), serial))
 }
 
@@ -163,7 +163,7 @@ fn serial() -> Result<[u8; 16], String> {
     let mut s = [0; 16];
     SystemRandom::new()
         .fill(&mut s)
-        .map_err(|_| "no randomness from the operating system")?;
+        .map_err(|_| "the operating system returned no random bytes")?;
     s[0] = (s[0] & 0x7f) | 0x40;
     Ok(s)
 }

@@ -46,7 +46,7 @@ impl ImportedCrl {
         let lists = lists.map_err(|e| e.to_string())?;
         if lists.is_empty() || lists.len() > LISTS_MAX {
             return Err(format!(
-                "it holds {} lists, 1 to {LISTS_MAX} are taken",
+                "it contains {} lists; 1 to {LISTS_MAX} are accepted",
                 lists.len()
             ));
         }
@@ -68,7 +68,7 @@ impl ImportedCrl {
         });
         if !signed {
             return Err(format!(
-                "the list of {} is signed by none of the certificates here",
+                "none of these certificates signed the list of {}",
                 list.issuer()
             ));
         }

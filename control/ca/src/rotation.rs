@@ -109,14 +109,14 @@ mod tests {
     /// step that must follow.
     const STEPS: [(&str, RotationPhase, Option<u64>, u64, RotationStep); 9] = [
         (
-            "nothing goes on",
+            "no rotation is in progress",
             RotationPhase::Steady,
             Some(0),
             1000,
             RotationStep::Stay,
         ),
         (
-            "somebody does not know the new root",
+            "a subscriber has not acknowledged the new root",
             RotationPhase::Announced,
             None,
             1000,
@@ -151,7 +151,7 @@ mod tests {
             RotationStep::Stay,
         ),
         (
-            "the last one went a moment ago",
+            "the last certificate expired a moment ago",
             RotationPhase::Switched,
             Some(941),
             1000,
@@ -165,7 +165,7 @@ mod tests {
             RotationStep::Retire,
         ),
         (
-            "a clock that went back waits",
+            "after a clock step backwards the rotation waits",
             RotationPhase::Switched,
             Some(2000),
             1000,

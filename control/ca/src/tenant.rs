@@ -135,14 +135,14 @@ impl TenantAuthority {
         if now >= self.not_after {
             return Err(CsrError::RootEnded(self.not_after));
         }
-        let proved = csr::check(request.csr, identity, request.rsa)?;
+        let public_key = csr::check(request.csr, identity, request.rsa)?;
         // A leaf must not outlive any certificate above it.
         let not_after = now
             .saturating_add(request.lifetime_seconds)
             .min(self.not_after);
         let (pem, serial) = leaf(
             &self.signer,
-            &proved,
+            &public_key,
             identity,
             request.names,
             (now, not_after),

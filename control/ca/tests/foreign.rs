@@ -252,7 +252,7 @@ fn broken_files(
         ),
         ("another root", plain.files(&[], other), Err("chain")),
         (
-            "a list of nobody here",
+            "a revocation list of an unknown issuer",
             changed(good(), &|f| f.crl = Some(other.crl(&[7]))),
             Err("crl"),
         ),
@@ -339,7 +339,7 @@ fn files_and_their_faults() {
     assert_eq!(
         published,
         [der(&root.pem), der(&other.pem)],
-        "the one that it chains to stands first"
+        "the root that it chains to is first"
     );
 }
 
@@ -439,7 +439,7 @@ fn a_foreign_crl_of_the_same_issuer_is_merged_and_others_stay() {
     assert_eq!(
         authority.crls(&[], &foreign, 1, NOW).unwrap().len(),
         2,
-        "nothing of its own: both as they came"
+        "the CA adds nothing: both are unchanged"
     );
     let bad = issue(&authority, &[]);
     let lists = authority.crls(&[serial(&bad)], &foreign, 1, NOW).unwrap();
@@ -555,7 +555,7 @@ impl AnswerFixture {
         vec![
             ("as asked", answer(root, key, mine, |_| {}), vec![], Ok(1)),
             (
-                "with a DNS name that was asked for",
+                "with a requested DNS name",
                 answer(root, key, &[id.clone(), dns("a.b")], |_| {}),
                 names(),
                 Ok(1),
@@ -608,7 +608,7 @@ impl AnswerFixture {
                 Err("external_identity"),
             ),
             (
-                "a DNS name that nobody asked for",
+                "a DNS name that was not requested",
                 answer(root, key, &[id.clone(), dns("a.b")], |_| {}),
                 vec![],
                 Err("external_identity"),

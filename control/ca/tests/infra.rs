@@ -69,7 +69,7 @@ fn a_damaged_folder_is_an_error_and_never_replaced() {
     type Damage = fn(&Path);
     let cases: [(&str, Damage, Option<&str>); 5] = [
         (
-            "the key is gone",
+            "the key was removed",
             |d| fs::remove_file(d.join("root.key")).unwrap(),
             Some("pair"),
         ),

@@ -174,7 +174,7 @@ fn chains_hold_within_their_time_and_domain_only() {
     for (what, bundle, at, ok) in [
         ("now", ours.certificate(), NOW, true),
         (
-            "a receiver whose clock is behind",
+            "a receiver with a slow clock",
             ours.certificate(),
             NOW - 59,
             true,
@@ -209,7 +209,7 @@ fn cases_of_names(plain: &str) -> Vec<RequestCase> {
     vec![
         ("no name", plain.into(), None),
         (
-            "the name asked for",
+            "the requested name",
             csr(&p256(), |p| p.subject_alt_names = vec![uri(&request)]),
             None,
         ),

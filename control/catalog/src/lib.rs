@@ -193,7 +193,7 @@ impl CompiledTenant {
     /// are never read.
     pub fn of_provider(resources: Vec<Resource>) -> Self {
         let claims = TenantClaims {
-            tenant: nobody(),
+            tenant: provider_placeholder(),
             isolation: None,
             gateways: Vec::new(),
         };
@@ -220,7 +220,7 @@ impl CompiledTenant {
 }
 
 /// Returns the placeholder tenant of resources that belong to no tenant.
-fn nobody() -> TenantName {
+fn provider_placeholder() -> TenantName {
     match TenantName::new("0") {
         Ok(name) => name,
         Err(_) => unreachable!("the constant is a valid name; the tests of the fleet reach it"),
@@ -329,13 +329,13 @@ impl TenantCatalog {
         (!touches.is_empty()).then(|| self.touched(touches, generation))
     }
 
-    /// Adds the differences between this state's resources of `kind` and the desired list `said`.
+    /// Adds the differences between this state's resources of `kind` and the desired list `declared`.
     /// The closures return an item's name, whether an item equals a resource, and the item as a
     /// resource.
     fn touch<T>(
         &self,
         kind: ResourceKind,
-        said: &[T],
+        declared: &[T],
         generation: Generation,
         (name, is_same, resource): (
             impl Fn(&T) -> Arc<str>,
@@ -346,7 +346,7 @@ impl TenantCatalog {
     ) {
         let mut gone: BTreeMap<&Arc<str>, &Arc<EncodedResource>> =
             self.of(kind).map(|entry| (&entry.name, entry)).collect();
-        for item in said {
+        for item in declared {
             let name = name(item);
             let old = gone.remove(&name);
             if old.is_some_and(|old| is_same(item, &old.resource)) {

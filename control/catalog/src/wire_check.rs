@@ -33,7 +33,7 @@ fn check(resource: &Resource) -> Result<u64, String> {
     let encoded = encode(resource);
     match decode(resource.kind(), &resource.name(), &encoded) {
         Ok(read) if resource.reads_as(&read) => Ok(encoded.len() as u64),
-        Ok(_) => Err("data planes would read it as something else".into()),
+        Ok(_) => Err("data planes would decode it differently".into()),
         Err(why) => Err(why.to_string()),
     }
 }
@@ -51,7 +51,7 @@ pub fn enforce(
         bytes: 0,
     };
     for resource in resources {
-        let kept = match check(&resource) {
+        let checked = match check(&resource) {
             Ok(bytes) => Some((resource, bytes)),
             Err(why) => {
                 diagnostics.push(diagnostic(&resource, &why));
@@ -60,7 +60,7 @@ pub fn enforce(
                     .find_map(|candidate| check(&candidate).ok().map(|bytes| (candidate, bytes)))
             }
         };
-        let Some((resource, bytes)) = kept else {
+        let Some((resource, bytes)) = checked else {
             continue;
         };
         out.resources.push(resource);
@@ -147,7 +147,7 @@ fn diagnostic(resource: &Resource, why: &str) -> Diagnostic {
             resource.name(),
             why.chars().take(REASON_MAX).collect::<String>()
         ),
-        fix: "make it smaller, or write what the text names differently".into(),
+        fix: "make it smaller, or change the value that the text names".into(),
     }
 }
 

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::{ControllerConfig, ControllerError};
-use crate::rooms::{OpenedFiles, RoomHandles};
+use crate::parts::{ControllerParts, OpenedFiles};
 use crate::servers::{self, ControllerPorts};
 use crate::writer::{CatalogPublisher, CatalogWriter, QUEUE_MAX, WriterCommand, WriterQueues};
 
@@ -103,7 +103,7 @@ impl Controller {
             tiers,
             queues,
         } = channels;
-        let (rooms, preparer) = RoomHandles::build(
+        let (parts, preparer) = ControllerParts::build(
             &config,
             &opened,
             publish.subscribe(),
@@ -111,20 +111,20 @@ impl Controller {
             (basis, commits),
         )?;
         let (watch, first) = first_reading(config.config_dir.as_deref()).await?;
-        rooms.health.record(&first);
+        parts.health.record(&first);
         let publisher = CatalogPublisher {
             publish: publish.clone(),
             basis: basis_now,
-            trust: rooms.trust.clone(),
+            trust: parts.trust.clone(),
         };
         let (writer, stored_sets) = start_writer(&preparer, publisher, first, queues)?;
-        let reconciler = first_plan(&rooms, tiers).await;
+        let reconciler = first_plan(&parts, tiers).await;
 
         let (updates, key_sets) = mpsc::channel(KEY_SETS_WAITING_MAX);
         let jwks_context = JwksContext {
-            catalog: rooms.catalog.clone(),
-            store: rooms.store.clone(),
-            metrics: rooms.metrics.clone(),
+            catalog: parts.catalog.clone(),
+            store: parts.store.clone(),
+            metrics: parts.metrics.clone(),
             updates,
         };
         let jwks_source = JwksSource {
@@ -132,7 +132,7 @@ impl Controller {
             options: Arc::new(config.jwks),
             config_dir: config.config_dir.clone().map(Arc::new),
         };
-        let mut work = own_work(&rooms, commands);
+        let mut work = own_work(&parts, commands);
         work.push(Box::pin(principals::follow(
             config.principals,
             principals_now,
@@ -143,12 +143,12 @@ impl Controller {
             jwks_source,
             stored_sets,
         )));
-        work.push(Box::pin(take_key_sets(rooms.changes.clone(), key_sets)));
+        work.push(Box::pin(take_key_sets(parts.changes.clone(), key_sets)));
         if let Some((watch, root)) = watch.zip(config.config_dir) {
             let (changes, health, metrics) = (
-                rooms.changes.clone(),
-                rooms.health.clone(),
-                rooms.metrics.clone(),
+                parts.changes.clone(),
+                parts.health.clone(),
+                parts.metrics.clone(),
             );
             work.push(Box::pin(files::follow(
                 watch, root, changes, health, metrics,
@@ -156,11 +156,11 @@ impl Controller {
         }
         let tasks = TaskTracker::new();
         for task in work {
-            tasks.spawn(rooms.stopping.clone().run_until_cancelled_owned(task));
+            tasks.spawn(parts.stopping.clone().run_until_cancelled_owned(task));
         }
         let controller = Self {
-            store: rooms.store.clone(),
-            stopping: rooms.stopping.clone(),
+            store: parts.store.clone(),
+            stopping: parts.stopping.clone(),
             tasks: tasks.clone(),
             writer: Some(writer),
             _publish: publish,
@@ -168,7 +168,7 @@ impl Controller {
             admin: ports.admin_address()?,
             metrics: ports.metrics_address()?,
         };
-        servers::spawn(&tasks, ports, rooms, &config.limits, config.svid_seconds);
+        servers::spawn(&tasks, ports, parts, &config.limits, config.svid_seconds);
         Ok(controller)
     }
 
@@ -195,7 +195,7 @@ impl Controller {
             .await
             .is_err()
         {
-            tracing::warn!("some connections did not end in time and are cut");
+            tracing::warn!("some connections did not end in time; closing them");
         }
         if let Err(e) = self.store.settle() {
             tracing::warn!(error = %e, "the generation counter will have a gap");
@@ -206,31 +206,31 @@ impl Controller {
         if let Some(writer) = writer.filter(JoinHandle::is_finished)
             && writer.join().is_err()
         {
-            tracing::error!("the writer had ended by a panic");
+            tracing::error!("the catalog writer panicked");
         }
     }
 }
 
 type Task = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Returns the background tasks that need only [`RoomHandles`], and the queue of commands to the
+/// Returns the background tasks that need only [`ControllerParts`], and the queue of commands to the
 /// writer.
-fn own_work(rooms: &RoomHandles, commands: mpsc::Sender<WriterCommand>) -> Vec<Task> {
+fn own_work(parts: &ControllerParts, commands: mpsc::Sender<WriterCommand>) -> Vec<Task> {
     let maintenance = MaintenanceContext {
-        trust: rooms.trust.clone(),
-        catalog: rooms.catalog.clone(),
-        principals: rooms.clients.principals(),
-        subscribers: rooms.subscribers.clone(),
-        metrics: rooms.metrics.clone(),
+        trust: parts.trust.clone(),
+        catalog: parts.catalog.clone(),
+        principals: parts.clients.principals(),
+        subscribers: parts.subscribers.clone(),
+        metrics: parts.metrics.clone(),
     };
     vec![
         Box::pin(subscribers::follow(
-            rooms.subscribers.clone(),
-            rooms.clients.principals(),
+            parts.subscribers.clone(),
+            parts.clients.principals(),
         )),
-        Box::pin(retry(rooms.changes.clone(), commands.clone())),
+        Box::pin(retry(parts.changes.clone(), commands.clone())),
         Box::pin(run_maintenance(Arc::new(maintenance))),
-        Box::pin(publish_trust(rooms.trust.clone(), commands)),
+        Box::pin(publish_trust(parts.trust.clone(), commands)),
     ]
 }
 
@@ -243,12 +243,12 @@ fn first_principals(path: &Path) -> Result<Principals, PrincipalsError> {
 }
 
 /// Creates the fleet reconciler and publishes its first plan.
-async fn first_plan(rooms: &RoomHandles, tiers: mpsc::Sender<TierUpdate>) -> FleetReconciler {
+async fn first_plan(parts: &ControllerParts, tiers: mpsc::Sender<TierUpdate>) -> FleetReconciler {
     let context = ReconcilerContext {
-        fleet: rooms.fleet.clone(),
-        catalog: rooms.catalog.clone(),
-        store: rooms.store.clone(),
-        metrics: rooms.metrics.clone(),
+        fleet: parts.fleet.clone(),
+        catalog: parts.catalog.clone(),
+        store: parts.store.clone(),
+        metrics: parts.metrics.clone(),
         updates: tiers,
     };
     let mut reconciler = FleetReconciler::new(context);
@@ -276,7 +276,7 @@ fn start_writer(
         .name("canal-writer".into())
         .spawn(move || {
             if let Err(e) = writer.run(queues) {
-                tracing::error!(error = %e, "the writer could not begin");
+                tracing::error!(error = %e, "the catalog writer could not start");
             }
         })?;
     Ok((thread, stored))

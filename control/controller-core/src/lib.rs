@@ -2,8 +2,8 @@
 //! opens the listeners, starts the catalog writer, and passes each crate the handles that it needs.
 //! It does not route traffic.
 //!
-//! Start at [`Controller::start`]. `writer` shows how a change takes effect. Its parts (rooms in
-//! the names of this crate) are crates of their own. `canal-catalog` is the state in force, and
+//! Start at [`Controller::start`]. `writer` shows how a change takes effect. Its parts
+//! are crates of their own. `canal-catalog` is the state in force, and
 //! `canal-policy-sources` reads the objects that it is compiled from. `canal-southbound`
 //! distributes it to data planes. `canal-access` authenticates clients, `canal-trust` is the
 //! certificate authorities, `canal-fleet` the cloud tier, and `canal-operators-api` the operators'
@@ -13,7 +13,7 @@
 
 mod config;
 mod controller;
-mod rooms;
+mod parts;
 mod servers;
 mod writer;
 

@@ -29,7 +29,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
 
 use crate::config::{ControllerConfig, ControllerError, ControllerLimits};
-use crate::rooms::RoomHandles;
+use crate::parts::ControllerParts;
 
 /// The sockets that the controller listens on. They are bound before any task starts, so that a
 /// port in use ends the process at once.
@@ -93,7 +93,7 @@ async fn bind_endpoint(
 pub(crate) fn spawn(
     tasks: &TaskTracker,
     ports: ControllerPorts,
-    rooms: RoomHandles,
+    parts: ControllerParts,
     limits: &ControllerLimits,
     svid_seconds: u64,
 ) {
@@ -104,14 +104,14 @@ pub(crate) fn spawn(
         metrics,
     } = ports;
     let pages = Arc::new(PagesContext {
-        catalog: rooms.catalog.clone(),
-        subscribers: rooms.subscribers.clone(),
-        fleet: rooms.fleet.clone(),
-        trust: rooms.trust.clone(),
-        health: rooms.health.clone(),
-        limits: rooms.limits.clone(),
-        metrics: rooms.metrics.clone(),
-        stopping: rooms.stopping.clone(),
+        catalog: parts.catalog.clone(),
+        subscribers: parts.subscribers.clone(),
+        fleet: parts.fleet.clone(),
+        trust: parts.trust.clone(),
+        health: parts.health.clone(),
+        limits: parts.limits.clone(),
+        metrics: parts.metrics.clone(),
+        stopping: parts.stopping.clone(),
     });
     tasks.spawn(admin_server::serve(
         socket,
@@ -130,8 +130,8 @@ pub(crate) fn spawn(
             ));
         }
     }
-    let server = ControllerServices::of(&rooms, limits, svid_seconds);
-    tasks.spawn(serve(listener, rooms, server, limits.clone()));
+    let server = ControllerServices::of(&parts, limits, svid_seconds);
+    tasks.spawn(serve(listener, parts, server, limits.clone()));
 }
 
 /// The gRPC services for data planes and operators.
@@ -143,48 +143,48 @@ struct ControllerServices {
 }
 
 impl ControllerServices {
-    fn of(rooms: &RoomHandles, limits: &ControllerLimits, svid_seconds: u64) -> Self {
+    fn of(parts: &ControllerParts, limits: &ControllerLimits, svid_seconds: u64) -> Self {
         let discovery = DiscoveryContext {
-            catalog: rooms.catalog.clone(),
-            clients: rooms.clients.clone(),
-            subscribers: rooms.subscribers.clone(),
-            metrics: rooms.metrics.clone(),
-            subscription_bytes: rooms.limits.subscription_bytes.clone(),
+            catalog: parts.catalog.clone(),
+            clients: parts.clients.clone(),
+            subscribers: parts.subscribers.clone(),
+            metrics: parts.metrics.clone(),
+            subscription_bytes: parts.limits.subscription_bytes.clone(),
             session: limits.session(),
-            store: rooms.store.id(),
-            stopping: rooms.stopping.clone(),
+            store: parts.store.id(),
+            stopping: parts.stopping.clone(),
         };
         Self {
             southbound: DiscoveryService {
                 shared: Arc::new(discovery),
             },
             certificates: CertificateService {
-                catalog: rooms.catalog.clone(),
-                trust: rooms.trust.clone(),
-                metrics: rooms.metrics.clone(),
+                catalog: parts.catalog.clone(),
+                trust: parts.trust.clone(),
+                metrics: parts.metrics.clone(),
                 svid_seconds,
                 tenant_rate: limits.tenant_rate,
                 provider_rate: limits.provider_rate,
             },
             fleet: FleetService {
-                fleet: rooms.fleet.clone(),
-                catalog: rooms.catalog.clone(),
-                principals: rooms.clients.principals(),
-                subscribers: rooms.subscribers.clone(),
-                store: rooms.store.clone(),
-                metrics: rooms.metrics.clone(),
+                fleet: parts.fleet.clone(),
+                catalog: parts.catalog.clone(),
+                principals: parts.clients.principals(),
+                subscribers: parts.subscribers.clone(),
+                store: parts.store.clone(),
+                metrics: parts.metrics.clone(),
             },
             admin: Arc::new(AdminService {
-                catalog: rooms.catalog.clone(),
-                changes: rooms.changes.clone(),
-                health: rooms.health.clone(),
-                subscribers: rooms.subscribers.clone(),
-                observations: rooms.observations.clone(),
-                fleet: rooms.fleet.clone(),
-                trust: rooms.trust.clone(),
-                store: rooms.store.clone(),
-                limits: rooms.limits.clone(),
-                metrics: rooms.metrics.clone(),
+                catalog: parts.catalog.clone(),
+                changes: parts.changes.clone(),
+                health: parts.health.clone(),
+                subscribers: parts.subscribers.clone(),
+                observations: parts.observations.clone(),
+                fleet: parts.fleet.clone(),
+                trust: parts.trust.clone(),
+                store: parts.store.clone(),
+                limits: parts.limits.clone(),
+                metrics: parts.metrics.clone(),
             }),
         }
     }
@@ -193,23 +193,23 @@ impl ControllerServices {
 /// Accepts connections and serves the gRPC services until the controller stops.
 async fn serve(
     listener: ControlListener,
-    rooms: RoomHandles,
+    parts: ControllerParts,
     services: ControllerServices,
     limits: ControllerLimits,
 ) {
     let (sender, connections) = mpsc::channel(1);
     // The owners of source addresses must be known before the first connection is accepted.
-    let catalogs = rooms.catalog.clone();
+    let catalogs = parts.catalog.clone();
     let (sources_now, sources) = watch::channel(Arc::new(Sources::of(&catalogs.borrow().clone())));
     tokio::spawn(admission::follow(catalogs, sources_now));
-    let accounts = (rooms.limits.clone(), sources);
+    let accounts = (parts.limits.clone(), sources);
     tokio::spawn(listener.run(
         sender,
-        rooms.metrics.clone(),
+        parts.metrics.clone(),
         accounts,
-        rooms.stopping.clone(),
+        parts.stopping.clone(),
     ));
-    let json = json_api(&services.admin, &rooms, &limits);
+    let json = json_api(&services.admin, &parts, &limits);
     let admin = AdminServer::from_arc(services.admin)
         .max_decoding_message_size(limits.request_bytes)
         .max_encoding_message_size(canal_wire::MESSAGE_BYTES_MAX);
@@ -218,8 +218,8 @@ async fn serve(
         .max_encoding_message_size(canal_wire::MESSAGE_BYTES_MAX);
     let certificates = IstioCertificateServiceServer::new(services.certificates);
     let fleet = FleetServer::new(services.fleet).max_decoding_message_size(limits.request_bytes);
-    let observations = ObservationService::server(&rooms.observations);
-    let clients = &rooms.clients;
+    let observations = ObservationService::server(&parts.observations);
+    let clients = &parts.clients;
     let server = Server::builder()
         .http2_keepalive_interval(Some(limits.ping.0))
         .http2_keepalive_timeout(Some(limits.ping.1))
@@ -229,7 +229,7 @@ async fn serve(
         .add_service(InterceptedService::new(observations, clients.interceptor()))
         .add_service(InterceptedService::new(admin, clients.interceptor()))
         .add_service(json);
-    let stopping = rooms.stopping.clone();
+    let stopping = parts.stopping.clone();
     let done = server.serve_with_incoming_shutdown(ReceiverStream::new(connections), async move {
         stopping.cancelled().await
     });
@@ -242,17 +242,17 @@ async fn serve(
 /// gRPC services.
 fn json_api(
     admin: &Arc<AdminService>,
-    rooms: &RoomHandles,
+    parts: &ControllerParts,
     limits: &ControllerLimits,
 ) -> JsonApi<AdminService, impl Interceptor + Clone + Send + Sync + 'static + use<>> {
     let limits = JsonApiLimits {
         request_bytes: limits.request_bytes,
         response_bytes: canal_wire::MESSAGE_BYTES_MAX,
     };
-    let metrics = rooms.metrics.clone();
+    let metrics = parts.metrics.clone();
     JsonApi::new(
         admin.clone(),
-        rooms.clients.interceptor(),
+        parts.clients.interceptor(),
         limits,
         move |refusal| metrics.refuse(refusal.name()),
     )

@@ -437,7 +437,7 @@ impl CatalogWriter {
         self.give_back(name, [0; 4]);
         if self.catalog.tenants.remove(name).is_some() {
             self.publish_now(generation);
-            tracing::info!(tenant = %name, %generation, "the tenant is gone");
+            tracing::info!(tenant = %name, %generation, "removed the tenant");
         }
         Ok(())
     }
@@ -773,7 +773,7 @@ fn trust_resources(
             .placement
             .of(replica)
             .iter()
-            .flat_map(|held| &held.tenants)
+            .flat_map(|scope| &scope.tenants)
         {
             serving.entry(tenant).or_default().insert(replica);
         }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::fixture::{
-    ControllerFixture, Operator, errors, gateway, patience, route, service, tenant, tenant_object,
+    ControllerFixture, Operator, errors, gateway, route, service, tenant, tenant_object, wait_limit,
 };
 use canal_controller_core::{ControllerLimits, FILES_MAX};
 use canal_model::program::ResourceKind;
@@ -225,7 +225,7 @@ async fn an_old_error_in_another_object_does_not_block_an_apply() {
         &route("broken", "a", &[("nowhere", 1)]),
     );
     let mut ann = fixture.admin("ann").await;
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     while ann.status().await.tenants[0].errors == 0 && Instant::now() < until {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -393,7 +393,7 @@ async fn a_tenant_can_be_made_and_unmade_by_the_provider() {
 }
 
 #[tokio::test]
-async fn a_new_tenant_cannot_claim_what_an_existing_one_has() {
+async fn a_new_tenant_cannot_claim_values_of_an_existing_tenant() {
     let fixture = ControllerFixture::two_tenants().await;
     let mut root = fixture.admin("root").await;
     let cases = [
@@ -424,7 +424,7 @@ async fn a_new_tenant_cannot_claim_what_an_existing_one_has() {
         "alpha/mesh.yaml",
         &tenant("alpha", 1).replace("vni: 1,", "vni: 2,"),
     );
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     while root.status().await.diagnostics.is_empty() && Instant::now() < until {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -462,7 +462,7 @@ async fn an_unreadable_row_is_reported_and_can_be_removed() {
         .must_apply("alpha", &[&service(1, "c", 3)])
         .await;
     fixture.stop().await;
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     let store = loop {
         match canal_store::Store::open(
             &fixture.config.data_dir,
@@ -545,7 +545,7 @@ async fn limits_refuse_by_name() {
         .await
         .unwrap_err();
     assert!(
-        over.code() == Code::ResourceExhausted && over.message().contains("may hold 3"),
+        over.code() == Code::ResourceExhausted && over.message().contains("at most 3"),
         "{over}"
     );
     assert_eq!(

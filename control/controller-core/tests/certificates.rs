@@ -293,7 +293,7 @@ async fn while_the_registry_is_not_known_the_answer_is_try_again() {
         Code::Unavailable
     );
     std::fs::rename(fixture.dir.path().join("aside"), fixture.path("alpha")).unwrap();
-    let until = std::time::Instant::now() + fixture::patience();
+    let until = std::time::Instant::now() + fixture::wait_limit();
     while fixture.certificate("n1", Some(A), None).await.is_err() {
         assert!(std::time::Instant::now() < until);
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -4,8 +4,8 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use crate::fixture::{
-    ControllerFixture, ManualSubscriber, ReceivedResources, errors, gateway, patience, pod,
-    service, tenant, tenant_object,
+    ControllerFixture, ManualSubscriber, ReceivedResources, errors, gateway, pod, service, tenant,
+    tenant_object, wait_limit,
 };
 use canal_model::program::ResourceKind;
 
@@ -19,7 +19,7 @@ fn ready(held: &ReceivedResources, name: &str) -> Option<bool> {
 
 async fn findings(fixture: &ControllerFixture, part: &str) {
     let mut root = fixture.admin("root").await;
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     loop {
         let found = errors(&root.status().await.diagnostics);
         if found.iter().any(|f| f.contains(part)) {
@@ -86,7 +86,7 @@ async fn accidents_take_nothing_away() {
     assert_eq!(
         (s.settle().await, s.names()),
         (vec![], held.clone()),
-        "the folder is gone"
+        "the folder was removed"
     );
     assert!(
         fixture
@@ -101,7 +101,7 @@ async fn accidents_take_nothing_away() {
     assert_eq!(
         (s.settle().await, s.names()),
         (vec![], held),
-        "the whole configuration is gone"
+        "the configuration directory was removed"
     );
     fs::rename(&aside, fixture.path("")).unwrap();
 }
@@ -120,7 +120,7 @@ async fn an_emptied_folder_is_meant() {
     .await;
     fs::remove_dir(fixture.path("alpha")).unwrap();
     let mut root = fixture.admin("root").await;
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     while root.status().await.tenants.len() > 1 && Instant::now() < until {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -194,7 +194,7 @@ async fn a_file_owns_its_objects() {
     // warning.
     ann.must_apply("alpha", &[&service(1, "c", 3)]).await;
     fixture.write("alpha/more.yaml", &service(1, "c", 4));
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     while ann.status().await.tenants[0].warnings == 0 && Instant::now() < until {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::fixture::{ControllerFixture, ManualSubscriber, Operator, patience, with_token};
+use crate::fixture::{ControllerFixture, ManualSubscriber, Operator, wait_limit, with_token};
 use canal_model::program::{BucketTable, Resource, ResourceKind};
 use canal_timing::{assert_time, slack};
 use canal_wire::fleet::fleet_client::FleetClient;
@@ -109,7 +109,7 @@ async fn reuse_the_number_of_r1(
         only(&rims[0].south)
     })
     .await;
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     while root
         .fleet()
         .await
@@ -405,12 +405,12 @@ async fn unknown_and_misnamed_replicas_are_refused_by_name() {
             .replicas
             .len(),
         1,
-        "nobody got in"
+        "no session was admitted"
     );
 }
 
 #[tokio::test]
-async fn a_replica_gets_sessions_only_once_it_knows_the_tenant() {
+async fn a_replica_gets_sessions_only_after_it_acknowledged_the_tenant() {
     let fixture = tier().await;
     let mut r1 = FakeReplica::launch(&fixture, "r1", "b1", "az1", "250.1.0.3").await;
     let mut e1 = FakeEdge::launch(&fixture, "e1", "az1", "250.1.0.2").await;
@@ -460,7 +460,7 @@ async fn a_replica_gets_sessions_only_once_it_knows_the_tenant() {
     // A new tenant: both replicas have it before the edge gets a table.
     let third = tier_tenant("gamma", 3).replace("n1", "g1");
     fixture.write("gamma/all.yaml", &third);
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     // Number of turns for which the tables have waited.
     let mut waited = 0;
     while waited < 20 {
@@ -470,7 +470,7 @@ async fn a_replica_gets_sessions_only_once_it_knows_the_tenant() {
         e1.turn().await;
         assert!(
             !tables(&e1.south).keys().any(|n| n.starts_with("gamma")),
-            "a table before both knew the tenant"
+            "a table was published before both acknowledged the tenant"
         );
         let waits = r1.south.has(ResourceKind::Service, "gamma/shop/a")
             && fixture
@@ -568,7 +568,7 @@ async fn a_draining_replica_stays_owner_until_it_reports_no_sessions() {
     root.drain("r1").await.unwrap();
     // Its buckets get other heads a few at a time. It stays in all of their chains, also for some
     // turns after it is the head of none.
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     let mut turns_without_head = 0;
     while turns_without_head < 10 {
         assert!(
@@ -659,7 +659,7 @@ async fn forget_the_dead_r4(
     e2: &mut FakeEdge,
 ) {
     e2.sees(&[("r4", false)]);
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     while root
         .fleet()
         .await
@@ -720,7 +720,7 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
     let reported = Instant::now();
     e2.turn().await;
     let begun = Instant::now();
-    let until = begun + patience();
+    let until = begun + wait_limit();
     let closed = loop {
         r1.turn().await;
         r4.turn().await;
@@ -950,7 +950,7 @@ async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
     // Data planes have some seconds to answer; after a pause of the machine some are late, and the
     // query is repeated.
     let asked = tokio::spawn(async move {
-        let until = Instant::now() + patience();
+        let until = Instant::now() + wait_limit();
         loop {
             let found = ann.find_sessions("", "10.1.1.9:4000").await;
             if found.as_ref().is_ok_and(|f| f.silent.is_empty()) || Instant::now() >= until {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::fixture::{
-    ControllerFixture, ManualSubscriber, Operator, errors, patience, service, tenant_object,
+    ControllerFixture, ManualSubscriber, Operator, errors, service, tenant_object, wait_limit,
     with_token,
 };
 use canal_controller_core::ControllerLimits;
@@ -18,7 +18,7 @@ use tonic::Code;
 
 /// Waits for a condition.
 async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let end = Instant::now() + patience();
+    let end = Instant::now() + wait_limit();
     while !holds().await {
         assert!(Instant::now() < end, "{what} did not come");
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -111,7 +111,7 @@ async fn changes_beyond_a_tenants_share_are_refused_by_name() {
     assert!(
         refused
             .message()
-            .contains("alpha has too many changes under way (queued_change_bytes: share); fix: "),
+            .contains("alpha has too many changes in progress (queued_change_bytes: share); fix: "),
         "{refused}"
     );
     bob.must_apply("beta", &[&service(2, "a", 1)]).await;
@@ -409,7 +409,7 @@ async fn route_tables_are_bounded_over_all_services() {
             .map(|s| s.used)
             .sum::<u64>()
     };
-    until("the end of everything that alpha took", async || {
+    until("the end of all permits of alpha", async || {
         taken(root.status().await.shares) == 0
     })
     .await;
@@ -429,7 +429,7 @@ async fn route_tables_are_bounded_over_all_services() {
 /// A reduced share removes nothing from data planes: after a start they keep their resources until
 /// the tenant fits again.
 #[tokio::test]
-async fn a_reduced_share_leaves_data_planes_what_they_hold() {
+async fn a_reduced_share_does_not_remove_resources_from_data_planes() {
     let mut fixture = ControllerFixture::with(ControllerLimits::default(), two_tenants).await;
     let mut ann = fixture.admin("ann").await;
     ann.must_apply("alpha", &[&patterns(2, 2)]).await;
@@ -499,7 +499,7 @@ fn padded(services: std::ops::Range<usize>, bytes: usize) -> String {
 
 /// N3: the answer to a Diff was as large as the objects.
 #[tokio::test]
-async fn the_answer_to_a_diff_is_bounded_and_counts_what_it_leaves_out() {
+async fn a_diff_response_is_bounded_and_counts_omitted_lines() {
     let fixture = ControllerFixture::with(ControllerLimits::default(), two_tenants).await;
     let mut ann = fixture.admin("ann").await;
     let diff = ann.diff("alpha", &[&padded(0..12, 500_000)]).await.unwrap();
@@ -579,10 +579,8 @@ async fn check_visible_use(ann: &mut Operator, bob: &mut Operator, root: &mut Op
     );
     let found = errors(&status.diagnostics);
     assert!(
-        found
-            .iter()
-            .any(|e| e.contains("alpha/shop/a@az1")
-                && e.contains("gateway g1 has no capacity for it")),
+        found.iter().any(|e| e.contains("alpha/shop/a@az1")
+            && e.contains("gateway g1 has no capacity for the resource")),
         "{found:?}"
     );
     let status = bob.status().await;

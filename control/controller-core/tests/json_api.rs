@@ -48,7 +48,7 @@ async fn send(
 }
 
 #[tokio::test]
-async fn operators_see_by_json_what_they_see_by_grpc() {
+async fn the_json_api_and_grpc_return_the_same_to_operators() {
     let fixture = ControllerFixture::two_tenants().await;
     let mut channel = fixture.channel().await;
     let mut get =

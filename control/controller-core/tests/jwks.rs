@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::fixture::{ControllerFixture, ManualSubscriber, patience, tenant};
+use crate::fixture::{ControllerFixture, ManualSubscriber, tenant, wait_limit};
 use canal_controller_core::ControllerLimits;
 use canal_model::program::{Resource, ResourceKind};
 use canal_timing::assert_time;
@@ -101,7 +101,7 @@ async fn fixture(issuer: std::net::SocketAddr) -> ControllerFixture {
 }
 
 async fn counted(fixture: &ControllerFixture, outcome: &str) {
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     let line =
         format!("canal_controller_jwks_fetches_total{{tenant=\"alpha\",outcome=\"{outcome}\"}}");
     while fixture.metric(&line).await < 1.0 {
@@ -153,7 +153,7 @@ async fn a_key_set_is_fetched_refreshed_and_retained_on_failure() {
     assert!(
         diagnostics
             .iter()
-            .any(|d| d.problem.contains("the last good one is in force")),
+            .any(|d| d.problem.contains("the last good key set is in force")),
         "{diagnostics:?}"
     );
     // The last good set also stays across a restart while the issuer is broken.
@@ -253,7 +253,7 @@ async fn unlisted_hosts_are_not_fetched_and_files_stay_in_the_folder() {
     std::fs::write(fixture.path("alpha/keys/own.json"), set("turned")).unwrap();
     until_keys(&mut g1, "inside", Some("turned")).await;
     let mut root = fixture.admin("root").await;
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     while !root
         .status()
         .await

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::fixture;
 use crate::fixture::{
-    ControllerFixture, ManualSubscriber, ReceivedResources, patience, service, tenant_object,
+    ControllerFixture, ManualSubscriber, ReceivedResources, service, tenant_object, wait_limit,
 };
 use canal_controller_core::{
     ADMIN_CONNECTIONS_MAX, CertificateRate, ControllerLimits, TOKEN_BYTES_MAX,
@@ -52,11 +52,11 @@ async fn streams_and_names() {
     let Err(over) =
         ManualSubscriber::try_open(fixture.channel().await, "n1", BTreeMap::new()).await
     else {
-        panic!("a third was let in")
+        panic!("a third was accepted")
     };
     assert_eq!(over.code(), Code::ResourceExhausted, "{over}");
     drop(second);
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     while fixture
         .metric("canal_controller_subscribers{kind=\"node\"}")
         .await
@@ -94,7 +94,7 @@ async fn streams_and_names() {
 }
 
 #[tokio::test]
-async fn streams_of_one_tenant_leave_places_to_others() {
+async fn streams_of_one_tenant_do_not_exhaust_the_stream_limit_of_others() {
     let mut limits = ControllerLimits {
         streams: 6,
         ..ControllerLimits::default()
@@ -145,7 +145,7 @@ async fn streams_of_one_tenant_leave_places_to_others() {
         "alpha/t.yaml",
         &tenant_object("alpha", 1).replace("spec: {", "spec: {shares: {controllerStreams: 1}, "),
     );
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     while fixture.metric(&of_alpha("max")).await > 1.0 {
         assert!(Instant::now() < until, "the Tenant's share is not in force");
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -200,7 +200,7 @@ async fn names_that_only_streams_know_are_on_their_tenants_account() {
 /// N1b: while a gateway is disconnected, most of its routes are deleted. Its stream is not refused
 /// for listing them.
 #[tokio::test]
-async fn a_gateway_comes_back_after_most_of_what_it_holds_was_deleted() {
+async fn a_gateway_reconnects_after_most_of_its_resources_were_deleted() {
     let limits = ControllerLimits {
         names: 10,
         ..ControllerLimits::default()
@@ -242,7 +242,7 @@ async fn a_gateway_comes_back_after_most_of_what_it_holds_was_deleted() {
 }
 
 async fn connections_are(fixture: &ControllerFixture, n: f64) {
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     while (fixture.metric("canal_controller_connections").await - n).abs() > f64::EPSILON {
         assert!(Instant::now() < until, "not {n} connections");
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -334,12 +334,12 @@ async fn silent_connections_block_no_other_and_are_closed() {
     let used = "canal_share_used{limit=\"controller_unauthenticated_connections\"";
     assert!(
         fixture.metric(&format!("{used},tenant=\"\"}}")).await < 1.0,
-        "no source is the provider's"
+        "no source belongs to the provider"
     );
     let mut first = held.remove(0);
-    tokio::time::timeout(patience(), wait_for_close(&mut first))
+    tokio::time::timeout(wait_limit(), wait_for_close(&mut first))
         .await
-        .expect("the oldest gave way");
+        .expect("the oldest was closed");
     let open = fixture.metric("canal_controller_connections").await;
     assert!(open <= (PLACES + 8) as f64, "{open} connections are open");
 }
@@ -366,7 +366,7 @@ async fn an_unauthenticated_connection_is_cut_at_its_deadline() {
         wait_for_close(&mut quiet).await;
         wait_for_close(&mut speaks).await;
     };
-    tokio::time::timeout(patience(), cut)
+    tokio::time::timeout(wait_limit(), cut)
         .await
         .expect("both are cut, with and without the HTTP/2 preface");
     refused(&fixture, "authorization_deadline").await;
@@ -441,7 +441,8 @@ async fn a_tenants_certificates_fill_its_share_and_no_others() {
         "a tenth of what tenants may take: {full}"
     );
     assert!(
-        full.message().contains("alpha has 9 certificates"),
+        full.message()
+            .contains("alpha has 9 unexpired certificates"),
         "{full}"
     );
     for other in ["m1", "g1"] {
@@ -491,7 +492,7 @@ async fn handshakes() {
     assert_eq!(
         idle.read(&mut [0; 1]).await.unwrap_or(0),
         0,
-        "one that says nothing is let go"
+        "a silent connection is closed"
     );
     refused(&fixture, "handshake_deadline").await;
     let mut rude = TcpStream::connect(fixture.hub().address()).await.unwrap();
@@ -516,7 +517,7 @@ async fn tokens_and_requests() {
     let Err(over) =
         ManualSubscriber::try_open(fixture.channel().await, &long, BTreeMap::new()).await
     else {
-        panic!("it was let in")
+        panic!("it was accepted")
     };
     assert_eq!(over.code(), Code::Unauthenticated, "{over}");
     refused(&fixture, "token_form").await;
@@ -541,7 +542,7 @@ async fn admin_connections() {
     assert_eq!(over.read(&mut [0; 1]).await.unwrap_or(0), 0);
     refused(&fixture, "admin_connections").await;
     drop(open);
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     loop {
         let mut tcp = TcpStream::connect(address).await.unwrap();
         tokio::io::AsyncWriteExt::write_all(
@@ -554,6 +555,6 @@ async fn admin_connections() {
         if tcp.read_to_string(&mut text).await.is_ok() && text.starts_with("HTTP/1.1 200") {
             return;
         }
-        assert!(Instant::now() < until, "the door stays shut");
+        assert!(Instant::now() < until, "the connection is still refused");
     }
 }

@@ -16,7 +16,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Status, Streaming};
 
-use crate::fixture::{ControllerFixture, PRINCIPALS, patience, with_token, write_principals};
+use crate::fixture::{ControllerFixture, PRINCIPALS, wait_limit, with_token, write_principals};
 
 /// A fake data plane as the controller sees it.
 struct Plane {
@@ -52,7 +52,7 @@ impl Plane {
     }
 
     async fn order(&mut self) -> (u64, Order) {
-        let order = tokio::time::timeout(patience(), self.orders.message())
+        let order = tokio::time::timeout(wait_limit(), self.orders.message())
             .await
             .expect("an order")
             .unwrap()
@@ -109,7 +109,7 @@ async fn begun(
     token: &'static str,
     request: ObserveRequest,
 ) -> (Streaming<ObserveEvent>, Vec<String>) {
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     loop {
         match observe(fixture, token, request.clone()).await {
             Ok(mut events) => {
@@ -143,7 +143,7 @@ async fn narrow_channel(fixture: &ControllerFixture) -> Channel {
 }
 
 async fn next(events: &mut Streaming<ObserveEvent>) -> ObserveEvent {
-    tokio::time::timeout(patience(), events.message())
+    tokio::time::timeout(wait_limit(), events.message())
         .await
         .expect("an event")
         .unwrap()
@@ -376,7 +376,7 @@ async fn observations_are_bounded_and_counted_by_operator_and_by_tenant() {
     // An operator that leaves gives back its permits.
     held.clear();
     drop(of_root);
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     while fixture.metric(open).await > 0.1 {
         assert!(Instant::now() < until, "places are not free");
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -410,7 +410,7 @@ async fn an_observation_ends_with_its_data_plane_its_reader_or_its_token() {
         .filter(|(token, _)| *token != "ann")
         .collect();
     write_principals(&fixture.config.principals, &others);
-    let end = tokio::time::timeout(patience(), revoked.message())
+    let end = tokio::time::timeout(wait_limit(), revoked.message())
         .await
         .unwrap()
         .unwrap_err();

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::fixture;
-use crate::fixture::{ControllerFixture, ManualSubscriber, patience, pod, route, service, tenant};
+use crate::fixture::{
+    ControllerFixture, ManualSubscriber, pod, route, service, tenant, wait_limit,
+};
 use canal_controller_core::ControllerLimits;
 use canal_model::program::{Resource, ResourceKind, RouteAction};
 use canal_timing::{assert_time, slack};
@@ -118,7 +120,7 @@ async fn ready_pods_of_direct_ports_are_sent_to_nodes_of_their_tenant() {
     );
     assert!(
         !n1.has(ResourceKind::Workload, "alpha/shop/cache-0"),
-        "it is another node's"
+        "it belongs to another node"
     );
     assert!(direct(&m1).is_empty() && direct(&g1).is_empty());
     check_direct_endpoint(&n1);
@@ -161,7 +163,7 @@ async fn ready_pods_of_direct_ports_are_sent_to_nodes_of_their_tenant() {
         "the port is not direct any more: {:?}",
         n1.names()
     );
-    assert!(m1.settle().await.is_empty(), "beta hears nothing of it");
+    assert!(m1.settle().await.is_empty(), "beta receives nothing of it");
 }
 
 #[tokio::test]
@@ -194,7 +196,7 @@ async fn only_known_tokens_may_connect() {
 }
 
 #[tokio::test]
-async fn one_batch_is_ordered_so_that_nothing_dangles() {
+async fn one_batch_is_ordered_without_dangling_references() {
     let fixture = ControllerFixture::two_tenants().await;
     let mut s = fixture.subscribe("g1").await;
     let first = s.settle().await;
@@ -512,7 +514,7 @@ async fn a_half_open_connection_is_found() {
         "one that answers PINGs stays, however quiet"
     );
     relay.freeze();
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     while root.subscriber("n1").await.connected {
         assert!(Instant::now() < until, "a frozen path is not noticed");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -598,7 +600,11 @@ async fn principals_are_followed_and_a_revoked_token_ends_its_stream() {
     let mut fresh = fixture.subscribe("fresh").await;
     fresh.settle().await;
     assert!(fresh.has(ResourceKind::Tenant, "alpha"));
-    assert_eq!(n2.settle().await.len(), 1, "n2 goes on; it had c to take");
+    assert_eq!(
+        n2.settle().await.len(),
+        1,
+        "n2 continues; it had c to receive"
+    );
 }
 
 #[tokio::test]
@@ -614,12 +620,12 @@ async fn a_stream_names_the_store_first_and_a_lost_store_is_another_with_other_i
     let mut found = Vec::new();
     for _ in 0..2 {
         let mut s = fixture.subscribe("n1").await;
-        let first = s.next(patience()).await.unwrap();
+        let first = s.next(wait_limit()).await.unwrap();
         let store = canal_wire::southbound::store_of(&first)
             .unwrap()
             .expect("the first response names the store");
         s.answer(first).await;
-        let second = s.next(patience()).await.unwrap();
+        let second = s.next(wait_limit()).await.unwrap();
         assert_eq!(second.control_plane, None, "once is enough");
         s.answer(second).await;
         s.until("the services", |h| {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::fixture;
 use crate::fixture::{
-    ControllerFixture, ManualSubscriber, PRINCIPALS, fresh_csr, patience, tenant, with_token,
+    ControllerFixture, ManualSubscriber, PRINCIPALS, fresh_csr, tenant, wait_limit, with_token,
     write_principals,
 };
 use canal_ca::RotationTimeouts;
@@ -43,7 +43,7 @@ fn everybody() -> Vec<(&'static str, &'static str)> {
 
 async fn two_tenants(keys: &str) -> ControllerFixture {
     ControllerFixture::tuned(ControllerLimits::default(), |config| {
-        config.trust.patience = RotationTimeouts {
+        config.trust.rotation_timeouts = RotationTimeouts {
             settle: 0,
             grace: 0,
             overdue: 600,
@@ -141,7 +141,7 @@ async fn a_bundle_is_sent_to_its_tenant_and_mutually_federated_ones() {
     .await;
     assert!(
         bundle(&n1, "alpha/beta.example").is_none(),
-        "one side alone federates with nobody"
+        "one side alone does not create a federation"
     );
     fixture.write(
         "beta/mesh.yaml",
@@ -318,7 +318,7 @@ async fn keys_in_key_servers_restrict_certificate_requests() {
             "keys: {location: KeyServer, fallback: Local}, podCidrs",
         ),
     );
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     while fixture.certificate("n1", Some(A), None).await.is_err() {
         assert!(
             Instant::now() < until,
@@ -438,7 +438,7 @@ async fn host_names_of_a_service_go_with_the_gateways_identity() {
         "alpha/mesh.yaml",
         &tenant("alpha", 1).replace("podCidrs", "keys: {algorithm: Rsa2048}, podCidrs"),
     );
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     while fixture
         .certificate_of("n1", A, None, Some(rsa.clone()))
         .await
@@ -446,7 +446,7 @@ async fn host_names_of_a_service_go_with_the_gateways_identity() {
     {
         assert!(
             Instant::now() < until,
-            "RSA is taken where the tenant says so"
+            "RSA is accepted if the tenant configures it"
         );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -500,7 +500,7 @@ async fn restart_while_announced(fixture: &mut ControllerFixture, ca: CaCli) -> 
 }
 
 #[tokio::test]
-async fn a_root_is_replaced_once_all_know_the_new_one_and_goes_once_nothing_of_it_is_in_use() {
+async fn a_root_signs_after_all_acknowledge_it_and_retires_when_unused() {
     let mut fixture = two_tenants("").await;
     let mut n1 = fixture.subscribe("n1").await;
     n1.until("the bundle", |h| {
@@ -531,7 +531,7 @@ async fn a_root_is_replaced_once_all_know_the_new_one_and_goes_once_nothing_of_i
     let both = bundle(&n1, "alpha/alpha.example").unwrap();
     assert_eq!(
         both.roots[0], first.roots[0],
-        "the old one signs, and stands first"
+        "the old root signs and is first"
     );
     // Time for several checks of the rotation: each must find that n2 has acknowledged nothing.
     tokio::time::sleep(Duration::from_millis(2500)).await;
@@ -551,7 +551,7 @@ async fn a_root_is_replaced_once_all_know_the_new_one_and_goes_once_nothing_of_i
     assert_eq!(
         meanwhile.last().unwrap(),
         &both.roots.concat(),
-        "the last element holds all roots"
+        "the last element contains all roots"
     );
     let mut ca = restart_while_announced(&mut fixture, ca).await;
     let mut n1 = fixture.subscribe("n1").await;
@@ -571,7 +571,7 @@ async fn a_root_is_replaced_once_all_know_the_new_one_and_goes_once_nothing_of_i
     let now = bundle(&n1, "alpha/alpha.example").unwrap();
     assert_eq!(
         now.roots[0], both.roots[1],
-        "the new one signs, and stands first"
+        "the new root signs and is first"
     );
     let new = fixture
         .certificate("n1", Some(A), None)
@@ -587,7 +587,7 @@ async fn a_root_is_replaced_once_all_know_the_new_one_and_goes_once_nothing_of_i
 }
 
 #[tokio::test]
-async fn force_takes_the_next_step_whoever_is_in_the_way() {
+async fn force_takes_the_next_step_although_subscribers_lag() {
     let mut fixture = two_tenants("").await;
     let mut n1 = fixture.subscribe("n1").await;
     n1.until("the bundle", |h| {
@@ -623,7 +623,7 @@ async fn restore_and_refuse_the_wrong(
 ) {
     ca.restore(A).await.unwrap();
     let unblocked = |h: &fixture::ReceivedResources| matches!(&h[&(ResourceKind::Bundle, "alpha/alpha.example".into())].1, Resource::Bundle(b) if b.blocked.is_empty());
-    n1.until("nobody is blocked", unblocked).await;
+    n1.until("no identity is blocked", unblocked).await;
     verify(
         &fixture
             .certificate("n1", Some(A), None)

@@ -35,7 +35,7 @@ pub enum PlanRefusal {
     #[error("the plan is in force and not published: {0}")]
     NotPublished(StoreError),
     /// A computation panicked. The plan may be applied again.
-    #[error("applying the plan panicked, which is a bug of the controller; apply it again")]
+    #[error("applying the plan panicked, which is a bug in the controller; apply it again")]
     Panic,
     /// The catalog writer has ended, and the controller ends too.
     #[error("the controller is stopping; apply the plan after its start")]
@@ -89,7 +89,7 @@ impl PlanDelta {
                 }
             }
         }
-        let held = |plan: &Plan| -> usize {
+        let retained = |plan: &Plan| -> usize {
             let of = |n: &UnmetConstraint| {
                 if let UnmetConstraint::Held { buckets, .. } = n {
                     buckets.len()
@@ -99,7 +99,7 @@ impl PlanDelta {
             };
             plan.notes.iter().map(of).sum()
         };
-        out.heads_retained = held(next).saturating_sub(held(parent));
+        out.heads_retained = retained(next).saturating_sub(retained(parent));
         out
     }
 }

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_edge_that_reaches_a_replica_is_enough() {
+    fn a_replica_is_up_while_one_edge_reaches_it() {
         for (words, want) in [
             (vec![], None),
             (vec![true], Some(true)),
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(
             (edges.plan(&az), edges.tunnel_end(&az)),
             (Some(0), Some(Ipv4Addr::new(250, 1, 255, 1))),
-            "e2 was not heard yet"
+            "e2 has not reported yet"
         );
         edges.get_mut(&"e2".parse().unwrap()).unwrap().alive = false;
         assert_eq!((edges.plan(&az), edges.is_alive(&az)), (Some(7), true));

@@ -323,7 +323,7 @@ impl Membership {
             // end.
             None => self.ownership.last_report_number(),
         };
-        let said = OwnerReport {
+        let report = OwnerReport {
             plan,
             scanned_after,
             owned: report.owned,
@@ -331,10 +331,10 @@ impl Membership {
         // What an unchanged report states is news while its scans are newer than those before, and
         // began before the plan last had a table confirmed: each may prove what no earlier one did.
         let news = self.ownership.report(number).is_none_or(|old| {
-            (old.plan, &old.owned) != (said.plan, &said.owned)
-                || old.scanned_after < said.scanned_after.min(self.plan_heard)
+            (old.plan, &old.owned) != (report.plan, &report.owned)
+                || old.scanned_after < report.scanned_after.min(self.plan_heard)
         });
-        self.ownership.record_report(number, said);
+        self.ownership.record_report(number, report);
         differs || restarted || news
     }
 
@@ -648,7 +648,7 @@ impl Membership {
         let pairs = placement
             .backends
             .iter()
-            .flat_map(|(b, held)| held.tenants.iter().map(move |t| (b.clone(), t.clone())));
+            .flat_map(|(b, scope)| scope.tenants.iter().map(move |t| (b.clone(), t.clone())));
         let pairs: BTreeSet<(BackendName, TenantName)> = pairs.collect();
         self.first_published.retain(|pair, _| pairs.contains(pair));
         for pair in pairs {

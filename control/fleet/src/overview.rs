@@ -214,11 +214,11 @@ impl FleetOverview {
     fn seats(&self, table: &PlannedTable) -> Vec<api::ExplainedMember> {
         let mut by_number: BTreeMap<ReplicaNumber, api::ExplainedMember> = BTreeMap::new();
         for chain in &table.chains {
-            for (place, seat) in chain.iter().enumerate() {
-                let entry = by_number.entry(seat.replica).or_default();
+            for (place, member) in chain.iter().enumerate() {
+                let entry = by_number.entry(member.replica).or_default();
                 match place {
                     0 => entry.heads += 1,
-                    _ if seat.is_owner() => entry.owners += 1,
+                    _ if member.is_owner() => entry.owners += 1,
                     _ => entry.standbys += 1,
                 }
             }
@@ -231,9 +231,9 @@ impl FleetOverview {
         };
         by_number
             .into_iter()
-            .map(|(n, seat)| api::ExplainedMember {
+            .map(|(n, member)| api::ExplainedMember {
                 replica: name(n),
-                ..seat
+                ..member
             })
             .collect()
     }
@@ -255,11 +255,11 @@ impl BucketTotals {
             .flat_map(|s| s.tables.values())
             .flat_map(|t| &t.chains)
         {
-            for (place, seat) in chain.iter().enumerate() {
+            for (place, member) in chain.iter().enumerate() {
                 if place == 0 {
-                    *out.heads.entry(seat.replica).or_insert(0) += 1;
-                } else if seat.is_owner() {
-                    *out.owners.entry(seat.replica).or_insert(0) += 1;
+                    *out.heads.entry(member.replica).or_insert(0) += 1;
+                } else if member.is_owner() {
+                    *out.owners.entry(member.replica).or_insert(0) += 1;
                 }
             }
         }
@@ -286,7 +286,7 @@ fn foreign_free(note: &canal_model::plan::UnmetConstraint) -> String {
     match note {
         canal_model::plan::UnmetConstraint::Shared { service, .. } => {
             format!(
-                "{service}: all its backends are those of another service, so one failure may affect both; contact the provider"
+                "{service}: it shares all its backends with another service, so one failure may affect both; contact the provider"
             )
         }
         other => other.to_string(),

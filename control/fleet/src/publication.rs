@@ -306,21 +306,21 @@ fn tier_placement(
                 .filter_map(|n| by_number.get(n).copied()),
         );
     }
-    let mut held: BTreeMap<&BackendName, (BTreeSet<&TenantName>, BTreeSet<ServiceId>)> =
+    let mut served: BTreeMap<&BackendName, (BTreeSet<&TenantName>, BTreeSet<ServiceId>)> =
         BTreeMap::new();
     for (id, service) in &plan.services {
         let mut backends = seated.remove(id).unwrap_or_default();
         backends.extend(service.placement.iter().flat_map(|p| p.all()));
         for backend in backends {
-            let held = held.entry(backend).or_default();
-            held.0.insert(&service.key.tenant);
-            held.1.insert(*id);
+            let served = served.entry(backend).or_default();
+            served.0.insert(&service.key.tenant);
+            served.1.insert(*id);
         }
     }
-    for (backend, (tenants, services)) in held {
-        let held = out.backends.entry(backend.clone()).or_default();
-        held.tenants.extend(tenants.into_iter().cloned());
-        held.services.extend(services);
+    for (backend, (tenants, services)) in served {
+        let served = out.backends.entry(backend.clone()).or_default();
+        served.tenants.extend(tenants.into_iter().cloned());
+        served.services.extend(services);
     }
     out
 }

@@ -163,7 +163,7 @@ impl FleetReconciler {
     async fn observe(&self) -> SilenceCheck {
         let seen = self.shared.fleet.roster().observe(Instant::now());
         for az in &seen.closed {
-            tracing::error!(%az, "all edges of the AZ are silent; the AZ is closed");
+            tracing::error!(%az, "no edge of the AZ reports; the AZ is closed");
             self.shared.metrics.count(metrics::FLEET_AZS_CLOSED, &[]);
         }
         for replica in &seen.gone {
@@ -171,7 +171,7 @@ impl FleetReconciler {
         }
         for edge in seen.gone_edges {
             let shared = self.shared.clone();
-            tracing::warn!(%edge, "fleet: an edge was silent for long, forgotten; others of its AZ carry on");
+            tracing::warn!(%edge, "fleet: an edge stopped reporting and was removed; the other edges of its AZ continue");
             if let Ok(Err(e)) =
                 tokio::task::spawn_blocking(move || shared.store.forget_edge(&edge)).await
             {
@@ -182,10 +182,10 @@ impl FleetReconciler {
         for name in seen.rows {
             let shared = self.shared.clone();
             tracing::info!(replica = %name, state = ?shared.fleet.roster().members().get(&name).map(|m| m.row.state), "the replica's state changed");
-            let kept =
+            let stored =
                 tokio::task::spawn_blocking(move || shared.fleet.keep_row(&shared.store, &name))
                     .await;
-            if let Ok(Err(e)) = kept {
+            if let Ok(Err(e)) = stored {
                 // The state follows from reports, so it is determined again after a restart.
                 self.store_refused(&e);
             }
@@ -357,7 +357,7 @@ impl FleetReconciler {
         let telling = tokio::task::spawn_blocking(work).await;
         telling.map_err(|_| {
             tracing::error!(
-                "could not decide what of the plan to publish, which is a bug of the controller; retrying"
+                "could not decide which part of the plan to publish, which is a bug in the controller; retrying"
             );
             PlanRefusal::Panic
         })
@@ -384,7 +384,7 @@ impl FleetReconciler {
         let work = tokio::task::spawn_blocking(work);
         let Ok(next) = self.while_serving_urgent(work).await else {
             tracing::error!(
-                "the planner failed, which is a fault of the controller; the last plan stands"
+                "the planner failed, which is a bug in the controller; the last plan stays in force"
             );
             return parent;
         };
@@ -469,7 +469,7 @@ impl FleetReconciler {
                 Ok(Ok(())) => {
                     self.shared.fleet.roster().forget(&name);
                     self.shared.metrics.count(metrics::FLEET_FORGOTTEN, &[]);
-                    tracing::info!(target: "audit", replica = %name, "forgot the replica; its number is free");
+                    tracing::info!(target: "audit", replica = %name, "removed the replica from the fleet; its number is free");
                     done = false;
                 }
                 Ok(Err(e)) => self.store_refused(&e),

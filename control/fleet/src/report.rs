@@ -68,9 +68,9 @@ pub(crate) struct EdgeReport {
 /// Reason why a report is refused. Each text states the condition that the report violates.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReportError {
-    #[error("{0} is no gateway replica; report with a gateway's token")]
+    #[error("{0} is not a gateway replica; report with a gateway's token")]
     NotAReplica(String),
-    #[error("{0} is no edge; report with an edge's token")]
+    #[error("{0} is not an edge; report with an edge's token")]
     NotAnEdge(String),
     #[error("{0}")]
     Form(String),
@@ -82,7 +82,7 @@ pub(crate) enum ReportError {
     #[error("the token is for AZ {expected}, the report names {reported}")]
     Az { expected: AzName, reported: AzName },
     #[error(
-        "{0} is no address of the tier; a host of AZ number a has one of 250.a.0.0/16, with a from 1 to 7"
+        "{0} is not an address of the tier; a host of AZ number a has one of 250.a.0.0/16, with a from 1 to 7"
     )]
     Underlay(String),
     #[error("{underlay} is already the address of {holder}; give each host its own")]
@@ -119,7 +119,7 @@ pub(crate) enum ReportError {
     },
     #[error("AZ {az} has {limit} edges already; fix: stop one of them")]
     Edges { az: AzName, limit: usize },
-    #[error("{reported} entries in one report, at most {limit} are taken")]
+    #[error("{reported} entries in one report; at most {limit} are accepted")]
     Entries { reported: usize, limit: usize },
     #[error(transparent)]
     Shares(#[from] ShareReportError),

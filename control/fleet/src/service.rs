@@ -100,7 +100,7 @@ impl FleetService {
     /// Checks and records a replica's report, and returns its orders.
     async fn handle_replica_report(
         &self,
-        who: &Principal,
+        principal: &Principal,
         name: &ReplicaName,
         az: &AzName,
         m: ReplicaReportRequest,
@@ -110,7 +110,7 @@ impl FleetService {
         if let Some(wanted) = self
             .principals
             .borrow()
-            .backend(who)
+            .backend(principal)
             .filter(|b| **b != report.backend)
         {
             return Err(ReportError::Backend {
@@ -126,7 +126,7 @@ impl FleetService {
         if !is_registered && !report.leaving {
             self.register(name, &report).await?;
         }
-        let known = self.subscribers.delivery_progress(who);
+        let known = self.subscribers.delivery_progress(principal);
         fleet
             .queries
             .record_replica_answers(name, &report.session_answers);
@@ -154,7 +154,7 @@ impl FleetService {
     ) -> Result<(), ReportError> {
         let (store, name, report) = (self.store.clone(), name.clone(), report.clone());
         let number = az_number(report.underlay);
-        let kept = tokio::task::spawn_blocking(move || {
+        let stored = tokio::task::spawn_blocking(move || {
             store.register(
                 &name,
                 &report.backend,
@@ -162,7 +162,7 @@ impl FleetService {
                 report.underlay,
             )
         });
-        let row = kept.await.map_err(|_| {
+        let row = stored.await.map_err(|_| {
             ReportError::Form("the replica could not be registered; report again".into())
         })??;
         tracing::info!(
@@ -178,7 +178,7 @@ impl FleetService {
     /// Checks and records an edge's report, and returns its orders.
     async fn handle_edge_report(
         &self,
-        who: &Principal,
+        principal: &Principal,
         name: &EdgeName,
         az: &AzName,
         m: EdgeReportRequest,
@@ -191,7 +191,7 @@ impl FleetService {
         if let Some(replaces) = unknown {
             self.keep_edge(name, &report, replaces).await?;
         }
-        let known = self.subscribers.delivery_progress(who);
+        let known = self.subscribers.delivery_progress(principal);
         fleet.queries.record_edge_answers(name, &report.paths);
         let (orders, news) = {
             let mut roster = fleet.roster();
@@ -222,23 +222,23 @@ impl FleetService {
             underlay: report.underlay,
             anycast,
         };
-        let (store, kept, gone) = (self.store.clone(), row.clone(), replaces.clone());
-        let kept = tokio::task::spawn_blocking(move || {
-            store.put_edge(&kept, &gone, az_number(kept.underlay))
+        let (store, stored, gone) = (self.store.clone(), row.clone(), replaces.clone());
+        let stored = tokio::task::spawn_blocking(move || {
+            store.put_edge(&stored, &gone, az_number(stored.underlay))
         });
-        kept.await.map_err(|_| {
+        stored.await.map_err(|_| {
             ReportError::Form("the edge could not be stored; report again".into())
         })??;
-        tracing::info!(target: "audit", edge = %row.name, az = %row.az, underlay = %row.underlay, tunnels = %row.tunnel_end(), "took up an edge");
+        tracing::info!(target: "audit", edge = %row.name, az = %row.az, underlay = %row.underlay, tunnels = %row.tunnel_end(), "registered an edge");
         self.fleet.roster().register_edge(row, &replaces);
         Ok(())
     }
 
     /// Counts and logs a report that is refused.
-    fn refused(&self, who: &Principal, refusal: &ReportError) -> Status {
+    fn refused(&self, principal: &Principal, refusal: &ReportError) -> Status {
         self.metrics
             .count(metrics::FLEET_REFUSALS, &[("reason", refusal.name())]);
-        tracing::warn!(from = %who, reason = refusal.name(), why = %refusal, "refused a report");
+        tracing::warn!(from = %principal, reason = refusal.name(), why = %refusal, "refused a report");
         Status::new(refusal.code(), refusal.to_string())
     }
 }

@@ -100,19 +100,19 @@ pub async fn find_sessions(
     let client = parse_client(client)?;
     let names = FleetNames::of(fleet, tenant);
     let queries = &fleet.queries;
-    let asked = queries
+    let queried = queries
         .query_replicas(tenant, client)
         .ok_or_else(too_many)?;
     wait(fleet, REPLICAS_TIMEOUT, || {
         names
             .replicas
             .keys()
-            .all(|name| asked.replica_answers().contains_key(name))
+            .all(|name| queried.replica_answers().contains_key(name))
     })
     .await;
-    let found = asked.replica_answers();
+    let found = queried.replica_answers();
     // Withdraw the query before the edges are queried.
-    drop(asked);
+    drop(queried);
     let silent = names
         .replicas
         .keys()
@@ -127,12 +127,12 @@ pub async fn find_sessions(
         let Some(az) = names.replicas.get(&owned.replica).cloned() else {
             continue;
         };
-        let asked = queries
+        let queried = queries
             .query_edges(tenant, client, az.clone(), (owned.service, owned.port))
             .ok_or_else(too_many)?;
         let edges = names.edges.get(&az).cloned().unwrap_or_default();
         wait(fleet, EDGES_TIMEOUT, || {
-            edges.iter().all(|name| asked.paths().contains_key(name))
+            edges.iter().all(|name| queried.paths().contains_key(name))
         })
         .await;
         sessions.push(api::ClientSession {
@@ -145,7 +145,7 @@ pub async fn find_sessions(
             bucket: bucket(client, owned.port, owned.service) as u32,
             az: az.to_string(),
             owner: owned.replica.to_string(),
-            paths: asked
+            paths: queried
                 .paths()
                 .iter()
                 .map(|(edge, path)| edge_path(edge, path, &names))
@@ -159,7 +159,7 @@ fn parse_client(text: &str) -> Result<SocketAddr, Status> {
     let client: SocketAddr = text.parse().map_err(|_| {
         let text: String = text.chars().take(80).collect();
         Status::invalid_argument(format!(
-            "{text:?} is no client; fix: write ADDRESS:PORT, with an IPv6 address in brackets"
+            "{text:?} is not a client address; fix: write ADDRESS:PORT, with an IPv6 address in brackets"
         ))
     })?;
     Ok(SocketAddr::new(client.ip().to_canonical(), client.port()))

@@ -32,13 +32,13 @@ struct QueryState {
 struct PendingQuery {
     tenant: TenantName,
     client: SocketAddr,
-    asks: Asks,
+    recipients: QueryRecipients,
     replicas: BTreeMap<ReplicaName, Vec<FoundSession>>,
     edges: BTreeMap<EdgeName, SessionPath>,
 }
 
 /// Data planes to which a query is sent.
-enum Asks {
+enum QueryRecipients {
     Replicas,
     /// Edges of this AZ, for the path to a service and port.
     Edges {
@@ -100,7 +100,7 @@ impl SessionQueries {
         tenant: &TenantName,
         client: SocketAddr,
     ) -> Option<QueryGuard<'_>> {
-        self.open_query(tenant, client, Asks::Replicas)
+        self.open_query(tenant, client, QueryRecipients::Replicas)
     }
 
     /// Queries the edges of an AZ for the path on which they send a session. `None` if as many
@@ -115,7 +115,7 @@ impl SessionQueries {
         self.open_query(
             tenant,
             client,
-            Asks::Edges {
+            QueryRecipients::Edges {
                 az,
                 service: of.0,
                 port: of.1,
@@ -127,7 +127,7 @@ impl SessionQueries {
         &self,
         tenant: &TenantName,
         client: SocketAddr,
-        asks: Asks,
+        recipients: QueryRecipients,
     ) -> Option<QueryGuard<'_>> {
         let mut state = self.lock();
         let of_tenant = state
@@ -143,7 +143,7 @@ impl SessionQueries {
         let open = PendingQuery {
             tenant: tenant.clone(),
             client,
-            asks,
+            recipients,
             replicas: BTreeMap::new(),
             edges: BTreeMap::new(),
         };
@@ -157,7 +157,7 @@ impl SessionQueries {
         let open = state
             .open
             .iter()
-            .filter(|(_, open)| matches!(open.asks, Asks::Replicas));
+            .filter(|(_, open)| matches!(open.recipients, QueryRecipients::Replicas));
         open.map(|(id, open)| SessionQuery {
             id: *id,
             client: open.client.to_string(),
@@ -170,8 +170,8 @@ impl SessionQueries {
     /// Returns the open queries for the orders of edges of this AZ.
     pub(super) fn of_edges(&self, of: &AzName) -> Vec<SessionQuery> {
         let state = self.lock();
-        let query = |(id, open): (&u64, &PendingQuery)| match &open.asks {
-            Asks::Edges { az, service, port } if az == of => Some(SessionQuery {
+        let query = |(id, open): (&u64, &PendingQuery)| match &open.recipients {
+            QueryRecipients::Edges { az, service, port } if az == of => Some(SessionQuery {
                 id: *id,
                 client: open.client.to_string(),
                 service: service.get(),
@@ -192,7 +192,7 @@ impl SessionQueries {
             if let Some(open) = state
                 .open
                 .get_mut(&answer.query)
-                .filter(|open| matches!(open.asks, Asks::Replicas))
+                .filter(|open| matches!(open.recipients, QueryRecipients::Replicas))
             {
                 open.replicas.insert(name.clone(), answer.sessions.clone());
             }
@@ -211,7 +211,7 @@ impl SessionQueries {
             if let Some(open) = state
                 .open
                 .get_mut(&path.query)
-                .filter(|open| matches!(open.asks, Asks::Edges { .. }))
+                .filter(|open| matches!(open.recipients, QueryRecipients::Edges { .. }))
             {
                 open.edges.insert(name.clone(), path.clone());
             }

@@ -82,11 +82,11 @@ mod tests {
     #[test]
     fn fix_of_a_message_is_a_field_of_its_own() {
         let view = ErrorView::from(&Status::invalid_argument(
-            "the request names objects and also requests all; fix: send one of both",
+            "the request names objects and also requests all; fix: send only one of them",
         ));
         assert_eq!(
             (view.error.code, view.error.fix.as_str()),
-            ("invalid_argument", "send one of both")
+            ("invalid_argument", "send only one of them")
         );
         assert_eq!(
             ErrorView::from(&Status::not_found("there is no tenant alpha"))

@@ -23,7 +23,7 @@ pub(crate) fn parameters<const N: usize>(
             };
             let short: String = name.chars().take(80).collect();
             return Err(Status::invalid_argument(format!(
-                "the parameter {short:?} is not known; known are: {known}; fix: remove it"
+                "the parameter {short:?} is unknown; valid parameters: {known}; fix: remove it"
             )));
         };
         if std::mem::replace(&mut is_given[at], true) {

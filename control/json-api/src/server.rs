@@ -204,7 +204,7 @@ impl From<RouteRefusal> for RequestError {
             }
             RouteRefusal::Method(only) => {
                 let status = Status::unimplemented(format!(
-                    "this path answers {only} only; fix: send {only}"
+                    "this path accepts only {only}; fix: send {only}"
                 ));
                 let http_status = StatusCode::METHOD_NOT_ALLOWED;
                 Self {
@@ -465,7 +465,7 @@ impl RequestContext {
         };
         let form = |error| {
             RequestError::form(Status::invalid_argument(format!(
-                "the body is not what this path takes: {error}"
+                "the body is not valid for this path: {error}"
             )))
         };
         serde_json::from_slice(&bytes).map_err(form)
@@ -498,7 +498,7 @@ impl RequestContext {
 
 fn too_large(problem: String) -> RequestError {
     let status = Status::out_of_range(format!(
-        "{problem}; fix: ask for less, e.g. one kind or one namespace"
+        "{problem}; fix: request less, e.g. one kind or one namespace"
     ));
     RequestError {
         refusal: Some(JsonRefusal::ResponseBytes),

@@ -115,7 +115,7 @@ impl Admin for AdminService {
             true if objects.is_empty() => WriteRequest::DeleteAll,
             true => {
                 return Err(Status::invalid_argument(
-                    "the request names objects and also requests all; fix: send one of both",
+                    "the request names objects and also requests all; fix: send only one of them",
                 ));
             }
         };
@@ -538,8 +538,8 @@ impl AdminService {
         call.set_outcome("canceled");
         // Signing and writing to disk block the thread.
         let order = tokio::task::spawn_blocking(move || {
-            let said = act(&trust, &name);
-            said.map(|note| api::TrustResponse {
+            let result = act(&trust, &name);
+            result.map(|note| api::TrustResponse {
                 domains: vec![trust.status(&name, false, now_seconds())],
                 note,
             })
@@ -580,7 +580,7 @@ impl AdminService {
         {
             self.metrics.refuse("files");
             return Err(Status::invalid_argument(format!(
-                "{} files in one request, at most {FILES_MAX} are taken",
+                "{} files in one request; at most {FILES_MAX} are accepted",
                 files.len()
             )));
         }
@@ -690,7 +690,9 @@ impl AdminService {
 
 fn unknown_kind(word: &str) -> Status {
     let known = ObjectKind::ALL.map(ObjectKind::as_str).join(", ");
-    Status::invalid_argument(format!("the kind {word:?} is not known; known are {known}"))
+    Status::invalid_argument(format!(
+        "the kind {word:?} is unknown; known kinds: {known}"
+    ))
 }
 
 #[cfg(test)]

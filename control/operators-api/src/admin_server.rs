@@ -96,7 +96,7 @@ pub fn bind_socket(folder: &Path) -> Result<AdminAcceptor, ListenError> {
 }
 
 /// Serves the endpoint until the controller stops.
-pub async fn serve(listener: AdminAcceptor, door: AdminEndpoint, shared: Arc<PagesContext>) {
+pub async fn serve(listener: AdminAcceptor, endpoint: AdminEndpoint, shared: Arc<PagesContext>) {
     let places = Arc::new(Semaphore::new(ADMIN_CONNECTIONS_MAX));
     loop {
         let accepted = tokio::select! {
@@ -118,13 +118,13 @@ pub async fn serve(listener: AdminAcceptor, door: AdminEndpoint, shared: Arc<Pag
         let shared = shared.clone();
         tokio::spawn(async move {
             let service = service_fn(|request| {
-                let response = answer(&request, door, is_loopback, &shared);
+                let response = answer(&request, endpoint, is_loopback, &shared);
                 async move { Ok::<_, Infallible>(response) }
             });
             let mut http = http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(HEAD);
             if let Err(e) = http.serve_connection(TokioIo::new(stream), service).await {
-                tracing::debug!(error = %e, "a connection to the admin or metrics port broke");
+                tracing::debug!(error = %e, "a connection to the admin or metrics port failed");
             }
             drop(place);
         });
@@ -178,12 +178,12 @@ fn refusal_by_head(uri: &Uri, headers: &HeaderMap, is_loopback: bool) -> Option<
 
 fn answer(
     request: &Request<Incoming>,
-    door: AdminEndpoint,
+    endpoint: AdminEndpoint,
     is_loopback: bool,
     shared: &PagesContext,
 ) -> Response<Full<Bytes>> {
     // Web pages cannot reach the Unix socket.
-    if door != AdminEndpoint::Socket
+    if endpoint != AdminEndpoint::Socket
         && let Some(reason) = refusal_by_head(request.uri(), request.headers(), is_loopback)
     {
         shared.metrics.refuse(reason);
@@ -193,10 +193,10 @@ fn answer(
     if request.method() != Method::GET {
         return text(
             StatusCode::METHOD_NOT_ALLOWED,
-            "only GET is answered here\n".into(),
+            "only GET is supported\n".into(),
         );
     }
-    match (request.uri().path(), door) {
+    match (request.uri().path(), endpoint) {
         ("/metrics" | "/stats/prometheus", _) => {
             let metrics = shared.metrics.render(&gauges(shared));
             text(StatusCode::OK, with_legacy_names(metrics))
@@ -224,7 +224,7 @@ fn answer(
         ("/", AdminEndpoint::Socket | AdminEndpoint::Admin) => {
             text(StatusCode::OK, "canal-controller\n/config_dump[?tenant=NAME] (unix socket)\n/metrics\n/healthz/ready\n".into())
         }
-        _ => text(StatusCode::NOT_FOUND, "there is nothing here\n".into()),
+        _ => text(StatusCode::NOT_FOUND, "this path does not exist\n".into()),
     }
 }
 

@@ -136,8 +136,8 @@ pub(crate) fn omissions(
     own.map(|(principal, omission)| api::Diagnostic {
         severity: api::Severity::Error.into(),
         object: omission.resource.clone(),
-        problem: format!("{principal} has no capacity for it, so it is not in force there: {}", omission.why),
-        fix: "delete what is not needed, or have the provider raise the share in spec.shares of the Tenant".into(),
+        problem: format!("{principal} has no capacity for the resource, so it is not in force there: {}", omission.why),
+        fix: "delete unused objects, or have the provider raise the share in spec.shares of the Tenant".into(),
         ..api::Diagnostic::default()
     })
     .collect()

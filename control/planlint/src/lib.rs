@@ -214,7 +214,7 @@ impl<'a> PlanExceptions<'a> {
     fn is_held(&self, service: &ServiceKey, az: &AzName, bucket: usize) -> bool {
         self.heads_retained
             .get(&(service, az))
-            .is_some_and(|buckets| buckets.iter().any(|held| usize::from(*held) == bucket))
+            .is_some_and(|buckets| buckets.iter().any(|listed| usize::from(*listed) == bucket))
     }
 }
 

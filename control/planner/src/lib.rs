@@ -112,9 +112,9 @@ impl TableInputs<'_> {
         placement: Option<Placement>,
     ) -> (PlannedService, Vec<UnmetConstraint>) {
         let mut notes = Vec::new();
-        let held = self.parent.services.get(&id).map(|service| &service.tables);
+        let previous_tables = self.parent.services.get(&id).map(|service| &service.tables);
         let mut tables = BTreeMap::new();
-        for az in azs(placement.as_ref(), held) {
+        for az in azs(placement.as_ref(), previous_tables) {
             let request = table::TableRequest {
                 service: id,
                 az,
@@ -126,7 +126,7 @@ impl TableInputs<'_> {
                 standby: self.demands.rules.standby,
                 number: self.number,
             };
-            let next = table::next(held.and_then(|tables| tables.get(az)), &request);
+            let next = table::next(previous_tables.and_then(|tables| tables.get(az)), &request);
             notes.extend(table::notes(&next, &request, &demand.key));
             if let Some(table) = next.table {
                 tables.insert(az.clone(), table);
@@ -228,13 +228,13 @@ fn sites(fleet: &Fleet) -> BTreeMap<AzName, Vec<&FleetReplica>> {
 /// Returns the AZs in which the service lives or may have sessions.
 fn azs<'a>(
     placement: Option<&'a Placement>,
-    held: Option<&'a BTreeMap<AzName, Arc<PlannedTable>>>,
+    tables: Option<&'a BTreeMap<AzName, Arc<PlannedTable>>>,
 ) -> BTreeSet<&'a AzName> {
     let lives = placement
         .into_iter()
         .flat_map(|placement| placement.backends.keys());
     lives
-        .chain(held.into_iter().flat_map(BTreeMap::keys))
+        .chain(tables.into_iter().flat_map(BTreeMap::keys))
         .collect()
 }
 

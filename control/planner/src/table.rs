@@ -127,12 +127,12 @@ pub fn next(before: Option<&Arc<PlannedTable>>, request: &TableRequest) -> Table
     table.closing = 0;
     owners::confirm(&mut table, request, &heads);
     owners::update_owners(&mut table, request, &vacant);
-    let held = move_heads(&mut table, request, &heads, &mut vacant);
+    let blocked_buckets = move_heads(&mut table, request, &heads, &mut vacant);
     inherit(&mut table);
     standby_members::set(&mut table, request, &heads);
     TableResult {
         table: Some(finish(table, before, request)),
-        blocked_buckets: held,
+        blocked_buckets,
     }
 }
 
@@ -332,7 +332,7 @@ fn move_heads(
     }
     let mut missing = shares::missing(table, request, heads, vacant);
     let movers = shares::movers(table, heads, vacant, &mut missing);
-    let mut held = Vec::new();
+    let mut blocked_buckets = Vec::new();
     for bucket in movers {
         let chain = &mut table.chains[bucket];
         let best = missing
@@ -352,11 +352,11 @@ fn move_heads(
             *missing.entry(head).or_default() -= 1;
         } else {
             // `bucket` is below 128, so the conversion is lossless.
-            held.push(bucket as u8);
+            blocked_buckets.push(bucket as u8);
         }
     }
-    held.sort_unstable();
-    held
+    blocked_buckets.sort_unstable();
+    blocked_buckets
 }
 
 /// Returns the cost of making the replica this chain's head; smaller is better.
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_chain_gives_up_a_standby_before_a_dead_owner_and_no_owner_that_is_up() {
+    fn a_full_chain_drops_standbys_then_dead_owners_and_never_live_owners() {
         // Replica 2 is dead, and may come back with its sessions. A standby has none, whatever
         // happens to it.
         let new = CHAIN_LENGTH_MAX + 1;

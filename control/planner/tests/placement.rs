@@ -157,7 +157,7 @@ fn a_lost_backend_moves_only_its_services_and_only_once() {
     assert_eq!(
         placements_and_notes(&fleet, &demands, &after).0,
         after,
-        "one that comes back takes nobody away"
+        "a returning replica moves no service"
     );
 }
 
@@ -574,7 +574,7 @@ fn a_fleet_with_more_services_than_combinations_is_balanced_all_the_same() {
 }
 
 #[test]
-fn an_az_that_comes_late_becomes_a_home() {
+fn an_az_added_later_becomes_a_home_az() {
     let mut tier = Prompt::new(&names(&["a"], 8), 120);
     tier.demands.services.get_mut(&id(7)).unwrap().home = Some(az("a"));
     tier.plan = tier.next();
@@ -591,7 +591,7 @@ fn an_az_that_comes_late_becomes_a_home() {
     assert_eq!(
         tier.plan.services[&id(7)].placement.as_ref().unwrap().home,
         az("a"),
-        "its tenant asked for it"
+        "its tenant requested it"
     );
     // In a third AZ no service has its home at first, so backends away from home move there first.
     names(&["c"], 8).iter().for_each(|name| tier.join(name));
@@ -599,7 +599,7 @@ fn an_az_that_comes_late_becomes_a_home() {
     assert!(!tier.imbalance().1, "{:?}", tier.loads());
     assert!(
         tier.homes("c") > 0 && tier.homes("a") > tier.homes("c"),
-        "those who lost an address move last"
+        "services that lost an address move last"
     );
 }
 
@@ -678,7 +678,7 @@ fn crowd(plan: &mut Plan, loads: &BTreeMap<BackendName, u64>, is_full: bool, cou
 }
 
 #[test]
-fn the_linter_sees_what_balance_may_not() {
+fn the_linter_finds_violations_that_balancing_must_avoid() {
     let mut tier = Prompt::new(&names(&["a", "b"], 8), 100);
     tier.begin();
     let child = |tier: &Prompt| Plan {
@@ -761,7 +761,7 @@ fn an_outage_is_no_imbalance() {
 }
 
 #[test]
-fn gateway_numbers_stay_and_free_ones_are_taken_again() {
+fn gateway_numbers_stay_and_free_numbers_are_reused() {
     let fleet = wide(&["a", "b"], 3);
     let mut demands = demands(6);
     let numbers = |plan: &Plan| {

@@ -89,7 +89,7 @@ proptest! {
     /// have a request, and accepts any of their SYN-ACKs. Its acknowledgment is never answered with
     /// a reset.
     #[test]
-    fn a_syn_sent_again_costs_no_session(
+    fn a_retransmitted_syn_loses_no_session(
         events in proptest::collection::vec((planned(), any::<bool>()), 1..250),
         (service, at, bucket) in (1..4u32, 0..3usize, 0..128usize),
     ) {

@@ -62,7 +62,7 @@ fn heads_are_even_by_backend_then_by_replica() {
 }
 
 #[test]
-fn a_replica_that_joins_takes_its_part_and_a_drained_one_gives_only_its_own() {
+fn a_new_replica_gets_its_share_and_a_drain_moves_only_its_own_buckets() {
     let mut tier = tier(2, 2);
     let before = table(&tier).clone();
     tier.join("a1", ReplicaState::Joining);
@@ -92,7 +92,7 @@ fn a_replica_that_joins_takes_its_part_and_a_drained_one_gives_only_its_own() {
             .iter()
             .flatten()
             .all(|member| !member.is_owner()),
-        "all said that they own nothing"
+        "all reported that they own no sessions"
     );
     state(&mut tier, 6, ReplicaState::Draining);
     tier.plan();
@@ -124,24 +124,24 @@ fn an_owner_stays_until_all_confirmed_the_table_and_it_reported() {
         .record_report(number(2), report(number_of, 1));
     assert!(is_there(&mut tier), "so may the edge");
     tier.ownership.record_edge_report(az("a"), number_of);
-    assert!(is_there(&mut tier), "what it said was before that");
+    assert!(is_there(&mut tier), "its report is older than that");
     let confirmed = tier.ownership.last_report_number();
     tier.ownership
         .record_report(number(1), report(number_of, confirmed - 1));
     assert!(
         is_there(&mut tier),
-        "it said it later, of a scan before that"
+        "it reported later, but the scan was earlier"
     );
     tier.ownership
         .record_report(number(1), report(number_of - 1, confirmed));
-    assert!(is_there(&mut tier), "what it said is of an older table");
+    assert!(is_there(&mut tier), "its report is about an older table");
     tier.ownership
         .record_report(number(1), report(number_of, confirmed));
     assert!(!is_there(&mut tier));
 }
 
 #[test]
-fn a_replica_that_flaps_keeps_its_place_and_a_forgotten_one_does_not() {
+fn a_flapping_replica_keeps_its_chain_place_and_a_forgotten_one_does_not() {
     let mut tier = tier(2, 2);
     let before = table(&tier).clone();
     tier.replicas.get_mut(&number(1)).unwrap().up = false;
@@ -174,7 +174,7 @@ fn a_replica_that_flaps_keeps_its_place_and_a_forgotten_one_does_not() {
 }
 
 #[test]
-fn a_chain_full_of_owners_is_held_and_moves_when_one_is_free() {
+fn a_head_moves_once_a_full_chain_has_a_free_slot() {
     let mut tier = tier(1, 0);
     // One replica after the other drains, and none reports that it owns nothing.
     for n in 0..CHAIN_LENGTH_MAX as u32 {

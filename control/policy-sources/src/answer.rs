@@ -104,21 +104,21 @@ pub(crate) fn within_answer(mut diagnostics: Vec<Diagnostic>) -> Vec<Diagnostic>
         return diagnostics;
     }
     diagnostics.sort_by_key(|d| d.severity);
-    let mut room = DIAGNOSTICS_BYTES_MAX;
+    let mut bytes_left = DIAGNOSTICS_BYTES_MAX;
     let fits = diagnostics
         .iter()
-        .take_while(|d| match room.checked_sub(bytes(d)) {
+        .take_while(|d| match bytes_left.checked_sub(bytes(d)) {
             Some(left) => {
-                room = left;
+                bytes_left = left;
                 true
             }
             None => false,
         });
-    let kept = fits.count();
-    let left_out = diagnostics.split_off(kept);
+    let shown = fits.count();
+    let left_out = diagnostics.split_off(shown);
     let severity = left_out.first().map_or(Severity::Warning, |d| d.severity);
     let problem = format!(
-        "{} more diagnostics have no room in this answer",
+        "{} more diagnostics do not fit into this answer",
         left_out.len()
     );
     let fix = "correct these, then send the objects again".to_owned();

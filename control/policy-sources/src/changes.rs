@@ -55,14 +55,14 @@ pub struct ApplyOutcome {
 pub enum WriteError {
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("{holder} has too many changes under way ({limit}: {}); fix: wait for their responses, then send the next", .reason.reason())]
+    #[error("{holder} has too many changes in progress ({limit}: {}); fix: wait for their responses, then send the next", .reason.reason())]
     Busy {
         holder: ShareHolder,
         limit: &'static str,
         reason: ShareRefusal,
     },
     #[error(
-        "the tenant's configuration changed while this change was worked on; fix: send it again"
+        "the tenant's configuration changed while this change was being compiled; fix: send it again"
     )]
     Moved,
     #[error("the controller is stopping; fix: send it again")]
@@ -202,7 +202,7 @@ impl PendingChanges {
             let is_first = waiting.is_empty();
             if put(waiting, state) {
                 self.preparer.metrics.refuse("files_waiting");
-                tracing::warn!(tenant = %name, "the files changed faster than they can be taken over: a state between was skipped");
+                tracing::warn!(tenant = %name, "the files changed faster than they can be applied; an intermediate state was skipped");
             }
             // The task that already waits for the tenant's turn also applies this state.
             if !is_first {
@@ -293,7 +293,7 @@ impl PendingChanges {
             }
         }
         self.preparer.metrics.refuse("change_attempts");
-        tracing::error!(tenant = %name, from = change.from(), "a change of the sources was given up; fix: report it, and touch the files");
+        tracing::error!(tenant = %name, from = change.from(), "gave up a change of the sources; fix: report it, and touch the files");
     }
 }
 
@@ -421,7 +421,8 @@ mod tests {
             .expect_err("a refusal")
             .to_string();
         assert!(
-            refused.contains("alpha has too many changes under way (queued_changes: share); fix: "),
+            refused
+                .contains("alpha has too many changes in progress (queued_changes: share); fix: "),
             "{refused}"
         );
         let other = ShareHolder::Tenant("beta".parse().unwrap());
@@ -436,7 +437,7 @@ mod tests {
         assert!(!put(&mut waiting, read()));
         assert!(
             (0..20).all(|_| !put(&mut waiting, gone())),
-            "it is gone once"
+            "the tenant is removed once"
         );
         assert!(matches!(
             waiting.make_contiguous(),

@@ -66,7 +66,7 @@ pub async fn follow(
         changes.apply_update(update);
     }
     tracing::error!(
-        "the configuration directory is no longer watched; restart the controller to take up changes to files"
+        "the configuration directory is no longer watched; restart the controller to apply changes to files"
     );
     metrics.refuse("watch_ended");
 }

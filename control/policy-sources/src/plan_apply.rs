@@ -136,7 +136,7 @@ impl ApplyPlan {
                 let key = document.object.key();
                 // The same object twice refuses the request, so that neither text wins silently.
                 if let Some(first) = documents.get(&key) {
-                    let problem = format!("the object stands in {} too", first.origin);
+                    let problem = format!("the object is also in {}", first.origin);
                     self.refuse(
                         Some(document.origin),
                         Some(key),
@@ -168,7 +168,7 @@ impl ApplyPlan {
             self.may_touch(before, &key, Some(&document.origin), may.is_provider);
             if document.text.len() > OBJECT_BYTES_MAX {
                 let problem = format!(
-                    "the object has {} bytes and may have {OBJECT_BYTES_MAX}",
+                    "the object has {} bytes; at most {OBJECT_BYTES_MAX} are allowed",
                     document.text.len()
                 );
                 self.refuse(
@@ -300,7 +300,7 @@ impl ApplyPlan {
     ) {
         if key.kind.is_providers() && !is_provider {
             let problem = format!(
-                "a {} decides about isolation, so only the provider writes it",
+                "a {} affects the isolation of tenants, so only the provider may write it",
                 key.kind
             );
             self.refuse(
@@ -319,7 +319,7 @@ impl ApplyPlan {
                 origin.cloned(),
                 Some(key.clone()),
                 problem,
-                "change it there, or take it out of the file first",
+                "change it there, or remove it from the file first",
             );
         }
     }
@@ -347,7 +347,7 @@ impl ApplyPlan {
     /// delete may, because what remains fails closed.
     pub(crate) fn add_findings(&mut self, was: &[Diagnostic], is: &[Diagnostic], is_delete: bool) {
         let known: BTreeSet<_> = was.iter().map(essence).collect();
-        let said: BTreeSet<_> = self
+        let reported: BTreeSet<_> = self
             .diagnostics
             .iter()
             .map(|d| (d.object.clone(), d.field.clone()))
@@ -355,8 +355,8 @@ impl ApplyPlan {
         for d in is {
             let is_named = d.object.as_ref().is_some_and(|o| self.named.contains(o));
             let is_new_error = d.severity == Severity::Error && !known.contains(&essence(d));
-            let is_said = said.contains(&(d.object.clone(), d.field.clone()));
-            if (is_named || is_new_error) && !is_said {
+            let is_reported = reported.contains(&(d.object.clone(), d.field.clone()));
+            if (is_named || is_new_error) && !is_reported {
                 let mut d = d.clone();
                 // Errors do not prevent a delete.
                 if is_delete {
@@ -390,7 +390,7 @@ fn row_key(tenant: &TenantSources, key: &ObjectKey) -> canal_store::StoredObject
 
 fn read_key(object: &api::ObjectRef) -> Result<ObjectKey, String> {
     let kind = ObjectKind::from_word(&object.kind)
-        .ok_or_else(|| format!("the kind {:?} is not known", object.kind))?;
+        .ok_or_else(|| format!("the kind {:?} is unknown", object.kind))?;
     let namespace = if object.namespace.is_empty() {
         "default"
     } else {

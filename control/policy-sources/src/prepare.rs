@@ -107,7 +107,7 @@ pub enum WithheldReason {
     /// The route tables that gateways build of its resources have more bytes than the tenant's
     /// share.
     RouteTableBytes,
-    /// The controller failed on it, which is a fault of the controller.
+    /// The controller failed on it, which is a bug in the controller.
     Panic,
 }
 
@@ -439,8 +439,8 @@ fn catch_panic<T>(f: impl FnOnce() -> T) -> Result<T, Box<Diagnostic>> {
         origin: None,
         object: None,
         field: String::new(),
-        problem: "the controller failed on this input, which is a fault of the controller; what was in force stays".into(),
-        fix: "report it with the input; take the newest change back meanwhile".into(),
+        problem: "the controller failed on this input, which is a bug in the controller; the previous configuration stays in force".into(),
+        fix: "report it with the input; meanwhile revert the newest change".into(),
     }
     };
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_err(|_| Box::new(fault()))
@@ -454,9 +454,6 @@ mod tests {
     fn a_panic_in_pure_code_becomes_a_finding() {
         assert_eq!(catch_panic(|| 7).ok(), Some(7));
         let fault = catch_panic(|| -> u8 { panic!("expected in this test") }).unwrap_err();
-        assert!(
-            fault.problem.contains("a fault of the controller"),
-            "{fault}"
-        );
+        assert!(fault.problem.contains("a bug in the controller"), "{fault}");
     }
 }

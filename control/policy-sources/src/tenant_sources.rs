@@ -359,8 +359,8 @@ fn shadowed_by(object: &CatalogObject, other: &CatalogObject) -> Diagnostic {
 /// Returns the diagnostic of a key set that is not available. It is a warning: objects that name
 /// the set are valid, and may be applied before it is available.
 fn unfetched(uri: &str, fault: &str, sources: &TenantSources) -> Diagnostic {
-    let kept = if sources.jwks.contains_key(uri) {
-        "the last good one is in force"
+    let consequence = if sources.jwks.contains_key(uri) {
+        "the last good key set is in force"
     } else {
         "tokens of its issuer are refused"
     };
@@ -369,7 +369,7 @@ fn unfetched(uri: &str, fault: &str, sources: &TenantSources) -> Diagnostic {
         origin: None,
         object: None,
         field: "spec.jwtRules[].jwksUri".into(),
-        problem: format!("the key set {uri} could not be fetched, so {kept}: {fault}"),
+        problem: format!("the key set {uri} could not be fetched, so {consequence}: {fault}"),
         fix: "fix the cause in the text; the controller retries by itself".into(),
     }
 }

@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(
             begun(&mut order),
             [("alpha".into(), 1)],
-            "and has the free worker when nobody else waits"
+            "and uses the free worker if no other tenant waits"
         );
         order.end(&c, false);
         assert_eq!(begun(&mut order), [], "but never two");
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(
             begun(&mut order),
             [("beta".into(), 3)],
-            "the only worker is taken, and alpha is busy"
+            "the only worker is in use, and alpha has a change in progress"
         );
         order.end(&a, false);
         assert_eq!(begun(&mut order), [("alpha".into(), 4)]);

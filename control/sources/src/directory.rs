@@ -95,7 +95,7 @@ impl Directory {
             Err(error) => {
                 // All tenants stay: a lost mount must not take the mesh down.
                 let problem = format!(
-                    "the configuration directory cannot be read: {error}; what was read before stays in force"
+                    "the configuration directory cannot be read: {error}; the configuration read before stays in force"
                 );
                 scan.diagnostics.push(complaint(
                     &self.root,
@@ -154,7 +154,7 @@ impl Directory {
             if !path.is_dir() {
                 diagnostics.push(complaint(
                     &path,
-                    "only tenants' directories are read here".to_owned(),
+                    "only directories of tenants are read here".to_owned(),
                     "move the file into a tenant's directory",
                 ));
                 continue;
@@ -170,15 +170,15 @@ impl Directory {
                 )),
             }
         }
-        let room = TENANTS_MAX.saturating_sub(present.len());
-        if newcomers.len() > room {
+        let slots_left = TENANTS_MAX.saturating_sub(present.len());
+        if newcomers.len() > slots_left {
             let problem = format!(
                 "there are more than {TENANTS_MAX} tenants; {} are left out",
-                newcomers.len() - room
+                newcomers.len() - slots_left
             );
             diagnostics.push(complaint(&self.root, problem, "use several controllers"));
         }
-        present.extend(newcomers.into_iter().take(room));
+        present.extend(newcomers.into_iter().take(slots_left));
         present
     }
 }
@@ -210,7 +210,7 @@ impl TenantFileSet {
                 // An unreadable directory may be a temporary fault, so the files of the last scan
                 // stay.
                 let problem = format!(
-                    "the tenant's directory cannot be read: {error}; what was read before stays in force"
+                    "the tenant's directory cannot be read: {error}; the configuration read before stays in force"
                 );
                 diagnostics.push(complaint(
                     visit.path,
@@ -245,12 +245,12 @@ impl TenantFileSet {
             .into_iter()
             .filter(is_yaml)
             .partition(|name| self.files.contains_key(name));
-        let room = FILES_PER_TENANT_MAX.saturating_sub(known.len());
-        if new.len() > room {
+        let slots_left = FILES_PER_TENANT_MAX.saturating_sub(known.len());
+        if new.len() > slots_left {
             let problem = format!(
                 "the tenant has more than {FILES_PER_TENANT_MAX} files; {} are left out, {} first",
-                new.len() - room,
-                new[room]
+                new.len() - slots_left,
+                new[slots_left]
             );
             diagnostics.push(complaint(
                 visit.path,
@@ -260,7 +260,7 @@ impl TenantFileSet {
         }
         known
             .into_iter()
-            .chain(new.into_iter().take(room))
+            .chain(new.into_iter().take(slots_left))
             .collect()
     }
 

@@ -94,9 +94,11 @@ const fn left_out_if(
 const REMOVE: &str = "remove the field";
 /// Fix for a field about quality of service, without which requests are served.
 const KEEP_OR_REMOVE: &str = "keep it for a version that does it, or remove it";
-const TIMEOUT: &str = "timeouts of routes are not in this version; requests are served without";
-const RETRY: &str = "retries are not in this version; requests are served without";
-const MIRROR: &str = "mirrors are not in this version; requests are served, and not copied";
+const TIMEOUT: &str =
+    "timeouts of routes are not supported in this version; requests are served without";
+const RETRY: &str = "retries are not supported in this version; requests are served without";
+const MIRROR: &str =
+    "mirrors are not supported in this version; requests are served, and not copied";
 
 /// `metadata` fields that the API server manages itself.
 const METADATA_NOISE: [&str; 8] = [
@@ -189,28 +191,28 @@ const SERVICE: [KnownField; 5] = [
     unless(
         "spec.internalTrafficPolicy",
         "Cluster",
-        "endpoints on the same node only are not in this version",
+        "endpoints on the same node only are not supported in this version",
         "write Cluster or remove the field",
     ),
     left_out_if(
         "spec.publishNotReadyAddresses",
         |_| true,
-        "requests to endpoints that are not ready are not in this version; those that are ready get all",
+        "requests to endpoints that are not ready are not supported in this version; those that are ready get all",
         KEEP_OR_REMOVE,
     ),
     left_out(
         "spec.trafficDistribution",
-        "preferring near endpoints is not in this version",
+        "preferring near endpoints is not supported in this version",
         REMOVE,
     ),
     left_out(
         "spec.externalIPs",
-        "addresses from outside the mesh are not in this version",
+        "addresses from outside the mesh are not supported in this version",
         "use clusterIPs",
     ),
     left_out(
         "spec.externalName",
-        "names outside the mesh are not in this version",
+        "names outside the mesh are not supported in this version",
         REMOVE,
     ),
 ];
@@ -235,22 +237,22 @@ const HTTP_ROUTE: [KnownField; 10] = [
     ),
     never(
         "spec.rules[].filters[].requestRedirect",
-        "redirects are not in this version",
+        "redirects are not supported in this version",
         "remove the filter",
     ),
     never(
         "spec.rules[].filters[].cors",
-        "CORS is not in this version",
+        "CORS is not supported in this version",
         "remove the filter",
     ),
     never(
         "spec.rules[].filters[].externalAuth",
-        "external authorization by a route is not in this version",
+        "external authorization by a route is not supported in this version",
         "use an AuthorizationPolicy with action CUSTOM",
     ),
     never(
         "spec.rules[].filters[].extensionRef",
-        "filters of other implementations are not in this version",
+        "filters of other implementations are not supported in this version",
         "remove the filter",
     ),
     left_out_if(
@@ -263,12 +265,12 @@ const HTTP_ROUTE: [KnownField; 10] = [
     left_out("spec.rules[].retry", RETRY, KEEP_OR_REMOVE),
     left_out(
         "spec.rules[].sessionPersistence",
-        "session persistence is not in this version; requests of a session are balanced like others",
+        "session persistence is not supported in this version; requests of a session are balanced like others",
         KEEP_OR_REMOVE,
     ),
 ];
 
-const FILTERS: &str = "filters of one backend are not in this version";
+const FILTERS: &str = "filters of one backend are not supported in this version";
 
 /// Returns true if all filters are mirrors: without them, the request is served as it is.
 fn are_only_mirrors(filters: &YamlNode) -> bool {
@@ -280,38 +282,38 @@ fn are_only_mirrors(filters: &YamlNode) -> bool {
 const VIRTUAL_SERVICE: [KnownField; 24] = [
     never(
         "spec.http[].rewrite.uriRegexRewrite",
-        "rewriting a path by a regular expression is not in this version",
+        "rewriting a path by a regular expression is not supported in this version",
         "use rewrite.uri",
     ),
     unless(
         "spec.exportTo",
         "*",
-        "a limited audience is not in this version",
-        "remove the field: routes hold for all clients of the tenant",
+        "a limited audience is not supported in this version",
+        "remove the field: routes apply to all clients of the tenant",
     ),
     never(
         "spec.tls",
-        "routing TLS by server name is not in this version; the rules of `http` apply",
+        "routing TLS by server name is not supported in this version; the rules of `http` apply",
         REMOVE,
     ),
     never(
         "spec.tcp",
-        "routing TCP is not in this version; the rules of `http` apply",
+        "routing TCP is not supported in this version; the rules of `http` apply",
         "remove the field; TCP goes to the service that was dialled",
     ),
     never(
         "spec.http[].redirect",
-        "redirects are not in this version",
+        "redirects are not supported in this version",
         REMOVE,
     ),
     never(
         "spec.http[].directResponse",
-        "direct responses are not in this version",
+        "direct responses are not supported in this version",
         REMOVE,
     ),
     never(
         "spec.http[].delegate",
-        "delegation is not in this version",
+        "delegation is not supported in this version",
         "write the rules in this object",
     ),
     left_out("spec.http[].timeout", TIMEOUT, KEEP_OR_REMOVE),
@@ -319,7 +321,7 @@ const VIRTUAL_SERVICE: [KnownField; 24] = [
     left_out_if(
         "spec.http[].fault",
         is_only_delay,
-        "fault injection is not in this version",
+        "fault injection is not supported in this version",
         REMOVE,
     ),
     left_out("spec.http[].mirror", MIRROR, KEEP_OR_REMOVE),
@@ -329,12 +331,12 @@ const VIRTUAL_SERVICE: [KnownField; 24] = [
     left_out("spec.http[].mirror_percent", MIRROR, KEEP_OR_REMOVE),
     never(
         "spec.http[].corsPolicy",
-        "CORS is not in this version",
+        "CORS is not supported in this version",
         REMOVE,
     ),
     never(
         "spec.http[].route[].headers",
-        "header changes are not in this version",
+        "header changes are not supported in this version",
         REMOVE,
     ),
     never(
@@ -354,12 +356,12 @@ const VIRTUAL_SERVICE: [KnownField; 24] = [
     ),
     never(
         "spec.http[].match[].withoutHeaders",
-        "matching the absence of a header is not in this version",
+        "matching the absence of a header is not supported in this version",
         "put a rule that matches the header before this one",
     ),
     left_out(
         "spec.http[].match[].statPrefix",
-        "an own metrics prefix is not in this version",
+        "an own metrics prefix is not supported in this version",
         REMOVE,
     ),
     never(
@@ -369,7 +371,7 @@ const VIRTUAL_SERVICE: [KnownField; 24] = [
     ),
     never(
         "spec.http[].match[].uri.ignoreCase",
-        "matching without case is not in this version",
+        "matching without case is not supported in this version",
         "use regex with (?i)",
     ),
 ];
@@ -379,8 +381,7 @@ fn is_only_delay(fault: &YamlNode) -> bool {
     matches!(&fault.value, YamlValue::Map(_)) && fault.field("abort").is_none()
 }
 
-const TRAFFIC_POLICY: &str =
-    "load balancing, connection pools, outlier detection and TLS settings are not in this version";
+const TRAFFIC_POLICY: &str = "load balancing, connection pools, outlier detection and TLS settings are not supported in this version";
 
 const DESTINATION_RULE: [KnownField; 4] = [
     left_out_if(
@@ -398,12 +399,12 @@ const DESTINATION_RULE: [KnownField; 4] = [
     unless(
         "spec.exportTo",
         "*",
-        "a limited audience is not in this version",
+        "a limited audience is not supported in this version",
         "remove the field",
     ),
     never(
         "spec.workloadSelector",
-        "rules for some clients only are not in this version",
+        "rules for some clients only are not supported in this version",
         REMOVE,
     ),
 ];
@@ -437,19 +438,19 @@ fn is_about_quality(policy: &YamlNode) -> bool {
 
 const AUTHORIZATION_POLICY: [KnownField; 1] = [never(
     "spec.selector.matchExpressions",
-    "workloads are selected by equal labels only",
+    "workloads can be selected only by equality of labels",
     "use matchLabels",
 )];
 
 const REQUEST_AUTHENTICATION: [KnownField; 3] = [
     never(
         "spec.selector.matchExpressions",
-        "workloads are selected by equal labels only",
+        "workloads can be selected only by equality of labels",
         "use matchLabels",
     ),
     left_out(
         "spec.jwtRules[].timeout",
-        "the controller has a time of its own for fetching keys",
+        "the controller uses its own timeout for fetching keys",
         REMOVE,
     ),
     never(

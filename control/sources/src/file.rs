@@ -104,7 +104,7 @@ pub(crate) fn open_file(directory: BorrowedFd<'_>, name: &str) -> Result<OpenFil
     );
     let fd = opened.map_err(|error| match error {
         rustix::io::Errno::XDEV => FileReadError {
-            problem: "the link leads out of the tenant's directory".to_owned(),
+            problem: "the symbolic link points outside the tenant's directory".to_owned(),
             fix: "put the file itself here",
         },
         error => FileReadError {

@@ -391,7 +391,7 @@ impl DocumentReader<'_> {
             found.truncate(FINDINGS_PER_DOCUMENT_MAX);
             // The faults below copy this error; the field `spec` makes it apply to the whole
             // object.
-            let problem = format!("there are more than {FINDINGS_PER_DOCUMENT_MAX} mistakes");
+            let problem = format!("the document has more than {FINDINGS_PER_DOCUMENT_MAX} errors");
             found.push(error(
                 self.origin.clone(),
                 self.key.clone(),
@@ -420,7 +420,7 @@ impl DocumentReader<'_> {
             .try_fold(root, |node, name| node.field(name))?;
         let (key, _) = parent.entry(last)?;
         let problem = format!(
-            "the field is called {} now; the next release does not accept {last}",
+            "the field is now called {}; the next release does not accept {last}",
             renamed.new_name
         );
         let fix = format!("write {}", renamed.new_name);
@@ -505,16 +505,16 @@ fn key(kind: ObjectKind, root: &YamlNode) -> Option<ObjectKey> {
 }
 
 fn strange(
-    stranger: &UnknownKindAction,
+    unknown: &UnknownKindAction,
     api_version: &str,
     kind: &str,
     origin: SourceLocation,
 ) -> Diagnostic {
-    let (severity, field, problem, fix) = match stranger {
+    let (severity, field, problem, fix) = match unknown {
         UnknownKindAction::OtherVersion(known) => (
             Severity::Error,
             "apiVersion",
-            format!("{kind} is not read in {api_version:?}"),
+            format!("{kind} is not supported in {api_version:?}"),
             format!("write apiVersion: {}", known.api_versions().join(" or ")),
         ),
         UnknownKindAction::Skipped => (
@@ -532,9 +532,9 @@ fn strange(
         UnknownKindAction::Refused => (
             Severity::Error,
             "kind",
-            format!("{kind} ({api_version}) is not in this version"),
+            format!("{kind} ({api_version}) is not supported in this version"),
             format!(
-                "remove it; known are {}",
+                "remove it; known kinds: {}",
                 ObjectKind::ALL.map(ObjectKind::as_str).join(", ")
             ),
         ),

@@ -156,12 +156,12 @@ impl InotifyReader {
             // Watches are added before the scan, so that a change during the scan causes an event.
             self.follow_tenants();
             let hints = self.pending.take(Instant::now());
-            let looked = tokio::task::spawn_blocking(move || {
+            let scanned = tokio::task::spawn_blocking(move || {
                 let scan = directory.scan_with(&hints);
                 (directory, scan)
             });
             // The blocking task fails only when the runtime shuts down.
-            let Ok((same, scan)) = looked.await else {
+            let Ok((same, scan)) = scanned.await else {
                 return;
             };
             directory = same;
@@ -201,7 +201,7 @@ impl InotifyReader {
                 Err(_) => return true,
                 Ok(None) => return false,
                 Ok(Some(Err(error))) => {
-                    tracing::warn!(%error, "inotify failed; looking at all files");
+                    tracing::warn!(%error, "inotify failed; reading all files");
                     self.pending.full_scan_due = true;
                 }
                 Ok(Some(Ok(event))) => self.note(&event),
@@ -265,7 +265,7 @@ impl InotifyReader {
             failed = self.follow(Some(&name)).err().or(failed);
         }
         if let Some(error) = failed {
-            tracing::warn!(%error, seconds = RESCAN_INTERVAL.as_secs(), "cannot watch all configuration directories; looking at intervals");
+            tracing::warn!(%error, seconds = RESCAN_INTERVAL.as_secs(), "cannot watch all configuration directories; scanning them at intervals");
         }
     }
 }

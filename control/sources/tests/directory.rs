@@ -129,7 +129,7 @@ fn a_broken_file_keeps_its_last_good_objects() {
 }
 
 #[test]
-fn a_file_that_was_never_valid_gives_its_valid_parts() {
+fn a_file_that_was_never_valid_contributes_its_valid_objects() {
     let root = TempDir::new().unwrap();
     put(
         root.path(),
@@ -171,7 +171,7 @@ fn links_may_not_lead_out_of_the_tenant() {
     )
     .unwrap();
     let mut directory = Directory::new(root.path());
-    let leaves = "! the link leads out of the tenant's directory";
+    let leaves = "! the symbolic link points outside the tenant's directory";
     check(
         &mut directory,
         &format!("alpha: a inner\n{leaves}\n{leaves}\nbeta: secret"),
@@ -209,13 +209,13 @@ fn non_files_are_refused() {
     let mut directory = Directory::new(root.path());
     let regular = "! this is not a regular file";
     let expected = format!(
-        "alpha: a\n! line 2 is not UTF-8 text\n{regular}\n{regular}\n! tenant name \"Not_A_Tenant\" is not valid: use 1 to 63 lower-case letters, digits and '-', starting and ending with a letter or digit\n! only tenants' directories are read here"
+        "alpha: a\n! line 2 is not UTF-8 text\n{regular}\n{regular}\n! tenant name \"Not_A_Tenant\" is not valid: use 1 to 63 lower-case letters, digits and '-', starting and ending with a letter or digit\n! only directories of tenants are read here"
     );
     check(&mut directory, &expected);
 }
 
 #[test]
-fn a_lost_directory_takes_nothing_away() {
+fn a_lost_directory_removes_no_object() {
     let root = TempDir::new().unwrap();
     let mount = root.path().join("mount");
     put(&mount, "alpha/a.yaml", &service("a"));

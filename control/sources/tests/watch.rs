@@ -108,7 +108,7 @@ async fn a_file_is_not_read_while_it_is_written() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_held_open_is_read_at_last() {
+async fn a_file_kept_open_for_writing_is_read_eventually() {
     let root = TempDir::new().unwrap();
     fs::create_dir(root.path().join("alpha")).unwrap();
     let mut watch = DirectoryWatch::open(root.path()).unwrap();

@@ -33,11 +33,11 @@ pub struct ReportedOmission {
 /// Reason why a report is refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShareReportError {
-    #[error("{0} is no data plane; report with a data plane's token")]
+    #[error("{0} is not a data plane; report with a data plane's token")]
     NotADataPlane(String),
-    #[error("the report has {bytes} bytes, at most {limit} are taken")]
+    #[error("the report has {bytes} bytes; at most {limit} are accepted")]
     Bytes { bytes: usize, limit: usize },
-    #[error("{count} entries in one report, at most {limit} are taken")]
+    #[error("{count} entries in one report; at most {limit} are accepted")]
     Entries { count: usize, limit: usize },
 }
 
@@ -60,22 +60,22 @@ pub struct ShareReport {
 }
 
 impl ShareReport {
-    /// Checks and converts a report of `who`. Rows on tenants that are not its own, or do not
+    /// Checks and converts a report of `principal`. Rows on tenants that are not its own, or do not
     /// exist, are left out.
     ///
     /// # Errors
-    /// `who` is an operator, or the report exceeds a limit.
+    /// `principal` is an operator, or the report exceeds a limit.
     pub fn read(
         state: ShareState,
-        who: &Principal,
+        principal: &Principal,
         catalog: &Catalog,
     ) -> Result<Self, ShareReportError> {
-        let own = match who {
+        let own = match principal {
             Principal::Node { tenant, .. } => Some(tenant),
             Principal::KeyServer { tenant, .. } => tenant.as_ref(),
             Principal::Gateway { .. } | Principal::Edge { .. } => None,
             Principal::Operator { .. } => {
-                return Err(ShareReportError::NotADataPlane(who.to_string()));
+                return Err(ShareReportError::NotADataPlane(principal.to_string()));
             }
         };
         let bytes = state.encoded_len();
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_data_plane_speaks_of_its_own_tenants_only() {
+    fn a_data_plane_reports_only_its_own_tenants() {
         let node = Principal::Node {
             name: "n1".parse().unwrap(),
             tenant: "alpha".parse().unwrap(),
@@ -198,8 +198,8 @@ mod tests {
             ],
             omitted: vec![omitted("alpha"), omitted("beta"), omitted("gamma")],
         };
-        let seen = |who: &Principal| {
-            let report = ShareReport::read(state.clone(), who, &catalog()).unwrap();
+        let seen = |principal: &Principal| {
+            let report = ShareReport::read(state.clone(), principal, &catalog()).unwrap();
             let of = |t: &TenantName| t.to_string();
             (
                 report

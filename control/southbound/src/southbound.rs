@@ -144,17 +144,17 @@ impl StreamTask {
             // At most one response waits: newer catalogs are compared only when it has been sent.
             if pending.is_none() && opened {
                 pending = self.next_response(&catalog);
-                self.stream.looked(self.session.progress());
+                self.stream.record_progress(self.session.progress());
             }
             tokio::select! {
                 // The reasons to end the stream come before its messages.
                 biased;
                 () = stopping.cancelled() => return Err(Status::unavailable("the controller is stopping; connect again")),
-                () = superseded.cancelled() => return Err(Status::aborted("newer streams of the same principal took this one's place")),
+                () = superseded.cancelled() => return Err(Status::aborted("newer streams of the same principal replaced this one")),
                 () = &mut revoked => {
                     self.shared.metrics.refuse("streams_revoked");
                     let tenant = holder_of(&self.caller.principal);
-                    return Err(Status::resource_exhausted(format!("{tenant} has the most streams, and another one needs a place")));
+                    return Err(Status::resource_exhausted(format!("{tenant} has the most streams, and the limit of streams is reached")));
                 }
                 changed = principals.changed() => {
                     if changed.is_err() || !self.shared.clients.is_current(&self.caller) {

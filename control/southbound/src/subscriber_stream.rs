@@ -472,12 +472,13 @@ impl SubscriberStream {
         view: Option<&Arc<TenantCatalog>>,
     ) -> BTreeSet<ResourceId> {
         // Manifests are in no catalog; they are compared separately.
-        let held = self
+        let held_names = self
             .held_resources
             .of(owner)
             .filter(|(kind, _)| *kind != ResourceKind::Manifest);
         let offered = view.into_iter().flat_map(|v| v.entries.keys());
-        held.chain(offered)
+        held_names
+            .chain(offered)
             .filter(|(kind, name)| self.kinds[*kind as usize].covers(name))
             .cloned()
             .collect()
@@ -496,7 +497,7 @@ impl SubscriberStream {
         if !subscription.covers(&key.1) {
             return None;
         }
-        let asked = subscription.requested.contains(&key.1);
+        let is_requested = subscription.requested.contains(&key.1);
         let is_visible = |e: &&Arc<EncodedResource>| {
             scope::visible(&e.resource, &self.principal, &self.placement)
         };
@@ -504,18 +505,19 @@ impl SubscriberStream {
             .filter(|_| is_admitted)
             .and_then(|v| v.entries.get(&key))
             .filter(is_visible);
-        let held = self.held_resources.version(owner, &key);
+        let held_version = self.held_resources.version(owner, &key);
         let refused = self.refused.get(&key).map(|aside| aside.version);
-        match (offered, held) {
-            (Some(entry), held) => {
+        match (offered, held_version) {
+            (Some(entry), held_version) => {
                 self.target = self.target.max(entry.changed);
                 // The subscriber holds this version, so a refusal of an earlier one is over.
-                if held == Some(entry.version) && !asked {
+                if held_version == Some(entry.version) && !is_requested {
                     self.forget_refusal(&key);
                     return None;
                 }
                 // A refused version is not sent again until it changes or the subscriber names it.
-                (refused != Some(Some(entry.version)) || asked).then(|| Item::Put(entry.clone()))
+                (refused != Some(Some(entry.version)) || is_requested)
+                    .then(|| Item::Put(entry.clone()))
             }
             (None, Some(_)) => {
                 // A resource whose source could not be read is not removed.
@@ -525,12 +527,12 @@ impl SubscriberStream {
                 self.target = self.target.max(generation);
                 // A removal that the subscriber refused is repeated only if it names the resource
                 // again.
-                (refused != Some(None) || asked).then_some(Item::Remove(key))
+                (refused != Some(None) || is_requested).then_some(Item::Remove(key))
             }
             // Delta xDS answers a subscription to a missing name with a removal.
             (None, None) => {
                 self.forget_refusal(&key);
-                asked.then_some(Item::Remove(key))
+                is_requested.then_some(Item::Remove(key))
             }
         }
     }
@@ -540,13 +542,13 @@ impl SubscriberStream {
     fn unknown_names(&self, found: &[Item]) -> Vec<Item> {
         let answered: BTreeSet<ResourceId> = found.iter().map(Item::key).collect();
         let is_held = |key: &ResourceId| self.held_resources.version(&owner_of(key), key).is_some();
-        let asked = ResourceKind::ALL.into_iter().flat_map(|kind| {
+        let requested = ResourceKind::ALL.into_iter().flat_map(|kind| {
             self.kinds[kind as usize]
                 .requested
                 .iter()
                 .map(move |n| (kind, n.clone()))
         });
-        asked
+        requested
             .filter(|key| {
                 key.0 != ResourceKind::Manifest && !answered.contains(key) && !is_held(key)
             })

@@ -99,8 +99,7 @@ impl SubscriberRecord {
 /// The holder may not open another stream.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{holder} gets no more streams ({limit}: {}); fix: end those of data planes that are not needed, or have the provider set \
-     spec.shares.{limit} of the Tenant, or run another controller for some of them",
+    "{holder} may open no more streams ({limit}: {}); fix: end those of data planes that are not needed, or have the provider set spec.shares.{limit} of the Tenant, or run another controller for some of them",
     .reason.reason()
 )]
 pub(crate) struct TooManyStreams {
@@ -326,7 +325,7 @@ pub async fn follow(registry: Arc<Subscribers>, mut principals: watch::Receiver<
         registry
             .lock()
             .records
-            .retain(|p, record| !record.streams.is_empty() || current.knows(p));
+            .retain(|p, record| !record.streams.is_empty() || current.has_principal(p));
     }
 }
 
@@ -413,7 +412,7 @@ impl OpenStream {
     }
 
     /// Records that the stream was compared with a newer catalog.
-    pub(crate) fn looked(&self, progress: SubscriberProgress) {
+    pub(crate) fn record_progress(&self, progress: SubscriberProgress) {
         self.update(|r| r.progress = progress);
     }
 
@@ -572,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_with_all_streams_leaves_places_to_others() {
+    fn a_tenant_with_all_streams_does_not_block_streams_of_others() {
         let s = subscribers(10, 1);
         let mine: Vec<OpenStream> = (0..9)
             .map(|n| s.open(&node(&format!("n{n}"))).unwrap())
@@ -594,7 +593,7 @@ mod tests {
             .expect("alpha has its share")
             .to_string();
         assert!(
-            refused.contains("alpha gets no more streams (controllerStreams: share)"),
+            refused.contains("alpha may open no more streams (controllerStreams: share)"),
             "{refused}"
         );
         let gateway = Principal::Gateway {
@@ -602,14 +601,14 @@ mod tests {
             az: "az1".parse().unwrap(),
         };
         let provider: Vec<_> = (0..3).map(|_| s.open(&gateway).unwrap()).collect();
-        assert_eq!(given_way(), 2, "the reserve takes from nobody");
+        assert_eq!(given_way(), 2, "the reserve revokes no stream");
         let beta: Vec<_> = (0..3)
             .map(|n| s.open(&node_of("beta", &format!("n{n}"))).unwrap())
             .collect();
         assert_eq!(given_way(), 5);
         assert!(
             s.open(&node_of("beta", "n3")).is_err(),
-            "beta would have as many as alpha, which does not give way"
+            "beta would have as many as alpha, so no stream of alpha is ended"
         );
         // The oldest streams were revoked. A data plane that reconnects at a full limit replaces
         // its own oldest stream.
@@ -645,11 +644,11 @@ mod tests {
         drop(other);
         drop(s.open(&node("n3")).unwrap());
 
-        old[1].looked(SubscriberProgress {
+        old[1].record_progress(SubscriberProgress {
             resources: 9,
             ..SubscriberProgress::default()
         });
-        newest.looked(SubscriberProgress {
+        newest.record_progress(SubscriberProgress {
             resources: 4,
             ..SubscriberProgress::default()
         });
@@ -697,7 +696,7 @@ mod tests {
             (0, 0)
         );
         assert_eq!(streams[2].holds_names(1), 1);
-        assert_eq!(ended(), [true, false, false], "the oldest gives way");
+        assert_eq!(ended(), [true, false, false], "the oldest is ended");
         assert_eq!(streams[0].holds_names(10 * PART), 0, "and counts no more");
         assert_eq!(
             (streams[2].holds_names(16 * PART), ended()),

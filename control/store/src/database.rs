@@ -318,7 +318,7 @@ impl Store {
                 // With some reserve left, a full disk does not stop the controller yet.
                 Err(e) if left == 0 => return Err(e),
                 Err(e) => {
-                    tracing::warn!(error = %e, left, "no more generations could be reserved; the reserve is used")
+                    tracing::warn!(error = %e, left, "could not reserve more generations; using the remaining reserve")
                 }
             }
         }
@@ -468,10 +468,10 @@ impl Store {
         let mut inner = self.lock();
         self.ensure_open(&mut inner)?;
         let fresh = self.allocation(&inner.ids, services, now)?.bound;
-        let held = services
+        let stored = services
             .iter()
             .filter_map(|k| inner.ids.bindings.get(k).map(|b| (k.clone(), b.id)));
-        Ok(held.chain(fresh).collect())
+        Ok(stored.chain(fresh).collect())
     }
 
     fn allocation(

@@ -33,7 +33,7 @@ pub enum StoreError {
     Damaged { path: PathBuf, why: String },
     /// A tenant has reached its limit of objects.
     #[error(
-        "tenant {tenant} would hold {count} objects and may hold {limit}; delete some, or give the controller a larger limit"
+        "tenant {tenant} would have {count} objects; at most {limit} are allowed; delete some, or give the controller a larger limit"
     )]
     ObjectsPerTenant {
         tenant: TenantName,
@@ -41,7 +41,7 @@ pub enum StoreError {
         limit: usize,
     },
     /// One object is too large.
-    #[error("{object} has {bytes} bytes and may have {limit}; split it")]
+    #[error("{object} has {bytes} bytes; at most {limit} are allowed; split it")]
     ObjectBytes {
         object: String,
         bytes: usize,
@@ -49,18 +49,18 @@ pub enum StoreError {
     },
     /// One transaction contains too many edits.
     #[error(
-        "{edits} changes in one request, at most {limit} are taken; send them in several requests"
+        "{edits} changes in one request; at most {limit} are accepted; send them in several requests"
     )]
     Edits { edits: usize, limit: usize },
     /// Every service id is in use, or was released so recently that it is in quarantine.
     #[error(
-        "no service id is left: {limit} are taken or were released within {hours} h; delete services that are no longer used"
+        "no service id is left: {limit} are in use or were released within {hours} h; delete services that are no longer used"
     )]
     ServiceIds { limit: u32, hours: u64 },
     /// The services of a tenant, including recently deleted ones, use all ids that one tenant may
     /// have.
     #[error(
-        "tenant {tenant} has {limit} service ids, those of services deleted within {hours} h among them, and may have no more; use names again, or wait"
+        "tenant {tenant} has {limit} service ids, including those of services deleted within {hours} h, and may have no more; reuse the names of deleted services, or wait"
     )]
     TenantServiceIds {
         tenant: TenantName,
@@ -68,7 +68,9 @@ pub enum StoreError {
         hours: u64,
     },
     /// Every replica number is in use.
-    #[error("no replica number is left: all {limit} are taken; forget replicas that are gone")]
+    #[error(
+        "no replica number is left: all {limit} are in use; forget replicas that no longer exist"
+    )]
     ReplicaNumbers { limit: u16 },
     /// The private keys are sealed and the key does not open them, or the key file cannot be used.
     #[error(
@@ -115,7 +117,7 @@ impl StoreError {
             redb::Error::Corrupted(why) => Self::Damaged { path, why },
             redb::Error::DatabaseAlreadyOpen => Self::Open {
                 path,
-                why: "another process holds it".into(),
+                why: "another process has it open".into(),
                 fix: "stop the other controller, or give this one its own --data-dir",
             },
             redb::Error::UpgradeRequired(v) => Self::Layout {
@@ -125,7 +127,7 @@ impl StoreError {
             },
             redb::Error::TableTypeMismatch { table, .. } => Self::Damaged {
                 path,
-                why: format!("table {table} holds other types than this build writes"),
+                why: format!("table {table} contains types that this build does not write"),
             },
             other => Self::Disk {
                 path,

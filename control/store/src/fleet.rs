@@ -132,10 +132,10 @@ impl Store {
             let mut taken = BTreeSet::new();
             let mut own = None;
             for entry in table.iter()? {
-                let held: StoredReplica = row("replica", entry?.1.value())?;
-                taken.insert(held.number.get());
-                if held.name == *name {
-                    own = Some((held.number, held.drain));
+                let stored: StoredReplica = row("replica", entry?.1.value())?;
+                taken.insert(stored.number.get());
+                if stored.name == *name {
+                    own = Some((stored.number, stored.drain));
                 }
             }
             // A replica that registers again keeps its number, because bucket tables name replicas

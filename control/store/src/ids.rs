@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn fresh_ids_begin_at_the_stores_own_place_and_go_round() {
+    fn fresh_ids_start_at_an_offset_of_the_store_and_wrap_around() {
         let book = |offset| ServiceIdTable {
             offset,
             ..ServiceIdTable::default()
@@ -333,7 +333,7 @@ mod tests {
                 bound: None,
             },
             IdCase {
-                what: "not the id of a name asked for in the same breath",
+                what: "not the id of a name in the same request",
                 book: book(
                     &[
                         ("a", 1, Some(9)),

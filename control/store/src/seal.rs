@@ -72,7 +72,7 @@ impl StoreKey {
         {
             Some(bytes) => Self::new(&bytes),
             None => Err(refused(
-                "it holds neither 32 bytes nor 64 hexadecimal digits".into(),
+                "it contains neither 32 bytes nor 64 hexadecimal digits".into(),
             )),
         }
     }
@@ -148,7 +148,7 @@ pub(crate) fn plaintext_key(
         (None, _) => Ok(Zeroizing::new(bytes.to_vec())),
         (Some(body), Some(key)) => key.open(body, place),
         (Some(_), None) => Err(StoreError::Key {
-            why: "the store's keys are sealed and none was given".into(),
+            why: "the store's keys are sealed, but no key was given".into(),
         }),
     }
 }

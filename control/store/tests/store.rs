@@ -149,7 +149,7 @@ fn limits_refuse_the_whole_apply() {
 }
 
 #[test]
-fn an_object_of_the_largest_size_is_taken() {
+fn an_object_of_the_largest_size_is_accepted() {
     let dir = tempfile::tempdir().unwrap();
     let s = open(dir.path());
     let largest = "x".repeat(canal_store::OBJECT_BYTES_MAX);
@@ -291,16 +291,20 @@ fn a_second_controller_on_the_same_store_is_refused_by_name() {
     assert_eq!(refused.name(), "open");
     let text = refused.to_string();
     assert!(
-        text.contains("another process holds it") && text.contains("--data-dir"),
+        text.contains("another process has it open") && text.contains("--data-dir"),
         "{text}"
     );
     let id = first.id();
     drop(first);
-    assert_eq!(open(dir.path()).id(), id, "it opens once the first is gone");
+    assert_eq!(
+        open(dir.path()).id(),
+        id,
+        "it opens once the first process has ended"
+    );
 }
 
 #[test]
-fn a_preview_of_service_ids_gives_nothing_out() {
+fn a_preview_of_service_ids_assigns_none() {
     let dir = tempfile::tempdir().unwrap();
     let s = Store::open(
         dir.path(),
@@ -470,7 +474,7 @@ fn planned(n: u32, version: u32, heads: &[u32]) -> (ServiceId, PlannedService) {
 }
 
 #[test]
-fn replicas_have_the_lowest_free_number_for_as_long_as_they_are_not_forgotten() {
+fn replicas_keep_the_lowest_free_number_until_they_are_forgotten() {
     let dir = tempfile::tempdir().unwrap();
     let s = open(dir.path());
     let number = |s: &Store, name: &str| register(s, name).unwrap().number.get();
@@ -533,7 +537,7 @@ fn replica_numbers_end() {
     assert!(
         refused.is_limit()
             && refused.name() == "replica_numbers"
-            && refused.to_string().contains("all 2 are taken"),
+            && refused.to_string().contains("all 2 are in use"),
         "{refused}"
     );
     assert_eq!(s.fleet().unwrap().replicas.len(), 2, "nothing was changed");

@@ -59,7 +59,7 @@ pub struct TrustOptions {
     /// File with PEM roots for https to external CAs and for key sets.
     pub tls_roots: Option<PathBuf>,
     /// Timeouts of the rotation of roots.
-    pub patience: RotationTimeouts,
+    pub rotation_timeouts: RotationTimeouts,
 }
 
 /// Reason why no certificate was issued.
@@ -77,7 +77,7 @@ pub(crate) enum IssueError {
     Files(TrustDomain),
     #[error(transparent)]
     External(#[from] ExternalCaError),
-    #[error("the external authority: {0}")]
+    #[error("the external CA: {0}")]
     Answer(#[from] ExternalCertificateError),
     #[error(transparent)]
     Ledger(IssuanceLogError),
@@ -85,7 +85,7 @@ pub(crate) enum IssueError {
         "{0} requested more certificates than {1} at once and {2} per second; fix: keep certificates until half of their lifetime"
     )]
     Rate(String, u32, u32),
-    #[error("the certificate could not be made; try again")]
+    #[error("the certificate could not be created; try again")]
     Task,
 }
 
@@ -189,7 +189,7 @@ pub struct TrustAuthorities {
     rates: Mutex<CertificateRates>,
     /// Start of the clock of the rates.
     begun: Instant,
-    patience: RotationTimeouts,
+    rotation_timeouts: RotationTimeouts,
     /// Time since which nothing has blocked a rotation, in seconds since 1970.
     clear: Mutex<BTreeMap<DomainName, u64>>,
     /// Obstacles to each rotation, as texts for operators.
@@ -221,7 +221,7 @@ impl TrustAuthorities {
         for (name, stored) in store.trusts()? {
             let damaged = |why: String| StoreError::Damaged {
                 path: store.path().into(),
-                why: format!("authority of {}: {why}", name.1),
+                why: format!("CA of {}: {why}", name.1),
             };
             domains.insert(
                 name.clone(),
@@ -246,7 +246,7 @@ impl TrustAuthorities {
             folders: Mutex::new(options.ca_dir.clone().map(AuthorityFolders::new)),
             externals: external.collect(),
             infra: Arc::new(infra),
-            patience: options.patience,
+            rotation_timeouts: options.rotation_timeouts,
             clear: Mutex::default(),
             waiting: Mutex::default(),
             changed: Notify::new(),
@@ -319,7 +319,7 @@ impl TrustAuthorities {
             .collect();
         self.store.put_trusts(&rows)?;
         for (name, domain) in made {
-            tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, "made a new root for the trust domain");
+            tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, "created a new root for the trust domain");
             domains.insert(name, domain);
         }
         Ok(())
@@ -483,11 +483,11 @@ impl TrustAuthorities {
         let Some(path) = path.filter(|_| !folder.roots.is_empty()) else {
             return Err(IssueError::Files(domain.clone()));
         };
-        let asked = order.certificate_request();
-        check_request(&asked)?;
+        let request = order.certificate_request();
+        check_request(&request)?;
         let done = async {
-            let pem = external.sign(&asked, Path::new(&path)).await?;
-            Ok(check_answer(&pem, &asked, &folder.roots, now_seconds())?)
+            let pem = external.sign(&request, Path::new(&path)).await?;
+            Ok(check_answer(&pem, &request, &folder.roots, now_seconds())?)
         };
         let done: Result<IssuedLeaf, IssueError> = done.await;
         let outcome = done.as_ref().map_or_else(IssueError::name, |_| "signed");
@@ -551,14 +551,14 @@ impl TrustAuthorities {
             return Err(DomainError::NotOwn(name.1.clone()).into());
         }
         self.ensure(std::iter::once(name))?;
-        let said = self.change(name, |domain| -> Result<_, TrustOperationError> {
+        let step = self.change(name, |domain| -> Result<_, TrustOperationError> {
             Ok(match (domain.phase(), force) {
                 (RotationPhase::Steady, _) => {
                     domain.announce(
                         TenantAuthority::generate(&name.1, now).map_err(DomainError::from)?,
                         now,
                     );
-                    "a new root is announced; it signs once all data planes know it"
+                    "a new root is announced; it signs once all data planes have acknowledged it"
                 }
                 (RotationPhase::Announced, true) => {
                     domain.switch(now);
@@ -566,13 +566,13 @@ impl TrustAuthorities {
                 }
                 (RotationPhase::Switched, true) => {
                     domain.retire(now);
-                    "the old root is gone, though certificates of it may be in use"
+                    "the old root was removed, although its certificates may still be in use"
                 }
-                (_, false) => "a replacement is under way; --force takes its next step at once",
+                (_, false) => "a rotation is in progress; --force takes its next step at once",
             })
         })?;
-        tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, force, said, "a root is being replaced");
-        Ok(said)
+        tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, force, step, "an operator rotates a root");
+        Ok(step)
     }
 
     /// Takes a step that was decided, if the phase is still the one for which it was decided.
@@ -635,7 +635,7 @@ impl TrustAuthorities {
         })?;
         let list = match self.source(&name.1) {
             AuthoritySource::External(..) => {
-                "; revoke them at the external authority too and put its list at crl.pem: the controller cannot sign it"
+                "; revoke them at the external CA too and put its list at crl.pem: the controller cannot sign it"
             }
             _ => "",
         };
@@ -660,7 +660,7 @@ impl TrustAuthorities {
             }
         })?;
         tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, %identity, "restored");
-        Ok("it gets certificates again; those that were revoked stay revoked".into())
+        Ok("the identity gets certificates again; revoked certificates stay revoked".into())
     }
 
     /// Scans the CA folders once, and updates the lists of the trust domains whose folder changed.

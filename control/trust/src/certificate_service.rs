@@ -49,7 +49,7 @@ pub(crate) enum IdentityDenied {
     Operator,
     #[error("{0} belongs to no tenant that you serve")]
     TrustDomain(TrustDomain),
-    #[error("{0} is the gateways' own identity, which no node gets")]
+    #[error("{0} is the gateways' own identity, which nodes cannot get")]
     Reserved(Identity),
     #[error(
         "no pod with the identity {0} runs on your node according to the registry; try again once the pod is registered"
@@ -58,11 +58,11 @@ pub(crate) enum IdentityDenied {
     #[error("a gateway gets only {0}")]
     NotGateway(Identity),
     #[error(
-        "the tenant's sources cannot be read at the moment, so it is unknown what runs where; try again"
+        "the tenant's sources cannot be read at the moment, so the controller does not know which pods run on your node; try again"
     )]
     RegistryIncomplete,
     #[error(
-        "the tenant's keys are in key servers, which alone get certificates of {0}; set spec.keys.fallback to Local to allow others too"
+        "the tenant's keys are in key servers, so only key servers get certificates of {0}; set spec.keys.fallback to Local to allow others too"
     )]
     KeysInKeyServer(TrustDomain),
     #[error(
@@ -73,9 +73,9 @@ pub(crate) enum IdentityDenied {
     NotComponent(Identity),
     #[error("metadata.{SERVICE}: {0}; write tenant/namespace/name")]
     ServiceForm(String),
-    #[error("{0} is no service of the tenant")]
+    #[error("{0} is not a service of the tenant")]
     ServiceUnknown(ServiceKey),
-    #[error("host names of a service go with {0} only")]
+    #[error("only {0} may get a certificate with host names of a service")]
     ServiceNotGateway(Identity),
 }
 
@@ -125,18 +125,18 @@ pub(crate) enum CertificateGrant {
     },
 }
 
-/// Decides whether `principal` may have the identity `asked`, with the host names of `service` if
+/// Decides whether `principal` may have the identity `requested`, with the host names of `service` if
 /// one is given.
 pub(crate) fn decide_grant(
     catalog: &Catalog,
     principal: &Principal,
-    asked: Option<&str>,
+    requested: Option<&str>,
     service: Option<&str>,
 ) -> Result<CertificateGrant, IdentityDenied> {
-    let asked = asked
+    let requested = requested
         .filter(|a| !a.is_empty())
         .ok_or(IdentityDenied::NoIdentity)?;
-    let asked: Identity = asked
+    let requested: Identity = requested
         .parse()
         .map_err(|e: canal_model::ids::IdError| IdentityDenied::Form(e.to_string()))?;
     if matches!(
@@ -147,12 +147,13 @@ pub(crate) fn decide_grant(
     }
     // No tenant may have the trust domain of Canal's components, so it is checked before the
     // tenants'.
-    if asked.trust_domain.as_str() == COMPONENTS {
-        let is_own = service.is_none() && component_identity(principal).as_ref() == Some(&asked);
+    if requested.trust_domain.as_str() == COMPONENTS {
+        let is_own =
+            service.is_none() && component_identity(principal).as_ref() == Some(&requested);
         return if is_own {
-            Ok(CertificateGrant::Component(asked))
+            Ok(CertificateGrant::Component(requested))
         } else {
-            Err(IdentityDenied::NotComponent(asked))
+            Err(IdentityDenied::NotComponent(requested))
         };
     }
     let own = catalog.admitted(principal).find(|(_, view)| {
@@ -161,7 +162,7 @@ pub(crate) fn decide_grant(
         view.claims
             .isolation
             .as_ref()
-            .is_some_and(|i| i.trust_domain == asked.trust_domain)
+            .is_some_and(|i| i.trust_domain == requested.trust_domain)
     });
     let Some((tenant, view)) = own else {
         return Err(match principal {
@@ -171,18 +172,18 @@ pub(crate) fn decide_grant(
             {
                 IdentityDenied::RegistryIncomplete
             }
-            _ => IdentityDenied::TrustDomain(asked.trust_domain),
+            _ => IdentityDenied::TrustDomain(requested.trust_domain),
         });
     };
     let keys = key_policy(view);
-    decide_holder(catalog, view, principal, &asked, keys)?;
+    decide_holder(catalog, view, principal, &requested, keys)?;
     let names = match service {
-        Some(service) => decide_names(view, tenant, &asked, service)?,
+        Some(service) => decide_names(view, tenant, &requested, service)?,
         None => Vec::new(),
     };
     Ok(CertificateGrant::Workload {
         tenant: tenant.clone(),
-        identity: asked,
+        identity: requested,
         names,
         rsa: keys.algorithm == KeyAlgorithm::Rsa2048,
     })
@@ -193,42 +194,42 @@ fn decide_holder(
     catalog: &Catalog,
     view: &TenantCatalog,
     principal: &Principal,
-    asked: &Identity,
+    requested: &Identity,
     keys: KeyPolicy,
 ) -> Result<(), IdentityDenied> {
-    let gateway = gateway_identity(asked.trust_domain.clone());
-    let is_gateways = *asked == gateway;
+    let gateway = gateway_identity(requested.trust_domain.clone());
+    let is_gateways = *requested == gateway;
     // With keys in key servers, gateways and nodes hold keys only as a local fallback.
     let may_hold_keys = keys.location == KeyLocation::Local || keys.local_fallback;
     match principal {
         Principal::Gateway { .. } if !is_gateways => Err(IdentityDenied::NotGateway(gateway)),
         Principal::Node { .. } if is_gateways => Err(IdentityDenied::Reserved(gateway)),
         // The workload may be in a source that was not read yet.
-        Principal::Node { name, .. } if !view.runs(name, asked) && !view.complete => {
+        Principal::Node { name, .. } if !view.runs(name, requested) && !view.complete => {
             Err(IdentityDenied::RegistryIncomplete)
         }
-        Principal::Node { name, .. } if !view.runs(name, asked) => {
-            Err(IdentityDenied::NotOnNode(asked.clone()))
+        Principal::Node { name, .. } if !view.runs(name, requested) => {
+            Err(IdentityDenied::NotOnNode(requested.clone()))
         }
         Principal::Gateway { .. } | Principal::Node { .. } if may_hold_keys => Ok(()),
-        Principal::Gateway { .. } | Principal::Node { .. } => {
-            Err(IdentityDenied::KeysInKeyServer(asked.trust_domain.clone()))
-        }
+        Principal::Gateway { .. } | Principal::Node { .. } => Err(IdentityDenied::KeysInKeyServer(
+            requested.trust_domain.clone(),
+        )),
         // The provider's key servers hold keys only of tenants that chose key servers.
         Principal::KeyServer { tenant: None, .. } if keys.location != KeyLocation::KeyServer => {
-            Err(IdentityDenied::NotEntitled(asked.clone()))
+            Err(IdentityDenied::NotEntitled(requested.clone()))
         }
         Principal::KeyServer { .. } => {
             let mut visible = view
                 .of(ResourceKind::Entitlement)
                 .filter(|e| scope::visible(&e.resource, principal, &catalog.placement));
             let is_entitled = visible.any(
-                |e| matches!(&e.resource, Resource::Entitlement(e) if e.identities.contains(asked)),
+                |e| matches!(&e.resource, Resource::Entitlement(e) if e.identities.contains(requested)),
             );
             match is_entitled {
                 true => Ok(()),
                 false if !view.complete => Err(IdentityDenied::RegistryIncomplete),
-                false => Err(IdentityDenied::NotEntitled(asked.clone())),
+                false => Err(IdentityDenied::NotEntitled(requested.clone())),
             }
         }
         Principal::Operator { .. } | Principal::Edge { .. } => Err(IdentityDenied::Operator),
@@ -251,11 +252,11 @@ pub fn key_policy(view: &TenantCatalog) -> KeyPolicy {
 fn decide_names(
     view: &TenantCatalog,
     tenant: &TenantName,
-    asked: &Identity,
+    requested: &Identity,
     service: &str,
 ) -> Result<Vec<String>, IdentityDenied> {
-    let gateway = gateway_identity(asked.trust_domain.clone());
-    if *asked != gateway {
+    let gateway = gateway_identity(requested.trust_domain.clone());
+    if *requested != gateway {
         return Err(IdentityDenied::ServiceNotGateway(gateway));
     }
     let key: ServiceKey = service
@@ -300,18 +301,18 @@ impl IstioCertificateService for CertificateService {
     ) -> Result<Response<IstioCertificateResponse>, Status> {
         let caller = AuthenticatedClient::of(&request)?;
         let request = request.into_inner();
-        let (asked, service) = (field(&request, IMPERSONATED), field(&request, SERVICE));
+        let (requested, service) = (field(&request, IMPERSONATED), field(&request, SERVICE));
         let catalog = self.catalog.borrow().clone();
         let grant = decide_grant(
             &catalog,
             &caller.principal,
-            asked.as_deref(),
+            requested.as_deref(),
             service.as_deref(),
         )
         .map_err(|denied| {
             self.refused(
                 &caller.principal,
-                asked.as_deref(),
+                requested.as_deref(),
                 denied.name(),
                 &denied.to_string(),
             );
@@ -388,12 +389,12 @@ impl CertificateService {
     }
 
     /// Counts and logs a refused certificate request.
-    fn refused(&self, principal: &Principal, asked: Option<&str>, name: &str, why: &str) {
+    fn refused(&self, principal: &Principal, requested: Option<&str>, name: &str, why: &str) {
         self.metrics
             .count(metrics::CERTIFICATES_REFUSED, &[("reason", name)]);
         // The client chose this text; its length in the log is bounded.
-        let asked: String = asked.unwrap_or_default().chars().take(300).collect();
-        tracing::warn!(target: "audit", to = %principal, asked, reason = name, why, "refused a certificate");
+        let requested: String = requested.unwrap_or_default().chars().take(300).collect();
+        tracing::warn!(target: "audit", to = %principal, requested, reason = name, why, "refused a certificate");
     }
 }
 

@@ -29,15 +29,15 @@ pub(crate) enum FetchError {
     Connect(String, String),
     #[error("the TLS handshake with {0} failed: {1}; is its root in --tls-roots?")]
     Tls(String, String),
-    #[error("no whole answer within {0:?}")]
+    #[error("no complete response within {0:?}")]
     Timeout(Duration),
-    #[error("the answer broke off: {0}")]
+    #[error("the response was cut off: {0}")]
     Broken(String),
-    #[error("the answer has more than {0} bytes")]
+    #[error("the response has more than {0} bytes")]
     Bytes(usize),
-    #[error("the answer is a redirect ({0}), which is not followed; name the place itself")]
+    #[error("the server redirects to {0}; redirects are not followed; configure that URL instead")]
     Redirect(u16),
-    #[error("the answer is status {0}")]
+    #[error("the server answered with status {0}")]
     Status(u16),
 }
 

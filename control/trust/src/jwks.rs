@@ -72,15 +72,16 @@ impl std::str::FromStr for AllowedHost {
     fn from_str(s: &str) -> Result<Self, String> {
         let authority: http::uri::Authority = s
             .parse()
-            .map_err(|_| format!("{s:?} is no host; write host or host:port"))?;
+            .map_err(|_| format!("{s:?} is not a host; write host or host:port"))?;
         let port = match s.rsplit_once(':') {
-            Some((_, port)) if !s.ends_with(']') => {
-                Some(port.parse().map_err(|_| format!("{port:?} is no port"))?)
-            }
+            Some((_, port)) if !s.ends_with(']') => Some(
+                port.parse()
+                    .map_err(|_| format!("{port:?} is not a port"))?,
+            ),
             _ => None,
         };
         if authority.host().is_empty() || s.contains('@') {
-            return Err(format!("{s:?} is no host; write host or host:port"));
+            return Err(format!("{s:?} is not a host; write host or host:port"));
         }
         Ok(Self {
             host: authority.host().to_ascii_lowercase(),
@@ -110,11 +111,11 @@ pub(crate) enum JwksError {
         "the controller may not connect to {0}; the provider adds it to --jwks-hosts, or write the keys into jwks"
     )]
     Host(String),
-    #[error(
-        "{JWKS_URIS_MAX} key sets of a tenant are fetched and this is one more; write some into jwks"
-    )]
+    #[error("the tenant has more than {JWKS_URIS_MAX} key sets to fetch; write some into jwks")]
     Uris,
-    #[error("the tenant has no source folder, so no file: of it; write the keys into jwks")]
+    #[error(
+        "the tenant has no source folder, so file: URLs are not possible; write the keys into jwks"
+    )]
     NoFolder,
     #[error(
         "the file cannot be read: {0}; name a file inside the tenant's source folder, as in file:keys/issuer.json"
@@ -216,7 +217,7 @@ fn decide_set(body: &[u8]) -> Result<String, JwksError> {
             .any(|part| key.get(part).is_some())
     };
     if set["keys"].as_array().into_iter().flatten().any(is_private) {
-        return Err(form("it holds a private or symmetric key".into()));
+        return Err(form("it contains a private or symmetric key".into()));
     }
     // Serialized as one line, equal sets have equal bytes whatever their white space.
     Ok(set.to_string())
@@ -234,7 +235,7 @@ fn read_inside(folder: &Path, name: &str) -> Result<Vec<u8>, JwksError> {
         .map_err(|e| file(e.into()))?;
     let opened = std::fs::File::from(opened);
     if !opened.metadata().map_err(file)?.is_file() {
-        return Err(JwksError::File("it is no plain file".into()));
+        return Err(JwksError::File("it is not a regular file".into()));
     }
     let mut body = Vec::new();
     // One byte more than allowed shows that the file is too large.
@@ -273,7 +274,7 @@ impl JwksSource {
                 .join(tenant.as_str());
             let name = name.to_string();
             let read = tokio::task::spawn_blocking(move || read_inside(&folder, &name)).await;
-            let body = read.map_err(|_| JwksError::File("the reading failed".into()))??;
+            let body = read.map_err(|_| JwksError::File("reading failed".into()))??;
             return Ok(JwksFetch::Set {
                 body: decide_set(&body)?,
                 etag: None,
@@ -340,7 +341,7 @@ pub async fn follow(context: JwksContext, origin: JwksSource, had: BTreeSet<Jwks
             () = tokio::time::sleep(DUE_CHECK_INTERVAL) => {}
             Some(done) = fetcher.tasks.join_next() => match done {
                 Ok((place, brought)) => fetcher.take(place, brought).await,
-                Err(_) => tracing::error!("a fetch failed, which is a fault of the controller"),
+                Err(_) => tracing::error!("a fetch failed, which is a bug in the controller"),
             },
         }
     }
@@ -452,12 +453,12 @@ impl Fetcher {
         known.due = Instant::now() + decide_pause(known.had, known.failures, refresh);
         let is_news = known.fault != fault;
         if let Some(fault) = fault.as_ref().filter(|_| is_news) {
-            let kept = if known.had {
-                "the last good one stays"
+            let consequence = if known.had {
+                "the last good key set stays in use"
             } else {
                 "tokens of its issuer are refused"
             };
-            tracing::warn!(tenant = %place.0, uri = place.1, %fault, "could not fetch a key set; {kept}");
+            tracing::warn!(tenant = %place.0, uri = place.1, %fault, "could not fetch a key set; {consequence}");
         }
         known.fault.clone_from(&fault);
         // A repeated error changes nothing for the tenant.
@@ -561,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn places_of_a_tenant_are_so_many_at_most() {
+    fn fetched_key_sets_of_a_tenant_are_limited() {
         let (alpha, beta) = ("alpha".parse().unwrap(), "beta".parse().unwrap());
         let many: BTreeSet<String> = (0..=JWKS_URIS_MAX)
             .map(|i| format!("file:{i:03}"))

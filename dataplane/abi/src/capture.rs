@@ -264,7 +264,7 @@ mod tests {
     use crate::{from_bytes, to_bytes};
 
     #[test]
-    fn one_key_for_one_client_end_whatever_family_the_socket_is_of() {
+    fn a_client_address_has_one_key_for_ipv4_and_ipv6_sockets() {
         let key = |cookie, source: &str, proxy: &str| {
             OriginKey::new(cookie, source.parse().unwrap(), proxy.parse().unwrap())
         };
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn destinations_come_back_as_they_travel() {
+    fn destinations_survive_encoding_and_decoding() {
         for (dialled, seen) in [
             ("10.96.0.1:80", "10.96.0.1:80"),
             ("[fd00::1]:80", "[fd00::1]:80"),

@@ -24,7 +24,7 @@ pub fn peer_mode<'a>(
             PolicyTarget::Tenant => 2,
         };
         let age = |p: &PeerAuthentication| (p.created, p.key.clone());
-        if oldest[width].is_none_or(|held| age(one) < age(held)) {
+        if oldest[width].is_none_or(|oldest_so_far| age(one) < age(oldest_so_far)) {
             oldest[width] = Some(one);
         }
     }

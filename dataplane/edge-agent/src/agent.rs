@@ -60,7 +60,7 @@ pub enum EdgeError {
     Kernel(#[from] OffloadError),
     /// The maps of an earlier process cannot be read.
     #[error(
-        "the maps under {dir} cannot be read: {why}; `canal-edge --detach` removes them, and with them all that is forwarded"
+        "the maps under {dir} cannot be read: {why}; `canal-edge --detach` removes them, which also stops all forwarding"
     )]
     Maps {
         dir: std::path::PathBuf,
@@ -78,7 +78,7 @@ pub enum EdgeError {
     /// A task of the agent panicked. The process ends, because an agent that has silently lost a
     /// task would be a gray failure.
     #[error(
-        "{0} of the agent panicked; the process ends so that its supervisor starts a whole one, and packets go on meanwhile"
+        "{0} of the agent panicked; the process ends so that its supervisor restarts it; packets are forwarded meanwhile"
     )]
     Lost(&'static str),
 }
@@ -114,19 +114,19 @@ impl AgentShared {
     /// Handles a new state: updates the prober's targets, and attaches the program if it waited for
     /// a first state.
     fn on_state(&self) {
-        let mut keeper = self.reconciler();
-        let targets = keeper.targets().clone();
-        if keeper.standing().has_state && !keeper.tables().is_live() {
+        let mut reconciler = self.reconciler();
+        let targets = reconciler.targets().clone();
+        if reconciler.status().has_state && !reconciler.tables().is_live() {
             // The maps are filled now, so replacing an earlier process's program loses no
             // information.
-            match keeper.tables().attach() {
+            match reconciler.tables().attach() {
                 Ok(()) => self.counts.attached(true),
                 Err(error) => {
                     tracing::error!(%error, "could not attach the program to the device; retrying")
                 }
             }
         }
-        drop(keeper);
+        drop(reconciler);
         self.show_replicas(&targets);
         self.targets.send_if_modified(|now| {
             let same = now.keys().eq(targets.keys());
@@ -141,12 +141,12 @@ impl ProbeListener for AgentShared {
     fn on_probe(&self, target: &ProbeTarget, outcome: ProbeOutcome, changed: Option<bool>) {
         self.counts.probe(outcome.name());
         let Some(up) = changed else { return };
-        let mut keeper = self.reconciler();
-        if !keeper.record_probe_result(target, up) {
+        let mut reconciler = self.reconciler();
+        if !reconciler.record_probe_result(target, up) {
             return;
         }
-        let targets = keeper.targets().clone();
-        drop(keeper);
+        let targets = reconciler.targets().clone();
+        drop(reconciler);
         self.counts.change(up);
         self.show_replicas(&targets);
         // A probe task that is restarted later begins with this state.
@@ -174,9 +174,9 @@ impl EdgeReporter {
     /// Returns the report to send now, or `None` if this edge forwards nothing; it then sends no
     /// report at all.
     fn state(&self) -> Option<EdgeReportRequest> {
-        let mut keeper = self.shared.reconciler();
-        let forwards = keeper.standing().has_state && keeper.tables().is_attached();
-        let seen = keeper
+        let mut reconciler = self.shared.reconciler();
+        let forwards = reconciler.status().has_state && reconciler.tables().is_attached();
+        let seen = reconciler
             .targets()
             .iter()
             .map(|(t, up)| ReplicaProbe {
@@ -187,9 +187,9 @@ impl EdgeReporter {
         let queries = self.queries.lock().unwrap_or_else(PoisonError::into_inner);
         let paths = queries
             .iter()
-            .filter_map(|query| decide_path(keeper.content(), &self.config.device, query))
+            .filter_map(|query| decide_path(reconciler.content(), &self.config.device, query))
             .collect();
-        drop((keeper, queries));
+        drop((reconciler, queries));
         forwards.then(|| EdgeReportRequest {
             az: self.config.az.to_string(),
             underlay: self.config.underlay.to_string(),
@@ -228,18 +228,18 @@ impl ReportHandler for EdgeReporter {
 
     fn apply(&self, answer: EdgeReportResponse) -> Result<(), String> {
         let orders = report::read_orders(answer, self.tunnels_version.load(Ordering::Relaxed))?;
-        let mut keeper = self.shared.reconciler();
-        keeper.set_hosts(orders.hosts);
+        let mut reconciler = self.shared.reconciler();
+        reconciler.set_hosts(orders.hosts);
         if let Some((version, tunnels)) = orders.tunnels {
             // A number of tunnels that the operator configured takes precedence.
-            keeper.set_tunnels(if self.config.has_own_tunnels {
+            reconciler.set_tunnels(if self.config.has_own_tunnels {
                 Tunnels::new()
             } else {
                 tunnels
             });
             self.tunnels_version.store(version, Ordering::Relaxed);
         }
-        drop(keeper);
+        drop(reconciler);
         *self.queries.lock().unwrap_or_else(PoisonError::into_inner) = orders.queries;
         Ok(())
     }
@@ -258,7 +258,7 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     let signals = start("catching signals", drain::TerminationSignals::catch())?;
     canal_runtime::raise_file_limit(0);
     start(
-        "making the data directory (--data-dir)",
+        "creating the data directory (--data-dir)",
         std::fs::create_dir_all(&config.data_dir),
     )?;
     let (process, whole) = drain::tree();
@@ -322,7 +322,7 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     };
     tracing::info!(
         clean,
-        "ending; the program stays on the device and forwards by the maps as they are"
+        "ending; the program stays attached to the device and forwards with the current maps"
     );
     subscriber.stop().await;
     process.force();
@@ -333,7 +333,11 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
 
 /// Loads program and maps and creates the shared state, before any connection to the controller.
 fn begin(config: &EdgeConfig, registry: &Registry) -> Result<AgentShared, EdgeError> {
-    let build = MetricFamily::new("istio_build", "What runs here.", &["component", "tag"]);
+    let build = MetricFamily::new(
+        "istio_build",
+        "Version of the running process.",
+        &["component", "tag"],
+    );
     registry
         .gauges(build)
         .shared(&["canal-edge", env!("CARGO_PKG_VERSION")])
@@ -342,7 +346,7 @@ fn begin(config: &EdgeConfig, registry: &Registry) -> Result<AgentShared, EdgeEr
     let mut kernel = KernelMaps::load(&config.device)?;
     counts.verified("canal_edge", kernel.verified_instructions()?);
     if !kernel.is_durable() {
-        tracing::warn!(pins = %config.device.pin_dir.display(), "maps go with this process's mount namespace; an agent started again begins with empty ones");
+        tracing::warn!(pins = %config.device.pin_dir.display(), "the maps end with this process's mount namespace; a restarted agent begins with empty maps");
     }
     if kernel.is_adopted() {
         // The maps have the content of an earlier agent, so the program can forward with them at
@@ -350,20 +354,20 @@ fn begin(config: &EdgeConfig, registry: &Registry) -> Result<AgentShared, EdgeEr
         kernel.attach()?;
         counts.attached(true);
     }
-    let room = kernel.capacity();
-    let keeper = MapReconciler::adopt(
+    let capacity = kernel.capacity();
+    let reconciler = MapReconciler::adopt(
         kernel,
         config.az.clone(),
         config.device.address,
-        room,
+        capacity,
         counts.clone(),
     );
-    let keeper = keeper.map_err(|why| EdgeError::Maps {
+    let reconciler = reconciler.map_err(|why| EdgeError::Maps {
         dir: config.device.pin_dir.clone(),
         why,
     })?;
     Ok(AgentShared {
-        reconciler: Arc::new(Mutex::new(keeper)),
+        reconciler: Arc::new(Mutex::new(reconciler)),
         counts,
         news: Arc::new(watch::channel(0).0),
         targets: Arc::new(watch::channel(BTreeMap::new()).0),
@@ -405,7 +409,7 @@ fn spawn_prober(
     end: DrainObserver,
 ) -> Result<(std::thread::JoinHandle<()>, oneshot::Receiver<()>), EdgeError> {
     let runtime = start(
-        "making the prober's runtime",
+        "creating the prober's runtime",
         tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build(),
@@ -515,9 +519,9 @@ async fn guard(shared: AgentShared, end: DrainObserver) {
 /// Checks and repairs once. With `audits`, all elements are read and compared too. New maps are
 /// filled in any case.
 fn look_after(shared: &AgentShared, audits: bool) {
-    let mut keeper = shared.reconciler();
-    let has_state = keeper.standing().has_state;
-    let kernel = keeper.tables();
+    let mut reconciler = shared.reconciler();
+    let has_state = reconciler.status().has_state;
+    let kernel = reconciler.tables();
     let look = ProgramStatus {
         live: kernel.is_live(),
         attached: kernel.is_attached(),
@@ -535,7 +539,7 @@ fn look_after(shared: &AgentShared, audits: bool) {
         return;
     }
     let audited = if audits || what.is_some() || !look.live {
-        keeper.audit()
+        reconciler.audit()
     } else {
         Ok(0)
     };
@@ -553,7 +557,7 @@ fn look_after(shared: &AgentShared, audits: bool) {
         }
         Err(error) => tracing::error!(error, "the maps cannot be read"),
     }
-    let kernel = keeper.tables();
+    let kernel = reconciler.tables();
     if !kernel.is_live()
         && has_state
         && let Err(error) = kernel.attach()

@@ -61,12 +61,12 @@ impl EdgeCounters {
             ),
             limits: gauges(
                 "canal_edge_map_limit",
-                "Elements that a map holds at most.",
+                "Maximum number of elements of a map.",
                 &["map"],
             ),
             left_out: gauges(
                 "canal_edge_map_entries_omitted",
-                "Resources of the controller that are not in the maps.",
+                "Resources from the controller that are not in the maps.",
                 &["map", "reason"],
             ),
             left_out_shown: Arc::default(),
@@ -83,7 +83,7 @@ impl EdgeCounters {
             ),
             write_failures: counters(
                 "canal_edge_map_write_failures_total",
-                "Elements that the kernel did not take.",
+                "Elements that the kernel rejected.",
                 &["map"],
             ),
             refused: counters(
@@ -93,39 +93,39 @@ impl EdgeCounters {
             ),
             packets: counters(
                 "canal_edge_packets_total",
-                "Packets by what the edge's program did with them.",
+                "Packets by the verdict of the edge's program.",
                 &["what"],
             ),
             packets_seen: Arc::default(),
             probes: counters(
                 "canal_edge_probes_total",
-                "Health requests to replicas, by their outcome.",
+                "Readiness probes of replicas, by outcome.",
                 &["result"],
             ),
             changes: counters(
                 "canal_edge_replica_changes_total",
-                "Replicas that this edge found dead or back.",
+                "Replicas that this edge found down or up again.",
                 &["to"],
             ),
             replicas: gauges(
                 "canal_edge_replicas",
-                "Replicas of this edge's AZ, by what they are held for.",
+                "Replicas of this edge's AZ, by state.",
                 &["state"],
             ),
             reports: counters(
                 "canal_edge_reports_total",
-                "Reports to the controller, by their outcome.",
+                "Reports to the controller, by outcome.",
                 &["result"],
             ),
             repairs: repairs(r),
             verified: gauges(
                 "canal_edge_verified_instructions",
-                "Instructions the verifier walked through.",
+                "Instructions that the verifier processed.",
                 &["program"],
             ),
             attached: gauges(
                 "canal_edge_attached",
-                "1 while the program is on the device.",
+                "1 while the program is attached to the device.",
                 &[],
             )
             .shared(&[]),
@@ -156,16 +156,16 @@ impl EdgeCounters {
             .iter()
             .for_each(|(map, n)| set(&self.entries, &[map], *n));
     }
-    pub(crate) fn map_capacity(&self, room: &MapCapacity) {
+    pub(crate) fn map_capacity(&self, capacity: &MapCapacity) {
         let replicas = usize::from(canal_model::ids::ReplicaNumber::MAX);
         let shown = [
-            ("canal_addresses", room.addresses),
-            ("canal_returns", room.services),
-            ("canal_prefixes", room.prefixes),
-            ("canal_nodes", room.nodes),
-            ("canal_tables", room.services),
+            ("canal_addresses", capacity.addresses),
+            ("canal_returns", capacity.services),
+            ("canal_prefixes", capacity.prefixes),
+            ("canal_nodes", capacity.nodes),
+            ("canal_tables", capacity.services),
             ("canal_replicas", replicas),
-            ("canal_hosts", room.hosts),
+            ("canal_hosts", capacity.hosts),
         ];
         shown
             .iter()

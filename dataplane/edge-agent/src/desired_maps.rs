@@ -194,16 +194,17 @@ impl std::fmt::Display for OmittedEntry {
         match reason {
             OmissionReason::Full(most) => write!(
                 f,
-                "{name} does not fit {map}, which holds {most}, and its tenant is among the largest holders; fix: give another edge or AZ a part \
-                 of the tenants"
+                "{name} does not fit {map}, which has space for {most} entries, and its tenant has the largest share; fix: give another edge or AZ a part of the tenants"
             ),
             OmissionReason::Share(most) => write!(
                 f,
                 "{name} does not fit {map}: its tenant's share is {most} entries; fix: use fewer, or raise spec.shares.{} of the Tenant",
                 ShareKind::EdgeMapEntries.key()
             ),
-            OmissionReason::Taken(by) => write!(f, "{name} is not in {map}: {by} has its place"),
-            OmissionReason::Tenant => write!(f, "{name} is not in {map}: its tenant is not known"),
+            OmissionReason::Taken(by) => {
+                write!(f, "{name} is not in {map}: {by} uses the same key")
+            }
+            OmissionReason::Tenant => write!(f, "{name} is not in {map}: its tenant is unknown"),
         }
     }
 }
@@ -244,19 +245,19 @@ struct MapInputs {
 
 impl MapInputs {
     fn of(input: &ControllerInput) -> Self {
-        let mut said = Self::default();
+        let mut inputs = Self::default();
         for resource in &input.resources {
             let of_kind = match &**resource {
-                Resource::Tenant(_) => &mut said.tenants,
-                Resource::Address(_) => &mut said.addresses,
-                Resource::Table(_) => &mut said.tables,
-                Resource::Node(_) => &mut said.nodes,
-                Resource::Replica(_) => &mut said.replicas,
+                Resource::Tenant(_) => &mut inputs.tenants,
+                Resource::Address(_) => &mut inputs.addresses,
+                Resource::Table(_) => &mut inputs.tables,
+                Resource::Node(_) => &mut inputs.nodes,
+                Resource::Replica(_) => &mut inputs.replicas,
                 _ => continue,
             };
             of_kind.push(resource.clone());
         }
-        said
+        inputs
     }
 
     fn tenants(&self) -> impl Iterator<Item = &Tenant> {
@@ -313,43 +314,43 @@ pub fn decide_maps(
     input: &ControllerInput,
     az: &AzName,
     address: Ipv4Addr,
-    room: &MapCapacity,
+    capacity: &MapCapacity,
     before: &DesiredMaps,
     have: &EdgeMapContent,
 ) -> DesiredMaps {
-    let (said, old) = (MapInputs::of(input), &before.made_of);
+    let (inputs, old) = (MapInputs::of(input), &before.made_of);
     let mut maps = DesiredMaps::default();
     let by = MapContext {
-        tenants: said.tenants().map(|t| (&t.name, t)).collect(),
+        tenants: inputs.tenants().map(|t| (&t.name, t)).collect(),
         az,
-        capacity: room,
+        capacity,
         have,
     };
     // A kind whose resources did not change is copied. Tenants count for every kind, because
     // entries depend on their VNIs and shares.
-    let same_tenants = is_same(&said.tenants, &old.tenants);
-    if same_tenants && is_same(&said.addresses, &old.addresses) {
+    let same_tenants = is_same(&inputs.tenants, &old.tenants);
+    if same_tenants && is_same(&inputs.addresses, &old.addresses) {
         maps.content.addresses = before.content.addresses.clone();
         maps.content.returns = before.content.returns.clone();
         maps.keep_left_out(before, &["canal_addresses", "canal_returns"]);
     } else {
-        by.services(said.gateway_addresses(), &mut maps);
+        by.services(inputs.gateway_addresses(), &mut maps);
     }
-    if same_tenants && is_same(&said.tables, &old.tables) {
+    if same_tenants && is_same(&inputs.tables, &old.tables) {
         maps.content.tables = before.content.tables.clone();
         maps.made_of.table_of = old.table_of.clone();
         maps.keep_left_out(before, &["canal_tables"]);
     } else {
-        by.tables(&said.tables, before, &mut maps);
+        by.tables(&inputs.tables, before, &mut maps);
     }
-    if same_tenants && is_same(&said.nodes, &old.nodes) {
+    if same_tenants && is_same(&inputs.nodes, &old.nodes) {
         maps.content.prefixes = before.content.prefixes.clone();
         maps.content.nodes = before.content.nodes.clone();
         maps.keep_left_out(before, &["canal_prefixes", "canal_nodes"]);
     } else {
-        by.nodes(said.nodes(), &mut maps);
+        by.nodes(inputs.nodes(), &mut maps);
     }
-    by.replicas(said.replicas(), &mut maps);
+    by.replicas(inputs.replicas(), &mut maps);
     by.hosts(&input.hosts, address, &mut maps);
     maps.content.tunnels = match &input.tunnels {
         // Tunnels of an earlier agent are better than none.
@@ -358,7 +359,7 @@ pub fn decide_maps(
     };
     maps.made_of = MapInputs {
         table_of: maps.made_of.table_of,
-        ..said
+        ..inputs
     };
     maps
 }
@@ -472,12 +473,16 @@ impl MapContext<'_> {
         }
     }
 
-    fn services<'a>(&self, said: impl Iterator<Item = &'a GatewayAddress>, maps: &mut DesiredMaps) {
+    fn services<'a>(
+        &self,
+        gateway_addresses: impl Iterator<Item = &'a GatewayAddress>,
+        maps: &mut DesiredMaps,
+    ) {
         let mut addresses: BTreeMap<(Vni, IpAddr), &GatewayAddress> = BTreeMap::new();
         let mut returns: BTreeMap<ServiceId, (ReturnEntry, &GatewayAddress)> = BTreeMap::new();
         let origin =
             |a: &'a GatewayAddress| EntryOrigin::service(ResourceKind::Address, &a.service, &a.az);
-        for a in in_order(said.filter(|a| a.az == *self.az), |a| a.id) {
+        for a in in_order(gateway_addresses.filter(|a| a.az == *self.az), |a| a.id) {
             let Some(vni) = self.vni(
                 &a.service.tenant,
                 "canal_addresses",
@@ -552,8 +557,13 @@ impl MapContext<'_> {
 
     /// Decides the tables. A table has thousands of bytes and most do not change, so unchanged ones
     /// are reused.
-    fn tables<'a>(&self, said: &'a [Arc<Resource>], before: &DesiredMaps, maps: &mut DesiredMaps) {
-        let own = said.iter().filter_map(|resource| match &**resource {
+    fn tables<'a>(
+        &self,
+        tables: &'a [Arc<Resource>],
+        before: &DesiredMaps,
+        maps: &mut DesiredMaps,
+    ) {
+        let own = tables.iter().filter_map(|resource| match &**resource {
             Resource::Table(t) if t.az == *self.az => Some((t.id, (t, resource))),
             _ => None,
         });
@@ -599,10 +609,10 @@ impl MapContext<'_> {
             .collect();
     }
 
-    fn nodes<'a>(&self, said: impl Iterator<Item = &'a Node>, maps: &mut DesiredMaps) {
+    fn nodes<'a>(&self, all: impl Iterator<Item = &'a Node>, maps: &mut DesiredMaps) {
         let mut prefixes: BTreeMap<(Vni, IpNet), &Node> = BTreeMap::new();
         let mut nodes: BTreeMap<(Vni, Ipv4Addr), &Node> = BTreeMap::new();
-        for n in in_order(said, |n| (&n.tenant, &n.name)) {
+        for n in in_order(all, |n| (&n.tenant, &n.name)) {
             let Some(vni) = self.vni(
                 &n.tenant,
                 "canal_nodes",
@@ -661,9 +671,9 @@ impl MapContext<'_> {
     }
 
     /// Decides the replicas. Replica numbers end at the array's last index, so all of them fit.
-    fn replicas<'a>(&self, said: impl Iterator<Item = &'a Replica>, maps: &mut DesiredMaps) {
+    fn replicas<'a>(&self, replicas: impl Iterator<Item = &'a Replica>, maps: &mut DesiredMaps) {
         let mut members: BTreeMap<ReplicaNumber, &Replica> = BTreeMap::new();
-        for r in in_order(said, |r| &r.name) {
+        for r in in_order(replicas, |r| &r.name) {
             if let Err(by) = claim(&mut members, r.number, r) {
                 let (reason, resource) = (
                     OmissionReason::Taken(by.name.to_string()),
@@ -699,20 +709,20 @@ impl MapContext<'_> {
         maps.members = members.into_iter().map(|(n, r)| (n, member(r))).collect();
     }
 
-    fn hosts(&self, said: &BTreeSet<Ipv4Addr>, own: Ipv4Addr, maps: &mut DesiredMaps) {
+    fn hosts(&self, desired: &BTreeSet<Ipv4Addr>, own: Ipv4Addr, maps: &mut DesiredMaps) {
         let mut hosts: BTreeMap<Ipv4Addr, u16> =
-            said.iter().chain([&own]).map(|h| (*h, 0)).collect();
+            desired.iter().chain([&own]).map(|h| (*h, 0)).collect();
         // The iteration is reversed, so the smaller number wins if two replicas claim the same
         // address.
         hosts.extend(maps.members.iter().rev().map(|(n, m)| (m.address, n.get())));
         // This map only contains the tier's own hosts, so no tenant's share applies.
-        let held = |host: &Ipv4Addr| self.have.hosts.contains_key(host);
+        let present = |host: &Ipv4Addr| self.have.hosts.contains_key(host);
         let demands: Vec<_> = hosts
             .keys()
             .map(|host| MapDemand {
                 tenant: (),
                 key: *host,
-                is_held: held(host),
+                is_held: present(host),
             })
             .collect();
         for host in decide_omitted(self.capacity.hosts, &demands, |()| usize::MAX).into_keys() {
@@ -748,12 +758,12 @@ impl ChainTable {
 
 /// Sorts the resources, so that of two that claim the same key always the same one gets it.
 fn in_order<'a, T, K: Ord + 'a>(
-    said: impl Iterator<Item = &'a T>,
+    sorted: impl Iterator<Item = &'a T>,
     by: impl Fn(&'a T) -> K,
 ) -> Vec<&'a T> {
-    let mut said: Vec<&T> = said.collect();
-    said.sort_by_key(|t| by(t));
-    said
+    let mut sorted: Vec<&T> = sorted.collect();
+    sorted.sort_by_key(|t| by(t));
+    sorted
 }
 
 /// Claims a key, or returns the resource that already has it.

@@ -46,7 +46,7 @@ pub fn mtu(device: &str) -> io::Result<u32> {
     read(&answer).ok_or_else(|| {
         io::Error::new(
             io::ErrorKind::InvalidData,
-            "the kernel's answer about the device holds no MTU",
+            "the kernel's answer about the device contains no MTU",
         )
     })
 }
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_answer_is_no_mtu() {
+    fn a_truncated_answer_yields_no_mtu() {
         for torn in [&[][..], &[0; 16], &[0; 40]] {
             assert_eq!(read(torn), None);
         }

@@ -24,12 +24,15 @@ pub(crate) struct EdgeDump {
 
 impl EdgeDump {
     pub(crate) fn json(&self) -> Value {
-        let mut keeper = self
+        let mut reconciler = self
             .reconciler
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let (attached, pinned) = (keeper.tables().is_attached(), keeper.tables().is_pinned());
-        let (content, maps) = (keeper.content(), keeper.maps());
+        let (attached, pinned) = (
+            reconciler.tables().is_attached(),
+            reconciler.tables().is_pinned(),
+        );
+        let (content, maps) = (reconciler.content(), reconciler.maps());
         let replicas: Vec<Value> = maps
             .members
             .iter()
@@ -53,7 +56,7 @@ impl EdgeDump {
             "device": self.config.device,
             "program": {"attached": attached, "pinned": pinned},
             "southbound": *self.southbound.borrow(),
-            "pendingEntries": keeper.standing().pending_entries,
+            "pendingEntries": reconciler.status().pending_entries,
             "omittedEntries": maps.left_out.iter().take(LEFT_OUT_SHOWN).map(ToString::to_string).collect::<Vec<_>>(),
             "omittedCount": maps.left_out.len(),
             "replicas": replicas,
@@ -74,17 +77,17 @@ impl EdgeDump {
                 "no southbound state yet, neither from the controller nor from a snapshot".into(),
             );
         }
-        let mut keeper = self
+        let mut reconciler = self
             .reconciler
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if !keeper.tables().is_attached() {
+        if !reconciler.tables().is_attached() {
             return Err(format!(
-                "the program is not on {}; it is put there again within seconds",
+                "the program is not attached to {}; the agent attaches it again within seconds",
                 self.config.device.device
             ));
         }
-        match keeper.standing().pending_entries {
+        match reconciler.status().pending_entries {
             0 => Ok(()),
             n => Err(format!("{n} elements of the maps could not be written yet")),
         }

@@ -60,12 +60,17 @@ mod tests {
     fn two_consecutive_probes_flip_health() {
         for (name, start, heard, held) in [
             ("stays up", true, "++++", "UUUU"),
-            ("one failure is none", true, "-+-+-+", "UUUUUU"),
+            ("one failed probe changes nothing", true, "-+-+-+", "UUUUUU"),
             ("two failures in a row", true, "+--", "UUd"),
             ("stays down", false, "----", "dddd"),
-            ("one answer is none", false, "+-+-", "dddd"),
+            (
+                "one successful probe changes nothing",
+                false,
+                "+-+-",
+                "dddd",
+            ),
             ("two answers in a row", false, "-++", "ddU"),
-            ("dies and comes back", true, "--++--", "UddUUd"),
+            ("goes down and comes up again", true, "--++--", "UddUUd"),
             (
                 "an unready process is not dead",
                 true,

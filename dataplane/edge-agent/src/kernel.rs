@@ -182,7 +182,7 @@ where
         match understand(&k, &v) {
             Some(t) => all.push(t),
             None => {
-                tracing::warn!(map = map.name(), "removed an element that makes no sense");
+                tracing::warn!(map = map.name(), "removed an invalid element");
                 map.remove(&k).map_err(|e| e.to_string())?;
             }
         }
@@ -392,6 +392,10 @@ mod tests {
                 Some(ReplicaEntry { address, up })
             );
         }
-        assert_eq!(slot(&Replica::default()), None, "an empty slot is nobody");
+        assert_eq!(
+            slot(&Replica::default()),
+            None,
+            "an empty slot is no replica"
+        );
     }
 }

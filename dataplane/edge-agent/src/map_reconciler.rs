@@ -64,7 +64,7 @@ pub struct MapReconciler<T> {
     /// have the state that the controller reports.
     probe_results: BTreeMap<ProbeTarget, bool>,
     counts: EdgeCounters,
-    standing: MapStatus,
+    status: MapStatus,
 }
 
 impl<T: MapStore> MapReconciler<T> {
@@ -76,24 +76,24 @@ impl<T: MapStore> MapReconciler<T> {
         mut tables: T,
         az: AzName,
         address: Ipv4Addr,
-        room: MapCapacity,
+        capacity: MapCapacity,
         counts: EdgeCounters,
     ) -> Result<Self, String> {
         let have = tables.read()?;
-        counts.map_capacity(&room);
+        counts.map_capacity(&capacity);
         counts.entries(&have);
         let (input, maps) = (ControllerInput::default(), DesiredMaps::default());
         Ok(Self {
             tables,
             az,
             address,
-            capacity: room,
+            capacity,
             input,
             maps,
             actual: have,
             probe_results: BTreeMap::new(),
             counts,
-            standing: MapStatus::default(),
+            status: MapStatus::default(),
         })
     }
 
@@ -118,7 +118,7 @@ impl<T: MapStore> MapReconciler<T> {
             &self.maps,
             &self.actual,
         );
-        self.standing.has_state = true;
+        self.status.has_state = true;
         self.input = input;
         self.change_to(maps);
         self.maps.refused().collect()
@@ -126,7 +126,7 @@ impl<T: MapStore> MapReconciler<T> {
 
     /// Applies the controller's list of the tier's hosts.
     pub fn set_hosts(&mut self, hosts: BTreeSet<Ipv4Addr>) {
-        if self.input.hosts == hosts || !self.standing.has_state {
+        if self.input.hosts == hosts || !self.status.has_state {
             // Before the first state there is nothing to decide by; the next report brings the
             // hosts again.
             return;
@@ -149,7 +149,7 @@ impl<T: MapStore> MapReconciler<T> {
             return;
         }
         self.input.tunnels = Some(tunnels);
-        if self.standing.has_state {
+        if self.status.has_state {
             let maps = decide_maps(
                 &self.input,
                 &self.az,
@@ -230,7 +230,7 @@ impl<T: MapStore> MapReconciler<T> {
             })
         });
         self.show_pass(&pass);
-        self.standing.pending_entries = pass.failures().len();
+        self.status.pending_entries = pass.failures().len();
         self.counts.pending_entries(pass.failures().len());
         self.counts.entries(&self.actual);
     }
@@ -244,7 +244,7 @@ impl<T: MapStore> MapReconciler<T> {
                 map = failure.map,
                 key = failure.key,
                 error = failure.error,
-                "edge: map write failed, repeated within seconds"
+                "edge: map write failed; retrying within seconds"
             );
         }
     }
@@ -291,7 +291,7 @@ impl<T: MapStore> MapReconciler<T> {
         let real = self.tables.read()?;
         let strange = count_differences(&real, &self.actual);
         self.actual = real;
-        if self.standing.has_state {
+        if self.status.has_state {
             self.reconcile();
         }
         Ok(strange)
@@ -303,8 +303,8 @@ impl<T: MapStore> MapReconciler<T> {
     }
 
     /// Returns the state of the maps.
-    pub fn standing(&self) -> MapStatus {
-        self.standing
+    pub fn status(&self) -> MapStatus {
+        self.status
     }
 
     /// Returns the actual content of the kernel's maps.

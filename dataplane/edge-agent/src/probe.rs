@@ -201,10 +201,10 @@ const BODY_BYTES_MAX: usize = 4 << 10;
 
 impl ProbeClient {
     async fn send_probe(&mut self) -> Result<ProbeOutcome, ProbeError> {
-        if let Some(kept) = self.idle_connection.take()
+        if let Some(idle) = self.idle_connection.take()
             // The replica may have closed an idle connection normally, so only a failure on a new
             // connection counts.
-            && let Ok(outcome) = self.send_probe_on(kept).await
+            && let Ok(outcome) = self.send_probe_on(idle).await
         {
             return Ok(outcome);
         }

@@ -627,6 +627,7 @@ impl SnapshotBuilder {
             if let (true, Some((_, _, target)), Some(address)) =
                 (chosen, serves, workload.addresses.first())
             {
+                // A client's address can be preserved only over its own family.
                 let other = workload
                     .addresses
                     .iter()
@@ -635,6 +636,8 @@ impl SnapshotBuilder {
                     SocketAddr::new(*address, *target),
                     other.map(|ip| SocketAddr::new(*ip, *target)),
                 );
+                // An endpoint keeps its id across snapshots, and with it its idle connections and
+                // its ejection.
                 let known = self.endpoint_ids.entry((
                     workload.uid.clone(),
                     address,
@@ -679,7 +682,7 @@ impl SnapshotBuilder {
 
     /// Returns the kinds and names of all stored resources that `state` does not contain.
     pub fn names_beside(&self, state: &[Arc<Resource>]) -> Vec<(ResourceKind, String)> {
-        let kept: HashSet<(ResourceKind, String)> =
+        let declared: HashSet<(ResourceKind, String)> =
             state.iter().map(|r| (r.kind(), r.name())).collect();
         let tenants = self
             .tenants
@@ -726,7 +729,7 @@ impl SnapshotBuilder {
             .chain(self.policy_names())
             .chain(self.bundle_names())
             .chain(self.termination_names());
-        known.filter(|named| !kept.contains(named)).collect()
+        known.filter(|named| !declared.contains(named)).collect()
     }
 
     /// Returns whether the tenant exists in the snapshot.

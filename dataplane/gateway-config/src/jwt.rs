@@ -191,11 +191,11 @@ impl JwtRequirements {
         // Only the gateway may set these headers, so a client's own values are removed even without
         // a token.
         for rule in self.rules() {
-            let said = rule
+            let forwarded = rule
                 .payload_header
                 .iter()
                 .chain(rule.claim_headers.iter().map(|(name, _)| name));
-            said.for_each(|name| changes.remove(name));
+            forwarded.for_each(|name| changes.remove(name));
         }
         let found = location::find(self.rules().map(|rule| &rule.places), request)
             .ok_or(TokenCheckError::Bad(TokenError::TooMany))?;

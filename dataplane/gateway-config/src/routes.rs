@@ -251,7 +251,7 @@ impl ServiceRoutes {
             status,
             reason: reason.to_string(),
         };
-        let way = match found.action() {
+        let outcome = match found.action() {
             RouteDecision::Refuse { status, reason } => refuse(status, reason),
             RouteDecision::Split(split) => match pick(split, random) {
                 BackendChoice::Refuse { status, reason } => refuse(status, reason),
@@ -261,7 +261,7 @@ impl ServiceRoutes {
                         .get(found.index)
                         .and_then(|targets| *targets.get(place)?);
                     known.map_or_else(
-                        || refuse(FOREIGN_STATUS, "the backend is another tenant's service"),
+                        || refuse(FOREIGN_STATUS, "the backend is a service of another tenant"),
                         RouteOutcome::Target,
                     )
                 }
@@ -271,7 +271,7 @@ impl ServiceRoutes {
             rule: found.rule(),
             match_index: found.match_index,
         };
-        (way, Some(matched))
+        (outcome, Some(matched))
     }
 
     pub fn rule_count(&self) -> usize {

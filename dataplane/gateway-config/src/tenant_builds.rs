@@ -184,6 +184,7 @@ impl TenantBuilds {
         let (mut now, by_tenant) = split(upserts, removals);
         let mut builds = Vec::new();
         for (tenant, change) in by_tenant {
+            // A change of a tenant must not overtake that tenant's earlier changes.
             match self.waiting.contains_key(&tenant) {
                 true => now.add(self.add_later(&tenant, change)),
                 false => builds.push((
@@ -201,6 +202,7 @@ impl TenantBuilds {
         });
         let (mut ready, mut spent) = (Vec::new(), 0);
         for (mut jobs, tenant, change) in builds {
+            // What is compiled of a tenant that does not fit is kept for its later build.
             let mut compiled = Vec::new();
             while spent < bytes_max
                 && let Some(job) = jobs.pop()
@@ -213,7 +215,7 @@ impl TenantBuilds {
                 now.add(change);
                 ready.extend(compiled);
             } else {
-                tracing::info!(%tenant, services = jobs.len(), "a tenant's tables are built in steps; until then it is served as before");
+                tracing::info!(%tenant, services = jobs.len(), "a tenant's tables are built in steps; the previous tables serve it meanwhile");
                 now.add(self.wait(tenant, change, generation, (jobs, compiled)));
             }
         }

@@ -222,7 +222,7 @@ mod tests {
         assert!((1.0..=1.1 + 1e-9).contains(&whole), "{whole}");
         assert!(
             of(&moving, 5) > 0.0,
-            "a replica whose buckets have moved away serves what it has"
+            "a replica whose buckets have moved away serves its open sessions"
         );
     }
 

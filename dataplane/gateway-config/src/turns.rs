@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_build_begins_beside_another_only_at_half_of_what_that_one_has_left() {
+    fn a_second_build_starts_only_below_half_of_the_first_ones_rest() {
         let mut turns = BuildTurns::default();
         turns.add(name("a"), 100);
         run(&mut turns, 20);

@@ -73,7 +73,7 @@ impl WorkloadLabels {
 
     /// Builds the labels from a verified identity and the baggage of its node, for an address that
     /// the registry does not contain.
-    pub fn of_identity(identity: &Identity, said: &Baggage) -> Self {
+    pub fn of_identity(identity: &Identity, baggage: &Baggage) -> Self {
         let or = |s: &str, otherwise: &str| {
             if s.is_empty() {
                 otherwise.to_string()
@@ -88,12 +88,12 @@ impl WorkloadLabels {
             workload: account.to_string(),
             namespace: identity.namespace.to_string(),
             principal: identity.to_string(),
-            app: or(&said.service, account),
-            version: or(&said.version, UNKNOWN),
-            service: or(&said.service, account),
-            revision: or(&said.version, "latest"),
-            cluster: or(&said.cluster, UNKNOWN),
-            pod: said.pod.clone(),
+            app: or(&baggage.service, account),
+            version: or(&baggage.version, UNKNOWN),
+            service: or(&baggage.service, account),
+            revision: or(&baggage.version, "latest"),
+            cluster: or(&baggage.cluster, UNKNOWN),
+            pod: baggage.pod.clone(),
         }
     }
 }

@@ -53,18 +53,18 @@ pub struct ListenerFds {
 
 impl ListenerFds {
     fn of(opened: &[(TcpListener, ListenerKind)]) -> std::io::Result<Self> {
-        let mut doors = Self::default();
-        for (listener, door) in opened {
-            let place = match door {
-                ListenerKind::Hbone => &mut doors.hbone,
-                ListenerKind::Inside => &mut doors.plain,
+        let mut listeners = Self::default();
+        for (listener, kind) in opened {
+            let place = match kind {
+                ListenerKind::Hbone => &mut listeners.hbone,
+                ListenerKind::Inside => &mut listeners.plain,
                 ListenerKind::Plain(_) => continue,
             };
             if place.is_none() {
                 *place = Some(listener.as_fd().try_clone_to_owned()?);
             }
         }
-        Ok(doors)
+        Ok(listeners)
     }
 }
 
@@ -90,14 +90,14 @@ fn open(config: &GatewayConfig) -> Result<Vec<(TcpListener, ListenerKind)>, SysE
     hbone
         .chain(plain)
         .chain(inside)
-        .map(|(address, door)| Ok((sys::listen(None, address, &options)?, door)))
+        .map(|(address, kind)| Ok((sys::listen(None, address, &options)?, kind)))
         .collect()
 }
 
 /// Reserves the addresses of all listeners before any worker starts. Writes the resolved addresses
 /// into `config`, so that port 0 becomes the same port for all workers.
 pub(crate) fn bind(config: &mut GatewayConfig) -> Result<Vec<ReservedAddress>, SysError> {
-    let mut held = Vec::new();
+    let mut bound = Vec::new();
     let options = ListenOptions {
         reuse_port: true,
         ..ListenOptions::default()
@@ -110,9 +110,9 @@ pub(crate) fn bind(config: &mut GatewayConfig) -> Result<Vec<ReservedAddress>, S
     for address in addresses {
         let taken = sys::reserve_address(*address, &options)?;
         *address = taken.address;
-        held.push(taken);
+        bound.push(taken);
     }
-    Ok(held)
+    Ok(bound)
 }
 
 /// Runs a worker for its entire life. Returns when it is drained: all connections are closed, or
@@ -124,8 +124,8 @@ pub(crate) async fn run(
 ) {
     let heartbeat = shared.watchdog.register(thread.index);
     let worker = Worker::new(shared, thread.count, thread.drain);
-    let doors = match open(&worker.shared.config) {
-        Ok(doors) => doors,
+    let listeners = match open(&worker.shared.config) {
+        Ok(listeners) => listeners,
         Err(error) => {
             // Without a heartbeat from this worker the process never becomes ready.
             tracing::error!(%error, worker = thread.index, "a worker cannot listen");
@@ -135,12 +135,12 @@ pub(crate) async fn run(
     // A failed send means that the engine is gone and needs no listeners. One worker's sockets are
     // enough: they represent all workers' sockets.
     let copies = if worker.shared.config.tier.is_some() && thread.index == 0 {
-        ListenerFds::of(&doors)
+        ListenerFds::of(&listeners)
     } else {
         Ok(ListenerFds::default())
     };
     let _ = opened.send(copies.unwrap_or_else(|error| {
-        tracing::error!(%error, "the redirector cannot be given the listeners");
+        tracing::error!(%error, "the listeners cannot be passed to the redirector");
         ListenerFds::default()
     }));
     drop(opened);
@@ -160,9 +160,9 @@ pub(crate) async fn run(
     let moved = Rc::downgrade(&worker);
     let turn = move |moves: &Moves| moved.upgrade().map(|worker| worker.rebalance(moves));
     tokio::task::spawn_local(rebalance::run(worker.shared.moves.subscribe(), turn));
-    let accepting: Vec<_> = doors
+    let accepting: Vec<_> = listeners
         .into_iter()
-        .map(|(listener, door)| tokio::task::spawn_local(accept(worker.clone(), listener, door)))
+        .map(|(listener, kind)| tokio::task::spawn_local(accept(worker.clone(), listener, kind)))
         .collect();
     worker.drain.draining().await;
     worker.begin_drain();
@@ -202,13 +202,13 @@ async fn sweep(worker: Weak<Worker>, is_first: bool) {
     }
 }
 
-async fn accept(worker: Rc<Worker>, listener: TcpListener, door: ListenerKind) {
+async fn accept(worker: Rc<Worker>, listener: TcpListener, kind: ListenerKind) {
     let mut draining = pin!(worker.drain.draining());
     loop {
         tokio::select! {
             biased;
             accepted = listener.accept() => match accepted {
-                Ok((stream, client)) => spawn_connection(&worker, stream, client, &door),
+                Ok((stream, client)) => spawn_connection(&worker, stream, client, &kind),
                 Err(error) => {
                     worker.counts.refused_connection("accept_failed");
                     tracing::warn!(%error, "accept");
@@ -229,7 +229,7 @@ async fn accept(worker: Rc<Worker>, listener: TcpListener, door: ListenerKind) {
             .set_nonblocking(true)
             .and_then(|()| TcpStream::from_std(stream))
         {
-            Ok(stream) => spawn_connection(&worker, stream, client, &door),
+            Ok(stream) => spawn_connection(&worker, stream, client, &kind),
             Err(_) => worker.counts.refused_connection("accept_failed"),
         }
     }
@@ -239,14 +239,14 @@ fn spawn_connection(
     worker: &Rc<Worker>,
     stream: TcpStream,
     client: SocketAddr,
-    door: &ListenerKind,
+    kind: &ListenerKind,
 ) {
     let Ok(local) = stream.local_addr() else {
         return worker.counts.refused_connection("gone");
     };
     let snapshot = worker.snapshot();
     // The local address alone determines the tenant, before a byte is read.
-    let tenant = match &door {
+    let tenant = match &kind {
         ListenerKind::Hbone => {
             establish::decide_scope(&snapshot, local.ip()).map(|(tenant, _)| tenant)
         }
@@ -264,7 +264,7 @@ fn spawn_connection(
         Err(why) => {
             worker.counts.refused_connection(why);
             // Inside the tier a refusal is a reset, not an orderly close.
-            if matches!(door, ListenerKind::Inside) {
+            if matches!(kind, ListenerKind::Inside) {
                 sys::reset_on_close(&stream);
             }
             return;
@@ -277,11 +277,11 @@ fn spawn_connection(
         .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let (open, counted) = (worker.count_connection(), worker.counts.connections.hold());
     let member = worker.rebalance.enter(client, local, &permit.drain);
-    let (worker, door) = (worker.clone(), door.clone());
+    let (worker, kind) = (worker.clone(), kind.clone());
     // The state of a connection takes several KiB, which tokio would copy ten times.
     tokio::task::spawn_local(Box::pin(async move {
         let served = pin!(async {
-            match &door {
+            match &kind {
                 ListenerKind::Hbone => {
                     Box::pin(establish::hbone(
                         &worker,

@@ -112,8 +112,8 @@ impl ExtAuthzGrant {
         match self {
             ExtAuthzGrant::Standing => ExtAuthzProgress::ALL,
             ExtAuthzGrant::Whole(names) if *names == guards.names() => ExtAuthzProgress::ALL,
-            ExtAuthzGrant::To(question) if n < question.guard => ExtAuthzProgress::ALL,
-            ExtAuthzGrant::To(question) if n == question.guard => question.then,
+            ExtAuthzGrant::To(check) if n < check.guard => ExtAuthzProgress::ALL,
+            ExtAuthzGrant::To(check) if n == check.guard => check.then,
             _ => ExtAuthzProgress::default(),
         }
     }
@@ -215,7 +215,7 @@ impl AuthorizationState {
         guards: &DestinationPolicies<'_>,
         to: SocketAddr,
         (request, authority): (&'a R, &'a [u8]),
-        judged: Option<&mut AuthzRecord>,
+        record: Option<&mut AuthzRecord>,
     ) -> Result<AuthorizationStep, ProxyError> {
         let subject = MutatedRequest {
             request,
@@ -229,7 +229,7 @@ impl AuthorizationState {
             guards,
             &GatewayAttributes::request(session, to, &subject),
             &self.consent,
-            judged,
+            record,
         )
     }
 
@@ -245,7 +245,7 @@ fn decide(
     guards: &DestinationPolicies<'_>,
     known: &GatewayAttributes<'_>,
     consent: &ExtAuthzGrant,
-    mut judged: Option<&mut AuthzRecord>,
+    mut record: Option<&mut AuthzRecord>,
 ) -> Result<AuthorizationStep, ProxyError> {
     // A federated client needs a policy that allows it, so without policies it is denied.
     if guards.is_empty() && session.principal.foreign {
@@ -256,7 +256,7 @@ fn decide(
                 policy: None,
                 rule: None,
             },
-            judged,
+            record,
         ));
     }
     for (n, guard) in guards.all().enumerate() {
@@ -271,7 +271,7 @@ fn decide(
                 session,
                 &guard.policies,
                 &known,
-                judged.as_deref_mut(),
+                record.as_deref_mut(),
             );
         }
         match guard
@@ -291,7 +291,7 @@ fn decide(
                     then,
                 }));
             }
-            verdict => return Err(denied(worker, session, &verdict, judged)),
+            verdict => return Err(denied(worker, session, &verdict, record)),
         }
     }
     session
@@ -305,7 +305,7 @@ fn observe(
     session: &ClientSession,
     policies: &PolicySet,
     known: &GatewayAttributes<'_>,
-    judged: Option<&mut AuthzRecord>,
+    record: Option<&mut AuthzRecord>,
 ) {
     let mut hits = Vec::new();
     policies.observe(known, &mut |hit| hits.push(hit));
@@ -316,8 +316,8 @@ fn observe(
             &policy_name(hit.policy),
         );
     }
-    if let Some(judged) = judged {
-        judged.hits.extend(
+    if let Some(record) = record {
+        record.hits.extend(
             hits.iter()
                 .map(|hit| format!("{} {}", hit.kind.name(), policy_name(hit.policy))),
         );
@@ -333,14 +333,14 @@ fn denied(
     worker: &Worker,
     session: &ClientSession,
     verdict: &AuthorizationDecision<'_>,
-    judged: Option<&mut AuthzRecord>,
+    record: Option<&mut AuthzRecord>,
 ) -> ProxyError {
     let denial = PolicyDenial::of(verdict);
     worker
         .counts
         .authorized(&session.account.tenant, denial.action(), &denial.policy);
-    if let Some(judged) = judged {
-        judged.policy.clone_from(&denial.policy);
+    if let Some(record) = record {
+        record.policy.clone_from(&denial.policy);
     }
     ProxyError::Denied(Box::new(denial))
 }
@@ -352,7 +352,7 @@ pub(crate) fn connection(
     guards: &DestinationPolicies<'_>,
     to: SocketAddr,
     consent: &ExtAuthzGrant,
-    judged: Option<&mut AuthzRecord>,
+    record: Option<&mut AuthzRecord>,
 ) -> Result<AuthorizationStep, ProxyError> {
     if guards.is_empty() && !session.principal.foreign {
         return Ok(AuthorizationStep::Pass);
@@ -363,7 +363,7 @@ pub(crate) fn connection(
         guards,
         &GatewayAttributes::connection(session, to),
         consent,
-        judged,
+        record,
     )
 }
 

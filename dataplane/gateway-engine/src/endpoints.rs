@@ -108,11 +108,11 @@ impl EndpointState {
         // the list.
         while let Some(at) = idle
             .iter()
-            .rposition(|kept| kept.address == address && kept.client.as_deref() == client)
+            .rposition(|other| other.address == address && other.client.as_deref() == client)
         {
-            let mut kept = idle.remove(at);
-            if !kept.io.is_stale() {
-                return Some(kept.io);
+            let mut idle_connection = idle.remove(at);
+            if !idle_connection.io.is_stale() {
+                return Some(idle_connection.io);
             }
         }
         None
@@ -128,36 +128,36 @@ impl EndpointState {
         max: usize,
         now: Instant,
     ) -> bool {
-        let kept = IdleConnection {
+        let idle_connection = IdleConnection {
             io,
             since: now,
             address: chosen.address,
             client: chosen.client.clone(),
         };
         let mut idle = self.idle.borrow_mut();
-        if kept.client.is_some() {
+        if idle_connection.client.is_some() {
             if idle
                 .iter()
-                .filter(|other| other.client == kept.client)
+                .filter(|other| other.client == idle_connection.client)
                 .count()
                 >= IDLE_PER_CLIENT_MAX.min(max)
             {
                 return false;
             }
             if idle.len() >= max {
-                let Some(oldest) = idle.iter().position(|kept| kept.client.is_some()) else {
+                let Some(oldest) = idle.iter().position(|other| other.client.is_some()) else {
                     return false;
                 };
                 idle.remove(oldest);
-                idle.push(kept);
+                idle.push(idle_connection);
                 return false;
             }
         }
-        let room = idle.len() < max;
-        if room {
-            idle.push(kept);
+        let has_capacity = idle.len() < max;
+        if has_capacity {
+            idle.push(idle_connection);
         }
-        room
+        has_capacity
     }
 }
 
@@ -319,7 +319,7 @@ impl Upstreams {
                     state
                         .idle
                         .borrow_mut()
-                        .retain_mut(|kept| now < kept.since + idle && !kept.io.is_stale());
+                        .retain_mut(|other| now < other.since + idle && !other.io.is_stale());
                     state.http2.borrow_mut().retain(|m| m.keep(now, idle));
                     true
                 }

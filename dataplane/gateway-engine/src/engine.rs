@@ -96,7 +96,7 @@ impl GatewayEngine {
             around.identities.clone(),
             around.certificates.clone(),
         );
-        let held = accept::bind(&mut config)?;
+        let bound = accept::bind(&mut config)?;
         let EngineDependencies {
             registry,
             drain,
@@ -138,22 +138,22 @@ impl GatewayEngine {
         })
         .map_err(GatewayError::Workers)?;
         // The reserved addresses stay bound until every worker has opened its listeners.
-        let mut doors = ListenerFds::default();
+        let mut listener_fds = ListenerFds::default();
         for _ in 0..workers.count() {
             if let Ok(opened) = all.recv() {
-                doors = ListenerFds {
-                    hbone: doors.hbone.or(opened.hbone),
-                    plain: doors.plain.or(opened.plain),
+                listener_fds = ListenerFds {
+                    hbone: listener_fds.hbone.or(opened.hbone),
+                    plain: listener_fds.plain.or(opened.plain),
                 };
             }
         }
-        drop(held);
+        drop(bound);
         tokio::spawn(watchdog::run(Arc::downgrade(&shared.watchdog)));
         Ok(Self {
             shared,
             builds,
             workers,
-            listeners: Mutex::new(doors),
+            listeners: Mutex::new(listener_fds),
         })
     }
 

@@ -228,7 +228,7 @@ async fn establish_plaintext(
         server_name,
         peer,
     } = entered;
-    let (peer, standing) = peer.unzip();
+    let (peer, trust_watch) = peer.unzip();
     let client = SocketAddr::new(client.ip().to_canonical(), client.port());
     let caller = match &peer {
         None => ClientInfo {
@@ -236,7 +236,7 @@ async fn establish_plaintext(
             address: client,
             secured: false,
             tls,
-            who: ClientPrincipal::default().named(server_name),
+            principal: ClientPrincipal::default().named(server_name),
         },
         // The verifier has compared trust domains; its result is checked again here.
         Some(peer) if !is_trusted_peer(tenant, peer) => {
@@ -245,7 +245,7 @@ async fn establish_plaintext(
         Some(peer) => {
             let unknown = || WorkloadLabels::of_identity(&peer.identity, &Baggage::default());
             let party = party_at(tenant, client.ip(), Some(peer)).unwrap_or_else(unknown);
-            let who =
+            let principal =
                 ClientPrincipal::with_verified_peer(&peer.identity, tenant.trust_domain.as_ref())
                     .named(server_name);
             ClientInfo {
@@ -253,7 +253,7 @@ async fn establish_plaintext(
                 address: client,
                 secured: true,
                 tls,
-                who,
+                principal,
             }
         }
     };
@@ -266,14 +266,14 @@ async fn establish_plaintext(
     ));
     let served = serve_plain(worker, &session, io);
     // A client whose certificate loses trust while the connection is open is disconnected.
-    match standing {
+    match trust_watch {
         None => served.await,
-        Some(mut standing) => {
-            let fallen = tokio::select! {
+        Some(mut trust_watch) => {
+            let trust_loss = tokio::select! {
                 () = Box::pin(served) => None,
-                why = standing.wait_for_loss() => Some(why),
+                why = trust_watch.wait_for_loss() => Some(why),
             };
-            fallen.inspect(|why| worker.counts.refused_connection(why.name()));
+            trust_loss.inspect(|why| worker.counts.refused_connection(why.name()));
         }
     }
 }
@@ -366,9 +366,9 @@ pub(crate) async fn hbone(
     let queue = worker.accounts.of(&tenant, &worker.limits).queue.clone();
     let (trigger, drain) = worker.soft_drain.drain().branch();
     let phases = drain.watcher();
-    let connect = |asked: ConnectResult| {
+    let connect = |accepted: ConnectResult| {
         // The request was refused and counted by `canal_hbone` already.
-        let Ok(incoming) = asked else { return };
+        let Ok(incoming) = accepted else { return };
         let worker = worker.clone();
         let (name, scope) = (tenant.name.clone(), scope.clone());
         let counted = TunnelGuard::begin(&tunnels);
@@ -554,14 +554,15 @@ fn caller(
     let party = party_at(tenant, address.ip(), Some(peer)).unwrap_or_else(|| {
         WorkloadLabels::of_identity(&peer.identity, &Baggage::decode(text(BAGGAGE)))
     });
-    let who = ClientPrincipal::with_verified_peer(&peer.identity, tenant.trust_domain.as_ref());
+    let principal =
+        ClientPrincipal::with_verified_peer(&peer.identity, tenant.trust_domain.as_ref());
     (
         ClientInfo {
             party,
             address,
             secured: true,
             tls: false,
-            who,
+            principal,
         },
         forwarded.is_some_and(|forwarded| forwarded != address),
     )

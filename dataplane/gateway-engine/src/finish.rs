@@ -143,7 +143,7 @@ pub(crate) struct RequestRecord {
     worker: Rc<Worker>,
     session: Rc<ClientSession>,
     started: Instant,
-    spoken: ClientProtocol,
+    client_protocol: ClientProtocol,
     /// Status of the response; 0 until it is known.
     pub(crate) status: u16,
     pub(crate) flag: ResponseFlag,
@@ -171,13 +171,13 @@ impl RequestRecord {
     pub(crate) fn begin(
         worker: &Rc<Worker>,
         session: &Rc<ClientSession>,
-        spoken: ClientProtocol,
+        client_protocol: ClientProtocol,
     ) -> Self {
         Self {
             worker: worker.clone(),
             session: session.clone(),
             started: Instant::now(),
-            spoken,
+            client_protocol,
             status: 0,
             flag: ResponseFlag::None,
             detail: String::new(),
@@ -194,7 +194,7 @@ impl RequestRecord {
 
     /// Returns the name of the client protocol.
     pub(crate) fn protocol_text(&self) -> &'static str {
-        self.spoken.text()
+        self.client_protocol.text()
     }
 
     /// True if a log or a tap would read [`RequestRecord::texts`].
@@ -229,7 +229,7 @@ impl RequestRecord {
             bytes_out: self.bytes_out,
             took,
             request: Some(FinishedRequest {
-                protocol: self.spoken.text(),
+                protocol: self.client_protocol.text(),
                 status: self.status,
                 grpc: self.grpc,
                 grpc_status: self.grpc_status,

@@ -44,7 +44,7 @@ use crate::worker::Worker;
 /// A connection to an endpoint, in the HTTP version that the endpoint uses.
 #[expect(
     clippy::large_enum_variant,
-    reason = "it lives on the stack for one step of a request; a box would cost an allocation per request"
+    reason = "the value is on the stack for one step of a request; a box would cost an allocation per request"
 )]
 pub(crate) enum UpstreamTransport {
     Http1(UpstreamLease),
@@ -243,12 +243,12 @@ impl RequestState {
         let (worker, session, to) = (&self.worker, &self.session, selected.address);
         // An ext_authz grant may change the request, so the policies are evaluated again after it.
         loop {
-            let judged = self
+            let decision = self
                 .record
                 .texts
                 .as_mut()
                 .map(|texts| &mut texts.authorization);
-            match state.decide(worker, session, policies, to, request, judged)? {
+            match state.decide(worker, session, policies, to, request, decision)? {
                 authorize::AuthorizationStep::Pass => break,
                 authorize::AuthorizationStep::CallAuthorizer(check) => {
                     let protocol = self.record.protocol_text();
@@ -306,7 +306,9 @@ impl RequestState {
         selected: &SelectedEndpoint,
         opens_connection: bool,
     ) -> Result<UpstreamTransport, ProxyError> {
-        if decide_version(routed.view.set.protocol, self.info.spoken) == ClientProtocol::Http2 {
+        if decide_version(routed.view.set.protocol, self.info.client_protocol)
+            == ClientProtocol::Http2
+        {
             let metadata = self.tunnel_metadata(routed, selected);
             let (place, send) =
                 Box::pin(upstream::acquire_stream(&self.worker, selected, metadata)).await?;
@@ -578,13 +580,13 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             }
             ExchangeOutcome::Done { request_done } => {
                 session.note_answer();
-                let kept = exchange.keep_alive;
+                let keep_alive = exchange.keep_alive;
                 if let Some(wire) = exchange.into_reusable(request_done) {
                     upstream::return_idle(worker, &selected, wire);
                 }
                 Ok(ExchangeEnd::Complete {
                     request_done,
-                    keep_alive: kept,
+                    keep_alive,
                 })
             }
         }

@@ -49,7 +49,7 @@ impl ClientProtocol {
 pub(crate) struct RequestInfo {
     pub(crate) kind: RequestKind,
     pub(crate) framing: Framing,
-    pub(crate) spoken: ClientProtocol,
+    pub(crate) client_protocol: ClientProtocol,
     /// True if the client keeps its connection open.
     pub(crate) keep_alive: bool,
     /// True if the method is idempotent (RFC 9110 §9.2.2).
@@ -60,15 +60,15 @@ pub(crate) struct RequestInfo {
 impl RequestInfo {
     /// Reads the properties of an HTTP/1.1 request.
     pub(crate) fn of_http1(view: &RequestView<'_>) -> Self {
-        let asked = match view.method() {
+        let kind = match view.method() {
             b"HEAD" => RequestKind::Head,
             _ if view.upgrade().is_some() => RequestKind::Upgrade,
             _ => RequestKind::Ordinary,
         };
         Self {
-            kind: asked,
+            kind,
             framing: view.framing(),
-            spoken: if view.version() == HttpVersion::Http10 {
+            client_protocol: if view.version() == HttpVersion::Http10 {
                 ClientProtocol::Http10
             } else {
                 ClientProtocol::Http11
@@ -88,7 +88,7 @@ impl RequestInfo {
                 RequestKind::Ordinary
             },
             framing: framing_of_2(&checked.method, &checked.headers, ended),
-            spoken: ClientProtocol::Http2,
+            client_protocol: ClientProtocol::Http2,
             keep_alive: true,
             idempotent: is_idempotent(checked.method.as_str().as_bytes()),
             grpc: checked
@@ -269,10 +269,11 @@ impl FullRequest for Http1RoutingView<'_> {
             .fields()
             .iter()
             .filter(|field| !is_hop_word(field.name));
-        let kept = fields.filter(|field| proto.is_none() || field.id != FieldName::XForwardedProto);
+        let fields =
+            fields.filter(|field| proto.is_none() || field.id != FieldName::XForwardedProto);
         let cookies = several_cookies(&self.view);
-        let kept = kept.filter(|field| cookies.is_none() || field.id != FieldName::Cookie);
-        kept.for_each(|field| visit(field.name, field.value));
+        let fields = fields.filter(|field| cookies.is_none() || field.id != FieldName::Cookie);
+        fields.for_each(|field| visit(field.name, field.value));
         cookies
             .iter()
             .for_each(|line| visit(FieldName::Cookie.text().as_bytes(), line));

@@ -17,7 +17,7 @@ use crate::worker::Worker;
 pub(crate) struct LocalReplyOptions {
     /// True if the connection stays open.
     pub(crate) keep: bool,
-    pub(crate) spoken: ClientProtocol,
+    pub(crate) client_protocol: ClientProtocol,
     /// True if the request was HEAD, so that the reply has no body.
     pub(crate) head: bool,
 }
@@ -27,7 +27,7 @@ impl LocalReplyOptions {
     pub(crate) fn last() -> Self {
         Self {
             keep: false,
-            spoken: ClientProtocol::Http11,
+            client_protocol: ClientProtocol::Http11,
             head: false,
         }
     }
@@ -48,8 +48,8 @@ fn fields(fault: &ProxyError) -> impl Iterator<Item = (&[u8], &[u8])> + Clone {
         ProxyError::Rejected(rejection) => (rejection.headers.as_slice(), false),
         _ => (&[][..], true),
     };
-    let said = extra.iter().any(|(name, _)| name == "content-type");
-    let text = (!said).then_some((&b"content-type"[..], TEXT.as_bytes()));
+    let has_content_type = extra.iter().any(|(name, _)| name == "content-type");
+    let text = (!has_content_type).then_some((&b"content-type"[..], TEXT.as_bytes()));
     let allow = (own && status == 405).then_some((&b"allow"[..], ALLOWED.as_bytes()));
     let retry = (own && matches!(status, 429 | 503)).then_some((&b"retry-after"[..], &b"1"[..]));
     let challenge =
@@ -90,7 +90,7 @@ pub(crate) async fn http1(
     };
     let outgoing = ForwardOptions {
         framing,
-        persistence: manner.spoken.persistence(manner.keep),
+        persistence: manner.client_protocol.persistence(manner.keep),
         ..ForwardOptions::default()
     };
     // Needed for HEAD only; otherwise the framing writes the length.

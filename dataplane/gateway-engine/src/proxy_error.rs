@@ -143,7 +143,7 @@ pub(crate) enum ProxyError {
     /// An external authorizer denied the request.
     Rejected(Box<ExtAuthzDenial>),
     /// An external authorizer gave no usable response.
-    Unasked(&'static str),
+    ExtAuthzFailed(&'static str),
     /// The tenant has reached its limit of requests in flight.
     TenantBusy,
     /// A Throttle admits no more requests now.
@@ -186,7 +186,7 @@ impl ProxyError {
             ProxyError::BadRequest(refusal) => refusal.status(),
             ProxyError::BadHttp2(_) | ProxyError::UnsafePath(_) => 400,
             ProxyError::Unauthenticated(_) => 401,
-            ProxyError::Denied(_) | ProxyError::Unasked(_) => 403,
+            ProxyError::Denied(_) | ProxyError::ExtAuthzFailed(_) => 403,
             ProxyError::Rejected(rejection) => rejection.status,
             ProxyError::Method => 405,
             ProxyError::RequestTimeout => 408,
@@ -221,7 +221,7 @@ impl ProxyError {
             | ProxyError::UnsafePath(_) => ResponseFlag::DownstreamProtocol,
             // Envoy has no flag for these errors; its response code details describe them.
             ProxyError::Denied(_) | ProxyError::Unauthenticated(_) => ResponseFlag::None,
-            ProxyError::Rejected(_) | ProxyError::Unasked(_) => ResponseFlag::Unauthorized,
+            ProxyError::Rejected(_) | ProxyError::ExtAuthzFailed(_) => ResponseFlag::Unauthorized,
             ProxyError::RequestTimeout => ResponseFlag::StreamIdle,
             ProxyError::ClientGone => ResponseFlag::DownstreamGone,
             ProxyError::NoRoute => ResponseFlag::NoRoute,
@@ -264,7 +264,7 @@ impl ProxyError {
             ProxyError::Unauthenticated(_) => "unauthenticated",
             ProxyError::UnsafePath(_) => "unsafe_path",
             ProxyError::Rejected(_) => "authorizer_denied",
-            ProxyError::Unasked(_) => "authorizer_failed",
+            ProxyError::ExtAuthzFailed(_) => "authorizer_failed",
             ProxyError::TenantBusy => "tenant_busy",
             ProxyError::Throttled => "throttled",
             ProxyError::Overload => "overload",
@@ -292,7 +292,7 @@ impl ProxyError {
             ProxyError::UpstreamProtocol(name)
             | ProxyError::InterimResponses(name)
             | ProxyError::BadHttp2(name) => name,
-            ProxyError::UnsafePath(name) | ProxyError::Unasked(name) => name,
+            ProxyError::UnsafePath(name) | ProxyError::ExtAuthzFailed(name) => name,
             ProxyError::Denied(denial) => &denial.detail,
             ProxyError::Unauthenticated(bad) => bad.name(),
             ProxyError::Rejected(_) => "ext_authz_denied",
@@ -311,9 +311,9 @@ impl ProxyError {
             ProxyError::NoRoute => "no route matches this request",
             ProxyError::Route { .. } => "the route for this request is not usable",
             ProxyError::NoService => "no such service",
-            ProxyError::TenantClosed => "the configuration of this service is not complete",
+            ProxyError::TenantClosed => "the configuration of this service is incomplete",
             ProxyError::NoEndpoint => "no endpoint of this service is ready",
-            ProxyError::Denied(_) | ProxyError::Unasked(_) => "RBAC: access denied",
+            ProxyError::Denied(_) | ProxyError::ExtAuthzFailed(_) => "RBAC: access denied",
             ProxyError::Unauthenticated(bad) => bad.text(),
             ProxyError::UnsafePath(_) => "the path is ambiguous",
             ProxyError::Rejected(rejection) => &rejection.body,
@@ -353,7 +353,7 @@ impl ProxyError {
             | ProxyError::NoService
             | ProxyError::TenantClosed
             | ProxyError::NoEndpoint
-            | ProxyError::Unasked(_)
+            | ProxyError::ExtAuthzFailed(_)
             | ProxyError::TenantBusy
             | ProxyError::Throttled
             | ProxyError::Overload
@@ -566,7 +566,7 @@ mod tests {
                 ErrorSide::Client,
             ),
             (
-                ProxyError::Unasked("authorizer_timeout"),
+                ProxyError::ExtAuthzFailed("authorizer_timeout"),
                 RetrySafety::No,
                 403,
                 "UAEX",

@@ -171,7 +171,7 @@ impl Rebalance {
     /// Begins the soft drain of the next connections of moved buckets. Returns their number, and
     /// whether more work remains.
     pub(crate) fn turn(&self, moves: &Moves, now: Instant) -> (usize, bool) {
-        let (mut asked, mut is_busy) = (0, false);
+        let (mut clients, mut is_busy) = (0, false);
         for (service, moved) in moves.iter().filter(|(_, moved)| !moved.is_over(now)) {
             let connections = self.connections.borrow();
             let buckets = (0..u128::BITS as u8).filter(|bucket| moved.buckets >> bucket & 1 == 1);
@@ -185,11 +185,11 @@ impl Rebalance {
             staying.sort_by_key(|member| member.accepted);
             let count = decide_count(staying.len(), now.saturating_duration_since(moved.since));
             staying.iter().take(count).for_each(|member| member.begin());
-            asked += count;
+            clients += count;
             // Connections that are not accepted yet may still belong to the bucket.
             is_busy |= staying.len() > count || now < moved.since + SETTLE_WITHIN;
         }
-        (asked, is_busy)
+        (clients, is_busy)
     }
 }
 
@@ -290,9 +290,9 @@ mod tests {
         assert!((60..140).contains(&concerned), "{concerned}");
         let mut turns = Vec::new();
         for turn in 0..30 {
-            let (asked, is_busy) = web.rebalance.turn(&moves, begun + ASK_INTERVAL * turn);
+            let (clients, is_busy) = web.rebalance.turn(&moves, begun + ASK_INTERVAL * turn);
             assert_eq!(other.rebalance.turn(&moves, begun).0, 0);
-            turns.push(asked);
+            turns.push(clients);
             if !is_busy {
                 break;
             }
@@ -304,7 +304,7 @@ mod tests {
                 .all(|(bit, drain, _)| drain.is_draining() == (moved & bit != 0))
         );
         assert!(
-            turns.len() > 20 && turns.iter().all(|asked| *asked <= 6),
+            turns.len() > 20 && turns.iter().all(|clients| *clients <= 6),
             "{turns:?}"
         );
     }
@@ -315,8 +315,8 @@ mod tests {
         let begun = Instant::now();
         let moves = decide_moves(&Moves::default(), id(7), u128::MAX, 0, begun);
         for turn in 0..40 {
-            let (asked, is_busy) = web.rebalance.turn(&moves, begun + ASK_INTERVAL * turn);
-            assert!(asked == ASKED_AT_ONCE_MAX && is_busy, "{asked}");
+            let (clients, is_busy) = web.rebalance.turn(&moves, begun + ASK_INTERVAL * turn);
+            assert!(clients == ASKED_AT_ONCE_MAX && is_busy, "{clients}");
         }
         assert_eq!(
             web.rebalance.turn(&moves, begun + MOVE_LASTS),

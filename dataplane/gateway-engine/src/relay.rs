@@ -192,10 +192,10 @@ impl ClientTraffic for RelayedConnection {
         _earlier: Option<Box<AuthorizationState>>,
     ) -> Result<Option<Box<AuthorizationState>>, ProxyError> {
         let (worker, session, to) = (&self.worker, &self.session, selected.address);
-        let judged = &mut self.record.authorization;
+        let record = &mut self.record.authorization;
         let mut consent = ExtAuthzGrant::default();
         while let authorize::AuthorizationStep::CallAuthorizer(check) =
-            authorize::connection(worker, session, policies, to, &consent, Some(&mut *judged))?
+            authorize::connection(worker, session, policies, to, &consent, Some(&mut *record))?
         {
             // Header mutations by the authorizer do not apply to bytes that are not requests.
             let _ = Box::pin(ext_authz::check(worker, session, &check, |_| {
@@ -270,7 +270,7 @@ impl ClientTraffic for RelayedConnection {
                             error,
                             ProxyError::Denied(_)
                                 | ProxyError::Rejected(_)
-                                | ProxyError::Unasked(_)
+                                | ProxyError::ExtAuthzFailed(_)
                         );
                         incoming.refuse(if forbidden {
                             STATUS_DENIED
@@ -329,14 +329,14 @@ pub(crate) struct RelayReauthorization<'a> {
 impl RelayReauthorization<'_> {
     /// Resolves once the policies deny the relay.
     async fn denied(&self, worker: &Worker) -> ProxyError {
-        let mut judged = self.version;
+        let mut authorized_with = self.version;
         loop {
             // Registered before the version is read, so that a change in between is not missed.
             let mut changed = pin!(self.account.changed.notified());
             changed.as_mut().enable();
             let newest = self.account.policy_version.get();
-            if newest != judged {
-                judged = newest;
+            if newest != authorized_with {
+                authorized_with = newest;
                 let work = jwt::VerificationBudget::default();
                 while let Err(stop) = (self.again)() {
                     match stop {

@@ -292,10 +292,10 @@ pub(crate) static FIELDS: &[RequestField] = &[
     }),
     field("authorization_policy", "", "", |f| {
         f.authorization
-            .map_or(Absent, |judged| known_text(&judged.policy))
+            .map_or(Absent, |record| known_text(&record.policy))
     }),
     field("authorization_hits", "", "", |f| {
-        known_if(f.authorization.map(|judged| judged.hits.join(", ")))
+        known_if(f.authorization.map(|record| record.hits.join(", ")))
     }),
     field("downstream_remote_address", "", "", |f| Address(f.client)),
     field("", "source", "", |f| known_if(Some(f.source_name()))),

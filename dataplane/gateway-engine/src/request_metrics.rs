@@ -86,12 +86,12 @@ impl RequestMetricFamilies {
             requests: counter("istio_requests_total", "Requests.", &REQUEST),
             duration: histogram(
                 "istio_request_duration_milliseconds",
-                "Time from a request's head to its answer's end.",
+                "Time from a request's head to the end of its response.",
                 MICROS,
                 0.001,
             ),
             bytes_in: histogram("istio_request_bytes", "Payload of requests.", BYTES, 1.0),
-            bytes_out: histogram("istio_response_bytes", "Payload of answers.", BYTES, 1.0),
+            bytes_out: histogram("istio_response_bytes", "Payload of responses.", BYTES, 1.0),
             tcp_opened: counter(
                 "istio_tcp_connections_opened_total",
                 "Relayed connections opened.",

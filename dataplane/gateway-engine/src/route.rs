@@ -204,14 +204,14 @@ fn decide<R: RoutableRequest>(
             } else {
                 None
             };
-            let (way, rule) = match &normal {
+            let (outcome, rule) = match &normal {
                 None => routes.decide(port.port, request, worker.random()),
                 Some(path) => routes.decide(port.port, &AtPath { request, path }, worker.random()),
             };
             if let (Some(texts), Some(rule)) = (texts, rule) {
                 texts.route = rule.rule.key.to_string();
             }
-            match way {
+            match outcome {
                 RouteOutcome::Target(target) => {
                     if target.filters.changes_heads() {
                         matched = rule.map(|rule| rule.filters());

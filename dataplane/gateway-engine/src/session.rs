@@ -59,7 +59,7 @@ pub(crate) enum SessionAdmission {
     Accepted(Rc<ConnectionPermit>),
     /// A tunnel inside such a connection.
     Tunnel {
-        _held: CountGuard,
+        _permit: CountGuard,
         drain: Rc<ConnectionDrain>,
     },
 }
@@ -74,7 +74,7 @@ pub(crate) struct ClientInfo {
     /// True if the client uses TLS with the gateway itself.
     pub(crate) tls: bool,
     /// The client as policies see it.
-    pub(crate) who: ClientPrincipal,
+    pub(crate) principal: ClientPrincipal,
 }
 
 impl ClientSession {
@@ -87,7 +87,7 @@ impl ClientSession {
         caller: ClientInfo,
         drain: &Rc<ConnectionDrain>,
     ) -> Option<Self> {
-        let held = worker
+        let permit = worker
             .limits
             .tunnel(&worker.accounts.of(tenant, &worker.limits))?;
         Some(Self::begin(
@@ -96,7 +96,7 @@ impl ClientSession {
             destination,
             caller,
             SessionAdmission::Tunnel {
-                _held: held,
+                _permit: permit,
                 drain: drain.clone(),
             },
         ))
@@ -121,7 +121,7 @@ impl ClientSession {
             client_ip: caller.address.ip().to_string(),
             secured: caller.secured,
             tls: caller.tls,
-            principal: caller.who,
+            principal: caller.principal,
             had_policies: Cell::new(!tenant.policies.is_empty()),
             resolved: RefCell::new(None),
             pool_client: OnceCell::new(),

@@ -43,7 +43,7 @@ impl SharedLimits {
                 .gauges(MetricFamily::new(name, help, labels))
                 .shared(&["connections"])
         };
-        gauge("canal_limit_max", "The most a named limit allows.")
+        gauge("canal_limit_max", "Maximum of a named limit.")
             .set(i64::try_from(limits.connections).unwrap_or(i64::MAX));
         let refused = MetricFamily::new(
             "canal_limit_refused_total",
@@ -55,7 +55,7 @@ impl SharedLimits {
             unauthenticated: limit(ShareKind::GatewayUnauthenticated, limits.unauthenticated),
             handshakes: limit(ShareKind::GatewayHandshakes, limits.handshakes),
             buffer_bytes: limit(ShareKind::GatewayBufferBytes, limits.buffer_bytes),
-            used: gauge("canal_limit_used", "How much of a named limit is taken."),
+            used: gauge("canal_limit_used", "Amount of a named limit in use."),
             refused: registry.counters(refused).shared(&["connections"]),
         };
         shared

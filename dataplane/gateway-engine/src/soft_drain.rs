@@ -53,9 +53,9 @@ impl SoftDrain {
 
     /// Starts or ends the soft drain. While it is active, each call includes all connections that
     /// are not included yet.
-    pub(crate) fn set(&self, asked: bool) {
-        self.is_active.set(asked);
-        if !asked || !self.used.replace(false) {
+    pub(crate) fn set(&self, is_active: bool) {
+        self.is_active.set(is_active);
+        if !is_active || !self.used.replace(false) {
             return;
         }
         let (mut trigger, drain) = self.newest.replace(self.worker.branch());

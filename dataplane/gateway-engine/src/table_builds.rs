@@ -42,12 +42,12 @@ impl BuildGauges {
         Self {
             generation: gauge(
                 "canal_gateway_generation",
-                "The generation that new requests are served by.",
+                "Generation of the configuration that new requests use.",
             ),
             services: gauge("canal_gateway_services", "Services known."),
             workloads: gauge(
                 "canal_gateway_workload_addresses",
-                "Workload addresses known.",
+                "Known workload addresses.",
             ),
             faults: gauge(
                 "canal_gateway_broken_route_matches",
@@ -209,7 +209,7 @@ impl TableBuilds {
         let mut work = self.lock();
         // A configuration that triggers a bug must stop neither the thread nor other tenants.
         let snapshot = catch_unwind(AssertUnwindSafe(|| work.builds.finish(step))).unwrap_or_else(|_| {
-            tracing::error!(%tenant, "putting a tenant's tables in force panicked: the tenant is closed until the gateway restarts");
+            tracing::error!(%tenant, "applying a tenant's tables panicked; the tenant is closed until the gateway restarts");
             Some(work.builds.fail(tenant))
         });
         if let Some(snapshot) = snapshot {

@@ -175,16 +175,17 @@ impl WorkerLimits {
     }
 }
 
-/// Decides whether a tenant that has `held` of a worker's `used` requests in flight may have one
+/// Decides whether a tenant that has `of_tenant` of a worker's `used` requests in flight may have one
 /// more. Requests are not revoked, so tenants that use their full shares would block all others.
 /// The threshold of [`decide_free_needed`] prevents that.
-fn decide_request(held: u64, tenant_max: u64, used: u64, max: u64) -> Result<(), ProxyError> {
+fn decide_request(of_tenant: u64, tenant_max: u64, used: u64, max: u64) -> Result<(), ProxyError> {
     let free = max.saturating_sub(used);
-    let has_others = used > held;
+    let has_others = used > of_tenant;
     match free.checked_sub(1) {
         None => Err(ProxyError::Overload),
         Some(left)
-            if held >= tenant_max || (has_others && decide_free_needed(held + 1, max) > left) =>
+            if of_tenant >= tenant_max
+                || (has_others && decide_free_needed(of_tenant + 1, max) > left) =>
         {
             Err(ProxyError::TenantBusy)
         }
@@ -328,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_that_is_gone_leaves_nothing_once_nothing_of_it_is_open() {
+    fn a_removed_tenant_leaves_no_state_once_its_connections_ended() {
         use canal_gateway_config::SnapshotBuilder;
         use canal_gateway_config::testing::tenant;
         use canal_model::ids::Generation;
@@ -376,7 +377,7 @@ mod tests {
                 .requests
                 .get(),
             1,
-            "it counts for the tenant that came back"
+            "the request counts for the tenant that was added again"
         );
         forget(&back);
         let gone = next(&mut builder, false, 4);
@@ -396,13 +397,13 @@ mod tests {
             0
         );
         forget(&again);
-        assert_eq!(held(), (1, 0), "and whoever is there stays");
+        assert_eq!(held(), (1, 0), "and existing connections stay");
     }
 
     /// Tenants with slow endpoints use up their limits one after another; a further tenant is still
     /// admitted.
     #[test]
-    fn tenants_that_fill_their_shares_leave_places_for_others() {
+    fn tenants_that_fill_their_shares_do_not_block_others() {
         for (max, tenant_max) in [(1000, 400), (60, 24)] {
             let mut used = 0;
             let counts: Vec<u64> = (0..10)
@@ -436,7 +437,7 @@ mod tests {
         }
         assert!(
             decide_request(399, 400, 399, 400).is_ok(),
-            "nobody else is there"
+            "no other tenant has requests"
         );
     }
 

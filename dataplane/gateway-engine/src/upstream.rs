@@ -144,7 +144,7 @@ fn decide_mark(tier: bool, endpoint: &Endpoint) -> Result<Option<u32>, String> {
         (false, _) => Ok(None),
         (true, Some(vni)) => Ok(Some(vni.get())),
         (true, None) => Err(format!(
-            "{}: the tenant's network is not known",
+            "{}: the tenant's network is unknown",
             endpoint.address
         )),
     }

@@ -140,8 +140,7 @@ impl Watchdog {
                     self.stalls.inc();
                     tracing::error!(
                         worker = index,
-                        "gateway: a worker is stuck; readiness says worker_stuck and new sessions go to other replicas; fix: restart the \
-                         process if this persists, after checking where the thread hangs (gdb, /proc/PID/task/*/stack)"
+                        "gateway: a worker is stuck; readiness reports worker_stuck and new sessions go to other replicas; fix: restart the process if this persists, after checking where the thread hangs (gdb, /proc/PID/task/*/stack)"
                     );
                 }
                 Some(WorkerChange::Recovered) => {
@@ -151,7 +150,7 @@ impl Watchdog {
                     tracing::warn!(
                         worker = index,
                         ?stuck_for,
-                        "gateway: a stuck worker turns again; new sessions may come"
+                        "gateway: a stuck worker runs again; the replica accepts new sessions"
                     );
                 }
                 None => {}

@@ -186,7 +186,7 @@ impl Worker {
             .map(|log| log.worker(&shard));
         let counts = Rc::new(WorkerCounters::new(&shared.registry, &shard));
         let scheduler = Scheduler::new();
-        let mine = |me: &Weak<Self>| {
+        let new_pool = |me: &Weak<Self>| {
             HbonePool::with_host(
                 pool_config(&shared.config),
                 hbone.clone(),
@@ -203,7 +203,7 @@ impl Worker {
             counts,
             series: RequestSeries::new(&shared.families, &shard),
             upstreams: Upstreams::new(shared.config.az.clone()),
-            tunnels: mine(me),
+            tunnels: new_pool(me),
             hbone: hbone.clone(),
             log,
             sources: SourceTable::default(),
@@ -216,7 +216,8 @@ impl Worker {
                     .body_bytes
                     .div_ceil(count.max(1) as u64),
             ),
-            random: Cell::new(rand::random::<u64>() | 1),
+            // Each worker starts elsewhere, so that workers do not choose the same endpoints in step.
+            random: Cell::new(rand::random::<u64>()),
             scratch: RefCell::default(),
             h1_limits: canal_h1::MessageLimits {
                 head_bytes_max: shared.config.limits.head_bytes as usize,
@@ -295,8 +296,8 @@ impl Worker {
     /// Begins the soft drain of the next connections of moved buckets. Returns whether more work
     /// remains.
     pub(crate) fn rebalance(&self, moves: &Moves) -> bool {
-        let (asked, is_busy) = self.rebalance.turn(moves, Instant::now());
-        self.counts.rebalanced.add(asked as u64);
+        let (clients, is_busy) = self.rebalance.turn(moves, Instant::now());
+        self.counts.rebalanced.add(clients as u64);
         is_busy
     }
 

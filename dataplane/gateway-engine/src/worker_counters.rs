@@ -51,7 +51,7 @@ fn cpu_seconds(registry: &Registry) -> CounterFamily {
 fn timeouts(registry: &Registry, shard: &MetricsShard) -> Vec<Counter> {
     let family = registry.counters(MetricFamily::new(
         "canal_gateway_timeouts_total",
-        "Connections and exchanges ended because a time ran out.",
+        "Connections and exchanges that ended because a timeout expired.",
         &["what"],
     ));
     TimeoutKind::ALL
@@ -125,7 +125,7 @@ impl WorkerCounters {
             ),
             shortages: family(
                 "canal_gateway_local_exhaustion_total",
-                "Connections to endpoints that were not opened because this machine has no more of something.",
+                "Connections to endpoints that were not opened because a resource of this machine is exhausted.",
                 &["what"],
             ),
             timeouts: timeouts(registry, shard),
@@ -155,7 +155,7 @@ impl WorkerCounters {
             connections: connections(registry, shard),
             false_sources: plain(
                 "canal_gateway_false_sources_total",
-                "Tunnels whose client named a source that is not itself.",
+                "Tunnels whose client named a source address that is not its own.",
             ),
             accepted: plain(
                 "canal_gateway_accepted_connections_total",
@@ -173,11 +173,11 @@ impl WorkerCounters {
             ),
             ejections: plain(
                 "canal_gateway_endpoint_ejections_total",
-                "Times an endpoint was left out because it could not be connected.",
+                "Ejections of an endpoint because connecting to it failed.",
             ),
             rebalanced: plain(
                 "canal_gateway_rebalanced_connections_total",
-                "Connections asked to follow the head of their bucket.",
+                "Connections whose client was asked to reconnect because the head of its bucket moved.",
             ),
             sniffed_server_first: plain(
                 "canal_gateway_sniffed_server_first_total",

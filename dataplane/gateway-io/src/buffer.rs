@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn an_inbox_gives_its_block_back_when_empty_and_keeps_chunks_uncopied() {
+    fn an_empty_inbox_frees_its_block_and_chunks_are_not_copied() {
         let blocks = Blocks::default();
         let mut inbox = Inbox::new(&blocks);
         inbox.read_block().extend_from_slice(b"hello");
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tunnel_takes_pieces_one_by_one() {
+    fn a_tunnel_accepts_data_in_pieces() {
         let mut out = Outbox::default();
         out.push_static(b"head");
         out.push(Bytes::from(vec![1u8; 5000]));

@@ -82,7 +82,7 @@ struct Inner {
     /// drain.
     draining: Cell<Option<Instant>>,
     /// Time by which the deadlines of idle connections are brought forward.
-    haste: Cell<Duration>,
+    speedup: Cell<Duration>,
 }
 
 /// A worker's clock. Clones share it.
@@ -103,7 +103,7 @@ impl Clock {
             slots: RefCell::default(),
             now: Cell::new(Instant::now()),
             draining: Cell::new(None),
-            haste: Cell::new(Duration::ZERO),
+            speedup: Cell::new(Duration::ZERO),
         };
         Self {
             inner: Rc::new(inner),
@@ -134,7 +134,7 @@ impl Clock {
 
     /// Brings the deadlines of idle connections forward by `by`, from now on; zero ends it.
     pub fn expire_idle(&self, by: Duration) {
-        self.inner.haste.set(by);
+        self.inner.speedup.set(by);
     }
 
     /// Creates a deadline for one owner, not armed.
@@ -159,7 +159,7 @@ impl Clock {
     pub fn sweep(&self, now: Instant) {
         self.inner.now.set(now);
         let drained = self.inner.draining.get().is_some_and(|until| until <= now);
-        let hastened = now + self.inner.haste.get();
+        let hastened = now + self.inner.speedup.get();
         // Waking only marks tasks as runnable. No task runs inside this loop, so none changes the
         // slab.
         for (_, slot) in self.inner.slots.borrow().iter() {

@@ -89,12 +89,14 @@ fn is_same_name(known: &[u8], text: &[u8]) -> bool {
     if known.len() != text.len() {
         return false;
     }
-    let (mut wants, mut haves) = (known.chunks_exact(8), text.chunks_exact(8));
+    let (mut known_words, mut text_words) = (known.chunks_exact(8), text.chunks_exact(8));
     let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
-    (&mut wants)
-        .zip(&mut haves)
+    (&mut known_words)
+        .zip(&mut text_words)
         .all(|(want, have)| word(want) == lower(word(have)))
-        && haves.remainder().eq_ignore_ascii_case(wants.remainder())
+        && text_words
+            .remainder()
+            .eq_ignore_ascii_case(known_words.remainder())
 }
 
 impl FieldName {

@@ -56,7 +56,7 @@ refusals! {
     TooManyEmptyLines = "too_many_empty_lines", 400, "more than one empty line comes before the start line";
     LeadingWhitespace = "leading_whitespace", 400, "white space begins the start line or the first field line";
     ObsFold = "obs_fold", 400, "a field is folded over several lines, which RFC 9112 §5.2 made obsolete";
-    SpaceBeforeColon = "space_before_colon", 400, "white space stands between a field name and its colon";
+    SpaceBeforeColon = "space_before_colon", 400, "a field name and its colon are separated by white space";
     EmptyFieldName = "empty_field_name", 400, "a field line begins with a colon";
     MissingColon = "missing_colon", 400, "a field line has no colon";
     BadFieldName = "bad_field_name", 400, "a field name contains a byte that is not a token character";
@@ -66,10 +66,10 @@ refusals! {
     // The request line (RFC 9112 §3).
     BadMethod = "bad_method", 400, "the method is not a token";
     BadRequestLine = "bad_request_line", 400, "the request line is not `method SP target SP HTTP-version`";
-    BadVersion = "bad_version", 400, "the protocol version is malformed; write HTTP/1.1 in capitals";
-    Http09 = "http_09", 505, "HTTP/0.9 is not served";
-    Http2Preface = "http2_preface", 505, "an HTTP/2 preface arrived where HTTP/1.1 is spoken";
-    UnsupportedVersion = "unsupported_version", 505, "only HTTP/1.0 and HTTP/1.1 are served here";
+    BadVersion = "bad_version", 400, "the protocol version is malformed; write HTTP/1.1 in upper case";
+    Http09 = "http_09", 505, "HTTP/0.9 is not supported";
+    Http2Preface = "http2_preface", 505, "an HTTP/2 preface arrived on an HTTP/1.1 connection";
+    UnsupportedVersion = "unsupported_version", 505, "only HTTP/1.0 and HTTP/1.1 are supported";
     BadTarget = "bad_target", 400, "the request target has no valid form or contains a byte outside visible ASCII, or '#'";
     UnsupportedScheme = "unsupported_scheme", 400, "the absolute request target's scheme is neither http nor https";
     AuthorityFormTarget = "authority_form_target", 400, "host:port is a request target for CONNECT only";
@@ -88,17 +88,17 @@ refusals! {
     ConflictingContentLength = "conflicting_content_length", 400, "Content-Length is given more than once with different values";
     ContentLengthWithTransferEncoding = "content_length_with_transfer_encoding", 400, "both Content-Length and Transfer-Encoding are given";
     BadTransferEncoding = "bad_transfer_encoding", 400, "Transfer-Encoding is malformed or empty";
-    UnknownTransferCoding = "unknown_transfer_coding", 501, "the only transfer coding understood here is chunked";
+    UnknownTransferCoding = "unknown_transfer_coding", 501, "the only supported transfer coding is chunked";
     ChunkedNotFinal = "chunked_not_final", 400, "chunked is not the last transfer coding";
     ChunkedTwice = "chunked_twice", 400, "chunked is applied more than once";
     TransferEncodingInHttp10 = "transfer_encoding_in_http10", 400, "Transfer-Encoding in an HTTP/1.0 message";
-    BodyForbidden = "body_forbidden", 400, "a body where none may be: CONNECT or TRACE";
+    BodyForbidden = "body_forbidden", 400, "a CONNECT or TRACE request has a body";
 
     // Other fields that determine the use of the connection.
     BadConnection = "bad_connection", 400, "the Connection field is not a list of tokens";
     ConnectionNamesFraming = "connection_names_framing", 400, "the Connection field names Host, Content-Length or Transfer-Encoding";
     BadUpgrade = "bad_upgrade", 400, "the Upgrade field is not a list of protocols, or is missing in a 101 response";
-    UnknownExpectation = "unknown_expectation", 417, "the only expectation understood is 100-continue";
+    UnknownExpectation = "unknown_expectation", 417, "the only supported expectation is 100-continue";
 
     // Responses (RFC 9112 §4).
     BadStatusLine = "bad_status_line", 502, "the status line is not `HTTP-version SP status SP reason`";

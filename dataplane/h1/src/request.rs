@@ -45,11 +45,11 @@ impl RequestHead {
         buf: &[u8],
         limits: &MessageLimits,
     ) -> Result<Option<usize>, MessageRefusal> {
-        let looked = scan_request(buf, limits, &mut self.progress, &mut self.table);
-        if !matches!(looked, Ok(None)) {
+        let scanned = scan_request(buf, limits, &mut self.progress, &mut self.table);
+        if !matches!(scanned, Ok(None)) {
             self.progress = ScanProgress::default();
         }
-        let Some((len, line)) = looked? else {
+        let Some((len, line)) = scanned? else {
             return Ok(None);
         };
         self.len = len;

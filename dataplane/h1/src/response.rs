@@ -43,7 +43,7 @@ impl ResponseHead {
 
     /// Parses the head at the start of `buf`, with the results of [`crate::RequestHead::parse`].
     /// Interim responses (100, 103 …) are heads of their own with [`Framing::None`]: parse again
-    /// after them with the same `asked`.
+    /// after them with the same `request_kind`.
     ///
     /// # Errors
     /// Returns the first fault of the head, as [`crate::RequestHead::parse`] does.
@@ -51,18 +51,18 @@ impl ResponseHead {
         &mut self,
         buf: &[u8],
         limits: &MessageLimits,
-        asked: RequestKind,
+        request_kind: RequestKind,
     ) -> Result<Option<usize>, MessageRefusal> {
-        let looked = scan_response(buf, limits, &mut self.progress, &mut self.table);
-        if !matches!(looked, Ok(None)) {
+        let scanned = scan_response(buf, limits, &mut self.progress, &mut self.table);
+        if !matches!(scanned, Ok(None)) {
             self.progress = ScanProgress::default();
         }
-        let Some((len, line)) = looked? else {
+        let Some((len, line)) = scanned? else {
             return Ok(None);
         };
         self.len = len;
         self.line = line;
-        self.request_kind = asked;
+        self.request_kind = request_kind;
         self.facts = decide_facts(
             HeaderFields {
                 table: &self.table,
@@ -73,7 +73,7 @@ impl ResponseHead {
         self.framing = decide_framing(
             line.status,
             HttpVersion::of_minor(line.minor),
-            asked,
+            request_kind,
             &self.facts,
         )?;
         Ok(Some(len))
@@ -92,11 +92,13 @@ impl ResponseHead {
 fn decide_framing(
     status: u16,
     version: HttpVersion,
-    asked: RequestKind,
+    request_kind: RequestKind,
     facts: &FramingFields,
 ) -> Result<Framing, MessageRefusal> {
     match status {
-        101 if asked != RequestKind::Upgrade => return Err(MessageRefusal::UnexpectedUpgrade),
+        101 if request_kind != RequestKind::Upgrade => {
+            return Err(MessageRefusal::UnexpectedUpgrade);
+        }
         101 if facts.upgrade.is_none() => return Err(MessageRefusal::BadUpgrade),
         // RFC 9112 §6.3 rule 1: such a response ends with its head, whatever its fields say.
         100..=199 | 204 | 304 => return Ok(Framing::None),
@@ -108,8 +110,8 @@ fn decide_framing(
     facts.check_single_framing()?;
     match status {
         // RFC 9110 §9.3.6: the framing fields of a 2xx response to CONNECT have no meaning.
-        200..=299 if asked == RequestKind::Connect => return Ok(Framing::None),
-        _ if asked == RequestKind::Head => return Ok(Framing::None),
+        200..=299 if request_kind == RequestKind::Connect => return Ok(Framing::None),
+        _ if request_kind == RequestKind::Head => return Ok(Framing::None),
         _ => {}
     }
     Ok(match (facts.chunked, facts.length) {

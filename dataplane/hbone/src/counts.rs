@@ -108,7 +108,7 @@ impl HboneCounters {
             withheld_connections: shard.gauge(&registry.gauges(withheld), &[]),
             withheld_streams: plain(
                 "canal_hbone_streams_without_credit_total",
-                "Streams placed on a connection without credit, because its peer has as many of those as it may.",
+                "Streams placed on a connection without credit, because its peer has the maximum number of such connections.",
             ),
             unsteered: plain(
                 "canal_hbone_unsteered_total",
@@ -121,7 +121,7 @@ impl HboneCounters {
             )),
             refused: registry.counters(MetricFamily::new(
                 "canal_hbone_refused_total",
-                "Requests answered 400 without asking the caller.",
+                "Requests answered with status 400 before the handler saw them.",
                 &["reason"],
             )),
             client_open: shard.gauge(&open, &["client"]),
@@ -132,7 +132,7 @@ impl HboneCounters {
             ),
             handshake_failures: plain(
                 "canal_hbone_handshake_failures_total",
-                "HBONE connections that did not come up as client.",
+                "HBONE connections that failed to open as client.",
             ),
             retries: plain(
                 "canal_hbone_retries_total",

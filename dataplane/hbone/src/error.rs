@@ -44,7 +44,7 @@ pub enum HboneError {
         reason: h2::Reason,
     },
     /// The response to CONNECT did not arrive in time.
-    #[error("HBONE to {address}: CONNECT {authority}: no answer in {limit:?}")]
+    #[error("HBONE to {address}: CONNECT {authority}: no answer within {limit:?}")]
     Timeout {
         address: SocketAddr,
         authority: String,

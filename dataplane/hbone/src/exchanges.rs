@@ -121,7 +121,7 @@ impl Leg for ReportedApplication {
         if self.state.closed.get().is_some() {
             return Poll::Ready(Err(io::Error::new(
                 ErrorKind::BrokenPipe,
-                "the application had closed before",
+                "the application closed earlier",
             )));
         }
         match ready!(self.tcp.poll_send(cx, data)) {

@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(io.io.writes, 0);
         let mut got = [0];
         tokio::select! {
-            _ = io.read(&mut got) => panic!("nobody said anything"),
+            _ = io.read(&mut got) => panic!("the peer sent bytes"),
             () = expect_bytes(&mut peer, b"settings") => {}
         }
     }

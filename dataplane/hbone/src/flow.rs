@@ -239,7 +239,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn held_bytes_are_charged_until_they_are_consumed() {
+    fn stalled_bytes_are_charged_until_they_are_read() {
         let alpha = budget(1 << 20, Share::Percent(50), "alpha");
         let account = FlowAccount::new(Some(alpha.clone()));
         let mut held = StalledBytes::begin(&account, 1);
@@ -260,7 +260,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_longest_stalled_stream_of_the_tenant_gives_way_and_no_other_tenants() {
+    fn the_longest_stalled_stream_of_the_tenant_ends_and_no_other_tenants() {
         let alpha = budget(4 << 20, Share::Percent(25), "alpha");
         let beta = BufferBudget {
             holder: ShareHolder::Tenant("beta".parse().unwrap()),

@@ -499,7 +499,7 @@ impl HbonePool {
     ) -> Result<StreamLease, HboneError> {
         let mut opened = 0;
         // Waits until the source has its first certificate.
-        target.source.credential_id().await;
+        target.source.wait_for_first_certificate().await;
         let _seeking = Seeking::begin(&slot.seeking);
         let is_spread = matches!(sharing, Sharing::Spread(_));
         if is_spread {
@@ -817,8 +817,8 @@ impl PeerConnections {
             fresh().count(),
         );
         let least_busy = |among: &mut dyn Iterator<Item = &Rc<PooledConnection>>| {
-            let roomy = among.filter(|c| c.serial > after && c.has_room(config.streams_max));
-            roomy
+            let available = among.filter(|c| c.serial > after && c.has_room(config.streams_max));
+            available
                 .min_by_key(|c| (c.streams(), c.turn.get()))?
                 .take(config.streams_max)
         };
@@ -876,11 +876,11 @@ impl PeerConnections {
             .iter()
             .filter(|c| c.is_open() && !c.is_aged(now) && !c.is_avoided(avoids_withheld, now))
             .count();
-        let room = (2 * spread.connections_max as usize).saturating_sub(open);
+        let slots_left = (2 * spread.connections_max as usize).saturating_sub(open);
         (self.load.target(streams, spread) as usize)
             .saturating_sub(fresh)
             .min(GROWTH_AT_ONCE)
-            .min(room)
+            .min(slots_left)
     }
 
     /// Takes the first place without a connection. Places that failed lately come last.

@@ -192,10 +192,10 @@ enum ServerEvent {
     Draining,
     Forced,
     /// A PING was not answered.
-    Mute,
-    Fallen(TrustLoss),
+    PingTimeout,
+    TrustLost(TrustLoss),
     /// The connection's keys are near their limit.
-    Worn,
+    RotateKeys,
     /// The peer's certificate has expired.
     Expired,
 }
@@ -225,17 +225,17 @@ impl<F: FnMut(ConnectResult)> ConnectService<'_, F> {
                 biased;
                 Some(event) = events.next() => match event {
                     ServerEvent::Forced => return (HboneCloseReason::Drained, Ok(())),
-                    ServerEvent::Fallen(why) => {
-                        let text = format!("the peer {} is believed no more: {}", self.peer.identity, why.name());
+                    ServerEvent::TrustLost(why) => {
+                        let text = format!("the peer {} is not trusted any more: {}", self.peer.identity, why.name());
                         return (why.into(), Err(HboneError::Server(text)));
                     }
                     // The peer opens its next streams on another connection.
-                    ServerEvent::Worn | ServerEvent::Expired => h2.graceful_shutdown(),
+                    ServerEvent::RotateKeys | ServerEvent::Expired => h2.graceful_shutdown(),
                     ServerEvent::Draining => {
                         draining = true;
                         h2.graceful_shutdown();
                     }
-                    ServerEvent::Mute => {
+                    ServerEvent::PingTimeout => {
                         h2.abrupt_shutdown(h2::Reason::NO_ERROR);
                         let _ = tokio::time::timeout(CLOSE_TIMEOUT, std::future::poll_fn(|cx| h2.poll_closed(cx))).await;
                         return (HboneCloseReason::Ping, Err(HboneError::Server("no answer to PING".into())));
@@ -259,12 +259,12 @@ impl<F: FnMut(ConnectResult)> ConnectService<'_, F> {
     fn events<'d>(
         &self,
         pings: Option<h2::PingPong>,
-        (mut standing, worn): (PeerTrustWatch, Option<RotateHint>),
+        (mut trust_watch, rotate_hint): (PeerTrustWatch, Option<RotateHint>),
         config: &ServerConfig,
         drain: &'d DrainWatcher,
     ) -> FuturesUnordered<LocalBoxFuture<'d, ServerEvent>> {
         let ping = config.ping;
-        let expired = standing.expired();
+        let expired = trust_watch.expired();
         [
             async move {
                 expired.await;
@@ -273,10 +273,10 @@ impl<F: FnMut(ConnectResult)> ConnectService<'_, F> {
             .boxed_local(),
             async move {
                 keep_alive(pings, ping, &Notify::new()).await;
-                ServerEvent::Mute
+                ServerEvent::PingTimeout
             }
             .boxed_local(),
-            async move { ServerEvent::Fallen(standing.wait_for_loss().await) }.boxed_local(),
+            async move { ServerEvent::TrustLost(trust_watch.wait_for_loss().await) }.boxed_local(),
             async {
                 drain.draining().await;
                 ServerEvent::Draining
@@ -289,7 +289,12 @@ impl<F: FnMut(ConnectResult)> ConnectService<'_, F> {
             .boxed_local(),
         ]
         .into_iter()
-        .chain(worn.map(|worn| worn.out().map(|()| ServerEvent::Worn).boxed_local()))
+        .chain(rotate_hint.map(|rotate_hint| {
+            rotate_hint
+                .out()
+                .map(|()| ServerEvent::RotateKeys)
+                .boxed_local()
+        }))
         .collect()
     }
 

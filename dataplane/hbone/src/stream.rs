@@ -79,7 +79,7 @@ fn reset_error(e: &h2::Error) -> io::Error {
 fn over_budget() -> io::Error {
     io::Error::new(
         io::ErrorKind::QuotaExceeded,
-        "tunnel: not read, and its tenant holds more bytes for readers than it may",
+        "tunnel: its reader is stalled, and its tenant has more stalled bytes than its share",
     )
 }
 
@@ -154,12 +154,12 @@ impl HboneStream {
     /// caller.
     fn send_part(&mut self, cx: &mut Context<'_>, part: Bytes) -> io::Result<usize> {
         let n = part.len();
-        let kept = self.replay.is_some().then(|| part.clone());
+        let copy = self.replay.is_some().then(|| part.clone());
         match self.send.send_data(self.departures.track(part), false) {
             Ok(()) => {
                 self.sent += n as u64;
-                if let (Some(replay), Some(kept)) = (&mut self.replay, kept) {
-                    replay.push(kept);
+                if let (Some(replay), Some(copy)) = (&mut self.replay, copy) {
+                    replay.push(copy);
                 }
                 Ok(n)
             }
@@ -465,8 +465,8 @@ impl AsyncWrite for HboneStream {
         let n = ready!(self.poll_window(cx, total))?;
         let mut data = bytes::BytesMut::with_capacity(n);
         for b in bufs {
-            let room = n - data.len();
-            data.extend_from_slice(&b[..b.len().min(room)]);
+            let missing = n - data.len();
+            data.extend_from_slice(&b[..b.len().min(missing)]);
         }
         Poll::Ready(self.send_part(cx, data.freeze()))
     }

@@ -207,7 +207,7 @@ impl CertificateSource {
             issued: plain("canal_certificates_issued_total", "Certificates obtained."),
             failures: registry.counters(MetricFamily::new(
                 "canal_certificate_failures_total",
-                "Failed attempts to obtain a certificate; the old one stays while it is valid.",
+                "Failed attempts to obtain a certificate; the old one stays in use while it is valid.",
                 &["reason"],
             )),
             unwritten: plain(
@@ -281,7 +281,7 @@ impl CertificateSource {
             };
             lock(&self.inner.renewals).remove(&what);
             if let Err(error) = persisted::remove(&self.inner.config.folder, &what) {
-                tracing::error!(%identity, %error, "a key that is in key servers now is still on disk");
+                tracing::error!(%identity, %error, "a key that moved to key servers is still on disk");
             }
         }
     }
@@ -455,6 +455,7 @@ impl Inner {
         number: u64,
         outcome: Result<Certificate, CertificateRequestError>,
     ) {
+        // A state with another number was created after this request had started.
         if let Some(w) = lock(&self.renewals)
             .get_mut(what)
             .filter(|w| w.number == number)
@@ -511,12 +512,12 @@ impl Inner {
         let (a, b) = (Arc::downgrade(self), Arc::downgrade(self));
         registry.probe(
             "canal_certificates_missing",
-            "Wanted identities without a valid certificate.",
+            "Identities in use without a valid certificate.",
             move || count(&a, |c, now| !c.valid_at(now), true),
         );
         registry.probe(
             "canal_certificates_expiring",
-            "Certificates past three quarters of their life: renewal fails.",
+            "Certificates past three quarters of their lifetime, whose renewal fails.",
             move || {
                 count(
                     &b,

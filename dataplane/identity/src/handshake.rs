@@ -85,8 +85,9 @@ impl RemoteKeySource {
     /// Returns the local key to continue with, if no key server answered and the policy permits a
     /// local key.
     fn fall_back(&self, why: &TlsError) -> Option<&Credential> {
-        let nobody = matches!(why, TlsError::KeyServer(KeyServerError::NoKeyServer(_)));
-        let credential = self.fallback.as_ref().filter(|_| nobody)?;
+        let no_key_server_answered =
+            matches!(why, TlsError::KeyServer(KeyServerError::NoKeyServer(_)));
+        let credential = self.fallback.as_ref().filter(|_| no_key_server_answered)?;
         if let Some(requester) = &self.requester {
             requester.record_fallback();
         }
@@ -210,10 +211,14 @@ impl ServerIdentity {
     ) -> Result<(MtlsStream<IO>, VerifiedPeer), TlsError> {
         begun(credential).await;
         let own = usable(credential)?;
-        let judge = peer_verifier(&own, &self.trust);
-        let stream =
-            accept_tls(&TlsAcceptor::from(self.config(&own, &judge)?), io, on_hello).await?;
-        let (identity, leaf) = judge.peer(
+        let verifier = peer_verifier(&own, &self.trust);
+        let stream = accept_tls(
+            &TlsAcceptor::from(self.config(&own, &verifier)?),
+            io,
+            on_hello,
+        )
+        .await?;
+        let (identity, leaf) = verifier.peer(
             PeerRole::Client,
             None,
             stream.get_ref().1.peer_certificates(),
@@ -277,7 +282,7 @@ impl ServerIdentity {
     fn config(
         &self,
         own: &Arc<Certificate>,
-        judge: &PeerVerifier,
+        verifier: &PeerVerifier,
     ) -> Result<Arc<rustls::ServerConfig>, TlsError> {
         if let Some(made) = &*self.cached.load()
             && Arc::ptr_eq(&made.certificate, own)
@@ -286,7 +291,7 @@ impl ServerIdentity {
         }
         let config = Arc::new(server_config(
             own.signing().clone(),
-            judge.clone(),
+            verifier.clone(),
             &mesh_alpn(),
         )?);
         self.cached.store(Some(Arc::new(CachedConfig {
@@ -333,7 +338,7 @@ impl ClientIdentity {
 
     /// Waits for the first certificate if there is none yet, for at most
     /// [`FIRST_CERTIFICATE_TIMEOUT`].
-    pub async fn credential_id(&self) {
+    pub async fn wait_for_first_certificate(&self) {
         if let KeySource::Here(credential) = &self.own {
             begun(credential).await;
         }
@@ -502,14 +507,14 @@ impl ClientHandshakeContext {
         io: IO,
         expected: &Arc<[Identity]>,
     ) -> Result<(MtlsStream<IO>, Identity), TlsError> {
-        let judge = peer_verifier(own, &self.trust);
+        let verifier = peer_verifier(own, &self.trust);
         // The name is neither sent (SNI is off) nor compared (DNS is ignored), as in ztunnel.
         let no_name = ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into());
-        let stream = TlsConnector::from(self.config(own, &judge, expected)?)
+        let stream = TlsConnector::from(self.config(own, &verifier, expected)?)
             .connect(no_name, io)
             .await?;
         let chain = stream.get_ref().1.peer_certificates();
-        let (identity, leaf) = judge.peer(PeerRole::Server, Some(expected), chain)?;
+        let (identity, leaf) = verifier.peer(PeerRole::Server, Some(expected), chain)?;
         Ok((
             MtlsStream::of_client(stream, PeerTrustWatch::new(self.trust.clone(), leaf)),
             identity,
@@ -521,7 +526,7 @@ impl ClientHandshakeContext {
     fn config(
         &self,
         own: &Arc<Certificate>,
-        judge: &PeerVerifier,
+        verifier: &PeerVerifier,
         expected: &Arc<[Identity]>,
     ) -> Result<Arc<rustls::ClientConfig>, TlsError> {
         if let Some(made) = &*self.cached.load()
@@ -531,7 +536,7 @@ impl ClientHandshakeContext {
         }
         let template = ClientTemplate::new(
             own.signing().clone(),
-            judge.clone(),
+            verifier.clone(),
             expected.clone(),
             &mesh_alpn(),
             None,

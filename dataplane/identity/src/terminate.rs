@@ -233,7 +233,7 @@ impl Terminator {
             ServerConfig::builder_with_provider(provider).with_protocol_versions(versions)?;
         let verifier = |required| {
             self.peer_verifier()
-                .map(|judge| Arc::new(ClientVerifier::new(judge).required(required)))
+                .map(|verifier| Arc::new(ClientVerifier::new(verifier).required(required)))
         };
         let mut config = match self.terms.clients {
             ClientCertificates::None => builder.with_no_client_auth(),

@@ -541,12 +541,12 @@ fn unusable_material_is_refused_with_its_reason() {
         (
             "no chain",
             Certificate::from_pem(&one.key, "", &root),
-            "chain: holds no certificate",
+            "chain: contains no certificate",
         ),
         (
             "no bundle",
             Certificate::from_pem(&one.key, &one.chain, ""),
-            "bundle: holds no certificate",
+            "bundle: contains no certificate",
         ),
         (
             "no identity",
@@ -576,13 +576,13 @@ fn raw_client(
 ) -> Arc<ClientConfig> {
     use rustls_pki_types::pem::PemObject;
     let root = CertificateDer::from_pem_slice(root.as_bytes()).unwrap();
-    let judge = PeerVerifier::new(
+    let verifier = PeerVerifier::new(
         identity(BOB).trust_domain,
         &[root],
         TrustView::without_bundles(),
     )
     .unwrap();
-    let verifier = Arc::new(ServerVerifier::new(judge, expect(&[BOB])));
+    let verifier = Arc::new(ServerVerifier::new(verifier, expect(&[BOB])));
     let builder = ClientConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(&[version])
         .unwrap()

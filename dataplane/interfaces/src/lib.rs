@@ -53,12 +53,12 @@ impl InterfaceCounts {
         Self {
             frames: counters(
                 "canal_interface_guard_frames_total",
-                "Frames of containers, by what their guard did.",
+                "Frames of containers, by the verdict of their guard.",
                 &["what"],
             ),
             refused: counters(
                 "canal_interface_guard_refused_total",
-                "Frames that a container was refused.",
+                "Refused frames of containers, by reason.",
                 &["interface", "tenant"],
             ),
             interfaces: r.gauges(interfaces),
@@ -99,7 +99,7 @@ enum BindingsError {
     #[error("the file is larger than {BYTES_MAX} bytes; fix: name only this host's containers")]
     TooLarge,
     #[error(
-        "the file is not what it should be: {0}; fix: write {{\"containers\": [{{\"interface\", \"tenant\", \"vni\", \"mac\", \"addresses\"}}]}}"
+        "the file has another format: {0}; fix: write {{\"containers\": [{{\"interface\", \"tenant\", \"vni\", \"mac\", \"addresses\"}}]}}"
     )]
     Format(String),
     #[error("container on {interface}: {what}; fix: {fix}")]
@@ -145,32 +145,35 @@ fn decide_bindings(text: &[u8]) -> Result<Bindings, BindingsError> {
             what,
             fix,
         };
-        let name: TenantName = tenant
-            .parse()
-            .map_err(|_| refuse(format!("{tenant:?} is no tenant's name"), "name the Tenant"))?;
+        let name: TenantName = tenant.parse().map_err(|_| {
+            refuse(
+                format!("{tenant:?} is not a tenant's name"),
+                "name the Tenant",
+            )
+        })?;
         let vni = Vni::new(vni).map_err(|_| {
             refuse(
-                format!("{vni} is no VNI"),
+                format!("{vni} is not a VNI"),
                 "give the Tenant's VNI, 1 to 16777215",
             )
         })?;
         let mac = read_mac(&mac).ok_or_else(|| {
             refuse(
-                format!("{mac:?} is no unicast MAC"),
+                format!("{mac:?} is not a unicast MAC address"),
                 "write it as 02:00:00:00:00:01",
             )
         })?;
         for address in addresses.iter().map(IpAddr::to_canonical) {
             if address.is_unspecified() || address.is_multicast() {
                 return Err(refuse(
-                    format!("{address} is no host's address"),
+                    format!("{address} is not an address of a host"),
                     "give the container's own addresses",
                 ));
             }
             // Tenants may use the same addresses, so an address must be unique only within its VNI.
             if let Some(other) = owners.insert((vni.get(), address), interface.clone()) {
                 return Err(refuse(
-                    format!("{address} is bound to {other} too"),
+                    format!("{address} is also bound to {other}"),
                     "give each of a tenant's addresses to one container",
                 ));
             }
@@ -253,7 +256,7 @@ impl Guarded {
                 Err(error) => {
                     let error = text.as_ref().err().unwrap_or(&error);
                     self.counts.files.shared(&[error.name()]).inc();
-                    tracing::error!(%error, "interface guard: file of bindings not taken, the bindings before it stay");
+                    tracing::error!(%error, "interface guard: rejected the file of bindings; the previous bindings stay in force");
                 }
             }
             self.text = Some(text);
@@ -339,7 +342,7 @@ impl Guarded {
             tenant,
             frames,
             address,
-            "interface guard: container used what is not its own, frames dropped"
+            "interface guard: dropped frames of a container that used an address or VNI that is not its own"
         );
     }
 }
@@ -405,19 +408,19 @@ mod tests {
             (
                 "\"beta\", \"vni\": 102",
                 "\"alpha\", \"vni\": 101",
-                "10.1.1.5 is bound to to-a too",
+                "10.1.1.5 is also bound to to-a",
             ),
             ("to-b", "to-a", "named twice"),
-            ("00:0B", "00", "is no unicast MAC"),
+            ("00:0B", "00", "is not a unicast MAC address"),
             (
                 "02:00:00:00:00:0B",
                 "03:00:00:00:00:0B",
-                "is no unicast MAC",
+                "is not a unicast MAC address",
             ),
-            ("fd00::5", "ff02::1", "is no host's address"),
-            ("fd00::5", "0.0.0.0", "is no host's address"),
-            ("102", "16777216", "is no VNI"),
-            ("\"beta\"", "\"Beta!\"", "is no tenant's name"),
+            ("fd00::5", "ff02::1", "is not an address of a host"),
+            ("fd00::5", "0.0.0.0", "is not an address of a host"),
+            ("102", "16777216", "is not a VNI"),
+            ("\"beta\"", "\"Beta!\"", "is not a tenant's name"),
             ("\"mac\"", "\"max\"", "unknown field"),
             ("{\"containers\"", "{\"container\"", "unknown field"),
         ] {

@@ -266,7 +266,7 @@ impl KeyServerChannel {
         trust: TrustView,
     ) -> Result<(), (KeyServerFailure, String)> {
         let up = tokio::time::timeout(CONNECT_TIMEOUT, self.connect(own, trust)).await;
-        let (stream, mut standing) = up.map_err(|_| {
+        let (stream, mut trust_watch) = up.map_err(|_| {
             (
                 KeyServerFailure::Connect,
                 format!("not up in {CONNECT_TIMEOUT:?}"),
@@ -278,7 +278,7 @@ impl KeyServerChannel {
         tokio::select! {
             ended = self.read(read) => ended,
             ended = self.write(write) => ended.map_err(lost),
-            why = standing.wait_for_loss() => Err((KeyServerFailure::Revoked, format!("its certificate is {}", why.name()))),
+            why = trust_watch.wait_for_loss() => Err((KeyServerFailure::Revoked, format!("its certificate is {}", why.name()))),
             () = self.watch() => Err((KeyServerFailure::Lost, format!("silent for {:?}", 2 * PING))),
         }
     }
@@ -292,11 +292,11 @@ impl KeyServerChannel {
         let certificate = own.current().ok_or_else(|| {
             (
                 KeyServerFailure::NoCertificate,
-                format!("no certificate of {} yet", own.identity()),
+                format!("{} has no certificate yet", own.identity()),
             )
         })?;
         let failed = |e: &dyn std::fmt::Display| (KeyServerFailure::Connect, e.to_string());
-        let judge = PeerVerifier::new(
+        let verifier = PeerVerifier::new(
             own.identity().trust_domain.clone(),
             certificate.bundle(),
             trust,
@@ -306,7 +306,7 @@ impl KeyServerChannel {
             (Arc::from([place.identity.clone()]), [keyrpc::ALPN.to_vec()]);
         let config = canal_tls::client_config(
             certificate.signing().clone(),
-            judge.clone(),
+            verifier.clone(),
             expected.clone(),
             &alpn,
         )
@@ -323,14 +323,14 @@ impl KeyServerChannel {
             .connect(no_name, tcp)
             .await;
         let stream = connected.map_err(|e| failed(&canal_tls::TlsError::from(e)))?;
-        let (_, leaf) = judge
+        let (_, leaf) = verifier
             .peer(
                 canal_tls::PeerRole::Server,
                 Some(&expected),
                 stream.get_ref().1.peer_certificates(),
             )
             .map_err(|e| failed(&e))?;
-        Ok((stream, judge.standing(leaf)))
+        Ok((stream, verifier.trust_watch(leaf)))
     }
 
     fn mark(&self) {
@@ -509,26 +509,26 @@ impl KeyServerCall {
     /// that arrived meanwhile before it reports a timeout.
     pub(super) async fn answer_within(
         &mut self,
-        patience: Duration,
+        timeout: Duration,
     ) -> Option<Option<KeyServerAnswer>> {
         for _ in 0..PARTS {
-            if let Ok(answer) = tokio::time::timeout(patience / PARTS, self.answer()).await {
+            if let Ok(answer) = tokio::time::timeout(timeout / PARTS, self.answer()).await {
                 return Some(answer);
             }
         }
         None
     }
 
-    /// Sends a PING. Returns `false` if the key server does not answer within `patience`, which
+    /// Sends a PING. Returns `false` if the key server does not answer within `timeout`, which
     /// counts as in [`KeyServerCall::answer_within`].
-    pub(super) async fn alive(&self, patience: Duration) -> bool {
+    pub(super) async fn alive(&self, timeout: Duration) -> bool {
         let before = Instant::now();
         if self.channel.send_frame(PING_ID, &KeyRequest::Ping).is_err() {
             return false;
         }
         // The time of the last read has a resolution of one millisecond.
         let heard = || self.channel.last_read() + Duration::from_millis(1) >= before;
-        for _ in 0..patience.div_duration_f32(PING_CHECK_INTERVAL) as u32 {
+        for _ in 0..timeout.div_duration_f32(PING_CHECK_INTERVAL) as u32 {
             if heard() {
                 return true;
             }

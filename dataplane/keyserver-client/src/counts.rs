@@ -111,13 +111,13 @@ impl KeyClientCounters {
             .shared(&[]),
             none: family(
                 "canal_keys_unavailable_total",
-                "Handshakes and signatures that no key server did.",
+                "Handshakes and signatures that no key server performed.",
                 &[],
             )
             .shared(&[]),
             busy: family(
                 "canal_keys_handshakes_busy_total",
-                "Handshakes refused because all threads for signing were taken.",
+                "Handshakes refused because all signing threads were busy.",
                 &[],
             )
             .shared(&[]),

@@ -217,13 +217,13 @@ impl KeyClient {
         {
             counts.record_unavailable();
             return Err(KeyServerError::NoKeyServer(format!(
-                "there is no certificate of {} yet",
+                "{} has no certificate yet",
                 self.inner.own.identity()
             )));
         }
         for (n, known) in servers.iter().enumerate() {
             let name = &known.target.name;
-            let patience = if n + 1 == servers.len() {
+            let timeout = if n + 1 == servers.len() {
                 self.inner.trip * LAST_SERVER_TIMEOUT_FACTOR
             } else {
                 self.inner.trip
@@ -236,7 +236,7 @@ impl KeyClient {
             let start = Instant::now();
             let why = match self.channel(&known.target).send_request(request) {
                 Err(why) => why,
-                Ok(mut exchange) => match exchange.answer_within(patience).await {
+                Ok(mut exchange) => match exchange.answer_within(timeout).await {
                     Some(Some(KeyServerAnswer::Refused(why, text))) => {
                         known.circuit.record_success();
                         counts.refused(name, why);
@@ -262,7 +262,7 @@ impl KeyClient {
                     // breaker does not count that.
                     None if exchange.has_server_answered() => {
                         counts.failed(name, KeyServerFailure::Deadline);
-                        tried.push(format!("{name}: no answer in {patience:?}"));
+                        tried.push(format!("{name}: no answer within {timeout:?}"));
                         continue;
                     }
                     None => KeyServerFailure::Deadline,

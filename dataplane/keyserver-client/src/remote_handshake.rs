@@ -21,6 +21,9 @@ use super::key_client::{KeyClient, KeyServerState};
 const HANDSHAKE_BYTES_MAX: usize = 64 << 10;
 /// Buffer space for each read from a peer.
 const READ_BYTES: usize = 4 << 10;
+/// Bytes of [`keyrpc::BEGIN_BYTES_MAX`] that are reserved for the headers of the records that carry
+/// a ClientHello.
+const RECORD_HEADERS_RESERVE_BYTES: usize = 512;
 /// A fatal `unexpected_message` alert (RFC 8446 §6.2), for a peer that does not speak TLS.
 const NOT_TLS: [u8; 7] = [21, 3, 3, 0, 2, 2, 10];
 
@@ -82,7 +85,7 @@ async fn read<IO: Transport>(io: &mut IO, given: &mut Vec<u8>) -> Result<(), Tls
     if io.read_buf(given).await.map_err(TlsError::Io)? == 0 {
         return Err(TlsError::Io(std::io::Error::new(
             std::io::ErrorKind::UnexpectedEof,
-            "the peer closed in the middle of the handshake",
+            "the peer closed the connection during the handshake",
         )));
     }
     Ok(())
@@ -108,7 +111,7 @@ fn hello_is_whole(bytes: &[u8]) -> Result<bool, TlsError> {
         let length = usize::from(u16::from_be_bytes([*high, *low]));
         // 22 is a handshake record; its length is limited by RFC 8446 §5.1.
         if *kind != 22 || *major != 3 || length == 0 || length > 1 << 14 {
-            return not("bytes that are no TLS handshake");
+            return not("bytes that are not a TLS handshake");
         }
         if wanted.is_none() && message == 0 {
             match body {
@@ -120,11 +123,13 @@ fn hello_is_whole(bytes: &[u8]) -> Result<bool, TlsError> {
                 // The message's header of 4 bytes has not arrived yet.
                 [] => {}
                 // A header that is split across records is refused.
-                [1, ..] => return not("a ClientHello in crumbs"),
-                _ => return not("bytes that are no ClientHello"),
+                [1, ..] => {
+                    return not("a ClientHello whose message header is split across records");
+                }
+                _ => return not("bytes that are not a ClientHello"),
             }
         }
-        if wanted.is_some_and(|w| w > keyrpc::BEGIN_BYTES_MAX - 512)
+        if wanted.is_some_and(|w| w > keyrpc::BEGIN_BYTES_MAX - RECORD_HEADERS_RESERVE_BYTES)
             || bytes.len() > keyrpc::BEGIN_BYTES_MAX
         {
             return too_much;
@@ -296,7 +301,7 @@ async fn next<IO: Transport>(
                 }
                 // An unauthenticated peer must not fill this process's memory.
                 if given.len() > HANDSHAKE_BYTES_MAX {
-                    return Err(TlsError::KeyServer(KeyServerError::TooMuch("more than 64 KiB before its handshake ended")));
+                    return Err(TlsError::KeyServer(KeyServerError::TooMuch("more than 64 KiB before the end of its handshake")));
                 }
                 exchange.more(&given[before..]).map_err(|_| lost())?;
                 if !records.are_whole(given) {
@@ -339,7 +344,7 @@ pub(super) fn finished(
         .to_vec();
     let leaf = leaf_of(done.leaf, done.above, &done.peer).map_err(answer)?;
     if role == keyrpc::HandshakeRole::Client && !terms.expected.contains(&done.peer) {
-        return Err(answer("a peer that was not expected"));
+        return Err(answer("a peer with an unexpected identity"));
     }
     Ok(RemoteHandshakeResult {
         suite: done.suite,

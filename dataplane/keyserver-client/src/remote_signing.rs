@@ -64,9 +64,9 @@ impl Inner {
     /// Drops the cached certificates of a key with which no server signs any more, so that the next
     /// handshake requests the current ones.
     fn forget(&self, spki: &SpkiHash) {
-        let held = self.presented.load();
-        if held.as_ref().is_some_and(|shown| shown.spki == *spki) {
-            self.presented.compare_and_swap(&held, None);
+        let presented = self.presented.load();
+        if presented.as_ref().is_some_and(|shown| shown.spki == *spki) {
+            self.presented.compare_and_swap(&presented, None);
         }
     }
 }
@@ -105,8 +105,8 @@ impl RemoteKey {
     /// # Errors
     /// No certificates were ever received, and no key server answers or the answer is unusable.
     pub async fn certified(&self) -> Result<Arc<CertifiedKey>, KeyServerError> {
-        let held = self.inner.presented.load_full();
-        if let Some(shown) = held
+        let presented = self.inner.presented.load_full();
+        if let Some(shown) = presented
             .as_deref()
             .filter(|shown| shown.since.elapsed() < CHAIN_LIFE)
         {
@@ -124,7 +124,7 @@ impl RemoteKey {
                 self.inner.presented.store(Some(Arc::new(shown)));
                 Ok(certified)
             }
-            Err(e) => held.map(|shown| shown.certified.clone()).ok_or(e),
+            Err(e) => presented.map(|shown| shown.certified.clone()).ok_or(e),
         }
     }
 
@@ -272,7 +272,7 @@ impl Signer for RemoteSchemeSigner {
         if !here {
             // Waiting here would stop a worker with all its connections.
             return Err(rustls::Error::General(
-                "this key signs on handshake threads only".into(),
+                "this key can sign only on handshake threads".into(),
             ));
         }
         let RemoteSigningKey {
@@ -283,15 +283,15 @@ impl Signer for RemoteSchemeSigner {
         } = &self.key;
         let signed = signed
             .upgrade()
-            .ok_or_else(|| rustls::Error::General("the key is not in use any more".into()))?;
-        let asked = signed.requester.sign(
+            .ok_or_else(|| rustls::Error::General("the key is no longer in use".into()))?;
+        let signature = signed.requester.sign(
             servers,
             signed.key.clone(),
             *spki,
             self.scheme.into(),
             message,
         );
-        futures::executor::block_on(asked).map_err(|e| {
+        futures::executor::block_on(signature).map_err(|e| {
             signed.forget(spki);
             let text = e.to_string();
             NOW.with_borrow_mut(|now| now.as_mut().map(|n| n.failed = Some(e)));

@@ -37,7 +37,7 @@ pub fn parse_key_server(text: &str) -> Result<ServerAddress, String> {
         .parse()
         .map_err(|_| wrong(&format!("{address:?} is not IP:PORT")))?;
     if address.port() == 0 {
-        return Err(wrong("port 0 means nothing"));
+        return Err(wrong("port 0 is not valid"));
     }
     Ok(ServerAddress { az, name, address })
 }

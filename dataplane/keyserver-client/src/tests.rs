@@ -125,11 +125,11 @@ fn contradictory_answers_of_a_key_server_are_refused() {
             "does not name",
         ),
         (
-            "not who was expected",
+            "not the expected peer",
             done(0, &leaf, BOB),
             ALICE,
             keyrpc::HandshakeRole::Client,
-            "not expected",
+            "unexpected identity",
         ),
     ] {
         let e = finished(done, b"12345678", "ks1", &terms(expected), role)
@@ -159,14 +159,14 @@ async fn a_key_server_that_talks_nonsense_is_left() {
     let own = components.issue(&identity(
         "spiffe://components.canal/ns/canal-system/sa/keyserver.ks1",
     ));
-    let judge = PeerVerifier::new(
+    let verifier = PeerVerifier::new(
         own.identity().trust_domain.clone(),
         own.bundle(),
         TrustView::without_bundles(),
     )
     .unwrap();
     let acceptor = TlsAcceptor::from(Arc::new(
-        server_config(own.signing().clone(), judge, &[keyrpc::ALPN.to_vec()]).unwrap(),
+        server_config(own.signing().clone(), verifier, &[keyrpc::ALPN.to_vec()]).unwrap(),
     ));
     let stray = {
         // The server sends answers to unknown requests before the right one; they are ignored.

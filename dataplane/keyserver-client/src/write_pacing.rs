@@ -31,15 +31,15 @@ pub(super) struct WritePacer {
 
 impl WritePacer {
     /// Records that a frame of a request was queued.
-    pub(super) fn queue(&mut self, asked: &mut OutstandingFrame) {
-        self.record_answer(asked);
-        *asked = Some(self.writes);
+    pub(super) fn queue(&mut self, outstanding: &mut OutstandingFrame) {
+        self.record_answer(outstanding);
+        *outstanding = Some(self.writes);
         self.queued += 1;
     }
 
     /// Records that a request was answered or has ended.
-    pub(super) fn record_answer(&mut self, asked: &mut OutstandingFrame) {
-        match asked.take() {
+    pub(super) fn record_answer(&mut self, outstanding: &mut OutstandingFrame) {
+        match outstanding.take() {
             Some(write) if write >= self.writes => self.queued -= 1,
             Some(write) if write >= self.since => self.owed -= 1,
             _ => {}

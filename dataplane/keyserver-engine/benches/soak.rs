@@ -112,8 +112,8 @@ async fn handshakes(
         let own = own.to_string();
         tasks.push(tokio::spawn(async move {
             for _ in 0..count / CONCURRENCY {
-                let said = channel.run_handshake(&own, &mut peers.client()).await;
-                assert!(matches!(said, ServerReply::Done { .. }), "{said:?}");
+                let reply = channel.run_handshake(&own, &mut peers.client()).await;
+                assert!(matches!(reply, ServerReply::Done { .. }), "{reply:?}");
             }
         }));
     }
@@ -159,7 +159,7 @@ async fn main() -> ExitCode {
     run(10).await;
     let before = footprint();
     run(1).await;
-    until("nothing is under way", || {
+    until("nothing is in progress", || {
         fixture.value("canal_key_requests_in_flight") == 0.0
     })
     .await;

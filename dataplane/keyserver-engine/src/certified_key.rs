@@ -89,7 +89,7 @@ impl CertifiedPrivateKey {
         chain: Vec<CertificateDer<'static>>,
         verifier: Option<PeerVerifier>,
     ) -> Result<Self, String> {
-        let leaf = chain.first().ok_or("it holds no certificate")?;
+        let leaf = chain.first().ok_or("it contains no certificate")?;
         let (_, x) =
             X509Certificate::from_der(leaf).map_err(|e| format!("its leaf cannot be read: {e}"))?;
         if x.public_key().raw != key.public().as_ref() {

@@ -81,7 +81,7 @@ struct ChannelEntry {
     tenant: TenantName,
     progress: RequestProgress,
     permit: QuotaPermit,
-    _under_way: Option<HandshakeGaugeGuard>,
+    in_flight: Option<HandshakeGaugeGuard>,
 }
 
 /// Counts one handshake in the gauge until it is dropped.
@@ -132,7 +132,10 @@ impl EngineContext {
         before.ok_or_else(|| {
             RequestRejection::new(
                 KeyRefusal::OtherKey,
-                format!("{} has another key here than the one shown", certified.name),
+                format!(
+                    "{} has another key on this key server than the presented certificate",
+                    certified.name
+                ),
             )
         })
     }
@@ -262,7 +265,7 @@ impl RequesterChannel {
             Ok(KeyRequest::More { bytes }) => self.more(id, bytes),
             Ok(_) if self.closing.load(Relaxed) => Err(RequestRejection::new(
                 KeyRefusal::Draining,
-                "this key server is about to end",
+                "this key server is shutting down",
             )),
             Ok(KeyRequest::Begin(begin)) => self.begin(id, &begin),
             Ok(KeyRequest::Sign {
@@ -333,7 +336,7 @@ impl RequesterChannel {
         if !handshake::signable(input, &key) {
             return Err(RequestRejection::new(
                 KeyRefusal::Input,
-                "only what a TLS handshake with this kind of key signs is signed",
+                "this key server signs only messages that a TLS handshake with this kind of key signs",
             ));
         }
         let scheme = SignatureScheme::from(scheme);
@@ -429,12 +432,12 @@ impl RequesterChannel {
                 let text = match r {
                     KeyRefusal::NotAllowed => {
                         format!(
-                            "the tenant's {} does not let {by} use the key of {service}",
+                            "the tenant's {} does not allow {by} to use the key of {service}",
                             tenant_key_files::ALLOW
                         )
                     }
                     _ => format!(
-                        "there is no key of {service}: {files} are looked for, and not both there in usable form"
+                        "there is no key of {service}: it needs both {files} in usable form"
                     ),
                 };
                 RequestRejection::new(r, text).of(tenant)
@@ -453,7 +456,9 @@ impl RequesterChannel {
     fn decide(&self, key: &KeyName) -> Result<KeyClaim, RequestRejection> {
         let text = |r| match r {
             KeyRefusal::UnknownTenant => {
-                format!("{key}: its tenant is unknown here, or has its keys in another location")
+                format!(
+                    "{key}: its tenant is unknown to this key server, or keeps its keys elsewhere"
+                )
             }
             _ => format!(
                 "according to the controller {key} does not run on {}",
@@ -475,7 +480,9 @@ impl RequesterChannel {
         tenant: &TenantName,
         deadline: Instant,
     ) -> Result<RequestTicket, RequestRejection> {
-        let refused = |r| RequestRejection::new(r, "as much as may be is under way").of(tenant);
+        let refused = |r| {
+            RequestRejection::new(r, "the maximum number of requests is in progress").of(tenant)
+        };
         let shakes = matches!(
             operation,
             KeyOperation::ClientHandshake | KeyOperation::ServerHandshake
@@ -491,7 +498,7 @@ impl RequesterChannel {
         if table.contains_key(&id) {
             return Err(RequestRejection::new(
                 KeyRefusal::DuplicateRequest,
-                "the id is of a request under way",
+                "a request with this id is in progress",
             )
             .of(tenant));
         }
@@ -514,7 +521,7 @@ impl RequesterChannel {
                 pending: Vec::new(),
             },
             permit: place,
-            _under_way: under_way,
+            in_flight: under_way,
         };
         table.insert(id, entry);
         Ok(ticket)
@@ -580,13 +587,13 @@ impl RequesterChannel {
         let unknown = || {
             RequestRejection::new(
                 KeyRefusal::UnknownRequest,
-                "no handshake of this id is under way: it ended, or its time did",
+                "no handshake with this id is in progress: it ended or timed out",
             )
         };
         // Only a handshake takes further bytes.
         let entry = table
             .get_mut(&id)
-            .filter(|e| e._under_way.is_some())
+            .filter(|e| e.in_flight.is_some())
             .ok_or_else(unknown)?;
         let (tenant, key, ticket) = (entry.tenant.clone(), entry.key.clone(), entry.ticket);
         let refused = match &mut entry.progress {
@@ -649,11 +656,11 @@ impl RequesterChannel {
             let ends = (is_late || entry.permit.is_revoked()) && matches!(entry.progress, RequestProgress::Peer(_));
             if ends {
                 let no = if is_late {
-                    RequestRejection::new(KeyRefusal::HandshakeTime, "the peer let the handshake's time run out")
+                    RequestRejection::new(KeyRefusal::HandshakeTime, "the peer did not finish the handshake in time")
                 } else {
                     RequestRejection::new(
                         KeyRefusal::RequesterBusy,
-                        "the tenant has the most handshakes under way, and its oldest gave way to another tenant's",
+                        "the tenant has the most handshakes in progress, and its oldest was ended in favour of another tenant's",
                     )
                 };
                 late.push((*id, no.of(&entry.tenant)));
@@ -865,7 +872,7 @@ impl PoolTask for KeyJob {
         }
         if self.ticket.deadline <= Instant::now() {
             let text =
-                "its time ran out before its turn came: the key server has more to do than it can";
+                "the deadline passed while the request was queued: the key server is overloaded";
             return OperationResult::Refused {
                 alert: Vec::new(),
                 name: KeyRefusal::Deadline,

@@ -60,9 +60,9 @@ pub struct KeyServerConfig {
 /// Reason why the engine did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyServerEngineError {
-    #[error("{0} is no key server")]
+    #[error("{0} is not a key server")]
     Principal(Principal),
-    #[error("keys from files are a tenant's: give --tenant with --tls-dir")]
+    #[error("keys from files belong to one tenant: set --tenant with --tls-dir")]
     Tenant,
     #[error("reading {0}: {1}")]
     Folder(PathBuf, std::io::Error),
@@ -224,7 +224,7 @@ impl KeyServerEngine {
             .provisioner
             .own_certificate()
             .map(drop)
-            .ok_or_else(|| "no certificate of its own yet".into())
+            .ok_or_else(|| "the key server has no certificate of its own yet".into())
     }
 
     /// Returns the content of `/config_dump`, which contains no key, sealed or not.
@@ -278,7 +278,7 @@ fn show(core: &Arc<EngineContext>, registry: &Registry) {
     );
     registry.probe(
         "canal_key_requests_in_flight",
-        "Requests under way, handshakes that wait for their peers included.",
+        "Requests in progress, including handshakes that wait for their peers.",
         move || b.upgrade().map_or(0.0, |c| c.quotas.total() as f64),
     );
 }
@@ -295,7 +295,7 @@ async fn watch(core: std::sync::Weak<EngineContext>, drain: DrainObserver) {
             tokio::task::spawn_blocking(move || core.files.as_ref().map(TenantKeyFiles::poll))
                 .await;
         if polled.is_err() {
-            tracing::error!("looking at the folder of keys failed");
+            tracing::error!("reading the folder of keys failed");
         }
     }
 }
@@ -315,7 +315,7 @@ async fn accept_tls(
     match tokio::time::timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(stream)).await {
         Ok(Ok(stream)) => Ok(stream),
         Ok(Err(error)) => {
-            tracing::info!(%error, "a connection proved nothing");
+            tracing::info!(%error, "a connection did not authenticate");
             Err("handshake")
         }
         Err(_) => Err("timeout"),
@@ -376,13 +376,13 @@ async fn start_channel(
     drop(permit);
     tracing::info!(requester = %caller.requester, %from, "channel open");
     let channel = RequesterChannel::new(core.clone(), caller.clone());
-    let (until, mut standing) = (leaf.not_after(), verifier.standing(leaf));
+    let (until, mut trust_watch) = (leaf.not_after(), verifier.trust_watch(leaf));
     let (read, write) = tokio::io::split(stream);
     let writer = tokio::spawn(write_out(channel.clone(), write));
     let ended = tokio::select! {
         biased;
         // First, so that no further request of a revoked requester is processed.
-        _ = standing.wait_for_loss() => ChannelEndReason::Revoked,
+        _ = trust_watch.wait_for_loss() => ChannelEndReason::Revoked,
         ended = read_in(&channel, read, until, &drain) => ended,
         () = drain.forced() => ChannelEndReason::Forced,
     };

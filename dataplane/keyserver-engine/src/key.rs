@@ -35,9 +35,9 @@ pub const OPEN_TIME_MAX: Duration = Duration::from_secs(1);
 pub enum PrivateKeyError {
     #[error(transparent)]
     Vault(#[from] VaultError),
-    #[error("no key could be made")]
+    #[error("no key could be created")]
     Generate,
-    #[error("not a private key that is taken: RSA of 2048 to 8192 bits, ECDSA P-256 or P-384")]
+    #[error("not an accepted private key: use RSA of 2048 to 8192 bits, ECDSA P-256 or P-384")]
     Form,
     #[error("the key cannot sign with this scheme")]
     Scheme,
@@ -310,9 +310,9 @@ thread_local! {
 
 impl PlaintextKeyCache {
     fn find(&mut self, number: u64) -> Option<Rc<PlaintextKey>> {
-        let held = self.keys.iter_mut().find(|h| h.number == number)?;
-        held.used = Instant::now();
-        Some(held.open.clone())
+        let key = self.keys.iter_mut().find(|h| h.number == number)?;
+        key.used = Instant::now();
+        Some(key.open.clone())
     }
 
     fn keep(&mut self, key: &PrivateKey, open: &Rc<PlaintextKey>) {

@@ -25,11 +25,11 @@ impl KeySlot {
         current: Arc<CertifiedPrivateKey>,
         now: Instant,
     ) -> Self {
-        let before = before.and_then(|held| {
-            if held.current.spki == current.spki {
-                held.predecessor
+        let before = before.and_then(|slot| {
+            if slot.current.spki == current.spki {
+                slot.predecessor
             } else {
-                Some((now, held.current))
+                Some((now, slot.current))
             }
         });
         Self {
@@ -107,26 +107,26 @@ mod tests {
         };
         let [first, second, third] = [0, 1, 2].map(made);
         let start = Instant::now();
-        let is = |held: &KeySlot, key: &Arc<CertifiedPrivateKey>, now| {
-            held.by_spki(&key.spki, now)
+        let is = |slot: &KeySlot, key: &Arc<CertifiedPrivateKey>, now| {
+            slot.by_spki(&key.spki, now)
                 .is_some_and(|found| Arc::ptr_eq(found, key))
         };
-        let held = KeySlot::after(None, first.clone(), start);
-        assert!(is(&held, &first, start) && !is(&held, &second, start));
-        let mut held = KeySlot::after(Some(held), second.clone(), start);
+        let slot = KeySlot::after(None, first.clone(), start);
+        assert!(is(&slot, &first, start) && !is(&slot, &second, start));
+        let mut slot = KeySlot::after(Some(slot), second.clone(), start);
         let (late, over) = (
             start + PREDECESSOR_RETENTION.mul_f64(0.99),
             start + PREDECESSOR_RETENTION,
         );
-        assert!(Arc::ptr_eq(held.current(), &second) && is(&held, &second, over));
-        assert!(is(&held, &first, late) && !is(&held, &first, over));
-        held.tidy(late);
+        assert!(Arc::ptr_eq(slot.current(), &second) && is(&slot, &second, over));
+        assert!(is(&slot, &first, late) && !is(&slot, &first, over));
+        slot.tidy(late);
         assert_eq!(Arc::strong_count(&first), 2);
-        held.tidy(over);
-        assert_eq!(Arc::strong_count(&first), 1, "it is let go of");
+        slot.tidy(over);
+        assert_eq!(Arc::strong_count(&first), 1, "it is released");
         // Other certificates of the same key do not replace the predecessor; another key does.
-        let held = KeySlot::after(Some(held), third.clone(), start);
-        let held = KeySlot::after(Some(held), third.clone(), late);
-        assert!(is(&held, &second, late) && !is(&held, &second, over) && !is(&held, &first, start));
+        let slot = KeySlot::after(Some(slot), third.clone(), start);
+        let slot = KeySlot::after(Some(slot), third.clone(), late);
+        assert!(is(&slot, &second, late) && !is(&slot, &second, over) && !is(&slot, &first, start));
     }
 }

@@ -15,7 +15,7 @@ pub enum ConfineError {
         "locking memory: {0}; give the process CAP_IPC_LOCK, or lift its limit of locked memory (LimitMEMLOCK=infinity, ulimit -l)"
     )]
     Lock(io::Error),
-    #[error("switching core dumps off: {0}")]
+    #[error("disabling core dumps: {0}")]
     Dump(io::Error),
 }
 

@@ -184,7 +184,7 @@ fn live<W: PoolTask>(shared: &PoolShared<W>, linger: Duration, registry: &Regist
     let labels = &["algorithm"];
     let sizes = MetricFamily::new(
         "canal_key_batch_size",
-        "Operations that a worker took at once.",
+        "Operations that a worker took as one batch.",
         labels,
     );
     let waits = MetricFamily::new(

@@ -212,13 +212,13 @@ impl Provisioner {
             issued: registry
                 .counters(MetricFamily::new(
                     "canal_key_certificates_issued_total",
-                    "Certificates for keys made here.",
+                    "Certificates issued for keys created by this key server.",
                     &[],
                 ))
                 .shared(&[]),
             failures: registry.counters(MetricFamily::new(
                 failures,
-                "Failed attempts to obtain a certificate for a key made here.",
+                "Failed attempts to obtain a certificate for a key created by this key server.",
                 &["reason"],
             )),
         });
@@ -248,12 +248,12 @@ impl Provisioner {
         name: &KeyName,
         spki: &SpkiHash,
     ) -> Option<Arc<CertifiedPrivateKey>> {
-        let held = self
+        let keys = self
             .inner
             .keys
             .read()
             .unwrap_or_else(PoisonError::into_inner);
-        held.get(name)?
+        keys.get(name)?
             .by_spki(spki, std::time::Instant::now())
             .cloned()
     }
@@ -345,13 +345,13 @@ impl Provisioner {
                 .as_secs()
         };
         let state = lock(&self.inner.state);
-        let held = self
+        let keys = self
             .inner
             .keys
             .read()
             .unwrap_or_else(PoisonError::into_inner);
         let one = |(name, want): (&KeyName, &ProvisionEntry)| {
-            let certified = held.get(name).map(KeySlot::current);
+            let certified = keys.get(name).map(KeySlot::current);
             KeyStatus {
                 name: name.to_string(),
                 algorithm: certified.map(|c| c.key.lane().name()),
@@ -367,8 +367,8 @@ impl Provisioner {
 
 impl Inner {
     fn valid(&self, name: &KeyName) -> Option<Arc<CertifiedPrivateKey>> {
-        let held = self.keys.read().unwrap_or_else(PoisonError::into_inner);
-        held.get(name)
+        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        keys.get(name)
             .map(KeySlot::current)
             .filter(|c| c.valid_at(SystemTime::now()))
             .cloned()
@@ -425,18 +425,18 @@ impl Inner {
     }
 
     fn hold(&self, name: &KeyName, next: Arc<CertifiedPrivateKey>) {
-        let mut held = self.keys.write().unwrap_or_else(PoisonError::into_inner);
-        let before = held.remove(name);
-        held.insert(
+        let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        let before = keys.remove(name);
+        keys.insert(
             name.clone(),
             KeySlot::after(before, next, std::time::Instant::now()),
         );
     }
 
     fn forget(&self, names: &[KeyName]) {
-        let mut held = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
         for name in names {
-            if held.remove(name).is_some() {
+            if keys.remove(name).is_some() {
                 tracing::info!(%name, "no requester is entitled to this key or uses it any more; removed");
             }
         }
@@ -450,7 +450,7 @@ impl Inner {
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .values_mut()
-            .for_each(|held| held.tidy(now));
+            .for_each(|slot| slot.tidy(now));
     }
 
     /// Queues all names that are due.
@@ -459,14 +459,14 @@ impl Inner {
         // Lock order, everywhere: the state before the keys.
         let mut state = lock(&self.state);
         self.tidy();
-        let held = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         let ProvisionState {
             entries: wanted,
             queue,
         } = &mut *state;
         let mut unused = Vec::new();
         for (name, want) in wanted.iter_mut().filter(|(_, w)| !w.queued) {
-            let certified = held.get(name).map(KeySlot::current);
+            let certified = keys.get(name).map(KeySlot::current);
             let rested = want
                 .superseded_at
                 .is_none_or(|at| at.elapsed() >= SUPERSEDED_PAUSE);
@@ -488,7 +488,7 @@ impl Inner {
             want.queued = true;
             queue.push_back(name.clone());
         }
-        drop(held);
+        drop(keys);
         wanted.retain(|name, _| !unused.contains(name));
         drop(state);
         self.forget(&unused);
@@ -545,7 +545,10 @@ impl Inner {
                 (gateway_identity(claim.trust_domain.clone()), Some(service))
             }
             KeyName::File(service) => {
-                return Err(failed("file", format!("the key of {service} is a file's")));
+                return Err(failed(
+                    "file",
+                    format!("the key of {service} comes from a file"),
+                ));
             }
         };
         let key = Arc::new(self.make(claim.algorithm).await?);
@@ -648,7 +651,7 @@ impl Inner {
         let (a, b) = (Arc::downgrade(self), Arc::downgrade(self));
         registry.probe(
             "canal_key_generated_keys",
-            "Keys made here and held.",
+            "Keys created by this key server and in use.",
             move || {
                 a.upgrade().map_or(0.0, |i| {
                     i.keys.read().unwrap_or_else(PoisonError::into_inner).len() as f64
@@ -662,11 +665,11 @@ impl Inner {
                 let Some(inner) = b.upgrade() else { return 0.0 };
                 let now = SystemTime::now();
                 let state = lock(&inner.state);
-                let held = inner.keys.read().unwrap_or_else(PoisonError::into_inner);
+                let keys = inner.keys.read().unwrap_or_else(PoisonError::into_inner);
                 state
                     .entries
                     .keys()
-                    .filter(|k| held.get(k).is_none_or(|h| !h.current().valid_at(now)))
+                    .filter(|k| keys.get(k).is_none_or(|h| !h.current().valid_at(now)))
                     .count() as f64
             },
         );

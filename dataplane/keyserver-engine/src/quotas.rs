@@ -180,6 +180,8 @@ impl Quotas {
             .requesters
             .get(&key)
             .is_some_and(|account| account.in_use == 0);
+        // An account without requests in progress is kept for its counts, so their number is
+        // limited.
         if counts.idle >= IDLE_GATEWAYS_MAX && !was_idle {
             counts.forget_idle();
         }
@@ -428,7 +430,7 @@ mod tests {
         assert_eq!(
             sums(),
             (0, 0, 8),
-            "the limit is there before anybody took of it"
+            "the limit exists before its first permit"
         );
         for n in 0..3 * IDLE_GATEWAYS_MAX {
             let gateway = KeyRequester::Gateway(format!("g{n}").parse().unwrap());

@@ -64,8 +64,9 @@ type AllowList = BTreeMap<ServiceKey, Vec<String>>;
 
 impl AllowListFile {
     fn read(self, tenant: &TenantName) -> Result<AllowList, String> {
-        let wrong =
-            |key: &str| format!("{key:?} is no service; write namespace/name, as in default/shop");
+        let wrong = |key: &str| {
+            format!("{key:?} is not a service; write namespace/name, as in default/shop")
+        };
         let row = |(key, requesters): (String, Vec<String>)| {
             let service = format!("{tenant}/{key}").parse().map_err(|_| wrong(&key))?;
             Ok((service, requesters))
@@ -253,13 +254,13 @@ impl TenantKeyFiles {
         known
             .values_mut()
             .filter_map(|k| k.key.as_mut())
-            .for_each(|held| held.tidy(now));
+            .for_each(|slot| slot.tidy(now));
         for (name, stamps) in found {
             if known.get(&name).is_some_and(|k| k.stamps == stamps) {
                 continue;
             }
             let before = known.remove(&name).and_then(|k| k.key);
-            let (held, error) = match self.load(&name) {
+            let (slot, error) = match self.load(&name) {
                 Ok(certified) => {
                     tracing::info!(key = %name, until = ?certified.not_after, "key read");
                     (
@@ -269,7 +270,7 @@ impl TenantKeyFiles {
                 }
                 Err(error) => {
                     self.broken.inc();
-                    tracing::error!(key = %name, error, "the key cannot be read; the one read before stays in use");
+                    tracing::error!(key = %name, error, "the key cannot be read; the previous key stays in use");
                     (before, error)
                 }
             };
@@ -277,7 +278,7 @@ impl TenantKeyFiles {
                 name,
                 LoadedKeyFile {
                     stamps,
-                    key: held,
+                    key: slot,
                     error,
                 },
             );
@@ -394,7 +395,7 @@ impl TenantKeyFiles {
         known
             .get(name)
             .and_then(|k| k.key.as_ref())
-            .map(|held| held.current().clone())
+            .map(|slot| slot.current().clone())
             .ok_or(KeyRefusal::UnknownKey)
     }
 
@@ -430,12 +431,12 @@ impl TenantKeyFiles {
         let known = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         let one = |(service, k): (&ServiceKey, &LoadedKeyFile)| FileStatus {
             name: stem(service),
-            algorithm: k.key.as_ref().map(|held| held.current().key.lane().name()),
+            algorithm: k.key.as_ref().map(|slot| slot.current().key.lane().name()),
             error: k.error.clone(),
         };
         let mut all: Vec<_> = known.iter().map(one).collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
-        let error = "the name is of no service: NAMESPACE.NAME.crt is looked for";
+        let error = "the file name is not that of a service; it has the form NAMESPACE.NAME.crt";
         let misnamed = self.misnamed.lock().unwrap_or_else(PoisonError::into_inner);
         all.extend(misnamed.iter().map(|file| FileStatus {
             name: file.clone(),

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn sixteen_addresses_of_silent_connections_take_no_place_from_others() {
+    fn silent_connections_of_sixteen_addresses_do_not_block_others() {
         let all = Unauthenticated::new(&Registry::new());
         // Silent connections from the attacker's network, twice as many as are permitted.
         let silent: Vec<_> = (0..2 * UNPROVED_MAX)

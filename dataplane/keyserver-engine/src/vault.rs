@@ -11,12 +11,12 @@ use zeroize::Zeroizing;
 /// Reason why a secret cannot be sealed or opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum VaultError {
-    #[error("the kernel gave no random bytes for the key of this boot")]
+    #[error("the kernel returned no random bytes for the key of this boot")]
     Random,
     #[error("a secret could not be sealed")]
     Seal,
     #[error(
-        "a sealed secret does not open: it was sealed by another vault, for another key, or memory is broken"
+        "a sealed secret cannot be opened: it was sealed by another vault, for another key, or memory is corrupt"
     )]
     Open,
 }

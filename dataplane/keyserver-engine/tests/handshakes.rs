@@ -47,7 +47,7 @@ async fn handshakes_of_both_roles_and_both_algorithms() {
         "canal_key_operations_total{kind=\"handshake_server\",algorithm=\"rsa\",tenant=\"rsa\"}";
     assert_eq!(fixture.value(line), 3.0);
     assert_eq!(fixture.value("canal_key_operations_total{kind=\"handshake_client\",algorithm=\"ecdsa\",tenant=\"alpha\"}"), 1.0);
-    until("nothing is under way", || {
+    until("nothing is in progress", || {
         fixture.value("canal_key_handshakes_in_flight") == 0.0
             && fixture.value("canal_key_requests_in_flight") == 0.0
     })
@@ -121,7 +121,7 @@ async fn data_right_behind_a_handshake_does_not_break_it() {
         channel.forget(&call);
     }
     let late = || fixture.value("canal_key_refusals_total{name=\"unknown_request\"");
-    until("what came behind the end of a handshake is refused", || {
+    until("bytes after the end of a handshake are refused", || {
         late() >= 30.0
     })
     .await;
@@ -167,7 +167,7 @@ async fn a_fragmented_flight_is_read_record_by_record() {
     assert_eq!(
         call.next().await,
         ServerReply::Send(Vec::new()),
-        "more is wanted"
+        "more bytes are needed"
     );
     let (part, rest) = flight[spec..].split_at(100);
     channel.send_request(call.id, &KeyRequest::More { bytes: part });

@@ -541,7 +541,7 @@ async fn channels_have_their_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_requester_has_so_many_channels() {
+async fn channels_of_one_requester_are_limited() {
     let fixture = KeyServerFixture::start(ServerSetup::default()).await;
     let mut held = Vec::new();
     for _ in 0..REQUESTER_CHANNELS_MAX {
@@ -568,7 +568,7 @@ async fn one_requester_has_so_many_channels() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_id_that_comes_again_is_another_request() {
+async fn a_reused_id_is_a_new_request() {
     let fixture = KeyServerFixture::start(ServerSetup::default()).await;
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
@@ -653,7 +653,7 @@ async fn a_drain_lets_operations_in_progress_end() {
     let mut idle_call = idle.listen(5);
     let mut call = channel.begin(WEB, HandshakeRole::Client, &[PEER], 0);
     let ServerReply::Send(hello) = call.next().await else {
-        panic!("no ClientHello")
+        panic!("not a ClientHello")
     };
     fixture.trigger.drain(Duration::from_secs(20));
     assert_eq!(

@@ -96,7 +96,7 @@ async fn nothing_is_left_behind() {
         resident()
     );
     until("files are closed", || files() <= open + 2).await;
-    until("nothing is under way", || {
+    until("nothing is in progress", || {
         fixture.value("canal_key_requests_in_flight") == 0.0
     })
     .await;

@@ -327,7 +327,7 @@ async fn refuse_other_services(gateway: &Channel) {
         (
             "alpha/third/web",
             KeyRefusal::NotAllowed,
-            "allow.yaml does not let gateway/g1 use the key of alpha/third/web",
+            "allow.yaml does not allow gateway/g1 to use the key of alpha/third/web",
         ),
         (
             "beta/shop/web",

@@ -323,8 +323,8 @@ impl CopyDirection {
         }
         match self.source_broken.take() {
             Some(error) if self.stall.is_over() => Poll::Ready(error),
-            kept => {
-                self.source_broken = kept;
+            failure => {
+                self.source_broken = failure;
                 Poll::Pending
             }
         }

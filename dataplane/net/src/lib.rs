@@ -7,7 +7,7 @@
 pub mod copy;
 #[allow(
     unsafe_code,
-    reason = "the crate's one room for system calls that no safe wrapper offers"
+    reason = "the only module of the crate for system calls that have no safe wrapper"
 )]
 pub mod sys;
 pub mod worker;

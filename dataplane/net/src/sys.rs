@@ -44,7 +44,7 @@ pub const LOCAL_KEEPALIVE: (Duration, Duration, u32) =
 pub enum SysError {
     /// The namespace's file is missing or is not a network namespace.
     #[error(
-        "network namespace {path}: {source}; is the pod gone, or is the path not under /run/netns?"
+        "network namespace {path}: {source}; fix: check that the pod exists and that the path is below /run/netns"
     )]
     Netns { path: PathBuf, source: io::Error },
     /// The thread could not enter the namespace.
@@ -59,7 +59,7 @@ pub enum SysError {
     },
     /// The connection was not established within [`CONNECT_TIMEOUT`] or the caller's own limit.
     #[error(
-        "connect to {address}: no answer in {limit:?}; a network policy that drops the port looks like this"
+        "connect to {address}: no answer within {limit:?}; fix: check that the host is up and that no network policy drops the port"
     )]
     Timeout {
         address: SocketAddr,
@@ -84,10 +84,10 @@ fn hint(what: &str, source: &io::Error) -> &'static str {
         ("bind", io::ErrorKind::AddrInUse) => "; another process listens there",
         ("bind", io::ErrorKind::AddrNotAvailable) => "; the address is not local in this namespace",
         ("connect", io::ErrorKind::AddrNotAvailable) => {
-            "; all source ports towards it are taken: widen net.ipv4.ip_local_port_range, or add endpoints"
+            "; all source ports to the address are in use: widen net.ipv4.ip_local_port_range, or add endpoints"
         }
         ("socket", _) if source.raw_os_error() == Some(libc::EMFILE) => {
-            "; the process has all the files that it may open (ulimit -n)"
+            "; the process has reached its limit of open files (ulimit -n)"
         }
         _ => "",
     }
@@ -560,10 +560,10 @@ fn keep_urgent(s: SockRef<'_>) -> io::Result<()> {
 /// # Errors
 /// The read fails, also with `WouldBlock`.
 pub fn receive(stream: &TcpStream, buffer: &mut BytesMut) -> io::Result<(usize, bool)> {
-    let room = buffer.spare_capacity_mut();
-    let size = room.len();
-    let (got, left) = receive_message(stream, room, (libc::SOL_TCP, TCP_INQ))?;
-    // SAFETY: the kernel wrote the first `got` bytes of `room`.
+    let free = buffer.spare_capacity_mut();
+    let size = free.len();
+    let (got, left) = receive_message(stream, free, (libc::SOL_TCP, TCP_INQ))?;
+    // SAFETY: the kernel wrote the first `got` bytes of `free`.
     unsafe { buffer.set_len(buffer.len() + got) };
     Ok((
         got,
@@ -571,39 +571,39 @@ pub fn receive(stream: &TcpStream, buffer: &mut BytesMut) -> io::Result<(usize, 
     ))
 }
 
-/// Calls `recvmsg` once. Returns the number of bytes that the kernel wrote to the front of `room`.
+/// Calls `recvmsg` once. Returns the number of bytes that the kernel wrote to the front of `free`.
 /// Also returns the value of the control message of this level and type, if present. The value has
 /// `N` bytes, at most 16.
 fn receive_message<const N: usize>(
     stream: &TcpStream,
-    room: &mut [MaybeUninit<u8>],
+    free: &mut [MaybeUninit<u8>],
     (level, kind): (libc::c_int, libc::c_int),
 ) -> io::Result<(usize, Option<[u8; N]>)> {
     let mut control: OneControl = [0; 4];
     let mut part = libc::iovec {
-        iov_base: room.as_mut_ptr().cast(),
-        iov_len: room.len(),
+        iov_base: free.as_mut_ptr().cast(),
+        iov_len: free.len(),
     };
     // SAFETY: the structure consists of integers and pointers, all of which may be zero.
     let mut head: libc::msghdr = unsafe { std::mem::zeroed() };
     (head.msg_iov, head.msg_iovlen) = (&raw mut part, 1);
     (head.msg_control, head.msg_controllen) = ((&raw mut control).cast(), size_of::<OneControl>());
     // SAFETY: the fd is open for the borrow's life; `head` points to `part` and `control`, which
-    // live on, and `part` to `room`, with its length.
+    // live on, and `part` to `free`, with its length.
     let rc = unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut head, 0) };
     let Ok(got) = usize::try_from(rc) else {
         return Err(io::Error::last_os_error());
     };
     // SAFETY: `head` is as the kernel left it, its pointers are valid, and a control message that
     // is long enough has `N` initialized bytes.
-    let said = unsafe {
-        let said = libc::CMSG_FIRSTHDR(&raw const head);
-        let is_asked = !said.is_null()
-            && ((*said).cmsg_level, (*said).cmsg_type) == (level, kind)
-            && (*said).cmsg_len as usize >= libc::CMSG_LEN(N as u32) as usize;
-        is_asked.then(|| libc::CMSG_DATA(said).cast::<[u8; N]>().read_unaligned())
+    let control = unsafe {
+        let control = libc::CMSG_FIRSTHDR(&raw const head);
+        let is_requested = !control.is_null()
+            && ((*control).cmsg_level, (*control).cmsg_type) == (level, kind)
+            && (*control).cmsg_len as usize >= libc::CMSG_LEN(N as u32) as usize;
+        is_requested.then(|| libc::CMSG_DATA(control).cast::<[u8; N]>().read_unaligned())
     };
-    Ok((got, said))
+    Ok((got, control))
 }
 
 /// Drops packets that do not arrive by interface 1, the loopback device of every namespace. Not
@@ -820,7 +820,7 @@ pub fn original_destination(stream: &TcpStream) -> io::Result<SocketAddr> {
     addr.as_socket().ok_or_else(|| {
         io::Error::new(
             io::ErrorKind::InvalidData,
-            "the kernel gave an address that is not IP",
+            "the kernel returned an address that is not IP",
         )
     })
 }

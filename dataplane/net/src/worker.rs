@@ -215,7 +215,7 @@ fn live<F, R>(
     if ended.is_err() {
         tracing::error!(
             worker = name,
-            "a worker's root panicked; the process ends so that its supervisor starts a whole one"
+            "a worker's root panicked; the process ends so that its supervisor restarts it"
         );
         std::process::exit(EXIT_PANIC);
     }

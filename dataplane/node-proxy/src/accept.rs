@@ -167,7 +167,7 @@ async fn keep_open(
             }
             Err(error) => {
                 local.listen_failures.inc();
-                tracing::warn!(pod = context.pod.load().uid, %error, "cannot listen in the pod; trying again");
+                tracing::warn!(pod = context.pod.load().uid, %error, "cannot listen in the pod; retrying");
             }
         }
         tokio::select! {
@@ -217,7 +217,7 @@ async fn accept(
                 // The process is out of descriptors or memory: other connections must end first.
                 // This one waits in the kernel.
                 local.accept_failures.inc();
-                tracing::warn!(pod = context.pod.load().uid, %error, "accepting a connection failed; it is tried again");
+                tracing::warn!(pod = context.pod.load().uid, %error, "accepting a connection failed; retrying");
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }

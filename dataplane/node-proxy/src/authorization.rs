@@ -89,7 +89,7 @@ impl AuthorizationQuery {
 
 /// Attributes of a query, as policies read them.
 struct QueryAttributes<'a> {
-    question: &'a AuthorizationQuery,
+    query: &'a AuthorizationQuery,
     foreign: bool,
 }
 
@@ -99,7 +99,7 @@ impl Attributes for QueryAttributes<'_> {
         attribute: &Attribute,
         each: &mut dyn FnMut(AttributeValue<'_>) -> bool,
     ) -> AttributeVisibility {
-        let q = self.question;
+        let q = self.query;
         let mut text = |of: fn(&PrincipalNames) -> &str| match (q.named(), &q.source) {
             (Some(named), _) => {
                 each(AttributeValue::Text(of(named).as_bytes()));
@@ -267,15 +267,15 @@ impl PolicyInputs {
 }
 
 impl PodPolicy {
-    /// Compiles the policies of `pod` from its tenant's view; `None`: `held` is still right.
+    /// Compiles the policies of `pod` from its tenant's view; `None`: `current` is still right.
     /// Policies outlive their tenant, so that its removal admits nothing.
     pub fn renew(
-        held: &PodPolicy,
+        current: &PodPolicy,
         tenant: Option<&NodeTenantView>,
         pod: &LocalPod,
     ) -> Option<Self> {
         let inputs = PolicyInputs::new(tenant?, pod);
-        (inputs != held.inputs).then(|| Self::of(inputs))
+        (inputs != current.inputs).then(|| Self::of(inputs))
     }
 
     fn of(inputs: PolicyInputs) -> Self {
@@ -417,7 +417,7 @@ impl PodPolicy {
             ConnectionSource::Forwarded(_) | ConnectionSource::Gateway
         );
         let facts = QueryAttributes {
-            question: q,
+            query: q,
             foreign: foreign.is_some(),
         };
         let progress = if is_evaluated {
@@ -443,13 +443,9 @@ impl PodPolicy {
             let foreign = q
                 .named()
                 .is_some_and(|n| Some(&n.identity.trust_domain) != own);
-            set.observe(
-                &QueryAttributes {
-                    question: q,
-                    foreign,
-                },
-                &mut |hit| each(hit.policy, hit.kind),
-            );
+            set.observe(&QueryAttributes { query: q, foreign }, &mut |hit| {
+                each(hit.policy, hit.kind)
+            });
         }
     }
 }
@@ -466,7 +462,7 @@ fn admit(
         AuthorizationDecision::Undecided { .. } if is_evaluated => Ok(()),
         AuthorizationDecision::Undecided { policy, attribute } => {
             let why = format_args!(
-                "{policy} depends on {}, which only a gateway sees",
+                "{policy} depends on {}, which only a gateway can observe",
                 name(attribute)
             );
             Err(AuthorizationRefusal::new(
@@ -478,7 +474,7 @@ fn admit(
         AuthorizationDecision::CallAuthorizer {
             policy, authorizer, ..
         } => {
-            let why = format_args!("{policy} calls {authorizer}, which only a gateway does");
+            let why = format_args!("{policy} calls {authorizer}, which only a gateway can do");
             Err(AuthorizationRefusal::new(
                 NodeRefusal::Undecided,
                 Some(policy),

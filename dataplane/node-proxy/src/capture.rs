@@ -131,10 +131,12 @@ impl OriginSource {
 }
 
 fn warn_of_fallback(what: &str, why: &OffloadError) {
-    tracing::warn!("CAPTURE BY NFTABLES for {what}: BPF was refused: {why}");
+    tracing::warn!("capture of {what} falls back to nftables: the kernel refused BPF: {why}");
     // On stderr as well: the log's level may hide a warning, and the fallback costs every
     // connection of the node.
-    eprintln!("canal-node: CAPTURE BY NFTABLES for {what}: BPF was refused: {why}");
+    eprintln!(
+        "canal-node: capture of {what} falls back to nftables: the kernel refused BPF: {why}"
+    );
 }
 
 impl CaptureBackend {
@@ -172,7 +174,7 @@ impl CaptureBackend {
             let pods = c.pinned_pods().len();
             tracing::warn!(
                 pin_dir = %pin_dir.display(), pods,
-                "this process has its own mount namespace, and the bpffs in it goes when the process does: pods would NOT stay captured. Give --bpf-pin-dir on a bpffs that the machine keeps mounted"
+                "this process has its own mount namespace, and its bpffs ends with the process: pods would not stay captured; fix: set --bpf-pin-dir to a bpffs that the machine keeps mounted"
             );
         }
         match (decide_mode(choice, bpf.is_some()), why) {
@@ -370,7 +372,10 @@ impl CaptureBackend {
             tracing::debug!(swept, "captured connections that were never accepted");
         }
         for pod in bpf.forget_gone(known) {
-            tracing::info!(pod, "let go: its cgroup went while no proxy ran");
+            tracing::info!(
+                pod,
+                "released a pod whose cgroup was removed while no proxy ran"
+            );
         }
     }
 

@@ -188,16 +188,16 @@ impl ConnectPolicies {
     fn omit(&mut self, name: &TenantName, wanted: &TenantDestinations, why: &str) {
         self.show(name, wanted, false);
         if self.omitted.insert(name.clone()) {
-            tracing::warn!(tenant = %name, why, "capture: connect() refuses nothing for the tenant, the proxy alone decides");
+            tracing::warn!(tenant = %name, why, "capture: connect() refuses nothing for the tenant; only the proxy decides");
         }
     }
 
     fn remove(&mut self, capture: &CaptureBackend, tables: &ConnectTables, name: &TenantName) {
-        let Some(held) = self.tenants.remove(name) else {
+        let Some(destinations) = self.tenants.remove(name) else {
             return;
         };
-        if let Err(error) = tables.remove_tenant(capture.tenant_number(name), &held) {
-            tracing::warn!(tenant = %name, %error, "capture: cannot withdraw the destinations of a tenant that is gone");
+        if let Err(error) = tables.remove_tenant(capture.tenant_number(name), &destinations) {
+            tracing::warn!(tenant = %name, %error, "capture: cannot withdraw the destinations of a removed tenant");
         }
         self.show(name, &TenantDestinations::default(), true);
     }

@@ -123,7 +123,7 @@ pub(crate) async fn dial(
     };
     let Some(options) = options else {
         let why = format!(
-            "{target}: no address but the pod's own can be its client's: {}",
+            "{target}: only the pod's own address can be used as the client's address: {}",
             context.delivery.missing
         );
         return Err(Undelivered {

@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_drawn_the_one_with_fewer_streams_is_asked_first() {
+    fn of_two_random_gateways_the_one_with_fewer_streams_is_first() {
         let az = "az1".parse().unwrap();
         let all = [
             gateway("a", "az1", "10.0.0.1", false),

@@ -61,12 +61,12 @@ pub(crate) async fn establish(
     let Ok(dialled) = tcp.local_addr() else {
         return refuse(
             NodeRefusal::HandshakeFailed,
-            "the connection is gone already",
+            "the connection has already ended",
         );
     };
     let established = tokio::select! {
         established = authenticate(&context, tcp) => established,
-        () = unauthenticated.displaced() => Err((NodeRefusal::ConnectionLimit, "unauthenticated HBONE connections: newer ones came".into())),
+        () = unauthenticated.displaced() => Err((NodeRefusal::ConnectionLimit, "unauthenticated HBONE connections: closed in favour of newer connections".into())),
         () = drain.forced() => return,
     };
     let (_permit, tls, peer_identity) = match established {
@@ -147,7 +147,7 @@ async fn tunnel(
     let peer = incoming.peer.clone();
     let source_address = source_address(&incoming.headers, &peer, ends.peer);
     let addresses = (source_address, ends.dialled);
-    let (admission, mut held) = match permit(&local, &context, &incoming, ends, &peer) {
+    let (admission, mut open) = match permit(&local, &context, &incoming, ends, &peer) {
         Ok(permitted) => permitted,
         Err(AuthorizationRefusal { refusal, why, .. }) => {
             return refuse(&local, &context, incoming, refusal, addresses, &why);
@@ -171,9 +171,9 @@ async fn tunnel(
     let connected = tokio::select! {
         connected = delivery::dial(&context, admission.target, admission.client, ends.peer.ip()) => connected,
         () = std::future::poll_fn(|cx| incoming.poll_abandoned(cx)) => {
-            return local.records.closed(&flow, &meter, Some((&RESET, "the peer gave up")));
+            return local.records.closed(&flow, &meter, Some((&RESET, "the peer closed the connection")));
         }
-        no = held.over() => {
+        no = open.over() => {
             let (fault, why) = local.records.cut(&no);
             incoming.refuse(no.refusal.status());
             return local.records.closed(&flow, &meter, Some((&fault, &why)));
@@ -200,7 +200,7 @@ async fn tunnel(
                 &mut app,
                 &meter,
                 &drain,
-                Some(&mut held),
+                Some(&mut open),
             )
             .await;
         }
@@ -212,7 +212,7 @@ async fn tunnel(
                 &mut app,
                 &meter,
                 &drain,
-                Some(&mut held),
+                Some(&mut open),
             )
             .await
         }
@@ -285,14 +285,14 @@ fn permit(
     local.records.record_authorization(
         &pod,
         &policy,
-        decided.as_ref().ok().map(|a| &a.question),
+        decided.as_ref().ok().map(|a| &a.query),
         decided.as_ref().err(),
     );
     decided.map(|admission| {
-        let held = local
+        let open = local
             .open
-            .register(context, admission.question.clone(), policy);
-        (admission, held)
+            .register(context, admission.query.clone(), policy);
+        (admission, open)
     })
 }
 
@@ -331,7 +331,7 @@ fn flow(
         source_address,
         destination_address: dialled,
         authority: incoming.authority.to_string(),
-        is_direct: matches!(admission.question.source, ConnectionSource::Proven(_)),
+        is_direct: matches!(admission.query.source, ConnectionSource::Proven(_)),
         started,
     }
 }
@@ -350,7 +350,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_gateway_may_speak_for_another_address() {
+    fn only_a_gateway_may_forward_for_another_address() {
         let peer = |id: &str| VerifiedPeer {
             tenant: "alpha".parse().unwrap(),
             identity: id.parse().unwrap(),

@@ -66,14 +66,11 @@ pub(crate) async fn carry(
             return refuse(no.refusal, Some(destination), &no.why, client);
         }
     };
-    local.records.record_authorization(
-        &context.pod.load(),
-        &policy,
-        Some(&admission.question),
-        None,
-    );
+    local
+        .records
+        .record_authorization(&context.pod.load(), &policy, Some(&admission.query), None);
     // Registered before the first await, so that no policy change is missed.
-    let mut held = local.open.register(&context, admission.question, policy);
+    let mut open = local.open.register(&context, admission.query, policy);
     let Some(_permit) = context.plain.take() else {
         return refuse(
             NodeRefusal::ConnectionLimit,
@@ -86,8 +83,8 @@ pub(crate) async fn carry(
     let meter = local.records.count_opened(&flow);
     let connected = tokio::select! {
         connected = delivery::dial(&context, admission.target, admission.client, peer.ip()) => connected.map_err(|no| (ConnectionFailure::from(no.refusal), no.why)),
-        () = gone(&client) => Err((RESET, "the peer gave up".to_string())),
-        no = held.over() => Err(local.records.cut(&no)),
+        () = gone(&client) => Err((RESET, "the peer closed the connection".to_string())),
+        no = open.over() => Err(local.records.cut(&no)),
         () = drain.forced() => Err((CUT, String::new())),
     };
     match connected {
@@ -99,7 +96,7 @@ pub(crate) async fn carry(
                 &mut app,
                 &meter,
                 &drain,
-                Some(&mut held),
+                Some(&mut open),
             )
             .await
         }

@@ -46,7 +46,7 @@ pub enum NodeError {
         source: std::io::Error,
     },
     /// A part of the process ended because of a fault. The supervisor restarts the whole process.
-    #[error("{0} has ended; the process ends with it, captured pods stay captured")]
+    #[error("{0} has ended; the process ends with it, and captured pods stay captured")]
     Lost(&'static str),
 }
 
@@ -81,11 +81,11 @@ pub async fn run(config: NodeConfig, level: LogLevelHandle) -> Result<bool, Node
     canal_runtime::raise_file_limit(0);
     let config = Arc::new(config);
     start(
-        "making the data directory (--data-dir)",
+        "creating the data directory (--data-dir)",
         std::fs::create_dir_all(&config.data_dir),
     )?;
     start(
-        "making the pods directory (--pods-dir)",
+        "creating the pods directory (--pods-dir)",
         std::fs::create_dir_all(&config.pods_dir),
     )?;
     // Two drain trees: traffic drains while admin, southbound and certificates still work. Those
@@ -210,7 +210,11 @@ fn begin(
 /// Makes the registry of metrics, with the one that names the program.
 fn registry() -> Registry {
     let registry = Registry::new();
-    let build = MetricFamily::new("istio_build", "What runs here.", &["component", "tag"]);
+    let build = MetricFamily::new(
+        "istio_build",
+        "Version of the running process.",
+        &["component", "tag"],
+    );
     registry
         .gauges(build)
         .shared(&["canal-node", env!("CARGO_PKG_VERSION")])

@@ -14,7 +14,7 @@ use crate::pod_context::PodContext;
 
 struct OpenConnectionEntry {
     context: Arc<PodContext>,
-    question: AuthorizationQuery,
+    query: AuthorizationQuery,
     /// Policies that admitted the connection last.
     evaluated_by: Arc<PodPolicy>,
     end: oneshot::Sender<AuthorizationRefusal>,
@@ -40,7 +40,7 @@ impl OpenConnections {
     pub fn register(
         self: &Rc<Self>,
         context: &Arc<PodContext>,
-        question: AuthorizationQuery,
+        query: AuthorizationQuery,
         policy: Arc<PodPolicy>,
     ) -> OpenConnectionHandle {
         let id = self.next.get();
@@ -50,7 +50,7 @@ impl OpenConnections {
             id,
             OpenConnectionEntry {
                 context: context.clone(),
-                question,
+                query,
                 evaluated_by: policy,
                 end,
             },
@@ -71,7 +71,7 @@ impl OpenConnections {
             if Arc::ptr_eq(&now, &entry.evaluated_by) {
                 continue;
             }
-            match now.decide(&entry.question) {
+            match now.decide(&entry.query) {
                 Ok(()) => entry.evaluated_by = now.clone(),
                 Err(refused) => over.push((*id, refused)),
             }

@@ -122,7 +122,7 @@ pub(crate) async fn carry(
     let meter = local.records.count_opened(&flow);
     let dialled = tokio::select! {
         dialled = dial(&local, &context, &view, &pod, &way, &flow) => dialled,
-        () = gone(&client) => return local.records.closed(&flow, &meter, Some((&RESET, "the application gave up"))),
+        () = gone(&client) => return local.records.closed(&flow, &meter, Some((&RESET, "the application closed the connection"))),
         () = drain.forced() => return local.records.closed(&flow, &meter, Some((&CUT, ""))),
     };
     match dialled {
@@ -184,7 +184,7 @@ async fn decide(
 }
 
 /// Copies until both sides have ended, and records the end. All paths use it: `a` is the downstream
-/// side; `held` ends the connection when policies no longer allow it.
+/// side; `open` ends the connection when policies no longer allow it.
 pub(crate) async fn finish<A: Leg, B: Leg>(
     local: &WorkerLocal,
     flow: &FlowRecord,
@@ -192,11 +192,11 @@ pub(crate) async fn finish<A: Leg, B: Leg>(
     b: &mut B,
     meter: &Meter,
     drain: &DrainWatcher,
-    held: Option<&mut OpenConnectionHandle>,
+    open: Option<&mut OpenConnectionHandle>,
 ) {
     let over = async {
-        match held {
-            Some(held) => held.over().await,
+        match open {
+            Some(open) => open.over().await,
             None => std::future::pending().await,
         }
     };
@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connect_says_where_it_comes_from() {
+    fn a_connect_request_names_its_source() {
         let h = headers(&a_flow());
         assert_eq!(h[BAGGAGE], "k8s.namespace.name=b,k8s.pod.name=c-0");
         assert_eq!(h[FORWARDED], "for=\"10.0.0.1:4711\"");

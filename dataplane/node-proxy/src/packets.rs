@@ -135,7 +135,7 @@ impl PodPackets {
             tracing::warn!(
                 pod = pod.uid,
                 interface,
-                "pod guard: nothing of it is on this node's end of the interface; a process with CAP_NET_ADMIN in the pod could remove the guard"
+                "pod guard: no part of it is on this node's end of the interface; a process with CAP_NET_ADMIN in the pod could remove the guard"
             );
         }
         Self {
@@ -177,7 +177,7 @@ impl PodPackets {
                         pod = pod.uid,
                         ports,
                         ranges,
-                        "pod guard: more UDP ports or addresses of the tier than it holds; the rest is stopped"
+                        "pod guard: more UDP ports or tier addresses than it has space for; packets to the rest are stopped"
                     );
                 }
                 let PacketPolicy {
@@ -189,7 +189,7 @@ impl PodPackets {
                 self.policy = Some(wanted);
             }
             Err(error) => {
-                tracing::error!(pod = pod.uid, %error, "pod guard: cannot set the policy; the one before stays, trying again")
+                tracing::error!(pod = pod.uid, %error, "pod guard: cannot set the policy; the previous one stays in force; retrying")
             }
         }
     }
@@ -225,7 +225,7 @@ impl PodPackets {
     fn miss(&mut self, pod: &LocalPod, error: &OffloadError, all: &CounterFamily) {
         all.shared(&[pod.tenant.as_str(), "unread"]).inc();
         if self.logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
-            tracing::error!(pod = pod.uid, %error, "pod guard: its counters cannot be read; it guards on, trying again");
+            tracing::error!(pod = pod.uid, %error, "pod guard: its counters cannot be read; the guard stays in force; retrying");
             self.logged = Some(Instant::now());
         }
     }
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guard_is_told_the_ports_of_udp_routes_and_where_the_tier_is() {
+    fn a_guard_gets_the_ports_of_udp_routes_and_the_tiers_addresses() {
         let tier = [
             "10.1.255.1/32",
             "10.9.0.0/20",
@@ -355,7 +355,7 @@ mod tests {
                 "the pod is another node's",
                 vec![tenant(), replica(), workload("n2", &[53])],
             ),
-            ("the workload is gone", vec![tenant(), replica()]),
+            ("the workload was removed", vec![tenant(), replica()]),
         ] {
             assert_eq!(udp_settings(&all), nothing, "{case}");
         }

@@ -176,7 +176,7 @@ impl PlaintextCapture {
             Ok(guard) => *state = HookState::Guarded(guard),
             Err(error) => {
                 self.failures.inc();
-                tracing::error!(pod = pod.uid, %error, "PLAINTEXT INTO THE POD IS NOT GUARDED though policies want it; trying again");
+                tracing::error!(pod = pod.uid, %error, "plaintext into the pod cannot be captured although policies require it; retrying");
                 *state = HookState::Failed(error.to_string());
             }
         }
@@ -199,7 +199,7 @@ impl PlaintextCapture {
             Ok(None) => tracing::info!(
                 pod = pod.uid,
                 how = context.plaintext.describe(),
-                "plaintext into the pod is taken"
+                "plaintext into the pod is captured"
             ),
             Ok(Some(nft)) => drop(self.settle(context, pod, Ok(nft))),
             Err(e) => drop(self.settle(context, pod, Err(e))),
@@ -217,7 +217,7 @@ impl PlaintextCapture {
         match left {
             Ok(()) => tracing::info!(
                 pod = pod.uid,
-                "plaintext into the pod goes to the application again"
+                "plaintext into the pod is delivered to the application again"
             ),
             Err(error) => {
                 tracing::warn!(pod = pod.uid, %error, "plaintext into the pod stays refused")
@@ -237,12 +237,12 @@ impl PlaintextCapture {
                 tracing::info!(
                     pod = pod.uid,
                     n,
-                    "connections that the pod dialled before it was captured were reset"
+                    "connections that the pod opened before its capture were reset"
                 );
             }
             Err(error) => {
                 self.failures.inc();
-                tracing::error!(pod = pod.uid, %error, "connections that the pod dialled before it was captured may go on in the clear");
+                tracing::error!(pod = pod.uid, %error, "connections that the pod opened before its capture may continue unencrypted");
             }
         }
     }
@@ -277,12 +277,12 @@ impl PlaintextCapture {
                 tracing::info!(
                     pod = pod.uid,
                     n,
-                    "older plaintext connections ended: policies do not let them in any more"
+                    "older plaintext connections were ended: policies no longer admit them"
                 );
             }
             Err(error) => {
                 self.failures.inc();
-                tracing::error!(pod = pod.uid, %error, "older plaintext connections into the pod may go on");
+                tracing::error!(pod = pod.uid, %error, "older plaintext connections into the pod may continue");
             }
         }
     }
@@ -293,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_is_guarded_while_policies_want_it() {
+    fn plaintext_into_a_pod_is_captured_while_policies_need_it() {
         for (wanted, is_guarded, step) in [
             (true, false, PlaintextCaptureStep::Take),
             (true, true, PlaintextCaptureStep::Nothing),

@@ -123,7 +123,7 @@ impl PlaintextState {
             HookState::Open => "open".into(),
             HookState::Guarded(PlaintextHook::Bpf(_)) => CaptureMode::Bpf.name().into(),
             HookState::Guarded(PlaintextHook::Nft) => CaptureMode::Nft.name().into(),
-            HookState::Failed(why) => format!("NOT GUARDED: {why}"),
+            HookState::Failed(why) => format!("not captured: {why}"),
         }
     }
 }

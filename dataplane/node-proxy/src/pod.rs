@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_files_say_where_and_why() {
+    fn errors_in_files_have_position_and_reason() {
         for (case, from, to, expected) in [
             ("torn", "\"labels\":{", "", "write uid, namespace"),
             (
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn workloads_are_named_without_what_replicas_add() {
+    fn workload_names_omit_the_suffixes_of_replicas() {
         for (pod, workload) in [
             ("reviews-v1-0", "reviews-v1"),
             ("reviews-v1-6f7b8c9d5-x2x4z", "reviews-v1"),

@@ -112,7 +112,7 @@ pub fn decide_changes(served_pods: &HashMap<String, ServedPod>, found: PodScan) 
         if !seen.insert(pod.uid.clone()) {
             c.refused.push((
                 file,
-                format!("another file already holds pod {}; remove one", pod.uid),
+                format!("another file already defines pod {}; remove one", pod.uid),
             ));
             continue;
         }
@@ -141,10 +141,8 @@ pub fn decide_changes(served_pods: &HashMap<String, ServedPod>, found: PodScan) 
     c.remove.sort();
     let capacity = (PODS_MAX as usize).saturating_sub(served_pods.len() - c.remove.len());
     for (_, pod) in c.add.drain(c.add.len().min(capacity)..) {
-        c.refused.push((
-            pod.uid,
-            format!("the node holds {PODS_MAX} pods, its limit"),
-        ));
+        c.refused
+            .push((pod.uid, format!("the node has {PODS_MAX} pods, its limit")));
     }
     c
 }
@@ -227,7 +225,7 @@ impl PodReconciler {
         );
         let modes = r.gauges(MetricFamily::new(
             "canal_node_capture_mode",
-            "1 for each way in which pods are captured.",
+            "1 for each capture mechanism in use.",
             &["mode"],
         ));
         let gauges = Gauges {
@@ -301,7 +299,7 @@ impl PodReconciler {
                     if !std::mem::replace(&mut settled, true) {
                         self.capture.settled();
                     }
-                    self.keep_house();
+                    self.run_maintenance();
                 }
                 changed = generations.changed() => {
                     if changed.is_err() {
@@ -324,7 +322,7 @@ impl PodReconciler {
         let found = match tokio::task::block_in_place(|| scan(&self.config.pods_dir)) {
             Ok(found) => found,
             Err(error) => {
-                tracing::warn!(dir = %self.config.pods_dir.display(), %error, "cannot read the pods directory; keeping what there is");
+                tracing::warn!(dir = %self.config.pods_dir.display(), %error, "cannot read the pods directory; keeping the known pods");
                 return Vec::new();
             }
         };
@@ -457,7 +455,7 @@ impl PodReconciler {
         else {
             return;
         };
-        tracing::info!(pod = uid, "pod gone; draining");
+        tracing::info!(pod = uid, "pod was removed; draining");
         trigger.drain(self.config.drain_limit);
         let workers = self.workers.clone();
         tokio::spawn(async move {
@@ -479,7 +477,7 @@ impl PodReconciler {
         self.gauges.leaving.set(self.leaving.len() as i64);
     }
 
-    fn keep_house(&mut self) {
+    fn run_maintenance(&mut self) {
         self.let_go();
         let (entries, leaving) = (&self.entries, &self.leaving);
         self.capture
@@ -603,9 +601,10 @@ fn assign_identity(
 ) -> bool {
     let pod = context.pod.load_full();
     let view = shared.view.load();
-    let held = context.identity.load_full();
+    let current = context.identity.load_full();
     let is_right = |wanted: &Tenant| {
-        held.as_ref()
+        current
+            .as_ref()
             .is_some_and(|i| i.trust_domain == wanted.trust_domain && i.keys == wanted.keys)
     };
     let wanted = view
@@ -613,7 +612,7 @@ fn assign_identity(
         .map(|t| &*t.tenant)
         .filter(|wanted| !is_right(wanted));
     let fresh = wanted.map(|wanted| Arc::new(identities.of(&pod, wanted)));
-    let principal = fresh.as_ref().or(held.as_ref()).map(|i| &i.identity);
+    let principal = fresh.as_ref().or(current.as_ref()).map(|i| &i.identity);
     context.labels.store(Arc::new(EndpointLabels::of_pod(
         &pod,
         &config.cluster,
@@ -637,7 +636,7 @@ pub fn renew_policy(context: &PodContext, tenant: &NodeTenantView, pod: &LocalPo
         .basis
         .load()
         .as_ref()
-        .is_some_and(|held| held.is_same(&basis))
+        .is_some_and(|current| current.is_same(&basis))
     {
         return false;
     }
@@ -699,7 +698,7 @@ fn watch_directory(dir: &Path) -> std::pin::Pin<Box<dyn futures::Stream<Item = (
                 .chain(futures::stream::pending()),
         ),
         Err(error) => {
-            tracing::warn!(dir = %dir.display(), %error, every = ?RESCAN_INTERVAL, "cannot watch the pods directory; reading it by the clock");
+            tracing::warn!(dir = %dir.display(), %error, every = ?RESCAN_INTERVAL, "cannot watch the pods directory; reading it at intervals");
             Box::pin(futures::stream::pending())
         }
     }

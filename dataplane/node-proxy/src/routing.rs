@@ -141,7 +141,7 @@ pub struct AdmittedConnection {
     /// Client address that the application sees. `None`: it sees the hop that dialed, because the
     /// connection has many clients or one of another tenant. Port 0: unknown.
     pub client: Option<SocketAddr>,
-    pub question: AuthorizationQuery,
+    pub query: AuthorizationQuery,
 }
 
 /// The peer that requests a tunnel, and the source that it states.
@@ -207,17 +207,17 @@ pub fn decide_inbound(
             (Some(caller.address), Some(proven_client(caller)))
         }
     };
-    let question = AuthorizationQuery {
+    let query = AuthorizationQuery {
         source,
         address,
         destination: target,
         service: service.as_ref().map(|s| s.key.clone()),
     };
-    policy.decide(&question).map(|()| AdmittedConnection {
+    policy.decide(&query).map(|()| AdmittedConnection {
         target,
         service,
         client,
-        question,
+        query,
     })
 }
 
@@ -255,7 +255,7 @@ pub fn decide_plain(
             why: String::new(),
         });
     }
-    let question = AuthorizationQuery {
+    let query = AuthorizationQuery {
         source: ConnectionSource::Plain,
         address: Some(peer.ip()),
         destination: target,
@@ -263,23 +263,23 @@ pub fn decide_plain(
     };
     // Without the port: the client's own connection occupies it towards the same target.
     let client = Some(SocketAddr::new(peer.ip(), 0));
-    match policy.decide(&question) {
+    match policy.decide(&query) {
         Ok(()) => Ok(AdmittedConnection {
             target,
             service: None,
             client,
-            question,
+            query,
         }),
         Err(_) if from_node(peer, target) => {
-            let question = AuthorizationQuery {
+            let query = AuthorizationQuery {
                 source: ConnectionSource::Node,
-                ..question
+                ..query
             };
             Ok(AdmittedConnection {
                 target,
                 service: None,
                 client,
-                question,
+                query,
             })
         }
         Err(no) => Err(no),

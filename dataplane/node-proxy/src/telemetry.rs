@@ -83,7 +83,7 @@ impl ConnectionMetricFamilies {
             )),
             direct_fallbacks: r.counters(MetricFamily::new(
                 "canal_node_direct_fallbacks_total",
-                "Connections that took a gateway because no pod's node opened a direct tunnel.",
+                "Connections that used a gateway because no pod's node opened a direct tunnel.",
                 &[],
             )),
             authorization: r.counters(MetricFamily::new(
@@ -218,14 +218,14 @@ impl ConnectionRecorder {
             .inc();
     }
 
-    /// Counts the decision of the pod's policies: on `question` if it was allowed, else the refusal
+    /// Counts the decision of the pod's policies: on `query` if it was allowed, else the refusal
     /// `no`. For pods without policies only refusals are counted. Names are the same as in
     /// gateways.
     pub fn record_authorization(
         &self,
         pod: &LocalPod,
         policy: &PodPolicy,
-        question: Option<&AuthorizationQuery>,
+        query: Option<&AuthorizationQuery>,
         no: Option<&AuthorizationRefusal>,
     ) {
         let count = |action: &str, policy: Option<&PolicyKey>| {
@@ -249,14 +249,14 @@ impl ConnectionRecorder {
                 }
                 _ => {}
             },
-            None if question.is_some_and(|q| q.source == ConnectionSource::Node) => {
+            None if query.is_some_and(|q| q.source == ConnectionSource::Node) => {
                 count("node", None)
             }
             None if policy.is_empty() => {}
             None => count("allow", None),
         }
-        if let Some(question) = question {
-            policy.observe(question, &mut |key, kind| count(kind.name(), Some(key)));
+        if let Some(query) = query {
+            policy.observe(query, &mut |key, kind| count(kind.name(), Some(key)));
         }
     }
 

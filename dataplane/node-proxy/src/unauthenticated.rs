@@ -39,7 +39,7 @@ impl UnauthenticatedConnections {
     pub fn new(registry: &Registry, max: usize) -> Self {
         let family = MetricFamily::new(
             "canal_node_unauthenticated_displaced_total",
-            "HBONE connections closed because newer ones came before their peers had authenticated.",
+            "HBONE connections closed because newer ones arrived before their peers had authenticated.",
             &[],
         );
         let displaced = registry.counters(family).shared(&[]);
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_oldest_unauthenticated_connection_gives_way() {
+    async fn the_oldest_unauthenticated_connection_is_closed_at_the_limit() {
         let connections = UnauthenticatedConnections::new(&Registry::new(), 2);
         let (first, second) = (connections.enter(), connections.enter());
         let is_displaced = async |c: &UnauthenticatedGuard| {
@@ -127,7 +127,7 @@ mod tests {
         let fourth = connections.enter();
         assert!(
             !is_displaced(&third).await,
-            "who authenticated has made room"
+            "a connection that authenticated has returned its permit"
         );
         drop((first, third, fourth));
         assert_eq!(connections.count(), 0);

@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_operators_budget_limits_what_tenants_hold_for_readers() {
+    fn the_operators_budget_limits_stalled_bytes_of_tenants() {
         let (registry, folder) = (Registry::new(), tempfile::tempdir().unwrap());
         let log = AccessLog::start(LogSink::File(folder.path().join("log")), &registry).unwrap();
         let shared = NodeShared::new("az1".parse().unwrap(), registry, log, false, 3 << 20);

@@ -86,7 +86,7 @@ impl WorkloadApis {
             ),
             keys: family(
                 "canal_workload_api_keys_total",
-                "Keys made for applications, and why some were not certified.",
+                "Keys created for applications, by outcome of their certification.",
                 &["result"],
             ),
             listen_failures: family(
@@ -155,10 +155,10 @@ impl WorkloadApi {
 
     /// Sets the trust bundles that the application gets from now on.
     pub fn notify(&self, bundles: &[TrustBundle]) {
-        self.bundles.send_if_modified(|held| {
-            let is_new = **held != *bundles;
+        self.bundles.send_if_modified(|current| {
+            let is_new = **current != *bundles;
             if is_new {
-                *held = bundles.into();
+                *current = bundles.into();
             }
             is_new
         });
@@ -205,7 +205,7 @@ async fn serve(
             }
             Err(error) => {
                 failures.shared(&[]).inc();
-                tracing::warn!(?socket, %error, "cannot serve the Workload API in the pod; trying again");
+                tracing::warn!(?socket, %error, "cannot serve the Workload API in the pod; retrying");
             }
         }
         tokio::time::sleep(backoff.next_wait()).await;

@@ -130,7 +130,7 @@ fn clients_are_seen(setup: &NodeSetup) {
     assert_eq!(
         ip(V4, &gateway, &[of_front]),
         Ok("192.0.2.1".into()),
-        "a client nobody named"
+        "a client without a name"
     );
     assert_eq!(
         ip(
@@ -139,12 +139,12 @@ fn clients_are_seen(setup: &NodeSetup) {
             &[of_front, ("forwarded", "for=\"127.0.0.1:5\"")]
         ),
         Ok("192.0.2.1".into()),
-        "an address nobody can have"
+        "an address that no host can have"
     );
     assert_eq!(
         ip(V4, &front, &[of_front, v4]),
         Ok("192.0.2.1".into()),
-        "a pod that says it is another: its own address"
+        "a pod that claims to be another: its own address"
     );
     let own = ("forwarded", "for=\"10.77.0.2:40125\"");
     assert_eq!(
@@ -254,7 +254,7 @@ fn client_of_another_tenant_is_seen_as_the_gateway() {
 }
 
 #[test]
-fn ports_in_use_give_way_and_time_wait_does_not_count() {
+fn ports_in_use_are_skipped_and_time_wait_does_not_count() {
     let fixture = NodeFixture::new(&NodeSetup::default());
     teller(fixture.ns.listen(V4.1));
     let headers = [

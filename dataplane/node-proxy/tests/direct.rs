@@ -97,7 +97,7 @@ fn direct_port_is_carried_to_a_ready_pod_as_the_service_and_recorded() {
             }
         }
     }
-    assert_eq!(seen.len(), 2, "both pods are asked");
+    assert_eq!(seen.len(), 2, "both pods are tried");
     assert!(gateway.saw.try_recv().is_err(), "no gateway saw any of it");
     let labels = [
         "reporter=\"source\"",
@@ -173,7 +173,7 @@ fn dead_and_refusing_pods_are_passed_over_without_an_error() {
 /// The pod's node enforces a policy that only a gateway can evaluate, and this node does not have
 /// the policy yet.
 #[test]
-fn denied_by_the_pods_node_takes_the_gateway_with_nothing_lost() {
+fn a_denial_by_the_pods_node_falls_back_to_the_gateway_without_loss() {
     let fixture = NodeFixture::new(&with(&PODS));
     let (gateway, shop) = (
         fixture.gateway(NEAR, GatewayBehavior::SendAuthority),
@@ -200,7 +200,7 @@ fn denied_by_the_pods_node_takes_the_gateway_with_nothing_lost() {
 
 /// An address that another workload has taken over proves another identity and gets nothing.
 #[test]
-fn peer_of_another_identity_is_not_believed() {
+fn a_peer_with_another_identity_is_refused() {
     let fixture = NodeFixture::new(&with(&PODS[..1]));
     let gateway = fixture.gateway(NEAR, GatewayBehavior::SendAuthority);
     let thief = fixture.impostor(
@@ -257,7 +257,7 @@ fn pod_whose_node_answers_pings_has_time_for_its_response() {
 }
 
 #[test]
-fn mute_pod_costs_no_more_than_one_attempt_and_new_views_hold_at_once() {
+fn a_silent_pod_costs_one_attempt_and_new_snapshots_apply_at_once() {
     let fixture = NodeFixture::new(&with(&PODS[..1]));
     let gateway = fixture.gateway(NEAR, GatewayBehavior::SendAuthority);
     let _mute = fixture.impostor(PODS[0], GatewayBehavior::Mute, &identity("ns/b/sa/shop"));

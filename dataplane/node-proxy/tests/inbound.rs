@@ -309,7 +309,7 @@ fn headers_beyond_the_limit_are_refused_and_the_connection_lives() {
             connect(&h2, APP, &[("baggage", &long[..60 << 10])])
                 .await
                 .is_ok(),
-            "below it is only not believed"
+            "below it the source is only ignored"
         );
     });
 }
@@ -461,7 +461,7 @@ fn tunnels_and_connections_are_limited_by_name() {
 
 /// Silent connections occupy no capacity that peers which authenticate need.
 #[test]
-fn silent_connections_give_way_to_newer_ones() {
+fn silent_connections_are_closed_in_favour_of_newer_ones() {
     let fixture = NodeFixture::new(&NodeSetup {
         limits: PodLimits {
             hbone: 8,
@@ -496,7 +496,7 @@ fn silent_connections_give_way_to_newer_ones() {
         let h2 = raw::h2(&fixture, HBONE, &PeerHello::gateway(&fixture)).await;
         assert!(
             connect(&h2, APP, &[]).await.is_ok(),
-            "a peer that authenticates comes in beside them"
+            "a peer that authenticates is accepted beside them"
         );
     });
     assert_eq!(

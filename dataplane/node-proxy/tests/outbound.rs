@@ -252,7 +252,7 @@ fn connect_refuses_known_destinations_and_counts_them_by_name() {
             .refusals(fixture.captured().1.netns_cookie().unwrap())
             .unwrap(),
         seen,
-        "the tenant is gone, and the proxy decides"
+        "the tenant was removed, and the proxy decides"
     );
 }
 
@@ -467,7 +467,7 @@ fn a_gateway_that_fails_is_passed_over_and_avoided() {
             &["gateway=\"near\"", &format!("cause=\"{cause}\"")],
         )
     };
-    assert_eq!(failures("gateway"), 1.0, "nobody listens there");
+    assert_eq!(failures("gateway"), 1.0, "no socket listens there");
     dial("ejected", 5_000);
     assert_eq!(failures("gateway"), 1.0, "avoided");
     assert_eq!(far.connections.load(Relaxed), 1);
@@ -775,7 +775,7 @@ fn an_az_that_is_closed_or_dead_is_left_within_a_second() {
             far.connections.load(Relaxed)
         ),
         (0, 1),
-        "closed: not asked"
+        "circuit breaker open: not tried"
     );
     drop(fixture);
 
@@ -890,7 +890,7 @@ fn a_goaway_moves_the_next_stream_to_whoever_is_at_the_address_now() {
     leaving.part();
     // A stream that is opened before GOAWAY arrives goes to the old replica.
     fixture.until(
-        "the node has heard GOAWAY, and is connected to the next replica",
+        "the node has received GOAWAY and is connected to the next replica",
         || next.connections.load(Relaxed) == 1,
     );
     for _ in 0..3 {
@@ -913,7 +913,7 @@ fn a_goaway_moves_the_next_stream_to_whoever_is_at_the_address_now() {
     assert_eq!(
         leaving.tunnel_end(),
         "end after 1",
-        "what was open finishes where it is"
+        "open tunnels finish on their connection"
     );
 }
 

@@ -197,7 +197,7 @@ fn tunnels_are_authorized_by_the_verified_peer() {
             Err(401),
         ),
         (
-            "a gateway for many, which has judged",
+            "a gateway for many clients, which has authorized",
             &gateway,
             vec![],
             Ok(()),
@@ -215,7 +215,7 @@ fn tunnels_are_authorized_by_the_verified_peer() {
             Err(401),
         ),
         (
-            "a gateway for nobody",
+            "a gateway without a source",
             &gateway,
             vec![("canal-source", "nobody")],
             Err(400),
@@ -377,7 +377,7 @@ fn federated_members_come_in_by_name_and_revoked_ones_go() {
     assert_eq!(
         connect_with(&fixture, &hello(7), &[]),
         Err(401),
-        "nobody names it"
+        "no policy names it"
     );
     assert_eq!(connect_with(&fixture, &pod(&fixture, OTHER), &[]), Ok(()));
     fixture.apply(&with(vec![only("friends", friend)], vec![]));
@@ -426,7 +426,7 @@ type PlaintextCase = (
 fn plaintext_cases() -> Vec<PlaintextCase> {
     let no = Err(ErrorKind::ConnectionReset);
     vec![
-        ("nobody said anything", vec![], Ok(()), "open"),
+        ("no policy exists", vec![], Ok(()), "open"),
         (
             "permissive",
             vec![mode(PeerMode::Permissive)],
@@ -458,7 +458,7 @@ fn plaintext_cases() -> Vec<PlaintextCase> {
             "denied",
         ),
         (
-            "nobody here can tell",
+            "this hop cannot evaluate it",
             vec![policy(
                 "get",
                 AuthorizationAction::Allow,
@@ -468,7 +468,7 @@ fn plaintext_cases() -> Vec<PlaintextCase> {
             no,
             "undecided",
         ),
-        ("nobody said anything any more", vec![], Ok(()), "open"),
+        ("no policy exists any more", vec![], Ok(()), "open"),
     ]
 }
 
@@ -510,7 +510,7 @@ fn nftables_captures_plaintext_as_well() {
 }
 
 #[test]
-fn plaintext_that_is_let_in_goes_to_the_port_that_was_dialled() {
+fn admitted_plaintext_reaches_the_dialled_port() {
     let fixture = NodeFixture::new(&setup(vec![
         network("near", AuthorizationAction::Allow, "0.0.0.0/0"),
         network("near6", AuthorizationAction::Allow, "::/0"),
@@ -624,7 +624,7 @@ fn probes_reach_only_declared_ports_regardless_of_policies() {
     assert_eq!(
         plain(&fixture, UNDECLARED),
         Err(ErrorKind::ConnectionReset),
-        "a process of the node is judged like anybody's"
+        "a process of the node is authorized like any client"
     );
     fixture.until("named", || {
         fixture.refused("inbound", "strict_plaintext") == 1.0
@@ -650,13 +650,13 @@ fn probes_reach_only_declared_ports_regardless_of_policies() {
     assert_eq!(
         plain(&fixture, UNDECLARED),
         Ok(()),
-        "policies let it in now, as anybody"
+        "policies admit it now, like any client"
     );
     let refused = plain(&fixture, &format!("{POD_V4}:15006"));
     assert_eq!(
         refused,
         Err(ErrorKind::ConnectionReset),
-        "the proxy's own ports are nobody's"
+        "the proxy's own ports are never admitted"
     );
 }
 
@@ -675,7 +675,7 @@ fn a_failed_guard_set_up_is_reported_and_retried() {
             .context
             .plaintext
             .describe()
-            .starts_with("NOT GUARDED: network namespace /run/netns/canal-none")
+            .starts_with("not captured: network namespace /run/netns/canal-none")
     );
     assert_eq!(
         fixture.metric("canal_node_plaintext_capture_failures_total", &[]),
@@ -702,7 +702,7 @@ fn a_pod_without_a_known_tenant_admits_nothing() {
     assert_eq!(
         connect_with(&fixture, &PeerHello::gateway(&fixture), &[]),
         Err(503),
-        "and it is the tenant that is missing, not a right"
+        "and the reason is the missing tenant, not a denial"
     );
     fixture.until("named", || {
         fixture.refused("inbound", "tenant_unknown") == 1.0

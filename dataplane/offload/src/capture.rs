@@ -130,10 +130,10 @@ impl CapturePrograms {
                 // The pinned maps have the same ABI number but another shape (a size changed).
                 // Connections in progress lose their origin and are reset, which is better than no
                 // capture.
-                tracing::warn!(%source, journal, "the pinned maps do not fit; starting with new ones");
+                tracing::warn!(%source, journal, "the pinned maps have another layout; starting with new maps");
                 p.forget_maps().map_err(|source| OffloadError::Pins {
                     dir: p.maps(),
-                    step: "removing maps that do not fit",
+                    step: "removing maps of another layout",
                     source,
                 })?;
                 load_object(options, pins.as_ref())?

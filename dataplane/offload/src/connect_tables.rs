@@ -138,7 +138,7 @@ impl ConnectTables {
         self.write_difference(tenant, before, after).inspect_err(|_| {
             for side in [before, after] {
                 if let Err(error) = self.remove_tenant(tenant, side) {
-                    tracing::warn!(%error, "capture: cannot withdraw a tenant's destinations; connects are refused by old ones");
+                    tracing::warn!(%error, "capture: cannot withdraw a tenant's destinations; connect() still refuses by the old ones");
                 }
             }
         })
@@ -151,13 +151,15 @@ impl ConnectTables {
     pub fn remove_tenant(
         &self,
         tenant: u32,
-        held: &TenantDestinations,
+        current: &TenantDestinations,
     ) -> Result<(), OffloadError> {
         self.tenants.remove(&tenant)?;
-        held.addresses
+        current
+            .addresses
             .keys()
             .try_for_each(|ip| self.destinations.remove(&DestinationKey::new(tenant, *ip)))?;
-        held.ranges
+        current
+            .ranges
             .keys()
             .try_for_each(|range| self.ranges.remove(&range_key(tenant, *range)))
     }
@@ -172,7 +174,12 @@ impl ConnectTables {
     ) -> Result<MapWrites, OffloadError> {
         let entry = after.entry();
         // An entry that allows the outside is a wider permission.
-        if after.outside.is_none() && self.tenants.get(&tenant)?.is_some_and(|held| held != entry) {
+        if after.outside.is_none()
+            && self
+                .tenants
+                .get(&tenant)?
+                .is_some_and(|current| current != entry)
+        {
             self.tenants.put(&tenant, &entry)?;
         }
         let destinations = self.destinations.name();

@@ -47,7 +47,7 @@ pub enum OffloadError {
     )]
     Tunnel { step: String, why: String },
     /// A test run of a program over a frame failed.
-    #[error("{program} cannot be tried: {source}")]
+    #[error("{program} cannot be test-run: {source}")]
     Trial {
         program: &'static str,
         source: libbpf_rs::Error,
@@ -85,7 +85,7 @@ pub enum OffloadError {
         source: libbpf_rs::Error,
     },
     /// A map has no capacity for one more element.
-    #[error("BPF map {map} is full: it holds {capacity} elements")]
+    #[error("BPF map {map} is full: it has space for {capacity} elements")]
     Full { map: &'static str, capacity: u32 },
     /// The pin directory cannot be used.
     #[error(
@@ -125,7 +125,7 @@ pub enum OffloadError {
         source: std::io::Error,
     },
     /// The original destination of a redirected connection is not available.
-    #[error("the original destination is not known: {0}")]
+    #[error("the original destination is unknown: {0}")]
     Origin(std::io::Error),
 }
 

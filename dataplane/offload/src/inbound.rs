@@ -122,7 +122,7 @@ impl InboundPrograms {
         if let Some(pin) = pin {
             pins::remove_file(&pin).map_err(|source| OffloadError::Pins {
                 dir: pin.clone(),
-                step: "removing a map that does not fit",
+                step: "removing a map of another layout",
                 source,
             })?;
             counts.pin(&pin).map_err(|source| OffloadError::Map {

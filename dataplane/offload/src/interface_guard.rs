@@ -146,8 +146,8 @@ impl InterfaceGuard {
             hook.attach(program.as_fd())?;
         }
         let index = within(self.netns.as_deref(), || index_of(&binding.device))??;
-        let held = self.interfaces.get(&index)?;
-        if held.is_none_or(|held| (held.vni, held.mac) != (binding.vni, binding.mac)) {
+        let entry = self.interfaces.get(&index)?;
+        if entry.is_none_or(|entry| (entry.vni, entry.mac) != (binding.vni, binding.mac)) {
             self.interfaces.put(
                 &index,
                 &GuardedInterface {
@@ -199,13 +199,13 @@ impl InterfaceGuard {
     /// Fails if the map cannot be read or the namespace cannot be entered.
     pub fn refused(&self) -> Result<Vec<RefusedFrames>, OffloadError> {
         let mut refused = Vec::new();
-        for (index, held) in self.interfaces.all()? {
+        for (index, entry) in self.interfaces.all()? {
             if let Some(device) = within(self.netns.as_deref(), || name_of(index))? {
                 refused.push(RefusedFrames {
                     device,
-                    vni: held.vni,
-                    frames: held.refused,
-                    last_address: held.last_refused(),
+                    vni: entry.vni,
+                    frames: entry.refused,
+                    last_address: entry.last_refused(),
                 });
             }
         }

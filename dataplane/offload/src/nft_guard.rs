@@ -115,16 +115,16 @@ impl NftPodGuard {
         outside: OutsidePackets,
         resolvers: &[IpAddr],
     ) -> Result<usize, OffloadError> {
-        let held = &resolvers[..resolvers.len().min(RESOLVERS_MAX)];
+        let allowed = &resolvers[..resolvers.len().min(RESOLVERS_MAX)];
         // The node's end comes first: it must not stop what the pod's rules let out from now on.
         for end in &self.ends {
-            nft(Path::new(OWN), &node_rules(end, outside, held))?;
+            nft(Path::new(OWN), &node_rules(end, outside, allowed))?;
         }
         nft(
             &self.netns,
-            &pod_rules(outside, held, !self.ends.is_empty()),
+            &pod_rules(outside, allowed, !self.ends.is_empty()),
         )?;
-        Ok(resolvers.len() - held.len())
+        Ok(resolvers.len() - allowed.len())
     }
 
     /// Sets the pod's ports at which datagrams from the tier pass, and their replies. At all other

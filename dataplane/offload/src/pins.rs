@@ -58,7 +58,7 @@ pub(crate) fn make_usable(dir: &Path) -> Result<bool, OffloadError> {
     };
     let found = is_bpffs(dir) || dir.parent().is_some_and(is_bpffs);
     if !found {
-        fs::create_dir_all(dir).map_err(err("making the directory"))?;
+        fs::create_dir_all(dir).map_err(err("creating the directory"))?;
         // Guards and capture start at the same time. A second mount on top of the first would hide
         // its pins from the next process.
         let lock = fs::File::open(dir).map_err(err("opening it"))?;
@@ -121,7 +121,7 @@ impl PinDirectory {
             durable: make_usable(dir)?,
         };
         for d in [pins.maps(), pins.links()] {
-            fs::create_dir_all(&d).map_err(err("making a directory in it"))?;
+            fs::create_dir_all(&d).map_err(err("creating a directory in it"))?;
         }
         Ok(pins)
     }
@@ -158,7 +158,7 @@ impl PinDirectory {
         let dir = self.pod(pod);
         fs::create_dir_all(&dir).map_err(|source| OffloadError::Pins {
             dir: dir.clone(),
-            step: "making the pod's directory",
+            step: "creating the pod's directory",
             source,
         })?;
         Ok(dir)
@@ -205,7 +205,7 @@ fn detach_all(dir: &Path) {
         .map(|e| e.path())
     {
         if let Err(e) = Link::open(&pin).and_then(|link| link.detach()) {
-            tracing::debug!(pin = %pin.display(), %e, "a link is left to its pin's end");
+            tracing::debug!(pin = %pin.display(), %e, "a link stays until its pin is removed");
         }
     }
 }
@@ -241,7 +241,7 @@ pub(crate) fn release(dir: &Path) -> Result<(), OffloadError> {
     }
     let is_mount = fs::metadata(dir)
         .and_then(|d| Ok(d.dev() != fs::metadata(dir.join(".."))?.dev()))
-        .map_err(err("looking for its mount"))?;
+        .map_err(err("finding its mount"))?;
     if is_mount && dir != Path::new("/sys/fs/bpf") {
         sys::unmount(dir).map_err(err("unmounting"))?;
     }
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_have_names_that_bpffs_takes_and_that_read_back() {
+    fn pod_names_are_valid_in_bpffs_and_can_be_decoded() {
         for pod in ["alpha/bookinfo/reviews-v1-0", "a/b/c.d.e"] {
             let f = file_name(pod);
             assert!(!f.contains(['.', '/']), "{f}");

@@ -175,7 +175,7 @@ impl PodGuards {
                     .as_deref()
                     .is_some_and(|d| MAPS.iter().any(|m| map_pin(d, m).exists())) =>
             {
-                tracing::warn!(pod, %error, "pod guard: pinned maps do not fit; starting with new ones");
+                tracing::warn!(pod, %error, "pod guard: the pinned maps have another layout; starting with new maps");
                 for map in MAPS
                     .iter()
                     .filter_map(|m| dir.as_deref().map(|d| map_pin(d, m)))
@@ -393,7 +393,7 @@ impl PodGuard {
             match hook.detach(any.as_fd()) {
                 // The interface was removed with its namespace, and the filter with it.
                 Err(OffloadError::Hook { source, .. }) => {
-                    tracing::debug!(device = hook.device, %source, "pod guard: the interface is gone")
+                    tracing::debug!(device = hook.device, %source, "pod guard: the interface was removed")
                 }
                 Err(OffloadError::Netns { .. }) => {}
                 done => done?,

@@ -244,8 +244,8 @@ impl RedirectorPrograms {
     /// # Errors
     /// Fails if the map cannot be read.
     pub fn own(&self) -> Result<(u16, Ipv4Addr), OffloadError> {
-        let held = self.own[0].get(&0)?.unwrap_or_default();
-        Ok((held.number as u16, address_of_be(held.edge_be)))
+        let own = self.own[0].get(&0)?.unwrap_or_default();
+        Ok((own.number as u16, address_of_be(own.edge_be)))
     }
 
     /// Sets the replica's number in bucket tables and the edge to which the programs send.

@@ -221,11 +221,11 @@ fn sweep((map, gone): &(MapHandle, AtomicU64), oldest: u64) -> Result<u64, Offlo
         .filter_map(|k| from_bytes::<SessionKey>(&k))
         .collect::<Vec<_>>()
     {
-        let held = map
+        let entry = map
             .lookup(to_bytes(&key), MapFlags::ANY)
             .map_err(err)?
             .and_then(|v| from_bytes::<Session>(&v));
-        if held.is_some_and(|s| s.last_ns <= oldest) && map.delete(to_bytes(&key)).is_ok() {
+        if entry.is_some_and(|s| s.last_ns <= oldest) && map.delete(to_bytes(&key)).is_ok() {
             swept += 1;
         }
     }

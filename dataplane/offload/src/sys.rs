@@ -13,7 +13,7 @@ const SO_NETNS_COOKIE: libc::c_int = 71;
 
 fn path_c(p: &Path) -> io::Result<CString> {
     CString::new(p.as_os_str().as_bytes())
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "the path holds a NUL byte"))
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "the path contains a NUL byte"))
 }
 
 /// Mounts a bpffs on `dir`, readable by root only.

@@ -115,9 +115,11 @@ pub(crate) fn within<T: Send>(
                 .map_err(io::Error::from)?;
             Ok(f())
         });
-        there
-            .join()
-            .unwrap_or_else(|_| Err(io::Error::other("the thread that went there panicked")))
+        there.join().unwrap_or_else(|_| {
+            Err(io::Error::other(
+                "the thread in the network namespace panicked",
+            ))
+        })
     })
     .map_err(failed)
 }

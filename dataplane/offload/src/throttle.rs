@@ -90,11 +90,11 @@ impl ThrottleLimits {
     }
 
     /// Returns true if the limits are already in force.
-    pub(crate) fn are_in(&self, held: &Throttle) -> bool {
+    pub(crate) fn are_in(&self, wider: &Throttle) -> bool {
         let same = |limit, b: &TokenBucket| ThrottleLimit::written(limit) == (b.rate, b.burst);
-        self.part == held.part
-            && same(self.sessions, &held.sessions)
-            && same(self.packets, &held.packets)
+        self.part == wider.part
+            && same(self.sessions, &wider.sessions)
+            && same(self.packets, &wider.packets)
     }
 }
 

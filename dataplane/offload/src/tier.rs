@@ -37,7 +37,7 @@ impl TierPins {
     fn make_maps(&self) -> Result<(), OffloadError> {
         fs::create_dir_all(self.maps()).map_err(|source| OffloadError::Pins {
             dir: self.maps(),
-            step: "making a directory in it",
+            step: "creating a directory in it",
             source,
         })
     }
@@ -124,7 +124,7 @@ pub(crate) fn load(
         ) if journal.contains(MISFIT) => {
             // The pinned maps have the same ABI number but another shape. Forwarding stops until
             // the agent has filled new ones, which is better than forever.
-            tracing::warn!(%source, journal, "the pinned maps do not fit; starting with new ones");
+            tracing::warn!(%source, journal, "the pinned maps have another layout; starting with new maps");
             p.forget_maps()?;
             p.make_maps()?;
             try_load(name, bytes, pinned, pins, settings)
@@ -154,7 +154,7 @@ fn try_load(
         }
         if let Some((section, value)) = settings.filter(|(s, _)| *s == map_name) {
             match map.initial_value_mut() {
-                Some(held) if held.len() == value.len() => held.copy_from_slice(value),
+                Some(present) if present.len() == value.len() => present.copy_from_slice(value),
                 _ => {
                     return Err(OffloadError::Object {
                         what: "section of the right size",

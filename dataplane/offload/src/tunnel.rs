@@ -224,11 +224,11 @@ fn batch(batches: &[Vec<String>; 2]) -> Result<(), OffloadError> {
         .zip(batches)
         .filter(|(_, lines)| !lines.is_empty())
     {
-        let (done, _, said) = ip(&[family, "-batch", "-"], Some(&(lines.join("\n") + "\n")))?;
+        let (done, _, stderr) = ip(&[family, "-batch", "-"], Some(&(lines.join("\n") + "\n")))?;
         if !done {
             return Err(failed(
                 &format!("ip {family} -batch ({})", lines.join("; ")),
-                said,
+                stderr,
             ));
         }
     }
@@ -332,7 +332,7 @@ mod tests {
 
     #[test]
     fn ports_end_where_ports_end() {
-        for (port, ports, said) in [
+        for (port, ports, expected) in [
             (40_000, 20, Some("srcport 40000 40020")),
             (65_530, 20, Some("srcport 65530 65535")),
             (1, 0, None),
@@ -344,7 +344,7 @@ mod tests {
                     ..WANTED
                 })
                 .as_deref(),
-                said
+                expected
             );
         }
     }

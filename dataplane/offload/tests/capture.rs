@@ -195,7 +195,7 @@ const WAYS: [CapturePathCase; 15] = [
         "taken_v4",
     ),
     (
-        "MPTCP, whose names are asked of another socket",
+        "MPTCP, whose names another socket returns",
         "10.96.0.1:87",
         "mptcp",
         "10.96.0.1:87",
@@ -520,7 +520,7 @@ fn a_pod_that_dials_beyond_its_share_is_refused_and_its_neighbour_is_not() {
     assert_eq!(
         again.line(),
         format!("refused {}", 100 - 64),
-        "as many as were taken"
+        "as many as were captured"
     );
     crowd.kill();
     again.kill();
@@ -536,7 +536,7 @@ fn a_client_that_sends_and_closes_is_not_forgotten() {
     let l = ns.listen(V4);
     let mut app = CaseProcess::start(&ns, Some(&cg), "dial", &["10.96.0.1:80", "send_and_close"]);
     assert_eq!(app.line(), "closed");
-    assert_eq!(app.line(), "(ended)", "the process is gone");
+    assert_eq!(app.line(), "(ended)", "the process has ended");
     assert_eq!(answer(&l, &c), Some("10.96.0.1:80".parse().unwrap()));
 }
 
@@ -622,14 +622,14 @@ fn a_killed_proxy_leaves_its_pods_refused_and_the_next_one_adopts_them() {
     let mut app = CaseProcess::start(&ns, Some(&cg), "dial", &["10.96.0.3:80"]);
     assert_eq!(answer(&l, &c), Some("10.96.0.3:80".parse().unwrap()));
     app.line();
-    assert!(count(&c, "taken_v4") >= 3, "the counters went on counting");
+    assert!(count(&c, "taken_v4") >= 3, "the counters continued");
 
     c.release("a/b/pod.with.dots", Some(pod)).unwrap();
     let mut app = CaseProcess::start(&ns, Some(&cg), "dial", &["10.96.0.4:80"]);
     assert_eq!(
         app.line(),
         "error NetworkUnreachable Some(101)",
-        "let go: it tries the network itself"
+        "released: it uses the network directly"
     );
     drop(c);
     release_all(&pins).unwrap();
@@ -665,7 +665,7 @@ fn a_recreated_pod_is_attached_again_and_old_maps_are_replaced() {
 }
 
 #[test]
-fn pods_that_went_while_no_proxy_ran_are_let_go_and_others_are_not() {
+fn pods_removed_while_no_proxy_ran_are_released_and_others_are_not() {
     let dir = tempfile::tempdir().unwrap();
     let pins = dir.path().join("bpffs");
     let (gone, here) = (Cgroup::new(), Cgroup::new());
@@ -684,7 +684,7 @@ fn pods_that_went_while_no_proxy_ran_are_let_go_and_others_are_not() {
     );
     drop(gone);
     let mut let_go = Vec::new();
-    lab::until("its cgroup is gone", || {
+    lab::until("its cgroup was removed", || {
         let_go.extend(c.forget_gone(|_| false));
         !let_go.is_empty()
     });

@@ -259,13 +259,13 @@ fn unknown_destinations_are_captured_and_changes_apply_at_once() {
     assert_eq!(
         pod.dial("10.96.0.9:80"),
         REFUSED,
-        "and refused at once when it goes"
+        "and refused as soon as it is removed"
     );
     let pass = destinations(None);
     assert_eq!(pod.update(&deny, &pass), (0, 0));
     assert!(
         pod.dial("192.0.2.1:443").ends_with("reply=192.0.2.1:443"),
-        "the outside is let through"
+        "destinations outside the mesh are admitted"
     );
     assert_eq!(
         pod.dial("10.96.0.1:81"),
@@ -291,7 +291,7 @@ fn unknown_destinations_are_captured_and_changes_apply_at_once() {
     pod.capture.tables().remove_tenant(TENANT, &closed).unwrap();
     assert!(
         pod.dial("192.0.2.1:443").ends_with("reply=192.0.2.1:443"),
-        "a tenant that is gone is the proxy's"
+        "the proxy decides for a removed tenant"
     );
     pod.capture.tables().remove_pod(pod.cookie).unwrap();
     assert_eq!(

@@ -521,7 +521,7 @@ fn cut() -> Vec<(&'static str, Vec<u8>, Option<String>)> {
         ),
         ("a stranger's", stranger(&tcp(POD, SVC, ACK, &data)), None),
         (
-            "a stranger's, by the tier's VNI",
+            "a packet of an unknown host with the tier's VNI",
             OuterHeaders::new(NODE, EDGE, TIER_VNI).frame(&tcp(IN, POD, ACK, &data)),
             None,
         ),

@@ -41,7 +41,10 @@ fn fill<K: Plain + Eq + std::hash::Hash, V: Plain + PartialEq>(
     assert!(refused.is_full(), "{refused}");
     assert_eq!(
         refused.to_string(),
-        format!("BPF map {} is full: it holds {limit} elements", map.name())
+        format!(
+            "BPF map {} is full: it has space for {limit} elements",
+            map.name()
+        )
     );
     map.put(&key(0), &value).unwrap();
     map.remove(&key(1)).unwrap();
@@ -125,7 +128,7 @@ fn maps_match_the_desired_state_and_correct_entries_are_not_written() {
             MapWrites { put: 0, removed: 0 },
         ),
         (
-            "one changes, one comes",
+            "one changes, one is added",
             replicas(&[(1, 1, false), (2, 2, true), (9, 9, true)]),
             MapWrites { put: 2, removed: 0 },
         ),

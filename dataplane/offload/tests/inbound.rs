@@ -193,7 +193,7 @@ fn bytes_cost_nothing_after_the_connection_is_up() {
     assert_eq!(
         inbound.counters().unwrap(),
         looked,
-        "the program was not asked again"
+        "the program did not run again"
     );
 }
 
@@ -246,7 +246,7 @@ fn without_a_listener_everything_is_refused_and_counted() {
     assert_eq!(
         answer(&app, pod.dial(&format!("{V4}:80")).unwrap()),
         format!("{V4}:80"),
-        "prepared only: nothing is taken"
+        "prepared only: nothing is captured"
     );
     taken.attach().unwrap();
     taken.attach().unwrap();
@@ -265,7 +265,7 @@ fn without_a_listener_everything_is_refused_and_counted() {
     assert_eq!(
         dial(),
         std::io::ErrorKind::ConnectionRefused,
-        "the listener has gone, the program has not"
+        "the listener has closed, and the program is still attached"
     );
     // This listener has the wrong family.
     let wrong = pod.proxy(ListenerFamily::V6);
@@ -334,13 +334,13 @@ fn a_killed_proxy_leaves_the_pod_refused_and_the_next_one_adopts_it() {
             count(&inbound, "refused_no_listener")
         ),
         (1, 1),
-        "the counters went on"
+        "the counters continued"
     );
     let (taken, v4, _v6) = pod.attach_pod(&inbound);
     assert!(taken.is_adopted());
     assert_eq!(answer(&v4, pod.dial(&to).unwrap()), to);
     drop(taken);
-    assert_eq!(answer(&v4, pod.dial(&to).unwrap()), to, "the pin holds it");
+    assert_eq!(answer(&v4, pod.dial(&to).unwrap()), to, "the pin keeps it");
     inbound.forget("a/b/pod").unwrap();
     inbound.forget("a/b/pod").unwrap();
     // The kernel detaches a link without a holder only some time later.

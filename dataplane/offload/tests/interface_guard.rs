@@ -356,7 +356,7 @@ fn arp_cases() -> Vec<GuardCase> {
             "drop_arp",
         ),
         (
-            "an answer of nobody",
+            "an answer of an unknown host",
             arp(2, MAC_A, "0.0.0.0", HOST4),
             DROPPED,
             "drop_arp",

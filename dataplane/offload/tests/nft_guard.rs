@@ -157,7 +157,7 @@ fn passthrough_counts_unencrypted_packets_on_the_nodes_end() {
     assert!(count(&lab, &next, "clear_udp") >= 4);
     let mut client = lab.sender("udp", targets()[0]);
     client.go_on();
-    assert_eq!(client.line(), "sent", "adopted as it was");
+    assert_eq!(client.line(), "sent", "adopted unchanged");
     set(&lab, &next, OutsidePackets::Stop, &[]);
     let mut client = lab.sender("udp", targets()[0]);
     client.go_on();
@@ -176,7 +176,7 @@ fn dns_reaches_the_named_resolvers_and_no_others() {
     let held = guard(&lab);
     lab.answer_questions();
     let ask = |to: &str| CaseProcess::start(&lab.pod, None, "ask", &[to]).line();
-    assert_eq!(ask("10.77.0.9:53"), EPERM, "nobody is named yet");
+    assert_eq!(ask("10.77.0.9:53"), EPERM, "no resolver is named yet");
     set(&lab, &held, OutsidePackets::Stop, &["10.77.0.9", "fd77::9"]);
     for (case, to, answer) in [
         ("named", "10.77.0.9:53", "answer from 10.77.0.9"),

@@ -100,7 +100,7 @@ fn the_verifiers_work_stays_within_budget() {
     assert_eq!(
         golden.len(),
         measured.len(),
-        "a program came or went: BLESS=1"
+        "the set of programs changed: BLESS=1"
     );
     for (name, now) in measured {
         let budget = golden[name] + golden[name] / 10;

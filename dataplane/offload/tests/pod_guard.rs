@@ -394,7 +394,7 @@ fn dns_reaches_the_named_resolvers_and_no_others() {
     let guard = lab.guard(None);
     lab.answer_questions();
     let ask = |to: &str| CaseProcess::start(&lab.pod, Some(&lab.cgroup), "ask", &[to]).line();
-    assert_eq!(ask("10.77.0.9:53"), EPERM, "nobody is named yet");
+    assert_eq!(ask("10.77.0.9:53"), EPERM, "no resolver is named yet");
     let named: [IpAddr; 2] = ["10.77.0.9".parse().unwrap(), "fd77::9".parse().unwrap()];
     assert_eq!(guard.set(OutsidePackets::Stop, &named).unwrap(), 0);
     for (case, to, answer) in [
@@ -592,11 +592,11 @@ fn a_guard_outlives_its_process_and_keeps_its_policy() {
         }
     };
     drop(lab.guard(Some(pins.path())));
-    sends(false, "the process is gone");
+    sends(false, "the process has ended");
     let guard = lab.guard(Some(pins.path()));
     guard.set(OutsidePackets::Watch, &[]).unwrap();
     drop(guard);
-    sends(true, "the process is gone after it began to watch");
+    sends(true, "the process ended after the watch began");
     let guard = lab.guard(Some(pins.path()));
     sends(true, "the next process finds the policy");
     assert!(
@@ -736,7 +736,7 @@ fn datagrams_from_the_tier_pass_to_the_ports_of_udp_routes_and_back() {
     assert_eq!(
         exchanged(&lab, "10.77.0.9:0", "10.77.0.2:99", arrives_within()),
         "answered",
-        "no process is there"
+        "no process runs"
     );
     let guard = lab.guard(Some(pins.path()));
     assert_eq!(

@@ -338,7 +338,7 @@ fn non_tcp_packets_go_to_the_head() {
         "forwarded_new",
     );
     s.sends(
-        "UDP to a door that is none",
+        "UDP to a missing listener",
         &from_edge(0, &shut),
         (2, 1),
         "udp 10.1.1.2:4711 > 240.0.0.1:54",
@@ -645,7 +645,7 @@ fn responses_are_accepted_only_from_the_dialed_tenant() {
         s.keeps("an error", &answer(EDGE, TENANT, &error), "answer");
         let gone = SocketAddr::new(at.ip(), 9).to_string();
         s.keeps(
-            "the rest of a connection that is gone: a reset is due",
+            "a packet of a session that has ended: it gets a reset",
             &answer(EDGE, TENANT, &tcp(to, &gone, ACK, b"")),
             "answer",
         );
@@ -681,7 +681,7 @@ fn responses_are_accepted_only_from_the_dialed_tenant() {
             "drop_unknown_source",
         );
         s.drops(
-            "from nobody of the tier",
+            "from a host outside the tier",
             &answer("250.1.0.99", TENANT, &data),
             "drop_unknown_source",
         );
@@ -833,7 +833,7 @@ fn senders_of_fragmented_packets_get_icmp_errors() {
     }
     for (case, frame, counter) in [
         (
-            "by a stranger",
+            "by an unknown host",
             by("250.1.0.99", TIER_VNI, &to_service),
             "drop_unknown_source",
         ),
@@ -863,7 +863,7 @@ fn senders_of_fragmented_packets_get_icmp_errors() {
 }
 
 #[test]
-fn nothing_goes_round_the_tunnel() {
+fn no_packet_bypasses_the_tunnel() {
     let s = scene();
     for (case, frame, verdict, counter) in direct_frames() {
         let ran = s.run(&frame);

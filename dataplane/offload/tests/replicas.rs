@@ -285,7 +285,7 @@ fn a_session_begins_at_the_head_and_stays_where_it_began() {
 }
 
 #[test]
-fn bulk_goes_through_the_chain_whole() {
+fn bulk_data_passes_the_chain_unchanged() {
     let t = TestTier::new(2, &[1, 2]);
     let mut s = t.dial(V4).unwrap();
     assert_eq!(exchange(&mut s), "1: who\n");
@@ -323,7 +323,7 @@ fn syn_cookies_are_owned_by_their_issuer() {
         assert_eq!(exchange(&mut s), "1: who\n", "{to} at {steered}");
         assert!(t.count(1, "cookie") > before, "{to} at {steered}");
     }
-    assert_eq!(t.count(2, "cookie"), 0, "whose cookie it is not");
+    assert_eq!(t.count(2, "cookie"), 0, "with a cookie of another replica");
 }
 
 #[test]
@@ -343,7 +343,7 @@ fn a_dead_gateway_leaves_a_working_redirector() {
     assert_eq!(
         exchange(&mut after),
         "1: who\n",
-        "the map was not changed, and yet the SYN went on"
+        "the map is unchanged, but the SYN was forwarded"
     );
     assert_eq!(exchange(&mut after), "1: who\n");
     // The next process finds the tables and takes over without a gap.
@@ -611,7 +611,7 @@ fn nothing_leaves_by_the_tunnel_but_services_and_dials() {
             "drop_mark",
         ),
         (
-            "a mark that is no VNI",
+            "a mark that is not a VNI",
             "250.1.0.2:9",
             "10.1.2.2:9",
             0x0100_0000,
@@ -917,7 +917,7 @@ fn the_three_listeners_leave_the_map_when_they_close() {
     assert_eq!(
         e.kind(),
         std::io::ErrorKind::ConnectionRefused,
-        "the kernel resets, and another's listener is not asked"
+        "the kernel resets, and no other listener is used"
     );
     assert_eq!(
         (

@@ -147,7 +147,7 @@ fn protocol_cases() -> Vec<SessionCase> {
             0,
         ),
         (
-            "an error is of the session that it is about",
+            "an ICMP error belongs to the session of the packet inside",
             tunnel(
                 EDGE,
                 REPLICA,

@@ -361,7 +361,7 @@ fn a_dead_replica_and_a_dead_gateway_are_stepped_over() {
     assert_eq!(
         exchange(&mut r.dial(V4)),
         "2: who\n",
-        "the gateway of 1 is gone"
+        "the gateway of replica 1 has ended"
     );
     assert!(r.count(1, "not_listening") > 0);
     r.router.ip("link set replica1 down");
@@ -384,9 +384,13 @@ fn a_dead_replica_and_a_dead_gateway_are_stepped_over() {
     assert_eq!(
         e.kind(),
         std::io::ErrorKind::ConnectionRefused,
-        "nobody is left: the answer is a reset, at once"
+        "no replica is left: the answer is an immediate reset"
     );
-    assert_eq!(exchange(&mut second), "2: who\n", "a session needs no door");
+    assert_eq!(
+        exchange(&mut second),
+        "2: who\n",
+        "a session needs no listener"
+    );
     assert_eq!(r.drops(), []);
 }
 

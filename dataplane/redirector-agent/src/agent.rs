@@ -84,7 +84,7 @@ struct Inner {
     counts: RedirectorCounters,
     sessions: SessionCountFn,
     agent_state: Mutex<AgentState>,
-    looked: Mutex<SessionScan>,
+    scan: Mutex<SessionScan>,
     searches: SessionSearches,
     news: watch::Sender<u64>,
     soft_drain: watch::Sender<bool>,
@@ -147,14 +147,14 @@ struct ScanPurpose {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ScanDecision {
     /// The controller does not need the sessions.
-    Needless,
-    Rest,
-    Look,
+    NotNeeded,
+    Pause,
+    Scan,
 }
 
 /// Decides whether to scan. A change of tables or of results makes a scan due at once, but never
 /// before the rest of the last one is over.
-fn decide_turn(purpose: &ScanPurpose, looked: &SessionScan, now: Instant) -> ScanDecision {
+fn decide_turn(purpose: &ScanPurpose, scan: &SessionScan, now: Instant) -> ScanDecision {
     let buckets = |owned: &OwnedSessions| {
         owned
             .iter()
@@ -163,17 +163,17 @@ fn decide_turn(purpose: &ScanPurpose, looked: &SessionScan, now: Instant) -> Sca
     };
     let moves = || {
         purpose.draining
-            || (purpose.generation, &purpose.versions) != (looked.generation, &looked.versions)
-            || buckets(&looked.owned) != buckets(&looked.before)
+            || (purpose.generation, &purpose.versions) != (scan.generation, &scan.versions)
+            || buckets(&scan.owned) != buckets(&scan.before)
     };
-    match looked
+    match scan
         .last
         .map(|(begun, took)| (now.saturating_duration_since(begun), took))
     {
-        _ if !purpose.needed => ScanDecision::Needless,
-        Some((since, took)) if since < took * (SCAN_REST_FACTOR + 1) => ScanDecision::Rest,
-        Some((since, _)) if since < SCAN_IDLE_INTERVAL && !moves() => ScanDecision::Rest,
-        _ => ScanDecision::Look,
+        _ if !purpose.needed => ScanDecision::NotNeeded,
+        Some((since, took)) if since < took * (SCAN_REST_FACTOR + 1) => ScanDecision::Pause,
+        Some((since, _)) if since < SCAN_IDLE_INTERVAL && !moves() => ScanDecision::Pause,
+        _ => ScanDecision::Scan,
     }
 }
 
@@ -191,11 +191,11 @@ impl RedirectorAgent {
         drain: &DrainWatcher,
     ) -> Result<Self, String> {
         let counts = RedirectorCounters::new(registry);
-        let kept = read_orders(&config.orders);
-        let held = AgentState {
+        let orders = read_orders(&config.orders);
+        let state = AgentState {
             reconciler: RedirectorReconciler::adopt(kernel, counts.clone())?,
             resources: Vec::new(),
-            orders: kept,
+            orders,
             mark: None,
             desired: RedirectorMapContent::default(),
             moves: HeadMoves::default(),
@@ -212,8 +212,8 @@ impl RedirectorAgent {
         let inner = Arc::new(Inner {
             counts,
             sessions,
-            agent_state: Mutex::new(held),
-            looked: Mutex::default(),
+            agent_state: Mutex::new(state),
+            scan: Mutex::default(),
             searches: SessionSearches::default(),
             news: watch::channel(0).0,
             soft_drain: watch::channel(false).0,
@@ -241,31 +241,34 @@ impl RedirectorAgent {
     pub fn apply(
         &self,
         update: &Update,
-        state: &ResourceState,
+        resources: &ResourceState,
     ) -> Vec<(ResourceKind, String, String)> {
         let concerns = update.upserts.iter().any(|r| KINDS.contains(&r.kind()))
             || update.removals.iter().any(|(k, _)| KINDS.contains(k));
-        let mut held = self.inner.maps_are_current();
+        let mut state = self.inner.maps_are_current();
         // The first state from the controller is always written, because only such a state may
         // remove stale entries.
-        let first = held.newest_generation == 0
-            || (!held.live && update.origin == UpdateSource::Controller);
-        held.live |= update.origin == UpdateSource::Controller;
-        held.newest_generation = update.generation.0;
+        let first = state.newest_generation == 0
+            || (!state.live && update.origin == UpdateSource::Controller);
+        state.live |= update.origin == UpdateSource::Controller;
+        state.newest_generation = update.generation.0;
         if concerns || first || update.origin == UpdateSource::Snapshot {
-            held.resources = KINDS.iter().flat_map(|k| state.of(*k).cloned()).collect();
-            self.inner.settle(&mut held);
-        } else if held.failed == 0 {
+            state.resources = KINDS
+                .iter()
+                .flat_map(|k| resources.of(*k).cloned())
+                .collect();
+            self.inner.settle(&mut state);
+        } else if state.failed == 0 {
             // Nothing of this state concerns the maps, so they contain it already.
-            held.generation = held.newest_generation;
+            state.generation = state.newest_generation;
         }
-        let omitted = held
+        let omitted = state
             .desired
             .omitted
             .iter()
             .map(|entry| (entry.kind, entry.name.clone(), entry.why.clone()))
             .collect();
-        drop(held);
+        drop(state);
         self.inner.record_state();
         omitted
     }
@@ -293,10 +296,10 @@ impl RedirectorAgent {
 
     /// Reports from now on that this replica wants no new sessions.
     pub fn drain(&self) {
-        let mut held = self.inner.maps_are_current();
-        held.draining = true;
-        self.inner.update_soft_drain(&mut held);
-        drop(held);
+        let mut state = self.inner.maps_are_current();
+        state.draining = true;
+        self.inner.update_soft_drain(&mut state);
+        drop(state);
         self.inner.record_state();
     }
 
@@ -318,8 +321,8 @@ impl RedirectorAgent {
             return;
         };
         {
-            let mut held = self.inner.maps_are_current();
-            (held.draining, held.leaving) = (true, true);
+            let mut state = self.inner.maps_are_current();
+            (state.draining, state.leaving) = (true, true);
         }
         reports
             .send_last::<Inner>(self.inner.state(), report::LAST_TIMEOUT)
@@ -331,13 +334,13 @@ impl RedirectorAgent {
     /// # Errors
     /// Returns the missing condition as text for the operator.
     pub fn ready(&self) -> Result<(), String> {
-        let held = self.inner.maps_are_current();
+        let state = self.inner.maps_are_current();
         match () {
-            () if held.newest_generation == 0 => {
+            () if state.newest_generation == 0 => {
                 Err("the redirector has no bucket tables yet".into())
             }
-            () if held.orders.is_none() => {
-                Err("no controller has taken this replica's report yet".into())
+            () if state.orders.is_none() => {
+                Err("no controller has accepted a report of this replica yet".into())
             }
             () => Ok(()),
         }
@@ -345,9 +348,9 @@ impl RedirectorAgent {
 
     /// Returns the agent's part of `/config_dump`.
     pub fn dump(&self) -> serde_json::Value {
-        let held = self.inner.maps_are_current();
-        let looked = self.inner.record_scan();
-        let mut tables: Vec<_> = held
+        let state = self.inner.maps_are_current();
+        let scan = self.inner.record_scan();
+        let mut tables: Vec<_> = state
             .reconciler
             .have()
             .tables
@@ -355,45 +358,45 @@ impl RedirectorAgent {
             .filter_map(|r| table(r))
             .collect();
         tables.sort_by(|a, b| a.service.cmp(&b.service));
-        let own = held.orders.as_ref().map(|o| o.number);
+        let own = state.orders.as_ref().map(|o| o.number);
         let row = |t: &&canal_model::program::BucketTable| {
             let heads = t
                 .chains
                 .iter()
                 .filter(|c| c.first().map(|n| n.get()) == own)
                 .count();
-            let of = looked.owned.get(&t.id).copied().unwrap_or_default();
+            let of = scan.owned.get(&t.id).copied().unwrap_or_default();
             json!({
                 "service": t.service.to_string(), "id": t.id.get(), "vni": t.vni.get(), "version": t.version,
                 "heads_here": heads, "owned_buckets": of.buckets.count_ones(), "owned_sessions": of.sessions,
             })
         };
         json!({
-            "generation": held.generation,
-            "pending_entries": held.failed,
-            "draining": held.draining,
-            "orders": held.orders.as_ref().map(|o| json!({
+            "generation": state.generation,
+            "pending_entries": state.failed,
+            "draining": state.draining,
+            "orders": state.orders.as_ref().map(|o| json!({
                 "number": o.number, "edge": o.edge.map(|e| e.to_string()), "drain": o.drain,
                 "hosts": o.hosts.iter().map(ToString::to_string).collect::<Vec<_>>(),
             })),
-            "replicas": held.reconciler.have().replicas.iter()
+            "replicas": state.reconciler.have().replicas.iter()
                 .map(|(n, s)| json!({"number": n, "underlay": s.address.to_string(), "up": s.up})).collect::<Vec<_>>(),
             "tables": tables.iter().map(row).collect::<Vec<_>>(),
-            "scanned_generation": looked.generation,
-            "scan_error": looked.error,
+            "scanned_generation": scan.generation,
+            "scan_error": scan.error,
         })
     }
 
     async fn audit(&self) {
         loop {
             tokio::time::sleep(AUDIT).await;
-            let mut held = self.inner.maps_are_current();
-            if held.failed > 0 {
-                self.inner.settle(&mut held);
+            let mut state = self.inner.maps_are_current();
+            if state.failed > 0 {
+                self.inner.settle(&mut state);
             } else {
-                self.inner.update_soft_drain(&mut held);
+                self.inner.update_soft_drain(&mut state);
             }
-            match held.reconciler.kernel().repair() {
+            match state.reconciler.kernel().repair() {
                 Ok(true) => {
                     self.inner.counts.repaired();
                     tracing::warn!("redirector BPF programs were removed externally; reinstalled");
@@ -401,15 +404,15 @@ impl RedirectorAgent {
                 Ok(false) => {}
                 Err(error) => tracing::error!(
                     error,
-                    "the redirector's programs are not in place and cannot be put there"
+                    "the redirector's programs are missing and cannot be attached"
                 ),
             }
-            self.inner.measure_receive(&mut held, true);
-            match held.reconciler.kernel().received_by_core() {
+            self.inner.measure_receive(&mut state, true);
+            match state.reconciler.kernel().received_by_core() {
                 Ok(cores) => self.inner.counts.received(&cores),
                 Err(error) => tracing::warn!(error, "redirector: packets by core cannot be read"),
             }
-            match held.reconciler.kernel().counts() {
+            match state.reconciler.kernel().counts() {
                 Ok(counts) => self.inner.counts.packets(&counts),
                 Err(error) => tracing::warn!(error, "the redirector's counters cannot be read"),
             }
@@ -425,7 +428,7 @@ impl Inner {
     }
 
     fn record_scan(&self) -> MutexGuard<'_, SessionScan> {
-        self.looked.lock().unwrap_or_else(PoisonError::into_inner)
+        self.scan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the loop that sends this replica's reports, or `None` if no controller is
@@ -445,16 +448,16 @@ impl Inner {
 
     /// Determines which tunnels from the AZ's edge spread evenly over this replica's cores. With
     /// `again` it repeats that for a known edge, because the steering may have changed.
-    fn measure_receive(&self, held: &mut AgentState, again: bool) {
-        let Some(edge) = held.orders.as_ref().and_then(|orders| orders.edge) else {
+    fn measure_receive(&self, state: &mut AgentState, again: bool) {
+        let Some(edge) = state.orders.as_ref().and_then(|orders| orders.edge) else {
             return;
         };
-        if !again && held.receive.as_ref().is_some_and(|(of, _)| *of == edge) {
+        if !again && state.receive.as_ref().is_some_and(|(of, _)| *of == edge) {
             return;
         }
-        match held.reconciler.kernel().receive(edge) {
+        match state.reconciler.kernel().receive(edge) {
             Ok(receive) => {
-                if held
+                if state
                     .receive
                     .as_ref()
                     .is_none_or(|(_, before)| *before != receive)
@@ -462,46 +465,49 @@ impl Inner {
                     tracing::info!(
                         cores = receive.cores,
                         tunnels = receive.ports.len(),
-                        "redirector: cores that receive, and tunnels spread over them"
+                        "redirector: measured the receiving cores and the tunnels that spread over them"
                     );
                 }
-                held.receive = Some((edge, receive));
+                state.receive = Some((edge, receive));
             }
             Err(error) => tracing::warn!(
                 error,
-                "redirector: cannot find tunnels that spread over the cores; edges take any"
+                "redirector: cannot find tunnels that spread over the cores; edges use arbitrary ones"
             ),
         }
     }
 
     /// Writes the desired content. A generation counts once all of it is in the maps.
-    fn settle(&self, held: &mut AgentState) {
-        if held.newest_generation == 0 {
+    fn settle(&self, state: &mut AgentState) {
+        if state.newest_generation == 0 {
             return;
         }
         let rules = ContentRules {
-            present: Some(&held.reconciler),
+            present: Some(&state.reconciler),
         };
         let wanted = decide_content(
-            held.resources.iter(),
+            state.resources.iter(),
             &self.config.az,
-            held.orders.as_ref(),
+            state.orders.as_ref(),
             &rules,
         );
-        held.desired = wanted;
+        state.desired = wanted;
         let AgentState {
-            reconciler: keeper,
+            reconciler,
             desired: wanted,
             orders,
             live,
             moves,
             ..
-        } = held;
+        } = state;
         let number = orders.as_ref().map_or(0, |o| o.number);
-        let changes = decide_changes(&keeper.have().tables, &wanted.tables, number);
-        let failed = keeper.reconcile(wanted, *live);
-        for (service, change) in moves.take(changes, &keeper.have().tables, &keeper.have().replicas)
-        {
+        let changes = decide_changes(&reconciler.have().tables, &wanted.tables, number);
+        let failed = reconciler.reconcile(wanted, *live);
+        for (service, change) in moves.take(
+            changes,
+            &reconciler.have().tables,
+            &reconciler.have().replicas,
+        ) {
             tracing::debug!(
                 service = service.get(),
                 left = change.left.count_ones(),
@@ -519,22 +525,23 @@ impl Inner {
                 .values()
                 .filter_map(|r| table(r))
                 .any(|t| decide_behind(t, number));
-        (held.failed, held.maps_pending) = (failed, behind);
+        (state.failed, state.maps_pending) = (failed, behind);
         if failed == 0 {
-            held.generation = held.newest_generation;
+            state.generation = state.newest_generation;
         }
-        self.update_soft_drain(held);
+        self.update_soft_drain(state);
     }
 
     /// Recomputes whether clients should reconnect elsewhere.
-    fn update_soft_drain(&self, held: &mut AgentState) {
-        let drains = held.draining || held.orders.as_ref().is_some_and(|o| o.drain);
-        held.drains_since = drains.then(|| held.drains_since.unwrap_or_else(Instant::now));
-        let number = held.orders.as_ref().map_or(0, |o| o.number);
+    fn update_soft_drain(&self, state: &mut AgentState) {
+        let drains = state.draining || state.orders.as_ref().is_some_and(|o| o.drain);
+        state.drains_since = drains.then(|| state.drains_since.unwrap_or_else(Instant::now));
+        let number = state.orders.as_ref().map_or(0, |o| o.number);
         let parts = decide_soft_drain(
-            held.drains_since.map(|since| since.elapsed()),
+            state.drains_since.map(|since| since.elapsed()),
             number,
-            held.reconciler
+            state
+                .reconciler
                 .have()
                 .tables
                 .values()
@@ -545,21 +552,21 @@ impl Inner {
     }
 
     fn purpose(&self) -> ScanPurpose {
-        let held = self.maps_are_current();
-        let versions = held
+        let state = self.maps_are_current();
+        let versions = state
             .reconciler
             .have()
             .tables
             .iter()
             .filter_map(|(id, r)| Some((*id, table(r)?.version)))
             .collect();
-        let draining = held.draining || held.orders.as_ref().is_some_and(|o| o.drain);
+        let draining = state.draining || state.orders.as_ref().is_some_and(|o| o.drain);
         ScanPurpose {
-            needed: held.maps_pending || draining,
+            needed: state.maps_pending || draining,
             draining,
-            generation: held.generation,
+            generation: state.generation,
             versions,
-            mark: held.mark,
+            mark: state.mark,
         }
     }
 
@@ -569,38 +576,38 @@ impl Inner {
         let purpose = self.purpose();
         let begun = Instant::now();
         {
-            let mut looked = self.record_scan();
-            match decide_turn(&purpose, &looked, begun) {
-                ScanDecision::Needless => {
+            let mut scan = self.record_scan();
+            match decide_turn(&purpose, &scan, begun) {
+                ScanDecision::NotNeeded => {
                     // The report then states an empty result at the present generation.
-                    *looked = SessionScan {
+                    *scan = SessionScan {
                         generation: purpose.generation,
                         marks: [purpose.mark; 2],
                         ..SessionScan::default()
                     };
                     return;
                 }
-                ScanDecision::Rest => {
+                ScanDecision::Pause => {
                     self.counts.count_scan("spared", Duration::ZERO);
                     return;
                 }
-                ScanDecision::Look => {}
+                ScanDecision::Scan => {}
             }
         }
         let sockets = self.config.sockets.clone();
         let read = tokio::task::spawn_blocking(move || sockets.scan(begun + SCAN_TIMEOUT)).await;
         let took = begun.elapsed();
-        let mut looked = self.record_scan();
-        looked.last = Some((begun, took));
+        let mut scan = self.record_scan();
+        scan.last = Some((begun, took));
         match read.unwrap_or_else(|e| Err(SessionScanError::Io(std::io::Error::other(e)))) {
             Ok(owned) => {
                 self.counts.count_scan("ok", took);
                 self.counts
                     .owned(owned.values().map(|o| u64::from(o.sessions)).sum());
-                looked.before = std::mem::replace(&mut looked.owned, owned);
-                looked.marks = [looked.marks[1], purpose.mark];
-                (looked.generation, looked.versions) = (purpose.generation, purpose.versions);
-                looked.error.clear();
+                scan.before = std::mem::replace(&mut scan.owned, owned);
+                scan.marks = [scan.marks[1], purpose.mark];
+                (scan.generation, scan.versions) = (purpose.generation, purpose.versions);
+                scan.error.clear();
             }
             Err(error) => {
                 // The last complete scan stays valid, with the generation at which it was made.
@@ -612,7 +619,7 @@ impl Inner {
                     },
                     took,
                 );
-                looked.error = error.to_string();
+                scan.error = error.to_string();
                 tracing::warn!(%error, "could not refresh the owned-session set; keeping the previous one");
             }
         }
@@ -621,23 +628,23 @@ impl Inner {
     fn state(&self) -> ReplicaReportRequest {
         let (sessions, accepted) = (self.sessions)();
         let (draining, leaving, receive) = {
-            let held = self.maps_are_current();
-            let receive = held
+            let state = self.maps_are_current();
+            let receive = state
                 .receive
                 .as_ref()
                 .map(|(_, receive)| receive.clone())
                 .unwrap_or_default();
-            (held.draining, held.leaving, receive)
+            (state.draining, state.leaving, receive)
         };
-        let looked = self.record_scan();
+        let scan = self.record_scan();
         ReplicaReportRequest {
             backend: self.config.backend.to_string(),
             az: self.config.az.to_string(),
             underlay: self.config.underlay.to_string(),
-            generation: looked.generation,
+            generation: scan.generation,
             draining,
             terminating: leaving,
-            owned: if leaving { Vec::new() } else { owned(&looked) },
+            owned: if leaving { Vec::new() } else { owned(&scan) },
             sessions,
             accepted,
             version: self.config.version.clone(),
@@ -650,18 +657,18 @@ impl Inner {
             found: self.searches.answers(),
             // The report contains the sessions of both scans. It therefore proves the absence of a
             // session only as of the begin of the older scan.
-            scanned_after: looked.marks[0],
+            scanned_after: scan.marks[0],
         }
     }
 }
 
 /// Returns the owned sessions for the report: those that the last scan or the one before it found.
-fn owned(looked: &SessionScan) -> Vec<fleet::ServiceOwnership> {
-    let mut all = looked.owned.clone();
-    for (id, of) in &looked.before {
+fn owned(scan: &SessionScan) -> Vec<fleet::ServiceOwnership> {
+    let mut all = scan.owned.clone();
+    for (id, of) in &scan.before {
         all.entry(*id).or_default().buckets |= of.buckets;
     }
-    let version = |id: u32| looked.versions.get(&id).copied().unwrap_or(0);
+    let version = |id: u32| scan.versions.get(&id).copied().unwrap_or(0);
     all.into_iter()
         .map(|(id, of)| fleet::ServiceOwnership {
             service: id.get(),
@@ -694,19 +701,19 @@ impl ReportHandler for Inner {
 
     fn apply(&self, answer: ReplicaReportResponse) -> Result<(), String> {
         let orders = report::decide_orders(&answer)?;
-        let mut held = self.maps_are_current();
-        held.mark = answer.mark;
-        if held.orders.as_ref() != Some(&orders) {
-            if held.orders.as_ref().map(|o| (o.number, o.edge))
+        let mut state = self.maps_are_current();
+        state.mark = answer.mark;
+        if state.orders.as_ref() != Some(&orders) {
+            if state.orders.as_ref().map(|o| (o.number, o.edge))
                 != Some((orders.number, orders.edge))
             {
                 keep_orders(&self.config.orders, &orders);
             }
-            held.orders = Some(orders);
-            self.measure_receive(&mut held, false);
-            self.settle(&mut held);
+            state.orders = Some(orders);
+            self.measure_receive(&mut state, false);
+            self.settle(&mut state);
         }
-        drop(held);
+        drop(state);
         self.searches.set_queries(&answer.queries);
         Ok(())
     }
@@ -752,7 +759,7 @@ fn keep_orders(path: &std::path::Path, orders: &ControllerOrders) {
         std::fs::write(new, text).and_then(|()| std::fs::rename(new, path))
     });
     if let Err(error) = write(&new) {
-        tracing::warn!(path = %path.display(), %error, "could not store the orders; a restart without a controller would not know them");
+        tracing::warn!(path = %path.display(), %error, "could not store the orders; after a restart without a controller they would be unknown");
     }
 }
 

@@ -57,7 +57,7 @@ impl RedirectorCounters {
             ),
             write_failures: counters(
                 "canal_redirector_map_write_failures_total",
-                "Elements that the kernel did not take.",
+                "Elements that the kernel rejected.",
                 &["map"],
             ),
             omitted: counters(
@@ -67,7 +67,7 @@ impl RedirectorCounters {
             ),
             packets: counters(
                 "canal_redirector_packets_total",
-                "Packets by what the replica's programs did with them.",
+                "Packets by the verdict of the replica's programs.",
                 &["program", "what"],
             ),
             packets_seen: Arc::default(),
@@ -79,7 +79,7 @@ impl RedirectorCounters {
             received_seen: Arc::default(),
             reports: counters(
                 "canal_redirector_reports_total",
-                "Reports to the controller, by their outcome.",
+                "Reports to the controller, by outcome.",
                 &["result"],
             ),
             looks: counters(

@@ -115,12 +115,12 @@ pub fn decide_content<'a>(
         match &**resource {
             Resource::Tenant(tenant) => drop(tenants.insert(&tenant.name, tenant)),
             Resource::Table(table) if table.az == *az => {
-                let held = content
+                let kept_resource = content
                     .tables
                     .entry(table.id.get())
                     .or_insert_with(|| resource.clone());
-                if resource.name() < held.name() {
-                    *held = resource.clone();
+                if resource.name() < kept_resource.name() {
+                    *kept_resource = resource.clone();
                 }
             }
             Resource::Replica(replica) => {
@@ -183,7 +183,7 @@ fn why(map: &str, omission: Omission) -> String {
         }
         Omission::Full(most) => {
             format!(
-                "{map} holds {most} entries, and its tenant is among the largest holders; fix: move tenants to another AZ"
+                "{map} has space for {most} entries, and its tenant has the largest share; fix: move tenants to another AZ"
             )
         }
     }
@@ -194,7 +194,7 @@ fn omit_tables(
     tenants: &BTreeMap<&TenantName, &Tenant>,
     rules: &ContentRules<'_>,
 ) {
-    let is_held = |id: u32| rules.present.is_some_and(|held| held.has_table(id));
+    let is_held = |id: u32| rules.present.is_some_and(|present| present.has_table(id));
     let of = content
         .tables
         .iter()
@@ -232,7 +232,11 @@ fn omit_throttles(
     tenants: &BTreeMap<&TenantName, &Tenant>,
     rules: &ContentRules<'_>,
 ) {
-    let is_held = |scope: ThrottleScope| rules.present.is_some_and(|held| held.has_throttle(scope));
+    let is_held = |scope: ThrottleScope| {
+        rules
+            .present
+            .is_some_and(|present| present.has_throttle(scope))
+    };
     // The limit of the whole tenant is the last one to be left out.
     let demands: Vec<_> = throttles
         .iter()
@@ -290,6 +294,7 @@ fn decide_rates(
             .or_default();
         *whole = part.max(*whole);
     }
+    // Without a bucket table there are no buckets to divide the limit by.
     let part = |scope: &ThrottleScope| parts.get(scope).copied().unwrap_or(BUCKETS as u32);
     all.into_iter()
         .map(|(scope, sessions, packets)| {

@@ -105,7 +105,10 @@ impl HeadMoves {
         let mut returned: BTreeMap<u32, u128> = BTreeMap::new();
         for (id, new, change) in changes {
             // A table that could not be written is compared again at the next attempt.
-            if have.get(&id).is_some_and(|held| Arc::ptr_eq(held, &new)) {
+            if have
+                .get(&id)
+                .is_some_and(|current| Arc::ptr_eq(current, &new))
+            {
                 let waiting = self.waiting.entry(id).or_default();
                 *waiting = *waiting & !change.returned | change.left;
                 returned.insert(id, change.returned);
@@ -231,7 +234,7 @@ mod tests {
                 .take(changes, &BTreeMap::new(), &replicas(&[1, 2, 3]))
                 .is_empty()
                 && moves.waiting.is_empty(),
-            "the service is gone"
+            "the service was removed"
         );
     }
 }

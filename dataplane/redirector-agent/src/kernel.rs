@@ -93,14 +93,14 @@ impl TierPrograms {
             tunnel_port: TUNNEL_PORT,
             tunnels: attach.tunnels,
         };
-        let doors = SocketSteering::attach(None, Some(&attach.pin_dir))?;
+        let steering = SocketSteering::attach(None, Some(&attach.pin_dir))?;
         let redirector = RedirectorPrograms::attach(&options)?;
         if !redirector.is_durable() {
             tracing::warn!(pins = %attach.pin_dir.display(), "the redirector's maps end with this process, because it is in a mount namespace of its own");
         }
         Ok(Self {
             redirector,
-            steering: doors,
+            steering,
             options,
             sockets,
             suspects: HashMap::new(),
@@ -293,13 +293,13 @@ impl RedirectorMaps for TierPrograms {
 
     fn start_steering(&mut self) -> Result<(), String> {
         let sockets = std::mem::take(&mut self.sockets);
-        for (door, socket) in [
+        for (kind, socket) in [
             (ServiceListener::Plain, sockets.plain),
             (ServiceListener::Dns, sockets.dns),
             (ServiceListener::Hbone, sockets.hbone),
         ] {
             if let Some(socket) = socket {
-                text(self.steering.set(door, &socket))?;
+                text(self.steering.set(kind, &socket))?;
             }
         }
         Ok(())

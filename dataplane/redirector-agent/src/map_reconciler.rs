@@ -122,7 +122,7 @@ impl RedirectorReconciler {
                 map = failure.map,
                 key = failure.key,
                 error = failure.error,
-                "redirector: map write failed, repeated within a second"
+                "redirector: map write failed; retrying within a second"
             );
         }
         self.counts.map_writes(pass.writes());

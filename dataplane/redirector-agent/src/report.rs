@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_are_taken_whole_or_not_at_all() {
+    fn orders_are_applied_completely_or_not_at_all() {
         let orders = |number, edge: &str, hosts: &[&str]| ReplicaReportResponse {
             number,
             edge: edge.into(),

@@ -67,13 +67,13 @@ pub type OwnedSessions = BTreeMap<ServiceId, ServiceSessions>;
 #[derive(Debug, thiserror::Error)]
 pub enum SessionScanError {
     #[error(
-        "asking the kernel for its TCP sockets: {0}; it needs CONFIG_INET_TCP_DIAG (or the module tcp_diag) and netlink sockets"
+        "requesting the TCP sockets from the kernel: {0}; it needs CONFIG_INET_TCP_DIAG (or the module tcp_diag) and netlink sockets"
     )]
     Io(#[from] io::Error),
     /// No result is better than one that misses sessions.
     #[error("the kernel's sockets were not all read in time")]
     Late,
-    #[error("the kernel's answer on its TCP sockets is none of its format: {0}")]
+    #[error("the kernel's answer on its TCP sockets has an unknown format: {0}")]
     Format(&'static str),
 }
 
@@ -284,11 +284,11 @@ fn read(
         let [low, high, ..] = kind.to_ne_bytes();
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         let Some(body) = piece.get(HEAD..length) else {
-            return Err(SessionScanError::Format("a message that is cut"));
+            return Err(SessionScanError::Format("a truncated message"));
         };
         // The request has the family as its sequence number.
         if number != u32::from(family) {
-            return Err(SessionScanError::Format("the answer to another question"));
+            return Err(SessionScanError::Format("the answer to another request"));
         }
         match u16::from_ne_bytes([low, high]) {
             NOOP => {}
@@ -319,7 +319,7 @@ fn read(
 /// Parses the session of a socket; `None`: another socket, from a kernel without filters.
 fn decide_session(body: &[u8]) -> Result<Option<SocketSession>, SessionScanError> {
     let Some(message) = body.first_chunk::<MESSAGE>() else {
-        return Err(SessionScanError::Format("a socket that is cut"));
+        return Err(SessionScanError::Format("a truncated socket"));
     };
     let [family, state, ..] = *message;
     // `inet_diag_sockid` follows four bytes: both ports and both addresses in network order.
@@ -465,7 +465,7 @@ mod tests {
         let cases: [(&str, Vec<u8>); 8] = [
             ("nothing", Vec::new()),
             ("half a head", short(7)),
-            ("less than it says", short(one.len() - 1)),
+            ("shorter than its length field", short(one.len() - 1)),
             ("more than it has", long),
             ("no length", vec![0; HEAD]),
             ("a small socket", message(V4, BY_FAMILY, &[V4, 1, 0, 0])),

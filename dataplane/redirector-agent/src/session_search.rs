@@ -105,7 +105,7 @@ impl SessionSearches {
                         "failed"
                     });
                     let wait = decide_retry_wait(begun.elapsed());
-                    tracing::warn!(%client, %error, ?wait, "redirector: search for an operator's session failed; repeated after the wait");
+                    tracing::warn!(%client, %error, ?wait, "redirector: search for an operator's session failed; retrying after a pause");
                     SearchState::Due(Instant::now() + wait)
                 }
             };

@@ -327,7 +327,7 @@ fn maps_follow_states_and_outlive_the_process() {
         assert_eq!(held(), [7, 8]);
         drop(agent);
         let agent = start(&Registry::new());
-        assert_eq!(held(), [7, 8], "a new process takes them over as they are");
+        assert_eq!(held(), [7, 8], "a new process adopts them unchanged");
         let (update, state) = update_of(vec![table("alpha/default/db", 8, 2, &[2])], 4);
         agent.apply(&update, &state);
         assert_eq!(held(), [8], "and removes what has become stale");

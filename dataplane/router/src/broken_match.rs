@@ -51,7 +51,7 @@ pub enum BrokenMatchKind {
         max: usize,
     },
     #[error(
-        "regex {pattern:?} of the {field} brings the service's automata over {max} bytes; use fewer or smaller regexes"
+        "regex {pattern:?} of the {field} makes the service's automata exceed {max} bytes; use fewer or smaller regexes"
     )]
     RegexesTooLarge {
         field: String,

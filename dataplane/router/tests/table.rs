@@ -505,7 +505,7 @@ fn check_fault(bad: Vec<HttpMatch>, limits: &RouterLimits, names: &[&str], text:
     let found = |path: &str| {
         router
             .find(80, &request(path))
-            .expect("the good rule takes all")
+            .expect("the valid rule receives all requests")
     };
     assert!(matches!(
         found("/sound").action(),

@@ -40,7 +40,7 @@ pub struct ControllerEndpoint {
 pub enum ControllerConnectError {
     /// A file is missing or unreadable.
     #[error(
-        "{what} {path}: {source}; give the file that the controller's operator made for this data plane"
+        "{what} {path}: {source}; give the file that the controller's operator created for this data plane"
     )]
     File {
         what: &'static str,

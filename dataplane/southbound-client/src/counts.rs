@@ -39,7 +39,7 @@ impl SubscriptionCounters {
             ),
             nacks: counters(
                 "canal_southbound_nacks_total",
-                "Responses refused, in whole or in part.",
+                "Responses refused completely or in part.",
                 &["kind", "reason"],
             ),
             refused: counters(
@@ -49,26 +49,26 @@ impl SubscriptionCounters {
             ),
             closed: gauge(
                 "canal_southbound_closed_tenants",
-                "Tenants of which nothing is served: a security resource is refused or missing.",
+                "Tenants that are not served because a security resource is refused or missing.",
             ),
             other_store: gauge(
                 "canal_southbound_other_store",
-                "1 while the controller has another store than the one whose state is in force.",
+                "1 while the controller has another store than the one that the state in force is from.",
             ),
             stores_replaced: counters(
                 "canal_southbound_stores_replaced_total",
-                "States that were replaced whole by that of another store of the controller.",
+                "States that were replaced completely by the state of another store of the controller.",
                 &[],
             )
             .shared(&[]),
             reconnects: counters(
                 "canal_southbound_reconnects_total",
-                "Streams that ended; stale is a mute controller.",
+                "Streams that ended, by reason; stale: the controller sent nothing for too long.",
                 &["reason"],
             ),
             snapshot_refused: counters(
                 "canal_southbound_state_file_rejected_total",
-                "Snapshots not booted from.",
+                "Snapshots that were not used at start, by reason.",
                 &["reason"],
             ),
             snapshot_writes: counters(

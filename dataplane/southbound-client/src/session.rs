@@ -118,7 +118,7 @@ pub(super) async fn follow(
             };
             return StreamEndReason { reason, ..ended };
         }
-        Err(_) => return mute(timing.first_answer),
+        Err(_) => return no_answer(timing.first_answer),
     };
     holder.connected(&connection.address);
     shown.send_replace(Some(connection.clone()));
@@ -155,7 +155,7 @@ async fn receive(
                 };
             }
             Ok(Err(status)) => return of_status(connection, &status),
-            Err(_) => return mute(timing.first_answer),
+            Err(_) => return no_answer(timing.first_answer),
         };
         // Any response shows that the controller works.
         answered = true;
@@ -170,7 +170,8 @@ async fn receive(
                 };
             }
         };
-        match wire::store_of(&response).map(|store| store.map(|store| holder.meet_store(store))) {
+        match wire::store_of(&response).map(|store| store.map(|store| holder.compare_store(store)))
+        {
             Ok(None | Some(StoreMatch::Same)) => {}
             Ok(Some(StoreMatch::Restart)) => {
                 return StreamEndReason {
@@ -195,7 +196,7 @@ async fn receive(
         if requests.send(answer).await.is_err() {
             return StreamEndReason {
                 reason: "closed",
-                why: "the controller stopped listening".into(),
+                why: "the controller closed its side of the stream".into(),
             };
         }
         if std::mem::take(&mut holder.resync) {
@@ -260,8 +261,8 @@ fn subscription(kind: ResourceKind, state: &ResourceState) -> Vec<DeltaDiscovery
         ..DeltaDiscoveryRequest::default()
     }];
     let mut bytes = 0;
-    for (name, held) in state.resources_of(kind) {
-        let entry = name.len() + held.version.len() + LISTED_ENTRY_BYTES;
+    for (name, resource) in state.resources_of(kind) {
+        let entry = name.len() + resource.version.len() + LISTED_ENTRY_BYTES;
         if bytes + entry > LISTED_BYTES_MAX {
             requests.push(DeltaDiscoveryRequest {
                 type_url: kind.type_url().into(),
@@ -273,16 +274,16 @@ fn subscription(kind: ResourceKind, state: &ResourceState) -> Vec<DeltaDiscovery
         if let Some(request) = requests.last_mut() {
             request
                 .initial_resource_versions
-                .insert(name.to_string(), held.version.to_string());
+                .insert(name.to_string(), resource.version.to_string());
         }
     }
     requests
 }
 
-fn mute(limit: Duration) -> StreamEndReason {
+fn no_answer(limit: Duration) -> StreamEndReason {
     StreamEndReason {
         reason: "stale",
-        why: format!("connected, but no answer in {limit:?}"),
+        why: format!("connected, but no answer within {limit:?}"),
     }
 }
 

@@ -38,7 +38,7 @@ impl ShareReporter {
     pub(super) fn new(registry: Registry) -> Self {
         let family = MetricFamily::new(
             "canal_southbound_share_reports_total",
-            "Reports of what tenants hold of shared limits.",
+            "Reports of how much of shared limits tenants use.",
             &["result"],
         );
         let reports = registry.counters(family);
@@ -52,12 +52,12 @@ impl ShareReporter {
     /// Wraps `apply` so that the resources that do not fit are stored for the next report and
     /// removed from its result.
     pub(super) fn collect_omissions(&self, mut apply: ApplyFn) -> ApplyFn {
-        let kept = self.omitted.clone();
+        let latest = self.omitted.clone();
         Box::new(move |update, state| {
             let (omitted, refused) = apply(update, state)?
                 .into_iter()
                 .partition(|r: &RefusedResource| r.label == OMITTED);
-            *kept.lock().unwrap_or_else(PoisonError::into_inner) = omitted;
+            *latest.lock().unwrap_or_else(PoisonError::into_inner) = omitted;
             Ok(refused)
         })
     }

@@ -54,7 +54,7 @@ impl ResourceState {
         let all = self
             .kinds
             .iter()
-            .flat_map(|(kind, held)| held.keys().map(|name| (*kind, name)));
+            .flat_map(|(kind, resources)| resources.keys().map(|name| (*kind, name)));
         all.filter(|(kind, name)| other.get(*kind, name).is_none())
             .map(|(kind, name)| (kind, name.to_string()))
             .collect()
@@ -134,13 +134,13 @@ impl ResourceState {
             }
             _ => {}
         }
-        for (name, held) in &change.upserts {
-            let kind = held.resource.kind();
+        for (name, resource) in &change.upserts {
+            let kind = resource.resource.kind();
             let old = self
                 .kinds
                 .entry(kind)
                 .or_default()
-                .insert(name.clone(), held.clone());
+                .insert(name.clone(), resource.clone());
             undo.replaced.push((kind, name.clone(), old));
         }
         for (kind, name) in &change.update.removals {
@@ -176,10 +176,10 @@ impl ResourceState {
         }
     }
 
-    fn put(&mut self, kind: ResourceKind, name: Arc<str>, held: Option<VersionedResource>) {
+    fn put(&mut self, kind: ResourceKind, name: Arc<str>, resource: Option<VersionedResource>) {
         let map = self.kinds.entry(kind).or_default();
-        match held {
-            Some(held) => map.insert(name, held),
+        match resource {
+            Some(resource) => map.insert(name, resource),
             None => map.remove(&name),
         };
     }
@@ -191,8 +191,8 @@ impl ResourceState {
 
     /// Copies one resource from another state.
     pub(super) fn copy(&mut self, from: &ResourceState, kind: ResourceKind, name: &str) {
-        if let Some((name, held)) = from.kinds.get(&kind).and_then(|m| m.get_key_value(name)) {
-            self.put(kind, name.clone(), Some(held.clone()));
+        if let Some((name, resource)) = from.kinds.get(&kind).and_then(|m| m.get_key_value(name)) {
+            self.put(kind, name.clone(), Some(resource.clone()));
         }
     }
 }
@@ -246,7 +246,7 @@ impl ValidatedChange {
                 .collect();
             let list = upserts
                 .iter()
-                .map(|(_, held)| held.resource.clone())
+                .map(|(_, resource)| resource.resource.clone())
                 .collect();
             let tenants = self
                 .tenants
@@ -297,8 +297,7 @@ pub(super) enum NackReason {
     #[error("{0:?} is not a generation: write a decimal number in system_version_info")]
     Generation(String),
     #[error(
-        "generation {offered} is older than {current}, which this data plane holds of the same store; if the controller's store was set back on \
-         purpose, remove this data plane's snapshot file and restart it"
+        "generation {offered} is older than {current}, which this data plane holds of the same store; if the controller's store was restored on purpose, remove this data plane's snapshot file and restart it"
     )]
     Stale { offered: u64, current: u64 },
     #[error("{name}: {why}")]
@@ -337,7 +336,7 @@ pub(super) fn examine(
         .map(|r| &r.name)
         .chain(&response.removed_resources);
     names.for_each(|name| *named.entry(name).or_insert(0) += 1);
-    let held = state.kinds.get(&kind);
+    let resources = state.kinds.get(&kind);
     let mut refused = Vec::new();
     let mut upserts = Vec::with_capacity(response.resources.len());
     for r in response
@@ -354,15 +353,15 @@ pub(super) fn examine(
             }),
             // A version that is in the state already is no change.
             Ok(_)
-                if held
+                if resources
                     .and_then(|m| m.get(r.name.as_str()))
                     .is_some_and(|h| *h.version == r.version) => {}
             Ok(resource) => {
-                let held = VersionedResource {
+                let resources = VersionedResource {
                     version: Arc::from(r.version.as_str()),
                     resource: Arc::new(resource),
                 };
-                upserts.push((Arc::from(r.name.as_str()), held));
+                upserts.push((Arc::from(r.name.as_str()), resources));
             }
         }
     }
@@ -370,7 +369,7 @@ pub(super) fn examine(
         .removed_resources
         .iter()
         .filter(|name| named[name.as_str()] == 1)
-        .filter(|name| held.is_some_and(|m| m.contains_key(name.as_str())))
+        .filter(|name| resources.is_some_and(|m| m.contains_key(name.as_str())))
         .map(|name| (kind, name.clone()))
         .collect();
     refuse_repeated(kind, &named, &mut refused);
@@ -455,9 +454,9 @@ fn read(kind: ResourceKind, r: &Envelope) -> Result<Resource, NackReason> {
     let body = r
         .resource
         .as_ref()
-        .ok_or_else(|| envelope(&r.name, "holds no resource"))?;
+        .ok_or_else(|| envelope(&r.name, "contains no resource"))?;
     if body.type_url != kind.type_url() {
-        return Err(envelope(&r.name, "holds another type than the response"));
+        return Err(envelope(&r.name, "contains another type than the response"));
     }
     Ok(wire::decode(kind, &r.name, &body.value)?)
 }

@@ -48,8 +48,11 @@ impl StateFileError {
 
 /// Writes the state atomically and durably.
 pub(super) fn write(path: &Path, state: &ResourceState) -> std::io::Result<()> {
-    let held = state.kinds.values().flat_map(|held| held.values());
-    let entries = held.map(|h| (&*h.version, &*h.resource));
+    let resources = state
+        .kinds
+        .values()
+        .flat_map(|resources| resources.values());
+    let entries = resources.map(|h| (&*h.version, &*h.resource));
     atomic_file::replace(
         path,
         &wire::encode(
@@ -79,7 +82,7 @@ pub fn read(path: &Path, kinds: &[ResourceKind]) -> Result<ResourceState, StateF
     };
     for e in entries {
         let (kind, name) = (e.resource.kind(), e.resource.name());
-        let held = VersionedResource {
+        let resource = VersionedResource {
             version: e.version.into(),
             resource: Arc::new(e.resource),
         };
@@ -87,7 +90,7 @@ pub fn read(path: &Path, kinds: &[ResourceKind]) -> Result<ResourceState, StateF
             .kinds
             .entry(kind)
             .or_default()
-            .insert(name.as_str().into(), held)
+            .insert(name.as_str().into(), resource)
             .is_some()
         {
             return Err(StateFileError::Twice(name));

@@ -151,12 +151,12 @@ impl StateOwner {
 
     /// Compares the announced store with that of the present state. Another store is accepted only
     /// if no other address of the controller led to the known one.
-    pub(super) fn meet_store(&mut self, store: StoreId) -> StoreMatch {
-        let held = self.with_state(|state| state.store);
-        if held.is_none_or(|held| held == store) {
+    pub(super) fn compare_store(&mut self, store: StoreId) -> StoreMatch {
+        let known = self.with_state(|state| state.store);
+        if known.is_none_or(|known| known == store) {
             self.is_own_store = true;
             self.attempts_without_store = 0;
-            if held.is_none() {
+            if known.is_none() {
                 lock(&self.state).store = Some(store);
                 self.dirty = true;
             }
@@ -184,8 +184,8 @@ impl StateOwner {
         }
         let is_last = self.attempts_without_store + 1 >= self.addresses;
         tracing::error!(
-            %store, held = held.map(tracing::field::display), taken_up = is_last,
-            "the controller shows another store than the one that this data plane knows; what is held is served until the other's state is whole"
+            %store, known = known.map(tracing::field::display), taken_up = is_last,
+            "the controller has another store than the one that this data plane knows; the present state is served until the state of the other store is complete"
         );
         if is_last {
             self.answered.clear();
@@ -354,14 +354,14 @@ impl StateOwner {
             .iter()
             .filter(|(tenant, closure)| self.logged.get(*tenant) != Some(*closure))
         {
-            tracing::error!(%tenant, cause = closure.cause.name(), detail = closure.detail, "tenant is closed: nothing of it is served");
+            tracing::error!(%tenant, cause = closure.cause.name(), detail = closure.detail, "the tenant is closed and not served");
         }
         for tenant in self
             .logged
             .keys()
             .filter(|tenant| !closed.contains_key(*tenant))
         {
-            tracing::info!(%tenant, "tenant is open again");
+            tracing::info!(%tenant, "the tenant is served again");
         }
         self.logged = closed.clone();
         self.status.send_modify(|s| {

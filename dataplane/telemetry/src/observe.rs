@@ -116,7 +116,7 @@ impl ObservationContext {
         show_shares(registry, &limit);
         let begun = counters(
             "canal_observations_total",
-            "Observations that the controller began here.",
+            "Observations that the controller started on this data plane.",
             &["subject"],
         );
         let refused = counters(

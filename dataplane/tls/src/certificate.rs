@@ -25,7 +25,7 @@ pub enum CertificateError {
     #[error("certificate of {what}: {why}")]
     Form { what: String, why: String },
     /// The URI SANs of the leaf are not exactly one SPIFFE identity.
-    #[error("the certificate must hold exactly one identity as URI SAN, it holds {0:?}")]
+    #[error("the certificate must have exactly one identity as URI SAN; it has {0:?}")]
     Identity(Vec<String>),
     /// The key does not belong to the leaf.
     #[error("the private key does not belong to the certificate of {0}")]
@@ -69,7 +69,7 @@ impl Certificate {
                     .collect::<Result<Vec<_>, _>>()
                     .map_err(|e| form(what, e))?;
                 if list.is_empty() {
-                    Err(form(what, "holds no certificate"))
+                    Err(form(what, "contains no certificate"))
                 } else {
                     Ok(list)
                 }

@@ -56,7 +56,7 @@ impl ChainCache {
     pub(super) fn new(registry: &Registry) -> Self {
         let results = registry.counters(MetricFamily::new(
             "canal_tls_chains_total",
-            "Peers' chains: verified, or known from an earlier handshake.",
+            "Certificate chains of peers, by result: verified now, or cached from an earlier handshake.",
             &["result"],
         ));
         Self {

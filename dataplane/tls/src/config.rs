@@ -25,12 +25,12 @@ pub fn mesh_alpn() -> [Vec<u8>; 1] {
 /// rustls rejects the configuration.
 pub fn server(
     key: Arc<dyn ResolvesServerCert>,
-    judge: PeerVerifier,
+    verifier: PeerVerifier,
     alpn: &[Vec<u8>],
 ) -> Result<ServerConfig, Error> {
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?
-        .with_client_cert_verifier(Arc::new(ClientVerifier::new(judge)))
+        .with_client_cert_verifier(Arc::new(ClientVerifier::new(verifier)))
         .with_cert_resolver(key);
     config.alpn_protocols = alpn.to_vec();
     // Clients of the mesh do not resume sessions, as in ztunnel, so tickets would be useless.
@@ -46,14 +46,14 @@ pub fn server(
 /// rustls rejects the configuration.
 pub fn client(
     key: Arc<dyn ResolvesClientCert>,
-    judge: PeerVerifier,
+    verifier: PeerVerifier,
     expected: Arc<[Identity]>,
     alpn: &[Vec<u8>],
 ) -> Result<ClientConfig, Error> {
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(ServerVerifier::new(judge, expected)))
+        .with_custom_certificate_verifier(Arc::new(ServerVerifier::new(verifier, expected)))
         .with_client_cert_resolver(key);
     config.alpn_protocols = alpn.to_vec();
     config.enable_sni = false;
@@ -66,7 +66,7 @@ pub fn client(
 /// connections to the same peers share it.
 #[derive(Debug)]
 pub struct ClientTemplate {
-    judge: PeerVerifier,
+    verifier: PeerVerifier,
     /// Identities of which `config` accepts a peer.
     expected: Arc<[Identity]>,
     config: Arc<ClientConfig>,
@@ -80,17 +80,17 @@ impl ClientTemplate {
     /// rustls rejects the configuration.
     pub fn new(
         key: Arc<dyn ResolvesClientCert>,
-        judge: PeerVerifier,
+        verifier: PeerVerifier,
         expected: Arc<[Identity]>,
         alpn: &[Vec<u8>],
         secrets: Option<Arc<dyn KeyLog>>,
     ) -> Result<Self, Error> {
-        let mut config = client(key, judge.clone(), expected.clone(), alpn)?;
+        let mut config = client(key, verifier.clone(), expected.clone(), alpn)?;
         if let Some(secrets) = secrets {
             config.key_log = secrets;
         }
         Ok(Self {
-            judge,
+            verifier,
             expected,
             config: Arc::new(config),
         })
@@ -105,7 +105,7 @@ impl ClientTemplate {
         config
             .dangerous()
             .set_certificate_verifier(Arc::new(ServerVerifier::new(
-                self.judge.clone(),
+                self.verifier.clone(),
                 expected.clone(),
             )));
         Arc::new(config)

@@ -109,7 +109,7 @@ pub enum KeyServerError {
     },
     /// The key server stopped answering in the middle of a handshake, which no other server can
     /// continue.
-    #[error("{0} was lost in the middle of the handshake")]
+    #[error("the connection to {0} was lost during the handshake")]
     Lost(String),
     /// The answer of the key server does not fit the request.
     #[error("{server} sent an answer without a request: {what}")]
@@ -121,7 +121,7 @@ pub enum KeyServerError {
     #[error("the peer sent {0}")]
     TooMuch(&'static str),
     /// No handshake thread was free.
-    #[error("all handshake threads are taken")]
+    #[error("all handshake threads are busy")]
     Busy,
 }
 
@@ -181,7 +181,7 @@ pub enum TlsError {
     #[error("TLS handshake: {0}")]
     Io(io::Error),
     /// The handshake did not end within [`super::HANDSHAKE_TIMEOUT`].
-    #[error("TLS handshake: no end in {0:?}")]
+    #[error("TLS handshake: not finished within {0:?}")]
     Timeout(Duration),
     /// The key server did not complete the handshake for this side.
     #[error("TLS handshake by key server: {0}")]
@@ -294,16 +294,16 @@ pub enum PeerIdentityError {
         names: Vec<String>,
     },
     /// The chain has too many certificates.
-    #[error("the peer shows {0} certificates; at most {CHAIN_CERTIFICATES_MAX} are looked at")]
+    #[error("the peer sent {0} certificates; at most {CHAIN_CERTIFICATES_MAX} are accepted")]
     ChainTooLong(usize),
     /// The chain has too many bytes.
-    #[error("the peer's certificates have {0} bytes; at most {CHAIN_BYTES_MAX} are looked at")]
+    #[error("the peer's certificates have {0} bytes; at most {CHAIN_BYTES_MAX} are accepted")]
     ChainTooLarge(usize),
     /// The issuer of the certificates did not sign the revocation list.
     #[error("the revocation list of the peer's trust domain cannot be used: {0}")]
     RevocationList(String),
     /// The chain has a fault for which TLS has no alert.
-    #[error("the peer's certificates do not hold together: {0}")]
+    #[error("the peer's certificate chain is not valid: {0}")]
     Chain(String),
 }
 

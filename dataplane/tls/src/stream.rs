@@ -17,7 +17,7 @@ use super::verified_chain::PeerLeaf;
 #[derive(Debug)]
 pub struct MtlsStream<IO> {
     inner: Inner<IO>,
-    standing: PeerTrustWatch,
+    trust_watch: PeerTrustWatch,
 }
 
 /// The connection by the place of its keys.
@@ -35,8 +35,8 @@ pub enum Inner<IO> {
 }
 
 impl<IO> MtlsStream<IO> {
-    pub(super) fn new(inner: Inner<IO>, standing: PeerTrustWatch) -> Self {
-        Self { inner, standing }
+    pub(super) fn new(inner: Inner<IO>, trust_watch: PeerTrustWatch) -> Self {
+        Self { inner, trust_watch }
     }
 
     /// Creates the connection of the accepting side after a local handshake with a verified peer.
@@ -54,12 +54,12 @@ impl<IO> MtlsStream<IO> {
 
     /// Returns the data of the peer's certificate.
     pub fn peer_leaf(&self) -> &PeerLeaf {
-        self.standing.leaf()
+        self.trust_watch.leaf()
     }
 
     /// Returns the watch of the peer's trust while the connection is open.
     pub fn peer_trust(&self) -> &PeerTrustWatch {
-        &self.standing
+        &self.trust_watch
     }
 
     /// Returns whether a key server performed the handshake.

@@ -79,7 +79,7 @@ impl TrustAnchors {
             }
         }
         if roots.is_empty() {
-            return Err("it holds no root".into());
+            return Err("it contains no root".into());
         }
         let mut revoked = Vec::new();
         for pem in &bundle.revoked {
@@ -270,7 +270,7 @@ impl TlsContext {
             )),
             refused: registry.counters(MetricFamily::new(
                 "canal_tls_refused_total",
-                "Mesh handshakes that failed here.",
+                "Mesh handshakes that failed on this side.",
                 &["side", "reason"],
             )),
             cache: ChainCache::new(registry),

@@ -170,7 +170,7 @@ impl PeerVerifier {
     }
 
     /// Returns a watch that reports when the peer of a finished handshake loses trust.
-    pub fn standing(&self, leaf: Arc<PeerLeaf>) -> PeerTrustWatch {
+    pub fn trust_watch(&self, leaf: Arc<PeerLeaf>) -> PeerTrustWatch {
         PeerTrustWatch::new(self.trust.clone(), leaf)
     }
 
@@ -240,11 +240,11 @@ impl PeerVerifier {
         }
         verify(&parsed, &anchors, above, role, now)?;
         let verified = Arc::new(verified(&identity, facts, leaf, above)?);
-        let kept = verified.leaf.clone();
+        let leaf = verified.leaf.clone();
         if let Some((shared, key)) = key {
             shared.cache.put(key, verified);
         }
-        Ok((identity, kept))
+        Ok((identity, leaf))
     }
 
     /// Returns the identity of the peer of a finished handshake: repeats the decision of the
@@ -417,7 +417,7 @@ fn of_webpki(e: webpki::Error) -> Error {
 /// Verifies the certificates of clients.
 #[derive(Debug)]
 pub struct ClientVerifier {
-    judge: PeerVerifier,
+    verifier: PeerVerifier,
     required: bool,
     expected: ExpectedPeer,
     algorithms: WebPkiSupportedAlgorithms,
@@ -425,10 +425,10 @@ pub struct ClientVerifier {
 
 impl ClientVerifier {
     /// Creates a verifier that requires a certificate.
-    pub fn new(judge: PeerVerifier) -> Self {
-        let expected = ExpectedPeer::Members(judge.own.clone());
+    pub fn new(verifier: PeerVerifier) -> Self {
+        let expected = ExpectedPeer::Members(verifier.own.clone());
         Self {
-            judge,
+            verifier,
             required: true,
             expected,
             algorithms: provider().signature_verification_algorithms,
@@ -457,7 +457,7 @@ impl ClientCertVerifier for ClientVerifier {
         above: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        self.judge
+        self.verifier
             .verify_peer(PeerRole::Client, &self.expected, leaf, above, now)?;
         Ok(ClientCertVerified::assertion())
     }
@@ -485,16 +485,16 @@ impl ClientCertVerifier for ClientVerifier {
 /// Verifies a server: its chain, and that it is one of the expected identities.
 #[derive(Debug)]
 pub struct ServerVerifier {
-    judge: PeerVerifier,
+    verifier: PeerVerifier,
     expected: ExpectedPeer,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
 impl ServerVerifier {
     /// Creates a verifier that accepts one of `expected`.
-    pub fn new(judge: PeerVerifier, expected: Arc<[Identity]>) -> Self {
+    pub fn new(verifier: PeerVerifier, expected: Arc<[Identity]>) -> Self {
         Self {
-            judge,
+            verifier,
             expected: ExpectedPeer::OneOf(expected),
             algorithms: provider().signature_verification_algorithms,
         }
@@ -510,7 +510,7 @@ impl ServerCertVerifier for ServerVerifier {
         _ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        self.judge
+        self.verifier
             .verify_peer(PeerRole::Server, &self.expected, leaf, above, now)?;
         Ok(ServerCertVerified::assertion())
     }

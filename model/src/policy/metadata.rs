@@ -55,7 +55,7 @@ pub struct Metadata {
 pub(crate) fn default_namespace() -> Namespace {
     match Namespace::new("default") {
         Ok(namespace) => namespace,
-        Err(_) => unreachable!("the constant is a valid name; the test below holds it to it"),
+        Err(_) => unreachable!("the constant is a valid name; a test below verifies it"),
     }
 }
 

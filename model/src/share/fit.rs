@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_map_takes_from_the_largest_holders() {
+    fn a_full_map_omits_entries_of_the_largest_holders() {
         let all: Vec<(u8, u16)> = (0..8)
             .map(|key| (1, key))
             .chain((100..106).map(|key| (2, key)))

@@ -53,7 +53,7 @@ fn streamed(content_type: &'static str, body: Body) -> Response<Body> {
 /// ones. Returns 503 while [`crate::metrics::SCRAPES_MAX`] other scrapes are in progress.
 pub(super) fn exposition(registry: &Registry) -> Response<Body> {
     let Some(scrape) = registry.begin_scrape() else {
-        let why = "two scrapes are under way; fix: scrape from one place, and not more often than a scrape takes\n";
+        let why = "two scrapes are in progress; fix: use one scraper, with an interval longer than a scrape takes\n";
         return text(StatusCode::SERVICE_UNAVAILABLE, why);
     };
     let pieces =

@@ -57,7 +57,7 @@ impl Registry {
         if begun.is_none() {
             let family = MetricFamily::new(
                 "canal_metrics_scrapes_refused_total",
-                "Scrapes refused because two others were under way.",
+                "Scrapes refused because two others were in progress.",
                 &[],
             );
             self.counters(family).shared(&[]).inc();
@@ -75,7 +75,7 @@ impl Iterator for Scrape {
     fn next(&mut self) -> Option<io::Result<String>> {
         if self.is_over.load(Relaxed) {
             return Some(Err(io::Error::other(
-                "the scrape took too long and gave way to another",
+                "the scrape took too long and was ended in favour of another one",
             )));
         }
         self.pieces.next().map(Ok)
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_third_scrape_is_refused_and_a_slow_one_gives_way() {
+    fn the_third_scrape_is_refused_and_a_slow_one_is_ended() {
         let scrapes = Scrapes::default();
         let start = Instant::now();
         let (first, second) = (

@@ -157,7 +157,7 @@ impl FamilyCore {
         let mut table = lock(&self.table);
         let (at, moved_one) = self.find_or_insert(&mut table, labels);
         let Some(series) = table.list.get_mut(at).and_then(Option::as_mut) else {
-            unreachable!("a place that was just found is taken");
+            unreachable!("the slot found above exists");
         };
         let slots = rest.filter(|_| series.is_other).unwrap_or_else(|| {
             let new = arena.take(self.shape.slots());
@@ -177,7 +177,7 @@ impl FamilyCore {
         let mut table = lock(&self.table);
         let (at, moved_one) = self.find_or_insert(&mut table, labels);
         let Some(series) = table.list.get_mut(at).and_then(Option::as_mut) else {
-            unreachable!("a place that was just found is taken");
+            unreachable!("the slot found above exists");
         };
         (
             series

@@ -118,12 +118,7 @@ pub(super) fn write(out: &mut String, limits: &[TenantLimitUsage]) {
     }
     let tables = tables(limits);
     let name = "canal_share_capacity";
-    text::head(
-        out,
-        name,
-        "What a limit that tenants share allows in all.",
-        "gauge",
-    );
+    text::head(out, name, "Maximum of a limit that tenants share.", "gauge");
     for (kind, table) in &tables {
         // Writing to a String cannot fail.
         let _ = writeln!(
@@ -146,7 +141,7 @@ pub(super) fn write(out: &mut String, limits: &[TenantLimitUsage]) {
     };
     family(
         "canal_share_used",
-        "What a tenant has taken of a shared limit.",
+        "Amount of a shared limit that a tenant uses.",
         "gauge",
         |row| Some(row.used),
     );
@@ -164,7 +159,7 @@ pub(super) fn write(out: &mut String, limits: &[TenantLimitUsage]) {
     );
     family(
         "canal_share_revoked_total",
-        "Permits of a tenant that gave way in a full shared limit.",
+        "Permits of a tenant that were revoked because a shared limit was full.",
         "counter",
         |row| Some(row.revoked),
     );

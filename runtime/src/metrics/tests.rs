@@ -141,7 +141,7 @@ fn a_share_that_the_provider_wrote_holds() {
 }
 
 #[test]
-fn in_a_full_family_the_largest_tenant_gives_way_and_loses_no_count() {
+fn a_full_family_evicts_series_of_the_largest_tenant_without_loss() {
     let r = Registry::new();
     let family = r.counters(MetricFamily {
         series_max: 20,
@@ -175,7 +175,7 @@ fn in_a_full_family_the_largest_tenant_gives_way_and_loses_no_count() {
     );
     assert!(
         shard.generation() > before,
-        "handles that are kept are looked up again"
+        "stored handles are looked up again"
     );
     // A new look-up returns the `other` series, or the label set's own series once there is
     // capacity.

@@ -143,10 +143,10 @@ pub(super) fn folded(out: &mut String, families: &[Arc<FamilyCore>]) {
     });
     write(
         "canal_metrics_expired_total",
-        "Series that ended because nothing counted in them.",
+        "Series that ended because their count did not change.",
         |core| core.expired.load(Relaxed),
     );
-    let displaced = "Series in use that gave way to another owner's, and are counted under \"other\" of their own.";
+    let displaced = "Series in use that were replaced by another owner's; their counts continue under \"other\".";
     write("canal_metrics_displaced_total", displaced, |core| {
         core.displaced.load(Relaxed)
     });

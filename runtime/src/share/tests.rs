@@ -33,7 +33,7 @@ fn used(limit: &TenantLimit, holder: &ShareHolder) -> u64 {
 }
 
 #[test]
-fn tenant_takes_up_to_its_share_and_gives_back() {
+fn a_tenant_uses_up_to_its_share_and_returns_it() {
     let limit = limit(10, 0, GiveWay::Oldest);
     let alpha = tenant("alpha");
     let held: Vec<_> = (0..5).map(|_| limit.take(&alpha, 1).unwrap()).collect();
@@ -49,7 +49,7 @@ fn tenant_takes_up_to_its_share_and_gives_back() {
 }
 
 #[test]
-fn tenant_with_its_own_share_takes_that_much() {
+fn a_tenant_with_its_own_share_can_use_all_of_it() {
     let limit = limit(100, 0, GiveWay::Oldest);
     let mut shares = Shares::default();
     shares.set(KIND, Share::Amount(80));
@@ -178,7 +178,7 @@ async fn full_limit_revokes_the_oldest_permit_of_the_largest_holder() {
 }
 
 #[test]
-fn full_limit_revokes_the_newest_where_age_speaks_for_a_session() {
+fn a_full_limit_revokes_the_newest_permit_if_so_configured() {
     let limit = limit(3, 0, GiveWay::Newest);
     limit.set_default_share(Share::Percent(100));
     let alpha: Vec<_> = (0..3)
@@ -251,7 +251,7 @@ fn refused_take_revokes_no_permit() {
 }
 
 #[test]
-fn several_large_holders_give_way_in_turn() {
+fn several_large_holders_lose_permits_in_turn() {
     let limit = limit(12, 0, GiveWay::Newest);
     limit.set_default_share(Share::Percent(100));
     let held = |name: &str, count: u64| {

@@ -313,7 +313,7 @@ mod tests {
         assert_eq!(kind, "VirtualService");
         assert_eq!(
             reason.as_deref(),
-            Some("spec.http[].corsPolicy: CORS is not in this version")
+            Some("spec.http[].corsPolicy: CORS is not supported in this version")
         );
     }
 

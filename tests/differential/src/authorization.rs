@@ -302,7 +302,7 @@ fn kind(verdict: &OracleDecision) -> &'static str {
     match verdict {
         OracleDecision::Allow => "allow",
         OracleDecision::Deny { policy: None, .. } => "deny, for no ALLOW",
-        OracleDecision::Deny { rule: None, .. } => "deny, for it is broken",
+        OracleDecision::Deny { rule: None, .. } => "deny, because it is broken",
         OracleDecision::Deny { .. } => "deny",
         OracleDecision::CallAuthorizer { .. } => "ask",
         OracleDecision::Undecided { .. } => "undecided",

@@ -66,7 +66,7 @@ fn charged_and_taken(text: &str) -> (u64, u64) {
 }
 
 #[test]
-fn a_tenant_is_charged_at_least_what_the_routers_tables_take() {
+fn a_tenant_is_charged_at_least_the_size_of_its_route_tables() {
     let rules = |count: usize, condition: &dyn Fn(usize) -> String| {
         let rule = |n| {
             format!(

@@ -110,7 +110,7 @@ impl PodServer {
         let mut line = String::new();
         BufReader::new(out)
             .read_line(&mut line)
-            .expect("it says whether it serves");
+            .expect("it reports whether it serves");
         (line.trim() == "serving").then_some(server)
     }
 }

@@ -31,7 +31,7 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../..")
         .canonicalize()
-        .expect("the crate stands in the repository")
+        .expect("the crate is in the repository")
 }
 
 /// Returns the folder of the programs that cargo built; test programs are in its `deps`, and

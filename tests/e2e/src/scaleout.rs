@@ -253,7 +253,7 @@ pub fn grow(mesh: &Mesh, is_timed: bool) -> ScaleOutFigures {
         .sum();
     let alone = [
         (
-            "connections that are kept",
+            "persistent connections",
             ["-r", "50", "-c", "32"].as_slice(),
         ),
         (

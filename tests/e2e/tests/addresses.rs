@@ -123,7 +123,7 @@ fn tcp_application_sees_the_client_pod() {
     assert_eq!(
         bound.peer.port(),
         45678,
-        "the client's own port is kept where it is free"
+        "the client's own port is used if it is free"
     );
     // The server is its own client here; only in this case may it see its own address.
     assert_eq!(
@@ -157,7 +157,7 @@ fn http_application_sees_gateway_and_the_client_in_its_header() {
 
 /// A client can claim anything: about itself in headers, and about others in a tunnel of its own.
 #[test]
-fn forged_sources_are_not_believed() {
+fn forged_source_addresses_are_refused() {
     let other = address(OTHER, true);
     let forged = format!("forwarded: for=\"{other}:4711\"");
     let output = observe_addresses(
@@ -225,7 +225,7 @@ fn remote_ip_blocks_match_the_client_pods_address() {
 
 /// Sentinel and Cluster read the other Redis's own address.
 #[test]
-fn redis_knows_its_replica_by_its_own_address() {
+fn redis_sees_its_replica_by_its_own_address() {
     let (master, replica) = ("alpha/default/redis-0", "alpha/default/replica-0");
     let ip = address(master, true).to_string();
     let cli = |pod: &str, words: &[&str]| {

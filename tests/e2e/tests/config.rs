@@ -175,7 +175,7 @@ fn a_change_shows_and_a_broken_one_is_refused_whole() {
 /// The controller is killed; then a node proxy and a gateway replica restart without it, and
 /// traffic continues from their state files.
 #[test]
-fn life_goes_on_without_the_controller() {
+fn traffic_continues_without_the_controller() {
     let mesh = mesh();
     mesh.world.stop("controller").unwrap();
     let none_lost = |when: &str| {

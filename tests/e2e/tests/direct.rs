@@ -155,7 +155,7 @@ fn redis_goes_node_to_node_for_each_tenant() {
             "principals: [alpha.example/ns/default/sa/client-far]",
         ),
     );
-    until(deadline(SOON), "who is denied gets nothing", || {
+    until(deadline(SOON), "a denied client gets no answer", || {
         redis(FAR, &["ping"]).1 != "PONG"
     });
     assert_eq!(
@@ -269,7 +269,7 @@ fn service_that_refuses_the_direct_path_ends_nothing() {
 /// One of two pods dies: its sessions reconnect at once, and new connections never fail, before and
 /// after the controller knows.
 #[test]
-fn dead_pod_costs_its_own_sessions_only() {
+fn a_dead_pod_loses_only_its_own_sessions() {
     let running = sessions();
     let before = admitted("client");
     mesh()

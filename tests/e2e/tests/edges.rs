@@ -158,16 +158,18 @@ fn both_carry(before: [u64; 2]) {
 /// T16. Both edges carry packets before. Then the link of one goes down, which to routers is a dead
 /// host; the other carries everything.
 #[test]
-fn an_edge_s_death_costs_no_session_and_a_gap_below_a_second() {
+fn a_dead_edge_loses_no_session_and_delays_under_a_second() {
     let mesh = mesh();
     let before = EDGES.map(carried);
     let under = loads();
     both_carry(before);
     mesh.world.link_down(EDGES[1]).unwrap();
     let alone = carried(EDGES[0]);
-    until(deadline(SETTLED_WITHIN), "the other carries all", || {
-        carried(EDGES[0]) > alone + 2 * CARRIED_MIN
-    });
+    until(
+        deadline(SETTLED_WITHIN),
+        "the other edge carries all traffic",
+        || carried(EDGES[0]) > alone + 2 * CARRIED_MIN,
+    );
     unharmed("an edge's host dies", under);
     until(
         deadline(SETTLED_WITHIN),
@@ -186,7 +188,7 @@ fn an_edge_s_death_costs_no_session_and_a_gap_below_a_second() {
 
 /// The program continues to forward, and the new agent adopts the maps.
 #[test]
-fn an_edge_s_killed_agent_costs_nothing() {
+fn a_killed_edge_agent_affects_no_traffic() {
     let mesh = mesh();
     let before = EDGES.map(carried);
     let under = loads();
@@ -202,7 +204,7 @@ fn an_edge_s_killed_agent_costs_nothing() {
 /// Planned removal: routers stop sending to the edge; then it ends, and its program is removed. Its
 /// return starts with its readiness.
 #[test]
-fn an_edge_comes_and_goes_and_nothing_breaks() {
+fn adding_and_removing_an_edge_breaks_no_session() {
     let mesh = mesh();
     let router = mesh.world.host("router-az1").unwrap().environment.name;
     let route = |edges: &[&str]| {
@@ -229,9 +231,11 @@ fn an_edge_comes_and_goes_and_nothing_breaks() {
         .ok();
     let before = carried(EDGES[0]);
     // Agents read their programs' counters every two seconds.
-    until(deadline(SETTLED_WITHIN), "the other carries all", || {
-        carried(EDGES[0]) > before + 2 * CARRIED_MIN
-    });
+    until(
+        deadline(SETTLED_WITHIN),
+        "the other edge carries all traffic",
+        || carried(EDGES[0]) > before + 2 * CARRIED_MIN,
+    );
     mesh.world.start(EDGES[1]).unwrap();
     mesh.world
         .wait_host_ready(EDGES[1], deadline(SETTLED_WITHIN))
@@ -241,7 +245,7 @@ fn an_edge_comes_and_goes_and_nothing_breaks() {
     until(deadline(SETTLED_WITHIN), "it carries again", || {
         carried(EDGES[1]) > back + CARRIED_MIN
     });
-    unharmed("an edge goes and comes", under);
+    unharmed("an edge is removed and added", under);
     mesh.converge(deadline(SETTLED_WITHIN));
 }
 

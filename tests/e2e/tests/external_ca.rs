@@ -152,7 +152,7 @@ fn another_process_signs() {
     };
     until(
         deadline(REFUSED_WITHIN),
-        "without it the controller says so",
+        "without it the controller reports an error",
         || refused() > 0,
     );
     mesh.world.start("cfssl").unwrap();

@@ -127,7 +127,7 @@ fn certificates_rotate_under_a_stream() {
 /// A killed replica costs only requests in flight. Afterwards clients with long timeouts lose
 /// nothing.
 #[test]
-fn a_killed_replica_costs_only_its_own_requests() {
+fn a_killed_replica_loses_only_its_own_requests() {
     let mesh = mesh();
     let timeout = deadline_ms(ANSWERED_WITHIN);
     let watch = mesh.spawn(CLIENT, &load("10", &timeout));

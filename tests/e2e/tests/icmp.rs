@@ -140,7 +140,7 @@ fn probe(pod: &str, own: IpAddr, to: SocketAddr, hops: u32) -> (SocketAddr, Opti
 /// Traceroute: the path to a service has two hops, the node and the gateway address itself. Nothing
 /// of the tier is visible.
 #[test]
-fn the_way_to_a_service_is_the_node_and_the_service() {
+fn a_traceroute_to_a_service_shows_only_the_node_and_the_service() {
     for tenant in TENANTS {
         for address in gateway_addresses() {
             let is_v6 = address.is_ipv6();

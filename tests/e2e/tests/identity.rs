@@ -252,11 +252,11 @@ fn a_changed_intermediate_in_files_is_used() {
     assert_eq!(
         mesh().code(BETA_CLIENT, PAGE, &[]),
         200,
-        "what was in force stays"
+        "the previous configuration stays in force"
     );
     let second = files().root.intermediate("beta's second intermediate");
     files().write(&second, None);
-    until(deadline(SOON), "the fault is gone", || {
+    until(deadline(SOON), "the error was cleared", || {
         domain("beta")["error"].as_str().unwrap_or("").is_empty()
     });
     // Half a lifetime later all certificates have been renewed.
@@ -317,7 +317,7 @@ fn the_revoked_are_out() {
     /// Prints a line once the session is answered, and ends with the session.
     const SESSION: &str = "exec 3<>/dev/tcp/10.101.0.50/7000 && echo open >&3 && cat <&3";
     let timeout = deadline_ms(ANSWERED_WITHIN);
-    until(deadline(SOON), "it is a member like others", || {
+    until(deadline(SOON), "it is a member like the others", || {
         mesh().code(INTRUDER, PAGE, &[]) == 200
     });
     let before = revoked_connections();
@@ -390,7 +390,7 @@ fn the_revoked_are_out_at_once() {
             ],
         )
     };
-    until(deadline(SOON), "it is a member like others", || {
+    until(deadline(SOON), "it is a member like the others", || {
         mesh().code(INTRUDER, PAGE, &[]) == 200
     });
     let began = Instant::now();
@@ -465,7 +465,7 @@ fn a_revoked_identity_is_out_with_a_certificate_of_no_record() {
         listeners.iter().map(open).collect()
     };
     let reached = |credential: &PemCredential| open(credential).iter().all(TunnelAttempt::reached);
-    until(deadline(SOON), "it is a member like others", || {
+    until(deadline(SOON), "it is a member like the others", || {
         reached(&credential)
     });
     let order = |what: &str| {
@@ -534,7 +534,7 @@ fn federation_needs_both_and_a_policy() {
     // The tunnel opens, and the request in it is refused.
     until(
         deadline(SOON),
-        "both wish it: it is heard, and allowed nothing",
+        "both sides declare it: requests arrive, but no policy allows them",
         || matches!(to_alpha(&member), TunnelAttempt::Open(answer) if answer.contains("RBAC: access denied")),
     );
     let named = "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: guests, namespace: default}\n\
@@ -554,7 +554,7 @@ fn federation_needs_both_and_a_policy() {
     mesh()
         .canal(&["delete", "--tenant", "beta", "federation", "alpha"])
         .ok();
-    until(deadline(SOON), "one side takes its word back", || {
+    until(deadline(SOON), "one side removes its Federation", || {
         matches!(to_alpha(&member), TunnelAttempt::Refused(_))
     });
     mesh()
@@ -735,7 +735,7 @@ fn bad_chains_are_refused_by_name() {
 /// An application that requests its SVID gets it, and a new one before the old one expires; one
 /// that may not request it gets none.
 #[test]
-fn the_workload_api_gives_svids_and_new_ones() {
+fn the_workload_api_sends_svids_and_renewals() {
     let out = tempfile::tempdir().expect("a directory");
     let dir = out.path().display().to_string();
     let seconds = deadline(RENEWED_WITHIN).as_secs().to_string();
@@ -772,7 +772,7 @@ fn the_workload_api_gives_svids_and_new_ones() {
         chain: read("svid.pem"),
         key: read("key.pem"),
     };
-    assert!(to_alpha(&own).reached(), "the mesh takes it");
+    assert!(to_alpha(&own).reached(), "the mesh accepts it");
     let bare = mesh()
         .run(
             CLIENT,

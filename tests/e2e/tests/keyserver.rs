@@ -247,9 +247,11 @@ fn a_killed_key_server_is_replaced_by_the_other_az_s() {
         world.kill(NEAR, Signal::Kill).unwrap();
         world.stop(NEAR).unwrap();
         for tenant in ["alpha", "beta"] {
-            until(deadline(SOON), "the other AZ's serves both tenants", || {
-                handshake(mesh(), tenant).reached()
-            });
+            until(
+                deadline(SOON),
+                "the key server of the other AZ serves both tenants",
+                || handshake(mesh(), tenant).reached(),
+            );
         }
         if is_timed() {
             std::thread::sleep(Duration::from_secs(4));
@@ -259,7 +261,7 @@ fn a_killed_key_server_is_replaced_by_the_other_az_s() {
     unharmed("killed", &loads);
     assert!(
         used("ks-1") > other,
-        "the other AZ's was asked, and counted"
+        "the key server of the other AZ was used and counted"
     );
     world.wait_host_ready(NEAR, deadline(SOON)).unwrap();
     recovered("killed", &pids);
@@ -361,7 +363,7 @@ fn a_gateway_without_its_key_server_follows_policy() {
         )
     };
     let own = by(GATEWAYS_OWN);
-    until(deadline(SOON), "their own is asked", || {
+    until(deadline(SOON), "their own key server is used", || {
         ["alpha", "beta"]
             .iter()
             .all(|tenant| through_gateway(tenant).reached())
@@ -370,9 +372,11 @@ fn a_gateway_without_its_key_server_follows_policy() {
     let (other, before) = (by("ks-2"), local());
     gone(GATEWAYS_OWN);
     for tenant in ["alpha", "beta"] {
-        until(deadline(SOON), "the other AZ's does it", || {
-            through_gateway(tenant).reached()
-        });
+        until(
+            deadline(SOON),
+            "the key server of the other AZ does it",
+            || through_gateway(tenant).reached(),
+        );
     }
     assert!(by("ks-2") > other, "and is counted");
     assert!(
@@ -382,7 +386,7 @@ fn a_gateway_without_its_key_server_follows_policy() {
         ) > 0,
         "as is why"
     );
-    assert_eq!(local(), before, "nobody needed a key of its own");
+    assert_eq!(local(), before, "no handshake used a local key");
     gone("ks-2");
     let refused = || {
         counted(
@@ -510,7 +514,7 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
         "local: the pod of RSA keys answers by the gateway",
         || served() && through_gateway("beta").reached() && handshake(mesh, "beta").reached(),
     );
-    assert_eq!(by_rsa("handshake_server"), 0, "no key server was asked");
+    assert_eq!(by_rsa("handshake_server"), 0, "no key server was used");
     keys("beta", ("Local", "Rsa2048"), ("KeyServer", "Rsa2048"));
     until(
         deadline(SOON),
@@ -749,7 +753,7 @@ fn without_any_key_server_policy_decides() {
     ["ks-1", "ks-2"].into_iter().for_each(gone);
     let local = || mesh.counted_at("node", "canal_keys_fallbacks_total", &[]);
     let before = local();
-    until(deadline(SOON), "alpha goes on", || {
+    until(deadline(SOON), "alpha continues", || {
         handshake(mesh, "alpha").reached()
     });
     assert!(local() > before, "and it is counted");

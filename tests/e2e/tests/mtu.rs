@@ -341,7 +341,7 @@ fn a_narrow_tier_is_reported_to_senders() {
         [narrow_edge, narrow_edge],
         [&[], &["--tier-mtu", "1350"]],
     );
-    check(&mesh, "client-0", "the edge takes 1350 bytes", || {});
+    check(&mesh, "client-0", "the edge accepts 1350 bytes", || {});
     until(deadline(SEEN_WITHIN), "senders learn the MTU", || {
         edge(&mesh, "edge-1", "too_big") > 0
     });

@@ -360,7 +360,7 @@ fn a_stalled_reader_blocks_no_other_and_gets_the_drop_count() {
     let codes = setup.mesh.run(ALPHA, &argv).ok();
     assert!(
         codes.lines().count() == 3000 && codes.lines().all(|code| code == "200"),
-        "requests are not held up"
+        "requests are not delayed"
     );
     setup.request_until_ended(ALPHA, "/blob?size=10&other", &mut other);
     setup.mesh.end("other", other).ok();

@@ -217,7 +217,7 @@ fn bad_policies(mesh: &Mesh) {
     let known = || mesh.canal(&["status", "-o", "json"]).json()["diagnostics"].to_string();
     until(
         deadline(SOON),
-        "alpha gets diagnostics of what its files say",
+        "alpha gets diagnostics about its files",
         || known().contains("more than 1024"),
     );
     println!(
@@ -231,7 +231,7 @@ fn bad_policies(mesh: &Mesh) {
 /// and from its disk. Beta's DENY is in force from the first request on. Other tenants' services
 /// keep their heads. The targets of alpha's own policies are denied and reported.
 #[test]
-fn one_tenants_bad_policies_are_its_own_affair() {
+fn one_tenants_bad_policies_affect_no_other_tenant() {
     let mesh = mesh();
     apply(mesh, "beta", &deny("secret", "/secret")).ok();
     until(deadline(SOON), "beta's policy holds", || {

@@ -161,7 +161,7 @@ fn a_certificate_of_the_mesh_ends_tls_at_the_gateway() {
     assert_eq!(
         page(BARE, "web", name, "public.pem", &[])["ok"],
         false,
-        "nobody else vouches for it"
+        "no other root signed it"
     );
     assert_eq!(
         page(
@@ -273,11 +273,19 @@ fn clients_may_have_to_prove_themselves() {
             words.as_ref().map_or(&[][..], |words| &words[..]),
         )
     };
-    until(deadline(SOON), "a member is let in", || {
+    until(deadline(SOON), "a member is admitted", || {
         ask(Some(&own))["ok"] == true
     });
-    assert_eq!(ask(Some(&theirs))["ok"], false, "a stranger is not");
-    assert_eq!(ask(None)["ok"], false, "nor who shows nothing");
+    assert_eq!(
+        ask(Some(&theirs))["ok"],
+        false,
+        "a client of another trust domain is not"
+    );
+    assert_eq!(
+        ask(None)["ok"],
+        false,
+        "nor is a client without a certificate"
+    );
     assert_ne!(
         setup.mesh.code(
             BARE,
@@ -308,7 +316,7 @@ fn a_key_is_of_one_namespace() {
     setup().mesh.apply("alpha", OTHER);
     until(
         deadline(SOON),
-        "its key is asked for and there is none",
+        "its key is requested and does not exist",
         || {
             let report = page(BARE, "web-open.other", SHOP, "public.pem", &[]);
             assert!(
@@ -582,7 +590,7 @@ fn a_containers_interface_determines_its_address() {
     send_with_foreign_addresses(mesh, &other, FRAMES);
     let took = until(
         deadline(SOON),
-        "each frame is counted at the interface it came by",
+        "each frame is counted at its incoming interface",
         || refused(&theirs) - before.1 >= 2 * FRAMES,
     );
     let report = mesh
@@ -603,7 +611,7 @@ fn a_containers_interface_determines_its_address() {
     assert_eq!(
         mesh.code(&other, url, &[]),
         200,
-        "by its own address the other is served too"
+        "with its own address the other is served too"
     );
     guard.end(mesh);
     mesh.world.remove_pod(&other).unwrap();

@@ -271,7 +271,7 @@ spec:
     const AT_ONCE: Duration = Duration::from_secs(5);
     assert_eq!(connect(TO), "ECONNREFUSED");
     mesh().apply("alpha", service);
-    until(deadline(AT_ONCE), "reached as soon as it is there", || {
+    until(deadline(AT_ONCE), "reachable as soon as it exists", || {
         connect(TO) == "connected"
     });
     assert_eq!(connect("10.101.0.77 7001"), "ECONNREFUSED");
@@ -288,9 +288,11 @@ spec:
     mesh()
         .canal(&["delete", "--tenant", "alpha", "service", "later"])
         .ok();
-    until(deadline(AT_ONCE), "refused as soon as it is gone", || {
-        connect(TO) == "ECONNREFUSED"
-    });
+    until(
+        deadline(AT_ONCE),
+        "refused as soon as it is removed",
+        || connect(TO) == "ECONNREFUSED",
+    );
 }
 
 /// H6: an FTP client in active mode sends the server its own address. The server accepts any

@@ -131,7 +131,7 @@ fn stall(case: &StallCase) -> Child {
 }
 
 #[test]
-fn clients_that_do_not_read_stop_nobody_else() {
+fn clients_that_do_not_read_block_no_other_client() {
     let held = || {
         ["gateway", "node"]
             .map(|kind| {
@@ -173,7 +173,7 @@ fn clients_that_do_not_read_stop_nobody_else() {
         .expect("it runs");
         child.wait().expect("the program ends");
         assert_others_are_served(&format!("{}, closed", case.road));
-        until(deadline(SOON), "what they held is given back", || {
+        until(deadline(SOON), "their permits are returned", || {
             held() == 0 && stalled() == 0
         });
     }

@@ -322,7 +322,7 @@ fn new_sessions_are_cut_to_the_rate_before_a_process_sees_them() {
                 "sessions are a flood, {counter}, {}",
                 family(to.ip())
             );
-            assert_eq!(served, let_in, "who is let in is served");
+            assert_eq!(served, let_in, "admitted sessions are served");
             let least = least(RATE, NEXT_SESSION * SESSIONS as u32).max(2 * RATE);
             timed!(
                 (least..=most).contains(&served),
@@ -344,7 +344,7 @@ fn new_sessions_are_cut_to_the_rate_before_a_process_sees_them() {
         lift();
         until(
             deadline(Duration::from_secs(10)),
-            "the limit is gone",
+            "the limit was removed",
             || flood(mesh, BETA, 0, &["-n", "300", "-c", "20"])["failed"] == 0,
         );
     }
@@ -592,7 +592,7 @@ fn a_flood_of_questions_does_not_reach_the_name_service() {
     lift();
     until(
         deadline(Duration::from_secs(20)),
-        "the limit is gone",
+        "the limit was removed",
         || (0..50).all(|_| query_udp(&mesh.world, BETA, servers[0], &question).is_some()),
     );
 }

@@ -376,7 +376,7 @@ fn change_fleet(round: usize) -> String {
 /// A process dies, its host survives: the redirector continues, the sessions of other replicas are
 /// unaffected, and each client's next attempt succeeds.
 #[test]
-fn a_killed_replica_costs_only_its_own_sessions() {
+fn a_killed_replica_loses_only_its_own_sessions() {
     let mesh = mesh();
     let held = mesh.spawn(
         PROXYLESS,
@@ -708,10 +708,7 @@ fn a_grey_failure_gets_no_new_session() {
         lost.len(),
         sessions.len()
     );
-    timed!(
-        !lost.is_empty(),
-        "a session meets the workers that stand still"
-    );
+    timed!(!lost.is_empty(), "a session reaches the stuck workers");
     assert_time(
         "time until a grey replica gets no new session",
         last,
@@ -810,7 +807,7 @@ fn while_az1_is_dead<T>(work: impl FnOnce() -> T) -> T {
 /// A request that crashes every replica it reaches ends only replicas in its own service's tables.
 /// Services that share those replicas lose the requests in flight there; all others lose nothing.
 #[test]
-fn a_query_of_death_takes_down_one_service_only() {
+fn a_request_that_crashes_replicas_affects_one_service_only() {
     let mesh = mesh();
     let all = services();
     let (mut placed, mut tables, mut victim) = (Value::Null, Vec::new(), None);

@@ -84,7 +84,13 @@ fn layer_7_policies_allow_and_deny() {
     mesh().apply("alpha", &yaml);
     let put: &[&str] = &["-X", "PUT", "-d", "x"];
     let cases: [(&str, &str, &str, &[&str], u16); 8] = [
-        ("who may, what may be", CLIENT, "/headers", &[], 200),
+        (
+            "allowed client, allowed request",
+            CLIENT,
+            "/headers",
+            &[],
+            200,
+        ),
         ("a prefix", CLIENT, "/blob?size=3", &[], 200),
         (
             "the query is not the path",
@@ -250,7 +256,7 @@ fn an_external_authorizer_is_called_and_obeyed() {
     let log = mesh().world.log("alpha/default/authz-0").unwrap();
     until(
         deadline(SOON),
-        "the authorizer has printed what it was asked",
+        "the authorizer has printed its request",
         || {
             let asked = std::fs::read_to_string(&log).unwrap_or_default();
             asked.contains("a body") && asked.contains("\"path\":\"/headers\"")
@@ -259,7 +265,7 @@ fn an_external_authorizer_is_called_and_obeyed() {
     assert_eq!(
         mesh().code(CLIENT, &url(13, "/health"), &["-H", "x-authz: deny"]),
         200,
-        "what the rule leaves out is not asked"
+        "requests outside the rule are not sent to the authorizer"
     );
     mesh().apply("alpha", &authorizer_with("1s"));
     assert_eq!(
@@ -272,15 +278,17 @@ fn an_external_authorizer_is_called_and_obeyed() {
     assert_eq!(
         mesh().code(CLIENT, &url(13, "/headers"), &[]),
         403,
-        "no answer is a no"
+        "a missing answer denies"
     );
     mesh().apply(
         "alpha",
         &authorizer_with(&format!("{timeout}, failOpen: true")),
     );
-    until(deadline(SOON), "open where the tenant says so", || {
-        mesh().code(CLIENT, &url(13, "/headers"), &[]) == 200
-    });
+    until(
+        deadline(SOON),
+        "fails open if the tenant configures it",
+        || mesh().code(CLIENT, &url(13, "/headers"), &[]) == 200,
+    );
     mesh().apply("alpha", &authorizer);
     mesh().world.start("alpha/default/authz-0").unwrap();
     until(deadline(SOON), "the authorizer is back", || {
@@ -394,7 +402,7 @@ fn tokens_are_checked_by_keys_from_url_and_file() {
     assert_eq!(
         mesh().code(CLIENT, &url(14, "/headers"), &[]),
         403,
-        "no token is no principal"
+        "a request without a token has no principal"
     );
     let argv = [
         "curl",
@@ -405,7 +413,7 @@ fn tokens_are_checked_by_keys_from_url_and_file() {
     ];
     assert!(
         mesh().run(CLIENT, &argv).ok().contains("x-payload"),
-        "the payload goes on where the tenant wants it"
+        "the payload is forwarded if the tenant configures it"
     );
     // A key is replaced: tokens of the old key are refused, those of the new one are accepted,
     // nothing is restarted.
@@ -444,7 +452,7 @@ fn strict_refuses_plaintext_and_permissive_accepts_it() {
     assert_eq!(
         mesh().code(bare, &direct("web-strict"), &[]),
         200,
-        "by default both are taken"
+        "by default both are accepted"
     );
     mesh().apply(
         "alpha",
@@ -477,9 +485,11 @@ fn strict_refuses_plaintext_and_permissive_accepts_it() {
     let named =
         "  action: ALLOW\n  rules:\n  - from: [{source: {principals: [\"alpha.example/*\"]}}]\n";
     mesh().apply("alpha", &policy("open", "web-open", "", named));
-    until(deadline(SOON), "nobody is not somebody", || {
-        mesh().code(bare, &direct("web-open"), &[]) == 0
-    });
+    until(
+        deadline(SOON),
+        "a client without an identity does not match a principal",
+        || mesh().code(bare, &direct("web-open"), &[]) == 0,
+    );
     assert_eq!(mesh().code(CLIENT, &direct("web-open"), &[]), 200);
 }
 
@@ -512,7 +522,7 @@ fn a_rule_that_no_hop_can_evaluate_denies() {
     assert_eq!(
         mesh().code(CLIENT, &url(17, "/headers"), &[]),
         200,
-        "the gateway judges"
+        "the gateway authorizes"
     );
     assert_eq!(mesh().code(CLIENT, &url(17, "/blob?size=1"), &[]), 403);
     let bare = mesh().code(
@@ -588,15 +598,21 @@ fn a_change_of_policy_ends_open_connections() {
     );
     // Each hop counts the connections that it closes, so the counters alone do not show that all
     // are closed.
-    until(deadline(SOON), "those who still may are left", || {
-        open_at("alpha/default/echo-live-0", 7000) <= SESSIONS
-    });
+    until(
+        deadline(SOON),
+        "connections that are still allowed stay open",
+        || open_at("alpha/default/echo-live-0", 7000) <= SESSIONS,
+    );
     until(deadline(SOON), "connections have been closed", || {
         closed() >= before + SESSIONS as u64
     });
-    let ended = mesh().stop("sessions of who no longer may", ended).json();
-    let kept = mesh().stop("sessions of who still may", kept).json();
-    let socket = mesh().end("a WebSocket of who no longer may", socket);
+    let ended = mesh()
+        .stop("sessions of clients that are no longer allowed", ended)
+        .json();
+    let kept = mesh()
+        .stop("sessions of clients that are still allowed", kept)
+        .json();
+    let socket = mesh().end("a WebSocket of a client that is no longer allowed", socket);
     assert_eq!(kept["broken"], 0, "{kept}");
     assert!(
         ended["broken"].as_u64() >= Some(SESSIONS as u64),

@@ -323,12 +323,12 @@ fn malformed_pings_chains_and_signs() -> Vec<FrameCase> {
             FrameError::Trailing(1),
         ),
         (
-            "a key's name is none",
+            "a key's name is not valid",
             whole(CHAIN, &name("../etc/passwd")),
             FrameError::Name("key"),
         ),
         (
-            "a key's identity is none",
+            "a key's identity is not valid",
             whole(CHAIN, &name("spiffe://a/b")),
             FrameError::Name("key"),
         ),
@@ -343,7 +343,7 @@ fn malformed_pings_chains_and_signs() -> Vec<FrameCase> {
             FrameError::Name("key"),
         ),
         (
-            "a file of nobody",
+            "a file without an owner",
             whole(CHAIN, &name("file:shop/web")),
             FrameError::Name("key"),
         ),
@@ -585,7 +585,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn any_begin_comes_back((account, server, alpn, expected, deadline_ms, bytes) in begins(), id in any::<u64>()) {
+    fn any_begin_request_survives_encoding_and_decoding((account, server, alpn, expected, deadline_ms, bytes) in begins(), id in any::<u64>()) {
         let begin = KeyRequest::Begin(HandshakeRequest {
             identity: identity(&account),
             role: if server { HandshakeRole::Server } else { HandshakeRole::Client },

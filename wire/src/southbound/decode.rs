@@ -205,7 +205,10 @@ pub(super) fn direct_endpoint(
     for port in d.serves {
         let service = at.key("serves.service", port.service)?;
         if service.tenant.as_str() != d.tenant {
-            return at.err("serves.service", format!("{service} is another tenant's"));
+            return at.err(
+                "serves.service",
+                format!("{service} belongs to another tenant"),
+            );
         }
         serves.push(p::DirectPort {
             service,

@@ -108,7 +108,7 @@ impl DecodeContext<'_> {
         if service.tenant == of.tenant {
             Ok(service)
         } else {
-            self.err(field, format!("{service} is another tenant's"))
+            self.err(field, format!("{service} belongs to another tenant"))
         }
     }
     fn target(
@@ -219,7 +219,7 @@ fn one_match(
     if m.fits(attribute) {
         Ok(m)
     } else {
-        at.err(FIELD, format!("{m:?} is no match for {attribute:?}"))
+        at.err(FIELD, format!("{m:?} cannot match {attribute:?}"))
     }
 }
 
@@ -281,7 +281,10 @@ pub(super) fn authorization(
         Action::Custom(authorizer) => {
             let authorizer = at.policy("action.custom", Some(authorizer))?;
             if authorizer.tenant != key.tenant {
-                return at.err("action.custom", format!("{authorizer} is another tenant's"));
+                return at.err(
+                    "action.custom",
+                    format!("{authorizer} belongs to another tenant"),
+                );
             }
             a::AuthorizationAction::Custom(authorizer)
         }

@@ -18,7 +18,7 @@ fn underlay(at: &DecodeContext<'_>, text: &str) -> Result<Ipv4Addr, ResourceDeco
 fn vni(at: &DecodeContext<'_>, n: u32) -> Result<Vni, ResourceDecodeError> {
     match Vni::new(n) {
         Ok(vni) if vni.get() != tier::TIER_VNI => Ok(vni),
-        Ok(_) => at.err("vni", "is the tier's own"),
+        Ok(_) => at.err("vni", "is reserved for the tier"),
         Err(e) => at.err("vni", e),
     }
 }
@@ -115,7 +115,7 @@ pub(super) fn throttle(name: &str, t: w::Throttle) -> Result<p::Throttle, Resour
         .transpose()?;
     // A throttle must not limit another tenant's service.
     if let Some(other) = service.as_ref().filter(|s| s.tenant.as_str() != t.tenant) {
-        return at.err("service", format!("{other} is another tenant's"));
+        return at.err("service", format!("{other} belongs to another tenant"));
     }
     Ok(p::Throttle {
         tenant: at.name("tenant", &t.tenant)?,

@@ -43,7 +43,7 @@ fn pem(
     for text in &texts {
         at.bytes(field, text, t::PEM_BYTES_MAX)?;
         if !text.contains(label) {
-            return at.err(field, format!("holds no {label:?} in PEM"));
+            return at.err(field, format!("contains no {label:?} in PEM"));
         }
     }
     Ok(texts)

@@ -25,7 +25,7 @@ const DIGEST_BYTES: usize = 32;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StateFileFormatError {
     /// The digest at the end does not match the content.
-    #[error("is torn or was changed: its digest does not fit")]
+    #[error("is truncated or was modified: its digest does not match")]
     Digest,
     /// The content is not a state file.
     #[error("is not a snapshot: {0}")]
@@ -36,7 +36,7 @@ pub enum StateFileFormatError {
     )]
     Format(u32),
     /// A resource in the file is not valid.
-    #[error("holds a resource that this build refuses: {0}")]
+    #[error("contains a resource that this build refuses: {0}")]
     Resource(ResourceDecodeError),
 }
 

@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(
             queue.offer(&link, start, &[0; 6]),
             FrameVerdict::Queued,
-            "room comes back"
+            "space is returned"
         );
     }
 

@@ -64,10 +64,7 @@ impl SupervisorState {
         let last = numbers.entry(az).or_insert_with(|| plan.last_number(az));
         let host = plan.add_gateway(gateway, *last);
         let host = host.ok_or_else(|| {
-            self.refusal(format!(
-                "AZ {:?} has no capacity for it: all its addresses are in use",
-                gateway.az
-            ))
+            self.refusal(format!("AZ {:?} has no free address for it", gateway.az))
         })?;
         *last = host.number;
         Ok(host)
@@ -134,9 +131,9 @@ impl SupervisorState {
             .host(name)
             .filter(|host| matches!(host.kind, HostKind::Gateway(_)))
             .cloned();
-        let host = host
-            .filter(|host| host.backend.is_some())
-            .ok_or_else(|| self.refusal(format!("{name:?} is no gateway of a tier world")))?;
+        let host = host.filter(|host| host.backend.is_some()).ok_or_else(|| {
+            self.refusal(format!("{name:?} is not a gateway of a world with edges"))
+        })?;
         let post = self
             .posts()
             .remove(name)

@@ -148,7 +148,7 @@ fn routers_admit_only_requesters_to_key_servers() {
 
 const MISTAKES: &[Mistake] = &[
     Mistake {
-        name: "a key server of nobody's",
+        name: "a key server of an unknown tenant",
         from: "tenant: beta",
         to: "tenant: gamma",
         answers: &[
@@ -156,11 +156,11 @@ const MISTAKES: &[Mistake] = &[
         ],
     },
     Mistake {
-        name: "keys of nobody's",
+        name: "keys of an unknown tenant",
         from: "tenant: beta, tlsDir: .",
         to: "tlsDir: .",
         answers: &[
-            "21: key server \"beta-ks\" has `tlsDir` and no `tenant`; add `tenant: …`, or remove it: the provider's has no keys but those it makes",
+            "21: key server \"beta-ks\" has `tlsDir` and no `tenant`; add `tenant: …`, or remove it: the provider's key server has only keys that it creates",
         ],
     },
     Mistake {
@@ -174,17 +174,17 @@ const MISTAKES: &[Mistake] = &[
         from: "- {name: ks-1, az: az1}\n- {name: ks-2, az: az2}\n",
         to: "",
         answers: &[
-            "23: the keys of tenant \"alpha\" are in key servers, and the provider has none; add one without `tenant` to `keyServers`: {name: ks-1, az: …}",
+            "23: the keys of tenant \"alpha\" are in key servers, but the provider has no key server; add one without `tenant` to `keyServers`: {name: ks-1, az: …}",
         ],
     },
     Mistake {
-        name: "a place for keys that is none",
+        name: "an unknown location of keys",
         from: "location: KeyServer",
         to: "place: Cloud",
         answers: &["25: place: \"Cloud\" is not Local or KeyServer; write Local or KeyServer"],
     },
     Mistake {
-        name: "an algorithm for nobody",
+        name: "an algorithm without keys",
         from: "algorithm: Rsa2048",
         to: "algorithm: Rsa512",
         answers: &[
@@ -192,11 +192,11 @@ const MISTAKES: &[Mistake] = &[
         ],
     },
     Mistake {
-        name: "a tenant for who has none",
+        name: "a tenant for a component that has none",
         from: "{name: gw-1a, az: az1, backend: b1}",
         to: "{name: gw-1a, az: az1, backend: b1, tenant: beta}",
         answers: &[
-            "10: a gateway has no field `tenant`; remove it; known here: name, az, workers, receiveCores, backend, mtu, rate, delay, jitter, loss, command, args, env, restart, readiness",
+            "10: a gateway has no field `tenant`; remove it; valid fields: name, az, workers, receiveCores, backend, mtu, rate, delay, jitter, loss, command, args, env, restart, readiness",
         ],
     },
 ];

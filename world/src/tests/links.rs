@@ -84,14 +84,14 @@ const IN_LINKS: &[Mistake] = &[
         name: "pods' links have rates only",
         from: "controller:",
         to: "links: {pod: {delay: 1ms}}\ncontroller:",
-        answers: &["4: pod has no field `delay`; remove it; known here: rate"],
+        answers: &["4: pod has no field `delay`; remove it; valid fields: rate"],
     },
     Mistake {
         name: "a relay's name",
         from: "name: load1",
         to: "name: relay-gw1",
         answers: &[
-            "9: the name \"relay-gw1\" begins as relays' names do; choose one without \"relay-\"",
+            "9: the name \"relay-gw1\" begins with the prefix of relays; choose one without \"relay-\"",
         ],
     },
 ];

@@ -62,7 +62,10 @@ fn overlapping_tenants_differ_in_nothing_but_their_overlay() {
             .iter()
             .any(|pod| pod.tenant == 1 && (pod.ip4, pod.ip6) == *pair)
     }));
-    assert!(alpha.gateways.is_empty(), "no node knows a replica");
+    assert!(
+        alpha.gateways.is_empty(),
+        "no node has the address of a replica"
+    );
 }
 
 /// Mistakes that only a tier world can contain.
@@ -125,8 +128,8 @@ const IN_TIERS: &[Mistake] = &[
         from: "gatewayCidrs: [10.1.192.0/18, \"fd00:1:0:c::/64\"]",
         to: "gatewayCidrs: [10.1.192.0/27, \"fd00:1:0:c::/120\"]",
         answers: &[
-            "24: gatewayCidrs: 10.1.192.0/27 cannot be split; write a prefix length from 8 to 26: each AZ has an eighth",
-            "24: gatewayCidrs: fd00:1:0:c::/120 cannot be split; write a prefix length from 16 to 112: each AZ has an eighth",
+            "24: gatewayCidrs: 10.1.192.0/27 cannot be split; write a prefix length from 8 to 26: each AZ gets one eighth",
+            "24: gatewayCidrs: fd00:1:0:c::/120 cannot be split; write a prefix length from 16 to 112: each AZ gets one eighth",
         ],
     },
     Mistake {
@@ -141,7 +144,7 @@ const IN_TIERS: &[Mistake] = &[
         name: "the tier's own VNI",
         from: "vni: 101",
         to: "vni: 827553",
-        answers: &["20: vni 827553 is the cloud tier's own; choose another vni"],
+        answers: &["20: vni 827553 is reserved for the cloud tier; choose another vni"],
     },
     Mistake {
         name: "one VNI twice",
@@ -209,10 +212,10 @@ fn tier_settings_without_edges_are_mistakes() {
     let problems = Topology::parse(&file(), &written).expect_err("no tier");
     let found: Vec<String> = problems.iter().map(brief).collect();
     for expected in [
-        "7: `backend` means nothing without edges; remove it, or add `edges`",
-        "22: `gatewayCidrs` mean nothing without edges; remove them, or add `edges`",
-        "21: `homeAz` means nothing without edges; remove it, or add `edges`",
-        "41: `dns` means nothing without edges; remove it, or add `edges`",
+        "7: `backend` has no effect without edges; remove it, or add `edges`",
+        "22: `gatewayCidrs` have no effect without edges; remove them, or add `edges`",
+        "21: `homeAz` has no effect without edges; remove it, or add `edges`",
+        "41: `dns` has no effect without edges; remove it, or add `edges`",
     ] {
         assert!(
             found.iter().any(|line| line == expected),
@@ -257,7 +260,7 @@ fn resolvers_query_the_local_az_first() {
 /// Nodes and replicas have one tunnel end per AZ; only routers have two routes to it (T16 in
 /// docs/security.md).
 #[test]
-fn edges_of_one_az_share_a_tunnel_end_by_a_route_of_two_ways() {
+fn edges_of_one_az_share_a_tunnel_end_through_a_multipath_route() {
     let yaml = TIER.replacen(
         "{name: edge-2, az: az2}",
         "{name: edge-2, az: az2}\n- {name: edge-3, az: az1}",

@@ -84,14 +84,14 @@ async fn measure(
     ];
     let report = world.report(&client(tenant), &argv).await?;
     let share = share(&report, "reviews-v2");
-    let held = report["failed"] == 0
+    let is_met = report["failed"] == 0
         && report["succeeded"] == REQUESTS
         && (share - 10.0).abs() <= POINTS_OFF_MAX;
     let expected = format!(
         "{tenant}: of {REQUESTS} requests to {url}, 10 % ± {POINTS_OFF_MAX} by v2, none failed"
     );
     Ok(Expectation::new(
-        held,
+        is_met,
         expected,
         format!("{share:.1} % by v2 ({})", counts(&report)),
     ))
@@ -122,9 +122,9 @@ pub(crate) async fn header_route(world: &DemoWorld) -> VerbResult<Vec<Expectatio
             ];
             let report = world.report(&client(tenant), &argv).await?;
             let share = share(&report, version);
-            let held = report["failed"] == 0 && (share - want).abs() < f64::EPSILON;
+            let is_met = report["failed"] == 0 && (share - want).abs() < f64::EPSILON;
             promises.push(Expectation::new(
-                held,
+                is_met,
                 format!("{tenant}: with `{header}`, {want:.0} % of 200 pages show {version}"),
                 counts(&report),
             ));

@@ -170,7 +170,7 @@ impl DemoWorld {
             Ok(Err(problem)) => Err(VerbError::failed(place, problem, "")),
             Err(_) => Err(VerbError::failed(
                 place,
-                format!("did not end in {} s", CLIENT_TIMEOUT.as_secs()),
+                format!("did not end within {} s", CLIENT_TIMEOUT.as_secs()),
                 "",
             )),
         }
@@ -276,7 +276,7 @@ fn unready(running: &RunningWorld) -> VerbResult<String> {
         list.join(", ")
     };
     Ok(format!(
-        "not whole after {} s: {pending}",
+        "not ready after {} s: {pending}",
         UP_TIMEOUT.as_secs()
     ))
 }

@@ -153,7 +153,7 @@ async fn replace(world: &DemoWorld) -> VerbResult<(Expectation, Vec<String>)> {
     let new = now
         .iter()
         .find(|r| r.backend == old.backend && r.name != old.name && r.state == "active");
-    let held = new.is_some() && now.iter().all(|r| r.name != old.name) && took < REPLACED_WITHIN;
+    let is_met = new.is_some() && now.iter().all(|r| r.name != old.name) && took < REPLACED_WITHIN;
     let expected = format!(
         "`canal gateway replace {}`: a new replica of {} takes over within {} s",
         old.name,
@@ -163,7 +163,7 @@ async fn replace(world: &DemoWorld) -> VerbResult<(Expectation, Vec<String>)> {
     let lines = world.canal(&["gateway", "list"]).await?;
     Ok((
         Expectation::new(
-            held,
+            is_met,
             expected,
             format!("after {:.1} s: {}", took.as_secs_f64(), output.join(" ")),
         ),
@@ -177,11 +177,11 @@ fn evaluate(tenant: &str, report: &Value) -> Expectation {
     } else {
         "through node proxies"
     };
-    let held = report["failed"] == 0 && report["succeeded"].as_u64() > Some(0);
+    let is_met = report["failed"] == 0 && report["succeeded"].as_u64() > Some(0);
     let expected =
         format!("{tenant}, {how}: meanwhile 0 requests fail, over persistent connections");
     Expectation::new(
-        held,
+        is_met,
         expected,
         format!(
             "{} of {} failed; the longest silence was {} ms",
@@ -196,7 +196,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_busiest_of_those_wanted_is_taken() {
+    fn the_busiest_matching_replica_is_selected() {
         let row = |name: &str, state: &str, sessions| ReplicaRow {
             name: name.into(),
             backend: "b1".into(),
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn one_failure_breaks_the_promise_and_so_does_silence() {
+    fn one_failure_or_a_long_silence_fails_the_expectation() {
         for (failed, succeeded, want) in [(0, 10, true), (1, 9, false), (0, 0, false)] {
             assert_eq!(
                 evaluate(

@@ -198,7 +198,7 @@ fn lines(
     lines.extend([
         String::new(),
         format!("through the mesh:       {}", latency(meshed)),
-        format!("beside the application: {}", latency(alone)),
+        format!("without the mesh:       {}", latency(alone)),
         format!("the mesh's own CPU:     {mesh_us:.0} us per request over three processes, {CONNECTIONS} connections; what eBPF costs: docs/performance.md"),
     ]);
     lines

@@ -65,12 +65,12 @@ async fn apart(world: &DemoWorld, what: &str, address: &str) -> VerbResult<Expec
         parse(&world.listen(alpha, &argv).await?, &argv)?,
         parse(&world.listen(beta, &argv).await?, &argv)?,
     );
-    let held = is_own(&alpha, "alpha") && is_own(&beta, "beta");
+    let is_met = is_own(&alpha, "alpha") && is_own(&beta, "beta");
     let expected = format!(
-        "alpha and beta ask {what} {REQUESTS} times each, at the same time; each is answered by its own pods"
+        "alpha and beta send {REQUESTS} requests each to {what} at the same time; each gets answers from its own pods"
     );
     Ok(Expectation::new(
-        held,
+        is_met,
         expected,
         format!("alpha: {}; beta: {}", counts(&alpha), counts(&beta)),
     ))
@@ -90,13 +90,13 @@ async fn hidden(world: &DemoWorld, v6: bool) -> VerbResult<Expectation> {
     let url = format!("http://{}/details/0", at(v6, VAULT, 9080));
     let own = world.run(&client("beta"), &curl(&url)).await?;
     let other = world.run(&client("alpha"), &curl(&url)).await?;
-    let held = own.code == Some(0) && other.code != Some(0) && other.stdout.is_empty();
+    let is_met = own.code == Some(0) && other.code != Some(0) && other.stdout.is_empty();
     let expected = format!(
         "beta's vault over {} answers beta, and does not exist for alpha",
         family(v6)
     );
     Ok(Expectation::new(
-        held,
+        is_met,
         expected,
         format!(
             "beta: exit {}; alpha: {}",
@@ -121,9 +121,9 @@ fn curl(url: &str) -> [&str; 7] {
 /// Checks that a connection is refused. A refusal is an error of the connection, not an answer.
 async fn refused(world: &DemoWorld, what: &str, url: &str) -> VerbResult<Expectation> {
     let output = world.run(&client("alpha"), &curl(url)).await?;
-    let held = output.code != Some(0) && output.stdout.is_empty();
+    let is_met = output.code != Some(0) && output.stdout.is_empty();
     Ok(Expectation::new(
-        held,
+        is_met,
         format!("alpha's client is refused at {what}, {url}"),
         output.brief(),
     ))

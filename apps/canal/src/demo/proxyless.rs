@@ -26,9 +26,9 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
         .count();
     let mut promises = vec![Expectation::new(
         running == 0 && !nodes.is_empty(),
-        "gamma's nodes run nothing of ours",
+        "gamma's nodes run no process of the mesh",
         format!(
-            "{} nodes, {running} of the mesh's processes on them",
+            "{} nodes, which run {running} of the mesh's processes",
             nodes.len()
         ),
     )];
@@ -48,9 +48,9 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
             &url,
         ];
         let output = world.run(&client("gamma"), &argv).await?;
-        let held = output.code == Some(0) && output.stdout.starts_with("200 ");
+        let is_met = output.code == Some(0) && output.stdout.starts_with("200 ");
         promises.push(Expectation::new(
-            held,
+            is_met,
             format!("gamma: curl {family} finds {NAME} at a gateway address, and is answered"),
             output.brief(),
         ));

@@ -25,11 +25,11 @@ pub(crate) struct Expectation {
 }
 
 impl Expectation {
-    pub(crate) fn new(held: bool, expected: impl Into<String>, seen: impl Into<String>) -> Self {
+    pub(crate) fn new(is_met: bool, expected: impl Into<String>, seen: impl Into<String>) -> Self {
         Self {
             expected: expected.into(),
             observation: seen.into(),
-            is_met: held,
+            is_met,
         }
     }
 }
@@ -119,16 +119,16 @@ impl DemoOutput {
 
     /// Prints the summary, and with JSON the report.
     pub(crate) fn finish(&self, elapsed: Duration) -> VerbResult {
-        let held = self.promises.iter().filter(|p| p.is_met).count();
+        let is_met = self.promises.iter().filter(|p| p.is_met).count();
         let text = format!(
-            "{held} of {} promises held, in {:.0} s; the world is gone again",
+            "{is_met} of {} expectations passed in {:.0} s; the world was removed",
             self.promises.len(),
             elapsed.as_secs_f64()
         );
         self.print_line(&format!("\n{text}"));
         if !self.all_held() {
             self.promises.iter().filter(|p| !p.is_met).for_each(|p| {
-                self.print_line(&format!("   BROKEN  {}: {}", p.expected, p.observation))
+                self.print_line(&format!("   FAILED  {}: {}", p.expected, p.observation))
             });
         }
         match self.form {
@@ -149,7 +149,10 @@ mod tests {
     #[test]
     fn a_failed_step_is_a_broken_promise() {
         let mut screen = DemoOutput::new(OutputForm::Json);
-        assert!(!screen.all_held(), "no promise is no success");
+        assert!(
+            !screen.all_held(),
+            "a run without expectations does not pass"
+        );
         let step = screen.begin("one");
         screen.end(step, Ok(vec![Expectation::new(true, "a", "a")]));
         assert!(screen.all_held());

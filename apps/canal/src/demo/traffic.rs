@@ -70,11 +70,11 @@ async fn page(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectati
     let page: serde_json::Value = serde_json::from_str(&output.stdout).unwrap_or_default();
     let text = |value: &serde_json::Value| value.as_str().unwrap_or("?").to_owned();
     let own = page["details"]["version"] == tenant;
-    let held = output.code == Some(0)
+    let is_met = output.code == Some(0)
         && own
         && page["details"]["title"].is_string()
         && page["reviews"]["reviews"].is_array();
-    let seen = match held {
+    let seen = match is_met {
         true => format!(
             "page by {}, details by {} of {}, reviews by {}",
             text(&page["pod"]),
@@ -85,7 +85,7 @@ async fn page(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectati
         false => output.brief(),
     };
     Ok(Expectation::new(
-        held,
+        is_met,
         format!(
             "{tenant}: curl gets its own book's page at {}",
             at(v6, PAGE, 9080)
@@ -97,7 +97,7 @@ async fn page(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectati
 async fn grpc(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectation> {
     let address = at(v6, ECHO, 9000);
     let mut seen = Vec::new();
-    let mut held = true;
+    let mut is_met = true;
     for (mode, extra) in [
         ("unary", ["--count", "5"]),
         ("server-stream", ["--count", "20"]),
@@ -115,7 +115,7 @@ async fn grpc(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectati
             extra[1],
         ];
         let report = world.report(&client(tenant), &argv).await?;
-        held &= report["ok"] == true;
+        is_met &= report["ok"] == true;
         let outcome = if report["ok"] == true {
             format!("{} messages", report["messages"])
         } else {
@@ -128,7 +128,7 @@ async fn grpc(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectati
         });
     }
     Ok(Expectation::new(
-        held,
+        is_met,
         format!(
             "{tenant}: gRPC of all four shapes, and a status code, over {}",
             family(v6)
@@ -170,9 +170,9 @@ async fn redis(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectat
     };
     let set = redis(&["SET", "book", "The Comedy of Errors"]).await?;
     let got = redis(&["GET", "book"]).await?;
-    let held = set.stdout.trim() == "OK" && got.stdout.trim() == "The Comedy of Errors";
+    let is_met = set.stdout.trim() == "OK" && got.stdout.trim() == "The Comedy of Errors";
     Ok(Expectation::new(
-        held,
+        is_met,
         format!(
             "{tenant}: redis-cli sets and gets a value over {}",
             family(v6)

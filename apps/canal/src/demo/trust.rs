@@ -52,9 +52,9 @@ pub(crate) async fn run(
         ("bookinfo/productpage", "passes"),
     ] {
         let lines = world.canal(&explain(source)).await?;
-        let held = lines.iter().any(|line| line.contains(outcome));
+        let is_met = lines.iter().any(|line| line.contains(outcome));
         promises.push(Expectation::new(
-            held,
+            is_met,
             format!("`canal explain` reports of {source}: {outcome}"),
             lines.last().cloned().unwrap_or_default(),
         ));
@@ -139,10 +139,10 @@ async fn page(world: &DemoWorld) -> VerbResult<Expectation> {
         )
         .await?;
     let page: serde_json::Value = serde_json::from_str(&output.stdout).unwrap_or_default();
-    let held = output.code == Some(0) && page["details"]["title"].is_string();
+    let is_met = output.code == Some(0) && page["details"]["title"].is_string();
     Ok(Expectation::new(
-        held,
-        "the page, which may, still has its details",
+        is_met,
+        "the page, which the policy admits, still gets its details",
         format!("details by {}", page["details"]["pod"]),
     ))
 }
@@ -183,7 +183,7 @@ async fn keys(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
             .sum();
         promises.push(Expectation::new(
             files.stdout.trim() == "0" && count > 0.0,
-            format!("{node} shakes hands without a private key: a key server does it"),
+            format!("{node} performs TLS handshakes without a private key: a key server signs"),
             format!(
                 "{} files with private keys, {count} handshakes by key servers",
                 files.stdout.trim()

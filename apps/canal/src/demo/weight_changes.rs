@@ -91,9 +91,9 @@ async fn last_word(world: &DemoWorld) -> VerbResult<Expectation> {
     world
         .apply("alpha", "demo/alpha/routes.yaml", route(90, 10))
         .await?;
-    let held = report["failed"] == 0 && share(&report, "reviews-v2") >= 100.0;
+    let is_met = report["failed"] == 0 && share(&report, "reviews-v2") >= 100.0;
     Ok(Expectation::new(
-        held,
+        is_met,
         "after the last change all 500 requests are served by v2",
         counts(&report),
     ))

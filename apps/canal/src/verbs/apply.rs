@@ -130,13 +130,14 @@ pub(crate) async fn apply_text(
 async fn wait(admin: &mut Admin, generation: u64, seconds: u64) -> VerbResult {
     let progress = ProgressLine::new();
     progress.print_line(&format!(
-        "waiting for the data planes to take generation {generation}"
+        "waiting for the data planes to apply generation {generation}"
     ));
     let limit = Duration::from_secs(seconds);
     match tokio::time::timeout(limit, status::converged(admin, generation)).await {
         Ok(converged) => converged.map(|_| ()),
         Err(_) => {
-            let what = format!("not every data plane took generation {generation} in {seconds} s");
+            let what =
+                format!("not every data plane applied generation {generation} within {seconds} s");
             Err(VerbError::new(
                 ExitStatus::Partial,
                 "apply",

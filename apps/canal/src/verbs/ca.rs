@@ -37,7 +37,7 @@ enum CaVerb {
     /// request is lost
     #[command(after_help = "Examples:
   canal ca rotate --tenant alpha
-  canal ca rotate --tenant alpha --force    # takes the next step at once, without waiting")]
+  canal ca rotate --tenant alpha --force    # take the next step at once, without waiting")]
     Rotate(RotateArgs),
     /// Revokes a certificate, or all of an identity, which gets none until it is restored
     #[command(after_help = "Examples:

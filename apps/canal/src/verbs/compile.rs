@@ -132,7 +132,7 @@ fn tenants(args: &CompileArgs) -> VerbResult<Vec<(String, PathBuf)>> {
         true => Err(VerbError::new(
             ExitStatus::Missing,
             place,
-            "holds no YAML file and no tenant's directory",
+            "contains no YAML file and no tenant's directory",
             "name a directory of YAML files",
         )),
         false => Ok(dirs),

@@ -31,7 +31,7 @@ enum ConfigVerb {
   canal config dump gw-1 --part engine.tenants -o yaml
   canal config dump alpha-n1 --tenant alpha
 
-A tenant's operator gets its own nodes' whole, and of gateways its tenant's part.")]
+A tenant's operator gets complete dumps of its own nodes, and its tenant's part of gateways' dumps.")]
     Dump(DumpArgs),
 }
 

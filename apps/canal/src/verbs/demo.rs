@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(225);
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   canal demo
-  canal demo -o json > demo.json     # every promise with what was expected and seen
+  canal demo -o json > demo.json     # every expectation with its result
   canal up demo                      # the same world, left running for exploring")]
 pub(crate) struct DemoArgs {
     /// Print a JSON report at the end; the steps go to stderr
@@ -41,7 +41,7 @@ pub(crate) async fn run(args: DemoArgs) -> VerbResult {
         () = stop.wait() => Err(VerbError::new(ExitStatus::Interrupted, "demo", "interrupted; the world is being removed", "")),
         played = tokio::time::timeout(LIMIT.saturating_sub(started.elapsed()), demo::play(&world, &mut screen)) => match played {
             Ok(()) => Ok(()),
-            Err(_) => Err(VerbError::failed("demo", format!("not done in {} s", LIMIT.as_secs()), "is the machine busy?")),
+            Err(_) => Err(VerbError::failed("demo", format!("not done within {} s", LIMIT.as_secs()), "is the machine busy?")),
         },
     };
     // From here on nothing may stop the teardown: `signals` ignores a second ctrl-c.

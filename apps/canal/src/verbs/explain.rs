@@ -98,7 +98,7 @@ pub(crate) async fn run(args: ExplainArgs) -> Done {
             ExitStatus::Missing,
             "--to",
             what,
-            "`canal get services` lists what there is",
+            "`canal get services` lists all Services",
         ));
     }
     let explained = explain(&ir, &journey);
@@ -140,7 +140,7 @@ fn offline(args: &ExplainArgs) -> Done<ExplainInput> {
             Object::Tenant(tenant) => Some(tenant.metadata.name.to_string()),
             _ => None,
         });
-    let fix = "name the files that hold the tenant's Tenant object, or the tenant with --tenant";
+    let fix = "name files that include the Tenant object, or name the tenant with --tenant";
     let name = match (&args.tenant.tenant, tenants.next(), tenants.next()) {
         (Some(name), ..) => name.clone(),
         (None, Some(name), None) => name,
@@ -148,7 +148,7 @@ fn offline(args: &ExplainArgs) -> Done<ExplainInput> {
             return Err(VerbError::new(
                 ExitStatus::Usage,
                 "--tenant",
-                "the files hold several tenants",
+                "the files contain several Tenant objects",
                 fix,
             ));
         }
@@ -156,7 +156,7 @@ fn offline(args: &ExplainArgs) -> Done<ExplainInput> {
             return Err(VerbError::new(
                 ExitStatus::Usage,
                 "-f",
-                "the files hold no Tenant object",
+                "the files contain no Tenant object",
                 fix,
             ));
         }
@@ -189,6 +189,8 @@ fn parsed(texts: impl Iterator<Item = (String, String)>) -> Vec<Arc<Document>> {
 
 fn compiled(explanation: &ExplainInput) -> Done<Ir> {
     let keys = service_keys(&explanation.tenant, &explanation.documents);
+    // The controller assigns other ids. No decision depends on them; a Service without one would be
+    // left out.
     let service_ids: BTreeMap<ServiceKey, ServiceId> = keys
         .into_iter()
         .zip(1..)
@@ -225,7 +227,7 @@ fn compiled(explanation: &ExplainInput) -> Done<Ir> {
     ir.ok_or_else(|| {
         VerbError::failed(
             format!("tenant {tenant}"),
-            "has no valid Tenant object, so nothing of it is served",
+            "has no valid Tenant object, so it is not served",
             "fix it first",
         )
     })

@@ -282,7 +282,9 @@ impl TierHandle {
     async fn remove(&mut self, name: &str, seconds: u64) -> VerbResult {
         match &self.running {
             Some(running) => running.remove_gateway(name).await?,
-            None => eprintln!("stop now: the process of {name}; this waits until it is gone"),
+            None => {
+                eprintln!("stop now: the process of {name}; this command waits until it has ended")
+            }
         }
         if seconds == 0 {
             return Ok(());
@@ -389,7 +391,7 @@ async fn replace(by: Option<String>, args: &WaitArgs) -> VerbResult {
             ExitStatus::Missing,
             name,
             "no such replica is registered",
-            "`canal gateway list` shows those that are",
+            "`canal gateway list` shows the registered replicas",
         )
     };
     let old = tier.replica(name).await?.ok_or_else(missing)?;
@@ -630,7 +632,7 @@ fn explained_lines(explained: &ExplainResponse) -> Vec<String> {
             s.service, s.id, s.gateway_number
         ));
         lines.push(format!(
-            "lives in {}, on {}",
+            "home AZ {}, backends {}",
             s.home_az,
             s.backends.join(", ")
         ));
@@ -715,7 +717,7 @@ mod tests {
     }
 
     #[test]
-    fn scaling_adds_or_takes_the_least_used() {
+    fn scaling_adds_replicas_or_removes_the_least_used() {
         let all = [
             replica("a", 1, "active", 5),
             replica("b", 2, "active", 1),

@@ -23,8 +23,8 @@ const POLL: Duration = Duration::from_millis(200);
 #[command(after_help = "Examples:
   canal logs gw-1 --follow
   canal logs alpha/bookinfo/reviews-v1-0 --tail 20
-  canal logs alpha-n1 --level debug        # a data plane logs more from now on; nothing is restarted
-  canal logs gw-1 --access --tenant alpha  # the access log alone, as an operator outside the world gets it
+  canal logs alpha-n1 --level debug        # the data plane logs more from now on, without a restart
+  canal logs gw-1 --access --tenant alpha  # only the access log, as for an operator outside the world
 
 With --server, or with --access in a world, it is the data plane's access log, through the controller: the newest lines,
 which the process keeps in memory, and with --follow those to come. A tenant's operator gets its tenant's lines.")]
@@ -57,7 +57,7 @@ pub(crate) async fn run(args: LogsArgs) -> VerbResult {
         return Err(VerbError::new(
             ExitStatus::Usage,
             "--level",
-            "is for worlds: a level is shared by all tenants of a data plane",
+            "is for worlds: all tenants of a data plane share its log level",
             fix,
         ));
     }

@@ -42,7 +42,7 @@ pub(crate) async fn run(args: SessionsArgs) -> VerbResult {
         let what = match found.silent.is_empty() {
             true => "no replica has a session of this client".to_owned(),
             false => format!(
-                "no replica that answered has a session of this client; silent: {}",
+                "no replica that answered has a session of this client; no answer from: {}",
                 found.silent.join(", ")
             ),
         };
@@ -50,7 +50,7 @@ pub(crate) async fn run(args: SessionsArgs) -> VerbResult {
             ExitStatus::Missing,
             &args.client,
             what,
-            "name the address and port that the client's socket has",
+            "name the address and port of the client's socket",
         ));
     }
     output::print_view(args.output.format, SessionListView::from(&found), || {

@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_whose_packets_leave_in_the_clear_are_named() {
+    fn status_names_tenants_whose_packets_leave_unencrypted() {
         let tenant = |name: &str, outside_passes| canal_wire::api::TenantStatus {
             tenant: name.into(),
             outside_passes,

@@ -27,7 +27,7 @@ const LINE_BYTES_MAX: usize = 1 << 20;
   canal tap --tenant alpha --service bookinfo/reviews-v2 --status 5xx
   canal tap --path /productpage --limit 100 -o json | jq .duration_ms
 
-A tenant's operator sees its tenant's requests. Stderr says who is listened to, and how many lines were left out.")]
+A tenant's operator sees its tenant's requests. Stderr names the data planes and the number of lines that were left out.")]
 pub(crate) struct TapArgs {
     /// Only requests of this tenant
     #[arg(short, long, env = "CANAL_TENANT")]
@@ -197,32 +197,32 @@ async fn lines(running: &RunningWorld, gateway: &str, target: &str) -> VerbResul
     let place = gateway.to_owned();
     let cut = stream::unfold(
         (body, Vec::new(), place),
-        |(mut body, mut held, place)| async move {
+        |(mut body, mut buffer, place)| async move {
             loop {
-                if let Some(end) = held.iter().position(|byte| *byte == b'\n') {
-                    let line: Vec<u8> = held.drain(..=end).collect();
+                if let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
+                    let line: Vec<u8> = buffer.drain(..=end).collect();
                     return Some((
                         Ok(String::from_utf8_lossy(&line).trim_end().to_owned()),
-                        (body, held, place),
+                        (body, buffer, place),
                     ));
                 }
                 let problem = match body.next().await? {
                     Ok(frame) => {
-                        held.extend_from_slice(&frame.into_data().unwrap_or_default());
-                        (held.len() > LINE_BYTES_MAX)
+                        buffer.extend_from_slice(&frame.into_data().unwrap_or_default());
+                        (buffer.len() > LINE_BYTES_MAX)
                             .then(|| format!("a line is longer than {LINE_BYTES_MAX} bytes"))
                     }
                     Err(problem) => Some(problem),
                 };
                 if let Some(problem) = problem {
-                    held.clear();
+                    buffer.clear();
                     let failure = VerbError::new(
                         ExitStatus::Unreachable,
                         format!("tap at {place}"),
                         problem,
                         "",
                     );
-                    return Some((Err(failure), (body, held, place)));
+                    return Some((Err(failure), (body, buffer, place)));
                 }
             }
         },

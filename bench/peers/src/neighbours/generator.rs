@@ -82,7 +82,7 @@ impl LoadConnection {
             let (sent, counts) = self
                 .sent
                 .pop_front()
-                .context("an answer that nobody asked for")?;
+                .context("an answer without a request")?;
             answer(status, now.saturating_duration_since(sent), counts);
         }
         self.read.drain(..taken);

@@ -126,7 +126,7 @@ impl BenchMesh {
             let log_text = || std::fs::read_to_string(&log).unwrap_or_default();
             anyhow::ensure!(
                 begun.elapsed() < READY_MAX,
-                "the gateway is not ready after {READY_MAX:?}: {lacking}; it said: {}",
+                "the gateway is not ready after {READY_MAX:?}: {lacking}; its output: {}",
                 log_text()
             );
             std::thread::sleep(Duration::from_millis(50));

@@ -41,19 +41,19 @@ pub(in crate::resolve) struct KeySets<'a> {
 /// Returns the request authentications, sorted by key.
 pub(in crate::resolve) fn resolve(
     tenant: &TenantName,
-    said: &[Sourced<'_, RequestAuthentication>],
+    declared: &[Sourced<'_, RequestAuthentication>],
     services: &BTreeMap<ServiceKey, Service>,
     (sets, budget): (&mut KeySets<'_>, &mut ResourceBudget),
     report: &mut DiagnosticCollector,
 ) -> Vec<Authentication> {
-    let mut taken: BTreeSet<PolicyKey> = said
+    let mut taken: BTreeSet<PolicyKey> = declared
         .iter()
-        .map(|said| key(tenant, &said.object.metadata))
+        .map(|sourced| key(tenant, &sourced.object.metadata))
         .collect();
     let mut all = Vec::new();
-    for said in said {
-        let RequestAuthentication { metadata, spec } = said.object;
-        let mut reading = PolicyResolver::new(said, report);
+    for sourced in declared {
+        let RequestAuthentication { metadata, spec } = sourced.object;
+        let mut reading = PolicyResolver::new(sourced, report);
         let written = TargetSelector {
             metadata,
             selector: spec.selector.as_ref(),
@@ -196,7 +196,10 @@ fn check_words(
         } else if word.len() > VALUE_BYTES_MAX {
             reading.breaks(
                 format!("{field}.{name}"),
-                format!("{} bytes are more than {VALUE_BYTES_MAX}", word.len()),
+                format!(
+                    "the value has {} bytes; at most {VALUE_BYTES_MAX} are allowed",
+                    word.len()
+                ),
                 "write a shorter one",
             );
         }
@@ -208,7 +211,9 @@ fn output(field: &str, name: &str, reading: &mut AuthenticationResolver<'_>) -> 
     if FRAMING.contains(&name.to_ascii_lowercase().as_str()) {
         reading.breaks(
             field,
-            format!("{name} says how the request is carried"),
+            format!(
+                "{name} controls how the request is transferred, so it cannot carry token data"
+            ),
             "write another header, such as x-jwt-payload",
         );
         return None;
@@ -234,7 +239,7 @@ fn key_set(
         (Some(_), Some(_)) => {
             reading.error(
                 format!("{field}.jwksUri"),
-                format!("jwks is there too, {CLOSED}"),
+                format!("jwks is set too, {CLOSED}"),
                 "write one of the two",
             );
             return None;
@@ -242,7 +247,7 @@ fn key_set(
         (None, None) => {
             reading.error(
                 format!("{field}.jwksUri"),
-                format!("the issuer's keys are not given, {CLOSED}"),
+                format!("the issuer has no keys, {CLOSED}"),
                 "write jwksUri or jwks",
             );
             return None;
@@ -259,8 +264,8 @@ fn key_set(
             let Some(keys) = sets.fetched.get(uri) else {
                 reading.warning(
                     field,
-                    format!("the keys at {uri} are not there yet, {CLOSED}"),
-                    "see whether the controller can reach them",
+                    format!("the keys at {uri} are not available yet, {CLOSED}"),
+                    "check that the controller can reach this URL",
                 );
                 return None;
             };
@@ -284,13 +289,13 @@ fn check_uri(uri: &str, sets: &KeySets<'_>) -> Result<(), (String, &'static str)
     let short: String = uri.chars().take(120).collect();
     if uri.len() > JWKS_URI_BYTES_MAX {
         return Err((
-            format!("the address has more than {JWKS_URI_BYTES_MAX} bytes"),
+            format!("the URL has more than {JWKS_URI_BYTES_MAX} bytes"),
             "write a shorter one",
         ));
     }
     if !sets.required_uris.contains(uri) && sets.required_uris.len() >= JWKS_URIS_PER_TENANT_MAX {
         return Err((
-            format!("the tenant has more than {JWKS_URIS_PER_TENANT_MAX} addresses of keys"),
+            format!("the tenant has more than {JWKS_URIS_PER_TENANT_MAX} key URLs"),
             "use jwks, or fewer issuers",
         ));
     }
@@ -311,7 +316,7 @@ fn check_uri(uri: &str, sets: &KeySets<'_>) -> Result<(), (String, &'static str)
         return Ok(());
     }
     Err((
-        format!("{short:?} is no address of keys"),
+        format!("{short:?} is not a valid key URL"),
         "write https://, http://, or file: and a path below the tenant's folder",
     ))
 }

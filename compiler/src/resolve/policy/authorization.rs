@@ -31,18 +31,18 @@ pub(in crate::resolve) struct PolicyReferences<'a> {
 /// Returns the policies, sorted by key.
 pub(in crate::resolve) fn resolve(
     known: &PolicyReferences<'_>,
-    said: &[Sourced<'_, AuthorizationPolicy>],
+    declared: &[Sourced<'_, AuthorizationPolicy>],
     ground: &ReachablePods<'_>,
     budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
 ) -> Vec<Authorization> {
-    let mut taken: BTreeSet<PolicyKey> = said
+    let mut taken: BTreeSet<PolicyKey> = declared
         .iter()
-        .map(|said| key(&known.tenant.name, &said.object.metadata))
+        .map(|sourced| key(&known.tenant.name, &sourced.object.metadata))
         .collect();
     let mut policies: Vec<Authorization> = Vec::new();
-    for said in said {
-        let (policy, targets) = read(known, said, report);
+    for sourced in declared {
+        let (policy, targets) = read(known, sourced, report);
         for (key, target) in keys(&policy.key, targets.len(), &taken)
             .into_iter()
             .zip(targets)
@@ -58,7 +58,7 @@ pub(in crate::resolve) fn resolve(
             }
             for blind in blind(&policy, ground) {
                 let (field, problem, fix) = blind.describe();
-                report.warning(said.document, field, problem, fix);
+                report.warning(sourced.document, field, problem, fix);
             }
             policies.push(policy);
         }
@@ -69,11 +69,11 @@ pub(in crate::resolve) fn resolve(
 
 fn read(
     known: &PolicyReferences<'_>,
-    said: &Sourced<'_, AuthorizationPolicy>,
+    sourced: &Sourced<'_, AuthorizationPolicy>,
     report: &mut DiagnosticCollector,
 ) -> (Authorization, Vec<PolicyTarget>) {
-    let AuthorizationPolicy { metadata, spec } = said.object;
-    let mut reading = PolicyResolver::new(said, report);
+    let AuthorizationPolicy { metadata, spec } = sourced.object;
+    let mut reading = PolicyResolver::new(sourced, report);
     let written = TargetSelector {
         metadata,
         selector: spec.selector.as_ref(),
@@ -220,7 +220,7 @@ fn custom(
         Some(key) => AuthorizationAction::Custom(key),
         None => {
             let problem = format!(
-                "there is no ExternalAuthorizer {name:?} that works, here or in a root namespace"
+                "no valid ExternalAuthorizer {name:?} exists in this namespace or a root namespace"
             );
             reading.breaks(
                 "spec.provider.name",

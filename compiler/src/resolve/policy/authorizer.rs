@@ -20,24 +20,25 @@ const TIMEOUT_DEFAULT: Duration = Duration::from_secs(1);
 
 pub(in crate::resolve) fn resolve(
     tenant: &TenantName,
-    said: &[Sourced<'_, ExternalAuthorizer>],
+    declared: &[Sourced<'_, ExternalAuthorizer>],
     services: &BTreeMap<ServiceKey, Service>,
     report: &mut DiagnosticCollector,
 ) -> BTreeMap<PolicyKey, Authorizer> {
-    said.iter()
-        .filter_map(|said| read(tenant, said, services, report))
+    declared
+        .iter()
+        .filter_map(|sourced| read(tenant, sourced, services, report))
         .map(|one| (one.key.clone(), one))
         .collect()
 }
 
 fn read(
     tenant: &TenantName,
-    said: &Sourced<'_, ExternalAuthorizer>,
+    sourced: &Sourced<'_, ExternalAuthorizer>,
     services: &BTreeMap<ServiceKey, Service>,
     report: &mut DiagnosticCollector,
 ) -> Option<Authorizer> {
-    let ExternalAuthorizer { metadata, spec } = said.object;
-    let mut reading = PolicyResolver::new(said, report);
+    let ExternalAuthorizer { metadata, spec } = sourced.object;
+    let mut reading = PolicyResolver::new(sourced, report);
     let namespace = spec
         .service
         .namespace
@@ -114,7 +115,7 @@ fn timeout(
     let timeout = spec.timeout.map_or(TIMEOUT_DEFAULT, |timeout| timeout.0);
     if timeout.is_zero() || timeout > AUTHORIZER_TIMEOUT_MAX {
         let problem = format!(
-            "the time is not within {} s",
+            "the timeout is zero or more than {} s",
             AUTHORIZER_TIMEOUT_MAX.as_secs()
         );
         reading.breaks("spec.timeout", problem, "write a time such as 500ms");
@@ -129,7 +130,9 @@ fn body_bytes(
 ) -> u32 {
     let body_bytes = spec.include_request_body.map_or(0, |body| body.max_bytes);
     if body_bytes > AUTHORIZER_BODY_BYTES_MAX {
-        let problem = format!("{body_bytes} bytes are more than {AUTHORIZER_BODY_BYTES_MAX}");
+        let problem = format!(
+            "{body_bytes} bytes are configured; at most {AUTHORIZER_BODY_BYTES_MAX} are allowed"
+        );
         reading.breaks(
             "spec.includeRequestBody.maxBytes",
             problem,
@@ -152,7 +155,7 @@ fn shown_headers(
         reading.breaks(
             "spec.includeRequestHeaders",
             problem,
-            "remove the field to show all headers",
+            "remove the field to send all headers",
         );
     }
     let mut headers = Vec::new();

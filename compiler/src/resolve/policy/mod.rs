@@ -30,15 +30,15 @@ struct PolicyResolver<'a, T> {
 impl<'a, T> PolicyResolver<'a, T> {
     /// Starts reading a policy. A field that could not be parsed breaks the policy; the reader has
     /// already reported it.
-    fn new(said: &'a Sourced<'a, T>, report: &'a mut DiagnosticCollector) -> Self {
-        let broken = said
+    fn new(sourced: &'a Sourced<'a, T>, report: &'a mut DiagnosticCollector) -> Self {
+        let broken = sourced
             .document
             .faults
             .iter()
             .find(|fault| fault.field.starts_with("spec"));
         let broken = broken.map(|fault| reason(&fault.field, &fault.problem));
         Self {
-            source: said,
+            source: sourced,
             report,
             broken,
         }

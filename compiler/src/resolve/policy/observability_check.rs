@@ -24,7 +24,7 @@ pub(in crate::resolve) struct ReachablePods<'a> {
 
 struct PodGroup<'a> {
     workload: &'a Workload,
-    ways: Vec<AccessPath<'a>>,
+    access_paths: Vec<AccessPath<'a>>,
 }
 
 /// A path by which clients reach a pod.
@@ -60,7 +60,7 @@ impl<'a> ReachablePods<'a> {
             if reported.insert((&workload.namespace, &workload.labels, endpoints)) {
                 groups.push(PodGroup {
                     workload,
-                    ways: ways(services, workload, terminations),
+                    access_paths: access_paths(services, workload, terminations),
                 });
             }
         }
@@ -68,7 +68,7 @@ impl<'a> ReachablePods<'a> {
     }
 }
 
-fn ways<'a>(
+fn access_paths<'a>(
     services: &BTreeMap<ServiceKey, Service>,
     workload: &'a Workload,
     terminations: &[Termination],
@@ -88,7 +88,7 @@ fn ways<'a>(
             },
         }];
     }
-    let way = workload.endpoints.iter().filter_map(|endpoint| {
+    let paths = workload.endpoints.iter().filter_map(|endpoint| {
         let port = services
             .get(&endpoint.service)?
             .ports
@@ -114,7 +114,7 @@ fn ways<'a>(
             sees: HopVisibility { http, server_name },
         })
     });
-    way.collect()
+    paths.collect()
 }
 
 /// A condition of rule number `rule` that cannot be observed at `places`.
@@ -183,19 +183,19 @@ pub(in crate::resolve) fn blind(
         for group in ground
             .groups
             .iter()
-            .filter(|group| by_name || group.ways.iter().any(|way| !way.sees.http))
+            .filter(|group| by_name || group.access_paths.iter().any(|path| !path.sees.http))
         {
             let is_selected = is_for(
                 &policy.target,
                 &group.workload.namespace,
                 &group.workload.labels,
             );
-            for way in &group.ways {
+            for path in &group.access_paths {
                 // A Service's policy counts only on paths to that Service.
                 let counts = is_selected
-                    || matches!((&policy.target, way.service), (PolicyTarget::Service(own), Some(to)) if own == to);
-                if counts && let Some(attribute) = unseen(rule, way) {
-                    places.entry(attribute).or_default().insert(&way.label);
+                    || matches!((&policy.target, path.service), (PolicyTarget::Service(own), Some(to)) if own == to);
+                if counts && let Some(attribute) = unseen(rule, path) {
+                    places.entry(attribute).or_default().insert(&path.label);
                 }
             }
         }
@@ -249,10 +249,10 @@ fn join_names(places: &BTreeSet<&str>) -> String {
 
 /// Returns an attribute without which it is unknown whether the rule matches, regardless of its
 /// other conditions. It may also be a server name that no connection has.
-fn unseen<'a>(rule: &'a PolicyRule, way: &AccessPath<'_>) -> Option<&'a Attribute> {
-    let when = possible(&rule.when, way)?;
-    let from = alternatives(&rule.from, way)?;
-    let to = alternatives(&rule.to, way)?;
+fn unseen<'a>(rule: &'a PolicyRule, path: &AccessPath<'_>) -> Option<&'a Attribute> {
+    let when = possible(&rule.when, path)?;
+    let from = alternatives(&rule.from, path)?;
+    let to = alternatives(&rule.to, path)?;
     [from, to, when]
         .into_iter()
         .flatten()
@@ -263,14 +263,14 @@ fn unseen<'a>(rule: &'a PolicyRule, way: &AccessPath<'_>) -> Option<&'a Attribut
 /// hold by observable attributes alone.
 fn alternatives<'a>(
     alternatives: &'a [AllOf],
-    way: &AccessPath<'_>,
+    path: &AccessPath<'_>,
 ) -> Option<Option<&'a Attribute>> {
     if alternatives.is_empty() {
         return Some(None);
     }
     let possible: Vec<Option<&Attribute>> = alternatives
         .iter()
-        .filter_map(|all| possible(all, way))
+        .filter_map(|all| possible(all, path))
         .collect();
     if possible.contains(&None) {
         Some(None)
@@ -281,10 +281,10 @@ fn alternatives<'a>(
 
 /// Evaluates clauses. `None` means that they cannot all hold at this port. Else returns one of
 /// their attributes that cannot be observed.
-fn possible<'a>(all: &'a AllOf, way: &AccessPath<'_>) -> Option<Option<&'a Attribute>> {
+fn possible<'a>(all: &'a AllOf, path: &AccessPath<'_>) -> Option<Option<&'a Attribute>> {
     let mut unseen = None;
     for clause in all {
-        match (&clause.attribute, way.port) {
+        match (&clause.attribute, path.port) {
             (Attribute::DestinationPort, Some(port)) => {
                 let (wanted, unwanted) = (
                     clause.any.contains(&AttributeMatch::Port(port)),
@@ -294,12 +294,12 @@ fn possible<'a>(all: &'a AllOf, way: &AccessPath<'_>) -> Option<Option<&'a Attri
                     return None;
                 }
             }
-            (Attribute::ServerName, _) if !way.sees.server_name && !clause.any.is_empty() => {
+            (Attribute::ServerName, _) if !path.sees.server_name && !clause.any.is_empty() => {
                 unseen = Some(&clause.attribute)
             }
             // A gateway observes both attributes on every connection.
             (Attribute::ServerName | Attribute::RemoteAddress, _) => {}
-            (attribute, _) if !attribute.is_l4() && !way.sees.http => {
+            (attribute, _) if !attribute.is_l4() && !path.sees.http => {
                 unseen = unseen.or(Some(attribute))
             }
             _ => {}

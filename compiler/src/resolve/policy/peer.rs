@@ -14,11 +14,13 @@ use crate::resolve::tenant_objects::Sourced;
 /// Returns the peer authentications, sorted by key.
 pub(in crate::resolve) fn resolve(
     tenant: &TenantName,
-    said: &[Sourced<'_, istio_security::PeerAuthentication>],
+    declared: &[Sourced<'_, istio_security::PeerAuthentication>],
     report: &mut DiagnosticCollector,
 ) -> Vec<PeerAuthentication> {
-    let mut all: Vec<PeerAuthentication> =
-        said.iter().map(|said| read(tenant, said, report)).collect();
+    let mut all: Vec<PeerAuthentication> = declared
+        .iter()
+        .map(|sourced| read(tenant, sourced, report))
+        .collect();
     all.sort_by(|a, b| a.key.cmp(&b.key));
     all
 }
@@ -34,22 +36,24 @@ fn mode(written: MutualTlsMode) -> Option<PeerMode> {
 
 fn read(
     tenant: &TenantName,
-    said: &Sourced<'_, istio_security::PeerAuthentication>,
+    sourced: &Sourced<'_, istio_security::PeerAuthentication>,
     report: &mut DiagnosticCollector,
 ) -> PeerAuthentication {
-    let istio_security::PeerAuthentication { metadata, spec } = said.object;
-    let mut reading = PolicyResolver::new(said, report);
+    let istio_security::PeerAuthentication { metadata, spec } = sourced.object;
+    let mut reading = PolicyResolver::new(sourced, report);
     let labels = spec
         .selector
         .as_ref()
         .map(|selector| &selector.match_labels)
         .filter(|labels| !labels.is_empty());
     let target = match labels {
-        Some(labels) if said.fault("spec.selector").is_none() => selected(metadata, labels),
+        Some(labels) if sourced.fault("spec.selector").is_none() => selected(metadata, labels),
         // A selector that cannot be read counts as none, so that the object fails closed.
         _ => widest(metadata),
     };
-    if labels.is_none() && !spec.port_level_mtls.is_empty() && said.fault("spec.selector").is_none()
+    if labels.is_none()
+        && !spec.port_level_mtls.is_empty()
+        && sourced.fault("spec.selector").is_none()
     {
         reading.breaks(
             "spec.portLevelMtls",

@@ -68,7 +68,7 @@ pub(super) fn targets<T>(
         (Some(_), Some(_)) => {
             reading.breaks(
                 "spec.targetRefs",
-                "targetRef is there too",
+                "targetRef is set too",
                 "write targetRefs only",
             );
             return widest();
@@ -96,7 +96,7 @@ pub(super) fn targets<T>(
     if selector.is_some() {
         reading.breaks(
             "spec.selector",
-            "targetRefs are there too",
+            "targetRefs are set too",
             "write one of the two",
         );
         return widest();
@@ -144,7 +144,7 @@ fn service<T>(
             target.group,
             extent(metadata)
         );
-        let fix = "write kind: Service and the Service's name; for what a waypoint serves use a selector, or neither to mean the namespace";
+        let fix = "write kind: Service and the Service's name; in place of a waypoint use a selector, or omit both to cover the namespace";
         reading.breaks(format!("{field}.kind"), problem, fix);
         return None;
     }

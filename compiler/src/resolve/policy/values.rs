@@ -77,6 +77,7 @@ pub(super) fn read(context: ValueContext<'_>, attribute: &Attribute, value: &str
                 "write a name, without scheme and path",
             ))
         }
+        // A principal is ISSUER/SUBJECT, so a value without a slash or `*` would match no token.
         Attribute::RequestPrincipal if !value.contains(['*', '/']) => Err((
             format!("{value:?} is not a request's principal"),
             "write issuer/subject",
@@ -118,10 +119,8 @@ fn method(value: &str) -> (AttributeMatch, Option<ValueIssue>) {
     let lower = value.contains(|c: char| c.is_ascii_lowercase());
     let small = || {
         (
-            format!(
-                "{value:?}: methods are compared with their case, and clients send them in capitals"
-            ),
-            "write it in capitals",
+            format!("{value:?}: methods are case-sensitive, and clients send them in upper case"),
+            "write it in upper case",
         )
     };
     (m, odd.or_else(|| lower.then(small)))
@@ -170,7 +169,7 @@ fn account(namespace: &Namespace, value: &str) -> Result<AttributeMatch, ValueIs
 fn principal(own: &TrustDomain, value: &str) -> ValueResult {
     if value.starts_with("spiffe:") {
         return Err((
-            format!("{value:?} begins with a scheme, which principals are compared without"),
+            format!("{value:?} begins with a scheme, but principals are compared without a scheme"),
             "remove `spiffe://`",
         ));
     }
@@ -213,7 +212,7 @@ pub(super) fn trust_domain(own: &TrustDomain, value: &str) -> Result<AttributeMa
         None if is_name(written) => Ok(AttributeMatch::Prefix(format!("{written}/"))),
         _ => Err((
             format!("{value:?} is not a trust domain"),
-            "write its whole name, or the begin of one and `*`",
+            "write the full name, or a prefix and `*`",
         )),
     }
 }
@@ -240,7 +239,7 @@ fn path(value: &str) -> ValueResult {
     );
     Err((
         problem,
-        "begin with /, without query, // or dot segments; %-escapes only of what must be, in capitals",
+        "begin with /; omit query, // and dot segments; %-escape only what needs it, in upper case",
     ))
 }
 
@@ -257,7 +256,7 @@ fn template(value: &str) -> Result<AttributeMatch, ValueIssue> {
     };
     while let Some(segment) = segments.next() {
         match segment {
-            "{*}" | "{**}" if rest_seen => return wrong("{**} is not the last of its operators"),
+            "{*}" | "{**}" if rest_seen => return wrong("{**} is not the last operator"),
             "{*}" => {}
             "{**}" => rest_seen = true,
             plain if plain.contains(['{', '}']) => {
@@ -303,7 +302,7 @@ pub(super) fn attribute(key: &str) -> Result<Attribute, ValueIssue> {
             {
                 return claim(path.split("][")).map(Attribute::RequestClaim);
             }
-            return Err((format!("{key:?} is no key of a condition"), KEYS));
+            return Err((format!("{key:?} is not a condition key"), KEYS));
         }
     })
 }
@@ -314,7 +313,7 @@ pub(super) fn header(name: &str) -> Result<String, ValueIssue> {
     let lower = name.to_ascii_lowercase();
     if matches!(lower.as_str(), "host" | ":authority" | ":method" | ":path") {
         return Err((
-            format!("{name:?} is not read as a header"),
+            format!("{name:?} is not available as a header"),
             "use hosts, methods or paths of `to.operation`",
         ));
     }

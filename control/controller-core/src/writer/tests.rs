@@ -111,7 +111,7 @@ fn the_cloud_tier_and_trust_pass_all_changes_that_wait() {
     };
     assert!(
         published < generation(alpha) && published < generation(beta),
-        "what came last was published first"
+        "the newest change was published first"
     );
     assert!(
         matches!(again.try_recv(), Ok(Ok(Committed::Moved))),
@@ -157,7 +157,7 @@ fn a_withheld_state_is_counted_by_its_reason() {
     assert_eq!(
         fixture.writer.taken_by(&"epsilon".parse().unwrap()),
         [0; 4],
-        "what it had taken before was given back"
+        "the permits that it had taken were returned"
     );
     let text = fixture.preparer.metrics.render(&GaugeValues::default());
     for (reason, count) in [

@@ -13,7 +13,7 @@ use canal_wire::fleet::{
 use tonic::Status;
 use tonic::transport::Channel;
 
-use crate::fixture::{ControllerFixture, ManualSubscriber, Operator, patience, with_token};
+use crate::fixture::{ControllerFixture, ManualSubscriber, Operator, wait_limit, with_token};
 
 /// A fake replica: it subscribes and reports as a data plane does.
 pub(super) struct FakeReplica {
@@ -162,7 +162,7 @@ pub(super) async fn sail(
     what: &str,
     done: impl Fn(&[&mut FakeReplica], &[&mut FakeEdge]) -> bool,
 ) {
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     while !done(ships, rims) {
         assert!(Instant::now() < until, "{what} did not come to be");
         for ship in ships.iter_mut() {
@@ -180,7 +180,7 @@ pub(super) async fn wait_quiet(
     rims: &mut [&mut FakeEdge],
     root: &mut Operator,
 ) {
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     let mut quiet = 0;
     while quiet < 3 {
         assert!(

@@ -8,7 +8,7 @@ use canal_controller_core::{ControllerLimits, SilenceTimeouts};
 use canal_timing::slack;
 
 use crate::fixture;
-use crate::fixture::{ControllerFixture, ManualSubscriber, patience, pod, service};
+use crate::fixture::{ControllerFixture, ManualSubscriber, pod, service, wait_limit};
 
 const PRINCIPALS: [(&str, &str); 11] = [
     ("r1", "kind: gateway, name: r1, az: az1, backend: b1"),
@@ -50,7 +50,7 @@ pub(super) fn times() -> SilenceTimeouts {
 
 /// Timeouts that no component reaches even on a busy machine, for tests without silent components.
 pub(super) fn patient_times() -> SilenceTimeouts {
-    let never = 2 * patience();
+    let never = 2 * wait_limit();
     SilenceTimeouts {
         edge_silent: never,
         replica_silent: never,
@@ -78,7 +78,7 @@ pub(super) async fn tier_with(fleet: SilenceTimeouts) -> ControllerFixture {
     });
     let fixture = fixture.await;
     fixture::write_principals(&fixture.config.principals, &PRINCIPALS);
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     while fixture.metric("canal_controller_generation").await < 1.0 || !knows(&fixture, "e1").await
     {
         assert!(Instant::now() < until, "the principals were not read again");

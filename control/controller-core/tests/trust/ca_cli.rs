@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use canal_wire::api;
 
-use crate::fixture::{ControllerFixture, Operator, patience, with_token};
+use crate::fixture::{ControllerFixture, Operator, wait_limit, with_token};
 
 /// An operator's client for the requests of `canal ca`, and the tenant that they are about.
 pub(super) struct CaCli(pub(super) Operator, pub(super) &'static str);
@@ -74,7 +74,7 @@ impl CaCli {
             .map(tonic::Response::into_inner)
     }
     pub(super) async fn phase(&mut self, want: &str) -> api::TrustDomainStatus {
-        let until = Instant::now() + patience();
+        let until = Instant::now() + wait_limit();
         loop {
             let status = self.status().await;
             if status.phase == want {

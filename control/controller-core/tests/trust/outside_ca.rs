@@ -10,7 +10,7 @@ use canal_model::program::{Resource, ResourceKind};
 use tonic::Code;
 
 use super::{A, CaCli, GATEWAY, bundle, der, refused, verify};
-use crate::fixture::{ControllerFixture, patience, tenant};
+use crate::fixture::{ControllerFixture, tenant, wait_limit};
 
 /// Creates a CA with rcgen, and writes it as a trust domain's folder.
 fn authority(
@@ -52,7 +52,7 @@ async fn keep_the_last_good_key(
 ) {
     let good = std::fs::read_to_string(folder.join("key.pem")).unwrap();
     std::fs::write(folder.join("key.pem"), "broken").unwrap();
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     while ca.status().await.error.is_empty() {
         assert!(Instant::now() < until, "the broken key is reported");
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -138,7 +138,7 @@ async fn an_intermediate_from_files_signs_is_replaced_while_it_runs_and_a_broken
 
     keep_the_last_good_key(&fixture, &folder, &mut ca, &chain).await;
     let (_, second) = authority(&folder, "second", Some((&root, &root_pem)));
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     while der(&fixture
         .certificate("n1", Some(A), None)
         .await
@@ -256,7 +256,7 @@ fn serve(
         .spawn()
         .unwrap();
     let process = ChildProcess(child);
-    let until = Instant::now() + patience();
+    let until = Instant::now() + wait_limit();
     while std::net::TcpStream::connect(free).is_err() {
         assert!(
             Instant::now() < until,
@@ -269,7 +269,7 @@ fn serve(
 }
 
 #[tokio::test]
-async fn another_cas_intermediate_goes_along() {
+async fn an_external_cas_intermediate_is_part_of_the_chain() {
     let Some(binary) = cfssl() else { return };
     let outside = tempfile::tempdir().unwrap();
     let dir = |name: &str| outside.path().join(name);

@@ -220,7 +220,7 @@ fn a_silent_edge_times_out_and_its_reports_expire() {
     assert_eq!(
         s.states(),
         "a:Active+ b:Active- c:Active+",
-        "b is down by its edge, c has nobody's word and reports"
+        "b is down by its edge; no edge reports c, but c reports itself"
     );
     let quiet = |s: &mut RosterFixture| {
         s.edge(1, &[("a", true), ("b", true)]);
@@ -345,7 +345,7 @@ fn edges_of_an_az_share_one_unused_tunnel_address() {
     assert_eq!(
         check(&s, "e3", s.edge_report(1, 4, 4, &[])),
         Err("tunnel_end"),
-        "one that takes itself for the only one"
+        "an edge that assumes that it is the only one"
     );
     assert_eq!(
         check(&s, "e3", s.edge_report(1, 4, 11, &[])),
@@ -402,7 +402,7 @@ fn replica_tunnels_are_published_once_to_edges_of_the_az() {
 }
 
 #[test]
-fn a_replica_is_gone_when_it_is_silent_for_long_and_dead_by_its_edge() {
+fn a_replica_is_gone_when_silent_and_reported_down_by_its_edge() {
     let mut s = RosterFixture::running();
     let word = |up: bool| {
         move |s: &mut RosterFixture| {
@@ -415,7 +415,7 @@ fn a_replica_is_gone_when_it_is_silent_for_long_and_dead_by_its_edge() {
     };
     assert!(
         s.pass(60_000 * MS, word(true)).gone.is_empty(),
-        "its edge sees it: the path of its reports is broken, it is not"
+        "its edge probes it: only the path of its reports is broken"
     );
     assert_eq!(s.states(), "a:Active+ b:Active+ c:Active+");
     assert_eq!(s.pass(200 * MS, word(false)).gone, [name("a")]);
@@ -426,7 +426,7 @@ fn a_replica_is_gone_when_it_is_silent_for_long_and_dead_by_its_edge() {
     let newest = Generation(s.generation);
     assert!(
         s.roster.forgettable(&plan, newest).is_empty(),
-        "nobody acknowledged yet"
+        "no subscriber has acknowledged yet"
     );
     word(false)(&mut s);
     assert_eq!(s.roster.forgettable(&plan, newest), [name("a")]);
@@ -474,12 +474,12 @@ fn a_restart_of_the_controller_changes_nothing_until_the_grace_is_over() {
     let all = "a:Active+ b:Draining+ c:Draining+";
     assert_eq!(s.states(), all);
     s.pass(10_000 * MS, |_| {});
-    assert_eq!(s.states(), all, "nobody came yet");
+    assert_eq!(s.states(), all, "no replica has registered yet");
     let edge = |s: &RosterFixture, az: &str| s.roster.ownership().edge(&az.parse().unwrap());
     assert_eq!(
         (edge(&s, "az1"), edge(&s, "az2")),
         (Some(0), Some(0)),
-        "what edges have that were not heard is waited for"
+        "the plan waits for the state of edges that have not reported"
     );
     s.publish(&["t"]);
     s.report("a", |_, known| known.acked_through = Generation(0));
@@ -495,14 +495,14 @@ fn a_restart_of_the_controller_changes_nothing_until_the_grace_is_over() {
     assert_eq!(
         s.states(),
         "a:Active+ b:Draining+ c:Active+",
-        "c does not want to drain any more, b is ordered to"
+        "c no longer requests a drain, and an operator drains b"
     );
     let grace = SilenceTimeouts::default().grace;
     s.pass(grace, |s| _ = s.edge(1, &[("a", true), ("b", true)]));
     assert_eq!(
         (edge(&s, "az1"), edge(&s, "az2")),
         (Some(1), None),
-        "who does not come within the grace is waited for no longer"
+        "after the grace period the plan no longer waits for absent replicas"
     );
     canal_timing::assert_time(
         "real time of a test with simulated time",

@@ -48,7 +48,7 @@ impl Observation for ObservationService {
         if matches!(caller.principal, Principal::Operator { .. }) {
             self.shared.metrics.refuse("observe_operator");
             return Err(Status::permission_denied(
-                "an operator has nothing to show here; fix: use a data plane's token",
+                "an operator cannot be observed; fix: use a data plane's token",
             ));
         }
         let (orders, receiver) = mpsc::channel(ORDERS_MAX);

@@ -153,7 +153,10 @@ impl ObservationRegistry {
         };
         if let Some(earlier) = inner.links.insert(principal.clone(), link) {
             earlier.superseded.cancel();
-            earlier.end_all("disconnected", "it has reconnected; fix: start again");
+            earlier.end_all(
+                "disconnected",
+                "the data plane has reconnected; fix: start the observation again",
+            );
         }
         OpenLink {
             registry: self.clone(),
@@ -174,11 +177,11 @@ impl ObservationRegistry {
         inner.last += 1;
         let id = inner.last;
         let queued = Arc::new(AtomicU64::new(0));
-        let asked = match inner.links.get_mut(principal) {
-            None => Err(("disconnected", "it is not connected any more")),
+        let sent = match inner.links.get_mut(principal) {
+            None => Err(("disconnected", "the data plane is not connected any more")),
             Some(link) if link.sessions.len() >= OBSERVATIONS_PER_DATA_PLANE_MAX => Err((
                 "busy",
-                "it carries as many observations as it may; fix: end some of them",
+                "the data plane has the maximum number of observations; fix: end some of them",
             )),
             Some(link) => match link.orders.try_send(Ok(ObserveOrder {
                 id,
@@ -194,10 +197,13 @@ impl ObservationRegistry {
                     );
                     Ok(())
                 }
-                Err(_) => Err(("busy", "it does not read queries; fix: check the process")),
+                Err(_) => Err((
+                    "busy",
+                    "the data plane does not read queries; fix: check the process",
+                )),
             },
         };
-        if let Err((reason, why)) = asked {
+        if let Err((reason, why)) = sent {
             // Sending does not fail: the caller has the receiver.
             let _ = events.send(SessionEvent::session_end(id, reason, why));
         }
@@ -236,7 +242,7 @@ impl ObservationRegistry {
                 SessionEvent::session_end(
                     answer.id,
                     "over_credit",
-                    "it sent more than allowed; fix: check the process",
+                    "the data plane sent more than allowed; fix: check the process",
                 )
             }
             end => {
@@ -320,7 +326,10 @@ impl Drop for OpenLink {
             .is_some_and(|link| link.number == self.number)
             && let Some(link) = inner.links.remove(&self.principal)
         {
-            link.end_all("disconnected", "its connection to the controller ended");
+            link.end_all(
+                "disconnected",
+                "the data plane's connection to the controller ended",
+            );
         }
     }
 }

@@ -73,7 +73,7 @@ pub(crate) fn begin(
             refused(
                 "observations_of_operator",
                 format!(
-                    "{} has {max} observations under way; fix: end one of them",
+                    "{} has {max} open observations; fix: end one of them",
                     caller.principal
                 ),
             )
@@ -85,7 +85,7 @@ pub(crate) fn begin(
         refused(
             "observations",
             format!(
-                "{holder} gets no more observations ({which}: {}); fix: end some of them",
+                "{holder} may open no more observations ({which}: {}); fix: end some of them",
                 refusal.reason()
             ),
         )
@@ -170,10 +170,10 @@ async fn until_over(
         }
         () = revoked => {
             shared.metrics.refuse("observations_revoked");
-            Status::resource_exhausted("another one needed the place of this observation; fix: end some of them")
+            Status::resource_exhausted("this observation was ended in favour of another one; fix: end some of them")
         }
         () = token_ends => Status::unauthenticated("the token was revoked"),
-        () = shared.stopping.cancelled() => Status::unavailable("the controller is stopping; fix: begin again"),
+        () = shared.stopping.cancelled() => Status::unavailable("the controller is stopping; fix: start the observation again"),
     }
 }
 

@@ -48,7 +48,7 @@ pub(super) fn decide(
         .filter(|s| *s != Subject::Unspecified);
     let subject = subject.ok_or_else(|| {
         Status::invalid_argument(
-            "the subject is not known; fix: send TAP, LOGS, CONFIG_DUMP or METRICS",
+            "the subject is unknown; fix: send TAP, LOGS, CONFIG_DUMP or METRICS",
         )
     })?;
     let tenant = match (operator.tenant(), request.tenant.as_str()) {
@@ -65,7 +65,7 @@ pub(super) fn decide(
     check_filters(request, tenant.as_ref(), catalog)?;
     if request.data_planes.len() > NAMES_MAX {
         return Err(Status::invalid_argument(format!(
-            "{} data planes, at most {NAMES_MAX} are taken",
+            "{} data planes; at most {NAMES_MAX} are accepted",
             request.data_planes.len()
         )));
     }
@@ -75,7 +75,7 @@ pub(super) fn decide(
         catalog,
         there,
     };
-    let asked = match (subject, request.data_planes.as_slice()) {
+    let names = match (subject, request.data_planes.as_slice()) {
         // Without names, a tap or metrics cover all gateways of the tenant.
         (Subject::Tap | Subject::Metrics, []) => view.gateways(subject)?,
         (_, []) => {
@@ -95,7 +95,7 @@ pub(super) fn decide(
         principal: principal.clone(),
         begin: view.begin(request, subject, principal),
     };
-    let targets = asked.into_iter().map(target).collect();
+    let targets = names.into_iter().map(target).collect();
     Ok(ObservationRequest {
         subject,
         tenant,
@@ -185,7 +185,7 @@ impl<'a> Scope<'a> {
             .collect();
         match visible.is_empty() {
             true => Err(Status::not_found(
-                "there is no gateway that is connected; fix: `canal status` shows why",
+                "no gateway is connected; fix: `canal status` shows why",
             )),
             false => Ok(visible),
         }

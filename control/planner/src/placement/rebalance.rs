@@ -172,7 +172,7 @@ impl ShardAssignment<'_> {
             moved: BTreeSet::new(),
             left: 0,
         };
-        if balance.ways().next().is_none() {
+        if balance.searches().next().is_none() {
             return BTreeMap::new();
         }
         balance.prepare();
@@ -224,7 +224,7 @@ impl Balance<'_, '_> {
 
     /// Returns all searches for useful moves: first between AZs, and from the most loaded backend
     /// first.
-    fn ways(&self) -> impl Iterator<Item = MoveSearch> + use<> {
+    fn searches(&self) -> impl Iterator<Item = MoveSearch> + use<> {
         let zones: Vec<Vec<(BackendIndex, BackendLoad)>> = (0..self.shards.zones.len())
             .map(|zone| self.live(zone))
             .collect();
@@ -234,7 +234,7 @@ impl Balance<'_, '_> {
         };
         let sides: Vec<BackendLoad> = zones.iter().map(|live| side(live)).collect();
         let scale = LoadScale::of(sides.iter().copied());
-        let mut ways = Vec::new();
+        let mut searches = Vec::new();
         // Of two kinds with the same reach, the one in which no client loses a gateway address
         // comes first.
         for (reach, stays) in [
@@ -249,7 +249,7 @@ impl Balance<'_, '_> {
                     .map(|(slot, _)| (*slot, sides[to]))
                     .collect();
                 for (slot, _) in zones[from].iter().rev() {
-                    ways.push(MoveSearch {
+                    searches.push(MoveSearch {
                         scale,
                         reach,
                         from: (*slot, sides[from]),
@@ -259,6 +259,7 @@ impl Balance<'_, '_> {
                 }
             }
         }
+        // Moves inside one AZ come last; each AZ has its own scale.
         for live in &zones {
             let scale = LoadScale::of(live.iter().map(|(_, side)| *side));
             for from in live.iter().rev() {
@@ -268,7 +269,7 @@ impl Balance<'_, '_> {
                     .copied()
                     .collect();
                 if !to.is_empty() {
-                    ways.push(MoveSearch {
+                    searches.push(MoveSearch {
                         scale,
                         reach: MoveKind::Direct,
                         from: *from,
@@ -278,26 +279,26 @@ impl Balance<'_, '_> {
                 }
             }
         }
-        ways.into_iter()
+        searches.into_iter()
     }
 
     fn next(&mut self) -> Option<ShardMove> {
-        self.ways().find_map(|way| self.exchange(&way))
+        self.searches().find_map(|search| self.exchange(&search))
     }
 
     /// Returns the move of a service from this backend: the heaviest one that keeps both sides on
     /// their side of the mean, else the lightest.
-    fn exchange(&mut self, way: &MoveSearch) -> Option<ShardMove> {
-        let from = usize::from(way.from.0);
+    fn exchange(&mut self, search: &MoveSearch) -> Option<ShardMove> {
+        let from = usize::from(search.from.0);
         let holders = std::mem::take(&mut self.holders[from]);
-        let headroom = way
+        let headroom = search
             .to
             .first()
-            .map_or(0, |to| way.scale.headroom(way.from.1, to.1));
+            .map_or(0, |to| search.scale.headroom(search.from.1, to.1));
         let heavy = holders.partition_point(|(Reverse(weight), _)| *weight > headroom);
         let found = self
-            .best(way, holders[heavy..].iter())
-            .or_else(|| self.best(way, holders[..heavy].iter().rev()));
+            .best(search, holders[heavy..].iter())
+            .or_else(|| self.best(search, holders[..heavy].iter().rev()));
         self.holders[from] = holders;
         found
     }
@@ -306,7 +307,7 @@ impl Balance<'_, '_> {
     /// result shares the fewest pairs.
     fn best<'h>(
         &mut self,
-        way: &MoveSearch,
+        search: &MoveSearch,
         order: impl Iterator<Item = &'h (Reverse<u64>, ServiceId)>,
     ) -> Option<ShardMove> {
         let mut found: Option<((u32, u64), ShardMove)> = None;
@@ -319,7 +320,7 @@ impl Balance<'_, '_> {
             {
                 break;
             }
-            let Some((to, pairs)) = self.target(way, *weight, *service) else {
+            let Some((to, pairs)) = self.target(search, *weight, *service) else {
                 continue;
             };
             compared += 1;
@@ -330,7 +331,7 @@ impl Balance<'_, '_> {
                     ShardMove {
                         service: *service,
                         weight: *weight,
-                        from: way.from.0,
+                        from: search.from.0,
                         to,
                     },
                 ));
@@ -343,23 +344,26 @@ impl Balance<'_, '_> {
     /// share there.
     fn target(
         &mut self,
-        way: &MoveSearch,
+        search: &MoveSearch,
         weight: u64,
         id: ServiceId,
     ) -> Option<(BackendIndex, u32)> {
         let (home, set) = *self.shards.settled.get(&id)?;
-        if !self.may_cross(way, id, home, set) || !self.may_move(id) {
+        if !self.may_cross(search, id, home, set) || !self.may_move(id) {
             return None;
         }
         // No combination is free for a service that already shares all its backends, so it may
         // share those of another service instead.
         let is_crowded = !self.shards.index.is_alone(&set);
-        let rest = set.without(way.from.0);
-        let to = way
+        let rest = set.without(search.from.0);
+        let to = search
             .to
             .iter()
             .filter(|(to, side)| {
-                !set.has(*to) && way.scale.helps(way.from.1, *side, weight, way.reach)
+                !set.has(*to)
+                    && search
+                        .scale
+                        .helps(search.from.1, *side, weight, search.reach)
             })
             .map(|(to, _)| *to);
         to.map(|to| (to, rest.with(to)))
@@ -381,8 +385,8 @@ impl Balance<'_, '_> {
 
     /// Returns true if the service would still have the backends that it needs at home and
     /// elsewhere.
-    fn may_cross(&self, way: &MoveSearch, id: ServiceId, home: AzIndex, set: ShardSet) -> bool {
-        let Some((from, to, stays)) = way.azs else {
+    fn may_cross(&self, search: &MoveSearch, id: ServiceId, home: AzIndex, set: ShardSet) -> bool {
+        let Some((from, to, stays)) = search.azs else {
             return true;
         };
         let count = |zone: AzIndex| {
@@ -473,9 +477,16 @@ mod tests {
                 12,
                 false,
             ),
-            ("the other way round", &[(112, 1), (88, 1)], 1, 0, 1, false),
             (
-                "one is empty, and nobody else is off",
+                "in the other direction",
+                &[(112, 1), (88, 1)],
+                1,
+                0,
+                1,
+                false,
+            ),
+            (
+                "one is empty, and no other is off balance",
                 &[(105, 1), (105, 1), (105, 1), (0, 1)],
                 0,
                 3,

@@ -161,7 +161,7 @@ fn in_force(sources: &TenantSources) -> Vec<(String, PolicyOrigin)> {
 }
 
 #[test]
-fn what_a_source_says_is_in_force_until_it_is_removed() {
+fn objects_of_a_source_are_in_force_until_it_is_removed() {
     for mut source in fixtures() {
         let (mut sources, origin) = (sources(), source.origin());
         assert_eq!(
@@ -222,7 +222,7 @@ fn a_mistake_is_named_and_removes_nothing() {
 }
 
 #[test]
-fn what_was_found_in_an_object_is_reported_by_its_key() {
+fn diagnostics_of_an_object_are_reported_by_its_key() {
     let route = "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: r}\n\
                  spec: {parentRefs: [{kind: Service, group: '', name: a}], rules: [{backendRefs: [{name: nosuch, port: 80}]}]}\n";
     for mut source in fixtures() {

@@ -62,16 +62,15 @@ impl Default for SessionLimits {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum StreamLimitError {
     #[error(
-        "the stream subscribes to {named} names and may to {limit}; fix: subscribe to fewer, or by wildcard"
+        "the stream subscribes to {named} names; at most {limit} are allowed; fix: subscribe to fewer, or by wildcard"
     )]
     TooManyNames { named: usize, limit: usize },
     #[error(
-        "the stream names a resource with {bytes} bytes and may use {limit}; fix: name resources as the controller does"
+        "the stream names a resource with {bytes} bytes; at most {limit} are allowed; fix: use the controller's names of resources"
     )]
     NameTooLong { bytes: usize, limit: usize },
     #[error(
-        "the names that only this stream knows are charged {bytes} bytes and may be {limit}; fix: subscribe by wildcard, and list no \
-         resources as held"
+        "the names that only this stream knows are charged {bytes} bytes; at most {limit} are allowed; fix: subscribe by wildcard, and list no resources as held"
     )]
     TooManyNameBytes { bytes: usize, limit: usize },
     #[error(

@@ -46,12 +46,12 @@ impl SubscriberStream {
             out.extend(self.manifest(tenant, catalog, items));
         }
         // Manifests of tenants that left the subscriber's scope are removed.
-        let held = self
+        let held_names = self
             .held_resources
             .owners()
             .filter(|owner| !admitted.contains(*owner))
             .flat_map(|owner| self.held_resources.of(owner));
-        let gone: Vec<ResourceId> = held
+        let gone: Vec<ResourceId> = held_names
             .filter(|(kind, _)| *kind == ResourceKind::Manifest)
             .cloned()
             .collect();

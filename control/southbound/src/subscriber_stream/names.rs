@@ -61,19 +61,22 @@ impl HeldResources {
         owner: &ResourceOwner,
         key: &ResourceId,
     ) -> Option<ResourceVersion> {
-        self.by_owner.get(owner)?.get(key).map(|held| held.version)
+        self.by_owner
+            .get(owner)?
+            .get(key)
+            .map(|resource| resource.version)
     }
 
     /// Records a resource, in place of an earlier version.
-    pub(super) fn put(&mut self, key: ResourceId, held: HeldResource) {
+    pub(super) fn put(&mut self, key: ResourceId, resource: HeldResource) {
         let of_owner = self.by_owner.entry(owner_of(&key)).or_default();
         match of_owner.get_mut(&key) {
             // The name of the first record stays in memory, so its charge stays too.
-            Some(old) => old.version = held.version,
+            Some(old) => old.version = resource.version,
             None => {
-                of_owner.insert(key, held);
+                of_owner.insert(key, resource);
                 self.count += 1;
-                self.charged += held.charged;
+                self.charged += resource.charged;
             }
         }
     }
@@ -84,9 +87,9 @@ impl HeldResources {
         let Some(of_owner) = self.by_owner.get_mut(&owner) else {
             return;
         };
-        if let Some(held) = of_owner.remove(key) {
+        if let Some(resource) = of_owner.remove(key) {
             self.count -= 1;
-            self.charged -= held.charged;
+            self.charged -= resource.charged;
         }
         if of_owner.is_empty() {
             self.by_owner.remove(&owner);
@@ -104,7 +107,7 @@ impl HeldResources {
             .by_owner
             .values()
             .flat_map(BTreeMap::values)
-            .map(|held| held.charged)
+            .map(|resource| resource.charged)
             .sum();
     }
 }
@@ -270,13 +273,13 @@ impl SubscriberStream {
         catalog: &Catalog,
     ) -> Result<PricedRequest, StreamLimitError> {
         let subscription = &self.kinds[kind as usize];
-        let asked = || {
+        let requested = || {
             request
                 .resource_names_subscribe
                 .iter()
                 .chain(&request.resource_names_unsubscribe)
         };
-        let longest = asked().map(String::len).max().unwrap_or(0);
+        let longest = requested().map(String::len).max().unwrap_or(0);
         if longest > self.limits.name_bytes {
             return Err(StreamLimitError::NameTooLong {
                 bytes: longest,
@@ -336,7 +339,7 @@ impl SubscriberStream {
         let subscribed: usize = priced.subscribed.iter().map(|name| name.price).sum();
         // A data plane of the provider is not refused for the resources that it lists, because it
         // serves other tenants too.
-        let held: usize = if self.is_of_provider() {
+        let held_bytes: usize = if self.is_of_provider() {
             0
         } else {
             priced
@@ -345,7 +348,7 @@ impl SubscriberStream {
                 .map(|(name, _)| name.price)
                 .sum()
         };
-        let bytes = self.name_bytes() + subscribed + held;
+        let bytes = self.name_bytes() + subscribed + held_bytes;
         if bytes > self.limits.stream_name_bytes {
             return Err(StreamLimitError::TooManyNameBytes {
                 bytes,

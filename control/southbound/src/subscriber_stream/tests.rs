@@ -76,7 +76,7 @@ fn each_subscriber_sees_its_scope_and_no_more() {
                 "Route beta/HTTPRoute/shop/x/0",
             ],
         ),
-        ("a gateway that serves nobody", gateway("g9"), &[]),
+        ("a gateway that serves no tenant", gateway("g9"), &[]),
         (
             "a node of a tenant that is not there",
             node("gamma", "n0"),
@@ -146,7 +146,7 @@ fn new_things_come_parents_first_and_go_children_first() {
 }
 
 #[test]
-fn a_reconnect_brings_only_what_changed() {
+fn a_reconnect_sends_only_changed_resources() {
     let mut w = StreamWorld::default();
     w.set("alpha", &shop(&["a", "b", "c"]));
     let mut c = TestSubscriber::new(gateway("g1"));
@@ -240,7 +240,7 @@ fn a_subscriber_behind_the_change_log_gets_a_correct_state() {
 }
 
 #[test]
-fn a_log_keeps_a_limited_amount_of_what_was_replaced() {
+fn the_change_log_keeps_a_limited_number_of_replaced_entries() {
     let mut w = StreamWorld::default();
     let mut says = shop(&["a"]);
     // Each removed Service takes at least 512 bytes.
@@ -259,7 +259,7 @@ fn a_log_keeps_a_limited_amount_of_what_was_replaced() {
     let alpha = &w.catalog.tenants[&tenant("alpha")];
     assert!(
         alpha.deltas_after(Generation(2)).is_none(),
-        "what was removed is not kept"
+        "removed resources are not stored"
     );
     c.settle(&w);
     assert_eq!(
@@ -308,7 +308,7 @@ fn unreadable_resources_are_not_removed() {
     assert_eq!(
         c.names(),
         ["Tenant alpha", "Gateway alpha/g1"],
-        "once it can, what is gone goes"
+        "removals are sent once the subscriber accepts them"
     );
 }
 
@@ -384,7 +384,7 @@ fn names_may_be_subscribed_one_by_one() {
     assert_eq!(
         sent_names(&mut s, &w),
         ["+alpha/shop/a"],
-        "asked for again, it is sent again"
+        "a repeated request sends it again"
     );
     s.handle_request_alone(ask(&["alpha/shop/b"], &["alpha/shop/a"]))
         .unwrap();
@@ -408,7 +408,7 @@ fn names_may_be_subscribed_one_by_one() {
     assert_eq!(
         (sent_names(&mut s, &w), s.progress().resources),
         (vec![], 0),
-        "it drops by itself what it no longer asks for"
+        "the subscriber drops resources that it no longer requests"
     );
 
     let mut on_demand = SubscriberStream::new(gateway("g1"), SessionLimits::default());
@@ -464,7 +464,7 @@ fn limits_of_one_stream() {
 }
 
 #[test]
-fn removals_follow_what_replaces_them_if_one_kind_needs_several_responses() {
+fn removals_follow_their_replacements_across_several_responses() {
     let mut w = StreamWorld::default();
     w.set("alpha", &shop(&["a", "b", "c", "d", "e"]));
     let mut c = TestSubscriber::with_limits(
@@ -829,7 +829,7 @@ fn a_gateway_follows_the_services_of_its_backend() {
     assert_eq!(
         (c.names(), edge.names().len()),
         (vec![], 2),
-        "nobody is registered; the edge knows the tenants"
+        "no replica is registered; the edge has the tenants"
     );
     let tables = [("alpha", 1), ("beta", 2)];
     fleet(&mut w, 1, &["r1"], &[("alpha", 1)], &tables);
@@ -879,13 +879,13 @@ fn a_gateway_follows_the_services_of_its_backend() {
     assert_eq!(
         (c.names(), c.is_converged()),
         (vec!["Replica r2".to_string()], true),
-        "r1 is forgotten: it knows the tier and no tenant"
+        "r1 was forgotten: it has the tier's resources and no tenant"
     );
     assert_eq!(edge.names(), ["Tenant alpha", "Tenant beta", "Replica r2"]);
     c.reconnect();
     assert_eq!(
         c.settle(&w),
         all_kinds(),
-        "replicas are held under their own name across a reconnect"
+        "replicas keep their own name across a reconnect"
     );
 }

@@ -169,7 +169,7 @@ fn random() -> Result<u64, redb::Error> {
     let filled = aws_lc_rs::rand::fill(&mut bytes);
     filled.map_err(|_| {
         redb::Error::Io(std::io::Error::other(
-            "the operating system gives no random bytes",
+            "the operating system returned no random bytes",
         ))
     })?;
     Ok(u64::from_ne_bytes(bytes))

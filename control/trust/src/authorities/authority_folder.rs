@@ -186,7 +186,7 @@ impl AuthorityFolders {
                 there = decide_domains(names, CA_DOMAINS_MAX);
             }
             Err(e) => {
-                tracing::error!(path = %self.root.display(), error = %e, "--ca-dir cannot be read; what was last good stays")
+                tracing::error!(path = %self.root.display(), error = %e, "--ca-dir cannot be read; the last good CA stays in use")
             }
         }
         // A folder that was removed must be noticed too.
@@ -210,28 +210,28 @@ impl AuthorityFolders {
         if self
             .folders
             .get(&domain)
-            .is_some_and(|held| held.stamp == stamp)
+            .is_some_and(|folder| folder.stamp == stamp)
         {
             return None;
         }
-        let held = self.folders.entry(domain.clone()).or_default();
+        let folder = self.folders.entry(domain.clone()).or_default();
         // A state that is not good is reported once, not by every scan.
-        held.stamp = stamp;
+        folder.stamp = stamp;
         match read(&path, &domain, is_external(&domain), now) {
             Ok(good) => {
-                (held.authority, held.roots, held.foreign, held.fault) =
+                (folder.authority, folder.roots, folder.foreign, folder.fault) =
                     (good.authority, good.roots, good.foreign, None);
-                tracing::info!(target: "audit", %domain, path = %path.display(), "took over the authority's files");
+                tracing::info!(target: "audit", %domain, path = %path.display(), "loaded the CA files");
                 Some(FolderChange::Changed(domain))
             }
             Err(fault) => {
-                let kept = if held.roots.is_empty() {
-                    "nothing is issued"
+                let consequence = if folder.roots.is_empty() {
+                    "no certificates are issued"
                 } else {
-                    "what was last good stays"
+                    "the last good CA stays in use"
                 };
-                tracing::error!(%domain, path = %path.display(), %fault, "CA files rejected; {kept}");
-                held.fault = Some(fault.to_string());
+                tracing::error!(%domain, path = %path.display(), %fault, "CA files rejected; {consequence}");
+                folder.fault = Some(fault.to_string());
                 Some(FolderChange::Broken(domain, fault.name()))
             }
         }

@@ -61,9 +61,9 @@ impl std::str::FromStr for ExternalCa {
 pub(crate) enum ExternalCaError {
     #[error("the external CA is unavailable: {0}; data planes keep their certificates and retry")]
     Unreachable(FetchError),
-    #[error("the external authority refused: {0}")]
+    #[error("the external CA refused: {0}")]
     Refused(String),
-    #[error("the external authority's answer is none: {0}")]
+    #[error("the external CA sent an invalid answer: {0}")]
     Answer(String),
     #[error("{0}")]
     Settings(String),
@@ -110,7 +110,7 @@ impl ExternalCaClient {
     /// is not usable.
     pub(crate) async fn sign(
         &self,
-        asked: &CertificateRequest<'_>,
+        request: &CertificateRequest<'_>,
         folder: &Path,
     ) -> Result<String, ExternalCaError> {
         // Requests must not gather at a slow CA: a client that waits would have gone before its
@@ -126,11 +126,11 @@ impl ExternalCaClient {
             settings("tls-root.pem")?,
         );
         let above = settings("cert-chain.pem")?.unwrap_or_default();
-        let (path, body) = request(asked, key.as_deref(), profile.as_deref())
+        let (path, body) = request_body(request, key.as_deref(), profile.as_deref())
             .map_err(ExternalCaError::Settings)?;
         let uri: Uri = format!("{}/api/v1/cfssl/{path}", self.url)
             .parse()
-            .map_err(|_| ExternalCaError::Settings(format!("{} is no URL", self.url)))?;
+            .map_err(|_| ExternalCaError::Settings(format!("{} is not a URL", self.url)))?;
         let own = root
             .map(|pem| FetchClient::new(pem.as_bytes()))
             .transpose()
@@ -166,16 +166,16 @@ impl ExternalCaClient {
 
 /// Returns the end of the path, and the body. The names are stated beside the CSR, so that neither
 /// side relies on the names in the CSR.
-fn request(
-    asked: &CertificateRequest<'_>,
+fn request_body(
+    request: &CertificateRequest<'_>,
     key: Option<&str>,
     profile: Option<&str>,
 ) -> Result<(&'static str, String), String> {
-    let hosts: Vec<String> = std::iter::once(asked.identity.to_string())
-        .chain(asked.names.iter().cloned())
+    let hosts: Vec<String> = std::iter::once(request.identity.to_string())
+        .chain(request.names.iter().cloned())
         .collect();
     let mut order =
-        json!({ "certificate_request": asked.csr, "hosts": hosts, "subject": { "names": [] } });
+        json!({ "certificate_request": request.csr, "hosts": hosts, "subject": { "names": [] } });
     if let Some(profile) = profile {
         order["profile"] = json!(profile.trim());
     }
@@ -246,21 +246,21 @@ mod tests {
     #[test]
     fn requests_are_signed_where_there_is_a_key() {
         let identity = "spiffe://alpha.example/ns/a/sa/b".parse().unwrap();
-        let asked = CertificateRequest {
+        let request = CertificateRequest {
             csr: "CSR",
             identity: &identity,
             names: &[],
             rsa: false,
             lifetime_seconds: 60,
         };
-        let (path, body) = request(&asked, None, Some("mesh\n")).unwrap();
+        let (path, body) = request_body(&request, None, Some("mesh\n")).unwrap();
         let order: Value = serde_json::from_str(&body).unwrap();
         assert_eq!(
             (path, &order["profile"], &order["certificate_request"]),
             ("sign", &json!("mesh"), &json!("CSR"))
         );
         assert_eq!(order["hosts"], json!(["spiffe://alpha.example/ns/a/sa/b"]));
-        let (path, body) = request(&asked, Some("00ff\n"), None).unwrap();
+        let (path, body) = request_body(&request, Some("00ff\n"), None).unwrap();
         let signed: Value = serde_json::from_str(&body).unwrap();
         let order = STANDARD
             .decode(signed["request"].as_str().unwrap())
@@ -274,7 +274,7 @@ mod tests {
         .unwrap();
         assert_eq!(path, "authsign");
         for key in ["", "0", "zz", "00f"] {
-            assert!(request(&asked, Some(key), None).is_err(), "{key:?}");
+            assert!(request_body(&request, Some(key), None).is_err(), "{key:?}");
         }
     }
 
@@ -308,14 +308,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let ask = async |external: std::sync::Arc<ExternalCaClient>, folder: std::path::PathBuf| {
             let identity = "spiffe://alpha.example/ns/a/sa/b".parse().unwrap();
-            let asked = CertificateRequest {
+            let request = CertificateRequest {
                 csr: "CSR",
                 identity: &identity,
                 names: &[],
                 rsa: false,
                 lifetime_seconds: 60,
             };
-            external.sign(&asked, &folder).await.unwrap_err().name()
+            external.sign(&request, &folder).await.unwrap_err().name()
         };
         let waiting: Vec<_> = (0..EXTERNAL_REQUESTS_MAX)
             .map(|_| tokio::spawn(ask(external.clone(), dir.path().into())))

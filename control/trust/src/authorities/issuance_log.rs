@@ -32,8 +32,7 @@ const QUEUE_MAX: usize = 1024;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IssuanceLogError {
     #[error(
-        "{holder} has {used} certificates on record that have not ended, and its share is {max} ({}); fix: let them live shorter, or have \
-         the provider set spec.shares.certificates of the Tenant", .refusal.reason()
+        "{holder} has {used} unexpired certificates on record, and its share is {max} ({}); fix: shorten their lifetime, or have the provider set spec.shares.certificates of the Tenant", .refusal.reason()
     )]
     Full {
         holder: ShareHolder,
@@ -150,13 +149,13 @@ impl ActiveCertificates {
 
     /// Adds an entry that is on disk.
     fn insert(&mut self, name: DomainName, row: StoredCertificate) {
-        let seat = self.holder_hash(&name, &row.holder, &row.identity, &row.names);
+        let slot = self.holder_hash(&name, &row.holder, &row.identity, &row.names);
         let before = self
             .rows
             .entry(name)
             .or_default()
             .insert(row.serial.clone(), Arc::new(row));
-        *self.counts.entry(seat).or_default() += usize::from(before.is_none());
+        *self.counts.entry(slot).or_default() += usize::from(before.is_none());
     }
 
     /// Removes the entries that have expired.
@@ -166,11 +165,11 @@ impl ActiveCertificates {
             of_domain.retain(|_, row| {
                 let stays = row.until >= now;
                 if !stays {
-                    let seat = self.holder_hash(name, &row.holder, &row.identity, &row.names);
-                    if let Some(held) = self.counts.get_mut(&seat) {
-                        *held -= 1;
-                        if *held == 0 {
-                            self.counts.remove(&seat);
+                    let slot = self.holder_hash(name, &row.holder, &row.identity, &row.names);
+                    if let Some(count) = self.counts.get_mut(&slot) {
+                        *count -= 1;
+                        if *count == 0 {
+                            self.counts.remove(&slot);
                         }
                     }
                     self.give_back(&account(name, &row.holder));
@@ -351,21 +350,22 @@ pub(crate) fn in_use<'a>(
     now: u64,
 ) -> impl Iterator<Item = &'a Arc<StoredCertificate>> {
     type IssuanceSlot<'a> = (&'a str, &'a str, &'a [String]);
-    let seat = |row: &'a StoredCertificate| -> IssuanceSlot<'a> {
+    let slot = |row: &'a StoredCertificate| -> IssuanceSlot<'a> {
         (&row.holder, &row.identity, &row.names)
     };
     let mut newer: HashMap<IssuanceSlot<'a>, u64> = HashMap::new();
-    let mut kept = Vec::new();
+    let mut candidates = Vec::new();
     for row in rows.iter().filter(|row| row.until > now) {
         if row.root != root {
-            let at = newer.entry(seat(row)).or_default();
+            let at = newer.entry(slot(row)).or_default();
             *at = row.issued.max(*at);
         } else if !is_revoked(&row.serial) {
-            kept.push(row);
+            candidates.push(row);
         }
     }
-    kept.into_iter()
-        .filter(move |row| newer.get(&seat(row)).is_none_or(|at| *at < row.issued))
+    candidates
+        .into_iter()
+        .filter(move |row| newer.get(&slot(row)).is_none_or(|at| *at < row.issued))
 }
 
 #[cfg(test)]
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_that_never_gets_to_the_disk_takes_nothing_of_the_share() {
+    async fn a_request_that_never_reaches_the_disk_is_not_charged_to_the_share() {
         let name: DomainName = ("alpha".parse().unwrap(), "alpha.example".parse().unwrap());
         let live = Arc::new(Mutex::new(ActiveCertificates::new(limit(40, 50))));
         // No thread takes entries from this queue.
@@ -531,7 +531,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            full.contains("alpha has 20 certificates")
+            full.contains("alpha has 20 unexpired certificates")
                 && full.contains("share is 20")
                 && full.contains("fix: "),
             "{full}"
@@ -554,6 +554,10 @@ mod tests {
         );
         drop(ledger);
         let again = IssuanceLog::open(store, super::tests::limit(40, 50), 28).unwrap();
-        assert_eq!(again.of(&name).len(), 3, "what had ended meanwhile is gone");
+        assert_eq!(
+            again.of(&name).len(),
+            3,
+            "certificates that expired meanwhile are removed"
+        );
     }
 }

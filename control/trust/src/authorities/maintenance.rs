@@ -41,12 +41,12 @@ pub async fn run_maintenance(context: Arc<MaintenanceContext>) {
         tokio::time::sleep(MAINTENANCE_INTERVAL).await;
         looks += 1;
         let context = context.clone();
-        let looked = tokio::task::spawn_blocking(move || {
+        let done = tokio::task::spawn_blocking(move || {
             maintain_once(&context, looks.is_multiple_of(PRUNE_EVERY_N_RUNS))
         });
-        if looked.await.is_err() {
+        if done.await.is_err() {
             tracing::error!(
-                "maintenance of the CAs failed, which is a bug of the controller; retrying"
+                "maintenance of the CAs failed, which is a bug in the controller; retrying"
             );
         }
     }
@@ -65,7 +65,7 @@ fn maintain_once(context: &MaintenanceContext, prune: bool) {
         context
             .metrics
             .count(metrics::STORE_ERRORS, &[("reason", e.name())]);
-        tracing::warn!(error = %e, "ended certificates stay on record for now");
+        tracing::warn!(error = %e, "could not remove expired certificates from the record; retrying");
     }
 }
 
@@ -100,7 +100,7 @@ impl TrustAuthorities {
             clear_since,
             now,
         };
-        let stepped = match decide_step(&sight, &self.patience) {
+        let stepped = match decide_step(&sight, &self.rotation_timeouts) {
             RotationStep::Stay => return,
             RotationStep::Switch => self.step(name, phase, |d| d.switch(now)),
             RotationStep::Retire => self.step(name, phase, |d| d.retire(now)),
@@ -109,14 +109,14 @@ impl TrustAuthorities {
         locked(&self.clear).remove(name);
         match stepped {
             Ok(true) => {
-                tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, from = phase.as_str(), "a root's replacement went on")
+                tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, from = phase.as_str(), "a root rotation took its next step")
             }
             Ok(false) => {}
             Err(e) => {
                 context
                     .metrics
                     .count(metrics::STORE_ERRORS, &[("reason", e.name())]);
-                tracing::error!(tenant = %name.0, domain = %name.1, error = %e, "a root's replacement waits for the store");
+                tracing::error!(tenant = %name.0, domain = %name.1, error = %e, "a root rotation waits for the store");
             }
         }
     }

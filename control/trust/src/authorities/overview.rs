@@ -46,7 +46,7 @@ impl TrustAuthorities {
             since: domain.record.since,
             roots: roots(&source, &domain, &rows),
             waiting,
-            overdue: is_overdue(&sight, &self.patience),
+            overdue: is_overdue(&sight, &self.rotation_timeouts),
             issued: rows.len() as u64,
             revoked: domain
                 .record
@@ -124,7 +124,7 @@ fn fault(source: &AuthoritySource) -> String {
             match &folder.fault {
                 Some(fault) => fault.clone(),
                 None if folder.roots.is_empty() => {
-                    "its folder in --ca-dir holds nothing usable".into()
+                    "its folder in --ca-dir contains no usable CA".into()
                 }
                 None => String::new(),
             }
@@ -162,6 +162,7 @@ fn roots(
         }
         AuthoritySource::Infra(infra) => vec![signer(infra, true)],
         AuthoritySource::External(_, folder) => {
+            // The first root in the file counts as the one that signs; its expiry is not parsed.
             let one = |(at, root): (usize, &String)| {
                 let fingerprint = root_fingerprint(root);
                 api::RootStatus {

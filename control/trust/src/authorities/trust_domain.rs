@@ -66,9 +66,7 @@ pub(crate) struct DomainState {
 /// Reason why an operator's order on a trust domain is not carried out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DomainError {
-    #[error(
-        "the authority of {0} is not Canal's own: replace its files, or its root, where it comes from"
-    )]
+    #[error("Canal does not manage the CA of {0}: replace its files, or its root, at their source")]
     NotOwn(TrustDomain),
     #[error(
         "no certificate with serial {0} is on record; `canal ca status --certificates` lists them"
@@ -124,12 +122,12 @@ impl DomainState {
             }),
             None => None,
         };
-        let kept = if stored.state.is_empty() {
+        let record = if stored.state.is_empty() {
             DomainRecord::default()
         } else {
             serde_json::from_str(&stored.state).map_err(|e| e.to_string())?
         };
-        Ok(Self { own, record: kept })
+        Ok(Self { own, record })
     }
 
     /// Returns the state in the form in which it is stored.
@@ -435,7 +433,7 @@ mod tests {
         assert_eq!(
             (d.lists().len(), d.record.revoked.len()),
             (0, 0),
-            "a root that is gone needs no list"
+            "a removed root needs no revocation list"
         );
     }
 

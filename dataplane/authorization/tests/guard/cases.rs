@@ -7,7 +7,7 @@ use crate::language::{decide, facts, policies, text_of};
 
 /// Cases: name, policies, facts, expected decision.
 const CASES: &[(&str, &str, &str, &str)] = &[
-    ("nobody said anything", "", "", "allow"),
+    ("no policy exists", "", "", "allow"),
     (
         "an allow policy without rules allows nothing",
         "allow p",
@@ -64,13 +64,13 @@ const CASES: &[(&str, &str, &str, &str)] = &[
         "ask z c",
     ),
     (
-        "a custom policy that does not match asks nobody",
+        "a custom policy that does not match calls no authorizer",
         "custom:z c {from ns=x}",
         "ns=y",
         "allow",
     ),
     (
-        "a custom policy without rules asks nobody",
+        "a custom policy without rules calls no authorizer",
         "custom:z c",
         "",
         "allow",
@@ -178,31 +178,31 @@ const CASES: &[(&str, &str, &str, &str)] = &[
         "deny",
     ),
     (
-        "deny whoever has no principal",
+        "deny peers without a principal",
         "deny a {from principal!=*}",
         "",
         "deny a:0",
     ),
     (
-        "deny whoever has no principal: has one",
+        "deny peers without a principal: the peer has one",
         "deny a {from principal!=*}",
         "principal=t/ns/x/sa/p",
         "allow",
     ),
     (
-        "an absent value is none of those unwanted",
+        "an absent value matches no negative value",
         "allow a {from ns!=x}",
         "",
         "allow",
     ),
     (
-        "wanted and unwanted in one clause",
+        "positive and negative values in one clause",
         "allow a {from principal=t/* principal!=t/ns/bad/sa/b}",
         "principal=t/ns/bad/sa/b",
         "deny",
     ),
     (
-        "wanted, and not the unwanted",
+        "a positive value that is not a negative value",
         "allow a {from principal=t/* principal!=t/ns/bad/sa/b}",
         "principal=t/ns/x/sa/b",
         "allow",
@@ -268,7 +268,7 @@ const CASES: &[(&str, &str, &str, &str)] = &[
         "deny a:0",
     ),
     (
-        "host with port wants it",
+        "a host value with a port requires the port",
         "allow a {to host=shop.example:80}",
         "host=shop.example",
         "deny",
@@ -500,7 +500,7 @@ const CASES: &[(&str, &str, &str, &str)] = &[
     ("a broken allow denies", "allow a broken", "", "deny a"),
     ("a broken deny denies", "deny a broken", "", "deny a"),
     (
-        "a broken custom denies and asks nobody",
+        "a broken custom policy denies and calls no authorizer",
         "custom:z a broken {}",
         "",
         "deny a",
@@ -621,7 +621,7 @@ const CASES: &[(&str, &str, &str, &str)] = &[
         "allow",
     ),
     (
-        "a foreign peer by the other from",
+        "a federated peer, by the other `from`",
         "allow a {from ns=x; from principal=o/*}",
         "foreign principal=o/ns/x/sa/p",
         "allow",
@@ -654,12 +654,12 @@ fn authorizers_are_called_one_after_the_other() {
     ));
     let (given, other) = (facts("path=/y"), facts("path=/x"));
     let AuthorizationDecision::CallAuthorizer { then, .. } = set.decide(&given) else {
-        panic!("nobody is asked")
+        panic!("no authorizer is called")
     };
     assert_eq!(text_of(set.decide(&given)), "ask y a");
     let AuthorizationDecision::CallAuthorizer { then: last, .. } = set.decide_after(&given, then)
     else {
-        panic!("only one is asked")
+        panic!("only one authorizer is called")
     };
     assert_eq!(text_of(set.decide_after(&given, then)), "ask z b");
     assert_eq!(

@@ -108,7 +108,7 @@ fn mode_cases() -> Vec<ModeCase> {
             Permissive,
         ),
         (
-            "a namespace that says nothing",
+            "a namespace without a PeerAuthentication",
             vec![tenant(), namespace(None)],
             80,
             Strict,

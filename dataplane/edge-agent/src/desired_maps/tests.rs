@@ -212,12 +212,12 @@ const CASES: &[(&str, &str, &[&str])] = &[
         ],
     ),
     (
-        "what belongs to an unknown tenant waits",
+        "entries of an unknown tenant wait",
         "address alpha/web 1 az1 10.255.0.1
          node alpha/n1 172.16.0.1 10.1.1.0/24",
         &[
-            "left out: alpha/shop/web@az1 is not in canal_addresses: its tenant is not known",
-            "left out: alpha/n1 is not in canal_nodes: its tenant is not known",
+            "left out: alpha/shop/web@az1 is not in canal_addresses: its tenant is unknown",
+            "left out: alpha/n1 is not in canal_nodes: its tenant is unknown",
         ],
     ),
     (
@@ -238,9 +238,9 @@ const CASES: &[(&str, &str, &[&str])] = &[
             "node 101 172.16.0.2",
             "replica 1 250.1.0.11 up",
             "host 250.1.0.11 1",
-            "left out: alpha/shop/b@az1 10.255.0.1 is not in canal_addresses: alpha/shop/a@az1 10.255.0.1 has its place",
-            "left out: alpha/n2 10.1.1.0/24 is not in canal_prefixes: alpha/n1 has its place",
-            "left out: g2 is not in canal_replicas: g1 has its place",
+            "left out: alpha/shop/b@az1 10.255.0.1 is not in canal_addresses: alpha/shop/a@az1 10.255.0.1 uses the same key",
+            "left out: alpha/n2 10.1.1.0/24 is not in canal_prefixes: alpha/n1 uses the same key",
+            "left out: g2 is not in canal_replicas: g1 uses the same key",
         ],
     ),
     (
@@ -388,7 +388,7 @@ fn resources_beyond_a_share_are_refused_by_kind_and_name() {
 /// If alpha demands more than its share, every entry of beta that the kernel had stays, also when
 /// an agent starts. So do alpha's older entries.
 #[test]
-fn entries_that_worked_stay_when_a_tenant_wants_too_much() {
+fn existing_entries_stay_when_a_tenant_exceeds_its_share() {
     let beta = "tenant beta 900 2
         table beta/web 900 az1 1 1
         node beta/n1 172.17.0.1 10.1.1.0/24";
@@ -528,7 +528,7 @@ fn earlier_decisions_make_no_difference() {
         |maps: &DesiredMaps, id: u32| maps.content.tables[&ServiceId::new(id).unwrap()].clone();
     assert!(
         Arc::ptr_eq(&table(&one, 1), &table(&two, 1)),
-        "who did not change costs nothing"
+        "unchanged tenants cause no writes"
     );
     assert_eq!((table(&one, 2).version, table(&two, 2).version), (1, 2));
 }

@@ -134,10 +134,7 @@ fn a_full_map_accepts_new_entries_once_old_ones_are_removed() {
     k.set_input(shared_resources(&[tenant(), node(1), node(2)]));
     k.set_input(shared_resources(&[tenant(), node(3), node(4)]));
     assert_eq!(
-        (
-            k.tables.content.prefixes.len(),
-            k.standing().pending_entries
-        ),
+        (k.tables.content.prefixes.len(), k.status().pending_entries),
         (2, 0)
     );
     assert_eq!(k.tables.content, k.maps.content);
@@ -274,7 +271,7 @@ fn earlier_probes_override_the_controller_and_own_probes_override_both() {
     assert_eq!(
         k.targets().keys().cloned().collect::<Vec<_>>(),
         [target(1), target(2)],
-        "the other AZ's is not this edge's to probe"
+        "this edge does not probe replicas of the other AZ"
     );
     assert!(k.record_probe_result(&target(1), true) && k.record_probe_result(&target(2), false));
     assert_eq!(up(&k), [true, false, false], "in the kernel at once");
@@ -318,14 +315,14 @@ fn an_audit_repairs_external_changes_and_failed_writes() {
     k.tables.deaf = true;
     assert!(
         k.record_probe_result(&target(1), false),
-        "it is news for the controller, kernel or not"
+        "the controller is notified even if the kernel map is unchanged"
     );
     k.set_input(shared_resources(&[
         tenant(),
         node(2),
         replica(1, "az1", true),
     ]));
-    assert!(k.standing().pending_entries > 0);
+    assert!(k.status().pending_entries > 0);
     assert!(shows(
         &registry,
         "canal_edge_map_write_failures_total{map=\"canal_prefixes\"} 2"
@@ -333,7 +330,7 @@ fn an_audit_repairs_external_changes_and_failed_writes() {
     k.tables.deaf = false;
     assert_eq!(k.audit(), Ok(0));
     assert_eq!(
-        (k.standing().pending_entries, &k.tables.content),
+        (k.status().pending_entries, &k.tables.content),
         (0, &k.maps.content)
     );
     assert!(!k.tables.content.replicas[&number(1)].up);
@@ -424,7 +421,7 @@ fn an_update_of_many_services_writes_only_changes() {
             k.tables.written - before
         );
         assert_eq!(
-            (k.tables.written - before, k.standing().pending_entries),
+            (k.tables.written - before, k.status().pending_entries),
             (written, 0),
             "{what}"
         );

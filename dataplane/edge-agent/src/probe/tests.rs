@@ -41,7 +41,7 @@ fn probe_results_follow_the_gateways_readiness() {
     assert_eq!(
         ProbeOutcome::Stuck.on_probe(),
         ProbeResult::Nothing,
-        "no new session for a process whose workers stand still"
+        "no new session goes to a process with stuck workers"
     );
 }
 
@@ -210,6 +210,6 @@ async fn a_replica_is_followed_down_and_up_and_left() {
     assert_eq!(
         *changes.0.lock().unwrap(),
         [("g1".to_string(), false), ("g1".to_string(), true)],
-        "nobody asks any more"
+        "no probe is pending"
     );
 }

@@ -60,7 +60,7 @@ impl SnapshotBuilder {
         // A route may only affect services of its own tenant.
         if rule.key.tenant != rule.parent.tenant {
             self.remove_route(&name);
-            tracing::error!(route = %rule.key, parent = %rule.parent, "a route names another tenant's service: left out");
+            tracing::error!(route = %rule.key, parent = %rule.parent, "left out a route that names another tenant's service");
             return;
         }
         // An equal rule is kept, so that its service is not compiled again.
@@ -68,7 +68,7 @@ impl SnapshotBuilder {
             .state(&rule.parent)
             .routes
             .get(&name)
-            .is_some_and(|held| **held == *rule)
+            .is_some_and(|previous| **previous == *rule)
         {
             return;
         }
@@ -96,7 +96,7 @@ impl SnapshotBuilder {
     ) -> Vec<CompileJob> {
         let mut services = BTreeSet::new();
         let mut rules: BTreeMap<ServiceKey, BTreeMap<String, Arc<RouteRule>>> = BTreeMap::new();
-        let held = |service: &ServiceKey| {
+        let previous_routes = |service: &ServiceKey| {
             self.services
                 .get(service)
                 .map(|state| state.routes.clone())
@@ -114,7 +114,7 @@ impl SnapshotBuilder {
             if let Some(parent) = self.route_parents.get(&name) {
                 rules
                     .entry(parent.clone())
-                    .or_insert_with(|| held(parent))
+                    .or_insert_with(|| previous_routes(parent))
                     .remove(&name);
             }
         }
@@ -123,7 +123,7 @@ impl SnapshotBuilder {
                 Resource::Route(rule) if rule.key.tenant == rule.parent.tenant => {
                     let of_service = rules
                         .entry(rule.parent.clone())
-                        .or_insert_with(|| held(&rule.parent));
+                        .or_insert_with(|| previous_routes(&rule.parent));
                     of_service.insert(resource.name(), Arc::new(rule.clone()));
                 }
                 // Rules may have arrived before their service, and are compiled with it.
@@ -134,7 +134,7 @@ impl SnapshotBuilder {
         for service in &services {
             rules
                 .entry(service.clone())
-                .or_insert_with(|| held(service));
+                .or_insert_with(|| previous_routes(service));
         }
         let jobs = rules.into_iter().filter(|(service, rules)| {
             let is_known = services.contains(service)

@@ -297,7 +297,7 @@ fn a_removal_uncovers_the_hidden_resource() {
 }
 
 #[test]
-fn a_whole_state_removes_what_it_does_not_hold() {
+fn a_complete_state_removes_resources_that_it_lacks() {
     let mut builder = SnapshotBuilder::new("gw", None, None);
     builder.apply(
         &[
@@ -442,7 +442,7 @@ fn a_service_is_reachable_while_any_resource_has_its_number() {
     );
     let gone = |kind, name: &str| vec![(kind, name.to_string())];
     let second = builder.apply(&[], &gone(ResourceKind::Service, "t/ns/s"), Generation(2));
-    assert_eq!(inside(&second, 7), found, "its addresses say it still");
+    assert_eq!(inside(&second, 7), found, "its addresses still name it");
     let third = builder.apply(
         &[],
         &gone(ResourceKind::Address, "t/ns/s@az2"),
@@ -491,7 +491,7 @@ fn an_endpoint_is_another_one_at_another_address_or_in_another_network() {
     assert_ne!(
         id(&moved),
         id(&same),
-        "connections to the old address lead to whoever has it now"
+        "connections to the old address reach its present owner"
     );
     let mut elsewhere = (*tenant()).clone();
     if let Resource::Tenant(tenant) = &mut elsewhere {
@@ -537,7 +537,7 @@ fn policy(of: &str, asked: Option<&str>) -> Arc<Resource> {
 }
 
 #[test]
-fn a_rule_asks_for_the_filters_of_its_service_only_on_the_way_to_another_one() {
+fn service_filters_apply_only_when_a_rule_routes_to_another_service() {
     let mut builder = SnapshotBuilder::new("gw", None, None);
     let all = [
         tenant(),

@@ -213,10 +213,12 @@ impl JwkKey {
         };
         let point = |coordinate: usize| {
             let (x, y) = (bytes(json.x.as_ref())?, bytes(json.y.as_ref())?);
+            // The prefix 4 marks an uncompressed point (SEC 1 §2.3.3).
             (x.len() == coordinate && y.len() == coordinate).then(|| [&[4u8][..], &x, &y].concat())
         };
         let material = match (json.kty.as_str(), json.crv.as_deref()) {
             ("RSA", _) => {
+                // Some issuers prefix the integers with zeros, against RFC 7518 §6.3.1.1.
                 let n: Vec<u8> = bytes(json.n.as_ref())?
                     .into_iter()
                     .skip_while(|b| *b == 0)

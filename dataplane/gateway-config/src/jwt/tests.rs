@@ -388,7 +388,7 @@ fn claims_and_times_are_checked() {
     }
     assert!(
         check(&wanted, &Asking::default()).0.unwrap().is_none(),
-        "no token is no fault"
+        "a missing token is no error"
     );
     let token = signed(serde_json::json!({"alg": "ES256"}));
     assert_eq!(
@@ -614,7 +614,7 @@ fn verified_tokens_are_remembered_with_their_keys_and_up_to_a_bound() {
     assert_eq!(
         ask(&own, &first, NOW + 160).unwrap_err(),
         TokenError::Expired,
-        "remembered no longer than it is valid"
+        "cached no longer than it is valid"
     );
     let other = ask(&set(), &first, NOW).unwrap().unwrap();
     assert!(

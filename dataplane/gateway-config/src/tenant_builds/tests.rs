@@ -245,7 +245,7 @@ fn a_change_that_arrives_during_a_step_is_in_force_before_its_end() {
 }
 
 #[test]
-fn what_fits_is_in_force_at_once_and_the_fewest_regexes_go_first() {
+fn fitting_routes_apply_at_once_and_those_with_fewest_regexes_first() {
     let mut fixture = BuildsFixture::new();
     let both = [large("alpha").to_vec(), vec![route("beta", "a", "/b")]].concat();
     let next = fixture.change(&both, &[], 1);
@@ -326,7 +326,7 @@ fn a_new_tenant_appears_whole_and_with_its_newest_policies() {
     );
     assert!(
         next.tenant("alpha").is_none(),
-        "its policies alone would let it be served without its routes"
+        "its policies alone would not keep it from being served without its routes"
     );
     let (order, last) = fixture.finish();
     let last = last.unwrap();
@@ -420,7 +420,7 @@ fn a_tenant_is_closed_and_deleted_at_once_whatever_waits() {
 }
 
 #[test]
-fn a_whole_state_drops_what_waits() {
+fn a_complete_state_drops_queued_changes() {
     let mut fixture = BuildsFixture::new();
     fixture.apply(&large("alpha"));
     let running = fixture.builds.next_step().unwrap();

@@ -117,11 +117,11 @@ pub(crate) fn bytes_to_buffer(
         // Endpoints of one set mostly share a policy set; consecutive duplicates are skipped.
         if guard.id != last {
             last = guard.id;
-            let asked = guard
+            let authorizers = guard
                 .policies
                 .authorizers()
                 .filter_map(|key| tenant.policies.authorizer(key));
-            wanted = asked
+            wanted = authorizers
                 .map(|authorizer| authorizer.body_bytes)
                 .fold(wanted, u32::max);
         }
@@ -153,6 +153,7 @@ pub(crate) async fn of_http1(
         {
             Ok(Ok(())) => timer.disarm(),
             Ok(Err(_)) => return Err(ProxyError::ClientGone),
+            // A client that reads nothing would not read a local reply either.
             Err(late) => {
                 worker.counts.late(late);
                 return Err(ProxyError::ClientGone);

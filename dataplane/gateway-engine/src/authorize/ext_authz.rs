@@ -84,28 +84,29 @@ fn join(name: &str, line: &mut Vec<u8>, value: &[u8]) {
 pub(crate) async fn check(
     worker: &Rc<Worker>,
     session: &ClientSession,
-    question: &ExtAuthzCheck,
+    check: &ExtAuthzCheck,
     context: impl FnOnce(&Authorizer) -> proto::AttributeContext,
 ) -> Result<ExtAuthzMutations, ProxyError> {
-    let name = super::policy_name(&question.authorizer);
+    let name = super::policy_name(&check.authorizer);
     let snapshot = worker.snapshot();
     let tenant = snapshot.tenant(session.account.tenant.as_str());
     let Some(authorizer) = tenant
-        .and_then(|tenant| tenant.policies.authorizer(&question.authorizer))
+        .and_then(|tenant| tenant.policies.authorizer(&check.authorizer))
         .cloned()
     else {
         worker
             .counts
             .count_ext_authz(&session.account.tenant, &name, "unknown");
-        return Err(ProxyError::Unasked("authorizer_unknown"));
+        return Err(ProxyError::ExtAuthzFailed("authorizer_unknown"));
     };
+    // The call may take long; a snapshot that is in use keeps replaced tables in memory.
     drop(snapshot);
     let request = proto::CheckRequest {
         attributes: Some(context(&authorizer)),
     };
     let answered = match session.account.begin_ext_authz() {
         None => Err("authorizer_busy"),
-        Some(_held) => match tokio::time::timeout(
+        Some(_permit) => match tokio::time::timeout(
             authorizer.timeout,
             call(worker, session, &authorizer, &request),
         )
@@ -115,14 +116,14 @@ pub(crate) async fn check(
             Err(_) => Err("authorizer_timeout"),
         },
     };
-    let judged = answered.and_then(read);
-    let (result, judged) = match judged {
+    let outcome = answered.and_then(read);
+    let (result, outcome) = match outcome {
         Ok(Ok(agreed)) => ("ok", Ok(agreed)),
         Ok(Err(rejection)) => {
             worker.counts.authorized(
                 &session.account.tenant,
                 "custom_deny",
-                &super::policy_name(&question.policy),
+                &super::policy_name(&check.policy),
             );
             ("denied", Err(ProxyError::Rejected(Box::new(rejection))))
         }
@@ -130,19 +131,19 @@ pub(crate) async fn check(
             tracing::debug!(
                 authorizer = name,
                 why,
-                "an external authorizer gave no answer"
+                "an external authorizer did not answer"
             );
             // Failing open applies only if there was no decision; a denial always stands.
             match authorizer.fail_open {
                 true => ("failed_open", Ok(ExtAuthzMutations::default())),
-                false => (why, Err(ProxyError::Unasked(why))),
+                false => (why, Err(ProxyError::ExtAuthzFailed(why))),
             }
         }
     };
     worker
         .counts
         .count_ext_authz(&session.account.tenant, &name, result);
-    judged
+    outcome
 }
 
 /// Selects an endpoint of the authorizer's service. Returns it with the gateway's identity for the
@@ -187,7 +188,7 @@ async fn call(
     worker: &Rc<Worker>,
     session: &ClientSession,
     authorizer: &Authorizer,
-    asked: &proto::CheckRequest,
+    request: &proto::CheckRequest,
 ) -> Result<Bytes, &'static str> {
     let (chosen, tls, authority) = find(worker, session, authorizer)?;
     let introduction = TunnelMetadata {
@@ -213,7 +214,7 @@ async fn call(
     let (response, mut body) = send
         .send_request(head, false)
         .map_err(|_| "authorizer_unreachable")?;
-    body.send_data(framed(asked), true)
+    body.send_data(framed(request), true)
         .map_err(|_| "authorizer_broken")?;
     receive(response.await.map_err(|_| "authorizer_broken")?).await
 }
@@ -619,12 +620,12 @@ mod tests {
                 rejection(401),
             ),
             (
-                "a no whose status is no status",
+                "a denial with an invalid status",
                 answer(Some(7), denied(0, vec![])),
                 rejection(403),
             ),
             (
-                "a no whose status has no body",
+                "a denial with a status that has no body",
                 answer(Some(7), denied(204, vec![])),
                 rejection(403),
             ),

@@ -44,7 +44,7 @@ impl<R: RoutableRequest> RequestAttributes for R {
 /// Implements [`Attributes`] for one request or connection.
 #[derive(Clone, Copy)]
 pub(crate) struct GatewayAttributes<'a> {
-    who: &'a ClientPrincipal,
+    principal: &'a ClientPrincipal,
     client: IpAddr,
     to: SocketAddr,
     /// `None` if there is no request, or if its head is no longer available.
@@ -68,7 +68,7 @@ impl<'a> GatewayAttributes<'a> {
     pub(crate) fn connection(session: &'a ClientSession, to: SocketAddr) -> Self {
         let client = session.client.ip().to_canonical();
         Self {
-            who: &session.principal,
+            principal: &session.principal,
             client,
             to,
             subject: None,
@@ -167,10 +167,12 @@ impl Attributes for GatewayAttributes<'_> {
             each(AttributeValue::Text(value.as_bytes()));
         };
         match attribute {
-            Attribute::SourcePrincipal => self.who.principal.as_deref().map_or((), text),
-            Attribute::SourceNamespace if self.who.principal.is_some() => text(&self.who.namespace),
-            Attribute::SourceServiceAccount if self.who.principal.is_some() => {
-                text(&self.who.account)
+            Attribute::SourcePrincipal => self.principal.principal.as_deref().map_or((), text),
+            Attribute::SourceNamespace if self.principal.principal.is_some() => {
+                text(&self.principal.namespace)
+            }
+            Attribute::SourceServiceAccount if self.principal.principal.is_some() => {
+                text(&self.principal.account)
             }
             Attribute::SourceNamespace | Attribute::SourceServiceAccount => {}
             // A client address that the first hop did not report is unknown, not absent.
@@ -188,7 +190,7 @@ impl Attributes for GatewayAttributes<'_> {
             Attribute::DestinationAddress => {
                 return always_known(each(AttributeValue::Address(self.to.ip())));
             }
-            Attribute::ServerName => self.who.server_name.as_deref().map_or((), text),
+            Attribute::ServerName => self.principal.server_name.as_deref().map_or((), text),
             _ => match self.subject {
                 None => return AttributeVisibility::Unknown,
                 Some(subject) => Self::of_request(subject, attribute, each),

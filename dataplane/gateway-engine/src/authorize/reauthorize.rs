@@ -90,14 +90,14 @@ impl<'a> OngoingAuthorization<'a> {
         session: &'a Rc<ClientSession>,
         chosen: &'a SelectedEndpoint,
         version: u64,
-        kept: Option<&'a [u8]>,
+        head: Option<&'a [u8]>,
         checked: Option<&'a ValidatedHttp2Request>,
     ) -> Self {
         Self {
             session,
             chosen,
             version: Cell::new(version),
-            head_copy: kept,
+            head_copy: head,
             checked,
             verifying: RefCell::new(None),
         }
@@ -191,9 +191,12 @@ impl<'a> OngoingAuthorization<'a> {
     fn run_with_current_policies(
         &self,
         worker: &Worker,
-        judge: impl FnOnce(&DestinationPolicies<'_>, SocketAddr) -> Result<(), AuthorizationInterrupt>,
+        authorize: impl FnOnce(
+            &DestinationPolicies<'_>,
+            SocketAddr,
+        ) -> Result<(), AuthorizationInterrupt>,
     ) -> Result<(), AuthorizationInterrupt> {
-        let judged = self
+        let decision = self
             .newest(worker)
             .map_err(AuthorizationInterrupt::Fault)
             .and_then(|newest| {
@@ -208,14 +211,14 @@ impl<'a> OngoingAuthorization<'a> {
                 if guards.is_empty() && !self.session.principal.foreign {
                     return Ok(());
                 }
-                judge(&guards, self.chosen.address)
+                authorize(&guards, self.chosen.address)
             });
-        match &judged {
+        match &decision {
             Ok(()) => worker.counts.reauthorized("allowed"),
             Err(AuthorizationInterrupt::Fault(_)) => worker.counts.reauthorized("denied"),
             Err(AuthorizationInterrupt::Verify(_)) => {}
         }
-        judged
+        decision
     }
 
     /// Authorizes a request again by the current policies.

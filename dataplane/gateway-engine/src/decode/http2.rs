@@ -23,7 +23,7 @@ use crate::worker::Worker;
 
 #[expect(
     clippy::large_enum_variant,
-    reason = "it lives on the stack for one step of a request; a box would cost an allocation per request"
+    reason = "the value is on the stack for one step of a request; a box would cost an allocation per request"
 )]
 enum StreamEvent {
     Request(Request<h2::RecvStream>, SendResponse<Bytes>),

@@ -189,11 +189,11 @@ fn choose(
         .filter(|m| m.is_withheld() && m.streams.get() == 0)
         .for_each(|m| m.close(None));
     all.retain(|m| m.is_usable());
-    let roomy = all
+    let available = all
         .iter()
         .filter(own)
         .filter(|m| m.has_room() && !m.is_withheld());
-    if let Some(m) = roomy.min_by_key(|m| m.streams.get()) {
+    if let Some(m) = available.min_by_key(|m| m.streams.get()) {
         return (m.clone(), false);
     }
     let withheld = all.iter().filter(own).filter(|m| m.is_withheld()).count();

@@ -63,9 +63,9 @@ fn decide(opening: FirstByte, view: &TerminationView) -> Result<bool, &'static s
     }
 }
 
-async fn listen(worker: &Worker, stream: &TcpStream, patience: Duration) -> FirstByte {
+async fn listen(worker: &Worker, stream: &TcpStream, timeout: Duration) -> FirstByte {
     let timer = worker.clock.timer();
-    timer.arm(TimeoutKind::Head, patience);
+    timer.arm(TimeoutKind::Head, timeout);
     let mut first = [0u8];
     match timer.within(stream.peek(&mut first)).await {
         Ok(Ok(1..)) if first[0] == HANDSHAKE => FirstByte::Tls,

@@ -385,16 +385,16 @@ impl<'a> Exchange<'a> {
     /// Authorizes the request again after a policy change, and aborts the endpoint's side if it is
     /// denied now.
     fn reauthorize_request(&mut self) -> Result<(), AuthorizationInterrupt> {
-        let judged = match &self.front {
+        let decision = match &self.front {
             DownstreamSide::Http1(client) => {
                 http1::reauthorize_request(self.worker, &self.open, self.ask, client)
             }
             DownstreamSide::Http2(_) => self.open.reauthorize_http2(self.worker),
         };
-        if matches!(judged, Err(AuthorizationInterrupt::Fault(_))) {
+        if matches!(decision, Err(AuthorizationInterrupt::Fault(_))) {
             self.abort_back(&BodyErrorCause::Closed);
         }
-        judged
+        decision
     }
 
     fn fail(&self, fault: ProxyError) -> Poll<ExchangeOutcome> {

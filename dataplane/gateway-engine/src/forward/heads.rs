@@ -399,8 +399,8 @@ pub(crate) fn request_2_to_1(
 }
 
 /// Returns the response's framing towards an HTTP/1.1 client.
-pub(crate) fn framing_to_1(framing: Framing, spoken: ClientProtocol) -> Framing {
-    match (framing, spoken) {
+pub(crate) fn framing_to_1(framing: Framing, client_protocol: ClientProtocol) -> Framing {
+    match (framing, client_protocol) {
         // Chunked framing lets the client distinguish the end from a broken connection, and lets
         // the connection stay open.
         (Framing::UntilClose, ClientProtocol::Http11) => Framing::Chunked,
@@ -474,7 +474,7 @@ pub(crate) fn framing_of_answer(
         }
         (Some(n), _) => Framing::Length(n),
         (None, true) => Framing::Length(0),
-        (None, false) => framing_to_1(Framing::Chunked, ask.spoken),
+        (None, false) => framing_to_1(Framing::Chunked, ask.client_protocol),
     }
 }
 

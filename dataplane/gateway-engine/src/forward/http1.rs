@@ -58,7 +58,7 @@ pub(crate) fn reauthorize_request(
     client: &Http1Downstream,
 ) -> Result<(), AuthorizationInterrupt> {
     let head = match open.head_copy {
-        Some(kept) => kept,
+        Some(head) => head,
         None if !ask.has_body() => client.wire.inbox.bytes(),
         // The tenant got its first policies while the body was in transit, so the head was not
         // retained.
@@ -103,7 +103,7 @@ pub(crate) async fn serve(
     len: usize,
 ) -> ConnectionDisposition {
     let info = RequestInfo::of_http1(&client.head.view(client.wire.inbox.bytes()));
-    let mut record = RequestRecord::begin(worker, session, info.spoken);
+    let mut record = RequestRecord::begin(worker, session, info.client_protocol);
     record.grpc = info.grpc;
     let proto = own_proto(worker, session);
     let client = Http1Client {
@@ -263,10 +263,10 @@ impl HttpDownstream for Http1Client<'_> {
         match ended {
             Ok(ExchangeEnd::Complete {
                 request_done,
-                keep_alive: kept,
+                keep_alive,
             }) => {
                 self.consume_head(&state.info);
-                if request_done && kept {
+                if request_done && keep_alive {
                     ConnectionDisposition::Keep
                 } else {
                     ConnectionDisposition::Close
@@ -330,7 +330,7 @@ impl Http1Client<'_> {
         }
         let options = LocalReplyOptions {
             keep,
-            spoken: info.spoken,
+            client_protocol: info.client_protocol,
             head: info.kind == RequestKind::Head,
         };
         match local_reply::http1(worker, self.connection, &error, options).await {

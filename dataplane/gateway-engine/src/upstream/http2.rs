@@ -73,7 +73,7 @@ async fn open(
         .split('/')
         .next()
         .and_then(|tenant| worker.account(tenant));
-    let held = worker.hbone.account(
+    let flow_account = worker.hbone.account(
         account
             .as_ref()
             .map(|account| worker.buffer_budget(&account.tenant)),
@@ -83,7 +83,7 @@ async fn open(
         let rewound = PrefixedIo::new(Bytes::new(), io);
         let growth = WindowGrowth::begin(
             limits::STREAM_WINDOW_MAX,
-            held.clone(),
+            flow_account.clone(),
             rewound.read.clone(),
         );
         let failed = |e: h2::Error| ProxyError::Connect {
@@ -103,7 +103,7 @@ async fn open(
             Err(fault)
         }
         Ok(((send, mut connection), mut growth)) => {
-            on.set_open(send, held);
+            on.set_open(send, flow_account);
             // The reference is weak, so that the driver does not extend the connection's life
             // beyond its endpoint and its requests.
             let (on, counts) = (Rc::downgrade(on), worker.counts.clone());

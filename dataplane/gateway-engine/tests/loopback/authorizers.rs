@@ -248,7 +248,7 @@ async fn authorizers_allow_deny_or_do_not_respond() {
     assert_eq!(
         (get("/junk").await.status, get("/no").await.status),
         (200, 302),
-        "open only where nothing was said"
+        "fails open only if there was no decision"
     );
     assert_eq!(
         fixture.metric(
@@ -447,7 +447,7 @@ async fn client_that_trickles_a_shown_body_is_refused_in_time() {
 /// The client sends its body only after `100`. The endpoint, which would send `100`, gets the
 /// request only after the authorizer's check.
 #[tokio::test]
-async fn clients_that_expect_100_get_it_when_an_authorizer_wants_their_body() {
+async fn clients_that_expect_100_get_it_when_an_authorizer_needs_the_body() {
     let origin = OriginServer::echo().await;
     let (fixture, _authz) =
         showing_bodies(canal_timing::deadline(Duration::from_secs(15)), &origin).await;

@@ -692,8 +692,7 @@ async fn requests_that_follow_a_declined_upgrade_with_a_body_are_requests_of_the
 }
 
 #[tokio::test]
-async fn upgrades_that_could_be_framed_in_two_ways_or_are_of_http10_do_not_reach_endpoints_as_such()
-{
+async fn ambiguous_or_http10_upgrades_do_not_reach_endpoints() {
     let origin = OriginServer::echo().await;
     let fixture = fixture(AppProtocol::Http1, &origin);
     let both = "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n";

@@ -387,7 +387,7 @@ async fn requested_as(mesh: &LoopbackMesh, address: &str) -> String {
 /// A pod with its own certificate can send any `forwarded`; the address of its connection
 /// identifies it.
 #[test]
-fn source_that_is_not_the_connections_own_is_not_believed() {
+fn a_source_address_that_is_not_the_connections_own_is_refused() {
     local(|| async {
         let origin = OriginServer::echo().await;
         let mesh = LoopbackMesh::new(EngineSetup::default());

@@ -344,7 +344,7 @@ async fn chunked_bodies_and_trailers_pass_both_ways() {
 }
 
 #[tokio::test]
-async fn the_client_waits_for_100_continue_and_the_upstream_gives_it() {
+async fn the_upstream_sends_100_continue_to_a_waiting_client() {
     let origin = OriginServer::each(|mut peer: Peer| async move {
         let head = peer.head().await.unwrap();
         assert!(
@@ -610,7 +610,7 @@ async fn a_mute_upstream_is_a_gateway_timeout() {
 }
 
 #[tokio::test]
-async fn malformed_answers_become_502_and_torn_ones_are_cut() {
+async fn malformed_responses_become_502_and_truncated_ones_are_cut() {
     for answer in [
         "HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
         "HTTP/2.0 200 OK\r\n\r\n",

@@ -313,7 +313,7 @@ async fn requests_above_a_throttle_are_answered_429_and_counted() {
             let waited = started.elapsed();
             assert!(
                 waited < canal_timing::deadline(Duration::from_secs(20)),
-                "it never takes less than a second"
+                "the interval is never less than a second"
             );
         }
     }

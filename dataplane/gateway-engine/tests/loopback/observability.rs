@@ -368,7 +368,7 @@ async fn tokens_are_in_neither_log_nor_tap() {
 }
 
 #[test]
-fn client_identity_is_forwarded_where_the_operator_wants_it() {
+fn client_identity_is_forwarded_if_the_operator_enables_it() {
     local(|| async {
         let origin = OriginServer::echo().await;
         let forwarded = ForwardedHeaders {

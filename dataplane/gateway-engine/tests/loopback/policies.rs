@@ -190,7 +190,7 @@ async fn over_both(fixture: &GatewayFixture, headers: &[(&str, &str)]) -> [(u16,
 }
 
 #[tokio::test]
-async fn cookies_of_several_lines_are_routed_judged_and_forwarded_as_one_line() {
+async fn cookies_of_several_lines_are_routed_authorized_and_sent_as_one_line() {
     let (web, canary) = (OriginServer::echo().await, OriginServer::echo().await);
     let fixture = GatewayFixture::new(EngineSetup::default(), &[web.address]);
     let has_canary = ValueMatch {

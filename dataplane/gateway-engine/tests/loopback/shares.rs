@@ -91,10 +91,13 @@ fn bare_connections_of_one_tenant_block_no_other() {
         });
         let flooded = flood(mesh.gateway[0], 100, b"").await;
         for _ in 0..10 {
-            assert!(connects(&mesh, "beta").await, "beta is let in");
+            assert!(
+                connects(&mesh, "beta").await,
+                "a connection of beta is accepted"
+            );
             assert!(
                 connects(&mesh, TENANT).await,
-                "and so is who proves itself among alpha's own"
+                "and so is a connection of alpha that authenticates"
             );
         }
         // Alpha's share is a quarter of 24 unauthenticated connections, so 94 of 100 give way.
@@ -164,7 +167,7 @@ fn half_handshakes_of_one_tenant_keep_no_other_out() {
 }
 
 #[test]
-fn certificates_without_a_tunnel_give_way_to_those_with_one() {
+fn connections_without_a_tunnel_are_closed_before_those_with_one() {
     local(|| async {
         let mesh = LoopbackMesh::new(EngineSetup {
             limits: small(),

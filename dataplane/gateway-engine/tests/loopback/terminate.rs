@@ -179,7 +179,7 @@ async fn tls_ends_under_the_services_names_beside_plaintext() {
     assert_eq!(
         again.stream.get_ref().1.handshake_kind(),
         Some(HandshakeKind::Resumed),
-        "who proves nothing may resume"
+        "a client without a certificate may resume"
     );
     assert_eq!(tls_client.status(&config, "web.default").await, 200);
     assert_eq!(tls_client.status(&config, OTHER).await, 0);
@@ -277,7 +277,7 @@ async fn clients_present_certificates_where_required_or_optional() {
     assert_eq!(
         again.stream.get_ref().1.handshake_kind(),
         Some(HandshakeKind::Full),
-        "who proves something proves it each time"
+        "a client with a certificate presents it in each handshake"
     );
     assert_eq!(
         tls_client.fixture.metric(
@@ -354,7 +354,7 @@ async fn a_key_server_signs_for_a_service_and_may_refuse() {
     assert_eq!(
         tls_client.status(&config, NAME).await,
         0,
-        "the key server has no such key yet"
+        "the key server does not have this key yet"
     );
     tls_client
         .fixture
@@ -376,7 +376,7 @@ async fn a_key_server_signs_for_a_service_and_may_refuse() {
     assert_eq!(
         tls_client.status(&config, NAME).await,
         0,
-        "no signature is kept"
+        "no signature is cached"
     );
     server.set_behavior(FakeBehavior::Well);
     assert_eq!(tls_client.status(&config, NAME).await, 200);
@@ -439,7 +439,7 @@ async fn http2_and_bytes_pass_through_tls() {
         .connect(&tls_client.config(None, &[]), NAME)
         .await
         .unwrap();
-    assert_eq!(client.line().await, "first", "the server may speak first");
+    assert_eq!(client.line().await, "first", "the server may send first");
     let long = "x".repeat(1 << 20);
     client.send(format!("{long}\r\n").as_bytes()).await;
     assert_eq!(client.line().await, long);

@@ -308,7 +308,7 @@ fn marks_distinguish_overlapping_endpoints_of_plain_connections() {
             assert_eq!(
                 origins.map(|o| o.connections()),
                 [1, 1],
-                "connections are kept, by tenant"
+                "connections are pooled by tenant"
             );
             let labels = [
                 "tenant=\"alpha\"",
@@ -357,7 +357,7 @@ fn plain_connections_that_are_no_services_are_reset_and_counted() {
 }
 
 #[test]
-fn tunnels_lead_to_the_service_they_came_in_on_and_nowhere_else() {
+fn tunnels_reach_only_the_service_of_their_listener() {
     let net = TierNetns::new();
     net.run(|| async {
         let at = SocketAddr::new(POD.parse().unwrap(), 8080);
@@ -465,7 +465,7 @@ fn a_foreign_tenant_is_refused_at_the_right_address_whatever_it_expects() {
                 .fixture
                 .metric("canal_gateway_refused_connects_total", &[]),
             0.0,
-            "no CONNECT was heard"
+            "no CONNECT was received"
         );
     });
 }
@@ -544,7 +544,7 @@ fn marks_distinguish_tunnels_to_overlapping_nodes() {
         assert_eq!(
             origins.map(|o| o.connections()),
             [1, 1],
-            "tunnels are kept, by tenant"
+            "tunnels are pooled by tenant"
         );
     });
 }
@@ -566,7 +566,7 @@ async fn drain_for_both_reasons(replica: &ReplicaFixture, web: ServiceId) {
     assert_eq!(
         tunnel.answer().await.unwrap().field("connection"),
         None,
-        "it came after the move"
+        "it was accepted after the move"
     );
     replica.fixture.engine.set_soft_drain(true);
     tokio::time::sleep(std::time::Duration::from_millis(300)).await;
@@ -577,7 +577,7 @@ async fn drain_for_both_reasons(replica: &ReplicaFixture, web: ServiceId) {
     assert_eq!(
         (answer.status, answer.field("connection")),
         (200, Some("close")),
-        "the tunnel goes on until its end"
+        "the tunnel stays open until it ends"
     );
 }
 

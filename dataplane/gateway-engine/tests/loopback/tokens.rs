@@ -121,7 +121,7 @@ async fn request_with_a_token_for_thousands_of_keys_costs_sixteen_verifications(
     assert_eq!(
         HttpClient::get(fixture.web, "/").await.status,
         200,
-        "no token is no fault"
+        "a missing token is no error"
     );
 }
 

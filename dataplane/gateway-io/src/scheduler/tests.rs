@@ -160,7 +160,7 @@ fn time_is_divided_by_weight_and_not_by_number_of_tasks() {
 }
 
 #[test]
-fn tenant_that_wants_little_waits_for_one_quantum_of_each_other_at_most() {
+fn a_light_tenant_waits_for_at_most_one_quantum_of_each_other_tenant() {
     Bench::run(|bench| async move {
         let (greedy, modest) = (bench.tenant("greedy", 100), bench.tenant("modest", 100));
         let tasks: Vec<_> = (0..500)

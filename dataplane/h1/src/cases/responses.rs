@@ -34,13 +34,13 @@ pub fn responses() -> impl Iterator<Item = &'static ResponseCase> {
 
 const fn refuse(
     name: &'static str,
-    asked: RequestKind,
+    request_kind: RequestKind,
     bytes: &'static [u8],
     refusal: MessageRefusal,
 ) -> ResponseCase {
     ResponseCase {
         name,
-        request_kind: asked,
+        request_kind,
         bytes,
         want: ResponseWant::Refuse(refusal),
     }
@@ -48,14 +48,14 @@ const fn refuse(
 
 const fn accept(
     name: &'static str,
-    asked: RequestKind,
+    request_kind: RequestKind,
     bytes: &'static [u8],
     (framing, keep_alive): (Framing, bool),
     forwarded: &'static str,
 ) -> ResponseCase {
     ResponseCase {
         name,
-        request_kind: asked,
+        request_kind,
         bytes,
         want: ResponseWant::Accept {
             framing,

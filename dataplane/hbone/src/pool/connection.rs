@@ -255,7 +255,7 @@ pub(super) struct NewConnection {
     received: Rc<Cell<u64>>,
     proof: CredentialId,
     peer: Identity,
-    standing: PeerTrustWatch,
+    trust_watch: PeerTrustWatch,
     rotate_hint: Option<RotateHint>,
 }
 
@@ -334,7 +334,7 @@ pub(super) async fn establish(
         .connect(tcp, &target.expected)
         .await
         .map_err(tls_error)?;
-    let (standing, worn) = (tls.peer_trust().clone(), tls.rotate_hint());
+    let (trust_watch, rotate_hint) = (tls.peer_trust().clone(), tls.rotate_hint());
     let received = Rc::<Cell<u64>>::default();
     let growth = WindowGrowth::begin(STREAM_WINDOW_MAX, account.clone(), received.clone());
     let (send, h2) = h2::client::Builder::new()
@@ -360,8 +360,8 @@ pub(super) async fn establish(
         received,
         proof: identity.proof().clone(),
         peer,
-        standing,
-        rotate_hint: worn,
+        trust_watch,
+        rotate_hint,
     })
 }
 
@@ -384,8 +384,8 @@ impl NewConnection {
             received,
             proof,
             peer,
-            standing,
-            rotate_hint: worn,
+            trust_watch,
+            rotate_hint,
         } = self;
         let connection = Rc::new(PooledConnection {
             serial,
@@ -416,8 +416,8 @@ impl NewConnection {
             drive(
                 connection,
                 (h2, growth),
-                standing,
-                worn,
+                trust_watch,
+                rotate_hint,
                 (config.ping, idle),
             ),
         )
@@ -425,9 +425,9 @@ impl NewConnection {
 }
 
 /// Waits until the keys of the connection are near their limit; for ever if they have none.
-async fn worn_out(worn: Option<RotateHint>) {
-    match worn {
-        Some(worn) => worn.out().await,
+async fn worn_out(rotate_hint: Option<RotateHint>) {
+    match rotate_hint {
+        Some(rotate_hint) => rotate_hint.out().await,
         None => std::future::pending().await,
     }
 }
@@ -439,8 +439,8 @@ async fn drive(
         h2::client::Connection<Counted<MtlsStream<TcpStream>>, Bytes>,
         WindowGrowth,
     ),
-    mut standing: PeerTrustWatch,
-    worn: Option<RotateHint>,
+    mut trust_watch: PeerTrustWatch,
+    rotate_hint: Option<RotateHint>,
     (ping, idle): ((Duration, Duration), Duration),
 ) -> HboneCloseReason {
     let h2_end = |r: Result<(), h2::Error>| {
@@ -451,19 +451,23 @@ async fn drive(
         }
     };
     let pings = h2.ping_pong();
-    let (pinged, watched, expired) = (connection.clone(), connection.clone(), standing.expired());
+    let (pinged, watched, expired) = (
+        connection.clone(),
+        connection.clone(),
+        trust_watch.expired(),
+    );
     // The events are collected, so that a poll that brings only frames polls none of them.
     let mut events: FuturesUnordered<LocalBoxFuture<'_, ConnectionEvent>> = [
         async move {
             keep_alive(pings, ping, &pinged.ping_requested).await;
-            ConnectionEvent::Mute
+            ConnectionEvent::PingTimeout
         }
         .boxed_local(),
-        async move { ConnectionEvent::Fallen(standing.wait_for_loss().await) }.boxed_local(),
+        async move { ConnectionEvent::TrustLost(trust_watch.wait_for_loss().await) }.boxed_local(),
         async move {
             tokio::select! {
                 () = watched.quiet(idle) => watched.retire(HboneCloseReason::Idle),
-                () = worn_out(worn) => watched.retire(HboneCloseReason::Retired),
+                () = worn_out(rotate_hint) => watched.retire(HboneCloseReason::Retired),
                 // The next stream goes to a connection on which the peer presents its new
                 // certificate.
                 () = expired => watched.retire(HboneCloseReason::Expired),
@@ -487,8 +491,8 @@ async fn drive(
         biased;
         Some(event) = events.next() => match event {
             // Dropping h2 fails every stream at once.
-            ConnectionEvent::Mute => return HboneCloseReason::Ping,
-            ConnectionEvent::Fallen(why) => return why.into(),
+            ConnectionEvent::PingTimeout => return HboneCloseReason::Ping,
+            ConnectionEvent::TrustLost(why) => return why.into(),
             ConnectionEvent::Retired => {}
         },
         r = &mut h2 => return connection.retired.get().unwrap_or(h2_end(r)),
@@ -509,8 +513,8 @@ async fn drive(
     tokio::select! {
         _ = &mut h2 => why,
         Some(event) = events.next() => match event {
-            ConnectionEvent::Fallen(fallen) => fallen.into(),
-            ConnectionEvent::Mute | ConnectionEvent::Retired => HboneCloseReason::Ping,
+            ConnectionEvent::TrustLost(trust_loss) => trust_loss.into(),
+            ConnectionEvent::PingTimeout | ConnectionEvent::Retired => HboneCloseReason::Ping,
         },
         () = emptied => why,
     }
@@ -518,9 +522,9 @@ async fn drive(
 
 enum ConnectionEvent {
     /// A PING was not answered.
-    Mute,
+    PingTimeout,
     /// The peer lost trust, for this reason.
-    Fallen(TrustLoss),
+    TrustLost(TrustLoss),
     /// No new streams may start.
     Retired,
 }

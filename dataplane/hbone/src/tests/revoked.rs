@@ -38,7 +38,7 @@ fn a_revoked_client_is_cut_off_at_once_and_cannot_come_back() {
             rig.served.borrow()[0]
                 .clone()
                 .unwrap_err()
-                .contains("believed no more: revoked")
+                .contains("not trusted any more: revoked")
         );
         drop(s);
         assert!(matches!(

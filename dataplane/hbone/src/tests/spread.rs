@@ -121,11 +121,11 @@ fn an_old_connection_serves_until_another_took_its_place() {
         tokio::time::sleep(age * 3 / 2).await;
         assert!(
             rig.open_spread().await.unwrap().reused,
-            "nobody waits for the new one"
+            "no stream waits for the new connection"
         );
         until("the new one is up", || rig.pool.size().0 == 2).await;
         assert!(rig.open_spread().await.unwrap().reused);
-        assert_eq!(rig.pool.size(), (2, 1), "its stream goes on");
+        assert_eq!(rig.pool.size(), (2, 1), "its stream continues");
         drop(kept);
         until("it closes with its last stream", || rig.pool.size().0 == 1).await;
         assert_eq!(
@@ -242,7 +242,7 @@ async fn steered(
 }
 
 #[test]
-fn each_connection_leads_to_the_bucket_of_its_place_and_its_successor_to_the_same() {
+fn each_connection_and_its_successor_use_the_same_bucket() {
     run(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -288,7 +288,7 @@ fn each_connection_leads_to_the_bucket_of_its_place_and_its_successor_to_the_sam
         let asked = trigger.take().unwrap();
         asked.drain(ms(60_000));
         until(
-            "another takes its place before a stream asks for it",
+            "another connection replaces it before a stream needs it",
             || buckets(&seen.borrow()[count..]).contains(&last),
         )
         .await;

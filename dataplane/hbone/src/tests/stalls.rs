@@ -100,7 +100,7 @@ async fn exchange(rig: &HboneFixture) {
     };
     let got = tokio::time::timeout(canal_timing::deadline(ms(1_000)), exchanged)
         .await
-        .expect("it is held up");
+        .expect("it is delayed");
     assert_eq!(got, b"question");
 }
 
@@ -162,7 +162,7 @@ fn bytes_of_a_stalled_stream_are_kept_in_order_and_their_window_is_returned_when
         assert_eq!(
             written.get(),
             before,
-            "bytes that are only kept return no window"
+            "bytes that are only buffered return no window"
         );
         let mut got = first.len();
         let merged = read_chunk(&mut stream).await.unwrap().unwrap();
@@ -259,7 +259,7 @@ fn the_budget_ends_the_longest_stalled_stream() {
         let mut client = open(&rig, ECHO).await;
         client.write_all(&[7; 1 << 10]).await.unwrap();
         let ended = RefCell::new(Vec::new());
-        until("one gives way", || {
+        until("one is reset", || {
             *ended.borrow_mut() = poll_all();
             ended.borrow().iter().any(Option::is_some)
         })
@@ -271,7 +271,7 @@ fn the_budget_ends_the_longest_stalled_stream() {
         assert_eq!(
             read_chunk(&mut first).await.unwrap_err().kind(),
             std::io::ErrorKind::QuotaExceeded,
-            "it is no end"
+            "it is not the end of the stream"
         );
         assert!(
             read_chunk(&mut clients[0]).await.is_err(),
@@ -370,7 +370,7 @@ fn relays_of_clients_that_never_read_end_with_them() {
                 client.read_exact(&mut got),
             )
             .await
-            .expect("it is held up")
+            .expect("it is delayed")
             .unwrap();
             assert_eq!(&got, b"question");
         });

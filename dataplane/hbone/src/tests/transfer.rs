@@ -200,7 +200,7 @@ fn half_close_works_in_both_orders() {
                     s.write_all(b"over").await.unwrap();
                     s.shutdown().await.unwrap();
                     s.read_to_end(&mut got).await.unwrap();
-                    assert_eq!(got, b"after the other's end");
+                    assert_eq!(got, b"after the end of the other direction");
                 } else {
                     s.read_to_end(&mut got).await.unwrap();
                     s.write_all(&[b"got ", &got[..]].concat()).await.unwrap();
@@ -234,7 +234,9 @@ fn half_close_works_in_both_orders() {
         got.clear();
         s.read_to_end(&mut got).await.unwrap();
         assert_eq!(got, b"over");
-        s.write_all(b"after the other's end").await.unwrap();
+        s.write_all(b"after the end of the other direction")
+            .await
+            .unwrap();
         s.shutdown().await.unwrap();
         drop(s);
         until("streams are given back", || rig.pool.size() == (1, 0)).await;
@@ -381,7 +383,7 @@ fn data_of_a_sender_that_closed_is_delivered_completely() {
 }
 
 #[test]
-fn a_chunk_that_is_held_keeps_its_window() {
+fn a_chunk_in_use_keeps_its_window() {
     run(async {
         let (rig, _t) = HboneFixture::new(
             PoolConfig::default(),
@@ -457,7 +459,7 @@ fn a_certificate_is_renewed_while_a_tunnel_streams() {
 }
 
 #[test]
-fn both_sides_know_each_other_and_their_headers() {
+fn both_sides_see_the_peers_identity_and_headers() {
     run(async {
         let (rig, _t) = HboneFixture::new(
             PoolConfig::default(),

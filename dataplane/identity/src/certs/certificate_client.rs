@@ -46,15 +46,15 @@ pub enum CertificateRequestError {
     Refused(String),
     #[error("the controller failed: {0}")]
     Failed(String),
-    #[error("the controller gave no answer in {TIMEOUT:?}")]
+    #[error("the controller did not answer within {TIMEOUT:?}")]
     Timeout,
     #[error("the controller's answer is unusable: {0}")]
     Answer(String),
-    #[error("the certificate names {names}, requested was {requested}")]
+    #[error("the certificate names {names}, but {requested} was requested")]
     Identity { requested: Identity, names: String },
     #[error("the certificate is not valid at this machine's time; is one of the two clocks wrong?")]
     Clock,
-    #[error("no key could be made: {0}")]
+    #[error("no key could be created: {0}")]
     Key(String),
 }
 
@@ -189,8 +189,8 @@ impl CertificateClient {
     }
 
     async fn connection(&self) -> Result<ControllerConnection, CertificateRequestError> {
-        let mut held = self.connection.lock().await;
-        if let Some((connection, used)) = &mut *held {
+        let mut connection_slot = self.connection.lock().await;
+        if let Some((connection, used)) = &mut *connection_slot {
             *used = Instant::now();
             return Ok(connection.clone());
         }
@@ -199,7 +199,7 @@ impl CertificateClient {
             .controller
             .connect(self.attempt.fetch_add(1, Relaxed))
             .await?;
-        *held = Some((connection.clone(), Instant::now()));
+        *connection_slot = Some((connection.clone(), Instant::now()));
         Ok(connection)
     }
 
@@ -211,12 +211,12 @@ impl CertificateClient {
 
     /// Closes a connection that has been idle for [`IDLE_TIMEOUT`].
     pub(super) async fn close_if_idle(&self) {
-        if let Ok(mut held) = self.connection.try_lock()
-            && held
+        if let Ok(mut connection_slot) = self.connection.try_lock()
+            && connection_slot
                 .as_ref()
                 .is_some_and(|(_, used)| used.elapsed() >= IDLE_TIMEOUT)
         {
-            *held = None;
+            *connection_slot = None;
         }
     }
 }
@@ -246,7 +246,7 @@ fn split(answer: IstioCertificateResponse) -> Result<SignedChain, CertificateReq
         .ok_or_else(|| CertificateRequestError::Answer("no certificates".into()))?;
     if chain.is_empty() {
         return Err(CertificateRequestError::Answer(
-            "one element only; leaf first, bundle last are needed".into(),
+            "the list has one element; it needs the leaf first and the bundle last".into(),
         ));
     }
     Ok(SignedChain { chain, bundle })

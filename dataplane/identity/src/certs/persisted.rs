@@ -49,8 +49,8 @@ impl CertificateFile {
         } = self;
         // The factor 2 is for line ends, which become two characters; the constant is for the field
         // names.
-        let room = 2 * (identity.len() + key.len() + chain.len() + bundle.len()) + 128;
-        let mut text = Zeroizing::new(Vec::with_capacity(room));
+        let capacity = 2 * (identity.len() + key.len() + chain.len() + bundle.len()) + 128;
+        let mut text = Zeroizing::new(Vec::with_capacity(capacity));
         serde_json::to_writer(&mut *text, self)?;
         Ok(text)
     }
@@ -73,20 +73,20 @@ pub(super) fn write(
     let PersistedCertificate {
         key, chain, bundle, ..
     } = issued;
-    let kept = CertificateFile {
+    let file = CertificateFile {
         identity: what.to_string(),
         key: String::clone(key),
         chain: chain.clone(),
         bundle: bundle.clone(),
     };
-    atomic_file::replace(&path(folder, what), &kept.to_json()?)
+    atomic_file::replace(&path(folder, what), &file.to_json()?)
 }
 
 fn load(path: &Path) -> Result<(String, Certificate), String> {
-    let mut kept = CertificateFile::read(path)?;
+    let mut file = CertificateFile::read(path)?;
     let certificate =
-        Certificate::from_pem(&kept.key, &kept.chain, &kept.bundle).map_err(|e| e.to_string())?;
-    Ok((std::mem::take(&mut kept.identity), certificate))
+        Certificate::from_pem(&file.key, &file.chain, &file.bundle).map_err(|e| e.to_string())?;
+    Ok((std::mem::take(&mut file.identity), certificate))
 }
 
 /// Removes the file, if it exists.
@@ -109,10 +109,10 @@ pub(super) fn remove_domain(folder: &Path, domain: &TrustDomain) {
         .map(|f| f.path())
         .filter(|p| p.extension().is_some_and(|e| e == "json"))
     {
-        if CertificateFile::read(&path).is_ok_and(|kept| kept.identity.starts_with(&member))
+        if CertificateFile::read(&path).is_ok_and(|file| file.identity.starts_with(&member))
             && let Err(error) = std::fs::remove_file(&path)
         {
-            tracing::error!(file = %path.display(), %error, "a key that is in key servers now is still on disk");
+            tracing::error!(file = %path.display(), %error, "a key that moved to key servers is still on disk");
         }
     }
 }
@@ -164,21 +164,21 @@ mod tests {
     fn persisted_file_is_written_without_growing_its_buffer() {
         let pem = "-----BEGIN X-----\nAAAA\n-----END X-----\n".repeat(50);
         let text = || pem.clone();
-        let kept = CertificateFile {
+        let file = CertificateFile {
             identity: "spiffe://a.example/ns/b/sa/c".into(),
             key: text(),
             chain: text(),
             bundle: text(),
         };
-        let room = 2 * (kept.identity.len() + 3 * pem.len()) + 128;
-        let json = kept.to_json().unwrap();
+        let capacity = 2 * (file.identity.len() + 3 * pem.len()) + 128;
+        let json = file.to_json().unwrap();
         assert!(
-            json.len() <= room && json.capacity() == room,
-            "{} of {room}, {}",
+            json.len() <= capacity && json.capacity() == capacity,
+            "{} of {capacity}, {}",
             json.len(),
             json.capacity()
         );
         let back: CertificateFile = serde_json::from_slice(&json).unwrap();
-        assert_eq!((&back.identity, &back.key), (&kept.identity, &kept.key));
+        assert_eq!((&back.identity, &back.key), (&file.identity, &file.key));
     }
 }

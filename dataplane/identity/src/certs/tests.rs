@@ -64,7 +64,7 @@ fn renewal_is_due_by_the_wall_clock_and_failures_wait_by_the_other() {
             RenewalDue::Now,
         ),
         (
-            "the clock went back before its birth",
+            "the clock was set back to a time before its issuance",
             50,
             Some(90),
             Some(110),
@@ -91,7 +91,7 @@ fn renewal_is_due_by_the_wall_clock_and_failures_wait_by_the_other() {
     assert_eq!(
         half_life(at(300), at(100), 0.0),
         at(300),
-        "a life of no length is over at once"
+        "a lifetime of zero is over at once"
     );
 }
 
@@ -183,7 +183,7 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
 }
 
 #[tokio::test]
-async fn a_wanted_identity_gets_its_certificate_once_and_keeps_it() {
+async fn an_identity_in_use_gets_one_certificate_and_keeps_it() {
     let rig = CertificatesFixture::new(Duration::from_secs(3600)).await;
     let seen: Arc<Mutex<Vec<IstioCertificateRequest>>> = Arc::default();
     let (ca, log) = (rig.ca.clone(), seen.clone());
@@ -272,11 +272,11 @@ async fn certificates_are_renewed_at_half_life_without_a_gap() {
     assert!(rig.requests.load(Relaxed) >= 2);
     drop(credential);
     let asked = rig.requests.load(Relaxed);
-    until("it is forgotten", || source.status().is_empty()).await;
+    until("it is removed", || source.status().is_empty()).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(
         rig.requests.load(Relaxed) <= asked + 1,
-        "nobody wants it any more"
+        "no component uses it any more"
     );
 }
 
@@ -380,7 +380,7 @@ async fn certificates_that_differ_from_the_request_are_refused() {
         assert_eq!(rig.metric("canal_certificates_missing"), 1);
         drop(credential);
         source.inner.wake.notify_one();
-        until("it is forgotten", || source.status().is_empty()).await;
+        until("it is removed", || source.status().is_empty()).await;
     }
     assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 0);
 }
@@ -443,7 +443,7 @@ fn hex(id: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_disk_that_cannot_be_written_costs_the_restart_and_not_the_certificate() {
+async fn an_unwritable_disk_affects_restarts_and_not_the_certificate() {
     let rig = CertificatesFixture::new(Duration::from_secs(3600)).await;
     let source = rig.source();
     std::fs::remove_dir(rig.certs()).unwrap();
@@ -566,7 +566,7 @@ async fn remote_and_component_keys_are_on_no_disk() {
     for c in &held {
         assert!(c.first().await.is_some());
     }
-    until("they are kept", || {
+    until("they are stored", || {
         std::fs::read_dir(rig.certs()).unwrap().count() == 3
     })
     .await;
@@ -582,7 +582,7 @@ async fn remote_and_component_keys_are_on_no_disk() {
         Ok(answer(&ca, &r, Duration::from_secs(3600)))
     });
     let _alice = source.credential(&identity(ALICE));
-    until("it is asked for", || rig.requests.load(Relaxed) > asked).await;
+    until("it is requested", || rig.requests.load(Relaxed) > asked).await;
     source.forget(&identity(ALICE));
     tokio::time::sleep(Duration::from_millis(600)).await;
     assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 0);
@@ -608,7 +608,7 @@ async fn an_answer_from_before_a_forgotten_identity_is_not_used_afterwards() {
         Ok(answer(&ca, &r, Duration::from_secs(3600)))
     });
     let before = source.credential(&identity(ALICE));
-    until("it is asked for", || begun.load(Relaxed) == 1).await;
+    until("it is requested", || begun.load(Relaxed) == 1).await;
     source.forget(&identity(ALICE));
     let again = source.credential(&identity(ALICE));
     again.first().await.unwrap();
@@ -635,7 +635,7 @@ async fn forgotten_identities_are_not_stored() {
         };
         tokio::time::timeout(canal_timing::deadline(UNTIL_TIMEOUT), request)
             .await
-            .expect("it is asked for");
+            .expect("it is requested");
         // The response takes a millisecond or two to arrive, and as long to be written.
         std::thread::sleep(Duration::from_micros(25 * round));
         source.forget(&identity(ALICE));

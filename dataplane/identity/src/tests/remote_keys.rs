@@ -209,7 +209,7 @@ async fn whoever_has_the_keys_both_ends_meet() {
     assert_eq!(
         (rig.near.request_count(), rig.far.request_count()),
         (4, 0),
-        "the own AZ's is asked"
+        "the key server of the own AZ is tried"
     );
     assert_eq!(
         rig.metric("canal_keys_answers_total{server=\"ks1\",what=\"handshake\"}"),
@@ -219,7 +219,7 @@ async fn whoever_has_the_keys_both_ends_meet() {
 }
 
 #[tokio::test]
-async fn a_silent_key_server_costs_one_trip_and_is_then_left_alone() {
+async fn a_silent_key_server_costs_one_timeout_and_opens_its_breaker() {
     let rig = KeyClientFixture::new().await;
     let (client, server) = (
         rig.pair(ALICE, KeyLocation::KeyServer, false).1,
@@ -530,8 +530,8 @@ async fn a_refused_peer_gets_an_alert_and_a_revoked_one_is_detected() {
     let client = ClientIdentity::new(canal_tls::Credential::fixed(made));
     let (c, s) = handshake(&client, &server).await;
     let (_c, s) = (c.unwrap(), s.unwrap().0);
-    let mut standing = s.peer_trust().clone();
-    assert!(futures::poll!(std::pin::pin!(standing.wait_for_loss())).is_pending());
+    let mut trust_watch = s.peer_trust().clone();
+    assert!(futures::poll!(std::pin::pin!(trust_watch.wait_for_loss())).is_pending());
     rig.store
         .replace([rig.ca.bundle(
             "alpha",
@@ -540,7 +540,7 @@ async fn a_refused_peer_gets_an_alert_and_a_revoked_one_is_detected() {
             vec![rig.ca.revocations(&[42])],
         )])
         .unwrap();
-    assert_eq!(standing.wait_for_loss().await, TrustLoss::Revoked);
+    assert_eq!(trust_watch.wait_for_loss().await, TrustLoss::Revoked);
 }
 
 /// A revoked intermediate is reported to both ends of a remote handshake, as for a local one
@@ -648,7 +648,7 @@ async fn a_key_server_with_a_revoked_certificate_is_not_used() {
     assert_eq!(
         (rig.near.request_count(), rig.far.request_count()),
         (1, 1),
-        "the other AZ's is asked"
+        "the key server of the other AZ is tried"
     );
     assert_eq!(
         rig.metric("canal_keys_failures_total{server=\"ks1\",reason=\"connect\"}"),
@@ -657,7 +657,7 @@ async fn a_key_server_with_a_revoked_certificate_is_not_used() {
 }
 
 #[tokio::test]
-async fn a_key_server_that_is_someone_else_is_not_believed() {
+async fn a_key_server_with_another_identity_is_refused() {
     let rig = KeyClientFixture::new().await;
     // One address is that of ks2 instead of ks1, and the other server has a certificate of another
     // CA.

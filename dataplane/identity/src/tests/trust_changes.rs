@@ -127,7 +127,7 @@ async fn client_trust_follows_bundles_without_a_rebuild() {
     assert_eq!(
         meets(server(fixed_credential(&old, &door.ca))).await,
         Err("unknown_issuer"),
-        "the old root is believed no more"
+        "the old root is not trusted any more"
     );
     assert_eq!(
         meets(server(next.credential(&identity(BOB)))).await,
@@ -466,12 +466,12 @@ async fn a_revoked_intermediate_revokes_its_certificates() {
     let (near, far) = tokio::io::duplex(64 << 10);
     let (expected, srv) = (expect(&[BOB]), door.server());
     let (_c, s) = tokio::join!(client.connect(near, &expected), srv.accept(far));
-    let mut standing = s.unwrap().0.peer_trust().clone();
+    let mut trust_watch = s.unwrap().0.peer_trust().clone();
     // First the root revokes the leaf's number, which has no effect, and then the intermediate's.
     door.publish_bundle(vec![door.ca.revocations(&[9])]);
-    assert!(futures::poll!(std::pin::pin!(standing.wait_for_loss())).is_pending());
+    assert!(futures::poll!(std::pin::pin!(trust_watch.wait_for_loss())).is_pending());
     door.publish_bundle(vec![door.ca.revocations(&[5])]);
-    assert_eq!(standing.wait_for_loss().await, TrustLoss::Revoked);
+    assert_eq!(trust_watch.wait_for_loss().await, TrustLoss::Revoked);
     let (_, s) = handshake(client.clone(), door.server(), &[BOB]).await;
     assert!(s.unwrap_err().contains("Revoked"));
     // An intermediate's list revokes certificates that the intermediate signed.
@@ -549,9 +549,9 @@ async fn federated_peers_come_in_with_their_own_name_and_no_other_s() {
         HandshakeFailure::UnknownIssuer
     );
     // The federation ends here.
-    let mut standing = s.peer_trust().clone();
+    let mut trust_watch = s.peer_trust().clone();
     door.store.replace([own]).unwrap();
-    assert_eq!(standing.wait_for_loss().await, TrustLoss::Unfederated);
+    assert_eq!(trust_watch.wait_for_loss().await, TrustLoss::Unfederated);
     let (_, s) = handshake(mallory(), door.server(), &[BOB]).await;
     assert!(s.is_err());
 }
@@ -571,7 +571,7 @@ async fn a_blocked_identity_is_out_whatever_certificate_it_has() {
     };
     let (_alice, at_bob) = open(ALICE).await;
     let (_bob, other) = open(BOB).await;
-    let mut standing = at_bob.peer_trust().clone();
+    let mut trust_watch = at_bob.peer_trust().clone();
     let bundle = canal_model::trust::TrustBundle {
         blocked: vec![identity(ALICE)],
         ..bundle_of(&door.ca)
@@ -579,7 +579,7 @@ async fn a_blocked_identity_is_out_whatever_certificate_it_has() {
     door.store
         .replace([Arc::new(canal_model::program::Resource::Bundle(bundle))])
         .unwrap();
-    assert_eq!(standing.wait_for_loss().await, TrustLoss::Revoked);
+    assert_eq!(trust_watch.wait_for_loss().await, TrustLoss::Revoked);
     assert!(
         !door.view().current().revokes(other.peer_leaf()),
         "another identity stays"
@@ -615,7 +615,7 @@ async fn a_blocked_identity_is_out_whatever_certificate_it_has() {
 }
 
 #[tokio::test]
-async fn while_a_root_is_replaced_both_are_believed_and_the_old_one_is_known_as_such() {
+async fn both_roots_are_trusted_during_a_rotation_and_the_old_one_is_marked() {
     let (old, new) = (TestCa::new("old"), TestCa::new("new"));
     let store = TrustStore::new(&Registry::new());
     let view = store.view(&"alpha".parse().unwrap());
@@ -672,7 +672,7 @@ async fn while_a_root_is_replaced_both_are_believed_and_the_old_one_is_known_as_
         .unwrap();
     assert!(
         view.current().is_superseded(td, revoked.chain()),
-        "who is revoked asks for another certificate"
+        "a revoked peer requests another certificate"
     );
     assert!(
         !view
@@ -743,8 +743,12 @@ fn unusable_bundle_leaves_its_tenant_as_it_was_and_changes_others() {
     let pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_string();
     let list = "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n".to_string();
     for (name, resource, text) in [
-        ("no root", broken(vec![], vec![]), "holds no root"),
-        ("no PEM", broken(vec!["?".into()], vec![]), "holds no root"),
+        ("no root", broken(vec![], vec![]), "contains no root"),
+        (
+            "no PEM",
+            broken(vec!["?".into()], vec![]),
+            "contains no root",
+        ),
         (
             "no certificate",
             broken(vec![pem], vec![]),

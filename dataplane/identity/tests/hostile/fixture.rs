@@ -212,7 +212,7 @@ pub(crate) async fn serve(server: ServerIdentity, io: impl Transport) -> Observe
     assert_eq!(
         (peer.tenant, peer.identity),
         (tenant(), identity(ALICE)),
-        "nobody else may be accepted"
+        "no other peer may be accepted"
     );
     Ok(used(stream).await)
 }
@@ -222,7 +222,7 @@ pub(crate) async fn call(client: ClientIdentity, io: impl Transport) -> Observed
         .connect(io, &expected())
         .await
         .map_err(|e| e.refusal())?;
-    assert_eq!(peer, identity(BOB), "nobody else may be believed");
+    assert_eq!(peer, identity(BOB), "no other peer may be trusted");
     Ok(used(stream).await)
 }
 

@@ -166,7 +166,7 @@ const MESSAGES_OUT_OF_ORDER: &[Flight] = &[
         refused(Protocol, DECODE),
     ),
     flight(
-        "EndOfEarlyData nobody waits for",
+        "an unexpected EndOfEarlyData",
         |_, s| s.add_handshake_message(&message(5, &[])),
         refused(Protocol, UNEXPECTED),
     ),
@@ -638,7 +638,7 @@ const CERTIFICATES_IN_BAD_SHAPE: &[Flight] = &[
         refused(Protocol, DECODE),
     ),
     flight(
-        "an extension nobody asked for",
+        "an extension that was not requested",
         |r, s| {
             let entry = [vec24(&r.alice.chain[0]), extensions(&[(0xfafa, vec![1])])].concat();
             s.add_handshake_message(&message(CERTIFICATE, &[vec8(&[]), vec24(&entry)].concat()));
@@ -646,7 +646,7 @@ const CERTIFICATES_IN_BAD_SHAPE: &[Flight] = &[
         refused(Protocol, DECODE),
     ),
     flight(
-        "a stapled answer nobody asked for",
+        "a stapled OCSP answer that was not requested",
         |r, s| {
             let entry = [
                 vec24(&r.alice.chain[0]),
@@ -776,7 +776,7 @@ const RECORDS_THAT_ARE_PROTECTED_BADLY: &[Flight] = &[
         refused(Protocol, BAD_MAC),
     ),
     flight(
-        "a record said twice",
+        "a repeated record",
         |r, s| {
             s.certificate(&r.alice.chain);
             let again = s.out.clone();
@@ -920,7 +920,7 @@ const AFTER_THE_HANDSHAKE: &[Flight] = &[
     after!("another Finished", s => s.put(HANDSHAKE, &message(FINISHED, &[0; 32])), up_then(Protocol, UNEXPECTED)),
     after!("a ticket by a client", s => s.put(HANDSHAKE, &message(TICKET, &[0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0])), up_then(Protocol, UNEXPECTED)),
     after!("a KeyUpdate", s => { s.key_update(0); s.ping() }, up()),
-    after!("a KeyUpdate asked back", s => { s.put(DATA, b"pi"); s.key_update(1); s.put(DATA, b"ng"); s.alert(1, 0) }, up()),
+    after!("a KeyUpdate with update_requested", s => { s.put(DATA, b"pi"); s.key_update(1); s.put(DATA, b"ng"); s.alert(1, 0) }, up()),
     after!("a KeyUpdate of 2", s => s.key_update(2), up_then(Protocol, ILLEGAL)),
     after!("a KeyUpdate of two bytes", s => s.put(HANDSHAKE, &message(KEY_UPDATE, &[0, 0])), up_then(Protocol, DECODE)),
     after!("a KeyUpdate without new keys", s => { s.put(HANDSHAKE, &message(KEY_UPDATE, &[0])); s.ping() }, up_then(Protocol, BAD_MAC)),

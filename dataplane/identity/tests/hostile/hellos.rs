@@ -676,7 +676,7 @@ fn second_hellos() {
     let random = |h: CraftedHello| h.change(|h| h.random = [4; 32]);
     let mixed = base().change(|h| h.suites = vec![0x1302, AES128]);
     check(&[
-        case("a second hello as asked for", again(rig.hello()), up()),
+        case("a second hello as requested", again(rig.hello()), up()),
         case(
             "a second hello with another random",
             again(random(rig.hello())),
@@ -758,7 +758,7 @@ fn keys_and_early_data() -> Vec<HostileCase> {
         |data: Vec<u8>| Opening::wired(&early(FIXTURE.hello()), |m| [one(m), data].concat());
     let junk = record(DATA, &[9; 1000]);
     vec![
-        hello("a key nobody gave", resumed, up()),
+        hello("an unknown pre-shared key", resumed, up()),
         hello(
             "a key without modes",
             |h| h.with(PSK, &psk(32)),
@@ -782,7 +782,7 @@ fn keys_and_early_data() -> Vec<HostileCase> {
             refused(Protocol, DECODE),
         ),
         hello(
-            "a key nobody gave, with a short binder",
+            "an unknown pre-shared key, with a short binder",
             |h| h.with(PSK_MODES, &[1, 1]).with(PSK, &psk(31)),
             up(),
         ),
@@ -927,7 +927,7 @@ fn names_and_other_extensions() -> Vec<HostileCase> {
             refused(Protocol, DECODE),
         ),
         hello(
-            "a cookie nobody gave",
+            "an unknown cookie",
             |h| h.with(COOKIE, &vec16(&[1; 32])),
             up(),
         ),
@@ -944,7 +944,7 @@ fn names_and_other_extensions() -> Vec<HostileCase> {
         hello("parameters of QUIC", |h| h.with(57, &[1, 2, 3]), up()),
         hello("certificate compression", |h| h.with(27, &[2, 0, 2]), up()),
         hello(
-            "an encrypted hello nobody can read",
+            "an encrypted hello that cannot be decrypted",
             |h| {
                 h.with(
                     0xfe0d,
@@ -954,7 +954,7 @@ fn names_and_other_extensions() -> Vec<HostileCase> {
             up(),
         ),
         hello(
-            "an encrypted hello that is none",
+            "a malformed encrypted hello",
             |h| h.with(0xfe0d, &[0; 120]),
             refused(Protocol, DECODE),
         ),

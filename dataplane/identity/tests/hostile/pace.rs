@@ -90,19 +90,19 @@ fn slow_handshakes_time_out() {
         async |io, s| trickle(io, first(s), Duration::from_millis(1)).await,
     );
     check(
-        "goes at once",
+        "closes at once",
         64 << 10,
         HandshakeFailure::Io,
         async |io, _| drop(io),
     );
     check(
-        "goes within a record",
+        "closes within a record",
         64 << 10,
         HandshakeFailure::Io,
         async |mut io, s| io.write_all(&first(s)[..9]).await.unwrap(),
     );
     check(
-        "listens, then goes",
+        "listens, then closes",
         64 << 10,
         HandshakeFailure::Io,
         async |mut io, as_server| {

@@ -253,7 +253,7 @@ const SERVER_HELLOS: &[Flight] = &[
         dropped(Protocol),
     ),
     trap(
-        "a pre-shared key nobody offered",
+        "a pre-shared key that was not offered",
         |r, s| greets(r, s, |h| h.with(PSK, &[0, 0])),
         refused(Protocol, UNSUPPORTED_EXTENSION),
     ),
@@ -345,7 +345,7 @@ const RETRY_REQUESTS: &[Flight] = &[
         dropped(Io),
     ),
     trap(
-        "an extension nobody knows",
+        "an unknown extension",
         |_, s| retries(s, &[wants(P256), (0xfafa, vec![])]),
         refused(Protocol, UNSUPPORTED_EXTENSION),
     ),
@@ -363,7 +363,7 @@ const RETRY_REQUESTS: &[Flight] = &[
         refused(Protocol, ILLEGAL),
     ),
     trap(
-        "then the group it did not ask for",
+        "then a group that it did not request",
         |_, s| {
             retries(s, &[wants(P256)]);
             s.add_handshake_message(&s.reply().message());
@@ -424,7 +424,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
         refused(Protocol, DECODE),
     ),
     trap(
-        "an extension nobody asked for",
+        "an extension that was not requested",
         |r, s| extends(r, s, &[(SERVER_NAME, vec![])]),
         refused(Protocol, UNSUPPORTED_EXTENSION),
     ),
@@ -434,7 +434,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
         refused(Protocol, UNSUPPORTED_EXTENSION),
     ),
     trap(
-        "early data taken",
+        "early data accepted",
         |r, s| extends(r, s, &[(EARLY_DATA, vec![])]),
         refused(Protocol, UNSUPPORTED_EXTENSION),
     ),
@@ -486,7 +486,7 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
         refused(NothingShared, FAILURE),
     ),
     trap(
-        "a request of signatures nobody has",
+        "a certificate request with unknown signature schemes",
         |r, s| {
             s.send_server_hello(&s.reply());
             s.extend(&[]);
@@ -793,7 +793,7 @@ const CERTIFICATES: &[Flight] = &[
         refused(Protocol, DECODE),
     ),
     trap(
-        "an extension nobody asked for",
+        "an extension that was not requested",
         |r, s| {
             add_opening_messages(s);
             let entry = [vec24(&r.bob.chain[0]), extensions(&[(0xfafa, vec![1])])].concat();

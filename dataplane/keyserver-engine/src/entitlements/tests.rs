@@ -162,19 +162,19 @@ fn cases_of_identities() -> Vec<KeyCase> {
             Err(KeyRefusal::NotEntitled),
         ),
         (
-            "an identity that nobody runs",
+            "an identity without a pod",
             n1(),
             key("spiffe://alpha.example/ns/shop/sa/none"),
             Err(KeyRefusal::NotEntitled),
         ),
         (
-            "keys that are kept elsewhere",
+            "keys that are stored elsewhere",
             n1(),
             key("spiffe://local.example/ns/x/sa/y"),
             Err(KeyRefusal::UnknownTenant),
         ),
         (
-            "a tenant that is gone",
+            "a removed tenant",
             n1(),
             key("spiffe://gone.example/ns/x/sa/y"),
             Err(KeyRefusal::UnknownTenant),

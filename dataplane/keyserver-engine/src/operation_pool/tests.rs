@@ -96,7 +96,7 @@ impl PoolFixture {
 }
 
 #[test]
-fn one_at_a_time_never_waits() {
+fn a_single_request_at_a_time_is_never_delayed() {
     let fixture = PoolFixture::new(1);
     for _ in 0..500 {
         fixture.push(OperationQueue::Ecdsa, "alpha", "x");
@@ -193,7 +193,7 @@ fn a_second_worker_has_its_part() {
 }
 
 #[test]
-fn the_end_comes_after_queued_frames() {
+fn a_channel_ends_after_its_queued_frames() {
     let fixture = PoolFixture::new(1);
     let go = fixture.hold(OperationQueue::Ecdsa, "alpha", "first");
     fixture.started();

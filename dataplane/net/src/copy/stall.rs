@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_timer_ticks_while_it_is_wanted() {
+    async fn the_timer_ticks_while_it_has_users() {
         let mut timer = StallTimer::default();
         let mut poll = async |is_wanted: bool| {
             std::future::poll_fn(|cx| Poll::Ready(timer.poll(cx, is_wanted))).await

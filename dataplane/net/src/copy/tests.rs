@@ -16,7 +16,7 @@ async fn pair() -> (TcpStream, TcpStream) {
 }
 
 #[test]
-fn buffers_grow_with_what_was_moved() {
+fn copy_buffers_grow_with_the_bytes_moved() {
     for (moved, size) in [
         (0, 1 << 10),
         ((128 << 10) - 1, 1 << 10),
@@ -37,7 +37,7 @@ fn send_urgently(stream: &TcpStream) {
 }
 
 #[tokio::test]
-async fn urgent_bytes_keep_their_place_and_hold_nothing_up() {
+async fn urgent_bytes_keep_their_position_and_do_not_block() {
     let near_listener = sys::listen(
         None,
         "127.0.0.1:0".parse().unwrap(),
@@ -66,7 +66,7 @@ async fn urgent_bytes_keep_their_place_and_hold_nothing_up() {
         let meter = Meter::default();
         tokio::select! {
             end = both(&mut near, &mut far, &meter, None) => panic!("{end:?}"),
-            got = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), exchange) => assert_eq!(got.expect("nothing is held"), (*b"ab!cd", *b"ab!cd")),
+            got = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), exchange) => assert_eq!(got.expect("nothing is buffered"), (*b"ab!cd", *b"ab!cd")),
         }
     }
 }

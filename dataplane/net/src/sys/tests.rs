@@ -60,7 +60,7 @@ fn any() -> SocketAddr {
 }
 
 #[tokio::test]
-async fn sockets_live_in_the_namespace_they_were_made_in() {
+async fn sockets_stay_in_the_namespace_of_their_creation() {
     let (pod, home) = (TestNetns::new(), Netns::current().unwrap());
     assert_ne!(pod.netns.id(), home.id());
     for listen_on in ["127.0.0.1:0", "[::1]:0"] {
@@ -74,7 +74,7 @@ async fn sockets_live_in_the_namespace_they_were_made_in() {
         assert_eq!(
             Netns::current().unwrap().id(),
             home.id(),
-            "the thread came home"
+            "the thread returned to its namespace"
         );
         let outside = connect(None, address, &ConnectOptions::default()).await;
         assert!(
@@ -85,7 +85,7 @@ async fn sockets_live_in_the_namespace_they_were_made_in() {
                     ..
                 })
             ),
-            "nobody listens there at home"
+            "no socket listens there in the thread's own namespace"
         );
         let options = ConnectOptions::default();
         let (near, far) = tokio::join!(
@@ -109,7 +109,7 @@ async fn sockets_live_in_the_namespace_they_were_made_in() {
 }
 
 #[test]
-fn a_panic_inside_comes_home_too_and_other_threads_never_left() {
+fn a_panic_restores_the_namespace_and_other_threads_keep_theirs() {
     let (pod, home) = (TestNetns::new(), Netns::current().unwrap().id());
     let panicked = std::panic::catch_unwind(|| pod.netns.enter(|| panic!("inside")));
     assert!(panicked.is_err());
@@ -166,12 +166,12 @@ fn a_thread_returns_to_its_namespace_after_every_visit() {
 }
 
 #[test]
-fn a_namespace_that_is_gone_or_none_is_named() {
+fn the_error_names_a_missing_or_invalid_namespace() {
     let gone = Netns::open("/run/netns/canal-net-none")
         .unwrap_err()
         .to_string();
     assert!(
-        gone.contains("/run/netns/canal-net-none") && gone.contains("is the pod gone"),
+        gone.contains("/run/netns/canal-net-none") && gone.contains("check that the pod exists"),
         "{gone}"
     );
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -287,7 +287,7 @@ async fn options_reach_the_socket() {
     let near = connect(Some(&pod.netns), address, &local).await.unwrap();
     assert!(
         near.peer_addr().is_ok(),
-        "who is connected is not waited for"
+        "a connected socket is returned without a wait"
     );
     let s = SockRef::from(&near);
     assert_eq!(
@@ -358,7 +358,7 @@ async fn an_answer_that_never_comes_is_a_timeout() {
 }
 
 #[tokio::test]
-async fn a_redirected_connection_knows_where_it_was_going() {
+async fn a_redirected_connection_has_its_original_destination() {
     let pod = TestNetns::new();
     pod.run("ip addr add 10.5.0.1/32 dev lo");
     pod.run("ip addr add fd00:5::1/128 dev lo");
@@ -472,13 +472,13 @@ async fn a_blocked_reader_gets_data_later() {
     assert_eq!(
         far.read(&mut buf).await.unwrap(),
         3,
-        "all that was said before is read"
+        "all bytes from before are read"
     );
     let deaf = ReadWakeupGuard::to(&far).unwrap();
     near.write_all(b"two").await.unwrap();
     tokio::time::timeout(Duration::from_millis(50), far.readable())
         .await
-        .expect_err("nobody is woken");
+        .expect_err("no task is woken");
     drop(deaf);
     tokio::time::timeout(
         canal_timing::deadline(Duration::from_secs(5)),
@@ -668,7 +668,7 @@ async fn connect_from_free_port(any: &str, peer: SocketAddr) -> (TcpStream, Conn
             Err(e) => panic!("{e}"),
         }
     }
-    panic!("a hundred source ports are taken");
+    panic!("a hundred source ports are in use");
 }
 
 #[tokio::test]

@@ -139,9 +139,9 @@ pub fn tls_records(stream: &TcpStream, way: TlsDirection, bits: usize) -> io::Re
 /// The read fails, also with `WouldBlock`.
 pub fn tls_receive(stream: &TcpStream, buf: &mut ReadBuf<'_>) -> io::Result<(usize, Option<u8>)> {
     // SAFETY: only the kernel writes to the uninitialized part, and nothing reads it.
-    let room = unsafe { buf.unfilled_mut() };
-    let (got, kind) = receive_message(stream, room, (libc::SOL_TLS, TLS_GET_RECORD_TYPE))?;
-    // SAFETY: the kernel wrote the first `got` bytes of `room`.
+    let free = unsafe { buf.unfilled_mut() };
+    let (got, kind) = receive_message(stream, free, (libc::SOL_TLS, TLS_GET_RECORD_TYPE))?;
+    // SAFETY: the kernel wrote the first `got` bytes of `free`.
     unsafe { buf.assume_init(got) };
     Ok((got, kind.map(|[kind]| kind)))
 }

@@ -126,7 +126,7 @@ fn of(authorizations: Vec<Authorization>, peers: Vec<PeerAuthentication>) -> Pod
 
 /// Returns the query of `identity`, a peer's identity, `identity@gateway`, or `plain`, for port
 /// 8080.
-fn question(identity: &str) -> AuthorizationQuery {
+fn query(identity: &str) -> AuthorizationQuery {
     let untold = of(vec![], vec![]);
     let source = |peer: &str, forwarded| untold.source(&peer.parse().unwrap(), forwarded).unwrap();
     let (source, address) = match identity.split_once('@') {
@@ -148,7 +148,7 @@ type ExpectedDecisions<'a> = [(&'a str, Result<(), NodeRefusal>); 7];
 fn check(case: &str, policy: &PodPolicy, answers: ExpectedDecisions<'_>) {
     for (identity, want) in answers {
         assert_eq!(
-            policy.decide(&question(identity)).map_err(|no| no.refusal),
+            policy.decide(&query(identity)).map_err(|no| no.refusal),
             want,
             "{case}: {identity}"
         );
@@ -205,7 +205,7 @@ fn identity_and_network_cases() -> Vec<SourceCase> {
     };
     vec![
         (
-            "nobody said anything",
+            "no policy exists",
             of(vec![], vec![]),
             ["yes", "yes", "yes", "yes", "no", "no", "no"],
         ),
@@ -228,7 +228,7 @@ fn identity_and_network_cases() -> Vec<SourceCase> {
             ["no", "no", "yes", "no", "yes", "yes", "no"],
         ),
         (
-            "everybody, but nobody by name",
+            "any peer, but no peer by name",
             one(AuthorizationAction::Allow, vec![port(8080)]),
             ["yes", "yes", "yes", "yes", "no", "no", "no"],
         ),
@@ -282,7 +282,7 @@ fn path_and_mode_cases() -> Vec<SourceCase> {
             ["no", "no", "yes", "no", "who knows", "yes", "no"],
         ),
         (
-            "an authorizer is asked",
+            "an authorizer is called",
             one(custom, vec![port(8080)]),
             [
                 "who knows",
@@ -346,9 +346,7 @@ fn the_source_of_an_identity_bounds_a_nodes_decision() {
 #[test]
 fn refusals_name_the_policy_and_the_reason() {
     let refusal_of = |policies: Vec<Authorization>, identity: &str| {
-        of(policies, vec![])
-            .decide(&question(identity))
-            .unwrap_err()
+        of(policies, vec![]).decide(&query(identity)).unwrap_err()
     };
     let no = refusal_of(vec![policy("shut", AuthorizationAction::Deny, vec![])], APP);
     assert_eq!(
@@ -380,7 +378,7 @@ fn refusals_name_the_policy_and_the_reason() {
     );
     assert_eq!(
         no.why,
-        "alpha/b/get depends on request.method, which only a gateway sees"
+        "alpha/b/get depends on request.method, which only a gateway can observe"
     );
     let no = refusal_of(
         vec![policy(
@@ -392,7 +390,7 @@ fn refusals_name_the_policy_and_the_reason() {
     );
     assert_eq!(
         no.why,
-        "alpha/b/ask calls alpha/b/judge, which only a gateway does"
+        "alpha/b/ask calls alpha/b/judge, which only a gateway can do"
     );
     let no = refusal_of(vec![], FOREIGN);
     assert_eq!(
@@ -447,7 +445,7 @@ fn only_pods_with_something_to_enforce_are_guarded() {
             false,
         ),
         (
-            "a service's policy: nobody without mTLS asks for a service",
+            "a service's policy: a client without mTLS does not name a service",
             of(vec![service], vec![]),
             false,
         ),
@@ -465,10 +463,10 @@ fn a_services_policies_apply_to_connections_that_name_it() {
         ..policy("p", AuthorizationAction::Deny, vec![])
     };
     let policy = of(vec![shut], vec![]);
-    assert!(policy.decide(&question(APP)).is_ok());
+    assert!(policy.decide(&query(APP)).is_ok());
     let by_name = AuthorizationQuery {
         service: Some(service),
-        ..question(APP)
+        ..query(APP)
     };
     assert_eq!(
         policy.decide(&by_name).map_err(|no| no.refusal),
@@ -497,7 +495,7 @@ fn audits_and_dry_runs_are_counted_on_paths_without_a_gateway() {
         ("spiffe://alpha.example/ns/web/sa/front@gateway", ""),
     ] {
         let mut seen = Vec::new();
-        policy.observe(&question(identity), &mut |key, kind| {
+        policy.observe(&query(identity), &mut |key, kind| {
             seen.push(format!("{} {}", kind.name(), key.name))
         });
         assert_eq!(seen.join(" "), want, "{identity}");
@@ -533,7 +531,7 @@ fn policies_are_rebuilt_only_on_change_and_outlive_their_tenant() {
     let again = tenant(vec![other, one.clone()]);
     assert!(
         PodPolicy::renew(&held, again.tenant(&alpha), &pod()).is_none(),
-        "the order says nothing"
+        "the order has no effect"
     );
     let less = tenant(vec![one]);
     assert!(PodPolicy::renew(&held, less.tenant(&alpha), &pod()).is_some());
@@ -560,7 +558,7 @@ fn policies_are_rebuilt_only_on_change_and_outlive_their_tenant() {
     let same = NodeSnapshot::after(&view, &state(two()), &node);
     assert!(
         basis(&same).is_same(&basis(&view)),
-        "equal rules are kept, so that nobody looks at them again"
+        "equal rules are reused, so that they are not compared again"
     );
     let fewer = NodeSnapshot::after(&view, &state(two().split_off(1)), &node);
     assert!(!basis(&fewer).is_same(&basis(&view)));

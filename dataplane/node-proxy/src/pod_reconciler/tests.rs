@@ -144,7 +144,7 @@ fn a_node_holds_no_more_pods_than_its_limit() {
 }
 
 #[test]
-fn the_directory_is_read_without_what_is_not_a_pod() {
+fn files_that_are_not_pods_are_skipped() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
     write(

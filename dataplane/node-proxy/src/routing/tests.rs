@@ -282,7 +282,7 @@ const OUTBOUND_CASES: [OutboundCase; 36] = [
         Err(NodeRefusal::GatewayAddress),
     ),
     (
-        "kept for a gateway",
+        "pooled for a gateway",
         Some(p::OutboundTrafficPolicy::Passthrough),
         "10.9.7.7:80",
         Err(NodeRefusal::GatewayAddress),
@@ -362,7 +362,7 @@ const OUTBOUND_CASES: [OutboundCase; 36] = [
 ];
 
 #[test]
-fn a_captured_connection_has_one_way_to_go() {
+fn a_captured_connection_has_exactly_one_route() {
     let (deny, pod_) = pod(p::OutboundTrafficPolicy::Deny);
     let (pass, _) = pod(p::OutboundTrafficPolicy::Passthrough);
     let empty = NodeSnapshot::default();
@@ -498,7 +498,7 @@ const INBOUND_CASES: [InboundCase; 14] = [
         Err(NodeRefusal::UnknownHost),
     ),
     (
-        "a name nobody has",
+        "an unknown name",
         "10.1.1.2",
         "example.com:80",
         OURS,
@@ -545,13 +545,13 @@ fn source_cases() -> Vec<TunnelSourceCase> {
             )),
         ),
         (
-            "a gateway that names nobody",
+            "a gateway that names no source",
             identity(OURS),
             Some("spiffe://x"),
             Err(NodeRefusal::BadSource),
         ),
         (
-            "a pod is believed nothing",
+            "no statement of a pod about a source is accepted",
             identity(APP),
             Some("spiffe://alpha.example/ns/b/sa/admin"),
             Ok((
@@ -569,7 +569,7 @@ fn source_cases() -> Vec<TunnelSourceCase> {
 }
 
 #[test]
-fn a_tunnel_comes_in_by_ztunnels_order() {
+fn an_inbound_tunnel_is_checked_in_the_order_of_ztunnel() {
     let (view, pod) = pod(p::OutboundTrafficPolicy::Deny);
     let policy = PodPolicy::renew(&PodPolicy::default(), view.tenant(&pod.tenant), &pod).unwrap();
     let decide = |view: &NodeSnapshot,
@@ -631,10 +631,7 @@ fn a_tunnel_comes_in_by_ztunnels_order() {
     let asked = |peer: &Identity, forwarded: Option<&str>| {
         let got =
             decide(&view, "10.1.1.2", "10.1.1.2:8080", peer, forwarded).map_err(|no| no.refusal)?;
-        Ok((
-            got.question.source,
-            got.question.address.map(|a| a.to_string()),
-        ))
+        Ok((got.query.source, got.query.address.map(|a| a.to_string())))
     };
     for (case, peer, forwarded, want) in source_cases() {
         assert_eq!(asked(&peer, forwarded), want, "{case}");
@@ -712,7 +709,7 @@ fn closed_tenant_is_refused_in_both_directions() {
 }
 
 #[test]
-fn plaintext_comes_in_to_any_port_but_the_proxys() {
+fn plaintext_is_accepted_on_all_ports_except_the_proxys() {
     let (view, pod) = pod(p::OutboundTrafficPolicy::Deny);
     let policy = PodPolicy::renew(&PodPolicy::default(), view.tenant(&pod.tenant), &pod).unwrap();
     let decide = |policy: &PodPolicy, to: &str| {
@@ -749,7 +746,7 @@ fn plaintext_comes_in_to_any_port_but_the_proxys() {
             "[::ffff:10.7.7.7]:1".parse().unwrap(),
             ends,
         )
-        .map(|a| a.question.source)
+        .map(|a| a.query.source)
     };
     assert_eq!(
         probed("10.1.1.2:80"),

@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(
             (&untold.svids[0].bundle, untold.federated_bundles.len()),
             (&der(&ca), 0),
-            "what came with the certificate"
+            "the data that came with the certificate"
         );
         assert!(
             svid_answer(None, &bundle_list, now).is_none()

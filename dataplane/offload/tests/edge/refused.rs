@@ -53,7 +53,7 @@ fn forged() -> Vec<Refused> {
             "drop_forged",
         ),
         (
-            "a pod that nobody has",
+            "an unknown pod",
             from_node(&tcp("10.1.3.2:4711", SVC, SYN, b"")),
             "drop_forged",
         ),
@@ -154,7 +154,7 @@ fn by_their_destination() -> Vec<Refused> {
             "drop_service",
         ),
         (
-            "no replica is up; behind the end of the chain is nobody",
+            "no replica is up, and the chain has no further member",
             from_node(&tcp(POD, "10.9.0.10:80", SYN, b"")),
             "drop_replica",
         ),
@@ -261,7 +261,7 @@ fn malformed() -> Vec<Refused> {
     let syn = tcp(POD, SVC, SYN, b"");
     vec![
         (
-            "an error that is not to whom it is about",
+            "an ICMP error whose receiver is not in the packet inside",
             from_node(&unreachable(
                 "10.1.1.2",
                 "10.9.0.1",

@@ -16,7 +16,7 @@ fn within_a_second<T>(mut f: impl FnMut() -> T) -> T {
         let waited = started.elapsed();
         assert!(
             waited < canal_timing::deadline(Duration::from_secs(20)),
-            "it never takes less than a second"
+            "the interval is never less than a second"
         );
     }
 }

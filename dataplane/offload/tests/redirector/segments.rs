@@ -51,7 +51,7 @@ fn syns() -> Vec<SegmentCase> {
             Here,
             "new",
         ),
-        ("SYN, nobody is up", 7, 0, SYN, Here, "new"),
+        ("SYN, no replica is up", 7, 0, SYN, Here, "new"),
         (
             "SYN and ACK begin nothing",
             2,
@@ -68,7 +68,7 @@ fn later_segments() -> Vec<SegmentCase> {
     vec![
         ("from the head on", 1, 0, ACK, Next(2, 1), "forwarded"),
         (
-            "behind the own place, whatever the hop",
+            "behind the own position, at any hop count",
             1,
             2,
             ACK,
@@ -107,7 +107,7 @@ fn later_segments() -> Vec<SegmentCase> {
             Next(3, 2),
             "forwarded",
         ),
-        ("nobody else is up", 7, 0, ACK, Here, "unowned"),
+        ("no other replica is up", 7, 0, ACK, Here, "unowned"),
         (
             "the longest chain, its begin",
             8,
@@ -150,7 +150,7 @@ pub(super) fn segments_without() -> Vec<SegmentCase> {
         ),
         ("SYN at the end", 8, 3, SYN, Here, "unowned"),
         ("SYN, alone", 4, 0, SYN, Here, "unowned"),
-        ("SYN, nobody is up", 7, 0, SYN, Here, "unowned"),
+        ("SYN, no replica is up", 7, 0, SYN, Here, "unowned"),
         ("other", 1, 0, ACK, Next(2, 1), "forwarded"),
     ]
 }
@@ -243,7 +243,7 @@ fn spreading_tables() -> Vec<SpreadCase> {
             "ownership_unsettled",
         ),
         (
-            "sent by a member, to one that is none: behind that member",
+            "sent by a member to a replica outside the chain: behind that member",
             3,
             2,
             1,
@@ -252,7 +252,7 @@ fn spreading_tables() -> Vec<SpreadCase> {
             "forwarded",
         ),
         (
-            "sent by the last member, to one that is none",
+            "sent by the last member to a replica outside the chain",
             3,
             3,
             2,
@@ -279,7 +279,7 @@ fn disputed_replicas() -> Vec<SpreadCase> {
             "forwarded",
         ),
         (
-            "whom the edge passed over, and who is up here",
+            "a replica that the edge skipped and that is up here",
             2,
             1,
             1,
@@ -288,7 +288,7 @@ fn disputed_replicas() -> Vec<SpreadCase> {
             "forwarded",
         ),
         (
-            "whom the edge passed over, asked at the end",
+            "a replica that the edge skipped, tried at the end",
             8,
             1,
             7,
@@ -297,7 +297,7 @@ fn disputed_replicas() -> Vec<SpreadCase> {
             "forwarded",
         ),
         (
-            "whom the edge passed over, but who sent it",
+            "a replica that the edge skipped, and that sent the packet",
             11,
             2,
             1,

@@ -49,21 +49,21 @@ pub fn decide_reply(
     az: &AzName,
     transport: DnsTransport,
 ) -> DnsReply {
-    let Ok(asked) = Message::from_vec(query) else {
+    let Ok(query_message) = Message::from_vec(query) else {
         return malformed(query);
     };
-    if asked.message_type() != MessageType::Query {
+    if query_message.message_type() != MessageType::Query {
         // A response to a response would make two servers exchange messages forever.
         return DnsReply::silence("not_a_query");
     }
     let mut answer = Message::new();
     answer
-        .set_id(asked.id())
+        .set_id(query_message.id())
         .set_message_type(MessageType::Response)
-        .set_op_code(asked.op_code());
-    answer.set_recursion_desired(asked.recursion_desired());
-    answer.add_queries(asked.queries().iter().take(1).cloned());
-    if let Some(edns) = asked.extensions() {
+        .set_op_code(query_message.op_code());
+    answer.set_recursion_desired(query_message.recursion_desired());
+    answer.add_queries(query_message.queries().iter().take(1).cloned());
+    if let Some(edns) = query_message.extensions() {
         let mut own = Edns::new();
         own.set_max_payload(UDP_MAX).set_version(0);
         answer.set_edns(own);
@@ -73,30 +73,30 @@ pub fn decide_reply(
                 ResponseCode::BADVERS,
                 "bad_version",
                 transport,
-                &asked,
+                &query_message,
             );
         }
     }
-    if asked.op_code() != OpCode::Query {
+    if query_message.op_code() != OpCode::Query {
         return encode_reply(
             answer,
             ResponseCode::NotImp,
             "not_implemented",
             transport,
-            &asked,
+            &query_message,
         );
     }
-    let [question] = asked.queries() else {
+    let [question] = query_message.queries() else {
         return encode_reply(
             answer,
             ResponseCode::FormErr,
             "malformed",
             transport,
-            &asked,
+            &query_message,
         );
     };
     let (code, result) = fill(&mut answer, question, zones, tenant, az);
-    encode_reply(answer, code, result, transport, &asked)
+    encode_reply(answer, code, result, transport, &query_message)
 }
 
 /// Handles bytes that are not a message: the client gets FORMERR if they could be a query.
@@ -238,13 +238,13 @@ fn encode_reply(
     code: ResponseCode,
     result: &'static str,
     transport: DnsTransport,
-    asked: &Message,
+    query_message: &Message,
 ) -> DnsReply {
     answer.set_response_code(code);
     if let (ResponseCode::BADVERS, Some(edns)) = (code, answer.extensions_mut()) {
         edns.set_rcode_high(code.high());
     }
-    let most = match (transport, asked.extensions()) {
+    let most = match (transport, query_message.extensions()) {
         (DnsTransport::Tcp, _) => u16::MAX,
         (DnsTransport::Udp, None) => UDP_PLAIN,
         (DnsTransport::Udp, Some(edns)) => edns.max_payload().clamp(UDP_PLAIN, UDP_MAX),

@@ -122,7 +122,7 @@ impl DatagramService {
         });
         if let Err(error) = sent {
             self.inner.count("udp", "not_sent");
-            tracing::debug!(%error, %to, "a DNS answer was not sent");
+            tracing::debug!(%error, %to, "could not send a DNS answer");
         }
     }
 }

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_take_turns_whatever_they_ask() {
+    fn tenants_are_served_round_robin_whatever_they_query() {
         let mut queue = QuestionQueue::default();
         let fates: Vec<_> = (0..TENANT_QUESTIONS_MAX + 2)
             .map(|n| queue.push(tenant(1), question(1, n)))

@@ -41,7 +41,7 @@ const NUMBER_MAX: i32 = 0xffff;
 /// The UDP socket could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "DNS on UDP {address}: {what}: {source}; is another name service there, or does the process lack CAP_NET_BIND_SERVICE?"
+    "DNS on UDP {address}: {what}: {source}; fix: stop another DNS server on this address, or give the process CAP_NET_BIND_SERVICE"
 )]
 pub struct DnsError {
     address: SocketAddr,
@@ -89,12 +89,12 @@ impl DnsServer {
             }
         };
         let socket = open(address).map_err(at("opening the socket"))?;
-        let state =
-            UdpSocketState::new(UdpSockRef::from(&socket)).map_err(at("asking for addresses"))?;
+        let state = UdpSocketState::new(UdpSockRef::from(&socket))
+            .map_err(at("requesting the destination addresses"))?;
         let socket = UdpSocket::from_std(socket.into()).map_err(at("registering"))?;
         let family = MetricFamily::new(
             "canal_dns_queries_total",
-            "DNS queries, by transport and by what became of them.",
+            "DNS queries, by transport and result.",
             &["transport", "result"],
         );
         let dropped = "DNS questions over UDP that were dropped because a tenant had too many, by tenant and reason.";
@@ -298,19 +298,19 @@ impl DnsState {
         let Ok(local) = stream.local_addr() else {
             return;
         };
-        let mut room = Vec::new();
+        let mut buffer = Vec::new();
         loop {
             let length = tokio::select! {
                 length = tokio::time::timeout(IDLE, stream.read_u16()) => length,
                 () = self.traffic.draining() => return,
             };
             let Ok(Ok(length)) = length else { return };
-            room.resize(length.into(), 0);
-            match tokio::time::timeout(IDLE, stream.read_exact(&mut room)).await {
+            buffer.resize(length.into(), 0);
+            match tokio::time::timeout(IDLE, stream.read_exact(&mut buffer)).await {
                 Ok(Ok(_)) => {}
                 _ => return self.count("tcp", "torn"),
             }
-            let reply = self.reply(&room, local.ip(), DnsTransport::Tcp);
+            let reply = self.reply(&buffer, local.ip(), DnsTransport::Tcp);
             self.count("tcp", reply.result);
             let Some(bytes) = reply.bytes else { return };
             // Responses on TCP are limited to lengths of 16 bits.
@@ -358,7 +358,11 @@ mod tests {
             .send_to(b"?", socket.local_addr().unwrap().as_socket().unwrap())
             .unwrap();
         socket.set_nonblocking(false).unwrap();
-        let mut room = [std::mem::MaybeUninit::uninit(); 8];
-        assert_eq!(socket.recv(&mut room).unwrap(), 1, "it is the same socket");
+        let mut buffer = [std::mem::MaybeUninit::uninit(); 8];
+        assert_eq!(
+            socket.recv(&mut buffer).unwrap(),
+            1,
+            "it is the same socket"
+        );
     }
 }

@@ -179,7 +179,7 @@ fn entries_of_an_earlier_process_stay_until_known_to_be_stale() {
         assert_eq!(
             (m.hosts.len(), m.own, m.throttles.len()),
             (1, None, 1),
-            "who may speak is not known before there are orders"
+            "the allowed senders are unknown before the first orders"
         );
     }
     assert_eq!(
@@ -232,7 +232,7 @@ fn writes_that_the_kernel_refused_are_retried() {
 }
 
 #[test]
-fn a_state_from_disk_takes_nothing_back_that_the_maps_know_better() {
+fn a_state_from_disk_does_not_undo_newer_map_entries() {
     let (memory, az) = (SharedMemory::default(), "az1".parse().unwrap());
     memory.0.lock().unwrap().tables = [(7, 5), (8, 1), (9, 4)].into();
     let mut keeper = RedirectorReconciler::adopt(

@@ -129,7 +129,7 @@ impl ReportLoop {
             tracing::warn!(
                 reason = failure.outcome.name(),
                 why = failure.why,
-                "reports: the controller got no report; data planes go on by their last orders"
+                "reports: no report reached the controller; the last orders stay in force"
             );
             tokio::select! {
                 () = tokio::time::sleep(backoff.next_wait()) => {}
@@ -218,7 +218,7 @@ impl ReportLoop {
                     tracing::warn!(
                         value,
                         controller = connection.address,
-                        "reports: orders that cannot be parsed, none is applied"
+                        "reports: the orders cannot be parsed; none is applied"
                     );
                 }
             }

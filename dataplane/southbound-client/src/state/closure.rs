@@ -142,7 +142,7 @@ impl ResourceState {
 
     /// Opens the tenants whose resources match their manifests exactly, and closes the others.
     fn compare(&mut self, tenants: &BTreeSet<TenantName>, subscribed: &[ResourceKind]) {
-        let held = self.sealed(tenants, subscribed);
+        let sealed = self.sealed(tenants, subscribed);
         for tenant in tenants {
             let Some(wanted) = self.manifest(tenant).cloned() else {
                 match self.get(ResourceKind::Tenant, tenant.as_str()).is_some() {
@@ -151,7 +151,7 @@ impl ResourceState {
                 }
                 continue;
             };
-            let has = held
+            let has = sealed
                 .get(tenant)
                 .cloned()
                 .unwrap_or_else(|| manifest::compute(tenant, []));
@@ -164,7 +164,7 @@ impl ResourceState {
                 .is_none_or(|c| c.cause != ClosureCause::RefusedResource)
             {
                 let detail = format!(
-                    "holds {} security resources, and the manifest seals {} or others",
+                    "has {} security resources, but the manifest lists {} or others",
                     has.count, wanted.count
                 );
                 self.close(tenant.clone(), ClosureCause::ManifestMismatch, detail);
@@ -178,17 +178,19 @@ impl ResourceState {
         tenants: &BTreeSet<TenantName>,
         subscribed: &[ResourceKind],
     ) -> BTreeMap<TenantName, Manifest> {
-        let mut held: BTreeMap<&TenantName, Vec<(ResourceKind, &str, &str)>> = BTreeMap::new();
+        let mut by_tenant: BTreeMap<&TenantName, Vec<(ResourceKind, &str, &str)>> = BTreeMap::new();
         for kind in ResourceKind::security().filter(|kind| subscribed.contains(kind)) {
             for (name, h) in self.resources_of(kind) {
                 if let Some(tenant) = h.resource.tenant().filter(|t| tenants.contains(*t)) {
-                    held.entry(tenant)
+                    by_tenant
+                        .entry(tenant)
                         .or_default()
                         .push((kind, name, &h.version));
                 }
             }
         }
-        held.into_iter()
+        by_tenant
+            .into_iter()
             .map(|(tenant, list)| (tenant.clone(), manifest::compute(tenant, list)))
             .collect()
     }

@@ -222,7 +222,7 @@ impl StateOwner {
             store = incoming.store.map(tracing::field::display),
             old = state.store.map(tracing::field::display),
             generation = incoming.generation().0,
-            "a whole new state has replaced what was held"
+            "a complete new state has replaced the previous one"
         );
         *state = incoming;
         let (here, before): (Vec<_>, Vec<_>) = all
@@ -452,7 +452,7 @@ fn deliver_halves(
     tracing::warn!(
         tenants = parts.len(),
         why,
-        "a complete state is refused: applying it in halves, to find the tenant whose resources cause it"
+        "a complete state is refused: applying it by bisection, to find the tenant whose resources cause it"
     );
     let accepted = ResourceState {
         store: state.store,

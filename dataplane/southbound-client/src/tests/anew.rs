@@ -70,7 +70,7 @@ async fn after_two_refusals_for_a_full_limit_a_stream_lists_nothing_and_receives
     assert_eq!(
         subscriber.state().count(ResourceKind::Tenant),
         2,
-        "what is held is served meanwhile"
+        "the present state is served meanwhile"
     );
     until("the refusals are counted", || {
         rig.metric("canal_southbound_reconnects_total{reason=\"exhausted\"}") == 3
@@ -120,7 +120,7 @@ async fn after_two_refusals_for_a_full_limit_a_stream_lists_nothing_and_receives
 }
 
 #[tokio::test]
-async fn a_controller_without_a_place_for_the_stream_is_no_reason_to_begin_anew() {
+async fn a_controller_at_its_stream_limit_does_not_reset_the_state() {
     let rig = SubscriptionFixture::new();
     let (mut controller, stream, _subscriber) = started(&rig).await;
     controller.refuse_streams(3);
@@ -134,7 +134,7 @@ async fn a_controller_without_a_place_for_the_stream_is_no_reason_to_begin_anew(
 }
 
 #[tokio::test]
-async fn a_new_start_takes_no_older_generation() {
+async fn a_restart_accepts_no_older_generation() {
     let rig = SubscriptionFixture::new();
     let (mut controller, stream, _subscriber) = started(&rig).await;
     drop(stream);

@@ -252,7 +252,7 @@ async fn change_of_several_responses_closes_no_tenant() {
 
 /// A new tenant opens with its manifest, and a removed tenant is not closed but unknown.
 #[tokio::test]
-async fn new_tenant_is_closed_until_its_manifest_comes() {
+async fn a_new_tenant_is_closed_until_its_manifest_arrives() {
     let rig = SubscriptionFixture::new();
     let (_controller, mut stream, subscriber) = started(&rig, None).await;
     let gamma = tenant("gamma", 3);

@@ -226,7 +226,7 @@ async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
             .message
             .contains("generation 4 is older than 8")
     );
-    assert!(refused(&nack).is_empty(), "nothing of it was taken");
+    assert!(refused(&nack).is_empty(), "no part of it was accepted");
     for (reason, n) in [("bad_resource", 1), ("refused", 2), ("stale_generation", 1)] {
         assert_eq!(
             rig.metric(&format!(
@@ -571,7 +571,7 @@ async fn a_mute_controller_is_found_and_counted_as_stale() {
         rig.metric("canal_southbound_reconnects_total{reason=\"stale\"}") >= 1
     })
     .await;
-    assert!(subscriber.ready(), "the last good state goes on");
+    assert!(subscriber.ready(), "the last good state stays in force");
     assert!(!subscriber.status().connected);
 }
 

@@ -194,12 +194,12 @@ fn good_responses_change_only_the_resources_they_name() {
             &before,
         ),
         (
-            "what is not held is no loss",
+            "a missing resource is not reported as lost",
             response(7, ResourceKind::Tenant, &[], &["nobody"]),
             &before,
         ),
         (
-            "all gone, by name",
+            "all are removed by name",
             response(7, ResourceKind::Tenant, &[], &["alpha", "beta"]),
             &["alpha/shop/a=v5"],
         ),
@@ -293,7 +293,7 @@ proptest! {
 /// A few calls find the tenant that makes the callback panic in a whole state. A resource that is
 /// refused by name is named once.
 #[test]
-fn one_bad_tenant_of_many_is_found_by_halves() {
+fn one_bad_tenant_of_many_is_found_by_bisection() {
     const TENANTS: u32 = 64;
     let all: Vec<_> = (0..TENANTS)
         .map(|n| tenant(&format!("t{n:02}"), n + 1))

@@ -43,11 +43,11 @@ async fn shares_and_omitted_resources_are_reported_and_stored() {
     let ack = stream
         .exchange(response(1, ResourceKind::Service, &[service("a", 1)], &[]))
         .await;
-    assert_eq!(ack.error_detail, None, "want of room is no refusal");
+    assert_eq!(ack.error_detail, None, "a lack of space is no refusal");
     assert_eq!(
         subscriber.state().count(ResourceKind::Service),
         1,
-        "it comes into force when there is room"
+        "it comes into force when there is space"
     );
     let is_reported = |omitted: &[&str], used: u64| {
         controller

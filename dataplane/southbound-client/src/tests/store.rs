@@ -200,7 +200,7 @@ async fn the_old_store_returns_before_the_other_is_whole() {
     assert_eq!(
         count_initial_resources(&mut stream, 2).await,
         1,
-        "it goes on where it was"
+        "it continues at its position"
     );
     stream
         .send(of(OLD, response(501, ResourceKind::Tenant, &[], &[])))
@@ -209,7 +209,7 @@ async fn the_old_store_returns_before_the_other_is_whole() {
     assert_eq!(
         count_initial_resources(&mut stream, 2).await,
         3,
-        "what was held all the time"
+        "the state that was in force all the time"
     );
     stream
         .exchange(of(

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_slow_reader_loses_lines_and_knows_how_many() {
+    async fn a_slow_reader_loses_lines_and_gets_their_number() {
         let (sender, mut lines) = line_queue();
         let line = Bytes::from(
             vec![b'x'; 9_999]

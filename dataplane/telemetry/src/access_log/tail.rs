@@ -90,7 +90,7 @@ impl LogTails {
         let mut pieces: Vec<&(u64, Bytes)> = of.flat_map(|(_, tail)| &tail.pieces).collect();
         // The numbers restore the order across tenants.
         pieces.sort_by_key(|(number, _)| *number);
-        let mut kept = VecDeque::new();
+        let mut lines_back = VecDeque::new();
         let mut left = count;
         for (_, lines) in pieces.into_iter().rev() {
             if left == 0 {
@@ -100,7 +100,7 @@ impl LogTails {
             left -= usize::try_from(count_lines(&lines))
                 .unwrap_or(left)
                 .min(left);
-            kept.push_front(lines);
+            lines_back.push_front(lines);
         }
         let lines = follow.then(|| {
             let (sender, lines) = line_queue();
@@ -113,7 +113,7 @@ impl LogTails {
             });
             lines
         });
-        (kept.into(), lines)
+        (lines_back.into(), lines)
     }
 }
 
@@ -200,8 +200,9 @@ mod tests {
         n.parse().unwrap()
     }
 
-    fn text(kept: &[Bytes]) -> String {
-        kept.iter()
+    fn text(lines_back: &[Bytes]) -> String {
+        lines_back
+            .iter()
             .map(|b| String::from_utf8_lossy(b).into_owned())
             .collect()
     }

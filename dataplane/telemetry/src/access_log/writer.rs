@@ -78,7 +78,7 @@ pub(super) enum SinkTarget {
     File {
         path: PathBuf,
         file: File,
-        looked: Instant,
+        checked_at: Instant,
     },
 }
 
@@ -108,7 +108,7 @@ impl SinkTarget {
             LogSink::File(path) => SinkTarget::File {
                 file: append(&path)?,
                 path,
-                looked: Instant::now(),
+                checked_at: Instant::now(),
             },
         })
     }
@@ -120,9 +120,13 @@ impl SinkTarget {
                 out.write_all(block)?;
                 out.flush()
             }
-            SinkTarget::File { path, file, looked } => {
-                if looked.elapsed() >= POLL_INTERVAL {
-                    *looked = Instant::now();
+            SinkTarget::File {
+                path,
+                file,
+                checked_at,
+            } => {
+                if checked_at.elapsed() >= POLL_INTERVAL {
+                    *checked_at = Instant::now();
                     let same = |a: &std::fs::Metadata, b: &std::fs::Metadata| {
                         (a.dev(), a.ino()) == (b.dev(), b.ino())
                     };

@@ -31,7 +31,7 @@ pub(super) struct Outgoing {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ObservationError {
     /// The reader or the connection is gone.
-    #[error("the reader has left")]
+    #[error("the reader has disconnected")]
     Gone,
     #[error("{why}")]
     Refused { reason: &'static str, why: String },
@@ -137,7 +137,7 @@ async fn serve(
                 let lines = tap(filter).ok_or_else(|| {
                     ObservationError::refused(
                         "busy",
-                        "as many taps are open as may be; fix: end some of them",
+                        "the maximum number of taps is open; fix: end some of them",
                     )
                 })?;
                 follow_lines(observer, subject, lines, out).await
@@ -149,8 +149,8 @@ async fn serve(
                     .as_ref()
                     .ok_or_else(|| unserved(subject))?;
                 let tail = usize::try_from(begin.tail).unwrap_or(usize::MAX);
-                let (kept, lines) = logs.read(tenant.as_ref(), tail, begin.follow);
-                send_kept(kept, out).await?;
+                let (recent, lines) = logs.read(tenant.as_ref(), tail, begin.follow);
+                send_recent(recent, out).await?;
                 match lines {
                     Some(lines) => follow_lines(observer, subject, lines, out).await,
                     None => Ok(()),
@@ -165,7 +165,7 @@ async fn serve(
     // In a full limit, a new observation of a smaller holder may revoke this one's permit.
     tokio::select! {
         done = work => done,
-        () = permit.revoked() => Err(ObservationError::refused("revoked", "another observation needed the place; fix: end some of them")),
+        () = permit.revoked() => Err(ObservationError::refused("revoked", "the observation was ended in favour of another one; fix: end some of them")),
     }
 }
 
@@ -179,7 +179,7 @@ fn permit(
     let taken = observer.limit.take_revocable(&holder, 1);
     taken.map_err(|refusal| {
         let why = format!(
-            "{holder} has as many observations here as it may ({}); fix: end some of them",
+            "{holder} has the maximum number of observations on this data plane ({}); fix: end some of them",
             refusal.reason()
         );
         ObservationError::refused("busy", why)
@@ -194,9 +194,9 @@ fn unserved(subject: Subject) -> ObservationError {
 }
 
 /// Sends the retained lines, oldest first.
-async fn send_kept(kept: Vec<Bytes>, out: &Outgoing) -> Result<(), ObservationError> {
+async fn send_recent(recent: Vec<Bytes>, out: &Outgoing) -> Result<(), ObservationError> {
     let mut batch = Vec::new();
-    for lines in kept {
+    for lines in recent {
         if batch.len() + lines.len() > OBSERVE_DATA_BYTES_MAX && !batch.is_empty() {
             out.send(std::mem::take(&mut batch), 0).await?;
         }

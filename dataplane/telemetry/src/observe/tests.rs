@@ -180,10 +180,7 @@ async fn a_reader_without_credit_gets_one_window_and_the_drop_count() {
     stand.order(7, Order::End(true)).await;
     let until = tokio::time::Instant::now() + canal_timing::deadline(Duration::from_secs(10));
     while !sender.is_closed() {
-        assert!(
-            tokio::time::Instant::now() < until,
-            "the tap goes on for nobody"
-        );
+        assert!(tokio::time::Instant::now() < until, "the tap has no reader");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

@@ -34,7 +34,7 @@ pub(super) async fn send(
     let busy = |_| {
         ObservationError::refused(
             "busy",
-            "as many dumps and metrics are being read as may be; fix: try again in a moment",
+            "the maximum number of dumps and metrics is being read; fix: try again in a moment",
         )
     };
     let permit = observer.whole.take_revocable(&holder, 1).map_err(busy)?;
@@ -47,7 +47,7 @@ pub(super) async fn send(
     let text = made.await.map_err(|_| {
         ObservationError::refused(
             "failed",
-            "the answer could not be made; fix: check the process's log",
+            "the answer could not be created; fix: check the process's log",
         )
     })??;
     let work = async {
@@ -59,9 +59,9 @@ pub(super) async fn send(
     tokio::select! {
         sent = work => sent,
         () = tokio::time::sleep(SEND_TIMEOUT) => {
-            Err(ObservationError::refused("time", format!("it was not read in {} s; fix: read faster", SEND_TIMEOUT.as_secs())))
+            Err(ObservationError::refused("time", format!("the answer was not read within {} s; fix: read faster", SEND_TIMEOUT.as_secs())))
         }
-        () = permit.revoked() => Err(ObservationError::refused("revoked", "another answer needed the place; fix: try again in a moment")),
+        () = permit.revoked() => Err(ObservationError::refused("revoked", "the answer was discarded in favour of another one; fix: try again in a moment")),
     }
 }
 

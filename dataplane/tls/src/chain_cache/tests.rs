@@ -23,21 +23,21 @@ fn cached_chains_expire_with_the_certificate_and_are_bounded() {
         .anchors(&identity(ALICE).trust_domain)
         .unwrap()
         .clone();
-    let judge = PeerVerifier {
+    let verifier = PeerVerifier {
         own: identity(ALICE).trust_domain,
         fallback: anchors,
         trust: TrustView::without_bundles(),
     };
     let at =
         |year: u64| UnixTime::since_unix_epoch(Duration::from_secs((year - 1970) * 31_557_600));
-    let members = ExpectedPeer::Members(judge.own.clone());
+    let members = ExpectedPeer::Members(verifier.own.clone());
     assert!(
-        judge
+        verifier
             .verify_peer(PeerRole::Client, &members, &leaf, &[], at(2026))
             .is_ok()
     );
     assert!(
-        judge
+        verifier
             .verify_peer(PeerRole::Client, &members, &leaf, &[], at(2125))
             .is_err()
     );

@@ -44,7 +44,7 @@ pub enum EndpointRole {
 /// Reasons why a connection broke after its handshake. Each name is a counter's label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    #[error("TLS: a record does not decrypt; it was damaged or forged on its way")]
+    #[error("TLS: a record cannot be decrypted; it was damaged or forged in transit")]
     BadRecord,
     #[error("TLS: a record is longer than {PLAINTEXT_MAX} bytes")]
     Overflow,
@@ -54,14 +54,14 @@ pub enum RecordError {
     Decode,
     #[error("TLS: {IDLE_RECORDS_MAX} records in a row carried no data")]
     Idle,
-    #[error("TLS: the peer gave up with alert {0} (RFC 8446 §6)")]
+    #[error("TLS: the peer closed the connection with alert {0} (RFC 8446 §6)")]
     Alert(u8),
-    #[error("TLS: the connection ended without close_notify; what it carried may be cut short")]
+    #[error("TLS: the connection ended without close_notify; its data may be truncated")]
     Truncated,
-    #[error("TLS: no keys can be made")]
+    #[error("TLS: no keys can be derived")]
     Keys,
     #[error(
-        "TLS: the keys' time is over, and this kernel cannot take others (Linux can from 6.14 on); the next connection has new ones"
+        "TLS: the keys reached their limit, and this kernel cannot replace them (Linux can from 6.14 on); the next connection has new keys"
     )]
     Rekey,
 }
@@ -148,7 +148,7 @@ pub(super) struct Sealer {
 /// Decrypts the incoming records of a connection.
 pub(super) struct Opener {
     direction: DirectionKeys,
-    talk: PostHandshakeReader,
+    post_handshake: PostHandshakeReader,
 }
 
 /// Reader of a peer's content other than data, independent of where records are decrypted.
@@ -238,7 +238,7 @@ pub(super) fn pair(
         },
         Opener {
             direction: peers,
-            talk: PostHandshakeReader::new(side),
+            post_handshake: PostHandshakeReader::new(side),
         },
     ))
 }
@@ -337,14 +337,14 @@ impl Opener {
             .rposition(|byte| *byte != 0)
             .ok_or(RecordError::Unexpected)?;
         let (kind, content) = (plain[end], &plain[..end]);
-        match self.talk.process_content(kind, content)? {
+        match self.post_handshake.process_content(kind, content)? {
             RecordContent::Data => Ok(DecryptedRecord::Data(end)),
             RecordContent::Nothing => Ok(DecryptedRecord::Control { update: false }),
-            RecordContent::Update {
-                is_requested: asked,
-            } => {
+            RecordContent::Update { is_requested } => {
                 self.direction.update()?;
-                Ok(DecryptedRecord::Control { update: asked })
+                Ok(DecryptedRecord::Control {
+                    update: is_requested,
+                })
             }
             RecordContent::Closed => Ok(DecryptedRecord::Closed),
         }
@@ -353,7 +353,8 @@ impl Opener {
     /// Returns the state with which another reader can continue after `records` records. `None` if
     /// a key update was among them, or if a message is incomplete.
     pub(super) fn into_talk(self, records: u64) -> Option<PostHandshakeReader> {
-        (self.direction.sequence == records && self.talk.message.is_empty()).then_some(self.talk)
+        (self.direction.sequence == records && self.post_handshake.message.is_empty())
+            .then_some(self.post_handshake)
     }
 }
 
@@ -395,7 +396,7 @@ impl PostHandshakeReader {
     /// Processes the handshake messages that may follow the handshake.
     fn handshake(&mut self, content: &[u8]) -> Result<RecordContent, RecordError> {
         self.message.extend_from_slice(content);
-        let mut said = RecordContent::Nothing;
+        let mut content = RecordContent::Nothing;
         while let [kind, a, b, c, rest @ ..] = self.message.as_slice() {
             let length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
             if length > MESSAGE_MAX {
@@ -415,7 +416,7 @@ impl PostHandshakeReader {
                     if rest.len() > length {
                         return Err(RecordError::Unexpected);
                     }
-                    said = RecordContent::Update {
+                    content = RecordContent::Update {
                         is_requested: asked == 1,
                     };
                 }
@@ -423,7 +424,7 @@ impl PostHandshakeReader {
             }
             self.message.drain(..4 + length);
         }
-        Ok(said)
+        Ok(content)
     }
 }
 

@@ -51,7 +51,7 @@ pub struct KernelStream<IO> {
     io: IO,
     side: EndpointRole,
     /// Reader of the content other than data.
-    talk: PostHandshakeReader,
+    post_handshake: PostHandshakeReader,
     /// Secrets of both directions, which are used for key updates only.
     own: TrafficSecret,
     peers: TrafficSecret,
@@ -120,7 +120,7 @@ fn limit() -> u64 {
 /// Records that the peer sent directly after the handshake, decrypted.
 struct EarlyRecords {
     plain: Vec<u8>,
-    talk: PostHandshakeReader,
+    post_handshake: PostHandshakeReader,
     records: u64,
 }
 
@@ -134,7 +134,7 @@ fn open_early(
     if early.is_empty() {
         return Ok(Some(EarlyRecords {
             plain,
-            talk: PostHandshakeReader::new(secrets.side),
+            post_handshake: PostHandshakeReader::new(secrets.side),
             records,
         }));
     }
@@ -157,11 +157,13 @@ fn open_early(
             _ => return Ok(None),
         }
     }
-    Ok(opener.into_talk(records).map(|talk| EarlyRecords {
-        plain,
-        talk,
-        records,
-    }))
+    Ok(opener
+        .into_talk(records)
+        .map(|post_handshake| EarlyRecords {
+            plain,
+            post_handshake,
+            records,
+        }))
 }
 
 /// Gives the kernel the keys, if it can continue where the handshake ended. `early` are bytes that
@@ -212,7 +214,7 @@ pub(crate) fn hand_over<IO: Transport>(
         bits: own.key.len() * 8,
         io,
         side: secrets.side,
-        talk: early.talk,
+        post_handshake: early.post_handshake,
         own: own_secret,
         peers: peers_secret,
         plaintext: early.plain,
@@ -261,11 +263,11 @@ fn of_kernel(error: &io::Error) -> Option<RecordError> {
 fn poll_records(
     tcp: &TcpStream,
     cx: &mut Context<'_>,
-    room: &mut ReadBuf<'_>,
+    free: &mut ReadBuf<'_>,
 ) -> Poll<io::Result<(usize, Option<u8>)>> {
     loop {
         ready!(tcp.poll_read_ready(cx))?;
-        match tcp.try_io(Interest::READABLE, || sys::tls_receive(tcp, room)) {
+        match tcp.try_io(Interest::READABLE, || sys::tls_receive(tcp, free)) {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             done => return Poll::Ready(done),
         }
@@ -371,9 +373,9 @@ impl<IO: Transport> KernelStream<IO> {
             self.renew_own()?;
         }
         if let Some(alert) = self.saying {
-            let said = ready!(self.poll_send(cx, ALERT, &alert));
+            let sent = ready!(self.poll_send(cx, ALERT, &alert));
             self.saying = None;
-            return Poll::Ready(said);
+            return Poll::Ready(sent);
         }
         Poll::Ready(Ok(()))
     }
@@ -413,15 +415,13 @@ impl<IO: Transport> KernelStream<IO> {
     }
 
     /// Performs the action that a record's content requires.
-    fn obey(&mut self, said: RecordContent) -> Result<(), RecordError> {
-        match said {
+    fn apply_content(&mut self, content: RecordContent) -> Result<(), RecordError> {
+        match content {
             RecordContent::Data | RecordContent::Nothing => {}
             RecordContent::Closed => self.receive_state = ReceiveState::Closed,
-            RecordContent::Update {
-                is_requested: asked,
-            } => {
+            RecordContent::Update { is_requested } => {
                 self.renew_peers()?;
-                self.owes_update |= asked;
+                self.owes_update |= is_requested;
             }
         }
         Ok(())
@@ -463,9 +463,9 @@ impl<IO: Transport> KernelStream<IO> {
         } else {
             &buf.initialized()[at..at + got]
         };
-        let said = self.talk.process_content(kind, content);
+        let content_result = self.post_handshake.process_content(kind, content);
         // Only data stays in the buffer; other content was processed above.
-        let data = if said == Ok(RecordContent::Data) {
+        let data = if content_result == Ok(RecordContent::Data) {
             got
         } else {
             0
@@ -476,7 +476,8 @@ impl<IO: Transport> KernelStream<IO> {
             buf.advance(data);
         }
         Poll::Ready(
-            said.and_then(|said| self.obey(said))
+            content_result
+                .and_then(|content_result| self.apply_content(content_result))
                 .map_err(|error| self.fail(error)),
         )
     }
@@ -559,8 +560,8 @@ impl<IO: Transport> AsyncRead for KernelStream<IO> {
             let received = ready!(this.poll_receive(cx, buf));
             if this.owes_update || this.saying.is_some() {
                 // Best effort: content that is not sent now goes with the next write or flush.
-                let said = this.poll_send_pending(cx);
-                if let (Ok(()), Poll::Ready(Err(e))) = (&received, said) {
+                let sent = this.poll_send_pending(cx);
+                if let (Ok(()), Poll::Ready(Err(e))) = (&received, sent) {
                     return Poll::Ready(Err(e));
                 }
             }

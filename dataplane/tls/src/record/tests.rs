@@ -408,7 +408,7 @@ fn data_and_length_cases() -> Vec<RecordCase> {
             Err("truncated"),
         ),
         (
-            "what nobody sealed",
+            "bytes that were never sealed",
             vec![record(23, 100, 7)],
             Err("bad_record"),
         ),

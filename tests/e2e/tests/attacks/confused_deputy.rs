@@ -101,7 +101,7 @@ pub(crate) fn attacks() -> Vec<Attack> {
             "filters: [{type: URLRewrite, urlRewrite: {hostname: secret.default.svc.cluster.local}}]\n    backendRefs: [{name: web-open, port: 80}]",
         ),
         routed(
-            "a route that says to be alpha",
+            "a route that claims to be alpha's",
             "",
             "filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: canal-source, value: \"spiffe://alpha.example/ns/default/sa/client\"}]}}]\n    \
              backendRefs: [{name: secret, port: 80}]",
@@ -228,7 +228,7 @@ fn objects() -> Vec<Attack> {
         ),
     ];
     all.push(Attack::new(
-        "a federation that alpha does not want",
+        "a federation that alpha has not declared",
         |s| {
             let federation = "apiVersion: canal.mesh/v1\nkind: Federation\nmetadata: {name: alpha, namespace: default}\n\
                               spec: {tenant: alpha, trustDomain: alpha.example}\n";

@@ -194,7 +194,7 @@ fn subscriptions_of_others() -> Vec<Attack> {
             },
         ),
         Attack::new(
-            "a token that nobody has",
+            "an unknown token",
             |s| {
                 receives(
                     s,
@@ -270,7 +270,7 @@ fn foreign_certificates() -> Vec<Attack> {
             "reason=\"not_on_node\"",
         ),
         asks(
-            "a certificate of nobody's",
+            "a certificate of an unknown identity",
             "beta-n1",
             "spiffe://beta.example/ns/default/sa/nobody",
             "reason=\"not_on_node\"",

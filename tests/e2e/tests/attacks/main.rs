@@ -124,7 +124,7 @@ fn the_control_plane_serves_each_its_own() {
 
 /// Runs the attacks with the virtual switch open.
 #[test]
-fn the_mesh_refuses_what_a_switch_would_stop() {
+fn the_mesh_refuses_the_packets_that_a_switch_would_drop() {
     run("open");
 }
 

@@ -362,7 +362,7 @@ fn streams() -> Vec<Attack> {
             [("x-a", "b")].into_iter().chain(good).collect(),
         ),
         intruder(
-            "HTTP/2: a pseudo field that is none",
+            "HTTP/2: an unknown pseudo field",
             with((":tenant", "alpha")),
         ),
         intruder(

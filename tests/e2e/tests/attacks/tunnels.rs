@@ -422,7 +422,7 @@ fn claimed_sources() -> Vec<Attack> {
 fn bypasses() -> Vec<Attack> {
     vec![
         Attack::new(
-            "past the gateway, where only it can judge",
+            "past the gateway, where only the gateway can authorize",
             |s| {
                 to_node(
                     s,
@@ -440,7 +440,7 @@ fn bypasses() -> Vec<Attack> {
             &["reason=\"undecided\""],
         ),
         Attack::new(
-            "plaintext past everybody, to a pod that wants mTLS",
+            "plaintext past all proxies, to a pod that requires mTLS",
             |s| {
                 s.served(
                     "alpha/default/bare-0",

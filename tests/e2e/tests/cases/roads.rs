@@ -134,7 +134,7 @@ pub(crate) fn start_servers(mesh: &Mesh) -> Vec<Child> {
             .expect("the server was started with pipes");
         BufReader::new(out)
             .read_line(&mut line)
-            .expect("the server says that it serves");
+            .expect("the server reports that it serves");
         assert_eq!(
             line.trim(),
             "serving",

@@ -220,7 +220,7 @@ pub(super) fn fill(setup: &ExhaustionWorld) -> u64 {
     let answer = setup
         .operator()
         .apply("alpha", &services())
-        .expect("alpha's operator is heard");
+        .expect("alpha's operator gets answers");
     assert!(answer.accepted, "{:?}", answer.diagnostics);
     let mut objects = 0;
     for step in &STEPS {

@@ -145,7 +145,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
         open_connections("TLS to the controller and no request", 300, || {
             Hold::Tls(None)
         }),
-        calls("calls with a token that nobody has", 20, 4, |setup| {
+        calls("calls with an unknown token", 20, 4, |setup| {
             let stranger = Caller::with_token(&setup.mesh.world, ALPHA_NODE, &"0".repeat(64));
             // The call is expected to be refused.
             let _ = stranger.get("alpha");
@@ -161,30 +161,17 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
                 let _ = node(setup).certificate(COMPONENT, &request(&[COMPONENT]), None);
             },
         ),
-        calls(
-            "subscriptions to long names that nobody has",
-            2,
-            2,
-            |setup| {
-                let names: Vec<String> = (0..300)
-                    .map(|n| format!("alpha/default/{n}-{}", "n".repeat(60_000)))
-                    .collect();
-                let names: Vec<&str> = names.iter().map(String::as_str).collect();
-                let _ = node(setup).subscribe(
-                    "node~alpha-n1",
-                    ResourceKind::Service.type_url(),
-                    &names,
-                );
-            },
-        ),
-        calls(
-            "subscriptions to types that nobody has",
-            2,
-            4,
-            move |setup| {
-                let _ = node(setup).subscribe("node~alpha-n1", unknown, &[]);
-            },
-        ),
+        calls("subscriptions to long unknown names", 2, 2, |setup| {
+            let names: Vec<String> = (0..300)
+                .map(|n| format!("alpha/default/{n}-{}", "n".repeat(60_000)))
+                .collect();
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            let _ =
+                node(setup).subscribe("node~alpha-n1", ResourceKind::Service.type_url(), &names);
+        }),
+        calls("subscriptions to unknown types", 2, 4, move |setup| {
+            let _ = node(setup).subscribe("node~alpha-n1", unknown, &[]);
+        }),
         calls("objects with large annotations", 1, 2, |setup| {
             let _ = setup.operator().apply("alpha", &padded(12, 500_000));
         })
@@ -205,9 +192,14 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
             },
         )
         .restored_by(remove),
-        calls("small changes as fast as they are taken", 5, 4, |setup| {
-            let _ = setup.operator().apply("alpha", &padded(1, 10));
-        })
+        calls(
+            "small changes as fast as they are accepted",
+            5,
+            4,
+            |setup| {
+                let _ = setup.operator().apply("alpha", &padded(1, 10));
+            },
+        )
         .restored_by(remove),
     ]
 }

@@ -95,7 +95,10 @@ impl ExhaustionWorld {
 
     /// Reads the memory of every process. Returns the processes that exceed their maximum.
     pub(super) fn memory_complaint(&self) -> Option<String> {
-        let mut peaks = self.peaks.lock().expect("nobody panics in there");
+        let mut peaks = self
+            .peaks
+            .lock()
+            .expect("no thread panicked while holding the lock");
         let mut over = None;
         for host in self.mesh.world.hosts().unwrap_or_default() {
             let Some((_, max)) = MEMORY_MAX_MIB
@@ -145,7 +148,12 @@ impl ExhaustionWorld {
     /// Returns the largest observed memory, one line per process.
     pub(super) fn memory(&self) -> String {
         let mut text = String::from("most memory held, MiB:");
-        for (name, (_, mib)) in self.peaks.lock().expect("nobody panics in there").iter() {
+        for (name, (_, mib)) in self
+            .peaks
+            .lock()
+            .expect("no thread panicked while holding the lock")
+            .iter()
+        {
             // Writing to a `String` cannot fail.
             let _ = write!(text, " {name} {mib}");
         }

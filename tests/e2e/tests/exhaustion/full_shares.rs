@@ -61,14 +61,14 @@ fn deny(setup: &ExhaustionWorld) -> Duration {
     let ordered = Instant::now();
     let answer = operator
         .apply("beta", policy)
-        .expect("beta's operator is heard");
+        .expect("beta's operator gets answers");
     assert!(answer.accepted, "{:?}", answer.diagnostics);
     until_code(setup, "beta's DENY is in force", 403);
     let took = ordered.elapsed();
     operator
         .delete("beta", "AuthorizationPolicy", "closed")
-        .expect("beta's operator is heard");
-    until_code(setup, "beta's DENY is gone", 200);
+        .expect("beta's operator gets answers");
+    until_code(setup, "beta's DENY was removed", 200);
     took
 }
 
@@ -82,7 +82,7 @@ fn revoke(setup: &ExhaustionWorld) -> Duration {
     setup
         .provider()
         .revoke("beta", "spiffe://beta.example/ns/default/sa/intruder")
-        .expect("the provider is heard");
+        .expect("the provider gets answers");
     until(deadline(SOON), "the intruder is refused", || {
         beta_code(setup, BETA_INTRUDER, &["--max-time", "1"]) != 200
     });
@@ -102,7 +102,7 @@ fn churn(setup: &ExhaustionWorld, goes_on: &AtomicBool) -> u64 {
         let answer = setup
             .operator()
             .apply("alpha", &objects)
-            .expect("alpha's operator is heard");
+            .expect("alpha's operator gets answers");
         assert!(answer.accepted, "{:?}", answer.diagnostics);
         changes += 1;
     }
@@ -168,7 +168,7 @@ fn until_nothing_is_used(setup: &ExhaustionWorld, tenant: &str) {
 /// A tenant at every share of its configuration does not delay the orders of another. When it is
 /// deleted, its shares and the memory are free again.
 #[test]
-fn one_tenant_at_every_share_delays_no_other_and_leaves_nothing_when_deleted() {
+fn one_tenant_at_every_share_delays_no_other_and_is_deleted_completely() {
     let setup = setup();
     let before = residents(setup);
     fill(setup);

@@ -93,7 +93,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
             },
         )
     };
-    cases.push(streams("tunnels that say nothing", 20, 100, 0));
+    cases.push(streams("silent tunnels", 20, 100, 0));
     cases.push(streams("tunnels with half a request", 20, 100, 20));
     cases.push(streams("tunnels whose windows are full", 20, 50, 4 << 20));
     cases.push(streams(

@@ -166,7 +166,7 @@ fn configuration_cases() -> Vec<LimitCase> {
             refusals: |mesh| full(mesh, "controller", "configuration_bytes"),
         },
         LimitCase {
-            name: "resources that the compiler makes of a tenant's objects",
+            name: "resources that are compiled from a tenant's objects",
             share: Some(ShareKind::CompiledResources),
             // The change is expected to be refused as a whole.
             attack: |setup| drop(setup.operator().apply("alpha", &short_rules(3, 1_000))),

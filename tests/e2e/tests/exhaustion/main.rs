@@ -149,17 +149,17 @@ fn requests_and_packets_of_one_tenant_leave_the_gateway_to_others() {
 }
 
 #[test]
-fn one_tenants_configuration_at_all_its_shares_leaves_the_memory_to_others() {
+fn one_tenants_configuration_at_its_shares_leaves_memory_for_others() {
     run("configuration");
 }
 
 #[test]
-fn one_tenants_tokens_and_objects_leave_the_controller_to_others() {
+fn one_tenants_tokens_and_objects_do_not_block_the_controller() {
     run("control");
 }
 
 #[test]
-fn one_tenants_requesters_leave_the_key_server_to_others() {
+fn one_tenants_requesters_do_not_block_the_key_server() {
     run("keys");
 }
 

@@ -101,7 +101,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
             let header = format!("x-large: {}", "x".repeat(20_000));
             load(setup, lasts, 32, "/blob?size=10", &["-H", &header])
         }),
-        flood("paths that nobody serves", 100, 32, "/no/such/path", &[]),
+        flood("paths that no server has", 100, 32, "/no/such/path", &[]),
         ExhaustionCase::new(
             "half a request head on each captured connection",
             100,

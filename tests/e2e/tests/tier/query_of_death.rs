@@ -1,5 +1,5 @@
 //! A request that crashes each replica that it reaches, and the losses of the services beside it.
-//! The test is `a_query_of_death_takes_down_one_service_only` of [`super`].
+//! The test is `a_request_that_crashes_replicas_affects_one_service_only` of [`super`].
 
 use super::*;
 

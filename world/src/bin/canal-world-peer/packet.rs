@@ -194,7 +194,7 @@ mod tests {
 
     /// The test is that of a receiver: the sum over everything, including the checksum, is zero.
     #[test]
-    fn checksums_hold_where_they_arrive() {
+    fn forwarded_packets_have_valid_checksums() {
         let pairs = [
             ("10.1.1.2:4711", "10.1.200.1:80"),
             ("[fd00:1::1:2]:4711", "[fd00:1:0:c:2000::1]:80"),

@@ -87,7 +87,7 @@ pub(crate) fn udp_round_trips(to: SocketAddr, count: usize, bytes: usize) -> std
         if got[..count] == sent {
             Ok(())
         } else {
-            Err(std::io::Error::other("the datagram came back changed"))
+            Err(std::io::Error::other("the returned datagram differs"))
         }
     })
 }
@@ -144,7 +144,9 @@ pub(crate) fn digest(to: SocketAddr, bytes: usize) -> std::io::Result<()> {
     let mut expected = Sha256::new();
     expected.update(&sent);
     if got != hex(expected) {
-        return Err(std::io::Error::other("what arrived is not what was sent"));
+        return Err(std::io::Error::other(
+            "the received bytes differ from the sent bytes",
+        ));
     }
     println!("{:.0}", bytes as f64 * 8.0 / took.as_secs_f64());
     Ok(())

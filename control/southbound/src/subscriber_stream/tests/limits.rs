@@ -35,7 +35,7 @@ fn names_are_bounded_in_bytes_each_and_together() {
     assert_eq!(
         (s.progress().resources, s.take_names_out_of_scope()),
         (0, 1),
-        "nothing has so long a name: it is dropped"
+        "no resource has such a long name, so it is dropped"
     );
     // Each request has 1,000 names of 1 KiB, charged 1,280 bytes each: far fewer than may be named,
     // and the stream ends at 64 MiB.
@@ -113,7 +113,7 @@ fn subscribe_holding(
 /// N1 and N1b: many more resources than one stream may name, and than one request can list, are
 /// removed, and the stream goes on.
 #[test]
-fn a_providers_data_plane_is_never_refused_for_what_it_holds() {
+fn a_providers_data_plane_is_never_refused_for_its_held_names() {
     let mut w = StreamWorld::default();
     w.set("alpha", &shop(&["a"]));
     let limits = SessionLimits {
@@ -138,7 +138,7 @@ fn a_providers_data_plane_is_never_refused_for_what_it_holds() {
         s.held_resources
             .owners()
             .all(|owner| *owner == Some(tenant("alpha"))),
-        "nothing is left of a tenant that is gone"
+        "nothing is left of a removed tenant"
     );
     // A part that comes after the first batch counts too.
     s.handle_request(
@@ -177,7 +177,7 @@ fn a_tenants_listed_names_are_charged_until_they_are_forgotten() {
     assert_eq!(
         (refused.reason(), s.held_resources.count(), s.name_bytes()),
         ("name_bytes", 0, 0),
-        "nothing of a refused request is kept"
+        "no name of a refused request is stored"
     );
 }
 

@@ -76,7 +76,7 @@ fn check(w: &StreamWorld, principal: Principal, program: &[Resource]) -> usize {
 }
 
 #[test]
-fn streams_send_the_programs_that_goldens_judge() {
+fn streams_send_the_same_programs_as_the_goldens() {
     let az: AzName = "az1".parse().unwrap();
     let replica: ReplicaName = "gw-all".parse().unwrap();
     let alpha = tenant("alpha");

@@ -84,7 +84,7 @@ fn refused_policies_of_one_tenant_leave_anothers_in_force() {
             assert!(
                 c.resources
                     .contains_key(&(ResourceKind::Authorization, "alpha/shop/a0".into())),
-                "what is not named was taken"
+                "unnamed resources were accepted"
             );
             assert_eq!(p.refusals[&Some(tenant("alpha"))].count, 300);
         }
@@ -239,7 +239,7 @@ fn one_refused_resource_does_not_hold_up_the_others() {
 }
 
 #[test]
-fn a_refused_change_that_is_taken_back_is_no_longer_owed() {
+fn a_reverted_change_that_was_refused_is_not_sent_again() {
     let mut w = StreamWorld::default();
     let good = shop(&["a"]);
     w.set("alpha", &good);
@@ -252,7 +252,7 @@ fn a_refused_change_that_is_taken_back_is_no_longer_owed() {
     assert_eq!(c.settle(&w).len(), 1);
     assert!(!c.is_converged());
     w.set("alpha", &good);
-    assert_eq!(c.settle(&w), [""; 0], "it holds the good one still");
+    assert_eq!(c.settle(&w), [""; 0], "it still has the valid version");
     assert!(c.is_converged());
 }
 

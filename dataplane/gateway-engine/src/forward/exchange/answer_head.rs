@@ -58,7 +58,7 @@ impl Exchange<'_> {
     fn admit_interim(&mut self, status: u16, bytes: usize) -> Result<bool, ProxyError> {
         let repeated = self.record.interim.count(bytes, status == 100)?;
         // HTTP/1.0 has no interim responses.
-        Ok(!repeated && self.ask.spoken != ClientProtocol::Http10)
+        Ok(!repeated && self.ask.client_protocol != ClientProtocol::Http10)
     }
 
     fn poll_head_1(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
@@ -180,7 +180,7 @@ impl Exchange<'_> {
         let (status, framing) = (view.status(), view.framing());
         *keeps = view.keep_alive() && !*has_stray_body;
         self.upgrade = view.is_tunnel();
-        let to = heads::framing_to_1(framing, self.ask.spoken);
+        let to = heads::framing_to_1(framing, self.ask.client_protocol);
         let edits = heads::response_edits(self.response_headers);
         match &mut self.front {
             DownstreamSide::Http1(client) => {
@@ -195,7 +195,7 @@ impl Exchange<'_> {
                     persistence: if self.upgrade {
                         Default::default()
                     } else {
-                        self.ask.spoken.persistence(keep)
+                        self.ask.client_protocol.persistence(keep)
                     },
                     upgrade: view.upgrade(),
                     ..ForwardOptions::default()
@@ -324,7 +324,7 @@ impl Exchange<'_> {
                 let outgoing = ForwardOptions {
                     edits: &edits,
                     framing,
-                    persistence: self.ask.spoken.persistence(keep),
+                    persistence: self.ask.client_protocol.persistence(keep),
                     ..ForwardOptions::default()
                 };
                 let into = client.wire.outbox.head();

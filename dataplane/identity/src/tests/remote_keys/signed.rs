@@ -347,7 +347,7 @@ async fn certificates_and_signatures_are_of_one_key() {
     assert_eq!(
         rig.near.request_count(),
         asked,
-        "who gave the certificates is asked first"
+        "the server that returned the certificates is tried first"
     );
     let other_key = || rig.metric("canal_keys_refused_total{server=\"ks1\",reason=\"other_key\"}");
     let refused = |e: TlsError| {

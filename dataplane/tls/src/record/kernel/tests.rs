@@ -37,14 +37,14 @@ const INSIDE: [(&str, KernelCaseFn); 15] = [
         || Box::pin(spent_keys()),
     ),
     (
-        "a connection says when its keys' time is nearly over",
+        "a connection reports that its keys are nearly at their limit",
         || Box::pin(rotate_hints()),
     ),
     ("a writer after a bad record gets the error as well", || {
         Box::pin(writer_first())
     }),
     (
-        "what came early is read first, or is not the kernel's",
+        "early bytes are read first, or are not passed to the kernel",
         || Box::pin(early()),
     ),
     ("a full transport loses nothing at the end", || {
@@ -57,9 +57,10 @@ const INSIDE: [(&str, KernelCaseFn); 15] = [
     ("small reads, with a ticket in between", || {
         Box::pin(small_reads())
     }),
-    ("a connection that the kernel refuses goes on here", || {
-        Box::pin(refused())
-    }),
+    (
+        "a connection that the kernel refuses continues in this process",
+        || Box::pin(refused()),
+    ),
 ];
 
 const WITHOUT_CIPHER: &str = "a kernel that lacks the cipher changes nothing";
@@ -397,7 +398,7 @@ async fn without_cipher() {
     };
     let (near, far) = tcp_pair().await;
     let KtlsHandover::Not(io, why) = hand_over(near, &secrets, &[]).unwrap() else {
-        panic!("the kernel took it")
+        panic!("the kernel accepted it")
     };
     assert_eq!(why, "refused");
     converse(
@@ -588,7 +589,7 @@ async fn refused() {
         server: &server,
     };
     let KtlsHandover::Not(io, why) = hand_over(near, &secrets, &[]).unwrap() else {
-        panic!("the kernel took it")
+        panic!("the kernel accepted it")
     };
     assert_eq!(why, "refused");
     let mut ours = RecordStream::new(io, &secrets, &[]).unwrap();

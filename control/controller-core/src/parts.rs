@@ -1,4 +1,4 @@
-//! Opens the store and the CA, and builds the parts of the controller (rooms) on them. Only this
+//! Opens the store and the CA, and builds the parts of the controller on them. Only this
 //! crate knows all parts; each gets the handles that it needs. No task is started here. Start at
 //! [`RoomHandles::build`].
 
@@ -25,7 +25,7 @@ const TLS_ROOTS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 /// The handles of all parts of the controller. Each part gets only those that it needs.
 #[derive(Clone)]
-pub(crate) struct RoomHandles {
+pub(crate) struct ControllerParts {
     pub(crate) catalog: watch::Receiver<Arc<Catalog>>,
     pub(crate) clients: Authenticator,
     pub(crate) store: Arc<Store>,
@@ -113,7 +113,7 @@ impl OpenedFiles {
     }
 }
 
-impl RoomHandles {
+impl ControllerParts {
     /// Builds the parts of the controller. `catalog` and `principals` change while it runs.
     ///
     /// # Errors
@@ -156,7 +156,7 @@ impl RoomHandles {
             metrics: metrics.clone(),
             stopping: stopping.clone(),
         };
-        let rooms = Self {
+        let parts = Self {
             catalog,
             clients,
             trust: Arc::new(trust),
@@ -175,6 +175,6 @@ impl RoomHandles {
             metrics,
             stopping,
         };
-        Ok((rooms, preparer))
+        Ok((parts, preparer))
     }
 }
