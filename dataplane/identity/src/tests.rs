@@ -551,7 +551,7 @@ fn unusable_material_is_refused_with_its_reason() {
         (
             "no identity",
             Certificate::from_pem(&none.key, &none.chain, &root),
-            "it holds []",
+            "it has []",
         ),
     ];
     for (name, got, text) in cases {
