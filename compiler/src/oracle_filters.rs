@@ -22,8 +22,8 @@ pub struct ForwardedRequest {
     pub host: String,
     /// The path with its query.
     pub target: String,
-    /// Headers; as the endpoint receives them, sorted by name, which is in lower case. The values of
-    /// one header are in the order sent.
+    /// Headers; as the endpoint receives them, sorted by name, which is in lower case. The values
+    /// of one header are in the order sent.
     pub headers: Vec<(String, String)>,
 }
 

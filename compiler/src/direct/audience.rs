@@ -67,8 +67,8 @@ impl<'a> Audiences<'a> {
         }
     }
 
-    /// Returns the nodes that receive the endpoint of `workload`. `access_paths` are the workload's own
-    /// ports, each reached through a service or by the workload's address.
+    /// Returns the nodes that receive the endpoint of `workload`. `access_paths` are the workload's
+    /// own ports, each reached through a service or by the workload's address.
     ///
     /// After [`DIRECT_EVALUATIONS_PER_TENANT_MAX`] evaluations no node receives the remaining
     /// endpoints, so gateways carry their connections.

@@ -278,8 +278,8 @@ fn attach(
     }
 }
 
-/// Returns whether a fault concerns one parent and leaves it in the list. A parent without a name is
-/// not in it, so that the indexes of those behind it differ from the written ones.
+/// Returns whether a fault concerns one parent and leaves it in the list. A parent without a name
+/// is not in it, so that the indexes of those behind it differ from the written ones.
 fn is_within_parent(field: &str) -> bool {
     field.starts_with("spec.parentRefs[") && !field.ends_with(']') && !field.ends_with("].name")
 }

@@ -1,8 +1,8 @@
-//! Resolves EndpointSlices and Endpoints: the pods that serve Services without a selector. A Service
-//! with a selector is served by the pods that it selects alone.
+//! Resolves EndpointSlices and Endpoints: the pods that serve Services without a selector. A
+//! Service with a selector is served by the pods that it selects alone.
 //!
-//! An endpoint is an address of a pod in the object's own namespace: only pods have an identity, and
-//! whoever writes objects in one namespace must not reach pods of another one past its
+//! An endpoint is an address of a pod in the object's own namespace: only pods have an identity,
+//! and whoever writes objects in one namespace must not reach pods of another one past its
 //! ReferenceGrants.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

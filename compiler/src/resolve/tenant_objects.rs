@@ -156,8 +156,8 @@ impl<'a> TenantObjects<'a> {
 }
 
 /// Returns the rank of a kind; kinds with the highest rank are left out first if there are too many
-/// objects. Before those without an effect come pods, before them services. Leaving out a policy, a route or a throttle would
-/// open what it restricts.
+/// objects. Before those without an effect come pods, before them services. Leaving out a policy, a
+/// route or a throttle would open what it restricts.
 fn rank(kind: ObjectKind) -> u8 {
     match kind {
         ObjectKind::Tenant => 0,

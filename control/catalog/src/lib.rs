@@ -329,9 +329,9 @@ impl TenantCatalog {
         (!touches.is_empty()).then(|| self.touched(touches, generation))
     }
 
-    /// Adds the differences between this state's resources of `kind` and the desired list `declared`.
-    /// The closures return an item's name, whether an item equals a resource, and the item as a
-    /// resource.
+    /// Adds the differences between this state's resources of `kind` and the desired list
+    /// `declared`. The closures return an item's name, whether an item equals a resource, and the
+    /// item as a resource.
     fn touch<T>(
         &self,
         kind: ResourceKind,

@@ -213,8 +213,8 @@ impl Controller {
 
 type Task = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Returns the background tasks that need only [`ControllerParts`], and the queue of commands to the
-/// writer.
+/// Returns the background tasks that need only [`ControllerParts`], and the queue of commands to
+/// the writer.
 fn own_work(parts: &ControllerParts, commands: mpsc::Sender<WriterCommand>) -> Vec<Task> {
     let maintenance = MaintenanceContext {
         trust: parts.trust.clone(),

@@ -819,18 +819,20 @@ mod tests {
             ("HTTPRoute spec.rules[].timeouts {request: 1s}", true),
             ("HTTPRoute spec.rules[].retry {attempts: 2}", true),
             ("HTTPRoute spec.rules[].sessionPersistence {}", true),
+            ("HTTPRoute spec.rules[].filters[].requestMirror {}", true),
             (
-                "HTTPRoute spec.rules[].filters [{type: RequestMirror}]",
+                "HTTPRoute spec.rules[].backendRefs[].filters [{type: RequestMirror}, {type: CORS}]",
+                false,
+            ),
+            (
+                "HTTPRoute spec.rules[].backendRefs[].filters [{type: RequestMirror}]",
                 true,
             ),
             (
-                "HTTPRoute spec.rules[].filters [{type: RequestMirror}, {type: CORS}]",
+                "HTTPRoute spec.rules[].backendRefs[].filters {type: RequestMirror}",
                 false,
             ),
-            (
-                "HTTPRoute spec.rules[].filters {type: RequestMirror}",
-                false,
-            ),
+            ("HTTPRoute spec.rules[].filters[].cors {}", false),
             (
                 "HTTPRoute spec.rules[].backendRefs[].filters [{type: CORS}]",
                 false,
@@ -847,7 +849,7 @@ mod tests {
                 false,
             ),
             ("VirtualService spec.http[].fault x", false),
-            ("VirtualService spec.http[].headers {}", false),
+            ("VirtualService spec.http[].corsPolicy {}", false),
             (
                 "VirtualService spec.http[].match[].sourceLabels {a: b}",
                 false,

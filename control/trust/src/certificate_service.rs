@@ -125,8 +125,8 @@ pub(crate) enum CertificateGrant {
     },
 }
 
-/// Decides whether `principal` may have the identity `requested`, with the host names of `service` if
-/// one is given.
+/// Decides whether `principal` may have the identity `requested`, with the host names of `service`
+/// if one is given.
 pub(crate) fn decide_grant(
     catalog: &Catalog,
     principal: &Principal,

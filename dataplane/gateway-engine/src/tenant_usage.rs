@@ -175,9 +175,9 @@ impl WorkerLimits {
     }
 }
 
-/// Decides whether a tenant that has `of_tenant` of a worker's `used` requests in flight may have one
-/// more. Requests are not revoked, so tenants that use their full shares would block all others.
-/// The threshold of [`decide_free_needed`] prevents that.
+/// Decides whether a tenant that has `of_tenant` of a worker's `used` requests in flight may have
+/// one more. Requests are not revoked, so tenants that use their full shares would block all
+/// others. The threshold of [`decide_free_needed`] prevents that.
 fn decide_request(of_tenant: u64, tenant_max: u64, used: u64, max: u64) -> Result<(), ProxyError> {
     let free = max.saturating_sub(used);
     let has_others = used > of_tenant;

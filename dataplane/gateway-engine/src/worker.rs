@@ -216,7 +216,8 @@ impl Worker {
                     .body_bytes
                     .div_ceil(count.max(1) as u64),
             ),
-            // Each worker starts elsewhere, so that workers do not choose the same endpoints in step.
+            // Each worker starts elsewhere, so that workers do not choose the same endpoints in
+            // step.
             random: Cell::new(rand::random::<u64>()),
             scratch: RefCell::default(),
             h1_limits: canal_h1::MessageLimits {

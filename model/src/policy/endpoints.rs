@@ -58,8 +58,8 @@ pub struct SlicePort {
     pub protocol: Transport,
 }
 
-/// An object of kind Endpoints (`v1`), which is the older form of EndpointSlice. Its name is that of
-/// its Service.
+/// An object of kind Endpoints (`v1`), which is the older form of EndpointSlice. Its name is that
+/// of its Service.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Endpoints {
     pub metadata: Metadata,

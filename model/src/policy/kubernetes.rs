@@ -191,7 +191,8 @@ impl TryFrom<String> for ClusterIp {
     }
 }
 
-/// Session affinity: binds a client's connections to one endpoint. It is read, and not acted on yet.
+/// Session affinity: binds a client's connections to one endpoint. It is read, and not acted on
+/// yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub enum SessionAffinity {
     #[default]

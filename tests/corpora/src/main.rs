@@ -1,6 +1,6 @@
 //! `canal-corpora`: reads the YAML that other projects publish as examples and tests, and counts
-//! the documents that Canal loads as they are written. The objects of one file are compiled together
-//! in a tenant. It sends no traffic and judges no answers. Start at [`judge::judge_file`].
+//! the documents that Canal loads as they are written. The objects of one file are compiled
+//! together in a tenant. It sends no traffic and judges no answers. Start at [`judge::judge_file`].
 
 #![forbid(unsafe_code)]
 
