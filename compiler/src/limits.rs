@@ -55,6 +55,10 @@ pub const FEDERATIONS_PER_TENANT_MAX: usize = 64;
 pub const KEY_SERVERS_PER_TENANT_MAX: usize = 64;
 /// Maximum number of ports of one service.
 pub const PORTS_PER_SERVICE_MAX: usize = 256;
+/// Maximum number of addresses of one EndpointSlice or Endpoints (as in Kubernetes).
+pub const ENDPOINT_ADDRESSES_MAX: usize = 1000;
+/// Maximum number of ports of one EndpointSlice or Endpoints (as in Kubernetes).
+pub const ENDPOINT_PORTS_MAX: usize = 100;
 /// Maximum length of a path, header value or other text that is compared with a request, in bytes.
 pub const TEXT_BYTES_MAX: usize = 4096;
 /// Maximum length of a regular expression, in bytes.

@@ -94,8 +94,10 @@ pub fn forwarded(ir: &Ir, request: &OracleRequest) -> Option<ForwardedRequest> {
         target: request.target.clone(),
         headers: request.headers.clone(),
     };
-    matches!(rule.action, RouteAction::Split(_))
-        .then(|| oracle_filters::forwarded(rule.filters.as_deref(), &http.path, sent))
+    let RouteAction::Split(_) = rule.action else {
+        return None;
+    };
+    oracle_filters::forwarded(rule.filters.as_deref(), &http.path, sent)
 }
 
 /// Returns the rule that decides about the request, and the match of it that holds.

@@ -8,6 +8,7 @@
 //!   ([`crate::oracle_authorization::routing_path`]); the query stays as it was sent.
 //! - Gateway API (HTTPPathModifier): the elements of the prefix are replaced; a slash at the end of
 //!   the prefix or of the replacement has no meaning. Istio: the text of the prefix is replaced.
+//! - A path that gets a dot segment by its rewrite is not forwarded.
 //! - A match without a prefix (exact, regular expression) has its whole path replaced.
 
 use canal_model::program::PathMatch;
@@ -27,12 +28,13 @@ pub struct ForwardedRequest {
     pub headers: Vec<(String, String)>,
 }
 
-/// Returns the request that the endpoint receives after a match on `matched`.
+/// Returns the request that the endpoint receives after a match on `matched`; `None` if the
+/// rewritten path has a dot segment, so that the gateway answers 400.
 pub fn forwarded(
     filters: Option<&RouteFilters>,
     matched: &PathMatch,
     sent: ForwardedRequest,
-) -> ForwardedRequest {
+) -> Option<ForwardedRequest> {
     let ForwardedRequest {
         mut host,
         mut target,
@@ -58,14 +60,21 @@ pub fn forwarded(
         }
         if let Some(rewrite) = &filters.rewrite.path {
             target = rewritten_target(rewrite, matched, &target);
+            let path = target.split('?').next().unwrap_or_default();
+            if path
+                .split(['/', ';'])
+                .any(|part| part == "." || part == "..")
+            {
+                return None;
+            }
         }
     }
     headers.sort_by(|a, b| a.0.cmp(&b.0));
-    ForwardedRequest {
+    Some(ForwardedRequest {
         host,
         target,
         headers,
-    }
+    })
 }
 
 fn rewritten_target(rewrite: &PathRewrite, matched: &PathMatch, target: &str) -> String {

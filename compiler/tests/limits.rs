@@ -306,6 +306,64 @@ fn weights() {
     );
 }
 
+/// A slice beyond a limit has no effect; the Service's pods get no endpoint from it.
+#[test]
+fn addresses_and_ports_of_an_endpoint_slice() {
+    let yaml = |addresses: usize, ports: usize| {
+        let endpoints = "{addresses: [10.1.0.1]}, ".repeat(addresses);
+        let ports: String = (1..=ports)
+            .map(|port| format!("{{name: http, port: {port}}}, "))
+            .collect();
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: manual}}\n\
+             spec: {{clusterIP: 10.96.0.2, ports: [{{name: http, port: 80}}]}}\n---\n\
+             apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec: {{nodeName: n}}\n\
+             status: {{podIP: 10.1.0.1, conditions: [{{type: Ready, status: \"True\"}}]}}\n---\n\
+             apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+             metadata: {{name: manual-1, labels: {{kubernetes.io/service-name: manual}}}}\n\
+             addressType: IPv4\nendpoints: [{endpoints}]\nports: [{ports}]\n"
+        )
+    };
+    let endpoints = |output: &CompileOutput| {
+        let workloads = output
+            .resources
+            .iter()
+            .filter_map(|resource| match resource {
+                Resource::Workload(workload) => Some(workload.endpoints.len()),
+                _ => None,
+            });
+        workloads.sum::<usize>()
+    };
+    let fine = output(&yaml(ENDPOINT_ADDRESSES_MAX, ENDPOINT_PORTS_MAX));
+    assert_eq!(endpoints(&fine), ENDPOINT_PORTS_MAX);
+    for (addresses, ports) in [(ENDPOINT_ADDRESSES_MAX + 1, 1), (1, ENDPOINT_PORTS_MAX + 1)] {
+        let beyond = output(&yaml(addresses, ports));
+        let problems: Vec<_> = beyond.diagnostics.iter().map(|d| &d.problem).collect();
+        assert!(
+            problems
+                .iter()
+                .any(|problem| problem.contains("and may have")),
+            "{problems:?}"
+        );
+        assert_eq!(endpoints(&beyond), 0);
+    }
+}
+
+#[test]
+fn headers_that_a_filter_changes() {
+    check(
+        HEADER_CHANGES_PER_RULE_MAX,
+        "changes more than 64 headers",
+        |count| {
+            let names: String = (0..count).map(|n| format!("x-{n}, ")).collect();
+            route(&format!(
+                "  rules: [{{filters: [{{type: RequestHeaderModifier, requestHeaderModifier: {{remove: [{names}]}}}}], \
+                 backendRefs: [{{name: web, port: 80}}]}}]"
+            ))
+        },
+    );
+}
+
 #[test]
 fn ports_of_a_service() {
     let service = |count: usize| {

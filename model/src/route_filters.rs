@@ -6,13 +6,16 @@
 
 /// Headers that the gateway sets itself, or that frame a message or manage a connection. No route,
 /// policy or authorizer changes them in a request.
-pub const PROTECTED_REQUEST_HEADERS: [&str; 15] = [
+pub const PROTECTED_REQUEST_HEADERS: [&str; 18] = [
     "host",
     "connection",
     "content-length",
     "expect",
     "http2-settings",
     "keep-alive",
+    "proxy-authenticate",
+    "proxy-authentication-info",
+    "proxy-authorization",
     "proxy-connection",
     "te",
     "trailer",
@@ -25,10 +28,15 @@ pub const PROTECTED_REQUEST_HEADERS: [&str; 15] = [
 ];
 
 /// Headers that frame a response or manage its connection. No route changes them.
-pub const PROTECTED_RESPONSE_HEADERS: [&str; 8] = [
+pub const PROTECTED_RESPONSE_HEADERS: [&str; 13] = [
     "connection",
     "content-length",
+    "host",
+    "http2-settings",
     "keep-alive",
+    "proxy-authenticate",
+    "proxy-authentication-info",
+    "proxy-authorization",
     "proxy-connection",
     "te",
     "trailer",

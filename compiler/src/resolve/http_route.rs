@@ -256,6 +256,7 @@ fn attach(
         };
         let filters = route_filters::of_http_route(&rule.filters, &rule.matches, &mut reading);
         let (matches, action) = checked(route, at, rule, to, &mut reading);
+        let action = route_filters::guard(filters.as_deref(), action, &mut reading);
         for (parent, fault) in parents {
             let refusal = fault.clone().map(|reason| RouteAction::Refuse {
                 status: STATUS_BROKEN,

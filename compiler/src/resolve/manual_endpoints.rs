@@ -17,6 +17,7 @@ use canal_model::program::{EndpointPort, Service, Workload};
 use super::tenant_objects::{Sourced, TenantObjects};
 use super::workload::EndpointLists;
 use crate::diagnostic_collector::DiagnosticCollector;
+use crate::limits::{ENDPOINT_ADDRESSES_MAX, ENDPOINT_PORTS_MAX, PORTS_PER_SERVICE_MAX};
 
 /// The endpoints of each Service as objects write them.
 type ByService<'a> = BTreeMap<ServiceKey, Vec<(&'a Document, WrittenEndpoints<'a>)>>;
@@ -136,6 +137,18 @@ fn add(
 ) {
     let mut seen = BTreeSet::new();
     for (document, written) in own {
+        let (addresses, ports) = (written.addresses.len(), written.ports.len());
+        if addresses > ENDPOINT_ADDRESSES_MAX || ports > ENDPOINT_PORTS_MAX {
+            let problem = format!(
+                "the object has {addresses} addresses and {ports} ports, and may have {ENDPOINT_ADDRESSES_MAX} and {ENDPOINT_PORTS_MAX}; it has no effect"
+            );
+            let fix = "split it into several EndpointSlices";
+            report.error(document, "", problem, fix);
+            continue;
+        }
+        let served: BTreeSet<(u16, u16)> = served_ports(service, written.ports)
+            .take(PORTS_PER_SERVICE_MAX)
+            .collect();
         for (field, address) in &written.addresses {
             let parsed = address.parse::<IpAddr>().ok();
             let pod = parsed.and_then(|ip| pods.get(&(&service.key.namespace, ip)));
@@ -148,8 +161,14 @@ fn add(
                 report.warning(document, field.clone(), problem, fix);
                 continue;
             };
-            let ports = served_ports(service, written.ports);
-            for (port, target_port) in ports.filter(|ports| seen.insert((at, *ports))) {
+            for &(port, target_port) in &served {
+                // The tenant's resources are full, so the rest is not compiled.
+                if endpoints.is_full() {
+                    return;
+                }
+                if !seen.insert((at, (port, target_port))) {
+                    continue;
+                }
                 let service = service.key.clone();
                 endpoints.push(
                     at,

@@ -208,7 +208,7 @@ impl RuleContext<'_> {
         }
     }
 
-    fn refused_backend(&mut self, field: &str, complaint: FieldIssue) -> BackendTarget {
+    pub(crate) fn refused_backend(&mut self, field: &str, complaint: FieldIssue) -> BackendTarget {
         let field = self.field_path(field, &complaint.field);
         let reason = format!("{field}: {}", complaint.problem);
         self.report

@@ -11,7 +11,7 @@ use canal_model::policy::gateway_api::{
 use canal_model::policy::istio::{
     HeaderOperations, HttpMatchRequest, HttpRewrite, VirtualServiceRoute,
 };
-use canal_model::program::RouteAction;
+use canal_model::program::{BackendTarget, RouteAction};
 use canal_model::route_filters::{
     HeaderModifier, PROTECTED_REQUEST_HEADERS, PROTECTED_RESPONSE_HEADERS, PathRewrite,
     RouteFilters, UrlRewrite,
@@ -159,6 +159,38 @@ pub(super) fn of_action(
     filters
         .filter(|_| matches!(action, RouteAction::Split(_)))
         .map(|filters| Box::new(filters.clone()))
+}
+
+/// Refuses the requests for backends in other namespaces if the filters change requests. The
+/// policies of a backend judge the request as the client sent it, so another namespace's route
+/// could send the backend what its policies deny.
+pub(super) fn guard(
+    filters: Option<&RouteFilters>,
+    action: RouteAction,
+    rule: &mut RuleContext<'_>,
+) -> RouteAction {
+    let changes_requests = filters.is_some_and(|filters| {
+        !filters.request_headers.is_empty() || filters.rewrite != UrlRewrite::default()
+    });
+    let RouteAction::Split(mut backends) = action else {
+        return action;
+    };
+    let own = rule.document.object.key().namespace;
+    for backend in backends.iter_mut().filter(|_| changes_requests) {
+        let BackendTarget::Service { service, .. } = &backend.target else {
+            continue;
+        };
+        if service.namespace == own {
+            continue;
+        }
+        let problem = format!(
+            "the rule changes requests, so it cannot send them to namespace {}, whose policies judge them unchanged",
+            service.namespace
+        );
+        let issue = FieldIssue::new("", problem, "change them in a route of that namespace");
+        backend.target = rule.refused_backend("", issue);
+    }
+    RouteAction::Split(backends)
 }
 
 fn boxed(filters: RouteFilters) -> Option<Box<RouteFilters>> {

@@ -70,10 +70,18 @@ pub(crate) fn resolve(
                     "write everything in one VirtualService",
                 );
             } else if let Some(service) = to.services.get(&key) {
-                claimed_by.insert(key, virtual_service.document.object.key().to_string());
+                let mut has_rules = false;
+                let is_within = attach(virtual_service, service, to, report, &mut |rule| {
+                    has_rules = true;
+                    add(rule)
+                });
                 // The resources exceed their limit, so the rest is not compiled.
-                if !attach(virtual_service, service, to, report, &mut add) {
+                if !is_within {
                     return rules;
+                }
+                // An object without rules for HTTP in the mesh leaves the Service to another one.
+                if has_rules {
+                    claimed_by.insert(key, virtual_service.document.object.key().to_string());
                 }
             }
         }
@@ -171,9 +179,16 @@ fn fault_outside_rules(sourced: &Sourced<'_, VirtualService>) -> Option<String> 
             && !f.field.starts_with("spec.http[")
             && !OTHER_PROTOCOLS
                 .iter()
-                .any(|field| f.field.starts_with(field))
+                .any(|field| is_within(&f.field, field))
     });
     outside.map(|fault| format!("{}: {}", fault.field, fault.problem))
+}
+
+/// Returns true for the field `outer` itself, and for what is inside it.
+fn is_within(field: &str, outer: &str) -> bool {
+    field
+        .strip_prefix(outer)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
 /// Returns whether the object has rules only for connections that are no HTTP. HTTP requests then
@@ -181,7 +196,7 @@ fn fault_outside_rules(sourced: &Sourced<'_, VirtualService>) -> Option<String> 
 fn has_no_http(sourced: &Sourced<'_, VirtualService>) -> bool {
     let is_written = |field: &str| {
         let mut faults = sourced.document.faults.iter();
-        faults.any(|fault| fault.field.starts_with(field))
+        faults.any(|fault| is_within(&fault.field, field))
     };
     sourced.object.spec.http.is_empty()
         && sourced.fault("spec.http").is_none()
@@ -255,6 +270,7 @@ fn attach(
             for port in rule_ports(group.port, fans_out, &ports) {
                 let dialled = port.or(ports.first().copied()).unwrap_or_default();
                 let action = action(sourced, rule, dialled, to, &mut reading);
+                let action = route_filters::guard(filters.as_deref(), action, &mut reading);
                 let suffix = port.map(|port| format!(":{port}")).unwrap_or_default();
                 let rule = format!("{}{suffix}.{at}{part}", service.key.name);
                 let is_within = add(RouteRule {

@@ -40,6 +40,11 @@ pub(super) struct EndpointLists {
 }
 
 impl EndpointLists {
+    /// Returns whether the endpoints exceed the bytes that the tenant may have.
+    pub(super) fn is_full(&self) -> bool {
+        self.bytes > self.bytes_max
+    }
+
     pub(super) fn push(&mut self, at: usize, endpoint: EndpointPort) {
         if let Some(list) = self
             .lists

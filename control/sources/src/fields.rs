@@ -272,10 +272,18 @@ const HTTP_ROUTE: [KnownField; 10] = [
 
 const FILTERS: &str = "filters of one backend are not supported in this version";
 
+/// Returns true for a map that has no other fields than these.
+fn has_only_fields(node: &YamlNode, known: &[&str]) -> bool {
+    matches!(&node.value, YamlValue::Map(entries)
+        if entries.iter().all(|(key, _)| known.contains(&key.name.as_str())))
+}
+
 /// Returns true if all filters are mirrors: without them, the request is served as it is.
 fn are_only_mirrors(filters: &YamlNode) -> bool {
-    let is_mirror =
-        |filter: &YamlNode| filter.field("type").and_then(YamlNode::text) == Some("RequestMirror");
+    let is_mirror = |filter: &YamlNode| {
+        filter.field("type").and_then(YamlNode::text) == Some("RequestMirror")
+            && has_only_fields(filter, &["type", "requestMirror"])
+    };
     matches!(&filters.value, YamlValue::List(items) if items.iter().all(is_mirror))
 }
 
@@ -378,7 +386,7 @@ const VIRTUAL_SERVICE: [KnownField; 24] = [
 
 /// Returns true if the fault only delays requests: without it, they are served at once.
 fn is_only_delay(fault: &YamlNode) -> bool {
-    matches!(&fault.value, YamlValue::Map(_)) && fault.field("abort").is_none()
+    has_only_fields(fault, &["delay"])
 }
 
 const TRAFFIC_POLICY: &str = "load balancing, connection pools, outlier detection and TLS settings are not supported in this version";
@@ -846,6 +854,11 @@ mod tests {
             ),
             (
                 "VirtualService spec.http[].fault {abort: {httpStatus: 500}}",
+                false,
+            ),
+            ("VirtualService spec.http[].fault {aborts: {}}", false),
+            (
+                "HTTPRoute spec.rules[].backendRefs[].filters [{type: RequestMirror, requestRedirect: {}}]",
                 false,
             ),
             ("VirtualService spec.http[].fault x", false),

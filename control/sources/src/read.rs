@@ -191,9 +191,16 @@ impl DocumentReader<'_> {
 
     /// Reads each item of a list as a document of its own.
     fn items(&mut self, list: &YamlNode) -> Vec<Document> {
-        let items: &[YamlNode] = match list.field("items").map(|items| &items.value) {
-            Some(YamlValue::List(items)) => items,
-            _ => &[],
+        // A list that is read as empty would remove what the file said before.
+        let Some(YamlValue::List(items)) = list.field("items").map(|items| &items.value) else {
+            self.diagnostics.push(error(
+                self.origin.clone(),
+                None,
+                "items",
+                "a List needs items, which are a list of objects".to_owned(),
+                "write items: [] for a list without objects",
+            ));
+            return Vec::new();
         };
         let Some(left) = self.items_left.checked_sub(items.len()) else {
             let problem = format!(

@@ -425,6 +425,22 @@ fn the_items_of_a_list_are_documents() {
     assert_eq!(parsed.diagnostics.len(), 1);
 }
 
+/// A list that were read as empty would remove the objects that the file had before.
+#[test]
+fn a_list_without_items_is_an_error() {
+    for (items, is_complete) in [
+        ("items: []", true),
+        ("itmes: []", false),
+        ("items: {}", false),
+        ("items:", false),
+        ("metadata: {}", false),
+    ] {
+        let parsed =
+            canal_sources::parse("l.yaml", &format!("apiVersion: v1\nkind: List\n{items}\n"));
+        assert_eq!(parsed.is_complete(), is_complete, "{items}");
+    }
+}
+
 /// The annotation `canal.mesh/policy-paths` has an effect however it is written.
 #[test]
 fn policy_paths_are_read_from_a_line_of_their_own() {

@@ -30,20 +30,27 @@ impl MatchedFilters {
     }
 
     /// Returns the mutations of the request: those of its authorization, then those of the filters.
-    /// `path` is the path in the form that routes compare.
-    pub fn request(&self, authorized: Option<&RequestMutations>, path: &str) -> RequestMutations {
+    /// A header that authorization determines stays as it is. `path` is the path in the form that
+    /// routes compare. Returns `None` if the rewritten path has a dot segment, which nobody judged:
+    /// `/static../x` with the prefix `/static` would become `/files/../x`.
+    pub fn request(
+        &self,
+        authorized: Option<&RequestMutations>,
+        path: &str,
+    ) -> Option<RequestMutations> {
         let mut changes = authorized.cloned().unwrap_or_default();
         let Some(filters) = self.filters() else {
-            return changes;
+            return Some(changes);
         };
+        let is_free = |name: &str| !authorized.is_some_and(|changes| changes.determines(name));
         let HeaderModifier { set, add, remove } = &filters.request_headers;
-        for name in remove {
+        for name in remove.iter().filter(|name| is_free(name)) {
             changes.remove(name);
         }
-        for (name, value) in set {
+        for (name, value) in set.iter().filter(|(name, _)| is_free(name)) {
             changes.set(name, value.as_bytes());
         }
-        for (name, value) in add {
+        for (name, value) in add.iter().filter(|(name, _)| is_free(name)) {
             changes.add(name, value.as_bytes());
         }
         changes.host.clone_from(&filters.rewrite.host);
@@ -52,9 +59,13 @@ impl MatchedFilters {
         if let (Some(rewrite), Some(matched)) = (&filters.rewrite.path, matched)
             && path.starts_with('/')
         {
-            changes.path = Some(rewritten_path(rewrite, &matched.path, path));
+            let rewritten = rewritten_path(rewrite, &matched.path, path);
+            if rewritten.split('/').any(is_dot_segment) {
+                return None;
+            }
+            changes.path = Some(rewritten);
         }
-        changes
+        Some(changes)
     }
 
     /// Returns the changes of the response's headers, if there are any.
@@ -113,13 +124,109 @@ fn rewritten_path(rewrite: &PathRewrite, matched: &PathMatch, path: &str) -> Str
     }
 }
 
+/// True for `.` and `..`, also with a path parameter.
+fn is_dot_segment(segment: &str) -> bool {
+    matches!(segment.split(';').next(), Some("." | ".."))
+}
+
 fn without_last_slash(text: &str) -> &str {
     text.strip_suffix('/').unwrap_or(text)
 }
 
 #[cfg(test)]
 mod tests {
+    use canal_model::program::{HttpMatch, Precedence, RouteAction, RouteKey};
+
     use super::*;
+
+    /// Returns a matched rule with these filters and a match on a string prefix.
+    fn matched(prefix: &str, filters: RouteFilters) -> MatchedFilters {
+        let precedence = Precedence {
+            class: 0,
+            specificity: [0; 5],
+            created: 0,
+            object: String::new(),
+            indexes: [0, 0],
+        };
+        let rule = RouteRule {
+            key: RouteKey {
+                tenant: "t".parse().unwrap(),
+                kind: "VirtualService".into(),
+                namespace: "ns".parse().unwrap(),
+                name: "r".parse().unwrap(),
+                rule: "0".into(),
+            },
+            parent: crate::testing::key("s"),
+            parent_port: None,
+            hosts: vec![],
+            matches: vec![HttpMatch {
+                precedence,
+                path: PathMatch::StringPrefix(prefix.into()),
+                method: None,
+                headers: vec![],
+                query: vec![],
+            }],
+            action: RouteAction::Split(vec![]),
+            filters: Some(Box::new(filters)),
+        };
+        MatchedFilters::new(&Arc::new(rule), 0)
+    }
+
+    #[test]
+    fn a_rewrite_that_makes_a_dot_segment_is_refused() {
+        let rewrite = canal_model::route_filters::UrlRewrite {
+            host: None,
+            path: Some(PathRewrite::Prefix("/files/".into())),
+        };
+        let filters = matched(
+            "/static",
+            RouteFilters {
+                rewrite,
+                ..RouteFilters::default()
+            },
+        );
+        assert_eq!(filters.request(None, "/static../x"), None);
+        assert_eq!(filters.request(None, "/static..;a/x"), None);
+        let changes = filters.request(None, "/static..a/x").unwrap();
+        assert_eq!(changes.path.as_deref(), Some("/files/..a/x"));
+    }
+
+    #[test]
+    fn authorization_determines_its_headers() {
+        let mut authorized = RequestMutations::default();
+        authorized.set("x-user", b"alice");
+        authorized.remove("authorization");
+        let pair = |name: &str| (name.to_owned(), "forged".to_owned());
+        let headers = HeaderModifier {
+            set: vec![pair("x-user"), pair("x-other")],
+            add: vec![pair("authorization")],
+            remove: vec!["x-user".into()],
+        };
+        let filters = matched(
+            "/",
+            RouteFilters {
+                request_headers: headers,
+                ..RouteFilters::default()
+            },
+        );
+        let changes = filters.request(Some(&authorized), "/").unwrap();
+        assert_eq!(changes.value("x-user"), Some(&b"alice"[..]));
+        assert_eq!(changes.value("x-other"), Some(&b"forged"[..]));
+        assert_eq!(changes.added().count(), 0);
+    }
+
+    #[test]
+    fn only_dot_segments_are_refused() {
+        for (segment, want) in [
+            ("..", true),
+            (".", true),
+            ("..;a", true),
+            ("..a", false),
+            ("", false),
+        ] {
+            assert_eq!(is_dot_segment(segment), want, "{segment:?}");
+        }
+    }
 
     #[test]
     fn paths_are_rewritten_as_both_apis_define() {

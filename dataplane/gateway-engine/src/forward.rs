@@ -85,17 +85,20 @@ fn decide_mutations<'a, R: FullRequest>(
     authorization: Option<&'a AuthorizationState>,
     routed: &RoutedRequest,
     request: &R,
-) -> Option<Cow<'a, RequestMutations>> {
+) -> Result<Option<Cow<'a, RequestMutations>>, ProxyError> {
     let authorized = authorization
         .map(|state| &state.changes)
         .filter(|changes| !changes.is_empty());
     let Some(matched) = &routed.matched else {
-        return authorized.map(Cow::Borrowed);
+        return Ok(authorized.map(Cow::Borrowed));
     };
     // The rule was chosen by the normal form of the path, so its prefix is one of that form.
     let normal = routing_path(request.path());
     let path = normal.map_or_else(|| String::from_utf8_lossy(request.path()), Cow::Owned);
-    Some(Cow::Owned(matched.request(authorized, &path)))
+    let changes = matched.request(authorized, &path).map(Cow::Owned);
+    changes
+        .map(Some)
+        .ok_or(ProxyError::UnsafePath("rewritten_dot_segment"))
 }
 
 /// The client's side of a request, in one HTTP version.
@@ -394,7 +397,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
             .state
             .connect(routed, selected, attempt.opens_connection)
             .await?;
-        let changes = decide_mutations(attempt.authorization, routed, &self.client.head().0);
+        let changes = decide_mutations(attempt.authorization, routed, &self.client.head().0)?;
         self.client
             .send(&mut self.state, routed, upstream, changes.as_deref())
     }

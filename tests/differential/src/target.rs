@@ -104,7 +104,7 @@ impl GatewayTarget {
         };
         let normal = routing_path(parts.path());
         let path = normal.map_or_else(|| String::from_utf8_lossy(parts.path()), Into::into);
-        let changes = MatchedFilters::new(found.rule(), found.match_index).request(None, &path);
+        let changes = MatchedFilters::new(found.rule(), found.match_index).request(None, &path)?;
         let mut headers = HeaderMap::new();
         for (name, value) in &request.headers {
             headers.append(

@@ -215,7 +215,8 @@ pub(crate) fn request_1_to_2(
     let path = if view.path() == b"*" {
         PathAndQuery::from_static("*")
     } else if let Some(changed) = changed {
-        PathAndQuery::from_maybe_shared(bytes::Bytes::from(changed)).map_err(|_| bad())?
+        let mut parts = changed.splitn(2, |byte| *byte == b'?');
+        http2_target(parts.next().unwrap_or_default(), parts.next()).ok_or_else(bad)?
     } else {
         http2_target(view.path(), view.query()).ok_or_else(bad)?
     };
