@@ -80,11 +80,11 @@ fn may_take_idle(info: &RequestInfo, is_answered: bool) -> bool {
 }
 
 /// Returns the mutations that apply to the request as it is forwarded, if there are any: those of
-/// its authorization, and those of its rule's filters.
+/// its authorization, and those of its rule's filters. Only the filters need the request's head.
 fn decide_mutations<'a, R: FullRequest>(
     authorization: Option<&'a AuthorizationState>,
     routed: &RoutedRequest,
-    request: &R,
+    head: impl FnOnce() -> R,
 ) -> Result<Option<Cow<'a, RequestMutations>>, ProxyError> {
     let authorized = authorization
         .map(|state| &state.changes)
@@ -92,6 +92,7 @@ fn decide_mutations<'a, R: FullRequest>(
     let Some(matched) = &routed.matched else {
         return Ok(authorized.map(Cow::Borrowed));
     };
+    let request = head();
     // The rule was chosen by the normal form of the path, so its prefix is one of that form.
     let normal = routing_path(request.path());
     let path = normal.map_or_else(|| String::from_utf8_lossy(request.path()), Cow::Owned);
@@ -397,7 +398,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
             .state
             .connect(routed, selected, attempt.opens_connection)
             .await?;
-        let changes = decide_mutations(attempt.authorization, routed, &self.client.head().0)?;
+        let changes = decide_mutations(attempt.authorization, routed, || self.client.head().0)?;
         self.client
             .send(&mut self.state, routed, upstream, changes.as_deref())
     }
