@@ -2,11 +2,11 @@
 //! VirtualServices. A filter that cannot be honoured breaks its rule, because it may restrict what
 //! the application receives.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::policy::gateway_api::{
-    HttpHeaderFilter, HttpPathModifier, HttpRouteFilter, HttpRouteMatch, HttpUrlRewriteFilter,
-    PathConditionType,
+    HttpHeader, HttpHeaderFilter, HttpPathModifier, HttpRouteFilter, HttpRouteMatch,
+    HttpUrlRewriteFilter, PathConditionType,
 };
 use canal_model::policy::istio::{
     HeaderOperations, HttpMatchRequest, HttpRewrite, VirtualServiceRoute,
@@ -218,30 +218,23 @@ fn of_header_filter(
     rule: &mut RuleContext<'_>,
 ) -> HeaderModifier {
     let mut changes = HeaderChanges::new(message, field, rule);
-    let mut modifier = HeaderModifier::default();
-    for (list, headers, into) in [
-        ("set", &written.set, &mut modifier.set),
-        ("add", &written.add, &mut modifier.add),
-    ] {
-        for (at, header) in headers.iter().enumerate() {
-            let place = format!("{list}[{at}]");
-            into.extend(changes.pair(&place, &header.name, &header.value));
-        }
-        first_of_each_name(into);
+    HeaderModifier {
+        set: changes.pairs(list_entries("set", &written.set)),
+        add: changes.pairs(list_entries("add", &written.add)),
+        remove: changes.names(&written.remove),
     }
-    for (at, name) in written.remove.iter().enumerate() {
-        modifier
-            .remove
-            .extend(changes.name(&format!("remove[{at}]"), name));
-    }
-    modifier
 }
 
-/// Keeps the first change of each header. Gateway API: of several entries for one name, the first
-/// counts.
-fn first_of_each_name(headers: &mut Vec<(String, String)>) {
-    let mut seen = BTreeSet::new();
-    headers.retain(|(name, _)| seen.insert(name.clone()));
+/// Returns the place, name and value of each header of a list.
+fn list_entries<'w>(
+    list: &'static str,
+    headers: &'w [HttpHeader],
+) -> impl Iterator<Item = (String, &'w str, &'w str)> {
+    let headers = headers.iter().enumerate();
+    headers.map(move |(at, header)| {
+        let place = format!("{list}[{at}]");
+        (place, header.name.as_str(), header.value.as_str())
+    })
 }
 
 fn of_operations(
@@ -252,22 +245,20 @@ fn of_operations(
 ) -> HeaderModifier {
     let mut changes = HeaderChanges::new(message, field, rule);
     changes.has_variables = true;
-    let mut modifier = HeaderModifier::default();
-    for (list, headers, into) in [
-        ("set", &written.set, &mut modifier.set),
-        ("add", &written.add, &mut modifier.add),
-    ] {
-        for (name, value) in headers {
-            into.extend(changes.pair(&format!("{list}.{name}"), name, value));
-        }
-        first_of_each_name(into);
+    HeaderModifier {
+        set: changes.pairs(map_entries("set", &written.set)),
+        add: changes.pairs(map_entries("add", &written.add)),
+        remove: changes.names(&written.remove),
     }
-    for (at, name) in written.remove.iter().enumerate() {
-        modifier
-            .remove
-            .extend(changes.name(&format!("remove[{at}]"), name));
-    }
-    modifier
+}
+
+/// Returns the place, name and value of each header of a map.
+fn map_entries<'w>(
+    list: &'static str,
+    headers: &'w BTreeMap<String, String>,
+) -> impl Iterator<Item = (String, &'w str, &'w str)> {
+    let headers = headers.iter();
+    headers.map(move |(name, value)| (format!("{list}.{name}"), name.as_str(), value.as_str()))
 }
 
 /// Validates the changes of one modifier, and counts them.
@@ -331,6 +322,27 @@ impl<'r, 'c> HeaderChanges<'r, 'c> {
             }
         });
         self.take(place, checked).map(|value| (name, value))
+    }
+
+    /// Returns the valid headers of one list. Gateway API: of several entries for one name, the first
+    /// counts.
+    fn pairs<'w>(
+        &mut self,
+        written: impl Iterator<Item = (String, &'w str, &'w str)>,
+    ) -> Vec<(String, String)> {
+        let mut seen = BTreeSet::new();
+        written
+            .filter_map(|(place, name, value)| self.pair(&place, name, value))
+            .filter(|(name, _)| seen.insert(name.clone()))
+            .collect()
+    }
+
+    /// Returns the valid names of headers that are removed.
+    fn names(&mut self, written: &[String]) -> Vec<String> {
+        let written = written.iter().enumerate();
+        written
+            .filter_map(|(at, name)| self.name(&format!("remove[{at}]"), name))
+            .collect()
     }
 
     fn take<T>(&mut self, place: &str, checked: Result<T, FieldIssue>) -> Option<T> {
