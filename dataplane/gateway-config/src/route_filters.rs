@@ -135,19 +135,13 @@ fn without_last_slash(text: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use canal_model::program::{HttpMatch, Precedence, RouteAction, RouteKey};
+    use canal_model::program::{HttpMatch, RouteAction, RouteKey};
 
     use super::*;
 
     /// Returns a matched rule with these filters and a match on a string prefix.
     fn matched(prefix: &str, filters: RouteFilters) -> MatchedFilters {
-        let precedence = Precedence {
-            class: 0,
-            specificity: [0; 5],
-            created: 0,
-            object: String::new(),
-            indexes: [0, 0],
-        };
+        let precedence = crate::testing::first_precedence();
         let rule = RouteRule {
             key: RouteKey {
                 tenant: "t".parse().unwrap(),

@@ -283,7 +283,7 @@ impl ServiceRoutes {
 mod tests {
     //! Tests of a service whose routes could not be compiled.
 
-    use canal_model::program::{Precedence, RouteKey};
+    use canal_model::program::RouteKey;
 
     use super::*;
     use crate::testing::{PlainRequest, key};
@@ -304,13 +304,7 @@ mod tests {
 
     #[test]
     fn a_service_whose_compilation_panics_refuses_every_request() {
-        let precedence = Precedence {
-            class: 0,
-            specificity: [0; 5],
-            created: 0,
-            object: String::new(),
-            indexes: [0, 0],
-        };
+        let precedence = crate::testing::first_precedence();
         let http = HttpMatch {
             precedence,
             path: PathMatch::Exact("/x".into()),

@@ -65,6 +65,17 @@ pub fn key(name: &str) -> ServiceKey {
     format!("t/ns/{name}").parse().unwrap()
 }
 
+/// Returns the precedence of the first match of a route.
+pub fn first_precedence() -> Precedence {
+    Precedence {
+        class: 0,
+        specificity: [0; 5],
+        created: 0,
+        object: String::new(),
+        indexes: [0, 0],
+    }
+}
+
 /// Returns the resource of tenant `t`.
 pub fn tenant() -> Arc<Resource> {
     tenant_named("t")

@@ -110,13 +110,7 @@ fn a_trust_domain_is_found_by_its_name_as_tenants_come_change_and_go() {
 }
 
 fn rule(name: &str, of: &str, to: &str, subset: &str) -> Arc<Resource> {
-    let precedence = Precedence {
-        class: 0,
-        specificity: [0; 5],
-        created: 0,
-        object: String::new(),
-        indexes: [0, 0],
-    };
+    let precedence = crate::testing::first_precedence();
     let subset = if subset.is_empty() {
         Labels::new()
     } else {

@@ -33,13 +33,7 @@ fn service(tenant: &str, name: &str) -> Arc<Resource> {
 
 /// Builds the route of a service, which has the service's name.
 fn route(tenant: &str, service: &str, path: &str) -> Arc<Resource> {
-    let precedence = Precedence {
-        class: 0,
-        specificity: [0; 5],
-        created: 0,
-        object: String::new(),
-        indexes: [0, 0],
-    };
+    let precedence = crate::testing::first_precedence();
     Arc::new(Resource::Route(RouteRule {
         key: RouteKey {
             tenant: tenant.parse().unwrap(),
