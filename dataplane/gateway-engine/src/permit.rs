@@ -295,14 +295,14 @@ mod tests {
     const SHARE: u64 = 8;
 
     /// Connections of a tenant that has no CPU time left.
-    struct WaitingTenant {
+    struct ParkedTenant {
         scheduler: Scheduler,
         limits: Arc<SharedLimits>,
         clients: Vec<UnixStream>,
         served: Vec<tokio::task::JoinHandle<bool>>,
     }
 
-    impl WaitingTenant {
+    impl ParkedTenant {
         /// Accepts connections while no round begins, so that none of them has a turn.
         async fn accept(limits: GatewayLimits) -> Self {
             let registry = Registry::new();
@@ -366,7 +366,7 @@ mod tests {
         // In the second case each of them is first displaced as unauthenticated.
         for unauthenticated in [GatewayLimits::default().unauthenticated, SHARE] {
             run(move || async move {
-                let waiting = WaitingTenant::accept(GatewayLimits {
+                let waiting = ParkedTenant::accept(GatewayLimits {
                     tenant_connections: SHARE,
                     unauthenticated,
                     ..GatewayLimits::default()
@@ -384,7 +384,7 @@ mod tests {
     #[test]
     fn an_unauthenticated_connection_counts_until_it_has_had_its_last_turn() {
         run(|| async {
-            let waiting = WaitingTenant::accept(GatewayLimits {
+            let waiting = ParkedTenant::accept(GatewayLimits {
                 unauthenticated: 4 * SHARE,
                 ..GatewayLimits::default()
             })
