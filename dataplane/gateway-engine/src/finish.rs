@@ -328,12 +328,14 @@ impl ConnectionRecord {
             .relay_opened(&begun(&self.session, target))
     }
 
-    /// Ends the record. `bytes` are those from the client and those to it.
-    pub(crate) fn end(mut self, target: RequestTarget, flag: ResponseFlag, bytes: (u64, u64)) {
-        self.report(target, flag, bytes);
-    }
-
-    fn report(&mut self, target: RequestTarget, flag: ResponseFlag, (received, sent): (u64, u64)) {
+    /// Reports the connection's end. The last argument is the bytes from the client and those to
+    /// it.
+    pub(crate) fn end(
+        &mut self,
+        target: RequestTarget,
+        flag: ResponseFlag,
+        (received, sent): (u64, u64),
+    ) {
         self.reported = true;
         let finished = FinishedTraffic {
             flag,
@@ -354,7 +356,7 @@ impl ConnectionRecord {
 impl Drop for ConnectionRecord {
     fn drop(&mut self) {
         if !self.reported {
-            self.report(None, ResponseFlag::Overload, (0, 0));
+            self.end(None, ResponseFlag::Overload, (0, 0));
         }
     }
 }

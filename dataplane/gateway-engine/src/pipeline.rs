@@ -83,7 +83,7 @@ pub(crate) trait ClientTraffic {
 
     /// Ends the request: sends a local reply if it failed, reports it, and decides what happens to
     /// the client's connection.
-    async fn finish(self, ended: Result<Self::Done, ProxyError>) -> Self::End;
+    async fn finish(&mut self, ended: Result<Self::Done, ProxyError>) -> Self::End;
 
     /// Returns the most attempts for this traffic.
     fn attempts_max(&self, _routed: &RoutedRequest) -> usize {
@@ -202,8 +202,9 @@ impl Attempts {
 ///
 /// *Accept* (`accept`) and *establish* (`establish`) run once per connection, before its first
 /// request; their result is the session of the traffic. All other phases are here. *Finish* runs
-/// whatever the result.
-pub(crate) async fn serve<T: ClientTraffic>(mut traffic: T) -> T::End {
+/// whatever the result. The caller keeps the traffic, because each move of it would copy about a
+/// kilobyte.
+pub(crate) async fn serve<T: ClientTraffic>(traffic: &mut T) -> T::End {
     // It counts against the limits until the request is finished.
     let mut admitted = None;
     let phases = async {

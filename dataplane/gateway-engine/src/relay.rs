@@ -60,13 +60,9 @@ pub(crate) async fn tcp(
     client: Io,
     inbox: Inbox,
 ) {
-    pipeline::serve(RelayedConnection::new(
-        worker,
-        session,
-        RelayClient::Connection(client),
-        inbox,
-    ))
-    .await;
+    let client = RelayClient::Connection(client);
+    let mut traffic = RelayedConnection::new(worker, session, client, inbox);
+    pipeline::serve(&mut traffic).await;
 }
 
 /// Relays a CONNECT tunnel to an endpoint. The response to CONNECT shows whether the endpoint could
@@ -77,13 +73,9 @@ pub(crate) async fn tunnel(
     incoming: IncomingConnect,
     inbox: Inbox,
 ) {
-    pipeline::serve(RelayedConnection::new(
-        worker,
-        session,
-        RelayClient::Connect(incoming),
-        inbox,
-    ))
-    .await;
+    let client = RelayClient::Connect(incoming);
+    let mut traffic = RelayedConnection::new(worker, session, client, inbox);
+    pipeline::serve(&mut traffic).await;
 }
 
 impl RelayedConnection {
@@ -250,7 +242,7 @@ impl ClientTraffic for RelayedConnection {
         Ok(Some(self.run(client, io, &selected, routed.version).await))
     }
 
-    async fn finish(mut self, ended: Result<RelayEnd, ProxyError>) {
+    async fn finish(&mut self, ended: Result<RelayEnd, ProxyError>) {
         let counts = &self.worker.counts;
         let (flag, bytes) = match ended {
             // The record reports a connection that was dropped.
@@ -288,7 +280,7 @@ impl ClientTraffic for RelayedConnection {
                 (error.flag(), (0, 0))
             }
         };
-        self.record.end(self.target, flag, bytes);
+        self.record.end(self.target.take(), flag, bytes);
     }
 
     /// Endpoints that could not be connected are not tried again.

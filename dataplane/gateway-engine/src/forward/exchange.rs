@@ -72,12 +72,14 @@ pub(crate) struct Http2UpstreamSide {
     body: Option<RecvStream>,
 }
 
-impl UpstreamSide {
-    pub(crate) fn http1(lease: UpstreamLease) -> Self {
+impl Http1UpstreamSide {
+    /// Prepares a connection for its next exchange. The box is made here, before the connection
+    /// passes through the steps of an attempt, so that none of them copies it.
+    pub(crate) fn of(lease: UpstreamLease) -> Box<Self> {
         let UpstreamLease { wire, reused } = lease;
         let sent_before = wire.io.sent();
         let (keeps, heard, has_stray_body) = (false, false, false);
-        Self::Http1(Box::new(Http1UpstreamSide {
+        Box::new(Self {
             wire,
             head: ResponseHead::new(),
             reused,
@@ -85,8 +87,11 @@ impl UpstreamSide {
             keeps,
             has_responded: heard,
             has_stray_body,
-        }))
+        })
     }
+}
+
+impl UpstreamSide {
     pub(crate) fn http2(
         place: StreamPermit,
         response: ResponseFuture,
