@@ -31,10 +31,12 @@ pub(crate) fn request_id(high: u64, low: u64) -> [u8; 36] {
     let n = (u128::from(high) << 64 | u128::from(low)) & !(0xf << 76) & !(0b11 << 62)
         | 4 << 76
         | 0b10 << 62;
+    // Dashes separate the groups of digits.
+    const PLACES: [usize; 16] = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
     let mut text = [b'-'; 36];
-    let places = (0..36).filter(|i| ![8, 13, 18, 23].contains(i));
-    for (nibble, place) in places.enumerate() {
-        text[place] = HEX[(n >> (124 - 4 * nibble)) as usize & 15];
+    for (byte, place) in n.to_be_bytes().into_iter().zip(PLACES) {
+        text[place] = HEX[usize::from(byte >> 4)];
+        text[place + 1] = HEX[usize::from(byte & 15)];
     }
     text
 }

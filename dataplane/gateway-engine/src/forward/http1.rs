@@ -290,10 +290,11 @@ impl HttpDownstream for Http1Client<'_> {
             }
             Ok(ExchangeEnd::Upgraded(None)) => ConnectionDisposition::Cut,
             Ok(ExchangeEnd::Upgraded(Some(upstream))) => {
-                let head = self
-                    .head_copy
-                    .take()
-                    .or_else(|| self.consume_head(&state.info));
+                let inbox = &self.connection.wire.inbox;
+                let remaining =
+                    || (!state.info.has_body()).then(|| inbox.bytes()[..self.len].into());
+                let head = self.head_copy.take().or_else(remaining);
+                self.consume_head(&state.info);
                 return Http1End::Upgraded { upstream, head };
             }
             Ok(ExchangeEnd::Broken(error)) | Err(error @ ProxyError::ClientGone) => {
@@ -307,15 +308,10 @@ impl HttpDownstream for Http1Client<'_> {
 
 impl Http1Client<'_> {
     /// Removes the head of a request without a body from the inbox; until now it stayed there.
-    /// Returns a copy.
-    fn consume_head(&mut self, info: &RequestInfo) -> Option<Box<[u8]>> {
-        if info.has_body() {
-            return None;
+    fn consume_head(&mut self, info: &RequestInfo) {
+        if !info.has_body() {
+            self.connection.wire.inbox.advance(self.len);
         }
-        let inbox = &mut self.connection.wire.inbox;
-        let head = inbox.bytes().get(..self.len).map(Into::into);
-        inbox.advance(self.len);
-        head
     }
 
     /// Sends a local reply for an error.
