@@ -7,17 +7,17 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use canal_gateway_http::head::ClientProtocol;
+use canal_gateway_http::proxy_error::{ProxyError, ResponseFlag};
 use canal_h1::FieldName;
 use canal_telemetry::access_log::WorkerLog;
+use canal_telemetry::tap::TapFields;
 
 use crate::endpoints::RequestTarget;
-use crate::head::ClientProtocol;
-use crate::proxy_error::{ProxyError, ResponseFlag};
 pub(crate) use crate::request_fields::{AuthzRecord, LogFields};
 use crate::request_fields::{FIELDS, FieldValue, FinishedRequest, FinishedTraffic};
 use crate::request_metrics::RelayCounters;
 use crate::session::ClientSession;
-use crate::tap::TapFields;
 use crate::worker::Worker;
 
 /// Writes a line of the access log with all its fields.

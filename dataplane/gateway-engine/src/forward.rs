@@ -6,7 +6,6 @@
 //! is in [`http1`] and [`http2`].
 
 mod exchange;
-mod heads;
 pub(crate) mod http1;
 pub(crate) mod http2;
 
@@ -15,6 +14,9 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use canal_gateway_config::{RequestMutations, jwt};
+use canal_gateway_http::head::{ClientProtocol, FullRequest, RequestInfo, ValidatedHttp2Request};
+use canal_gateway_http::heads;
+use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_io::body::Http1Io;
 use canal_h1::RequestKind;
 use canal_hbone::CloseReport;
@@ -33,9 +35,7 @@ use crate::finish::{LogFields, RequestRecord};
 use crate::forward::exchange::{
     DownstreamSide, Exchange, ExchangeOutcome, Http1UpstreamSide, SuspendedExchange, UpstreamSide,
 };
-use crate::head::{ClientProtocol, FullRequest, RequestInfo, ValidatedHttp2Request};
 use crate::pipeline::{Attempt, ClientTraffic, FailedAttempt, ReplayConditions};
-use crate::proxy_error::ProxyError;
 use crate::route::{self, RoutedRequest};
 use crate::session::ClientSession;
 use crate::upstream::{self, TunnelMetadata};

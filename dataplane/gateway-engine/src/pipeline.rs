@@ -5,10 +5,11 @@
 //! only retry loop of the engine; whether and how to retry is a function of its arguments. Start
 //! with [`serve`].
 
+use canal_gateway_http::proxy_error::{ProxyError, RetrySafety};
+
 use crate::authorize::{AuthorizationState, DestinationPolicies};
 use crate::balance::TriedEndpoints;
 use crate::endpoints::SelectedEndpoint;
-use crate::proxy_error::{ProxyError, RetrySafety};
 use crate::route::RoutedRequest;
 use crate::session::ClientSession;
 use crate::worker::Worker;

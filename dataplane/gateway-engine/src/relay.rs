@@ -9,8 +9,10 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use canal_gateway_config::jwt;
+use canal_gateway_http::proxy_error::{ProxyError, ResponseFlag};
 use canal_gateway_io::buffer::Inbox;
 use canal_gateway_io::io::Io;
+use canal_gateway_limits::tenant_usage::TenantUsage;
 use canal_hbone::IncomingConnect;
 use canal_net::copy::{self, CopyEnd, CopySide, Meter, Prefixed};
 use canal_wire::hbone::{STATUS_DENIED, STATUS_UNAVAILABLE};
@@ -24,10 +26,8 @@ use crate::balance::{self, TriedEndpoints};
 use crate::endpoints::{RequestTarget, SelectedEndpoint};
 use crate::finish::ConnectionRecord;
 use crate::pipeline::{self, Attempt, ClientTraffic, FailedAttempt, ReplayConditions};
-use crate::proxy_error::{ProxyError, ResponseFlag};
 use crate::route::{self, RoutedRequest};
 use crate::session::ClientSession;
-use crate::tenant_usage::TenantUsage;
 use crate::upstream::{self, TunnelMetadata};
 use crate::worker::Worker;
 

@@ -14,6 +14,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use canal_gateway_http::head::RequestInfo;
+use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_io::body::{
     BodyError, BodyErrorCause, BodyPump, BodySink, BodySource, BodyStall, Http1Io,
 };
@@ -33,8 +35,6 @@ use crate::downstream_state::{Http1Downstream, Http2Downstream};
 use crate::endpoints::StreamPermit;
 use crate::finish::RequestRecord;
 use crate::forward::http1;
-use crate::head::RequestInfo;
-use crate::proxy_error::ProxyError;
 use crate::upstream::UpstreamLease;
 use crate::worker::Worker;
 

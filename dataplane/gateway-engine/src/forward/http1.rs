@@ -6,10 +6,12 @@
 use std::rc::Rc;
 
 use canal_gateway_config::RequestMutations;
+use canal_gateway_http::head::{Http1RoutingView, RequestInfo};
+use canal_gateway_http::heads::{self, Additions};
+use canal_gateway_http::proxy_error::ProxyError;
 use canal_h1::{RequestHead, RequestKind};
 
 use super::exchange::{DownstreamSide, UpstreamSide, http2_fault};
-use super::heads::{self, Additions};
 use super::{
     ExchangeEnd, HttpDownstream, HttpRequest, OpenHead, RequestState, UpgradedUpstream,
     UpstreamTransport, own_proto,
@@ -20,10 +22,8 @@ use crate::authorize::reauthorize::OngoingAuthorization;
 use crate::downstream_state::Http1Downstream;
 use crate::endpoints::SelectedEndpoint;
 use crate::finish::RequestRecord;
-use crate::head::{Http1RoutingView, RequestInfo};
 use crate::local_reply::{self, LocalReplyOptions};
 use crate::pipeline;
-use crate::proxy_error::ProxyError;
 use crate::route::RoutedRequest;
 use crate::session::ClientSession;
 use crate::worker::Worker;

@@ -7,6 +7,9 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use canal_gateway_config::RequestMutations;
+use canal_gateway_http::head::{ClientProtocol, RequestInfo, ValidatedHttp2Request, is_grpc};
+use canal_gateway_http::heads;
+use canal_gateway_http::proxy_error::ProxyError;
 use canal_h1::RequestKind;
 use canal_hbone::FlowAccount;
 use h2::server::SendResponse;
@@ -15,15 +18,12 @@ use http::header::{CONTENT_TYPE, EXPECT};
 use http::{Request, Response, StatusCode};
 
 use super::exchange::{DownstreamSide, UpstreamSide, http2_fault};
-use super::heads;
 use super::{ExchangeEnd, HttpDownstream, HttpRequest, OpenHead, RequestState, UpstreamTransport};
 use crate::authorize::buffered_body::{self, BufferedBody};
 use crate::downstream_state::Http2Downstream;
 use crate::finish::RequestRecord;
-use crate::head::{ClientProtocol, RequestInfo, ValidatedHttp2Request, is_grpc};
 use crate::local_reply;
 use crate::pipeline;
-use crate::proxy_error::ProxyError;
 use crate::route::RoutedRequest;
 use crate::session::ClientSession;
 use crate::worker::Worker;
