@@ -98,7 +98,7 @@ where
                     connections.spawn(serve_connection(stream, peer, stop.clone(), handler.clone()));
                 }
                 Err(problem) => {
-                    eprintln!("accept: {problem}");
+                    eprintln!("canal-samples: accepting a connection failed: {problem}; retrying");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
@@ -108,7 +108,7 @@ where
     let drained = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(GRACE, drained).await.is_err() {
         eprintln!(
-            "some connections were still open {} s after the stop signal; they are cut",
+            "canal-samples: some connections were still open {} s after the stop signal; they are closed",
             GRACE.as_secs()
         );
     }

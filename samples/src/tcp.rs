@@ -64,7 +64,7 @@ pub async fn serve(listener: TcpListener, mode: TcpServerMode, mut stop: watch::
             accepted = listener.accept() => match accepted {
                 Ok((stream, peer)) => { tokio::spawn(attend(stream, peer, mode, stop.clone())); }
                 Err(problem) => {
-                    eprintln!("accept: {problem}");
+                    eprintln!("canal-samples: accepting a connection failed: {problem}; retrying");
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
             },
@@ -91,7 +91,7 @@ async fn attend(
         }
     };
     if let Err(problem) = served {
-        eprintln!("{mode:?} with {peer}: {problem}");
+        eprintln!("canal-samples: {mode:?} with {peer}: {problem}");
     }
 }
 

@@ -164,7 +164,7 @@ impl ControlListener {
                 Ok(accepted) => accepted,
                 Err(e) => {
                     metrics.count(metrics::REFUSED, &[("reason", "accept")]);
-                    tracing::error!(error = %e, "accepting a connection failed");
+                    tracing::error!(error = %e, "listener: accepting a connection failed; retrying");
                     tokio::time::sleep(ACCEPT_ERROR_PAUSE).await;
                     continue;
                 }
@@ -190,7 +190,7 @@ impl ControlListener {
                 let revoked = admission.revoked();
                 let stream = tokio::select! {
                     done = handshake => done.map_err(|e| {
-                        tracing::debug!(error = %e, "a TLS handshake failed");
+                        tracing::debug!(error = %e, "listener: a TLS handshake failed, the connection is closed");
                         "handshake"
                     }),
                     () = tokio::time::sleep_until(deadline) => Err("handshake_deadline"),
@@ -229,10 +229,10 @@ impl ControlListener {
                     .write()
                     .unwrap_or_else(PoisonError::into_inner) = key;
                 self.not_after = not_after;
-                tracing::info!(not_after, "renewed the server certificate");
+                tracing::info!(not_after, "listener: renewed the server certificate");
             }
             Err(e) => {
-                tracing::error!(error = %e, "the server certificate was not renewed; the old one stays in use")
+                tracing::error!(error = %e, "listener: could not renew the server certificate; the old one stays in use")
             }
         }
     }

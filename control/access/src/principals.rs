@@ -319,14 +319,16 @@ pub async fn follow(path: PathBuf, current: watch::Sender<Arc<Principals>>) {
                     if differs {
                         tracing::info!(
                             principals = new.len(),
-                            "the principals file was read again"
+                            "principals: loaded the changed principals file"
                         );
                         *held = Arc::new(new);
                     }
                     differs
                 });
             }
-            Err(e) => tracing::error!(error = %e, "the last good principals stay in force"),
+            Err(e) => {
+                tracing::error!(error = %e, "principals: rejected the changed principals file; the last good principals stay in force")
+            }
         }
     }
 }

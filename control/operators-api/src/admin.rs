@@ -253,7 +253,7 @@ impl Admin for AdminService {
             }
             Some(true) => {
                 call.set_outcome("accepted");
-                tracing::info!(target: "audit", replica = name, "an operator declared the replica gone");
+                tracing::info!(target: "audit", replica = name, "admin API: an operator declared the replica gone");
                 Ok(Response::new(api::ReplicaResponse {
                     replica: self.overview().replica(&name),
                 }))
@@ -500,7 +500,7 @@ impl AdminService {
         if !is_there {
             return Err(no_replica(&name));
         }
-        tracing::info!(target: "audit", operator = call.scope.name, replica = name, verb, "an operator's order");
+        tracing::info!(target: "audit", operator = call.scope.name, replica = name, verb, "admin API: carried out an operator's order");
         Ok(Response::new(api::ReplicaResponse {
             replica: self.overview().replica(&name),
         }))
@@ -550,7 +550,7 @@ impl AdminService {
         match done {
             Ok(response) => {
                 call.set_outcome("accepted");
-                tracing::info!(target: "audit", operator = call.scope.name, verb = call.verb, note = response.note, "an operator's order");
+                tracing::info!(target: "audit", operator = call.scope.name, verb = call.verb, note = response.note, "admin API: carried out an operator's order");
                 Ok(Response::new(response))
             }
             Err(e) => {
@@ -621,7 +621,7 @@ impl AdminService {
             tracing::info!(
                 target: "audit", operator = call.scope.name, %tenant, verb = call.verb, accepted = outcome.accepted,
                 generation = %outcome.generation, changes = outcome.changes.len(), findings = outcome.diagnostics.len(),
-                "an operator's write request"
+                "admin API: answered an operator's write request"
             );
         }
         Ok(outcome)

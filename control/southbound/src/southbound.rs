@@ -108,7 +108,7 @@ struct StreamTask {
 impl StreamTask {
     /// Serves the stream and logs why it ended.
     async fn run(mut self, inbound: Streaming<DeltaDiscoveryRequest>, sender: Sender) {
-        tracing::info!(subscriber = %self.caller.principal, "connected");
+        tracing::info!(subscriber = %self.caller.principal, "southbound: a subscriber connected");
         let why = match self.follow(inbound, &sender).await {
             Ok(why) => why.to_string(),
             Err(status) => {
@@ -119,7 +119,7 @@ impl StreamTask {
                 why
             }
         };
-        tracing::info!(subscriber = %self.caller.principal, why, "disconnected");
+        tracing::info!(subscriber = %self.caller.principal, why, "southbound: a subscriber disconnected");
     }
 
     /// Moves messages in both directions until one side ends; returns the reason.
@@ -242,7 +242,7 @@ impl StreamTask {
             SubscriberMessage::Ack => metrics.count(metrics::ACKS, &[]),
             SubscriberMessage::Nack { reason } => {
                 metrics.count(metrics::NACKS, &[("type", type_name(&url))]);
-                tracing::warn!(subscriber = %self.caller.principal, r#type = type_name(&url), reason, "refused a response");
+                tracing::warn!(subscriber = %self.caller.principal, r#type = type_name(&url), reason, "southbound: a subscriber refused a response; it keeps its previous resources");
             }
             SubscriberMessage::Stale => metrics.count(metrics::ANSWERS_STALE, &[]),
             SubscriberMessage::UnknownType => self.shared.metrics.refuse("unknown_type"),

@@ -354,7 +354,7 @@ impl IstioCertificateService for CertificateService {
         self.metrics
             .count(metrics::CERTIFICATES_ISSUED, &[("to", kind)]);
         let service = service.unwrap_or_default();
-        tracing::info!(target: "audit", to = %caller.principal, %identity, service, serial, not_after, "issued a certificate");
+        tracing::info!(target: "audit", to = %caller.principal, %identity, service, serial, not_after, "trust: issued a certificate");
         Ok(Response::new(IstioCertificateResponse {
             cert_chain: chain,
         }))
@@ -394,7 +394,7 @@ impl CertificateService {
             .count(metrics::CERTIFICATES_REFUSED, &[("reason", name)]);
         // The client chose this text; its length in the log is bounded.
         let requested: String = requested.unwrap_or_default().chars().take(300).collect();
-        tracing::warn!(target: "audit", to = %principal, requested, reason = name, why, "refused a certificate");
+        tracing::warn!(target: "audit", to = %principal, requested, reason = name, why, "trust: refused a certificate request");
     }
 }
 

@@ -115,7 +115,7 @@ impl FetchClient {
     /// The same as of [`FetchClient::new`].
     pub fn of_file(path: &Path) -> Result<Self, rustls::Error> {
         let pem = std::fs::read(path).unwrap_or_else(|e| {
-            tracing::warn!(path = %path.display(), error = %e, "no roots for https; give --tls-roots");
+            tracing::warn!(path = %path.display(), error = %e, "trust: cannot read the roots for https, so no https server is trusted; fix: set --tls-roots");
             Vec::new()
         });
         Self::new(&pem)

@@ -341,7 +341,7 @@ pub async fn follow(context: JwksContext, origin: JwksSource, had: BTreeSet<Jwks
             () = tokio::time::sleep(DUE_CHECK_INTERVAL) => {}
             Some(done) = fetcher.tasks.join_next() => match done {
                 Ok((place, brought)) => fetcher.take(place, brought).await,
-                Err(_) => tracing::error!("a fetch failed, which is a bug in the controller"),
+                Err(_) => tracing::error!("trust: a fetch of a key set panicked, which is a bug in the controller"),
             },
         }
     }
@@ -458,7 +458,7 @@ impl Fetcher {
             } else {
                 "tokens of its issuer are refused"
             };
-            tracing::warn!(tenant = %place.0, uri = place.1, %fault, "could not fetch a key set; {consequence}");
+            tracing::warn!(tenant = %place.0, uri = place.1, %fault, "trust: could not fetch a key set; {consequence}");
         }
         known.fault.clone_from(&fault);
         // A repeated error changes nothing for the tenant.

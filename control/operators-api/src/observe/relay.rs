@@ -111,7 +111,7 @@ fn start(
         .map(|target| name_of(&target.principal).to_owned())
         .collect();
     tracing::info!(
-        target: "audit", operator = %caller.principal, subject, tenant, data_planes = names.join(","), "an operator's observation began"
+        target: "audit", operator = %caller.principal, subject, tenant, data_planes = names.join(","), "admin API: an operator's observation began"
     );
     shared
         .metrics
@@ -244,7 +244,7 @@ impl Drop for ObservationAudit {
             dropped,
             ..
         } = self;
-        tracing::info!(target: "audit", %operator, subject, tenant, bytes, dropped, "an operator's observation ended");
+        tracing::info!(target: "audit", %operator, subject, tenant, bytes, dropped, "admin API: an operator's observation ended");
         let metrics = &self.shared.metrics;
         let labels = [("subject", self.subject)];
         metrics.add(metrics::OBSERVATIONS, &labels, -1.0);
