@@ -17,7 +17,7 @@ pub struct LogLevelHandle {
 /// The filter is not valid for `tracing_subscriber::EnvFilter`, or the subscriber is already
 /// installed.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("log level {filter:?}: {why}; write e.g. info or info,canal_hbone=debug")]
+#[error("log level {filter:?}: {why}; fix: write a filter such as info or info,canal_hbone=debug")]
 pub struct InvalidLogFilter {
     pub filter: String,
     pub why: String,

@@ -45,7 +45,7 @@ pub fn bind(port: u16) -> anyhow::Result<TcpListener> {
     };
     open().with_context(|| {
         format!(
-            "cannot listen on {address}: is another process on port {port}? choose one with --port"
+            "cannot listen on {address}; fix: stop the other process on port {port}, or choose another port with --port"
         )
     })
 }
@@ -98,7 +98,7 @@ where
                     connections.spawn(serve_connection(stream, peer, stop.clone(), handler.clone()));
                 }
                 Err(problem) => {
-                    eprintln!("accept: {problem}");
+                    eprintln!("canal-samples: accepting a connection failed: {problem}; retrying");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
@@ -108,7 +108,7 @@ where
     let drained = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(GRACE, drained).await.is_err() {
         eprintln!(
-            "some connections were still open {} s after the stop signal; they are cut",
+            "canal-samples: some connections were still open {} s after the stop signal; they are closed",
             GRACE.as_secs()
         );
     }

@@ -109,7 +109,7 @@ fn main() -> ExitCode {
     let runtime = match builder.enable_all().build() {
         Ok(runtime) => runtime,
         Err(problem) => {
-            eprintln!("cannot start: {problem}");
+            eprintln!("canal-samples: cannot start: {problem}");
             return ExitCode::FAILURE;
         }
     };

@@ -45,7 +45,9 @@ pub struct TcpListenArg {
 impl FromStr for TcpListenArg {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let problem = || format!("{text:?}: write it as mode=port, e.g. echo=7000");
+        let problem = || {
+            format!("{text:?} is not a mode and a port; fix: write it as mode=port, e.g. echo=7000")
+        };
         let (mode, port) = text.split_once('=').ok_or_else(problem)?;
         let mode =
             <TcpServerMode as clap::ValueEnum>::from_str(mode, false).map_err(|_| problem())?;
@@ -64,7 +66,7 @@ pub async fn serve(listener: TcpListener, mode: TcpServerMode, mut stop: watch::
             accepted = listener.accept() => match accepted {
                 Ok((stream, peer)) => { tokio::spawn(attend(stream, peer, mode, stop.clone())); }
                 Err(problem) => {
-                    eprintln!("accept: {problem}");
+                    eprintln!("canal-samples: accepting a connection failed: {problem}; retrying");
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
             },
@@ -91,7 +93,7 @@ async fn attend(
         }
     };
     if let Err(problem) = served {
-        eprintln!("{mode:?} with {peer}: {problem}");
+        eprintln!("canal-samples: {mode:?} with {peer}: {problem}");
     }
 }
 

@@ -206,7 +206,7 @@ fn keep(stage: &SupervisorState, ended: &std::sync::mpsc::Receiver<&'static str>
             Err(RecvTimeoutError::Timeout) => {
                 for log in stage.logs() {
                     if let Err(error) = launch::bound_log(&log, LOG_BYTES_MAX) {
-                        eprintln!("{error}");
+                        eprintln!("world: cannot bound a log: {error}; retrying");
                     }
                 }
             }
@@ -230,7 +230,7 @@ fn keep_registry(stage: &SupervisorState) {
         match stage.write_registry() {
             Ok(()) => written = state,
             Err(error) => {
-                eprintln!("{error}");
+                eprintln!("world: cannot write the pods' registry: {error}; retrying");
                 std::thread::sleep(HOUSEKEEPING);
             }
         }
@@ -242,7 +242,7 @@ fn serve(stage: &Arc<SupervisorState>, socket: &UnixListener, end: &Sender<&'sta
         let Ok(stream) = stream else { continue };
         let (stage, end) = (Arc::clone(stage), end.clone());
         if let Err(error) = spawn("request", move || converse(&stage, stream, &end)) {
-            eprintln!("{error}");
+            eprintln!("world: cannot serve a request: {error}");
         }
     }
 }

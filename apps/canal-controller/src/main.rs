@@ -232,7 +232,7 @@ fn main() -> ExitCode {
         Ok(filter) => filter,
         Err(e) => {
             eprintln!(
-                "canal-controller: --log {:?}: {e}; write e.g. info or canal_controller_core=debug,info",
+                "canal-controller: --log {:?}: {e}; fix: write a filter such as info or canal_controller_core=debug,info",
                 flags.log
             );
             return ExitCode::from(2);
@@ -271,7 +271,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         tracing::warn!(
             files,
             wanted = flags.limits.files(),
-            "the limit of open files is lower than requested; fewer connections are accepted"
+            "controller: the limit of open files is lower than requested, so fewer connections are accepted; fix: raise it (ulimit -n, LimitNOFILE)"
         );
     }
     let fleet = SilenceTimeouts {
@@ -308,13 +308,13 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         },
     })
     .await?;
-    tracing::info!(address = %controller.address(), version = env!("CARGO_PKG_VERSION"), "serving");
+    tracing::info!(address = %controller.address(), version = env!("CARGO_PKG_VERSION"), "controller: serving");
     tokio::select! {
-        _ = terminate.recv() => tracing::info!("SIGTERM: stopping"),
-        _ = interrupt.recv() => tracing::info!("interrupted: stopping"),
+        _ = terminate.recv() => tracing::info!("controller: received SIGTERM, stopping"),
+        _ = interrupt.recv() => tracing::info!("controller: received SIGINT, stopping"),
     }
     controller.stop().await;
-    tracing::info!("stopped");
+    tracing::info!("controller: stopped");
     Ok(())
 }
 

@@ -105,7 +105,7 @@ pub(crate) async fn run(
         ));
     }
     let clean = drained(&config, &process_state, signals, trigger).await;
-    tracing::info!(clean, "drained");
+    tracing::info!(clean, "gateway: drained, the process ends");
     if let Some(replica) = &process_state.replica_of_tier {
         // The last report announces to the controller that this replica ends.
         replica.agent.leave().await;
@@ -132,7 +132,7 @@ fn fit_to_files(limits: &mut GatewayLimits) {
             wanted,
             configured,
             taken,
-            "fewer connections are accepted than --max-connections: raise the limit of open files (ulimit -n, LimitNOFILE)"
+            "gateway: the limit of open files is too low for --max-connections, so fewer connections are accepted; fix: raise it (ulimit -n, LimitNOFILE)"
         );
     }
 }
@@ -150,7 +150,7 @@ async fn drained(
     };
     let agent = replica.agent.clone();
     let give = || {
-        tracing::info!(grace = ?tier.grace, "draining: new sessions are accepted until the buckets have moved");
+        tracing::info!(grace = ?tier.grace, "gateway: draining, new sessions are accepted until the buckets have moved");
         agent.drain();
     };
     // An operator's drain order does not end the process: it can be revoked, and streams continue

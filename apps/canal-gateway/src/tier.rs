@@ -146,8 +146,8 @@ pub(crate) async fn open_when_ready(
         biased;
         () = drain.draining() => agent.stop_steering(),
         () = waiting => match agent.start_steering() {
-            Ok(()) => tracing::info!("the service listeners are open"),
-            Err(error) => tracing::error!(error, "the service listeners cannot be opened: no session can arrive"),
+            Ok(()) => tracing::info!("gateway: opened the service listeners"),
+            Err(error) => tracing::error!(error, "gateway: cannot open the service listeners, so no session can arrive"),
         },
     }
 }
@@ -162,7 +162,7 @@ pub(crate) async fn follow_soft_drain(agent: RedirectorAgent, engine: Weak<Gatew
         };
         engine.set_soft_drain(parts);
         drop(engine);
-        tracing::info!(parts, "soft drain changed");
+        tracing::info!(parts, "gateway: soft drain changed");
         if drain_requests.changed().await.is_err() {
             return;
         }

@@ -25,7 +25,7 @@ fn main() -> anyhow::Result<ExitCode> {
     match memory_protection::confine() {
         Ok(()) => {}
         Err(error) if flags.allow_unlocked => {
-            tracing::error!(%error, "keys may be swapped to disk (--allow-unlocked)")
+            tracing::error!(%error, "key server: memory protection failed, so keys may be swapped to disk (--allow-unlocked)")
         }
         Err(error) => return Err(error).context("protecting the memory that contains keys"),
     }

@@ -90,10 +90,10 @@ pub(crate) async fn run(
         sources,
         whole.watcher(),
     ));
-    tracing::info!(address = %config.listen, version = env!("CARGO_PKG_VERSION"), "serving");
+    tracing::info!(address = %config.listen, version = env!("CARGO_PKG_VERSION"), "key server: serving");
     tokio::spawn(async move { engine.serve(listener, requests).await });
     let clean = drain::on_signals(signals, trigger, config.drain_limit, GRACE).await;
-    tracing::info!(clean, "drained");
+    tracing::info!(clean, "key server: drained, the process ends");
     process.force();
     Ok(clean)
 }

@@ -59,12 +59,7 @@ pub(crate) fn resolve(
             name: metadata.name.clone(),
         };
         match AzName::new(written) {
-            Err(error) => report.error(
-                service.document,
-                field,
-                error.to_string(),
-                "write the name of an AZ",
-            ),
+            Err(error) => report.error(service.document, field, error.problem(), error.fix()),
             Ok(_) if on_tier.is_none() => {
                 let problem =
                     "the tenant is not on the cloud tier, so its services have no home AZ";

@@ -237,8 +237,8 @@ fn zone(pod: &Sourced<'_, Pod>, report: &mut DiagnosticCollector) -> Option<AzNa
         Some(Err(error)) => report.warning(
             pod.document,
             field,
-            format!("the zone is not known: {error}"),
-            "write the zone's name",
+            format!("the zone is not known: {}", error.problem()),
+            error.fix(),
         ),
         None => report.warning(
             pod.document,

@@ -71,7 +71,7 @@ pub struct ControlListener {
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// The address cannot be bound.
-    #[error("cannot listen on {address}: {why}; choose another {flag}, or stop what uses it")]
+    #[error("cannot listen on {address}: {why}; fix: choose another {flag}, or stop what uses it")]
     Bind {
         address: SocketAddr,
         why: io::Error,
@@ -79,7 +79,7 @@ pub enum ListenError {
     },
     /// The admin socket cannot be created.
     #[error(
-        "cannot listen on the unix socket {path}: {why}; check that --data-dir is writable and on a file system that supports sockets"
+        "cannot listen on the unix socket {path}: {why}; fix: check that --data-dir is writable and on a file system that supports sockets"
     )]
     Socket {
         path: std::path::PathBuf,
@@ -164,7 +164,7 @@ impl ControlListener {
                 Ok(accepted) => accepted,
                 Err(e) => {
                     metrics.count(metrics::REFUSED, &[("reason", "accept")]);
-                    tracing::error!(error = %e, "accepting a connection failed");
+                    tracing::error!(error = %e, "listener: accepting a connection failed; retrying");
                     tokio::time::sleep(ACCEPT_ERROR_PAUSE).await;
                     continue;
                 }
@@ -190,7 +190,7 @@ impl ControlListener {
                 let revoked = admission.revoked();
                 let stream = tokio::select! {
                     done = handshake => done.map_err(|e| {
-                        tracing::debug!(error = %e, "a TLS handshake failed");
+                        tracing::debug!(error = %e, "listener: a TLS handshake failed, the connection is closed");
                         "handshake"
                     }),
                     () = tokio::time::sleep_until(deadline) => Err("handshake_deadline"),
@@ -229,10 +229,10 @@ impl ControlListener {
                     .write()
                     .unwrap_or_else(PoisonError::into_inner) = key;
                 self.not_after = not_after;
-                tracing::info!(not_after, "renewed the server certificate");
+                tracing::info!(not_after, "listener: renewed the server certificate");
             }
             Err(e) => {
-                tracing::error!(error = %e, "the server certificate was not renewed; the old one stays in use")
+                tracing::error!(error = %e, "listener: could not renew the server certificate; the old one stays in use")
             }
         }
     }

@@ -195,10 +195,10 @@ impl Controller {
             .await
             .is_err()
         {
-            tracing::warn!("some connections did not end in time; closing them");
+            tracing::warn!("controller: some connections did not end in time; closing them");
         }
         if let Err(e) = self.store.settle() {
-            tracing::warn!(error = %e, "the generation counter will have a gap");
+            tracing::warn!(error = %e, "controller: could not release the unused generations; the generation counter will have a gap");
         }
         // The writer ends when the last sender is dropped. An open request holds one until the
         // runtime ends.
@@ -206,7 +206,9 @@ impl Controller {
         if let Some(writer) = writer.filter(JoinHandle::is_finished)
             && writer.join().is_err()
         {
-            tracing::error!("the catalog writer panicked");
+            tracing::error!(
+                "controller: the catalog writer panicked, which is a bug; fix: report it"
+            );
         }
     }
 }
@@ -237,7 +239,7 @@ fn own_work(parts: &ControllerParts, commands: mpsc::Sender<WriterCommand>) -> V
 fn first_principals(path: &Path) -> Result<Principals, PrincipalsError> {
     let first = Principals::read(path)?;
     if first.is_empty() {
-        tracing::warn!(path = %path.display(), "the principals file is empty, so every connection is refused");
+        tracing::warn!(path = %path.display(), "controller: the principals file is empty, so every connection is refused; fix: add the data planes and operators to it");
     }
     Ok(first)
 }
@@ -253,7 +255,7 @@ async fn first_plan(parts: &ControllerParts, tiers: mpsc::Sender<TierUpdate>) ->
     };
     let mut reconciler = FleetReconciler::new(context);
     if !reconciler.begin().await {
-        tracing::warn!("the fleet's tables are not in force yet; retrying");
+        tracing::warn!("controller: the first plan of the fleet is not in force yet; retrying");
     }
     reconciler
 }
@@ -276,7 +278,7 @@ fn start_writer(
         .name("canal-writer".into())
         .spawn(move || {
             if let Err(e) = writer.run(queues) {
-                tracing::error!(error = %e, "the catalog writer could not start");
+                tracing::error!(error = %e, "controller: the catalog writer could not start, so no change is applied; fix: repair the cause and restart the controller");
             }
         })?;
     Ok((thread, stored))

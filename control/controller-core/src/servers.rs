@@ -234,7 +234,7 @@ async fn serve(
         stopping.cancelled().await
     });
     if let Err(e) = done.await {
-        tracing::error!(error = %e, "the server ended");
+        tracing::error!(error = %e, "controller: the gRPC server ended");
     }
 }
 

@@ -211,7 +211,7 @@ impl CatalogWriter {
                 );
                 self.metrics
                     .count(metrics::WITHHELD, &[("reason", "configuration_bytes")]);
-                tracing::error!(tenant = %name, finding = %excess, "the tenant's applied objects are set aside");
+                tracing::error!(tenant = %name, finding = %excess, "controller: the tenant's applied objects exceed its share and are not compiled");
                 sources_mut(&mut tenants, name).set_applied(AppliedObjects::set_aside(*excess));
             }
         }
@@ -353,7 +353,7 @@ impl CatalogWriter {
             .inspect_err(|e| {
                 self.metrics
                     .count(metrics::STORE_ERRORS, &[("reason", e.name())]);
-                tracing::error!(error = %e, "could not store a new root; retrying");
+                tracing::error!(error = %e, "controller: could not store a new root; retrying");
             })
             .is_err();
         let trust = trust_resources(&self.catalog, &self.trust);
@@ -437,7 +437,7 @@ impl CatalogWriter {
         self.give_back(name, [0; 4]);
         if self.catalog.tenants.remove(name).is_some() {
             self.publish_now(generation);
-            tracing::info!(tenant = %name, %generation, "removed the tenant");
+            tracing::info!(tenant = %name, %generation, "controller: removed the tenant");
         }
         Ok(())
     }
@@ -653,7 +653,7 @@ impl CatalogWriter {
         if after.is_gone() {
             if let Err(e) = self.forget(&name) {
                 // The change is on disk and stands; only the empty tenant remains to be removed.
-                tracing::warn!(tenant = %name, error = %e, "the tenant is removed later");
+                tracing::warn!(tenant = %name, error = %e, "controller: could not remove the empty tenant; retrying later");
                 self.behind.insert(name);
             }
         } else {
@@ -688,7 +688,7 @@ impl CatalogWriter {
                     .count(metrics::WITHHELD, &[("reason", reason.label())]);
             }
             for Objection { finding, .. } in &objections {
-                tracing::error!(tenant = %name, %finding, "the tenant's newest state is withheld");
+                tracing::error!(tenant = %name, %finding, "controller: withheld the tenant's newest configuration; the last accepted one stays in force");
             }
         }
         compiled

@@ -163,11 +163,11 @@ impl FleetReconciler {
     async fn observe(&self) -> SilenceCheck {
         let seen = self.shared.fleet.roster().observe(Instant::now());
         for az in &seen.closed {
-            tracing::error!(%az, "no edge of the AZ reports; the AZ is closed");
+            tracing::error!(%az, "fleet: no edge of the AZ reports, so the AZ is closed");
             self.shared.metrics.count(metrics::FLEET_AZS_CLOSED, &[]);
         }
         for replica in &seen.gone {
-            tracing::warn!(%replica, "replica has not reported for long; removed from the fleet");
+            tracing::warn!(%replica, "fleet: a replica stopped reporting and is removed from the fleet");
         }
         for edge in seen.gone_edges {
             let shared = self.shared.clone();
@@ -181,7 +181,7 @@ impl FleetReconciler {
         }
         for name in seen.rows {
             let shared = self.shared.clone();
-            tracing::info!(replica = %name, state = ?shared.fleet.roster().members().get(&name).map(|m| m.row.state), "the replica's state changed");
+            tracing::info!(replica = %name, state = ?shared.fleet.roster().members().get(&name).map(|m| m.row.state), "fleet: the state of a replica changed");
             let stored =
                 tokio::task::spawn_blocking(move || shared.fleet.keep_row(&shared.store, &name))
                     .await;
@@ -201,7 +201,7 @@ impl FleetReconciler {
         self.shared
             .metrics
             .count(metrics::STORE_ERRORS, &[("reason", e.name())]);
-        tracing::error!(error = %e, "could not store the fleet's state; retrying");
+        tracing::error!(error = %e, "fleet: could not store the fleet's state; retrying");
     }
 
     /// Runs one pass over everything. Returns false if it must be repeated.
@@ -271,7 +271,7 @@ impl FleetReconciler {
             self.shared
                 .metrics
                 .count(metrics::FLEET_PLANS_REFUSED, &[("reason", refusal.name())]);
-            tracing::warn!(why = %refusal, "the plan was not applied");
+            tracing::warn!(why = %refusal, "fleet: the plan was not applied; the previous plan stays in force");
         }
         applied
     }
@@ -307,7 +307,7 @@ impl FleetReconciler {
         }
         self.count_changes(&before, plan);
         for note in plan.notes.iter().filter(|n| !before.notes.contains(n)) {
-            tracing::warn!(plan = plan.number, %note, "plan does not satisfy a soft constraint");
+            tracing::warn!(plan = plan.number, %note, "fleet: the plan does not satisfy a soft constraint");
         }
         *locked(&self.shared.fleet.plan) = plan.clone();
         Ok(())
@@ -357,7 +357,7 @@ impl FleetReconciler {
         let telling = tokio::task::spawn_blocking(work).await;
         telling.map_err(|_| {
             tracing::error!(
-                "could not decide which part of the plan to publish, which is a bug in the controller; retrying"
+                "fleet: could not decide which part of the plan to publish, which is a bug in the controller; retrying"
             );
             PlanRefusal::Panic
         })
@@ -384,7 +384,7 @@ impl FleetReconciler {
         let work = tokio::task::spawn_blocking(work);
         let Ok(next) = self.while_serving_urgent(work).await else {
             tracing::error!(
-                "the planner failed, which is a bug in the controller; the last plan stays in force"
+                "fleet: the planner failed, which is a bug in the controller; the last plan stays in force"
             );
             return parent;
         };
@@ -469,7 +469,7 @@ impl FleetReconciler {
                 Ok(Ok(())) => {
                     self.shared.fleet.roster().forget(&name);
                     self.shared.metrics.count(metrics::FLEET_FORGOTTEN, &[]);
-                    tracing::info!(target: "audit", replica = %name, "removed the replica from the fleet; its number is free");
+                    tracing::info!(target: "audit", replica = %name, "fleet: removed the replica; its number is free");
                     done = false;
                 }
                 Ok(Err(e)) => self.store_refused(&e),

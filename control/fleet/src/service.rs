@@ -163,11 +163,11 @@ impl FleetService {
             )
         });
         let row = stored.await.map_err(|_| {
-            ReportError::Form("the replica could not be registered; report again".into())
+            ReportError::Form("the replica could not be registered; fix: report again".into())
         })??;
         tracing::info!(
             target: "audit", replica = %row.name, number = row.number.get(), backend = %row.backend, az = %row.az, underlay = %row.underlay,
-            "registered a replica"
+            "fleet: registered a replica"
         );
         self.metrics.count(metrics::FLEET_REGISTRATIONS, &[]);
         self.fleet.roster().register_replica(row, Instant::now());
@@ -227,9 +227,9 @@ impl FleetService {
             store.put_edge(&stored, &gone, az_number(stored.underlay))
         });
         stored.await.map_err(|_| {
-            ReportError::Form("the edge could not be stored; report again".into())
+            ReportError::Form("the edge could not be stored; fix: report again".into())
         })??;
-        tracing::info!(target: "audit", edge = %row.name, az = %row.az, underlay = %row.underlay, tunnels = %row.tunnel_end(), "registered an edge");
+        tracing::info!(target: "audit", edge = %row.name, az = %row.az, underlay = %row.underlay, tunnels = %row.tunnel_end(), "fleet: registered an edge");
         self.fleet.roster().register_edge(row, &replaces);
         Ok(())
     }
@@ -238,7 +238,7 @@ impl FleetService {
     fn refused(&self, principal: &Principal, refusal: &ReportError) -> Status {
         self.metrics
             .count(metrics::FLEET_REFUSALS, &[("reason", refusal.name())]);
-        tracing::warn!(from = %principal, reason = refusal.name(), why = %refusal, "refused a report");
+        tracing::warn!(from = %principal, reason = refusal.name(), why = %refusal, "fleet: refused a report; the sender's last accepted report stays in use");
         Status::new(refusal.code(), refusal.to_string())
     }
 }

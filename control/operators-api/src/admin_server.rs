@@ -124,7 +124,7 @@ pub async fn serve(listener: AdminAcceptor, endpoint: AdminEndpoint, shared: Arc
             let mut http = http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(HEAD);
             if let Err(e) = http.serve_connection(TokioIo::new(stream), service).await {
-                tracing::debug!(error = %e, "a connection to the admin or metrics port failed");
+                tracing::debug!(error = %e, "admin port: a connection failed and is closed");
             }
             drop(place);
         });

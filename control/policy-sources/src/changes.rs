@@ -202,7 +202,7 @@ impl PendingChanges {
             let is_first = waiting.is_empty();
             if put(waiting, state) {
                 self.preparer.metrics.refuse("files_waiting");
-                tracing::warn!(tenant = %name, "the files changed faster than they can be applied; an intermediate state was skipped");
+                tracing::warn!(tenant = %name, "sources: the files changed faster than they can be applied; an intermediate state was skipped");
             }
             // The task that already waits for the tenant's turn also applies this state.
             if !is_first {
@@ -287,13 +287,13 @@ impl PendingChanges {
                 Ok(Committed::Moved) => {}
                 Ok(_) | Err(WriteError::Stopping) => return,
                 Err(e) => {
-                    tracing::error!(tenant = %name, error = %e, "a change of the sources is not in force yet; retrying");
+                    tracing::error!(tenant = %name, error = %e, "sources: a change is not in force yet; retrying");
                     return;
                 }
             }
         }
         self.preparer.metrics.refuse("change_attempts");
-        tracing::error!(tenant = %name, from = change.from(), "gave up a change of the sources; fix: report it, and touch the files");
+        tracing::error!(tenant = %name, from = change.from(), "sources: gave up a change, which is a bug in the controller; fix: report it, and touch the files");
     }
 }
 

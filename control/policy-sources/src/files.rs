@@ -66,7 +66,7 @@ pub async fn follow(
         changes.apply_update(update);
     }
     tracing::error!(
-        "the configuration directory is no longer watched; restart the controller to apply changes to files"
+        "sources: the configuration directory is no longer watched, so changes to files are not applied; fix: restart the controller"
     );
     metrics.refuse("watch_ended");
 }

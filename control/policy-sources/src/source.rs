@@ -181,7 +181,7 @@ impl SourceHealth {
     /// Records what an update says about its source.
     pub fn record(&self, update: &SourceUpdate) {
         for finding in &update.findings {
-            tracing::error!(source = update.origin.label(), %finding, "a source of policy");
+            tracing::error!(source = update.origin.label(), %finding, "sources: a part of a source cannot be read; its last good state stays in force");
         }
         let mut inner = self.lock();
         inner

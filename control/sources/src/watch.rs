@@ -32,7 +32,7 @@ const EVENT_BYTES_MAX: usize = 64 << 10;
 pub enum WatchError {
     /// The kernel provides no inotify instance, or refuses to watch this directory.
     #[error(
-        "cannot watch {path}: {source}; create the directory, and raise fs.inotify.max_user_instances and max_user_watches if they are used up"
+        "cannot watch {path}: {source}; fix: create the directory, or raise fs.inotify.max_user_instances and max_user_watches if they are used up"
     )]
     Inotify {
         path: PathBuf,
@@ -176,7 +176,10 @@ impl InotifyReader {
                 !scan.changed.is_empty() || scan.diagnostics != reported.diagnostics
             });
             if is_news {
-                tracing::debug!(tenants = scan.changed.len(), "configuration files changed");
+                tracing::debug!(
+                    tenants = scan.changed.len(),
+                    "sources: configuration files changed"
+                );
                 reported = Some(ScanResult {
                     changed: Vec::new(),
                     ..scan.clone()
@@ -201,7 +204,7 @@ impl InotifyReader {
                 Err(_) => return true,
                 Ok(None) => return false,
                 Ok(Some(Err(error))) => {
-                    tracing::warn!(%error, "inotify failed; reading all files");
+                    tracing::warn!(%error, "sources: inotify failed; reading all files");
                     self.pending.full_scan_due = true;
                 }
                 Ok(Some(Ok(event))) => self.note(&event),
@@ -265,7 +268,7 @@ impl InotifyReader {
             failed = self.follow(Some(&name)).err().or(failed);
         }
         if let Some(error) = failed {
-            tracing::warn!(%error, seconds = RESCAN_INTERVAL.as_secs(), "cannot watch all configuration directories; scanning them at intervals");
+            tracing::warn!(%error, seconds = RESCAN_INTERVAL.as_secs(), "sources: cannot watch all configuration directories; scanning them at intervals");
         }
     }
 }

@@ -64,7 +64,7 @@ impl AggregatedDiscoveryService for DiscoveryService {
         if matches!(caller.principal, Principal::Operator { .. }) {
             self.shared.metrics.refuse("subscribe_operator");
             return Err(Status::permission_denied(
-                "an operator subscribes to nothing; use a node's or a gateway's token",
+                "an operator subscribes to nothing; fix: use a node's or a gateway's token",
             ));
         }
         let stream = self
@@ -108,7 +108,7 @@ struct StreamTask {
 impl StreamTask {
     /// Serves the stream and logs why it ended.
     async fn run(mut self, inbound: Streaming<DeltaDiscoveryRequest>, sender: Sender) {
-        tracing::info!(subscriber = %self.caller.principal, "connected");
+        tracing::info!(subscriber = %self.caller.principal, "southbound: a subscriber connected");
         let why = match self.follow(inbound, &sender).await {
             Ok(why) => why.to_string(),
             Err(status) => {
@@ -119,7 +119,7 @@ impl StreamTask {
                 why
             }
         };
-        tracing::info!(subscriber = %self.caller.principal, why, "disconnected");
+        tracing::info!(subscriber = %self.caller.principal, why, "southbound: a subscriber disconnected");
     }
 
     /// Moves messages in both directions until one side ends; returns the reason.
@@ -149,17 +149,17 @@ impl StreamTask {
             tokio::select! {
                 // The reasons to end the stream come before its messages.
                 biased;
-                () = stopping.cancelled() => return Err(Status::unavailable("the controller is stopping; connect again")),
+                () = stopping.cancelled() => return Err(Status::unavailable("the controller is stopping; fix: connect again")),
                 () = superseded.cancelled() => return Err(Status::aborted("newer streams of the same principal replaced this one")),
                 () = &mut revoked => {
                     self.shared.metrics.refuse("streams_revoked");
                     let tenant = holder_of(&self.caller.principal);
-                    return Err(Status::resource_exhausted(format!("{tenant} has the most streams, and the limit of streams is reached")));
+                    return Err(Status::resource_exhausted(format!("{tenant} has the most streams, and the limit of streams is reached; fix: stop data planes of the tenant that are not needed")));
                 }
                 changed = principals.changed() => {
                     if changed.is_err() || !self.shared.clients.is_current(&self.caller) {
                         self.shared.metrics.refuse("revoked");
-                        return Err(Status::unauthenticated("the token was revoked"));
+                        return Err(Status::unauthenticated("the token was revoked; fix: request another one from the provider"));
                     }
                 }
                 message = inbound.message() => match message {
@@ -180,7 +180,7 @@ impl StreamTask {
                 }
                 changed = catalogs.changed(), if pending.is_none() => {
                     if changed.is_err() {
-                        return Err(Status::unavailable("the controller is stopping; connect again"));
+                        return Err(Status::unavailable("the controller is stopping; fix: connect again"));
                     }
                     catalog = catalogs.borrow_and_update().clone();
                 }
@@ -242,7 +242,7 @@ impl StreamTask {
             SubscriberMessage::Ack => metrics.count(metrics::ACKS, &[]),
             SubscriberMessage::Nack { reason } => {
                 metrics.count(metrics::NACKS, &[("type", type_name(&url))]);
-                tracing::warn!(subscriber = %self.caller.principal, r#type = type_name(&url), reason, "refused a response");
+                tracing::warn!(subscriber = %self.caller.principal, r#type = type_name(&url), reason, "southbound: a subscriber refused a response; it keeps its previous resources");
             }
             SubscriberMessage::Stale => metrics.count(metrics::ANSWERS_STALE, &[]),
             SubscriberMessage::UnknownType => self.shared.metrics.refuse("unknown_type"),

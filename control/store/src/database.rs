@@ -318,7 +318,7 @@ impl Store {
                 // With some reserve left, a full disk does not stop the controller yet.
                 Err(e) if left == 0 => return Err(e),
                 Err(e) => {
-                    tracing::warn!(error = %e, left, "could not reserve more generations; using the remaining reserve")
+                    tracing::warn!(error = %e, left, "store: could not reserve more generations; using the remaining reserve")
                 }
             }
         }
@@ -603,7 +603,7 @@ impl Store {
                 if let Err(e) = UnconfirmedCommit::forget(self.folder()) {
                     // It names a sequence that is no longer the newest, so the next start ignores
                     // it.
-                    tracing::warn!(error = %e, "the record of a failed commit could not be removed");
+                    tracing::warn!(error = %e, "store: could not remove the record of a failed commit; the next start ignores it");
                 }
             }
             inner.counts = loaded.counts;
@@ -612,7 +612,7 @@ impl Store {
             inner.reserved = inner.reserved.max(loaded.generation);
             inner.doubt = None;
             inner.database = Some(database);
-            tracing::info!(path = %self.path.display(), "the store is open again");
+            tracing::info!(path = %self.path.display(), "store: reopened after a failure");
         }
         inner.database.as_ref().ok_or_else(|| StoreError::Disk {
             path: self.path.clone(),
@@ -663,12 +663,12 @@ impl Store {
                 });
                 inner.database = None;
                 let refused = StoreError::from_redb(&self.path, e);
-                tracing::error!(error = %refused, "the store refused a write");
+                tracing::error!(error = %refused, "store: a write failed and is undone; reopening the file");
                 // The file is reopened at once: whether the commit landed must be known, and
                 // undone, before the next read.
                 let reopened = self.ensure_open(inner).map(|_| ());
                 if let Err(e) = reopened {
-                    tracing::error!(error = %e, "the store cannot be opened again yet");
+                    tracing::error!(error = %e, "store: cannot reopen the file yet; the next access retries");
                     // A restart must be able to undo the commit too.
                     if let Some(Err(e)) = inner
                         .doubt
@@ -676,7 +676,7 @@ impl Store {
                         .filter(|doubt| !doubt.before.is_empty())
                         .map(|doubt| doubt.save(self.folder()))
                     {
-                        tracing::error!(error = %e, "after a restart a refused change may be in force; fix: repair the disk first");
+                        tracing::error!(error = %e, "store: could not record the failed write, so a restart may bring it into force; fix: repair the disk before a restart");
                     }
                 }
                 Err(refused)

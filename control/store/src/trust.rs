@@ -306,7 +306,10 @@ impl Store {
         if store.key.is_some() && lay_open > 0 {
             // Unused pages still contain the unsealed keys; compacting the file removes them.
             store.compact()?;
-            tracing::info!(keys = lay_open, "the store's private keys are sealed now");
+            tracing::info!(
+                keys = lay_open,
+                "store: sealed the private keys that were stored unsealed"
+            );
         }
         Ok(store)
     }

@@ -69,11 +69,11 @@ pub(crate) enum IssueError {
     Store(#[from] StoreError),
     #[error(transparent)]
     Refused(#[from] CsrError),
-    #[error("{0} was revoked by an operator and gets no certificates until `canal ca restore`")]
-    Blocked(Identity),
     #[error(
-        "the CA files of {0} were never usable; `canal ca status` reports what is wrong with them"
+        "{0} was revoked by an operator and gets no certificates; fix: restore it with `canal ca restore`"
     )]
+    Blocked(Identity),
+    #[error("the CA files of {0} were never usable; fix: correct what `canal ca status` reports")]
     Files(TrustDomain),
     #[error(transparent)]
     External(#[from] ExternalCaError),
@@ -85,7 +85,7 @@ pub(crate) enum IssueError {
         "{0} requested more certificates than {1} at once and {2} per second; fix: keep certificates until half of their lifetime"
     )]
     Rate(String, u32, u32),
-    #[error("the certificate could not be created; try again")]
+    #[error("the certificate could not be created; fix: try again")]
     Task,
 }
 
@@ -306,7 +306,7 @@ impl TrustAuthorities {
                     made.push((name.clone(), domain));
                 }
                 Err(e) => {
-                    tracing::error!(tenant = %name.0, domain = %name.1, error = %e, "could not create a root; retrying")
+                    tracing::error!(tenant = %name.0, domain = %name.1, error = %e, "trust: could not create a root; retrying")
                 }
             }
         }
@@ -319,7 +319,7 @@ impl TrustAuthorities {
             .collect();
         self.store.put_trusts(&rows)?;
         for (name, domain) in made {
-            tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, "created a new root for the trust domain");
+            tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, "trust: created a new root for the trust domain");
             domains.insert(name, domain);
         }
         Ok(())
@@ -571,7 +571,7 @@ impl TrustAuthorities {
                 (_, false) => "a rotation is in progress; --force takes its next step at once",
             })
         })?;
-        tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, force, step, "an operator rotates a root");
+        tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, force, step, "trust: an operator rotates a root");
         Ok(step)
     }
 
@@ -639,7 +639,7 @@ impl TrustAuthorities {
             }
             _ => "",
         };
-        tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, %target, certificates = count, "revoked");
+        tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, %target, certificates = count, "trust: revoked certificates");
         Ok(format!("{count} certificates revoked{list}"))
     }
 
@@ -659,7 +659,7 @@ impl TrustAuthorities {
                 Err(DomainError::NotBlocked(identity.to_string()).into())
             }
         })?;
-        tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, %identity, "restored");
+        tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, %identity, "trust: restored an identity");
         Ok("the identity gets certificates again; revoked certificates stay revoked".into())
     }
 
@@ -712,7 +712,7 @@ impl TrustAuthorities {
         if let Err(e) = done {
             self.metrics
                 .count(metrics::CRL_FAILURES, &[("reason", e.name())]);
-            tracing::error!(tenant = %name.0, domain = %name.1, error = %e, "could not renew the revocation list");
+            tracing::error!(tenant = %name.0, domain = %name.1, error = %e, "trust: could not renew the revocation list; the previous one stays in use");
         }
     }
 

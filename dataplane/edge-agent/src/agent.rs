@@ -60,7 +60,7 @@ pub enum EdgeError {
     Kernel(#[from] OffloadError),
     /// The maps of an earlier process cannot be read.
     #[error(
-        "the maps under {dir} cannot be read: {why}; `canal-edge --detach` removes them, which also stops all forwarding"
+        "the maps under {dir} cannot be read: {why}; fix: remove them with `canal-edge --detach`, which also stops all forwarding"
     )]
     Maps {
         dir: std::path::PathBuf,
@@ -122,7 +122,7 @@ impl AgentShared {
             match reconciler.tables().attach() {
                 Ok(()) => self.counts.attached(true),
                 Err(error) => {
-                    tracing::error!(%error, "could not attach the program to the device; retrying")
+                    tracing::error!(%error, "edge: could not attach the program to the device; retrying")
                 }
             }
         }
@@ -154,7 +154,7 @@ impl ProbeListener for AgentShared {
             *now = targets;
             false
         });
-        tracing::warn!(replica = %target.name, address = %target.address, up, last = outcome.name(), "a replica changed");
+        tracing::warn!(replica = %target.name, address = %target.address, up, last = outcome.name(), "edge: probes changed the state of a replica");
         self.news.send_modify(|n| *n += 1);
     }
 }
@@ -322,7 +322,7 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     };
     tracing::info!(
         clean,
-        "ending; the program stays attached to the device and forwards with the current maps"
+        "edge: the agent ends; the program stays attached to the device and forwards with the current maps"
     );
     subscriber.stop().await;
     process.force();
@@ -346,7 +346,7 @@ fn begin(config: &EdgeConfig, registry: &Registry) -> Result<AgentShared, EdgeEr
     let mut kernel = KernelMaps::load(&config.device)?;
     counts.verified("canal_edge", kernel.verified_instructions()?);
     if !kernel.is_durable() {
-        tracing::warn!(pins = %config.device.pin_dir.display(), "the maps end with this process's mount namespace; a restarted agent begins with empty maps");
+        tracing::warn!(pins = %config.device.pin_dir.display(), "edge: the maps end with this process's mount namespace, so a restarted agent begins with empty maps");
     }
     if kernel.is_adopted() {
         // The maps have the content of an earlier agent, so the program can forward with them at
@@ -535,7 +535,7 @@ fn look_after(shared: &AgentShared, audits: bool) {
         RepairAction::Reload => (kernel.reload(), Some("pins")),
     };
     if let Err(error) = &fixed {
-        tracing::error!(%error, ?look, "could not reinstall missing programs or maps; retrying");
+        tracing::error!(%error, ?look, "edge: could not reinstall missing programs or maps; retrying");
         return;
     }
     let audited = if audits || what.is_some() || !look.live {
@@ -552,30 +552,35 @@ fn look_after(shared: &AgentShared, audits: bool) {
             shared.counts.repair("elements", n);
             tracing::error!(
                 elements = n,
-                "edge BPF maps were changed externally; repaired"
+                "edge: BPF maps were changed externally; repaired"
             );
         }
-        Err(error) => tracing::error!(error, "the maps cannot be read"),
+        Err(error) => tracing::error!(
+            error,
+            "edge: cannot read the maps, so external changes stay unrepaired; retrying"
+        ),
     }
     let kernel = reconciler.tables();
     if !kernel.is_live()
         && has_state
         && let Err(error) = kernel.attach()
     {
-        tracing::error!(%error, "could not attach the program to the device; retrying");
+        tracing::error!(%error, "edge: could not attach the program to the device; retrying");
         return;
     }
     if let Some(what) = what {
         shared.counts.repair(what, 1);
         tracing::error!(
             what,
-            "edge BPF program or maps were removed externally; reinstalled"
+            "edge: the BPF program or maps were removed externally; reinstalled"
         );
     }
     shared.counts.attached(kernel.is_attached());
     match kernel.counts() {
         Ok(now) => shared.counts.packets(&now),
-        Err(error) => tracing::error!(%error, "the program's counters cannot be read"),
+        Err(error) => {
+            tracing::error!(%error, "edge: cannot read the program's counters; the metrics stay at their last values")
+        }
     }
 }
 

@@ -182,7 +182,10 @@ where
         match understand(&k, &v) {
             Some(t) => all.push(t),
             None => {
-                tracing::warn!(map = map.name(), "removed an invalid element");
+                tracing::warn!(
+                    map = map.name(),
+                    "edge: removed an invalid element of a map"
+                );
                 map.remove(&k).map_err(|e| e.to_string())?;
             }
         }

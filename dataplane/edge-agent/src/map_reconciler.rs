@@ -204,13 +204,13 @@ impl<T: MapStore> MapReconciler<T> {
             tracing::warn!(
                 map = left_out.map,
                 reason = left_out.reason.name(),
-                "edge: entry left out of a map, {left_out}"
+                "edge: left out an entry of a map, {left_out}"
             );
         }
         if fresh.len() > LOGGED_MAX {
             tracing::warn!(
                 entries = fresh.len() - LOGGED_MAX,
-                "edge: more entries left out of maps; /config_dump names them"
+                "edge: left out more entries of maps; /config_dump names them"
             );
         }
     }

@@ -134,7 +134,7 @@ impl JwtIssuer {
             tracing::warn!(
                 issuer = rule.issuer,
                 ignored,
-                "keys of a key set cannot be used: of an unknown kind, too weak, or too many"
+                "gateway: ignored keys of a key set, because they are too many, too weak or of an unknown kind; tokens signed with them are refused"
             );
         }
         Self {

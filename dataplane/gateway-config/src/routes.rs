@@ -56,11 +56,11 @@ impl CompiledRoutes {
         build: impl FnOnce(&RouteTable) -> (Router, Vec<BrokenMatch>),
     ) -> Self {
         let (router, faults) = catch_unwind(AssertUnwindSafe(|| build(&table))).unwrap_or_else(|_| {
-            tracing::error!(%service, "compiling the routes of a service panicked: all its requests are refused until its routes change");
+            tracing::error!(%service, "gateway: compiling the routes of a service panicked, so all its requests are refused until its routes change");
             Router::build(&RouteTable::new(refuse_all(table.rules())), &RouterLimits::DEFAULT)
         });
         for fault in &faults {
-            tracing::warn!(%service, %fault, "a route is broken and answers with an error");
+            tracing::warn!(%service, %fault, "gateway: a route is broken, so its requests get an error response");
         }
         Self {
             service,

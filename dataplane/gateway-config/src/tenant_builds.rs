@@ -215,7 +215,7 @@ impl TenantBuilds {
                 now.add(change);
                 ready.extend(compiled);
             } else {
-                tracing::info!(%tenant, services = jobs.len(), "a tenant's tables are built in steps; the previous tables serve it meanwhile");
+                tracing::info!(%tenant, services = jobs.len(), "gateway: building the tenant's tables in steps; the previous tables serve it meanwhile");
                 now.add(self.wait(tenant, change, generation, (jobs, compiled)));
             }
         }

@@ -128,7 +128,7 @@ pub(crate) async fn run(
         Ok(listeners) => listeners,
         Err(error) => {
             // Without a heartbeat from this worker the process never becomes ready.
-            tracing::error!(%error, worker = thread.index, "a worker cannot listen");
+            tracing::error!(%error, worker = thread.index, "gateway: a worker cannot listen, so the process does not become ready");
             return;
         }
     };
@@ -140,7 +140,7 @@ pub(crate) async fn run(
         Ok(ListenerFds::default())
     };
     let _ = opened.send(copies.unwrap_or_else(|error| {
-        tracing::error!(%error, "the listeners cannot be passed to the redirector");
+        tracing::error!(%error, "gateway: cannot pass the listeners to the redirector, so no session can arrive");
         ListenerFds::default()
     }));
     drop(opened);
@@ -173,7 +173,7 @@ pub(crate) async fn run(
     tokio::select! {
         () = worker.until_closed() => {}
         () = worker.drain.forced() => {
-            tracing::warn!(worker = thread.index, connections = worker.open(), "drain ends by force");
+            tracing::warn!(worker = thread.index, connections = worker.open(), "gateway: the drain timeout expired; the remaining connections are closed");
             tokio::time::sleep(FINAL_DRAIN_TIMEOUT).await;
         }
     }
@@ -211,7 +211,7 @@ async fn accept(worker: Rc<Worker>, listener: TcpListener, kind: ListenerKind) {
                 Ok((stream, client)) => spawn_connection(&worker, stream, client, &kind),
                 Err(error) => {
                     worker.counts.refused_connection("accept_failed");
-                    tracing::warn!(%error, "accept");
+                    tracing::warn!(%error, "gateway: accepting a connection failed; retrying");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },

@@ -450,7 +450,7 @@ fn hbone_config(worker: &Worker, tenant: &TenantView) -> ServerConfig {
 
 /// Counts a failed handshake by its reason, and logs it.
 fn refuse_handshake(worker: &Worker, tenant: &TenantView, e: &TlsError) {
-    tracing::debug!(tenant = %tenant.name, error = %e, "TLS handshake failed");
+    tracing::debug!(tenant = %tenant.name, error = %e, "gateway: a TLS handshake failed, the connection is closed");
     worker.counts.refused_connection(tls_reason(e));
 }
 

@@ -209,11 +209,11 @@ impl TableBuilds {
         let mut work = self.lock();
         // A configuration that triggers a bug must stop neither the thread nor other tenants.
         let snapshot = catch_unwind(AssertUnwindSafe(|| work.builds.finish(step))).unwrap_or_else(|_| {
-            tracing::error!(%tenant, "applying a tenant's tables panicked; the tenant is closed until the gateway restarts");
+            tracing::error!(%tenant, "gateway: applying the tenant's tables panicked; the tenant is closed until the gateway restarts");
             Some(work.builds.fail(tenant))
         });
         if let Some(snapshot) = snapshot {
-            tracing::info!(%tenant, "a tenant's tables are built and in force");
+            tracing::info!(%tenant, "gateway: the tenant's tables are built and in force");
             self.publish(snapshot, &work.builds, true);
         }
     }

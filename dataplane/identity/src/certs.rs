@@ -281,7 +281,7 @@ impl CertificateSource {
             };
             lock(&self.inner.renewals).remove(&what);
             if let Err(error) = persisted::remove(&self.inner.config.folder, &what) {
-                tracing::error!(%identity, %error, "a key that moved to key servers is still on disk");
+                tracing::error!(%identity, %error, "identity: could not remove a key that moved to key servers; it is still on disk");
             }
         }
     }
@@ -445,7 +445,7 @@ impl Inner {
         }
         if let Err(error) = persisted::write(&self.config.folder, what, issued) {
             self.unwritten.inc();
-            tracing::error!(identity = %what, %error, "the certificate works but will not survive a restart");
+            tracing::error!(identity = %what, %error, "identity: could not store the certificate; a restart requests a new one");
         }
     }
 
@@ -476,7 +476,7 @@ impl Inner {
                         w.backoff.reset();
                         w.retry_at = None;
                     }
-                    tracing::info!(identity = %what, not_after = ?certificate.not_after(), "certificate obtained");
+                    tracing::info!(identity = %what, not_after = ?certificate.not_after(), "identity: obtained a certificate");
                     // Certificate authorities backdate certificates. A short-lived one would be
                     // past half its lifetime when it is issued.
                     let since = certificate.not_before().max(SystemTime::now());
@@ -487,7 +487,7 @@ impl Inner {
                     w.error = error.to_string();
                     let wait = w.backoff.next_wait();
                     w.retry_at = Some(Instant::now() + wait);
-                    tracing::warn!(identity = %what, %error, ?wait, "no certificate");
+                    tracing::warn!(identity = %what, %error, ?wait, "identity: could not obtain a certificate; retrying");
                 }
             }
         }

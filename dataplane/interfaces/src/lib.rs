@@ -269,7 +269,7 @@ impl Guarded {
             if self.error != error {
                 tracing::error!(
                     error,
-                    "interface guard: interfaces could not be guarded; retrying"
+                    "interface guard: could not guard interfaces; retrying"
                 );
             }
             self.error = error;

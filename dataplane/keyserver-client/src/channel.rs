@@ -173,7 +173,7 @@ impl KeyServerChannel {
                     .why
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner) = why;
-                tracing::warn!(server = mine.inner.target.name, address = %mine.inner.target.address, reason = why.name(), why = text, "channel to key server");
+                tracing::warn!(server = mine.inner.target.name, address = %mine.inner.target.address, reason = why.name(), why = text, "key client: the channel to a key server ended; the next request opens another");
             }
         });
         channel

@@ -273,7 +273,7 @@ impl KeyClient {
             if why != KeyServerFailure::Busy && known.circuit.record_failure(Instant::now()) {
                 tracing::warn!(
                     server = name,
-                    "a key server does not answer; its circuit breaker is open"
+                    "key client: a key server does not answer; its circuit breaker is open"
                 );
             }
             tried.push(format!("{name}: {}", why.name()));

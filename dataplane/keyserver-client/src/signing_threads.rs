@@ -29,7 +29,7 @@ impl SigningThreads {
             let queue = queue.clone();
             let named = std::thread::Builder::new().name(format!("canal-handshake-{n}"));
             if let Err(error) = named.spawn(move || work(&queue)) {
-                tracing::error!(%error, "a handshake thread could not be started");
+                tracing::error!(%error, "key client: could not start a handshake thread; fewer handshakes run at once");
             }
         }
         Self { jobs }

@@ -236,7 +236,7 @@ impl RequesterChannel {
 
     fn refuse(&self, id: u64, no: &RequestRejection) {
         self.core.counts.refused(no.name, no.tenant.as_ref());
-        tracing::debug!(requester = %self.caller.requester, name = %no.name, text = no.text, "refused");
+        tracing::debug!(requester = %self.caller.requester, name = %no.name, text = no.text, "key server: refused a request");
         self.enqueue_response(
             id,
             &KeyResponse::Refused {
@@ -437,7 +437,7 @@ impl RequesterChannel {
                         )
                     }
                     _ => format!(
-                        "there is no key of {service}: it needs both {files} in usable form"
+                        "there is no key of {service}; fix: provide both {files} in usable form"
                     ),
                 };
                 RequestRejection::new(r, text).of(tenant)

@@ -60,9 +60,9 @@ pub struct KeyServerConfig {
 /// Reason why the engine did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyServerEngineError {
-    #[error("{0} is not a key server")]
+    #[error("{0} is not a key server; fix: start the process with a key server's token")]
     Principal(Principal),
-    #[error("keys from files belong to one tenant: set --tenant with --tls-dir")]
+    #[error("keys from files belong to one tenant; fix: set --tenant with --tls-dir")]
     Tenant,
     #[error("reading {0}: {1}")]
     Folder(PathBuf, std::io::Error),
@@ -150,7 +150,7 @@ impl KeyServerEngine {
         if core.files.is_some() {
             tokio::spawn(watch(Arc::downgrade(&core), drain));
         }
-        tracing::info!(%name, features = ?hardware::features(), "key server");
+        tracing::info!(%name, features = ?hardware::features(), "key server: started");
         let per_channel = Quotas::of_channels(config.shares.channels);
         let unauthenticated = Unauthenticated::new(registry);
         Ok(Self {
@@ -257,7 +257,7 @@ impl KeyServerEngine {
                 }
                 Err(error) => {
                     self.listener_state.core.counts.unauthenticated("accept");
-                    tracing::warn!(%error, "accepting a channel");
+                    tracing::warn!(%error, "key server: accepting a connection failed; retrying");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             }
@@ -295,7 +295,9 @@ async fn watch(core: std::sync::Weak<EngineContext>, drain: DrainObserver) {
             tokio::task::spawn_blocking(move || core.files.as_ref().map(TenantKeyFiles::poll))
                 .await;
         if polled.is_err() {
-            tracing::error!("reading the folder of keys failed");
+            tracing::error!(
+                "key server: reading the key folder panicked, which is a bug; the previous keys stay in use"
+            );
         }
     }
 }
@@ -315,7 +317,7 @@ async fn accept_tls(
     match tokio::time::timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(stream)).await {
         Ok(Ok(stream)) => Ok(stream),
         Ok(Err(error)) => {
-            tracing::info!(%error, "a connection did not authenticate");
+            tracing::info!(%error, "key server: a connection did not authenticate and is closed");
             Err("handshake")
         }
         Err(_) => Err("timeout"),
@@ -374,7 +376,7 @@ async fn start_channel(
     // Further connections from this address no longer compete with those of unknown addresses.
     listener_state.unauthenticated.record_proof(from.ip());
     drop(permit);
-    tracing::info!(requester = %caller.requester, %from, "channel open");
+    tracing::info!(requester = %caller.requester, %from, "key server: a requester opened a channel");
     let channel = RequesterChannel::new(core.clone(), caller.clone());
     let (until, mut trust_watch) = (leaf.not_after(), verifier.trust_watch(leaf));
     let (read, write) = tokio::io::split(stream);
@@ -389,7 +391,7 @@ async fn start_channel(
     channel.clear();
     writer.abort();
     core.counts.count_channel_end(ended);
-    tracing::info!(requester = %caller.requester, reason = ?ended, "channel closed");
+    tracing::info!(requester = %caller.requester, reason = ?ended, "key server: a channel ended");
 }
 
 async fn read_in<IO: AsyncRead + AsyncWrite + Unpin>(
@@ -426,7 +428,7 @@ async fn read_in<IO: AsyncRead + AsyncWrite + Unpin>(
                 }
                 Ok(None) => break,
                 Err(error) => {
-                    tracing::warn!(%error, "the channel is closed");
+                    tracing::warn!(%error, "key server: received a malformed frame; the channel is closed");
                     return ChannelEndReason::Malformed;
                 }
             }

@@ -437,7 +437,7 @@ impl Inner {
         let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
         for name in names {
             if keys.remove(name).is_some() {
-                tracing::info!(%name, "no requester is entitled to this key or uses it any more; removed");
+                tracing::info!(%name, "key server: removed a key that no requester is entitled to or uses");
             }
         }
     }
@@ -585,7 +585,7 @@ impl Inner {
         )
         .map_err(|e| unusable(&e))?;
         if !certified.valid_at(SystemTime::now()) {
-            return Err(failed("clock", "the certificate is not valid at this machine's time; is one of the two clocks wrong?".into()));
+            return Err(failed("clock", "the certificate is not valid at this machine's time; fix: correct the clock of this machine or of the controller".into()));
         }
         Ok(certified)
     }
@@ -638,7 +638,7 @@ impl Inner {
                     let wait = want.backoff.next_wait();
                     want.retry_at = Some(Instant::now() + wait);
                     want.error = error.text;
-                    tracing::warn!(%name, error = want.error, ?wait, "no certificate");
+                    tracing::warn!(%name, error = want.error, ?wait, "key server: could not obtain a certificate; retrying");
                 }
             }
         }

@@ -65,7 +65,7 @@ type AllowList = BTreeMap<ServiceKey, Vec<String>>;
 impl AllowListFile {
     fn read(self, tenant: &TenantName) -> Result<AllowList, String> {
         let wrong = |key: &str| {
-            format!("{key:?} is not a service; write namespace/name, as in default/shop")
+            format!("{key:?} is not a service; fix: write namespace/name, as in default/shop")
         };
         let row = |(key, requesters): (String, Vec<String>)| {
             let service = format!("{tenant}/{key}").parse().map_err(|_| wrong(&key))?;
@@ -244,7 +244,8 @@ impl TenantKeyFiles {
             self.broken.inc();
             tracing::error!(
                 over,
-                "there are more than {FILES_MAX} keys in the folder; the others are not read"
+                limit = FILES_MAX,
+                "key server: the key folder has more keys than the limit; the others are not read"
             );
         }
         self.report_misnamed(misnamed);
@@ -262,7 +263,7 @@ impl TenantKeyFiles {
             let before = known.remove(&name).and_then(|k| k.key);
             let (slot, error) = match self.load(&name) {
                 Ok(certified) => {
-                    tracing::info!(key = %name, until = ?certified.not_after, "key read");
+                    tracing::info!(key = %name, until = ?certified.not_after, "key server: loaded a key file");
                     (
                         Some(KeySlot::after(before, Arc::new(certified), now)),
                         String::new(),
@@ -270,7 +271,7 @@ impl TenantKeyFiles {
                 }
                 Err(error) => {
                     self.broken.inc();
-                    tracing::error!(key = %name, error, "the key cannot be read; the previous key stays in use");
+                    tracing::error!(key = %name, error, "key server: cannot read a key file; the previous key stays in use");
                     (before, error)
                 }
             };
@@ -306,7 +307,7 @@ impl TenantKeyFiles {
             self.broken.inc();
             tracing::error!(
                 file,
-                "the name is not that of a service, so the key is not used; name it NAMESPACE.NAME.crt, as in default.shop.crt"
+                "key server: the file's name is not that of a service, so the key is not used; fix: name it NAMESPACE.NAME.crt, as in default.shop.crt"
             );
         }
         *before = now;
@@ -362,7 +363,7 @@ impl TenantKeyFiles {
         match parsed {
             Ok(list) => {
                 if list != allow.list || !allow.error.is_empty() {
-                    tracing::info!(keys = list.len(), "allow list read");
+                    tracing::info!(keys = list.len(), "key server: loaded the allow list");
                 }
                 (allow.list, allow.error) = (list, String::new());
             }
@@ -371,7 +372,10 @@ impl TenantKeyFiles {
                 // requester.
                 if error != allow.error {
                     self.broken.inc();
-                    tracing::error!(error, "no requester is allowed to use a key");
+                    tracing::error!(
+                        error,
+                        "key server: cannot read the allow list, so no requester may use a key"
+                    );
                 }
                 (allow.list, allow.error) = (AllowList::new(), error);
             }

@@ -194,11 +194,11 @@ fn live<F, R>(
     if let Some(core) = worker.core
         && let Err(error) = sys::pin_thread(core)
     {
-        tracing::warn!(worker = name, core, %error, "worker runs unpinned");
+        tracing::warn!(worker = name, core, %error, "worker: cannot pin the thread to a core; it runs unpinned");
     }
     // `Netns::enter` must return to this namespace; a pinned handle saves opening it at each call.
     if let Err(error) = sys::pin_home_netns() {
-        tracing::warn!(worker = name, %error, "worker cannot find its network namespace; polling");
+        tracing::warn!(worker = name, %error, "worker: cannot open its network namespace; each switch opens it anew");
     }
     let ended = catch_unwind(AssertUnwindSafe(|| {
         runtime.block_on(async move {
@@ -215,7 +215,7 @@ fn live<F, R>(
     if ended.is_err() {
         tracing::error!(
             worker = name,
-            "a worker's root panicked; the process ends so that its supervisor restarts it"
+            "worker: the main task panicked; the process ends so that its supervisor restarts it"
         );
         std::process::exit(EXIT_PANIC);
     }

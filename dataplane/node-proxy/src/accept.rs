@@ -167,7 +167,7 @@ async fn keep_open(
             }
             Err(error) => {
                 local.listen_failures.inc();
-                tracing::warn!(pod = context.pod.load().uid, %error, "cannot listen in the pod; retrying");
+                tracing::warn!(pod = context.pod.load().uid, %error, "node: cannot listen in the pod; retrying");
             }
         }
         tokio::select! {
@@ -186,7 +186,7 @@ fn record_listener(
     if listener_kind != ListenerRole::Plain {
         context.count_listener();
     } else if let Err(error) = context.plaintext.add_listener(address.is_ipv4(), listener) {
-        tracing::error!(pod = context.pod.load().uid, %error, "plaintext into the pod is refused");
+        tracing::error!(pod = context.pod.load().uid, %error, "node: cannot register the pod's plaintext listener, so plaintext into the pod is refused");
     }
 }
 
@@ -217,7 +217,7 @@ async fn accept(
                 // The process is out of descriptors or memory: other connections must end first.
                 // This one waits in the kernel.
                 local.accept_failures.inc();
-                tracing::warn!(pod = context.pod.load().uid, %error, "accepting a connection failed; retrying");
+                tracing::warn!(pod = context.pod.load().uid, %error, "node: accepting a connection failed; retrying");
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }

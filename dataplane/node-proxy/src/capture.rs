@@ -131,7 +131,7 @@ impl OriginSource {
 }
 
 fn warn_of_fallback(what: &str, why: &OffloadError) {
-    tracing::warn!("capture of {what} falls back to nftables: the kernel refused BPF: {why}");
+    tracing::warn!(what, %why, "capture: the kernel refused BPF; falling back to nftables");
     // On stderr as well: the log's level may hide a warning, and the fallback costs every
     // connection of the node.
     eprintln!(
@@ -174,7 +174,7 @@ impl CaptureBackend {
             let pods = c.pinned_pods().len();
             tracing::warn!(
                 pin_dir = %pin_dir.display(), pods,
-                "this process has its own mount namespace, and its bpffs ends with the process: pods would not stay captured; fix: set --bpf-pin-dir to a bpffs that the machine keeps mounted"
+                "capture: this process's bpffs ends with its mount namespace, so pods do not stay captured after the process; fix: set --bpf-pin-dir to a bpffs that the machine keeps mounted"
             );
         }
         match (decide_mode(choice, bpf.is_some()), why) {
@@ -229,7 +229,7 @@ impl CaptureBackend {
             return;
         };
         if let Err(error) = inbound.forget(&pod.uid) {
-            tracing::warn!(pod = pod.uid, %error, "plaintext into the pod stays refused");
+            tracing::warn!(pod = pod.uid, %error, "capture: cannot release the pod's plaintext; plaintext into the pod stays refused");
         }
     }
 
@@ -340,7 +340,7 @@ impl CaptureBackend {
             return;
         };
         if let Err(e) = bpf.release(&pod.uid, Some(taken)) {
-            tracing::warn!(pod = pod.uid, %e, "the pod's pins stay");
+            tracing::warn!(pod = pod.uid, %e, "capture: cannot remove the pod's pins; they stay");
         }
         if let Err(error) = bpf.tables().remove_pod(cookie) {
             tracing::warn!(pod = pod.uid, %error, "capture: the pod's entry stays in the connect hook's tables");
@@ -369,12 +369,15 @@ impl CaptureBackend {
         let Some(bpf) = &self.bpf else { return };
         let swept = bpf.origins().sweep(ORIGIN_AGE_MAX);
         if swept > 0 {
-            tracing::debug!(swept, "captured connections that were never accepted");
+            tracing::debug!(
+                swept,
+                "capture: removed the destinations of connections that were never accepted"
+            );
         }
         for pod in bpf.forget_gone(known) {
             tracing::info!(
                 pod,
-                "released a pod whose cgroup was removed while no proxy ran"
+                "capture: released a pod whose cgroup was removed while no proxy ran"
             );
         }
     }

@@ -104,7 +104,7 @@ pub(crate) async fn establish(
     if let Err(e) =
         canal_hbone::serve(tls, peer_identity, &config, &local.hbone, drain, on_request).await
     {
-        tracing::debug!(%peer, %e, "HBONE connection ended");
+        tracing::debug!(%peer, %e, "node: an HBONE connection ended");
     }
 }
 

@@ -108,7 +108,7 @@ pub async fn run(config: NodeConfig, level: LogLevelHandle) -> Result<bool, Node
     };
     tracing::info!(
         clean,
-        "drained; captured pods stay captured and are refused until the next start"
+        "node: drained; captured pods stay captured, and their connections are refused until the next start"
     );
     subscriber.stop().await;
     process.force();

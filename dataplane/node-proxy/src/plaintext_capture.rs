@@ -176,7 +176,7 @@ impl PlaintextCapture {
             Ok(guard) => *state = HookState::Guarded(guard),
             Err(error) => {
                 self.failures.inc();
-                tracing::error!(pod = pod.uid, %error, "plaintext into the pod cannot be captured although policies require it; retrying");
+                tracing::error!(pod = pod.uid, %error, "node: cannot capture plaintext into the pod although policies require it; retrying");
                 *state = HookState::Failed(error.to_string());
             }
         }
@@ -199,7 +199,7 @@ impl PlaintextCapture {
             Ok(None) => tracing::info!(
                 pod = pod.uid,
                 how = context.plaintext.describe(),
-                "plaintext into the pod is captured"
+                "node: captured plaintext into the pod"
             ),
             Ok(Some(nft)) => drop(self.settle(context, pod, Ok(nft))),
             Err(e) => drop(self.settle(context, pod, Err(e))),
@@ -217,10 +217,10 @@ impl PlaintextCapture {
         match left {
             Ok(()) => tracing::info!(
                 pod = pod.uid,
-                "plaintext into the pod is delivered to the application again"
+                "node: released plaintext into the pod; the application receives it directly"
             ),
             Err(error) => {
-                tracing::warn!(pod = pod.uid, %error, "plaintext into the pod stays refused")
+                tracing::warn!(pod = pod.uid, %error, "node: cannot release plaintext into the pod; it stays refused")
             }
         }
     }
@@ -237,12 +237,12 @@ impl PlaintextCapture {
                 tracing::info!(
                     pod = pod.uid,
                     n,
-                    "connections that the pod opened before its capture were reset"
+                    "node: reset connections that the pod opened before its capture"
                 );
             }
             Err(error) => {
                 self.failures.inc();
-                tracing::error!(pod = pod.uid, %error, "connections that the pod opened before its capture may continue unencrypted");
+                tracing::error!(pod = pod.uid, %error, "node: cannot reset connections that the pod opened before its capture; they may continue unencrypted");
             }
         }
     }
@@ -277,12 +277,12 @@ impl PlaintextCapture {
                 tracing::info!(
                     pod = pod.uid,
                     n,
-                    "older plaintext connections were ended: policies no longer admit them"
+                    "node: ended older plaintext connections that policies no longer admit"
                 );
             }
             Err(error) => {
                 self.failures.inc();
-                tracing::error!(pod = pod.uid, %error, "older plaintext connections into the pod may continue");
+                tracing::error!(pod = pod.uid, %error, "node: cannot end older plaintext connections into the pod; they may continue");
             }
         }
     }

@@ -21,14 +21,14 @@ pub enum PodError {
     File { file: String, why: String },
     /// The text is not the expected JSON.
     #[error(
-        "{file}: {why}; write uid, namespace, name, serviceAccount, netns, cgroup, ips and labels"
+        "{file}: {why}; fix: write uid, namespace, name, serviceAccount, netns, cgroup, ips and labels"
     )]
     Form { file: String, why: String },
     /// The tenant, namespace, pod or service account has an invalid name.
     #[error("{file}: {why}")]
     Name { file: String, why: IdError },
     /// The uid does not match the namespace and the name in the other fields.
-    #[error("{file}: uid {uid:?} must be TENANT/{namespace}/{name}")]
+    #[error("{file}: uid {uid:?} is not of the pod; fix: write TENANT/{namespace}/{name}")]
     Uid {
         file: String,
         uid: String,
@@ -36,7 +36,7 @@ pub enum PodError {
         name: String,
     },
     /// The pod has no address, so it can neither be reached nor be distinguished from other pods.
-    #[error("{file}: ips is empty")]
+    #[error("{file}: ips is empty; fix: write the pod's addresses")]
     Ips { file: String },
 }
 

@@ -112,7 +112,10 @@ pub fn decide_changes(served_pods: &HashMap<String, ServedPod>, found: PodScan) 
         if !seen.insert(pod.uid.clone()) {
             c.refused.push((
                 file,
-                format!("another file already defines pod {}; remove one", pod.uid),
+                format!(
+                    "another file already defines pod {}; fix: remove one of them",
+                    pod.uid
+                ),
             ));
             continue;
         }
@@ -322,7 +325,7 @@ impl PodReconciler {
         let found = match tokio::task::block_in_place(|| scan(&self.config.pods_dir)) {
             Ok(found) => found,
             Err(error) => {
-                tracing::warn!(dir = %self.config.pods_dir.display(), %error, "cannot read the pods directory; keeping the known pods");
+                tracing::warn!(dir = %self.config.pods_dir.display(), %error, "node: cannot read the pods directory; keeping the known pods");
                 return Vec::new();
             }
         };
@@ -415,7 +418,7 @@ impl PodReconciler {
         tracing::info!(
             pod = served_pod.pod.uid,
             mode = taken.mode().name(),
-            "pod served"
+            "node: serving a pod"
         );
         let refused_at_connect = ConnectRefusals::default();
         let mut entry = PodEntry {
@@ -455,7 +458,7 @@ impl PodReconciler {
         else {
             return;
         };
-        tracing::info!(pod = uid, "pod was removed; draining");
+        tracing::info!(pod = uid, "node: a pod was removed; draining it");
         trigger.drain(self.config.drain_limit);
         let workers = self.workers.clone();
         tokio::spawn(async move {
@@ -566,7 +569,7 @@ impl PodReconciler {
         let known = self.pod_registry.refused.load();
         for (what, why) in refused.iter().filter(|r| !known.contains(r)) {
             self.gauges.refusals.inc();
-            tracing::warn!(what, why, "pod not served");
+            tracing::warn!(what, why, "node: a pod is not served");
         }
         let mut contexts: Vec<Arc<PodContext>> =
             self.entries.values().map(|k| k.context.clone()).collect();
@@ -698,7 +701,7 @@ fn watch_directory(dir: &Path) -> std::pin::Pin<Box<dyn futures::Stream<Item = (
                 .chain(futures::stream::pending()),
         ),
         Err(error) => {
-            tracing::warn!(dir = %dir.display(), %error, every = ?RESCAN_INTERVAL, "cannot watch the pods directory; reading it at intervals");
+            tracing::warn!(dir = %dir.display(), %error, every = ?RESCAN_INTERVAL, "node: cannot watch the pods directory; reading it at intervals");
             Box::pin(futures::stream::pending())
         }
     }

@@ -200,12 +200,12 @@ async fn serve(
                     .serve_with_incoming_shutdown(accepted, end.cancelled_owned())
                     .await
                 {
-                    tracing::warn!(?socket, %error, "the Workload API's socket failed");
+                    tracing::warn!(?socket, %error, "workload API: the socket failed; the pod gets no updates from it");
                 }
             }
             Err(error) => {
                 failures.shared(&[]).inc();
-                tracing::warn!(?socket, %error, "cannot serve the Workload API in the pod; retrying");
+                tracing::warn!(?socket, %error, "workload API: cannot serve the pod; retrying");
             }
         }
         tokio::time::sleep(backoff.next_wait()).await;

@@ -130,7 +130,7 @@ impl CapturePrograms {
                 // The pinned maps have the same ABI number but another shape (a size changed).
                 // Connections in progress lose their origin and are reset, which is better than no
                 // capture.
-                tracing::warn!(%source, journal, "the pinned maps have another layout; starting with new maps");
+                tracing::warn!(%source, journal, "capture: the pinned maps have another layout; starting with new maps");
                 p.forget_maps().map_err(|source| OffloadError::Pins {
                     dir: p.maps(),
                     step: "removing maps of another layout",
@@ -381,7 +381,7 @@ pub(crate) fn adopt(pin: &Path, cgroup_id: u64, program: &Program<'_>) -> Option
         return Some(link);
     }
     if let Err(e) = fs::remove_file(pin) {
-        tracing::warn!(pin = %pin.display(), %e, "cannot remove a stale pin");
+        tracing::warn!(pin = %pin.display(), %e, "capture: cannot remove a stale pin; it stays");
     }
     None
 }

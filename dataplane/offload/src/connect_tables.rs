@@ -95,7 +95,7 @@ impl ConnectTables {
         })?
         .map_err(failed)?;
         let spreads_v6 = proxy_route::add(netns).unwrap_or_else(|error| {
-            tracing::warn!(%error, "capture: a source port of the pod's leads to one IPv6 destination at a time");
+            tracing::warn!(%error, "capture: cannot make the proxy's IPv6 addresses local in the pod; each of its source ports reaches one IPv6 destination at a time");
             false
         });
         if self.refusals.get(&cookie)?.is_none() {

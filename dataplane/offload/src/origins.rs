@@ -76,7 +76,7 @@ impl Origins {
             &taken.to_ne_bytes(),
             MapFlags::ANY,
         ) {
-            tracing::debug!(%error, "could not remove a stored destination from the kernel; the next sweep removes it");
+            tracing::debug!(%error, "capture: could not remove a stored destination from the kernel; the next sweep removes it");
         }
     }
 

@@ -188,7 +188,7 @@ impl PinDirectory {
                 && e.file_name().to_str().is_some_and(|n| n.starts_with('v'))
                 && remove_tree(&e.path()).is_err()
             {
-                tracing::warn!(pins = %e.path().display(), "cannot remove the pins of an older version; remove them by hand");
+                tracing::warn!(pins = %e.path().display(), "pins: cannot remove the pins of an older version; fix: remove the folder by hand");
             }
         }
     }
@@ -205,7 +205,7 @@ fn detach_all(dir: &Path) {
         .map(|e| e.path())
     {
         if let Err(e) = Link::open(&pin).and_then(|link| link.detach()) {
-            tracing::debug!(pin = %pin.display(), %e, "a link stays until its pin is removed");
+            tracing::debug!(pin = %pin.display(), %e, "pins: cannot detach a link; it stays until its pin is removed");
         }
     }
 }

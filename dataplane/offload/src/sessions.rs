@@ -240,7 +240,7 @@ impl Drop for SessionTable {
         };
         for hook in &self.hooks {
             if let Err(e) = hook.detach(program.as_fd()) {
-                tracing::warn!(%e, "the session table's program could not be detached from its device; remove it with tc filter del");
+                tracing::warn!(%e, "session table: cannot detach the program from its device; fix: remove it with tc filter del");
             }
         }
     }

@@ -217,7 +217,7 @@ fn adopt(pin: &Path, netns_inode: u64, program: &Program<'_>) -> Option<Link> {
         return Some(link);
     }
     if let Err(e) = fs::remove_file(pin) {
-        tracing::warn!(pin = %pin.display(), %e, "cannot remove a stale pin");
+        tracing::warn!(pin = %pin.display(), %e, "socket steering: cannot remove a stale pin; it stays");
     }
     None
 }

@@ -80,7 +80,7 @@ impl TierPins {
                 && e.file_name().to_string_lossy().starts_with(&prefix)
                 && pins::remove_tree(&e.path()).is_err()
             {
-                tracing::warn!(pins = %e.path().display(), "cannot remove the pins of an older version; remove them by hand");
+                tracing::warn!(pins = %e.path().display(), "pins: cannot remove the pins of an older version; fix: remove the folder by hand");
             }
         }
     }
@@ -124,7 +124,7 @@ pub(crate) fn load(
         ) if journal.contains(MISFIT) => {
             // The pinned maps have the same ABI number but another shape. Forwarding stops until
             // the agent has filled new ones, which is better than forever.
-            tracing::warn!(%source, journal, "the pinned maps have another layout; starting with new maps");
+            tracing::warn!(%source, journal, "tier: the pinned maps have another layout; nothing is forwarded until new maps are filled");
             p.forget_maps()?;
             p.make_maps()?;
             try_load(name, bytes, pinned, pins, settings)

@@ -399,22 +399,28 @@ impl RedirectorAgent {
             match state.reconciler.kernel().repair() {
                 Ok(true) => {
                     self.inner.counts.repaired();
-                    tracing::warn!("redirector BPF programs were removed externally; reinstalled");
+                    tracing::warn!("redirector: BPF programs were removed externally; reinstalled");
                 }
                 Ok(false) => {}
                 Err(error) => tracing::error!(
                     error,
-                    "the redirector's programs are missing and cannot be attached"
+                    "redirector: programs are missing and cannot be attached, so sessions are not redirected; retrying"
                 ),
             }
             self.inner.measure_receive(&mut state, true);
             match state.reconciler.kernel().received_by_core() {
                 Ok(cores) => self.inner.counts.received(&cores),
-                Err(error) => tracing::warn!(error, "redirector: packets by core cannot be read"),
+                Err(error) => tracing::warn!(
+                    error,
+                    "redirector: cannot read the packets per core; the metrics stay at their last values"
+                ),
             }
             match state.reconciler.kernel().counts() {
                 Ok(counts) => self.inner.counts.packets(&counts),
-                Err(error) => tracing::warn!(error, "the redirector's counters cannot be read"),
+                Err(error) => tracing::warn!(
+                    error,
+                    "redirector: cannot read the programs' counters; the metrics stay at their last values"
+                ),
             }
         }
     }
@@ -620,7 +626,7 @@ impl Inner {
                     took,
                 );
                 scan.error = error.to_string();
-                tracing::warn!(%error, "could not refresh the owned-session set; keeping the previous one");
+                tracing::warn!(%error, "redirector: could not refresh the owned-session set; keeping the previous one");
             }
         }
     }
@@ -759,7 +765,7 @@ fn keep_orders(path: &std::path::Path, orders: &ControllerOrders) {
         std::fs::write(new, text).and_then(|()| std::fs::rename(new, path))
     });
     if let Err(error) = write(&new) {
-        tracing::warn!(path = %path.display(), %error, "could not store the orders; after a restart without a controller they would be unknown");
+        tracing::warn!(path = %path.display(), %error, "redirector: could not store the controller's orders; a restart without a controller does not know them");
     }
 }
 

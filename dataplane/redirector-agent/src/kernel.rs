@@ -96,7 +96,7 @@ impl TierPrograms {
         let steering = SocketSteering::attach(None, Some(&attach.pin_dir))?;
         let redirector = RedirectorPrograms::attach(&options)?;
         if !redirector.is_durable() {
-            tracing::warn!(pins = %attach.pin_dir.display(), "the redirector's maps end with this process, because it is in a mount namespace of its own");
+            tracing::warn!(pins = %attach.pin_dir.display(), "redirector: the maps end with this process, because it is in a mount namespace of its own");
         }
         Ok(Self {
             redirector,

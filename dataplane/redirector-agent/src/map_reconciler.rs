@@ -106,7 +106,7 @@ impl RedirectorReconciler {
     pub fn reconcile(&mut self, wanted: &RedirectorMapContent, live: bool) -> usize {
         for entry in wanted.omitted.difference(&self.actual.omitted) {
             self.counts.omitted(entry.map, entry.tenant.as_str());
-            tracing::warn!(map = entry.map, tenant = %entry.tenant, name = entry.name, why = entry.why, "redirector: entry left out of a map");
+            tracing::warn!(map = entry.map, tenant = %entry.tenant, name = entry.name, why = entry.why, "redirector: left out an entry of a map");
         }
         self.actual.omitted.clone_from(&wanted.omitted);
         let pass = reconcile(|pass| {

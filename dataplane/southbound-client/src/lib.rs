@@ -291,7 +291,7 @@ async fn run(
         tracing::info!(
             reason = ended.reason,
             why = ended.why,
-            "the controller's stream ended"
+            "subscriber: the stream to the controller ended; reconnecting"
         );
         // A stream that brought a good response shows that the controller works, so the next wait
         // is short.

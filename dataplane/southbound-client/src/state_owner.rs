@@ -185,7 +185,7 @@ impl StateOwner {
         let is_last = self.attempts_without_store + 1 >= self.addresses;
         tracing::error!(
             %store, known = known.map(tracing::field::display), taken_up = is_last,
-            "the controller has another store than the one that this data plane knows; the present state is served until the state of the other store is complete"
+            "subscriber: the controller has another store than this data plane knows; the present state is served until the other store's state is complete"
         );
         if is_last {
             self.answered.clear();
@@ -217,7 +217,7 @@ impl StateOwner {
         if let Err(e) = self.try_boot() {
             if !matches!(e, StateFileError::Missing) {
                 self.counts.snapshot_refused(e.reason());
-                tracing::error!(snapshot = %self.path.display(), error = %e, "the snapshot is not used; waiting for the controller");
+                tracing::error!(snapshot = %self.path.display(), error = %e, "subscriber: cannot use the state file; waiting for the controller");
             }
             return;
         }
@@ -290,7 +290,7 @@ impl StateOwner {
         let (store, generation) = self.with_state(|state| (state.store, state.generation));
         tracing::warn!(
             streams = EXHAUSTED_STREAMS_MAX,
-            "the controller ended streams because a limit was reached; the next stream requests everything"
+            "subscriber: the controller ended streams because a limit was reached; the next stream requests everything"
         );
         self.answered.clear();
         self.incoming = Some(ResourceState {
@@ -354,14 +354,14 @@ impl StateOwner {
             .iter()
             .filter(|(tenant, closure)| self.logged.get(*tenant) != Some(*closure))
         {
-            tracing::error!(%tenant, cause = closure.cause.name(), detail = closure.detail, "the tenant is closed and not served");
+            tracing::error!(%tenant, cause = closure.cause.name(), detail = closure.detail, "subscriber: the tenant is closed and not served");
         }
         for tenant in self
             .logged
             .keys()
             .filter(|tenant| !closed.contains_key(*tenant))
         {
-            tracing::info!(%tenant, "the tenant is served again");
+            tracing::info!(%tenant, "subscriber: the tenant is served again");
         }
         self.logged = closed.clone();
         self.status.send_modify(|s| {
@@ -420,7 +420,7 @@ impl StateOwner {
             Ok(()) => self.dirty = false,
             Err(error) => {
                 // The write is repeated after the pause, and serving continues.
-                tracing::error!(snapshot = %self.path.display(), %error, "the snapshot could not be written");
+                tracing::error!(snapshot = %self.path.display(), %error, "subscriber: cannot write the state file; retrying");
             }
         }
     }

@@ -286,7 +286,7 @@ async fn accept_all<L: AdminListener>(
             Ok(io) => io,
             // The process is out of file descriptors: the next accept would fail at once too.
             Err(error) => {
-                tracing::warn!(%error, "admin accept");
+                tracing::warn!(%error, "admin port: accepting a connection failed; retrying");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -412,7 +412,7 @@ async fn connection<IO: AdminStream>(
         if stalled == Some(io::ErrorKind::TimedOut) {
             counters.refused("write_timeout");
         }
-        tracing::debug!(%error, "admin connection");
+        tracing::debug!(%error, "admin port: a connection failed and is closed");
     }
 }
 

@@ -331,7 +331,7 @@ fn planned_changes_break_no_session() {
             is_timed() || is_ok,
             "{what}: {report}\n{}\n{}",
             fleet(),
-            mesh.log_lines("edge-1", "a replica changed")
+            mesh.log_lines("edge-1", "probes changed the state of a replica")
         );
         timed!(
             is_ok,

@@ -111,7 +111,7 @@ fn start(
         .map(|target| name_of(&target.principal).to_owned())
         .collect();
     tracing::info!(
-        target: "audit", operator = %caller.principal, subject, tenant, data_planes = names.join(","), "an operator's observation began"
+        target: "audit", operator = %caller.principal, subject, tenant, data_planes = names.join(","), "admin API: an operator's observation began"
     );
     shared
         .metrics
@@ -172,7 +172,7 @@ async fn until_over(
             shared.metrics.refuse("observations_revoked");
             Status::resource_exhausted("this observation was ended in favour of another one; fix: end some of them")
         }
-        () = token_ends => Status::unauthenticated("the token was revoked"),
+        () = token_ends => Status::unauthenticated("the token was revoked; fix: request another one from the provider"),
         () = shared.stopping.cancelled() => Status::unavailable("the controller is stopping; fix: start the observation again"),
     }
 }
@@ -244,7 +244,7 @@ impl Drop for ObservationAudit {
             dropped,
             ..
         } = self;
-        tracing::info!(target: "audit", %operator, subject, tenant, bytes, dropped, "an operator's observation ended");
+        tracing::info!(target: "audit", %operator, subject, tenant, bytes, dropped, "admin API: an operator's observation ended");
         let metrics = &self.shared.metrics;
         let labels = [("subject", self.subject)];
         metrics.add(metrics::OBSERVATIONS, &labels, -1.0);

@@ -73,7 +73,7 @@ pub(crate) fn text(path: &Path) -> Result<Option<String>, String> {
 pub(crate) enum FolderError {
     #[error("{0}")]
     Read(String),
-    #[error("{0} is not there")]
+    #[error("the CA folder {0} is missing; fix: create it with the CA's files")]
     Missing(&'static str),
     #[error(transparent)]
     Content(#[from] AuthorityFilesError),
@@ -186,7 +186,7 @@ impl AuthorityFolders {
                 there = decide_domains(names, CA_DOMAINS_MAX);
             }
             Err(e) => {
-                tracing::error!(path = %self.root.display(), error = %e, "--ca-dir cannot be read; the last good CA stays in use")
+                tracing::error!(path = %self.root.display(), error = %e, "trust: cannot read --ca-dir; the last good CA stays in use")
             }
         }
         // A folder that was removed must be noticed too.
@@ -221,7 +221,7 @@ impl AuthorityFolders {
             Ok(good) => {
                 (folder.authority, folder.roots, folder.foreign, folder.fault) =
                     (good.authority, good.roots, good.foreign, None);
-                tracing::info!(target: "audit", %domain, path = %path.display(), "loaded the CA files");
+                tracing::info!(target: "audit", %domain, path = %path.display(), "trust: loaded the CA files");
                 Some(FolderChange::Changed(domain))
             }
             Err(fault) => {
@@ -230,7 +230,7 @@ impl AuthorityFolders {
                 } else {
                     "the last good CA stays in use"
                 };
-                tracing::error!(%domain, path = %path.display(), %fault, "CA files rejected; {consequence}");
+                tracing::error!(%domain, path = %path.display(), %fault, "trust: rejected the CA files; {consequence}");
                 folder.fault = Some(fault.to_string());
                 Some(FolderChange::Broken(domain, fault.name()))
             }

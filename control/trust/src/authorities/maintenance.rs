@@ -46,7 +46,7 @@ pub async fn run_maintenance(context: Arc<MaintenanceContext>) {
         });
         if done.await.is_err() {
             tracing::error!(
-                "maintenance of the CAs failed, which is a bug in the controller; retrying"
+                "trust: maintenance of the CAs failed, which is a bug in the controller; retrying"
             );
         }
     }
@@ -65,7 +65,7 @@ fn maintain_once(context: &MaintenanceContext, prune: bool) {
         context
             .metrics
             .count(metrics::STORE_ERRORS, &[("reason", e.name())]);
-        tracing::warn!(error = %e, "could not remove expired certificates from the record; retrying");
+        tracing::warn!(error = %e, "trust: could not remove expired certificates from the issuance log; retrying");
     }
 }
 
@@ -109,14 +109,14 @@ impl TrustAuthorities {
         locked(&self.clear).remove(name);
         match stepped {
             Ok(true) => {
-                tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, from = phase.as_str(), "a root rotation took its next step")
+                tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, from = phase.as_str(), "trust: a root rotation took its next step")
             }
             Ok(false) => {}
             Err(e) => {
                 context
                     .metrics
                     .count(metrics::STORE_ERRORS, &[("reason", e.name())]);
-                tracing::error!(tenant = %name.0, domain = %name.1, error = %e, "a root rotation waits for the store");
+                tracing::error!(tenant = %name.0, domain = %name.1, error = %e, "trust: could not store the next step of a root rotation; retrying");
             }
         }
     }

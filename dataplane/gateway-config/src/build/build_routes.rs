@@ -60,7 +60,7 @@ impl SnapshotBuilder {
         // A route may only affect services of its own tenant.
         if rule.key.tenant != rule.parent.tenant {
             self.remove_route(&name);
-            tracing::error!(route = %rule.key, parent = %rule.parent, "left out a route that names another tenant's service");
+            tracing::error!(route = %rule.key, parent = %rule.parent, "gateway: left out a route that names another tenant's service");
             return;
         }
         // An equal rule is kept, so that its service is not compiled again.

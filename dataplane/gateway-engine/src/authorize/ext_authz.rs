@@ -131,7 +131,7 @@ pub(crate) async fn check(
             tracing::debug!(
                 authorizer = name,
                 why,
-                "an external authorizer did not answer"
+                "gateway: an external authorizer did not answer; its failOpen setting decides"
             );
             // Failing open applies only if there was no decision; a denial always stands.
             match authorizer.fail_open {

@@ -113,7 +113,7 @@ pub(super) async fn terminate_tls(
         .run(terminator.accept(stream, || handshake.keep()))
         .await?;
     let terminated = accepted.map_err(|e| {
-        tracing::debug!(error = %e, "TLS with a client without a node proxy failed");
+        tracing::debug!(error = %e, "gateway: a TLS handshake with a client without a node proxy failed, the connection is closed");
         super::tls_reason(&e)
     })?;
     drop(handshake);

@@ -112,7 +112,7 @@ pub(super) fn remove_domain(folder: &Path, domain: &TrustDomain) {
         if CertificateFile::read(&path).is_ok_and(|file| file.identity.starts_with(&member))
             && let Err(error) = std::fs::remove_file(&path)
         {
-            tracing::error!(file = %path.display(), %error, "a key that moved to key servers is still on disk");
+            tracing::error!(file = %path.display(), %error, "identity: could not remove a key that moved to key servers; it is still on disk");
         }
     }
 }
@@ -128,11 +128,11 @@ pub(super) fn read(folder: &Path, what: &CertificateKey, now: SystemTime) -> Opt
             c.valid_at(now).then_some(c)
         }
         Ok((name, _)) => {
-            tracing::warn!(file = %path.display(), name, "the stored certificate has another identity; requesting a new one");
+            tracing::warn!(file = %path.display(), name, "identity: the stored certificate has another identity; requesting a new one");
             None
         }
         Err(error) => {
-            tracing::warn!(file = %path.display(), error, "the stored certificate cannot be used; requesting a new one");
+            tracing::warn!(file = %path.display(), error, "identity: the stored certificate cannot be used; requesting a new one");
             None
         }
     }

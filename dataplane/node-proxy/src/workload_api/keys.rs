@@ -128,7 +128,7 @@ impl SvidRenewer {
                 Err(error) => {
                     self.results.shared(&[error.reason()]).inc();
                     let wait = backoff.next_wait();
-                    tracing::warn!(identity = %self.identity, %error, ?wait, "no certificate for the application's own key");
+                    tracing::warn!(identity = %self.identity, %error, ?wait, "workload API: could not obtain a certificate for the application's own key; retrying");
                     tokio::time::sleep(wait).await;
                 }
             }

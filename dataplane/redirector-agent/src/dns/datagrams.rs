@@ -52,7 +52,7 @@ impl DatagramService {
             if self.waiting.is_empty()
                 && let Err(error) = self.inner.socket.readable().await
             {
-                tracing::error!(%error, "DNS over UDP ends");
+                tracing::error!(%error, "redirector: the DNS socket failed; DNS over UDP is not served any more");
                 return;
             }
             self.receive();
@@ -122,7 +122,7 @@ impl DatagramService {
         });
         if let Err(error) = sent {
             self.inner.count("udp", "not_sent");
-            tracing::debug!(%error, %to, "could not send a DNS answer");
+            tracing::debug!(%error, %to, "redirector: could not send a DNS response; the client repeats its query");
         }
     }
 }

@@ -129,7 +129,7 @@ impl ReportLoop {
             tracing::warn!(
                 reason = failure.outcome.name(),
                 why = failure.why,
-                "reports: no report reached the controller; the last orders stay in force"
+                "reports: cannot report to the controller; the last orders stay in force"
             );
             tokio::select! {
                 () = tokio::time::sleep(backoff.next_wait()) => {}

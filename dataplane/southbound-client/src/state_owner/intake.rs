@@ -95,7 +95,7 @@ impl StateOwner {
             reason,
             generation = response.system_version_info,
             error = text,
-            "refused a response, or a part of it"
+            "subscriber: refused a response, or a part of it; the previous resources stay in use"
         );
         self.status.send_modify(|s| {
             s.nack.insert(kind.into(), text.into());
@@ -222,7 +222,7 @@ impl StateOwner {
             store = incoming.store.map(tracing::field::display),
             old = state.store.map(tracing::field::display),
             generation = incoming.generation().0,
-            "a complete new state has replaced the previous one"
+            "subscriber: a complete new state has replaced the previous one"
         );
         *state = incoming;
         let (here, before): (Vec<_>, Vec<_>) = all
@@ -323,7 +323,10 @@ fn close_and_deliver(
         removals: Vec::new(),
     };
     if let Err(why) = call_apply(apply, &nothing, state) {
-        tracing::error!(why, "the data plane refuses a state that it had accepted");
+        tracing::error!(
+            why,
+            "subscriber: the data plane refuses a state that it had accepted, which is a bug"
+        );
     }
 }
 
@@ -452,7 +455,7 @@ fn deliver_halves(
     tracing::warn!(
         tenants = parts.len(),
         why,
-        "a complete state is refused: applying it by bisection, to find the tenant whose resources cause it"
+        "subscriber: the data plane refuses a complete state; applying it by bisection, to find the tenant whose resources cause it"
     );
     let accepted = ResourceState {
         store: state.store,

@@ -157,7 +157,7 @@ pub(super) fn run(
                 failed.add(block.lines.into());
                 // The error is logged once, because stderr may go to the same full disk.
                 if !std::mem::replace(&mut is_reported, true) {
-                    tracing::error!(%error, "access log lines are lost; canal_access_log_dropped_total counts them");
+                    tracing::error!(%error, "access log: cannot write, so lines are lost; canal_access_log_dropped_total counts them");
                 }
             }
         }
