@@ -28,12 +28,13 @@ const REPLICA: &str = "250.1.0.2";
 const NODE: &str = "172.20.0.10";
 const TENANT: u32 = 0x70;
 const SERVICE: u32 = 0x01_0203;
-/// Services without a table, with a table of another tenant, without a replica that is up, and with
-/// one replica per bucket.
+/// Services without a table, with a table of another tenant, without a replica that is up, with one
+/// replica per bucket, and with a replica that the edge does not know.
 const WITHOUT_TABLE: u32 = 8;
 const CROSSED: u32 = 9;
 const DEAD: u32 = 10;
 const SPREAD: u32 = 11;
+const UNKNOWN: u32 = 14;
 const MTU: u32 = 1400;
 const SETTINGS: EdgeProgramSettings = EdgeProgramSettings {
     address: Ipv4Addr::new(250, 1, 0, 1),
@@ -78,6 +79,7 @@ fn world(settings: &EdgeProgramSettings) -> EdgeProgram {
         (TENANT, CROSSED, "10.9.0.9", "fd09::9"),
         (TENANT, DEAD, "10.9.0.10", "fd09::10"),
         (TENANT, SPREAD, "10.9.0.11", "fd09::11"),
+        (TENANT, UNKNOWN, "10.9.0.14", "fd09::14"),
     ] {
         for at in [v4a, v6a] {
             e.addresses()
@@ -105,6 +107,9 @@ fn world(settings: &EdgeProgramSettings) -> EdgeProgram {
         .unwrap();
     e.tables()
         .put(&DEAD, &table(TENANT, [3, 0, 1, 0, 0, 0, 0, 0]))
+        .unwrap();
+    e.tables()
+        .put(&UNKNOWN, &table(TENANT, [7, 0, 1, 0, 0, 0, 0, 0]))
         .unwrap();
     let mut spread = table(TENANT, [0; CHAIN]);
     for b in 0..BUCKETS as u16 {
@@ -178,6 +183,8 @@ const DROPPED: u32 = 2;
 const SENT: u32 = 7;
 const TO_REPLICA: &str =
     "250.1.0.1 > 250.1.0.2 vni 0xca0a1 hop 1 stamp 0x400001 02ca0a010002 > 02ca0a010001: ";
+const TO_DOWN: &str =
+    "250.1.0.1 > 250.1.0.4 vni 0xca0a1 hop 0 stamp 0x1 02ca0a010002 > 02ca0a010001: ";
 const TO_NODE: &str = "250.1.0.1 > 172.20.0.10 vni 0x70 hop 0 02ca0a010002 > 0202020202a0: ";
 const TO_DIALLER: &str = "250.1.0.1 > 250.1.0.2 vni 0x70 hop 0 02ca0a010002 > 02ca0a010001: ";
 const ANSWER: &str = "250.1.0.1 > 172.20.0.10 vni 0x70 hop 0 02ca0a010002 > 020101010101: ";

@@ -154,8 +154,8 @@ fn by_their_destination() -> Vec<Refused> {
             "drop_service",
         ),
         (
-            "no replica is up, and the chain has no further member",
-            from_node(&tcp(POD, "10.9.0.10:80", SYN, b"")),
+            "no replica of the chain is known",
+            from_node(&tcp(POD, "10.9.0.14:80", SYN, b"")),
             "drop_replica",
         ),
         (
