@@ -20,7 +20,7 @@ use canal_wire::tier::flow_hash;
 mod forwarded;
 mod refused;
 
-use forwarded::{answered_by_pods, forward_cases, sent_to_nodes};
+use forwarded::{answered_by_pods, forward_cases, sent_to_nodes, without_replica_up};
 use refused::{by_their_addresses, by_their_form};
 
 const EDGE: &str = "250.1.0.1";
@@ -200,8 +200,13 @@ const R6: &str = "[fdca:a1:0:250::fa01:2]:5000";
 #[test]
 fn frames_are_rewritten_in_place_and_sent_back_to_the_router() {
     let e = world(&SETTINGS);
-    for (case, frame, outside, inside, counter) in
-        [forward_cases(), answered_by_pods(), sent_to_nodes()].concat()
+    for (case, frame, outside, inside, counter) in [
+        forward_cases(),
+        without_replica_up(),
+        answered_by_pods(),
+        sent_to_nodes(),
+    ]
+    .concat()
     {
         let (verdict, out, moved) = run(&e, &frame);
         assert_eq!((verdict, &moved[..]), (SENT, &[counter][..]), "{case}");
@@ -328,11 +333,16 @@ impl FrameRandom {
 #[test]
 fn spoiled_frames_leave_by_one_exit_each() {
     let e = world(&SETTINGS);
-    let frames: Vec<Vec<u8>> = [forward_cases(), answered_by_pods(), sent_to_nodes()]
-        .concat()
-        .into_iter()
-        .map(|c| c.1)
-        .collect();
+    let frames: Vec<Vec<u8>> = [
+        forward_cases(),
+        without_replica_up(),
+        answered_by_pods(),
+        sent_to_nodes(),
+    ]
+    .concat()
+    .into_iter()
+    .map(|c| c.1)
+    .collect();
     let total = || e.counts().unwrap().iter().map(|c| c.1).sum::<u64>();
     let mut random = FrameRandom(7);
     for n in 0..8000 {

@@ -24,13 +24,6 @@ pub(super) fn forward_cases() -> Vec<ForwardCase> {
             "to_replica",
         ),
         (
-            "SYN, no replica is up",
-            from_node(&tcp(POD, "10.9.0.10:80", SYN, b"")),
-            TO_DOWN,
-            "tcp 10.1.1.2:4711 > 240.0.0.10:80",
-            "to_down",
-        ),
-        (
             "data",
             from_node(&tcp(POD, SVC, ACK, b"odd bytes")),
             TO_REPLICA,
@@ -101,6 +94,17 @@ pub(super) fn forward_cases() -> Vec<ForwardCase> {
             "to_replica",
         ),
     ]
+}
+
+/// Returns a packet of a service whose chain has no replica that is up.
+pub(super) fn without_replica_up() -> Vec<ForwardCase> {
+    vec![(
+        "SYN, no replica is up",
+        from_node(&tcp(POD, "10.9.0.10:80", SYN, b"")),
+        TO_DOWN,
+        "tcp 10.1.1.2:4711 > 240.0.0.10:80",
+        "to_down",
+    )]
 }
 
 pub(super) fn answered_by_pods() -> Vec<ForwardCase> {
