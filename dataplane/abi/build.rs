@@ -30,7 +30,7 @@ fn generate(header: &Path, out: &Path) {
         .generate()
         .unwrap_or_else(|e| {
             panic!(
-                "{}: libclang refused it: {e}; is linux-libc-dev installed?",
+                "{}: libclang refused it: {e}; fix: install linux-libc-dev",
                 header.display()
             )
         })

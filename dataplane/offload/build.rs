@@ -72,7 +72,7 @@ fn compile(bpf: &Path, source: &Path, object: &Path) {
             String::from_utf8_lossy(&o.stderr)
         ),
         Err(e) => panic!(
-            "cannot run {clang}: {e}; install clang (Debian: apt-get install clang) or set CLANG"
+            "cannot run {clang}: {e}; fix: install clang (Debian: apt-get install clang) or set CLANG"
         ),
     }
 }

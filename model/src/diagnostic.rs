@@ -63,7 +63,7 @@ impl fmt::Display for Diagnostic {
         if !self.field.is_empty() {
             write!(f, "{}: ", self.field)?;
         }
-        write!(f, "{}; {}", self.problem, self.fix)
+        write!(f, "{}; fix: {}", self.problem, self.fix)
     }
 }
 
@@ -87,7 +87,7 @@ mod tests {
         };
         assert_eq!(
             diagnostic.to_string(),
-            "routes.yaml:3:7: error: HTTPRoute bookinfo/reviews: spec.rules[0].filters: filters are not supported in this version; remove the field"
+            "routes.yaml:3:7: error: HTTPRoute bookinfo/reviews: spec.rules[0].filters: filters are not supported in this version; fix: remove the field"
         );
     }
 }

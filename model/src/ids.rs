@@ -8,12 +8,9 @@ use serde::{Deserialize, Serialize};
 
 /// The reason why a name was refused. The error text states what is allowed and can be displayed to
 /// the author unchanged.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IdError {
     /// The string is not an RFC 1123 label (or a subdomain where dots are allowed).
-    #[error(
-        "{what} {value:?} is not valid: use 1 to {max} lower-case letters, digits and '-'{dots}, starting and ending with a letter or digit"
-    )]
     Name {
         what: &'static str,
         value: String,
@@ -21,7 +18,6 @@ pub enum IdError {
         dots: &'static str,
     },
     /// The number does not fit the field's width.
-    #[error("{what} {value} is out of range: use {min} to {max}")]
     Range {
         what: &'static str,
         value: u64,
@@ -29,13 +25,43 @@ pub enum IdError {
         max: u64,
     },
     /// A composed key lacks one of its parts.
-    #[error("{what} {value:?} is not valid: write it as {form}")]
     Form {
         what: &'static str,
         value: String,
         form: &'static str,
     },
 }
+
+impl IdError {
+    /// Returns what is wrong, without the fix.
+    pub fn problem(&self) -> String {
+        match self {
+            Self::Name { what, value, .. } | Self::Form { what, value, .. } => {
+                format!("{what} {value:?} is not valid")
+            }
+            Self::Range { what, value, .. } => format!("{what} {value} is out of range"),
+        }
+    }
+
+    /// Returns the step that corrects the name.
+    pub fn fix(&self) -> String {
+        match self {
+            Self::Name { max, dots, .. } => format!(
+                "use 1 to {max} lower-case letters, digits and '-'{dots}, starting and ending with a letter or digit"
+            ),
+            Self::Range { min, max, .. } => format!("use {min} to {max}"),
+            Self::Form { form, .. } => format!("write it as {form}"),
+        }
+    }
+}
+
+impl fmt::Display for IdError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; fix: {}", self.problem(), self.fix())
+    }
+}
+
+impl std::error::Error for IdError {}
 
 fn is_label(s: &str, max: usize) -> bool {
     let b = s.as_bytes();

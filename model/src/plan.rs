@@ -176,7 +176,7 @@ impl fmt::Display for UnmetConstraint {
             } => {
                 write!(
                     f,
-                    "{service}: {given} of {wanted} backends in its home AZ {az}; add backends there"
+                    "{service}: {given} of {wanted} backends in its home AZ {az}; fix: add backends there"
                 )
             }
             UnmetConstraint::FewAway {
@@ -186,28 +186,31 @@ impl fmt::Display for UnmetConstraint {
             } => {
                 write!(
                     f,
-                    "{service}: {given} of {wanted} backends outside its home AZ; add backends in another AZ"
+                    "{service}: {given} of {wanted} backends outside its home AZ; fix: add backends in another AZ"
                 )
             }
             UnmetConstraint::Shared { service, with } => {
                 write!(
                     f,
-                    "{service}: it shares all its backends with {with}, so one failure may affect both; add backends"
+                    "{service}: it shares all its backends with {with}, so one failure may affect both; fix: add backends"
                 )
             }
             UnmetConstraint::HomeUnknown { service, az } => {
                 write!(
                     f,
-                    "{service}: its tenant requests home AZ {az}, which has no backend; add one there, or change the tenant"
+                    "{service}: its tenant requests home AZ {az}, which has no backend; fix: add one there, or change the tenant"
                 )
             }
             UnmetConstraint::NoBackend { service } => {
-                write!(f, "{service}: there is no gateway backend; start a replica")
+                write!(
+                    f,
+                    "{service}: there is no gateway backend; fix: start a replica"
+                )
             }
             UnmetConstraint::NoReplica { service, az } => {
                 write!(
                     f,
-                    "{service}: no active replica of its backends is up in {az}; start or undrain one"
+                    "{service}: no active replica of its backends is up in {az}; fix: start or undrain one"
                 )
             }
             UnmetConstraint::Held {
@@ -217,7 +220,7 @@ impl fmt::Display for UnmetConstraint {
                 owners,
             } => write!(
                 f,
-                "{service}: {} buckets in {az} keep their head, their chains are full of sessions of replicas {}; let drains end first",
+                "{service}: {} buckets in {az} keep their head, their chains are full of sessions of replicas {}; fix: let drains end first",
                 buckets.len(),
                 owners
                     .iter()

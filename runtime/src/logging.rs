@@ -17,7 +17,7 @@ pub struct LogLevelHandle {
 /// The filter is not valid for `tracing_subscriber::EnvFilter`, or the subscriber is already
 /// installed.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("log level {filter:?}: {why}; write e.g. info or info,canal_hbone=debug")]
+#[error("log level {filter:?}: {why}; fix: write a filter such as info or info,canal_hbone=debug")]
 pub struct InvalidLogFilter {
     pub filter: String,
     pub why: String,
@@ -135,7 +135,7 @@ mod tests {
             assert!(lines.take_debug());
             let error = level.set("canal_hbone=loud").unwrap_err().to_string();
             assert!(
-                error.contains("canal_hbone=loud") && error.contains("write e.g."),
+                error.contains("canal_hbone=loud") && error.contains("; fix: write a filter"),
                 "{error}"
             );
             assert_eq!(level.get(), "info,canal_hbone=debug");

@@ -60,11 +60,11 @@ async fn route(
 /// Returns a number from the query, or `default` if it is absent.
 fn number<B>(request: &Request<B>, name: &str, default: Option<u64>) -> Result<u64, String> {
     match (query(request.uri(), name), default) {
-        (Some(text), _) => text
-            .parse()
-            .map_err(|_| format!("?{name}={text}: give a whole number")),
+        (Some(text), _) => text.parse().map_err(|_| {
+            format!("?{name}={text}: it is not a whole number; fix: give a whole number")
+        }),
         (None, Some(default)) => Ok(default),
-        (None, None) => Err(format!("?{name}= is missing: give a whole number")),
+        (None, None) => Err(format!("?{name}= is missing; fix: give a whole number")),
     }
 }
 
@@ -153,7 +153,8 @@ fn status(code: &str) -> Result<SampleResponse, String> {
         .ok()
         .filter(|c: &u16| *c >= 200)
         .and_then(|c| StatusCode::from_u16(c).ok());
-    let code = code.ok_or("/status/CODE: give a number from 200 to 599")?;
+    let code =
+        code.ok_or("/status/CODE: the code is not valid; fix: give a number from 200 to 599")?;
     // 204 and 304 have no body (RFC 9110 §6.4.1).
     match code {
         StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED => {

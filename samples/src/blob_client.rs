@@ -133,7 +133,7 @@ pub async fn run(args: &BlobClientArgs) -> anyhow::Result<Value> {
         .with_context(|| format!("{:?} is not a URL", args.url))?;
     let authority = base
         .authority()
-        .context("the URL has no host: write it like http://10.96.0.30:8080")?
+        .context("the URL has no host; fix: write it like http://10.96.0.30:8080")?
         .to_string();
     let started = Instant::now();
     let mut connection = dial(&authority, args.protocol)

@@ -45,7 +45,10 @@ pub struct ConnectionsArgs {
 /// An argument is out of range, or a client's task failed.
 pub async fn run(args: &ConnectionsArgs) -> anyhow::Result<Value> {
     if args.at_once == 0 || args.at_once > AT_ONCE_MAX {
-        bail!("--at-once {}: use 1 to {AT_ONCE_MAX}", args.at_once);
+        bail!(
+            "--at-once {} is out of range; fix: use 1 to {AT_ONCE_MAX}",
+            args.at_once
+        );
     }
     if args
         .rate

@@ -129,7 +129,7 @@ async fn connect(args: &GrpcClientArgs) -> anyhow::Result<EchoClient<Channel>> {
     let mut endpoint = Endpoint::from_shared(format!("http://{}", args.address))
         .with_context(|| {
             format!(
-                "{:?} is not an address: write it like 10.96.0.20:9000",
+                "{:?} is not an address; fix: write it like 10.96.0.20:9000",
                 args.address
             )
         })?
@@ -198,7 +198,9 @@ fn request<T>(args: &GrpcClientArgs, message: T) -> Result<Request<T>, Status> {
             ))
         });
         let (name, value) = parts.ok_or_else(|| {
-            Status::invalid_argument(format!("--metadata {pair:?}: write it as name=value"))
+            Status::invalid_argument(format!(
+                "--metadata {pair:?} has no =; fix: write it as name=value"
+            ))
         })?;
         request.metadata_mut().insert(name, value);
     }

@@ -63,7 +63,7 @@ impl IssuerKey {
                 EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING)
                     .context("no EC key could be created")?,
             )),
-            other => bail!("{other:?} is no algorithm: use RS256 or ES256"),
+            other => bail!("{other:?} is no algorithm; fix: use RS256 or ES256"),
         }
     }
 
@@ -181,9 +181,9 @@ impl SampleIssuer {
             keys: Arc::default(),
         };
         for key in &args.keys {
-            let (kid, algorithm) = key
-                .split_once('=')
-                .with_context(|| format!("{key:?}: write KID=RS256 or KID=ES256"))?;
+            let (kid, algorithm) = key.split_once('=').with_context(|| {
+                format!("{key:?} is not a key; fix: write KID=RS256 or KID=ES256")
+            })?;
             issuer.add(kid, algorithm)?;
         }
         Ok(issuer)

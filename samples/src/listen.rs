@@ -45,7 +45,7 @@ pub fn bind(port: u16) -> anyhow::Result<TcpListener> {
     };
     open().with_context(|| {
         format!(
-            "cannot listen on {address}: is another process on port {port}? choose one with --port"
+            "cannot listen on {address}; fix: stop the other process on port {port}, or choose another port with --port"
         )
     })
 }

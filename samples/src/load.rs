@@ -164,7 +164,7 @@ pub async fn run_until(args: &LoadArgs, stop: watch::Receiver<bool>) -> anyhow::
 fn decide_plan(args: &LoadArgs) -> anyhow::Result<LoadPlan> {
     if args.connections == 0 || args.connections > CONNECTIONS_MAX {
         bail!(
-            "--connections {}: use 1 to {CONNECTIONS_MAX}",
+            "--connections {} is out of range; fix: use 1 to {CONNECTIONS_MAX}",
             args.connections
         );
     }
@@ -206,7 +206,7 @@ fn decide_plan(args: &LoadArgs) -> anyhow::Result<LoadPlan> {
 
 fn target(url: &str) -> anyhow::Result<LoadTarget> {
     let uri: Uri = url.parse().with_context(|| {
-        format!("{url:?} is not a URL: write it like http://10.96.0.10:9080/productpage")
+        format!("{url:?} is not a URL; fix: write it like http://10.96.0.10:9080/productpage")
     })?;
     match (uri.scheme_str(), uri.authority()) {
         (Some("http"), Some(authority)) => Ok(LoadTarget {
@@ -214,7 +214,7 @@ fn target(url: &str) -> anyhow::Result<LoadTarget> {
             uri,
         }),
         _ => bail!(
-            "{url:?} is not a plain http URL: write it like http://10.96.0.10:9080/productpage"
+            "{url:?} is not a plain http URL; fix: write it like http://10.96.0.10:9080/productpage"
         ),
     }
 }
@@ -222,9 +222,9 @@ fn target(url: &str) -> anyhow::Result<LoadTarget> {
 fn headers(given: &[String]) -> anyhow::Result<HeaderMap> {
     let mut headers = HeaderMap::new();
     for line in given {
-        let (name, value) = line
-            .split_once(':')
-            .with_context(|| format!("--header {line:?}: write it as \"name: value\""))?;
+        let (name, value) = line.split_once(':').with_context(|| {
+            format!("--header {line:?} is not a header; fix: write it as \"name: value\"")
+        })?;
         let name: HeaderName = name
             .trim()
             .parse()

@@ -56,10 +56,10 @@ impl UpstreamService {
     pub fn new(base: &str, host: Option<&str>) -> anyhow::Result<Self> {
         let base = base.trim_end_matches('/').to_owned();
         let uri: Uri = base.parse().with_context(|| {
-            format!("{base:?} is not a URL: write it like http://10.96.0.11:9080")
+            format!("{base:?} is not a URL; fix: write it like http://10.96.0.11:9080")
         })?;
         if uri.scheme_str() != Some("http") || uri.authority().is_none() {
-            bail!("{base:?} is not a plain http URL: write it like http://10.96.0.11:9080");
+            bail!("{base:?} is not a plain http URL; fix: write it like http://10.96.0.11:9080");
         }
         let host = host
             .map(HeaderValue::from_str)
@@ -83,7 +83,7 @@ impl UpstreamService {
     pub fn from_env(name: &str) -> anyhow::Result<Self> {
         let url = std::env::var(format!("{name}_URL")).with_context(|| {
             format!(
-                "${name}_URL is not set: give the URL of that service, e.g. http://10.96.0.11:9080"
+                "${name}_URL is not set; fix: give the URL of that service, e.g. http://10.96.0.11:9080"
             )
         })?;
         Self::new(&url, std::env::var(format!("{name}_HOST")).ok().as_deref())

@@ -126,7 +126,10 @@ impl RunEnd {
 /// An argument is out of range, or a session's task failed.
 pub async fn run(args: &HeldSessionsArgs, stop: watch::Receiver<bool>) -> anyhow::Result<Value> {
     if args.count == 0 || args.count > SESSIONS_MAX {
-        bail!("--count {}: use 1 to {SESSIONS_MAX}", args.count);
+        bail!(
+            "--count {} is out of range; fix: use 1 to {SESSIONS_MAX}",
+            args.count
+        );
     }
     let is_rate = args.open_rate > 0.0 && args.open_rate.is_finite();
     if !is_rate || !(0.0..=3600.0).contains(&args.duration) {

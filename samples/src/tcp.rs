@@ -45,7 +45,9 @@ pub struct TcpListenArg {
 impl FromStr for TcpListenArg {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let problem = || format!("{text:?}: write it as mode=port, e.g. echo=7000");
+        let problem = || {
+            format!("{text:?} is not a mode and a port; fix: write it as mode=port, e.g. echo=7000")
+        };
         let (mode, port) = text.split_once('=').ok_or_else(problem)?;
         let mode =
             <TcpServerMode as clap::ValueEnum>::from_str(mode, false).map_err(|_| problem())?;

@@ -97,7 +97,7 @@ async fn connect(socket: &str) -> anyhow::Result<Channel> {
             .with_context(|| format!("connect to {socket}"));
     }
     let Some(path) = socket.strip_prefix("unix:") else {
-        bail!("{socket:?}: write unix:PATH, unix:@NAME or tcp://IP:PORT")
+        bail!("{socket:?} is not a socket; fix: write unix:PATH, unix:@NAME or tcp://IP:PORT")
     };
     let path = path.strip_prefix("//").unwrap_or(path).to_owned();
     // The URL is used only for the :authority header.

@@ -56,7 +56,9 @@ fn decide_accept<B>(request: &Request<B>) -> Result<Option<HeaderValue>, &'stati
             .any(|v| v.trim().eq_ignore_ascii_case(token))
     };
     if !names(header::UPGRADE, "websocket") || !names(header::CONNECTION, "upgrade") {
-        return Err("this is a WebSocket server: send Connection: upgrade and Upgrade: websocket");
+        return Err(
+            "this is a WebSocket server; fix: send Connection: upgrade and Upgrade: websocket",
+        );
     }
     if !names(header::SEC_WEBSOCKET_VERSION, "13") {
         return Err("send Sec-WebSocket-Version: 13");

@@ -83,7 +83,7 @@ async fn connect(
         .with_context(|| format!("{:?} is not a URL", args.url))?;
     let authority = uri
         .authority()
-        .context("the URL has no host: write it like ws://10.96.0.40:8081/")?;
+        .context("the URL has no host; fix: write it like ws://10.96.0.40:8081/")?;
     let port = authority.port_u16().unwrap_or(80);
     let host = authority.host().trim_matches(['[', ']']);
     let stream = within(args, TcpStream::connect((host, port)))

@@ -59,7 +59,9 @@ fn preloaded(folder: &Path) -> PathBuf {
         .arg(&library)
         .stdin(Stdio::piped())
         .spawn()
-        .unwrap_or_else(|e| panic!("cc: {e}; install Debian's gcc (setup/install build does)"));
+        .unwrap_or_else(|e| {
+            panic!("cc: {e}; fix: install Debian's gcc (setup/install build does)")
+        });
     cc.stdin
         .take()
         .unwrap()

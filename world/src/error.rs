@@ -10,11 +10,11 @@ use crate::problem::TopologyProblem;
 pub enum Error {
     /// The caller is not root.
     #[error(
-        "worlds need root: network namespaces, routes, cgroups and capture programs can be created only with CAP_NET_ADMIN and CAP_SYS_ADMIN; run the same command with sudo"
+        "worlds need root: network namespaces, routes, cgroups and capture programs can be created only with CAP_NET_ADMIN and CAP_SYS_ADMIN; fix: run the same command with sudo"
     )]
     NotRoot,
     /// The machine lacks a program or a kernel feature.
-    #[error("this machine lacks {what}; {fix}")]
+    #[error("this machine lacks {what}; fix: {fix}")]
     Machine {
         /// The missing program or feature.
         what: String,
@@ -25,14 +25,14 @@ pub enum Error {
     #[error("{}", problems(.0))]
     Topology(Vec<TopologyProblem>),
     /// The named world does not exist or is not up.
-    #[error("there is no world {name:?}; `canal world list` shows those that are up")]
+    #[error("there is no world {name:?}; fix: name one that `canal world list` shows")]
     NoWorld {
         /// Name of the requested world.
         name: String,
     },
     /// A running world already has the name.
     #[error(
-        "world {name:?} is already up {how}; take it down first with `canal world down {name}`, or give this one another name"
+        "world {name:?} is already up {how}; fix: take it down first with `canal world down {name}`, or give this one another name"
     )]
     AlreadyUp {
         name: String,

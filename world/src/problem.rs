@@ -33,7 +33,7 @@ impl fmt::Display for TopologyProblem {
         if self.spot.line > 0 {
             write!(out, ":{}:{}", self.spot.line, self.spot.column)?;
         }
-        write!(out, ": {}; {}", self.what, self.fix)
+        write!(out, ": {}; fix: {}", self.what, self.fix)
     }
 }
 

@@ -387,7 +387,7 @@ impl SupervisorState {
                 Some(orders) => orders.give(order),
                 None => {
                     return Err(self.refusal(format!(
-                        "host {host:?} has no process; give it a `command` in the topology"
+                        "host {host:?} has no process; fix: give it a `command` in the topology"
                     )));
                 }
             }
@@ -463,7 +463,7 @@ impl SupervisorState {
         let plan = design.plan.pod(tenant, node, number, pod, replica);
         if posts.contains_key(&plan.uid) {
             return Err(self.refusal(format!(
-                "pod {:?} exists already; remove it first or choose another name",
+                "pod {:?} exists already; fix: remove it first or choose another name",
                 plan.uid
             )));
         }

@@ -483,7 +483,7 @@ fn refuse_wrong_gateways(world: &World) {
             "gw-9",
             "az9",
             "b1",
-            "there is no AZ \"az9\" with an edge; use one of: az1, az2",
+            "there is no AZ \"az9\" with an edge; fix: use one of: az1, az2",
         ),
         ("GW", "az1", "b1", "name: \"GW\" is not a name"),
         ("gw-9", "az1", "b_1", "backend: \"b_1\" is not a name"),
@@ -643,7 +643,7 @@ fn an_az_falls_and_rises() {
         .expect_err("no such AZ")
         .to_string();
     assert!(
-        unknown.contains("there is no AZ \"az7\"; use one of: az1, az2"),
+        unknown.contains("there is no AZ \"az7\"; fix: use one of: az1, az2"),
         "{unknown}"
     );
 }

@@ -51,13 +51,13 @@ impl DecodeError {
 
 impl fmt::Display for DecodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; {}", self.problem, self.fix)
+        write!(f, "{}; fix: {}", self.problem, self.fix)
     }
 }
 impl std::error::Error for DecodeError {}
 
 impl de::Error for DecodeError {
-    /// Splits the message of Canal's own types, which have the form "problem: fix".
+    /// Splits the message of Canal's own types, which have the form "problem; fix: step".
     fn custom<T: fmt::Display>(message: T) -> Self {
         let message = message.to_string();
         if message.contains("socket address syntax") {
@@ -72,10 +72,7 @@ impl de::Error for DecodeError {
                 "write an IPv4 or IPv6 address; for a range, an address with a prefix as in 10.1.0.0/16",
             );
         }
-        match message
-            .rsplit_once(": ")
-            .filter(|(_, fix)| fix.starts_with("use ") || fix.starts_with("write "))
-        {
+        match message.rsplit_once("; fix: ") {
             Some((problem, fix)) => Self::new(problem, fix),
             None => Self::new(message, "write a value that fits"),
         }

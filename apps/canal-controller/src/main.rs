@@ -232,7 +232,7 @@ fn main() -> ExitCode {
         Ok(filter) => filter,
         Err(e) => {
             eprintln!(
-                "canal-controller: --log {:?}: {e}; write e.g. info or canal_controller_core=debug,info",
+                "canal-controller: --log {:?}: {e}; fix: write a filter such as info or canal_controller_core=debug,info",
                 flags.log
             );
             return ExitCode::from(2);

@@ -129,7 +129,7 @@ impl Flags {
                 .with_context(|| format!("reading the MTU of {} (--device)", self.device))?
                 .checked_sub(VXLAN_OVERHEAD)
                 .filter(|mtu| *mtu >= 1280)
-                .with_context(|| format!("the MTU of {} leaves less than 1280 bytes inside VXLAN; raise it, or set --mtu", self.device))?,
+                .with_context(|| format!("the MTU of {} leaves less than 1280 bytes inside VXLAN; fix: raise it, or set --mtu", self.device))?,
         };
         let cores = u16::try_from(sys::cores().len()).unwrap_or(u16::MAX);
         let pin_dir = self.pin_dir.unwrap_or_else(|| {

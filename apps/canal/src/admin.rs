@@ -108,7 +108,8 @@ fn of_world(running: Arc<RunningWorld>) -> VerbResult<ControllerAddress> {
 
 fn read(path: &Path) -> VerbResult<String> {
     std::fs::read_to_string(path).map_err(|problem| {
-        let fix = "is the controller running? see `canal world list` and `canal logs controller`";
+        let fix =
+            "check that the controller is running (`canal world list`, `canal logs controller`)";
         VerbError::new(
             ExitStatus::Unreachable,
             path.display().to_string(),
@@ -147,7 +148,7 @@ async fn connect_to(controller: ControllerAddress) -> VerbResult<Admin> {
             ExitStatus::Unreachable,
             place,
             chain(&problem),
-            "is it running? see `canal world list` and `canal logs controller`",
+            "check that it is running (`canal world list`, `canal logs controller`)",
         )
     })?;
     let client = AdminClient::with_interceptor(channel, Bearer(token));
@@ -186,11 +187,11 @@ pub(crate) fn refused(status: &Status) -> VerbError {
     let (exit, fix) = match status.code() {
         Code::Unavailable | Code::DeadlineExceeded => (
             ExitStatus::Unreachable,
-            "is it running? see `canal world list` and `canal logs controller`",
+            "check that it is running (`canal world list`, `canal logs controller`)",
         ),
         Code::Unauthenticated => (
             ExitStatus::Failed,
-            "the token is not in the controller's principals file",
+            "use a token that is in the controller's principals file",
         ),
         Code::PermissionDenied => (
             ExitStatus::Failed,
@@ -198,7 +199,7 @@ pub(crate) fn refused(status: &Status) -> VerbError {
         ),
         Code::NotFound => (
             ExitStatus::Missing,
-            "`canal get` and `canal status` list what exists",
+            "name one that `canal get` or `canal status` lists",
         ),
         _ => (ExitStatus::Failed, ""),
     };

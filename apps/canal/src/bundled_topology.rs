@@ -99,7 +99,7 @@ pub(crate) fn load_lasting(name: &str) -> VerbResult<Topology> {
         VerbError::failed(
             LASTING,
             problem,
-            "worlds need root: run the same command with sudo",
+            "run the same command with sudo, because worlds need root",
         )
     })?;
     read(&directory.join("world.yaml"))
@@ -118,7 +118,7 @@ pub(crate) fn demo() -> VerbResult<BundledTopology> {
         VerbError::failed(
             "demo",
             problem,
-            "is there space in the temporary directory?",
+            "check that the temporary directory has space",
         )
     };
     remove_stale();

@@ -91,7 +91,7 @@ async fn send(
             ExitStatus::Unreachable,
             place.clone(),
             what,
-            format!("does it run? see `canal world list` and `canal logs {host}`"),
+            format!("check that it runs (`canal world list`, `canal logs {host}`)"),
         )
     };
     let work = async {

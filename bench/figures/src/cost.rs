@@ -151,7 +151,7 @@ fn number(measured: &Value, path: &str) -> anyhow::Result<f64> {
     let part = path.split('/').nth(1).unwrap_or_default();
     number.with_context(|| {
         format!(
-            "{path} is not among the measured figures: run `canal-bench-tier {part} --json FILE`"
+            "{path} is not among the measured figures; fix: run `canal-bench-tier {part} --json FILE`"
         )
     })
 }
@@ -209,14 +209,14 @@ impl Costs {
         for (name, share) in shares {
             ensure!(
                 share > 0.0 && share <= 1.0,
-                "--{name} {share} is out of range: use a share above 0, to 1"
+                "--{name} {share} is out of range; fix: use a share above 0, to 1"
             );
         }
         let costs = [("l7-us", self.l7_us), ("sessions", self.sessions)];
         for (name, cost) in costs {
             ensure!(
                 cost.is_finite() && cost > 0.0,
-                "--{name} {cost} is out of range: use a positive number"
+                "--{name} {cost} is out of range; fix: use a positive number"
             );
         }
         let more = [
@@ -230,7 +230,7 @@ impl Costs {
         for (name, cost) in more {
             ensure!(
                 cost.is_finite() && cost >= 0.0,
-                "--{name} {cost} is out of range: use a number of 0 or more"
+                "--{name} {cost} is out of range; fix: use a number of 0 or more"
             );
         }
         Ok(())

@@ -54,12 +54,12 @@ impl TierSize {
     pub(crate) fn tier(&self) -> anyhow::Result<PlannedTier> {
         ensure!(
             (1..=7).contains(&self.azs),
-            "{} AZs are out of range: use 1 to 7",
+            "{} AZs are out of range; fix: use 1 to 7",
             self.azs
         );
         ensure!(
             self.backends >= self.azs,
-            "{} backends in {} AZs: use one for each at least",
+            "{} backends in {} AZs are too few; fix: use one for each at least",
             self.backends,
             self.azs
         );

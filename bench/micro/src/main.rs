@@ -134,7 +134,9 @@ fn instructions(operation: &BenchOperation, count: u64) -> Result<u64, String> {
         .args(["once", operation.name, &count.to_string()])
         .output()
         .map_err(|error| {
-            format!("cannot run valgrind ({error}); install it with `apt-get install valgrind`")
+            format!(
+                "cannot run valgrind ({error}); fix: install it with `apt-get install valgrind`"
+            )
         })?;
     // The last lines contain `==PID== Collected : N`.
     let text = String::from_utf8_lossy(&out.stderr);

@@ -42,7 +42,7 @@ impl Build {
             let path = folder.join(program);
             anyhow::ensure!(
                 path.exists(),
-                "{} is missing: build it with `cargo build --release -p {program}`",
+                "{} is missing; fix: build it with `cargo build --release -p {program}`",
                 path.display()
             );
         }
@@ -129,7 +129,7 @@ impl Build {
         let path = self.folder.join("canal-controller");
         anyhow::ensure!(
             path.exists(),
-            "{} is missing: build it with `cargo build --release -p canal-controller`",
+            "{} is missing; fix: build it with `cargo build --release -p canal-controller`",
             path.display()
         );
         Ok(path.to_string_lossy().into_owned())

@@ -21,7 +21,7 @@ pub fn enter() -> anyhow::Result<()> {
     let here = std::env::current_dir()?;
     anyhow::ensure!(
         !here.starts_with(FILES),
-        "{} is below {FILES}, which is covered while the bench runs; move the checkout",
+        "{} is below {FILES}, which is covered while the bench runs; fix: move the checkout",
         here.display()
     );
     // Envoy writes files in /dev/shm. Ports are scarce if each request has its own connection.
@@ -50,6 +50,6 @@ pub fn enter() -> anyhow::Result<()> {
         .env(INSIDE, "1")
         .env("TMPDIR", FILES)
         .status()
-        .context("setpriv and unshare: namespaces need root; run this as root")?;
+        .context("setpriv and unshare: namespaces need root; fix: run this as root")?;
     std::process::exit(status.code().unwrap_or(1))
 }

@@ -61,7 +61,7 @@ impl PeerFolders {
         for file in &words {
             anyhow::ensure!(
                 file.exists(),
-                "{} is missing: run setup/install bench",
+                "{} is missing; fix: run setup/install bench",
                 file.display()
             );
         }
@@ -73,7 +73,7 @@ impl PeerFolders {
         let program = self.tools.join("envoy/bin/envoy");
         anyhow::ensure!(
             program.exists(),
-            "{} is missing: run setup/install bench",
+            "{} is missing; fix: run setup/install bench",
             program.display()
         );
         Ok(program.to_string_lossy().into_owned())

@@ -28,7 +28,7 @@ pub(crate) struct UploadsSize {
 pub(crate) fn race(size: &RaceSize) -> anyhow::Result<Vec<Bar>> {
     ensure!(
         size.posts > 0 && size.posts.is_multiple_of(BATCH),
-        "--posts {}: give a multiple of {BATCH}",
+        "--posts {} is not valid; fix: give a multiple of {BATCH}",
         size.posts
     );
     let world = ExchangeWorld::up("bench-race");
@@ -75,7 +75,7 @@ pub(crate) fn race(size: &RaceSize) -> anyhow::Result<Vec<Bar>> {
 pub(crate) fn uploads(size: &UploadsSize) -> anyhow::Result<Vec<Bar>> {
     ensure!(
         size.uploads >= 10 && size.uploads.is_multiple_of(10),
-        "--uploads {}: give a multiple of 10",
+        "--uploads {} is not valid; fix: give a multiple of 10",
         size.uploads
     );
     let world = ExchangeWorld::up("bench-uploads");

@@ -123,14 +123,7 @@ fn zone(
         return None;
     };
     AzName::new(written)
-        .map_err(|error| {
-            report.error(
-                sourced.document,
-                field,
-                error.to_string(),
-                "write the AZ's name",
-            )
-        })
+        .map_err(|error| report.error(sourced.document, field, error.problem(), error.fix()))
         .ok()
 }
 

@@ -59,12 +59,7 @@ pub(crate) fn resolve(
             name: metadata.name.clone(),
         };
         match AzName::new(written) {
-            Err(error) => report.error(
-                service.document,
-                field,
-                error.to_string(),
-                "write the name of an AZ",
-            ),
+            Err(error) => report.error(service.document, field, error.problem(), error.fix()),
             Ok(_) if on_tier.is_none() => {
                 let problem =
                     "the tenant is not on the cloud tier, so its services have no home AZ";
@@ -95,14 +90,14 @@ fn add_own(
         let metadata = &sourced.object.metadata;
         if (metadata.namespace.as_str(), metadata.name.as_str()) == TIER_SERVICE {
             let problem = format!(
-                "{}/{} is the name of the tier's own service",
+                "{}/{} is the name of the tier's own service, so this one is left out",
                 key.namespace, key.name
             );
             report.error(
                 sourced.document,
                 "metadata.name",
                 problem,
-                "rename the Service; this one is left out",
+                "rename the Service",
             );
         }
     }

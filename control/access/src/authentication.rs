@@ -28,11 +28,11 @@ impl AuthenticatedClient {
     /// # Errors
     /// `UNAUTHENTICATED` if no interceptor authenticated the request.
     pub fn of<T>(request: &Request<T>) -> Result<Self, Status> {
-        request
-            .extensions()
-            .get::<Self>()
-            .cloned()
-            .ok_or_else(|| Status::unauthenticated("send authorization: Bearer <token>"))
+        request.extensions().get::<Self>().cloned().ok_or_else(|| {
+            Status::unauthenticated(
+                "the request has no token; fix: send authorization: Bearer <token>",
+            )
+        })
     }
 }
 
@@ -66,9 +66,12 @@ impl Authenticator {
             self.metrics.refuse(reason);
             Status::unauthenticated(text)
         };
-        let header = metadata
-            .get("authorization")
-            .ok_or_else(|| refused("no_token", "send authorization: Bearer <token>"))?;
+        let header = metadata.get("authorization").ok_or_else(|| {
+            refused(
+                "no_token",
+                "the request has no token; fix: send authorization: Bearer <token>",
+            )
+        })?;
         let token =
             header
                 .to_str()
@@ -90,7 +93,7 @@ impl Authenticator {
         let principal = principal.ok_or_else(|| {
             refused(
                 "unknown_token",
-                "the token is unknown; request a current one from the provider",
+                "the token is unknown; fix: request a current one from the provider",
             )
         })?;
         Ok(AuthenticatedClient { principal, token })

@@ -71,7 +71,7 @@ pub struct ControlListener {
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// The address cannot be bound.
-    #[error("cannot listen on {address}: {why}; choose another {flag}, or stop what uses it")]
+    #[error("cannot listen on {address}: {why}; fix: choose another {flag}, or stop what uses it")]
     Bind {
         address: SocketAddr,
         why: io::Error,
@@ -79,7 +79,7 @@ pub enum ListenError {
     },
     /// The admin socket cannot be created.
     #[error(
-        "cannot listen on the unix socket {path}: {why}; check that --data-dir is writable and on a file system that supports sockets"
+        "cannot listen on the unix socket {path}: {why}; fix: check that --data-dir is writable and on a file system that supports sockets"
     )]
     Socket {
         path: std::path::PathBuf,

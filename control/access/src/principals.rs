@@ -59,7 +59,7 @@ pub struct Principals {
 pub enum PrincipalsError {
     /// The file cannot be read.
     #[error(
-        "the principals file {path} cannot be read: {why}; give --principals a YAML list of {{tokenSha256, kind, name, tenant, az, backend}}"
+        "the principals file {path} cannot be read: {why}; fix: give --principals a YAML list of {{tokenSha256, kind, name, tenant, az, backend}}"
     )]
     File { path: PathBuf, why: String },
     /// The content of the file is not valid. `faults` has one line per fault.
@@ -129,7 +129,7 @@ impl Principals {
             match entry(row) {
                 Ok((hash, _)) if !seen.insert(hash) => {
                     faults.push(format!(
-                        "entry {} ({} {}): another entry has the same token; give each its own",
+                        "entry {} ({} {}): another entry has the same token; fix: give each its own",
                         i + 1,
                         row.kind,
                         row.name
@@ -209,12 +209,12 @@ pub fn principal_name(p: &Principal) -> &'static str {
 /// Converts an entry to a token hash and its principal.
 fn entry(row: &PrincipalRow) -> Result<(TokenHash, Principal), String> {
     let hash = TokenHash::read(&row.token_sha256)
-        .ok_or("tokenSha256 is not 64 hexadecimal digits; write the SHA-256 of the token")?;
+        .ok_or("tokenSha256 is not 64 hexadecimal digits; fix: write the SHA-256 of the token")?;
     let tenant = || -> Result<TenantName, String> {
         let name = row
             .tenant
             .as_deref()
-            .ok_or("tenant is missing; write the node's tenant")?;
+            .ok_or("tenant is missing; fix: write the node's tenant")?;
         TenantName::new(name).map_err(|e| e.to_string())
     };
     let az = || AzName::new(row.az.as_deref().unwrap_or("default")).map_err(|e| e.to_string());
@@ -225,14 +225,14 @@ fn entry(row: &PrincipalRow) -> Result<(TokenHash, Principal), String> {
             az: az()?,
         },
         "gateway" if row.tenant.is_some() => {
-            return Err("a gateway serves many tenants; remove tenant".into());
+            return Err("a gateway serves many tenants; fix: remove tenant".into());
         }
         "gateway" => Principal::Gateway {
             name: ReplicaName::new(&row.name).map_err(|e| e.to_string())?,
             az: az()?,
         },
         "edge" if row.tenant.is_some() => {
-            return Err("an edge serves all tenants; remove tenant".into());
+            return Err("an edge serves all tenants; fix: remove tenant".into());
         }
         "edge" => Principal::Edge {
             name: EdgeName::new(&row.name).map_err(|e| e.to_string())?,
@@ -265,7 +265,7 @@ fn entry(row: &PrincipalRow) -> Result<(TokenHash, Principal), String> {
         }
         other => {
             return Err(format!(
-                "kind {other:?} is unknown; write node, gateway, edge, keyserver or operator"
+                "kind {other:?} is unknown; fix: write node, gateway, edge, keyserver or operator"
             ));
         }
     };
@@ -283,12 +283,12 @@ fn backend(
         return Ok(None);
     };
     if !matches!(principal, Principal::Gateway { .. }) {
-        return Err("only a gateway has a backend; remove backend".into());
+        return Err("only a gateway has a backend; fix: remove backend".into());
     }
     let name = BackendName::new(name).map_err(|e| e.to_string())?;
     match held.get(principal) {
         Some(other) if *other != name => Err(format!(
-            "another entry of the same gateway has backend {other}; use one backend"
+            "another entry of the same gateway has backend {other}; fix: use one backend"
         )),
         _ => Ok(Some(name)),
     }

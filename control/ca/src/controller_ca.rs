@@ -55,16 +55,16 @@ pub struct ServerCertificate {
 #[derive(Debug, thiserror::Error)]
 pub enum ControllerCaError {
     /// The directory or a file in it cannot be used.
-    #[error("{path}: {why}; give --infra-dir a folder that this user may write")]
+    #[error("{path}: {why}; fix: give --infra-dir a folder that this user may write")]
     File { path: PathBuf, why: String },
     /// Only one of the two files exists, or they do not match.
     #[error(
-        "{dir} contains no usable root: {why}; restore root.key, or remove both root.key and root.pem and give the new root.pem to every client"
+        "{dir} contains no usable root: {why}; fix: restore root.key, or remove both root.key and root.pem and give the new root.pem to every client"
     )]
     Pair { dir: PathBuf, why: String },
     /// The root has expired.
     #[error(
-        "the root in {dir} expired at {not_after} s since 1970; remove root.key and root.pem and give the new root.pem to every client"
+        "the root in {dir} expired at {not_after} s since 1970; fix: remove root.key and root.pem and give the new root.pem to every client"
     )]
     Ended { dir: PathBuf, not_after: u64 },
     /// The crypto library failed.
@@ -123,7 +123,7 @@ impl ControllerCa {
                         .unseal(&key)
                         .map_err(|e| pair(format!("root.key: {e}")))?,
                     None => return Err(pair(
-                        "root.key is sealed or damaged; give the controller its --store-key-file"
+                        "root.key is sealed or damaged; fix: give the controller its --store-key-file"
                             .into(),
                     )),
                 };

@@ -22,42 +22,46 @@ const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=4096;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CsrError {
     /// The request has more than [`CSR_BYTES_MAX`] bytes.
-    #[error("the request has {0} bytes; at most {CSR_BYTES_MAX} are allowed")]
+    #[error("the certificate request has {0} bytes; at most {CSR_BYTES_MAX} are allowed")]
     TooLarge(usize),
     /// The request is not PEM or not a PKCS#10 structure.
-    #[error("this is not a PKCS#10 request in PEM (CERTIFICATE REQUEST): {0}")]
+    #[error(
+        "the certificate request cannot be read: {0}; fix: send a PKCS#10 request in PEM (CERTIFICATE REQUEST)"
+    )]
     Form(String),
     /// The request is not signed by the key in it.
     #[error(
-        "the request's signature does not match its key: sign the request with the private key that belongs to its public key"
+        "the request's signature does not match its key; fix: sign the request with the private key that belongs to its public key"
     )]
     Signature,
     /// The key's algorithm is not accepted, or the key is weak.
     #[error(
-        "{0} is not accepted: use ECDSA P-256 (preferred) or P-384 with SHA-2, or RSA of 2048 to 4096 bits with SHA-2"
+        "{0} is not accepted; fix: use ECDSA P-256 (preferred) or P-384 with SHA-2, or RSA of 2048 to 4096 bits with SHA-2"
     )]
     Key(String),
     /// The key's algorithm is not the one that the tenant has configured.
     #[error(
-        "the tenant's keys are ECDSA P-256: send such a key, or set spec.keys.algorithm to Rsa2048"
+        "the tenant's keys are ECDSA P-256; fix: send such a key, or set spec.keys.algorithm to Rsa2048"
     )]
     Algorithm,
     /// The request contains an identity other than the requested one.
     #[error(
-        "the request names {named}, the requested identity is {requested}: omit the URI name, or make them equal"
+        "the request names {named}, the requested identity is {requested}; fix: omit the URI name, or make them equal"
     )]
     Name { named: String, requested: String },
     /// The crypto library failed to sign.
-    #[error("the certificate could not be signed: {0}; this is a bug in the controller, try again")]
+    #[error(
+        "the certificate could not be signed: {0}; this is a bug in the controller; fix: try again, and report it"
+    )]
     Signing(String),
     /// The root or an intermediate above the leaf has expired.
     #[error(
-        "the CA's root expired at {0} s since 1970; replace it with `canal ca rotate`, or the files that hold it"
+        "the CA's root expired at {0} s since 1970; fix: replace it with `canal ca rotate`, or the files that hold it"
     )]
     RootEnded(u64),
     /// The CA's certificate does not allow it to sign CRLs.
     #[error(
-        "the intermediate may not sign revocation lists; give it the key usage cRLSign, or put crl.pem beside it"
+        "the intermediate may not sign revocation lists; fix: give it the key usage cRLSign, or put crl.pem beside it"
     )]
     CrlSigner,
 }

@@ -17,30 +17,30 @@ use crate::{LIFETIME_SECONDS_MAX, SKEW_SECONDS};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExternalCertificateError {
     /// The response does not consist of certificates in PEM.
-    #[error("its answer is not a certificate: {0}")]
+    #[error("the external CA's answer is not a certificate: {0}")]
     Form(String),
     /// The certificate contains other names than requested, or additional ones.
     #[error(
-        "its certificate names {names:?}, requested was {requested:?}; it must use exactly the names that it receives as hosts, URIs too (CFSSL 1.4 or newer)"
+        "the external CA's certificate names {names:?}, requested was {requested:?}; fix: let it use exactly the names that it receives as hosts, URIs too (CFSSL 1.4 or newer)"
     )]
     Identity {
         names: Vec<String>,
         requested: Vec<String>,
     },
     /// The certificate is for another key.
-    #[error("its certificate has another key than the request")]
+    #[error("the external CA's certificate has another key than the request")]
     Key,
     /// The certificate may sign others, or lacks a usage that workloads need.
     #[error(
-        "its certificate {0}; give its profile the usages digital signature, server auth and client auth, and no CA flag"
+        "the external CA's certificate {0}; fix: give its profile the usages digital signature, server auth and client auth, and no CA flag"
     )]
     Usage(&'static str),
     /// The certificate does not chain to the configured roots.
-    #[error("its certificate does not chain to root-cert.pem: {0}")]
+    #[error("the external CA's certificate does not chain to root-cert.pem: {0}")]
     Chain(String),
     /// The certificate's lifetime is too long.
     #[error(
-        "its certificate is valid for {0} s; at most {LIFETIME_SECONDS_MAX} s are accepted; shorten its profile's expiry"
+        "the external CA's certificate is valid for {0} s; at most {LIFETIME_SECONDS_MAX} s are accepted; fix: shorten its profile's expiry"
     )]
     Lifetime(u64),
 }

@@ -55,26 +55,26 @@ impl std::fmt::Debug for AuthorityFiles {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AuthorityFilesError {
     /// The file is not PEM, or contains something else than certificates, none, or too many.
-    #[error("{file}: {why}; write 1 to {FILE_CERTIFICATES_MAX} certificates in PEM")]
+    #[error("{file}: {why}; fix: write 1 to {FILE_CERTIFICATES_MAX} certificates in PEM")]
     Certificates { file: &'static str, why: String },
     /// `key.pem` is not a usable key.
     #[error(
-        "key.pem: {0}; write an ECDSA P-256, P-384 or an RSA key in PEM (PKCS#8, PKCS#1 or SEC1)"
+        "key.pem: {0}; fix: write an ECDSA P-256, P-384 or an RSA key in PEM (PKCS#8, PKCS#1 or SEC1)"
     )]
     Key(String),
     /// The key does not match the first certificate.
     #[error(
-        "key.pem is not the key of the first certificate in cert-chain.pem; put the signing certificate first"
+        "key.pem is not the key of the first certificate in cert-chain.pem; fix: put the signing certificate first"
     )]
     KeyMatch,
     /// A certificate does not allow signing certificates.
     #[error(
-        "cert-chain.pem: certificate {0} is not a CA certificate; it needs CA:TRUE and, with a key usage, keyCertSign"
+        "cert-chain.pem: certificate {0} is not a CA certificate; fix: issue it with CA:TRUE and, if it has a key usage, keyCertSign"
     )]
     NotAuthority(usize),
     /// A path length constraint forbids the certificates below.
     #[error(
-        "cert-chain.pem: certificate {at} allows {allowed} CA certificates below it, but there are {below}; issue it with a larger pathlen"
+        "cert-chain.pem: certificate {at} allows {allowed} CA certificates below it, but there are {below}; fix: issue it with a larger pathlen"
     )]
     PathLength {
         at: usize,
@@ -83,7 +83,7 @@ pub enum AuthorityFilesError {
     },
     /// A certificate is outside its validity.
     #[error(
-        "{file}: certificate {at} is valid from {from} to {until} (s since 1970), and the current time is {now}"
+        "{file}: certificate {at} is valid from {from} to {until} (s since 1970), and the current time is {now}; fix: replace it, or correct the host's clock"
     )]
     Validity {
         file: &'static str,
@@ -94,16 +94,18 @@ pub enum AuthorityFilesError {
     },
     /// A certificate is signed neither by the next one nor by a root.
     #[error(
-        "certificate {0} of cert-chain.pem is signed neither by the next one nor by one in root-cert.pem; put the chain in order, signing certificate first"
+        "certificate {0} of cert-chain.pem is signed neither by the next one nor by one in root-cert.pem; fix: put the chain in order, signing certificate first"
     )]
     Chain(usize),
     /// Verifiers would reject a leaf of this CA, for example because of name constraints or usages.
     #[error(
-        "a certificate of {domain} issued with these files would be refused: {why}; check name constraints and extended key usages"
+        "a certificate of {domain} issued with these files would be refused: {why}; fix: check name constraints and extended key usages"
     )]
     Trial { domain: TrustDomain, why: String },
     /// `crl.pem` cannot be used.
-    #[error("crl.pem: {0}; write revocation lists (X509 CRL) of the roots or the intermediates")]
+    #[error(
+        "crl.pem: {0}; fix: write revocation lists (X509 CRL) of the roots or the intermediates"
+    )]
     Crl(String),
 }
 

@@ -23,7 +23,7 @@ pub struct AppliedPlan {
 pub enum PlanRefusal {
     /// The plan was computed from another plan than the one in force, which stays in force.
     #[error(
-        "the plan was computed from plan {parent}, but plan {in_force} is in force; compute it again from that one"
+        "the plan was computed from plan {parent}, but plan {in_force} is in force; fix: compute it again from that one"
     )]
     Outdated { parent: u32, in_force: u32 },
     /// The store refused the plan. The plan before stays in force, and either of them may be on
@@ -35,10 +35,10 @@ pub enum PlanRefusal {
     #[error("the plan is in force and not published: {0}")]
     NotPublished(StoreError),
     /// A computation panicked. The plan may be applied again.
-    #[error("applying the plan panicked, which is a bug in the controller; apply it again")]
+    #[error("applying the plan panicked, which is a bug in the controller; fix: apply it again")]
     Panic,
     /// The catalog writer has ended, and the controller ends too.
-    #[error("the controller is stopping; apply the plan after its start")]
+    #[error("the controller is stopping; fix: apply the plan after its start")]
     Stopping,
 }
 

@@ -68,27 +68,31 @@ pub(crate) struct EdgeReport {
 /// Reason why a report is refused. Each text states the condition that the report violates.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReportError {
-    #[error("{0} is not a gateway replica; report with a gateway's token")]
+    #[error("{0} is not a gateway replica; fix: report with a gateway's token")]
     NotAReplica(String),
-    #[error("{0} is not an edge; report with an edge's token")]
+    #[error("{0} is not an edge; fix: report with an edge's token")]
     NotAnEdge(String),
     #[error("{0}")]
     Form(String),
-    #[error("the token is for backend {expected}, the report names {reported}")]
+    #[error(
+        "the token is for backend {expected}, the report names {reported}; fix: start the replica with --backend {expected}"
+    )]
     Backend {
         expected: BackendName,
         reported: BackendName,
     },
-    #[error("the token is for AZ {expected}, the report names {reported}")]
+    #[error(
+        "the token is for AZ {expected}, the report names {reported}; fix: start the process with --az {expected}"
+    )]
     Az { expected: AzName, reported: AzName },
     #[error(
-        "{0} is not an address of the tier; a host of AZ number a has one of 250.a.0.0/16, with a from 1 to 7"
+        "{0} is not an address of the tier; fix: give a host of AZ number a, from 1 to 7, one of 250.a.0.0/16"
     )]
     Underlay(String),
-    #[error("{underlay} is already the address of {holder}; give each host its own")]
+    #[error("{underlay} is already the address of {holder}; fix: give each host its own")]
     UnderlayTaken { underlay: Ipv4Addr, holder: String },
     #[error(
-        "AZ {az} has number {expected}, but the address has {reported}; an AZ keeps its number"
+        "AZ {az} has number {expected}, but the address has {reported}; fix: give the host an address of 250.{expected}.0.0/16"
     )]
     AzNumber {
         az: AzName,
@@ -96,7 +100,7 @@ pub(crate) enum ReportError {
         reported: u8,
     },
     #[error(
-        "number {number} is that of AZ {holder}, not of {az}; give each AZ its own 250.a.0.0/16"
+        "number {number} is that of AZ {holder}, not of {az}; fix: give each AZ its own 250.a.0.0/16"
     )]
     AzNumberTaken {
         az: AzName,
@@ -104,7 +108,7 @@ pub(crate) enum ReportError {
         holder: AzName,
     },
     #[error(
-        "{0} is registered with another backend, AZ or address and reported a moment ago; stop that process, or forget the replica"
+        "{0} is registered with another backend, AZ or address and reported a moment ago; fix: stop that process, or forget the replica"
     )]
     RegisteredOtherwise(ReplicaName),
     #[error(

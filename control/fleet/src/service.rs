@@ -163,7 +163,7 @@ impl FleetService {
             )
         });
         let row = stored.await.map_err(|_| {
-            ReportError::Form("the replica could not be registered; report again".into())
+            ReportError::Form("the replica could not be registered; fix: report again".into())
         })??;
         tracing::info!(
             target: "audit", replica = %row.name, number = row.number.get(), backend = %row.backend, az = %row.az, underlay = %row.underlay,
@@ -227,7 +227,7 @@ impl FleetService {
             store.put_edge(&stored, &gone, az_number(stored.underlay))
         });
         stored.await.map_err(|_| {
-            ReportError::Form("the edge could not be stored; report again".into())
+            ReportError::Form("the edge could not be stored; fix: report again".into())
         })??;
         tracing::info!(target: "audit", edge = %row.name, az = %row.az, underlay = %row.underlay, tunnels = %row.tunnel_end(), "fleet: registered an edge");
         self.fleet.roster().register_edge(row, &replaces);

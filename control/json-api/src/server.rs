@@ -480,11 +480,17 @@ impl RequestContext {
             )));
         }
         let converted = tokio::task::spawn_blocking(move || ObjectListView::from(&found)).await;
-        self.view(converted.map_err(|_| Status::internal("the objects could not be converted"))?)
+        self.view(converted.map_err(|_| {
+            Status::internal("the objects could not be converted, which is a bug in the controller")
+        })?)
     }
 
     fn view(&self, view: impl Serialize) -> Result<Response<Body>, RequestError> {
-        let failed = |error| Status::internal(format!("the response has no JSON form: {error}"));
+        let failed = |error| {
+            Status::internal(format!(
+                "the response has no JSON form, which is a bug in the controller: {error}"
+            ))
+        };
         let body = serde_json::to_vec(&VersionedView::new(view)).map_err(failed)?;
         if body.len() > self.limits.response_bytes {
             return Err(too_large(format!(

@@ -151,7 +151,9 @@ impl Admin for AdminService {
         let catalog = self.catalog.borrow().clone();
         let view = catalog.tenants.get(&tenant).ok_or_else(|| {
             call.set_outcome("missing");
-            Status::not_found(format!("there is no tenant {tenant}"))
+            Status::not_found(format!(
+                "there is no tenant {tenant}; fix: name one that `canal status` lists"
+            ))
         })?;
         let is_wanted = |l: &&CatalogObject| {
             let key = l.document.object.key();
@@ -248,7 +250,7 @@ impl Admin for AdminService {
             Some(false) => {
                 call.set_outcome("refused");
                 Err(Status::failed_precondition(format!(
-                    "{name} reported a moment ago; drain it and end its process first"
+                    "{name} reported a moment ago; fix: drain it and end its process first"
                 )))
             }
             Some(true) => {
@@ -274,9 +276,11 @@ impl Admin for AdminService {
         } else {
             "missing"
         });
-        explained
-            .map(Response::new)
-            .ok_or_else(|| Status::not_found(format!("the cloud tier has no service {key}")))
+        explained.map(Response::new).ok_or_else(|| {
+            Status::not_found(format!(
+                "the cloud tier has no service {key}; fix: name one that `canal get services` lists"
+            ))
+        })
     }
 
     async fn find_sessions(
@@ -347,7 +351,11 @@ impl Admin for AdminService {
         let call = self.operator("ca_revoke", &request)?;
         let request = request.into_inner();
         let target = match (request.identity.as_str(), request.serial.as_str()) {
-            ("", "") => return Err(Status::invalid_argument("name an identity or a serial")),
+            ("", "") => {
+                return Err(Status::invalid_argument(
+                    "the request names no certificate; fix: name an identity or a serial",
+                ));
+            }
             (identity, "") => RevocationTarget::Identity(parsed::<Identity>(identity)?),
             ("", serial) => RevocationTarget::Serial(
                 serial
@@ -357,7 +365,7 @@ impl Admin for AdminService {
             ),
             _ => {
                 return Err(Status::invalid_argument(
-                    "name an identity or a serial, not both",
+                    "the request names an identity and a serial; fix: name only one of them",
                 ));
             }
         };
@@ -421,7 +429,9 @@ fn store_status(e: &StoreError) -> Status {
 }
 
 fn no_replica(name: &str) -> Status {
-    Status::not_found(format!("no replica {name} is registered"))
+    Status::not_found(format!(
+        "no replica {name} is registered; fix: name one that `canal gateway list` shows"
+    ))
 }
 
 impl AdminService {
@@ -442,7 +452,7 @@ impl AdminService {
                 );
                 self.metrics.refuse("not_an_operator");
                 return Err(Status::permission_denied(format!(
-                    "{other} is not an operator; use an operator's token"
+                    "{other} is not an operator; fix: use an operator's token"
                 )));
             }
         };
@@ -466,7 +476,7 @@ impl AdminService {
         call.set_outcome("denied");
         self.metrics.refuse("not_the_provider");
         Err(Status::permission_denied(
-            "only the provider's operators may do this: the tier serves all tenants",
+            "only the provider's operators may do this, because the tier serves all tenants; fix: use a token without a tenant",
         ))
     }
 
@@ -491,7 +501,7 @@ impl AdminService {
         let done =
             tokio::task::spawn_blocking(move || fleet.order_drain(&store, &replica, drain)).await;
         let is_there =
-            done.map_err(|_| Status::internal("the order could not be stored; try again"))?;
+            done.map_err(|_| Status::internal("the order could not be stored; fix: try again"))?;
         let is_there = is_there.map_err(|e| {
             call.set_outcome("store");
             store_status(&e)
@@ -530,7 +540,7 @@ impl AdminService {
         let Some(domain) = domain else {
             call.set_outcome("missing");
             return Err(Status::not_found(format!(
-                "there is no tenant {tenant} with a trust domain"
+                "there is no tenant {tenant} with a trust domain; fix: name one that `canal ca status` lists"
             )));
         };
         let (trust, name) = (self.trust.clone(), (tenant, domain));
@@ -546,7 +556,7 @@ impl AdminService {
         });
         let done = order
             .await
-            .map_err(|_| Status::internal("the order could not be carried out; try again"))?;
+            .map_err(|_| Status::internal("the order could not be carried out; fix: try again"))?;
         match done {
             Ok(response) => {
                 call.set_outcome("accepted");
@@ -580,7 +590,7 @@ impl AdminService {
         {
             self.metrics.refuse("files");
             return Err(Status::invalid_argument(format!(
-                "{} files in one request; at most {FILES_MAX} are accepted",
+                "{} files in one request; at most {FILES_MAX} are accepted; fix: send fewer at once",
                 files.len()
             )));
         }
@@ -691,7 +701,7 @@ impl AdminService {
 fn unknown_kind(word: &str) -> Status {
     let known = ObjectKind::ALL.map(ObjectKind::as_str).join(", ");
     Status::invalid_argument(format!(
-        "the kind {word:?} is unknown; known kinds: {known}"
+        "the kind {word:?} is unknown; fix: use one of {known}"
     ))
 }
 

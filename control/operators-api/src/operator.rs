@@ -47,9 +47,11 @@ impl OperatorScope {
             (Some(own), "") => Ok(own.clone()),
             (Some(own), named) if own.as_str() == named => Ok(own.clone()),
             (Some(own), _) => Err(Status::permission_denied(format!(
-                "this token is for tenant {own} only"
+                "this token is for tenant {own} only; fix: name that tenant, or use another token"
             ))),
-            (None, "") => Err(Status::invalid_argument("name the tenant")),
+            (None, "") => Err(Status::invalid_argument(
+                "the request names no tenant; fix: name one",
+            )),
             (None, named) => {
                 TenantName::new(named).map_err(|e| Status::invalid_argument(e.to_string()))
             }

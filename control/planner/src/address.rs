@@ -20,14 +20,14 @@ use crate::{GatewayNumbers, UsedGatewayNumbers};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// The tenant has no ranges.
-    #[error("the tenant has no gatewayCidrs; give it a range, e.g. a /20")]
+    #[error("the tenant has no gatewayCidrs; fix: give it a range, e.g. a /20")]
     NoRange,
     /// The AZ's number is not 1 to 7.
-    #[error("AZ number {0} is out of range: use 1 to 7")]
+    #[error("AZ number {0} is out of range; fix: use 1 to 7")]
     Az(u8),
     /// The AZ's part of the ranges has too few addresses.
     #[error(
-        "the tenant's {family} gatewayCidrs have {capacity} addresses for each AZ, and the service's number is {number}; add a range"
+        "the tenant's {family} gatewayCidrs have {capacity} addresses for each AZ, and the service's number is {number}; fix: add a range"
     )]
     RangeFull {
         family: &'static str,

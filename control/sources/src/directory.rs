@@ -165,7 +165,7 @@ impl Directory {
                 Ok(tenant) => newcomers.push(tenant),
                 Err(error) => diagnostics.push(complaint(
                     &path,
-                    error.to_string(),
+                    error.problem(),
                     "rename the directory to the tenant's name",
                 )),
             }

@@ -32,7 +32,7 @@ const EVENT_BYTES_MAX: usize = 64 << 10;
 pub enum WatchError {
     /// The kernel provides no inotify instance, or refuses to watch this directory.
     #[error(
-        "cannot watch {path}: {source}; create the directory, and raise fs.inotify.max_user_instances and max_user_watches if they are used up"
+        "cannot watch {path}: {source}; fix: create the directory, or raise fs.inotify.max_user_instances and max_user_watches if they are used up"
     )]
     Inotify {
         path: PathBuf,

@@ -33,7 +33,7 @@ pub struct ReportedOmission {
 /// Reason why a report is refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShareReportError {
-    #[error("{0} is not a data plane; report with a data plane's token")]
+    #[error("{0} is not a data plane; fix: report with a data plane's token")]
     NotADataPlane(String),
     #[error("the report has {bytes} bytes; at most {limit} are accepted")]
     Bytes { bytes: usize, limit: usize },

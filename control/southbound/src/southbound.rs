@@ -64,7 +64,7 @@ impl AggregatedDiscoveryService for DiscoveryService {
         if matches!(caller.principal, Principal::Operator { .. }) {
             self.shared.metrics.refuse("subscribe_operator");
             return Err(Status::permission_denied(
-                "an operator subscribes to nothing; use a node's or a gateway's token",
+                "an operator subscribes to nothing; fix: use a node's or a gateway's token",
             ));
         }
         let stream = self
@@ -149,17 +149,17 @@ impl StreamTask {
             tokio::select! {
                 // The reasons to end the stream come before its messages.
                 biased;
-                () = stopping.cancelled() => return Err(Status::unavailable("the controller is stopping; connect again")),
+                () = stopping.cancelled() => return Err(Status::unavailable("the controller is stopping; fix: connect again")),
                 () = superseded.cancelled() => return Err(Status::aborted("newer streams of the same principal replaced this one")),
                 () = &mut revoked => {
                     self.shared.metrics.refuse("streams_revoked");
                     let tenant = holder_of(&self.caller.principal);
-                    return Err(Status::resource_exhausted(format!("{tenant} has the most streams, and the limit of streams is reached")));
+                    return Err(Status::resource_exhausted(format!("{tenant} has the most streams, and the limit of streams is reached; fix: stop data planes of the tenant that are not needed")));
                 }
                 changed = principals.changed() => {
                     if changed.is_err() || !self.shared.clients.is_current(&self.caller) {
                         self.shared.metrics.refuse("revoked");
-                        return Err(Status::unauthenticated("the token was revoked"));
+                        return Err(Status::unauthenticated("the token was revoked; fix: request another one from the provider"));
                     }
                 }
                 message = inbound.message() => match message {
@@ -180,7 +180,7 @@ impl StreamTask {
                 }
                 changed = catalogs.changed(), if pending.is_none() => {
                     if changed.is_err() {
-                        return Err(Status::unavailable("the controller is stopping; connect again"));
+                        return Err(Status::unavailable("the controller is stopping; fix: connect again"));
                     }
                     catalog = catalogs.borrow_and_update().clone();
                 }

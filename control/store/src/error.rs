@@ -8,7 +8,7 @@ use canal_model::ids::TenantName;
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The file or its directory cannot be used.
-    #[error("the store {path} cannot be opened: {why}; {fix}")]
+    #[error("the store {path} cannot be opened: {why}; fix: {fix}")]
     Open {
         path: PathBuf,
         why: String,
@@ -16,7 +16,7 @@ pub enum StoreError {
     },
     /// The file was written by a newer build.
     #[error(
-        "the store {path} has layout {layout}, this build knows {newest_known}; run the build that wrote it, or one that is newer"
+        "the store {path} has layout {layout}, this build knows {newest_known}; fix: run the build that wrote it, or one that is newer"
     )]
     Layout {
         path: PathBuf,
@@ -25,15 +25,15 @@ pub enum StoreError {
     },
     /// The operating system refused a read or a write.
     #[error(
-        "the disk refused {path}: {why}. Nothing was changed; free some space or repair the disk, then repeat the change"
+        "the disk refused {path}: {why}; nothing was changed; fix: free some space or repair the disk, then repeat the change"
     )]
     Disk { path: PathBuf, why: String },
     /// The file contains data that no build has written.
-    #[error("the store {path} is damaged: {why}; restore it from a backup")]
+    #[error("the store {path} is damaged: {why}; fix: restore it from a backup")]
     Damaged { path: PathBuf, why: String },
     /// A tenant has reached its limit of objects.
     #[error(
-        "tenant {tenant} would have {count} objects; at most {limit} are allowed; delete some, or give the controller a larger limit"
+        "tenant {tenant} would have {count} objects; at most {limit} are allowed; fix: delete some, or give the controller a larger limit"
     )]
     ObjectsPerTenant {
         tenant: TenantName,
@@ -41,7 +41,7 @@ pub enum StoreError {
         limit: usize,
     },
     /// One object is too large.
-    #[error("{object} has {bytes} bytes; at most {limit} are allowed; split it")]
+    #[error("{object} has {bytes} bytes; at most {limit} are allowed; fix: split it")]
     ObjectBytes {
         object: String,
         bytes: usize,
@@ -49,18 +49,18 @@ pub enum StoreError {
     },
     /// One transaction contains too many edits.
     #[error(
-        "{edits} changes in one request; at most {limit} are accepted; send them in several requests"
+        "{edits} changes in one request; at most {limit} are accepted; fix: send them in several requests"
     )]
     Edits { edits: usize, limit: usize },
     /// Every service id is in use, or was released so recently that it is in quarantine.
     #[error(
-        "no service id is left: {limit} are in use or were released within {hours} h; delete services that are no longer used"
+        "no service id is left: {limit} are in use or were released within {hours} h; fix: delete services that are no longer used"
     )]
     ServiceIds { limit: u32, hours: u64 },
     /// The services of a tenant, including recently deleted ones, use all ids that one tenant may
     /// have.
     #[error(
-        "tenant {tenant} has {limit} service ids, including those of services deleted within {hours} h, and may have no more; reuse the names of deleted services, or wait"
+        "tenant {tenant} has {limit} service ids, including those of services deleted within {hours} h, and may have no more; fix: reuse the names of deleted services, or wait"
     )]
     TenantServiceIds {
         tenant: TenantName,
@@ -69,12 +69,12 @@ pub enum StoreError {
     },
     /// Every replica number is in use.
     #[error(
-        "no replica number is left: all {limit} are in use; forget replicas that no longer exist"
+        "no replica number is left: all {limit} are in use; fix: forget replicas that no longer exist"
     )]
     ReplicaNumbers { limit: u16 },
     /// The private keys are sealed and the key does not open them, or the key file cannot be used.
     #[error(
-        "the store's key: {why}; give --store-key-file the file of 32 bytes under which the store was sealed"
+        "the store's key: {why}; fix: give --store-key-file the file of 32 bytes under which the store was sealed"
     )]
     Key { why: String },
 }

@@ -69,11 +69,11 @@ pub(crate) enum IssueError {
     Store(#[from] StoreError),
     #[error(transparent)]
     Refused(#[from] CsrError),
-    #[error("{0} was revoked by an operator and gets no certificates until `canal ca restore`")]
-    Blocked(Identity),
     #[error(
-        "the CA files of {0} were never usable; `canal ca status` reports what is wrong with them"
+        "{0} was revoked by an operator and gets no certificates; fix: restore it with `canal ca restore`"
     )]
+    Blocked(Identity),
+    #[error("the CA files of {0} were never usable; fix: correct what `canal ca status` reports")]
     Files(TrustDomain),
     #[error(transparent)]
     External(#[from] ExternalCaError),
@@ -85,7 +85,7 @@ pub(crate) enum IssueError {
         "{0} requested more certificates than {1} at once and {2} per second; fix: keep certificates until half of their lifetime"
     )]
     Rate(String, u32, u32),
-    #[error("the certificate could not be created; try again")]
+    #[error("the certificate could not be created; fix: try again")]
     Task,
 }
 

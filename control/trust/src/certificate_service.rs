@@ -38,13 +38,13 @@ const SERVICE: &str = "Service";
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum IdentityDenied {
     #[error(
-        "metadata.{IMPERSONATED} is missing; name the identity, as in spiffe://<trust domain>/ns/<namespace>/sa/<service account>"
+        "metadata.{IMPERSONATED} is missing; fix: name the identity, as in spiffe://<trust domain>/ns/<namespace>/sa/<service account>"
     )]
     NoIdentity,
     #[error("{0}")]
     Form(String),
     #[error(
-        "an operator or an edge gets no identity; use a node's, a gateway's or a key server's token"
+        "an operator or an edge gets no identity; fix: use a node's, a gateway's or a key server's token"
     )]
     Operator,
     #[error("{0} belongs to no tenant that you serve")]
@@ -52,26 +52,26 @@ pub(crate) enum IdentityDenied {
     #[error("{0} is the gateways' own identity, which nodes cannot get")]
     Reserved(Identity),
     #[error(
-        "no pod with the identity {0} runs on your node according to the registry; try again once the pod is registered"
+        "no pod with the identity {0} runs on your node according to the registry; fix: try again once the pod is registered"
     )]
     NotOnNode(Identity),
     #[error("a gateway gets only {0}")]
     NotGateway(Identity),
     #[error(
-        "the tenant's sources cannot be read at the moment, so the controller does not know which pods run on your node; try again"
+        "the tenant's sources cannot be read at the moment, so the controller does not know which pods run on your node; fix: try again"
     )]
     RegistryIncomplete,
     #[error(
-        "the tenant's keys are in key servers, so only key servers get certificates of {0}; set spec.keys.fallback to Local to allow others too"
+        "the tenant's keys are in key servers, so only key servers get certificates of {0}; fix: set spec.keys.fallback to Local to allow others too"
     )]
     KeysInKeyServer(TrustDomain),
     #[error(
-        "no entitlement of the tenant names {0}, or its keys are not in key servers; try again once the registry has it"
+        "no entitlement of the tenant names {0}, or its keys are not in key servers; fix: try again once the registry has it"
     )]
     NotEntitled(Identity),
-    #[error("{0} is the identity of another component of Canal; request your own")]
+    #[error("{0} is the identity of another component of Canal; fix: request your own")]
     NotComponent(Identity),
-    #[error("metadata.{SERVICE}: {0}; write tenant/namespace/name")]
+    #[error("metadata.{SERVICE}: {0}")]
     ServiceForm(String),
     #[error("{0} is not a service of the tenant")]
     ServiceUnknown(ServiceKey),

@@ -22,12 +22,12 @@ use tokio_rustls::TlsConnector;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FetchError {
     #[error(
-        "{0} is not a usable address: write http://host[:port]/path or https://host[:port]/path"
+        "{0} is not a usable address; fix: write http://host[:port]/path or https://host[:port]/path"
     )]
     Uri(String),
     #[error("{0} cannot be reached: {1}")]
     Connect(String, String),
-    #[error("the TLS handshake with {0} failed: {1}; is its root in --tls-roots?")]
+    #[error("the TLS handshake with {0} failed: {1}; fix: check that its root is in --tls-roots")]
     Tls(String, String),
     #[error("no complete response within {0:?}")]
     Timeout(Duration),
@@ -35,7 +35,9 @@ pub(crate) enum FetchError {
     Broken(String),
     #[error("the response has more than {0} bytes")]
     Bytes(usize),
-    #[error("the server redirects to {0}; redirects are not followed; configure that URL instead")]
+    #[error(
+        "the server redirects to {0}; redirects are not followed; fix: configure that URL instead"
+    )]
     Redirect(u16),
     #[error("the server answered with status {0}")]
     Status(u16),

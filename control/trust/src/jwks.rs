@@ -72,7 +72,7 @@ impl std::str::FromStr for AllowedHost {
     fn from_str(s: &str) -> Result<Self, String> {
         let authority: http::uri::Authority = s
             .parse()
-            .map_err(|_| format!("{s:?} is not a host; write host or host:port"))?;
+            .map_err(|_| format!("{s:?} is not a host; fix: write host or host:port"))?;
         let port = match s.rsplit_once(':') {
             Some((_, port)) if !s.ends_with(']') => Some(
                 port.parse()
@@ -81,7 +81,7 @@ impl std::str::FromStr for AllowedHost {
             _ => None,
         };
         if authority.host().is_empty() || s.contains('@') {
-            return Err(format!("{s:?} is not a host; write host or host:port"));
+            return Err(format!("{s:?} is not a host; fix: write host or host:port"));
         }
         Ok(Self {
             host: authority.host().to_ascii_lowercase(),
@@ -108,20 +108,22 @@ impl AllowedHost {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum JwksError {
     #[error(
-        "the controller may not connect to {0}; the provider adds it to --jwks-hosts, or write the keys into jwks"
+        "the controller may not connect to {0}; fix: have the provider add it to --jwks-hosts, or write the keys into jwks"
     )]
     Host(String),
-    #[error("the tenant has more than {JWKS_URIS_MAX} key sets to fetch; write some into jwks")]
+    #[error(
+        "the tenant has more than {JWKS_URIS_MAX} key sets to fetch; fix: write some into jwks"
+    )]
     Uris,
     #[error(
-        "the tenant has no source folder, so file: URLs are not possible; write the keys into jwks"
+        "the tenant has no source folder, so file: URLs are not possible; fix: write the keys into jwks"
     )]
     NoFolder,
     #[error(
-        "the file cannot be read: {0}; name a file inside the tenant's source folder, as in file:keys/issuer.json"
+        "the file cannot be read: {0}; fix: name a file inside the tenant's source folder, as in file:keys/issuer.json"
     )]
     File(String),
-    #[error("it is not a key set: {0}; RFC 7517 requires an object with an array `keys`")]
+    #[error("it is not a key set: {0}; fix: write an object with an array `keys` (RFC 7517)")]
     Form(String),
     #[error("{0}")]
     Fetch(#[from] FetchError),

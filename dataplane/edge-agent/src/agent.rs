@@ -60,7 +60,7 @@ pub enum EdgeError {
     Kernel(#[from] OffloadError),
     /// The maps of an earlier process cannot be read.
     #[error(
-        "the maps under {dir} cannot be read: {why}; `canal-edge --detach` removes them, which also stops all forwarding"
+        "the maps under {dir} cannot be read: {why}; fix: remove them with `canal-edge --detach`, which also stops all forwarding"
     )]
     Maps {
         dir: std::path::PathBuf,

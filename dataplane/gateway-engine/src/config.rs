@@ -32,7 +32,7 @@ pub struct CloudTierConfig {
 /// Error for a `--plain` value that is not of the form `ADDR:PORT=TENANT/NAMESPACE/SERVICE:PORT`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "plain listener {text:?}: {why}; write ADDRESS:PORT=TENANT/NAMESPACE/SERVICE:PORT, e.g. 127.0.0.1:8080=alpha/default/web:80"
+    "plain listener {text:?}: {why}; fix: write ADDRESS:PORT=TENANT/NAMESPACE/SERVICE:PORT, e.g. 127.0.0.1:8080=alpha/default/web:80"
 )]
 pub struct InvalidPlainListener {
     text: String,

@@ -548,7 +548,7 @@ impl HbonePool {
                 StreamChoice::Wait(p) => p,
                 StreamChoice::Open if opened == OPENS_MAX => {
                     let why = format!(
-                        "{OPENS_MAX} new connections in a row allowed no stream; does the peer allow any?"
+                        "{OPENS_MAX} new connections in a row allowed no stream; the peer seems to allow none"
                     );
                     return Err(HboneError::Http2 {
                         address: target.address,

@@ -23,7 +23,9 @@ pub struct ServerAddress {
 /// The text has another form; the error names the mistake and the right form.
 pub fn parse_key_server(text: &str) -> Result<ServerAddress, String> {
     let wrong = |what: &str| {
-        format!("key server {text:?}: {what}; write AZ=NAME@IP:PORT, as in az1=ks1@10.0.0.13:15013")
+        format!(
+            "key server {text:?}: {what}; fix: write AZ=NAME@IP:PORT, as in az1=ks1@10.0.0.13:15013"
+        )
     };
     let (az, rest) = text
         .split_once('=')

@@ -437,7 +437,7 @@ impl RequesterChannel {
                         )
                     }
                     _ => format!(
-                        "there is no key of {service}: it needs both {files} in usable form"
+                        "there is no key of {service}; fix: provide both {files} in usable form"
                     ),
                 };
                 RequestRejection::new(r, text).of(tenant)

@@ -60,9 +60,9 @@ pub struct KeyServerConfig {
 /// Reason why the engine did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyServerEngineError {
-    #[error("{0} is not a key server")]
+    #[error("{0} is not a key server; fix: start the process with a key server's token")]
     Principal(Principal),
-    #[error("keys from files belong to one tenant: set --tenant with --tls-dir")]
+    #[error("keys from files belong to one tenant; fix: set --tenant with --tls-dir")]
     Tenant,
     #[error("reading {0}: {1}")]
     Folder(PathBuf, std::io::Error),

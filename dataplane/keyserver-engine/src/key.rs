@@ -37,7 +37,7 @@ pub enum PrivateKeyError {
     Vault(#[from] VaultError),
     #[error("no key could be created")]
     Generate,
-    #[error("not an accepted private key: use RSA of 2048 to 8192 bits, ECDSA P-256 or P-384")]
+    #[error("not an accepted private key; fix: use RSA of 2048 to 8192 bits, ECDSA P-256 or P-384")]
     Form,
     #[error("the key cannot sign with this scheme")]
     Scheme,

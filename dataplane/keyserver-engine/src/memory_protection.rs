@@ -12,7 +12,7 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit};
 #[derive(Debug, thiserror::Error)]
 pub enum ConfineError {
     #[error(
-        "locking memory: {0}; give the process CAP_IPC_LOCK, or lift its limit of locked memory (LimitMEMLOCK=infinity, ulimit -l)"
+        "locking memory: {0}; fix: give the process CAP_IPC_LOCK, or lift its limit of locked memory (LimitMEMLOCK=infinity, ulimit -l)"
     )]
     Lock(io::Error),
     #[error("disabling core dumps: {0}")]

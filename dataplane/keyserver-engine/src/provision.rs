@@ -585,7 +585,7 @@ impl Inner {
         )
         .map_err(|e| unusable(&e))?;
         if !certified.valid_at(SystemTime::now()) {
-            return Err(failed("clock", "the certificate is not valid at this machine's time; is one of the two clocks wrong?".into()));
+            return Err(failed("clock", "the certificate is not valid at this machine's time; fix: correct the clock of this machine or of the controller".into()));
         }
         Ok(certified)
     }

@@ -65,7 +65,7 @@ type AllowList = BTreeMap<ServiceKey, Vec<String>>;
 impl AllowListFile {
     fn read(self, tenant: &TenantName) -> Result<AllowList, String> {
         let wrong = |key: &str| {
-            format!("{key:?} is not a service; write namespace/name, as in default/shop")
+            format!("{key:?} is not a service; fix: write namespace/name, as in default/shop")
         };
         let row = |(key, requesters): (String, Vec<String>)| {
             let service = format!("{tenant}/{key}").parse().map_err(|_| wrong(&key))?;

@@ -48,7 +48,7 @@ pub enum SysError {
     )]
     Netns { path: PathBuf, source: io::Error },
     /// The thread could not enter the namespace.
-    #[error("entering network namespace {path}: {source}; the process needs CAP_SYS_ADMIN")]
+    #[error("entering network namespace {path}: {source}; fix: give the process CAP_SYS_ADMIN")]
     Enter { path: PathBuf, source: io::Error },
     /// A call on the socket was refused, for example a socket option.
     #[error("{what} for {address}: {source}{}", hint(.what, .source))]
@@ -79,12 +79,12 @@ pub enum SysError {
 fn hint(what: &str, source: &io::Error) -> &'static str {
     match (what, source.kind()) {
         ("SO_MARK" | "IP_FREEBIND" | "IP_TRANSPARENT", io::ErrorKind::PermissionDenied) => {
-            "; the process needs CAP_NET_ADMIN"
+            "; fix: give the process CAP_NET_ADMIN"
         }
         ("bind", io::ErrorKind::AddrInUse) => "; another process listens there",
         ("bind", io::ErrorKind::AddrNotAvailable) => "; the address is not local in this namespace",
         ("connect", io::ErrorKind::AddrNotAvailable) => {
-            "; all source ports to the address are in use: widen net.ipv4.ip_local_port_range, or add endpoints"
+            "; all source ports to the address are in use; fix: widen net.ipv4.ip_local_port_range, or add endpoints"
         }
         ("socket", _) if source.raw_os_error() == Some(libc::EMFILE) => {
             "; the process has reached its limit of open files (ulimit -n)"

@@ -21,14 +21,16 @@ pub enum PodError {
     File { file: String, why: String },
     /// The text is not the expected JSON.
     #[error(
-        "{file}: {why}; write uid, namespace, name, serviceAccount, netns, cgroup, ips and labels"
+        "{file}: {why}; fix: write uid, namespace, name, serviceAccount, netns, cgroup, ips and labels"
     )]
     Form { file: String, why: String },
     /// The tenant, namespace, pod or service account has an invalid name.
     #[error("{file}: {why}")]
     Name { file: String, why: IdError },
     /// The uid does not match the namespace and the name in the other fields.
-    #[error("{file}: uid {uid:?} must be TENANT/{namespace}/{name}")]
+    #[error(
+        "{file}: uid {uid:?} is of another namespace or name; fix: write TENANT/{namespace}/{name}"
+    )]
     Uid {
         file: String,
         uid: String,
@@ -36,7 +38,7 @@ pub enum PodError {
         name: String,
     },
     /// The pod has no address, so it can neither be reached nor be distinguished from other pods.
-    #[error("{file}: ips is empty")]
+    #[error("{file}: ips is empty; fix: write the pod's addresses")]
     Ips { file: String },
 }
 
@@ -257,7 +259,7 @@ mod tests {
                 "another namespace",
                 "\"namespace\":\"bookinfo\"",
                 "\"namespace\":\"other\"",
-                "uid \"alpha/bookinfo/reviews-v1-0\" must be TENANT/other",
+                "uid \"alpha/bookinfo/reviews-v1-0\" is of another namespace or name; fix: write TENANT/other",
             ),
             ("bad tenant", "alpha/", "Alpha/", "tenant name"),
             (

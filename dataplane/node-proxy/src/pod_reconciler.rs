@@ -112,7 +112,10 @@ pub fn decide_changes(served_pods: &HashMap<String, ServedPod>, found: PodScan) 
         if !seen.insert(pod.uid.clone()) {
             c.refused.push((
                 file,
-                format!("another file already defines pod {}; remove one", pod.uid),
+                format!(
+                    "another file already defines pod {}; fix: remove one of them",
+                    pod.uid
+                ),
             ));
             continue;
         }

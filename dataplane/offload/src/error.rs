@@ -8,7 +8,7 @@ use std::path::PathBuf;
 pub enum OffloadError {
     /// libbpf or the verifier refused the capture object.
     #[error(
-        "bpf/capture.bpf.c was refused by the kernel: {source}; needs root (CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN) and Linux 5.18 or newer. libbpf: {journal}"
+        "bpf/capture.bpf.c was refused by the kernel: {source}; libbpf: {journal}; fix: run as root (CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN) on Linux 5.18 or newer"
     )]
     Load {
         source: libbpf_rs::Error,
@@ -16,7 +16,7 @@ pub enum OffloadError {
     },
     /// libbpf or the verifier refused one of the other objects.
     #[error(
-        "{object} was refused by the kernel: {source}; needs root (CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON), Linux 6.1 or newer, and its BTF in /sys/kernel/btf/vmlinux. libbpf: {journal}"
+        "{object} was refused by the kernel: {source}; libbpf: {journal}; fix: run as root (CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON) on Linux 6.1 or newer with its BTF in /sys/kernel/btf/vmlinux"
     )]
     Refused {
         object: &'static str,
@@ -25,7 +25,7 @@ pub enum OffloadError {
     },
     /// A program could not be attached to a device, or detached from it.
     #[error(
-        "device {device} (namespace {netns:?}): {source}; is it there, and does the kernel have CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS?"
+        "device {device} (namespace {netns:?}): {source}; fix: check that it exists and that the kernel has CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS"
     )]
     Hook {
         device: String,
@@ -43,7 +43,7 @@ pub enum OffloadError {
     /// The replica's tunnel device, or the routes and rules that lead packets into it, could not be
     /// created.
     #[error(
-        "tunnel device tier0: {step}: {why}; needs root (CAP_NET_ADMIN), the ip program (Debian: apt-get install iproute2) and CONFIG_VXLAN"
+        "tunnel device tier0: {step}: {why}; fix: run as root (CAP_NET_ADMIN) with the ip program (Debian: apt-get install iproute2) and a kernel with CONFIG_VXLAN"
     )]
     Tunnel { step: String, why: String },
     /// A test run of a program over a frame failed.
@@ -55,7 +55,7 @@ pub enum OffloadError {
     /// The embedded object lacks a map, program or section that this code names: the two were not
     /// built from one tree.
     #[error(
-        "the embedded BPF object has no {what} {name:?}; rebuild canal-offload from a clean tree"
+        "the embedded BPF object has no {what} {name:?}; fix: rebuild canal-offload from a clean tree"
     )]
     Object {
         what: &'static str,
@@ -63,7 +63,7 @@ pub enum OffloadError {
     },
     /// A program could not be attached to a cgroup.
     #[error(
-        "cannot attach {program} to cgroup {cgroup}: {source}; is it a directory of a cgroup v2 mount that this process may write to?"
+        "cannot attach {program} to cgroup {cgroup}: {source}; fix: name a directory of a cgroup v2 mount that this process may write to"
     )]
     Attach {
         program: &'static str,
@@ -72,7 +72,7 @@ pub enum OffloadError {
     },
     /// The pod's cgroup directory cannot be read.
     #[error(
-        "cannot open cgroup {cgroup}: {source}; the pod's file must name a directory on a cgroup v2 mount"
+        "cannot open cgroup {cgroup}: {source}; fix: name a directory on a cgroup v2 mount in the pod's file"
     )]
     Cgroup {
         cgroup: PathBuf,
@@ -89,7 +89,7 @@ pub enum OffloadError {
     Full { map: &'static str, capacity: u32 },
     /// The pin directory cannot be used.
     #[error(
-        "BPF pin directory {dir}: {step}: {source}; give a path on a bpffs, or one where this process may mount a bpffs (--bpf-pin-dir)"
+        "BPF pin directory {dir}: {step}: {source}; fix: give --bpf-pin-dir a path on a bpffs, or one where this process may mount a bpffs"
     )]
     Pins {
         dir: PathBuf,
@@ -98,7 +98,7 @@ pub enum OffloadError {
     },
     /// A pod's network namespace cannot be entered.
     #[error(
-        "network namespace {netns}: {source}; the pod's file must name an existing namespace, e.g. /run/netns/NAME"
+        "network namespace {netns}: {source}; fix: name an existing namespace in the pod's file, e.g. /run/netns/NAME"
     )]
     Netns {
         netns: PathBuf,
@@ -106,12 +106,12 @@ pub enum OffloadError {
     },
     /// The command `nft` is missing or refused the rules.
     #[error(
-        "nftables in {netns}: {why}; needs the nft command (Debian: apt-get install nftables) and a kernel with nft NAT"
+        "nftables in {netns}: {why}; fix: install the nft command (Debian: apt-get install nftables), on a kernel with nft NAT"
     )]
     Nft { netns: PathBuf, why: String },
     /// The connections of a namespace cannot be listed, or one of them cannot be reset.
     #[error(
-        "connections in {netns}: {step}: {source}; needs root (CAP_NET_ADMIN) and a kernel with CONFIG_INET_DIAG_DESTROY"
+        "connections in {netns}: {step}: {source}; fix: run as root (CAP_NET_ADMIN) on a kernel with CONFIG_INET_DIAG_DESTROY"
     )]
     Sockets {
         netns: PathBuf,

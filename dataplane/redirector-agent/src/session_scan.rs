@@ -67,7 +67,7 @@ pub type OwnedSessions = BTreeMap<ServiceId, ServiceSessions>;
 #[derive(Debug, thiserror::Error)]
 pub enum SessionScanError {
     #[error(
-        "requesting the TCP sockets from the kernel: {0}; it needs CONFIG_INET_TCP_DIAG (or the module tcp_diag) and netlink sockets"
+        "requesting the TCP sockets from the kernel: {0}; fix: use a kernel with CONFIG_INET_TCP_DIAG (or load the module tcp_diag), and allow netlink sockets"
     )]
     Io(#[from] io::Error),
     /// No result is better than one that misses sessions.

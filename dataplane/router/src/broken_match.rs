@@ -30,20 +30,20 @@ impl BrokenMatch {
 /// Fault of a match; its text ends with the fix.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BrokenMatchKind {
-    #[error("regex {pattern:?} of the {field} is not valid: {reason}; write it in RE2 syntax")]
+    #[error("regex {pattern:?} of the {field} is not valid: {reason}; fix: write it in RE2 syntax")]
     RegexSyntax {
         field: String,
         pattern: String,
         reason: String,
     },
-    #[error("regex of the {field} has {bytes} bytes; use at most {max}")]
+    #[error("regex of the {field} has {bytes} bytes; fix: use at most {max}")]
     RegexTooLong {
         field: String,
         bytes: usize,
         max: usize,
     },
     #[error(
-        "regex {pattern:?} of the {field} needs an automaton of more than {max} bytes; use smaller repetitions or classes"
+        "regex {pattern:?} of the {field} needs an automaton of more than {max} bytes; fix: use smaller repetitions or classes"
     )]
     RegexTooLarge {
         field: String,
@@ -51,13 +51,13 @@ pub enum BrokenMatchKind {
         max: usize,
     },
     #[error(
-        "regex {pattern:?} of the {field} makes the service's automata exceed {max} bytes; use fewer or smaller regexes"
+        "regex {pattern:?} of the {field} makes the service's automata exceed {max} bytes; fix: use fewer or smaller regexes"
     )]
     RegexesTooLarge {
         field: String,
         pattern: String,
         max: usize,
     },
-    #[error("the service has more than {max} matches; split it")]
+    #[error("the service has more than {max} matches; fix: split it")]
     TooManyMatches { max: usize },
 }

@@ -533,7 +533,7 @@ fn faults_break_one_rule_only() {
         vec![path("/a(")],
         &limits,
         &["regex_syntax"],
-        "unclosed group; write it in RE2 syntax",
+        "unclosed group; fix: write it in RE2 syntax",
     );
     check_fault(
         vec![path("/a)|(/b")],
@@ -569,7 +569,7 @@ fn faults_break_one_rule_only() {
         vec![path(&format!("/{}", "a".repeat(64)))],
         &limits,
         &["regex_too_long"],
-        "has 65 bytes; use at most 64",
+        "has 65 bytes; fix: use at most 64",
     );
     check_fault(
         vec![path("/(a{100}){100}")],

@@ -40,7 +40,7 @@ pub struct ControllerEndpoint {
 pub enum ControllerConnectError {
     /// A file is missing or unreadable.
     #[error(
-        "{what} {path}: {source}; give the file that the controller's operator created for this data plane"
+        "{what} {path}: {source}; fix: give the file that the controller's operator created for this data plane"
     )]
     File {
         what: &'static str,
@@ -48,13 +48,17 @@ pub enum ControllerConnectError {
         source: std::io::Error,
     },
     /// The token is empty or not ASCII.
-    #[error("token {0}: must be one line of ASCII")]
+    #[error(
+        "token {0}: it is not one line of ASCII; fix: give the file that the controller's operator created for this data plane"
+    )]
     Token(PathBuf),
     /// No address was given, or the address is not `host:port`.
-    #[error("controller address {0:?}: write host:port")]
+    #[error("controller address {0:?} is not valid; fix: write host:port")]
     Address(String),
     /// TCP, TLS or HTTP/2 failed.
-    #[error("controller {address}: {why}; is it up, and is its root the one in the file?")]
+    #[error(
+        "controller {address}: {why}; fix: check that it is up and that its root is the one in the file"
+    )]
     Connect { address: String, why: String },
 }
 

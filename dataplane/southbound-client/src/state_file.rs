@@ -15,19 +15,19 @@ use super::state::{ResourceState, VersionedResource};
 #[derive(Debug, thiserror::Error)]
 pub enum StateFileError {
     /// The file does not exist.
-    #[error("no snapshot yet")]
+    #[error("there is no state file yet")]
     Missing,
     /// The file cannot be read.
-    #[error("cannot be read: {0}")]
+    #[error("the state file cannot be read: {0}")]
     Unreadable(std::io::Error),
     /// The content of the file is invalid.
     #[error("{0}")]
     Content(wire::StateFileFormatError),
     /// A resource occurs in the file more than once.
-    #[error("is not a snapshot: {0} is in it twice")]
+    #[error("the state file contains {0} twice")]
     Twice(String),
     /// The data plane refused the state.
-    #[error("was refused by this data plane: {0}")]
+    #[error("this data plane refused the content of the state file: {0}")]
     Refused(String),
 }
 

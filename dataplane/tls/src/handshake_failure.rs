@@ -97,7 +97,7 @@ refusals! {
 pub enum KeyServerError {
     /// No key server answered, and no local key may be used instead.
     #[error(
-        "no key server answered: {0}; is one up in this AZ or another, and does --key-server name it?"
+        "no key server answered: {0}; fix: check that one is up in this AZ or another and that --key-server names it"
     )]
     NoKeyServer(String),
     /// The key server refused the request.
@@ -168,7 +168,7 @@ fn of_peer(name: keyrpc::KeyRefusal) -> HandshakeFailure {
 pub enum TlsError {
     /// This side's identity has no certificate, not yet or no longer.
     #[error(
-        "no valid certificate for {0}; is the controller reachable, and does this identity run here?"
+        "no valid certificate for {0}; fix: check that the controller is reachable and that this identity runs here"
     )]
     NoCertificate(Identity),
     /// The peer's certificate is not the one that this connection expects.
@@ -272,7 +272,7 @@ fn of_certificate(e: &CertificateError) -> HandshakeFailure {
 pub enum PeerIdentityError {
     /// The server has another identity.
     #[error(
-        "the peer is {names:?}, expected one of {expected:?}; is the address taken by another workload?"
+        "the peer is {names:?}, expected one of {expected:?}; fix: check whether another workload has the address"
     )]
     Identity {
         expected: Vec<Identity>,

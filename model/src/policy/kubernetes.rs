@@ -184,7 +184,7 @@ impl TryFrom<String> for ClusterIp {
             address => match address.parse() {
                 Ok(address) => Ok(ClusterIp::Address(address)),
                 Err(_) => Err(format!(
-                    "{s:?} is not an IP address: write an IPv4 or IPv6 address, or \"None\" for a headless service"
+                    "{s:?} is not an IP address; fix: write an IPv4 or IPv6 address, or \"None\" for a headless service"
                 )),
             },
         }

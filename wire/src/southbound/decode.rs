@@ -46,14 +46,14 @@ impl DecodeContext<'_> {
     pub(super) fn port(&self, field: &'static str, n: u32) -> Result<u16, ResourceDecodeError> {
         match u16::try_from(n) {
             Ok(n) if n > 0 => Ok(n),
-            _ => self.err(field, format!("{n} is not a port: use 1 to 65535")),
+            _ => self.err(field, format!("{n} is not a port from 1 to 65535")),
         }
     }
     pub(super) fn status(&self, field: &'static str, n: u32) -> Result<u16, ResourceDecodeError> {
         if (400..600).contains(&n) {
             Ok(n as u16)
         } else {
-            self.err(field, format!("{n} is not an error status: use 400 to 599"))
+            self.err(field, format!("{n} is not an error status from 400 to 599"))
         }
     }
     pub(super) fn addresses(

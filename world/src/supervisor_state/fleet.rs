@@ -233,7 +233,7 @@ impl SupervisorState {
             .map(|router| router.az.as_str())
             .collect();
         self.refusal(format!(
-            "there is no AZ {az:?}; use one of: {}",
+            "there is no AZ {az:?}; fix: use one of: {}",
             names.join(", ")
         ))
     }
@@ -340,14 +340,15 @@ fn decide_join(
 ) -> std::result::Result<(), String> {
     if !topology.is_tier() {
         return Err(
-            "this world has no edges: its gateways are those of its file; add `edges` to it".into(),
+            "this world has no edges: its gateways are those of its file; fix: add `edges` to it"
+                .into(),
         );
     }
     gateway_names(name, backend).map_err(|(what, fix)| format!("{what}; {fix}"))?;
     if !topology.edges.iter().any(|edge| edge.az == az) {
         let azs: Vec<&str> = topology.edges.iter().map(|edge| edge.az.as_str()).collect();
         return Err(format!(
-            "there is no AZ {az:?} with an edge; use one of: {}",
+            "there is no AZ {az:?} with an edge; fix: use one of: {}",
             azs.join(", ")
         ));
     }
@@ -356,12 +357,12 @@ fn decide_join(
         || topology.gateways.iter().any(|gateway| gateway.name == name)
     {
         return Err(format!(
-            "the name {name:?} is already taken; give it another name"
+            "the name {name:?} is already taken; fix: give it another name"
         ));
     }
     if hosts.len() >= HOSTS_MAX {
         return Err(format!(
-            "the world has {} hosts, and {HOSTS_MAX} are the limit; remove some",
+            "the world has {} hosts, and {HOSTS_MAX} are the limit; fix: remove some",
             hosts.len()
         ));
     }

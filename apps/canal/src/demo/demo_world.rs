@@ -131,7 +131,7 @@ impl DemoWorld {
             Err(_) => Err(VerbError::failed(
                 "demo",
                 unready(running)?,
-                "`canal up demo` keeps the world; see `canal logs HOST`",
+                "keep the world with `canal up demo`, and read `canal logs HOST`",
             )),
         }
     }

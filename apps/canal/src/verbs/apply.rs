@@ -142,7 +142,7 @@ async fn wait(admin: &mut Admin, generation: u64, seconds: u64) -> VerbResult {
                 ExitStatus::Partial,
                 "apply",
                 what,
-                "`canal status` names those that lag and why",
+                "find those that lag, and why, in `canal status`",
             ))
         }
     }

@@ -41,7 +41,7 @@ pub(crate) async fn run(args: DemoArgs) -> VerbResult {
         () = stop.wait() => Err(VerbError::new(ExitStatus::Interrupted, "demo", "interrupted; the world is being removed", "")),
         played = tokio::time::timeout(LIMIT.saturating_sub(started.elapsed()), demo::play(&world, &mut screen)) => match played {
             Ok(()) => Ok(()),
-            Err(_) => Err(VerbError::failed("demo", format!("not done within {} s", LIMIT.as_secs()), "is the machine busy?")),
+            Err(_) => Err(VerbError::failed("demo", format!("not done within {} s", LIMIT.as_secs()), "run it again when the machine is less busy")),
         },
     };
     // From here on nothing may stop the teardown: `signals` ignores a second ctrl-c.

@@ -98,7 +98,7 @@ pub(crate) async fn run(args: ExplainArgs) -> Done {
             ExitStatus::Missing,
             "--to",
             what,
-            "`canal get services` lists all Services",
+            "name one that `canal get services` lists",
         ));
     }
     let explained = explain(&ir, &journey);

@@ -391,7 +391,7 @@ async fn replace(by: Option<String>, args: &WaitArgs) -> VerbResult {
             ExitStatus::Missing,
             name,
             "no such replica is registered",
-            "`canal gateway list` shows the registered replicas",
+            "name one that `canal gateway list` shows",
         )
     };
     let old = tier.replica(name).await?.ok_or_else(missing)?;

@@ -52,7 +52,7 @@ pub(crate) async fn run(args: GetArgs) -> VerbResult {
             ExitStatus::Missing,
             format!("{kind} {name}"),
             "does not exist",
-            "`canal get` lists all objects",
+            "name one that `canal get` lists",
         ));
     }
     if args.output.format == Format::Yaml {

@@ -184,7 +184,7 @@ impl Subject {
         case.load(requests)?;
         gateway.end()?;
         collected(&std::fs::read_to_string(&counts)?)
-            .with_context(|| format!("callgrind counted nothing; see {}", counts.display()))
+            .with_context(|| format!("callgrind counted nothing; fix: see {}", counts.display()))
     }
 
     /// Returns the instructions per request.

@@ -140,7 +140,7 @@ fn envoy(place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<Pinne
     )?;
     anyhow::ensure!(
         place.envoy.exists(),
-        "{} is missing: run setup/install bench",
+        "{} is missing; fix: run setup/install bench",
         place.envoy.display()
     );
     let program = place.envoy.to_string_lossy().into_owned();

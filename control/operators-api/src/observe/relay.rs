@@ -172,7 +172,7 @@ async fn until_over(
             shared.metrics.refuse("observations_revoked");
             Status::resource_exhausted("this observation was ended in favour of another one; fix: end some of them")
         }
-        () = token_ends => Status::unauthenticated("the token was revoked"),
+        () = token_ends => Status::unauthenticated("the token was revoked; fix: request another one from the provider"),
         () = shared.stopping.cancelled() => Status::unavailable("the controller is stopping; fix: start the observation again"),
     }
 }

@@ -59,13 +59,13 @@ pub(super) fn decide(
         && !catalog.tenants.contains_key(tenant)
     {
         return Err(Status::not_found(format!(
-            "there is no tenant {tenant}; fix: `canal status` lists them"
+            "there is no tenant {tenant}; fix: name one that `canal status` lists"
         )));
     }
     check_filters(request, tenant.as_ref(), catalog)?;
     if request.data_planes.len() > NAMES_MAX {
         return Err(Status::invalid_argument(format!(
-            "{} data planes; at most {NAMES_MAX} are accepted",
+            "{} data planes; at most {NAMES_MAX} are accepted; fix: name fewer",
             request.data_planes.len()
         )));
     }
@@ -80,11 +80,13 @@ pub(super) fn decide(
         (Subject::Tap | Subject::Metrics, []) => view.gateways(subject)?,
         (_, []) => {
             return Err(Status::invalid_argument(
-                "name the data plane; fix: `canal status` lists them",
+                "the request names no data plane; fix: name one that `canal status` lists",
             ));
         }
         (Subject::ConfigDump | Subject::Logs, [_, _, ..]) => {
-            return Err(Status::invalid_argument("name one data plane"));
+            return Err(Status::invalid_argument(
+                "the request names several data planes; fix: name one of them",
+            ));
         }
         (_, names) => names
             .iter()
@@ -112,7 +114,7 @@ fn check_filters(
     let texts = [&request.service, &request.path, &request.status];
     if texts.iter().any(|text| text.len() > FILTER_BYTES_MAX) {
         return Err(Status::invalid_argument(format!(
-            "a filter is longer than {FILTER_BYTES_MAX} bytes"
+            "a filter is longer than {FILTER_BYTES_MAX} bytes; fix: shorten it"
         )));
     }
     if request.service.is_empty() {
@@ -133,7 +135,7 @@ fn check_filters(
         return Ok(());
     }
     let has = if tenant.is_some() { "has no" } else { "has a" };
-    let fix = "fix: write NAMESPACE/NAME; `canal get services` lists them";
+    let fix = "fix: write NAMESPACE/NAME as `canal get services` lists it";
     Err(Status::not_found(format!(
         "{of} {has} service {:?}; {fix}",
         request.service
@@ -185,7 +187,7 @@ impl<'a> Scope<'a> {
             .collect();
         match visible.is_empty() {
             true => Err(Status::not_found(
-                "no gateway is connected; fix: `canal status` shows why",
+                "no gateway is connected; fix: correct what `canal status` shows",
             )),
             false => Ok(visible),
         }
@@ -201,7 +203,7 @@ impl<'a> Scope<'a> {
         match found.as_slice() {
             // The response does not reveal whether there is one that the operator may not see.
             [] => Err(Status::not_found(format!(
-                "no data plane {name:?} is connected; fix: `canal status` lists those that you may see"
+                "no data plane {name:?} is connected; fix: name one that `canal status` lists"
             ))),
             [one] if one.subjects.contains(&subject) => Ok(&one.principal),
             [one] => Err(Status::failed_precondition(format!(

@@ -73,7 +73,7 @@ pub(crate) fn text(path: &Path) -> Result<Option<String>, String> {
 pub(crate) enum FolderError {
     #[error("{0}")]
     Read(String),
-    #[error("{0} is not there")]
+    #[error("the CA folder {0} is missing; fix: create it with the CA's files")]
     Missing(&'static str),
     #[error(transparent)]
     Content(#[from] AuthorityFilesError),

@@ -50,7 +50,7 @@ impl std::str::FromStr for ExternalCa {
         match url.parse::<Uri>() {
             Ok(uri) if host_and_port(&uri).is_some() => Ok(Self { domain, url }),
             _ => Err(format!(
-                "{url} is not a usable URL; write http://host[:port] or https://host[:port]"
+                "{url} is not a usable URL; fix: write http://host[:port] or https://host[:port]"
             )),
         }
     }
@@ -68,7 +68,7 @@ pub(crate) enum ExternalCaError {
     #[error("{0}")]
     Settings(String),
     #[error(
-        "{EXTERNAL_REQUESTS_MAX} requests to the external CA are in progress, and it is slow; retry"
+        "{EXTERNAL_REQUESTS_MAX} requests to the external CA are in progress, and it is slow; fix: try again"
     )]
     Busy,
 }
@@ -155,7 +155,7 @@ impl ExternalCaClient {
                 // Such a status is a refusal, which a repetition does not change.
                 Err(FetchError::Status(status)) if status < 500 => {
                     return Err(ExternalCaError::Refused(format!(
-                        "status {status}; is auth-key its key, and is there such a profile?"
+                        "status {status}; fix: check that auth-key is its key and that it has the profile"
                     )));
                 }
                 Err(fault) => return Err(ExternalCaError::Unreachable(fault)),
@@ -191,7 +191,7 @@ fn request_body(
     let bytes: Option<Vec<u8>> = (0..key.len() / 2).map(digit).collect();
     let bytes = bytes
         .filter(|b| !b.is_empty() && key.len().is_multiple_of(2))
-        .ok_or("auth-key is not hexadecimal; write the key as cfssl's configuration has it")?;
+        .ok_or("auth-key is not hexadecimal; fix: write the key as cfssl's configuration has it")?;
     let token = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &bytes), order.as_bytes());
     let body =
         json!({ "token": STANDARD.encode(token.as_ref()), "request": STANDARD.encode(&order) });

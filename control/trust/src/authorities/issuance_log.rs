@@ -42,7 +42,7 @@ pub(crate) enum IssuanceLogError {
     },
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("the controller is stopping; try again")]
+    #[error("the controller is stopping; fix: try again")]
     Stopping,
 }
 

@@ -66,22 +66,24 @@ pub(crate) struct DomainState {
 /// Reason why an operator's order on a trust domain is not carried out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DomainError {
-    #[error("Canal does not manage the CA of {0}: replace its files, or its root, at their source")]
+    #[error(
+        "Canal does not manage the CA of {0}; fix: replace its files, or its root, at their source"
+    )]
     NotOwn(TrustDomain),
     #[error(
-        "no certificate with serial {0} is on record; `canal ca status --certificates` lists them"
+        "no certificate with serial {0} is on record; fix: take one that `canal ca status --certificates` lists"
     )]
     UnknownSerial(String),
-    #[error("{0} is not of trust domain {1}")]
+    #[error("{0} is not of trust domain {1}; fix: name an identity of that trust domain")]
     Foreign(Identity, TrustDomain),
-    #[error("{0} is not blocked")]
+    #[error("{0} is not blocked; fix: take one that `canal ca status` lists as blocked")]
     NotBlocked(String),
     #[error(
-        "{REVOKED_MAX} certificates of the trust domain are revoked, which is the limit; replace its root"
+        "{REVOKED_MAX} certificates of the trust domain are revoked, which is the limit; fix: replace its root"
     )]
     RevokedMax,
     #[error(
-        "{BLOCKED_MAX} identities of the trust domain are blocked, which is the limit; restore some"
+        "{BLOCKED_MAX} identities of the trust domain are blocked, which is the limit; fix: restore some"
     )]
     BlockedMax,
     #[error(transparent)]

@@ -52,7 +52,9 @@ pub enum CertificateRequestError {
     Answer(String),
     #[error("the certificate names {names}, but {requested} was requested")]
     Identity { requested: Identity, names: String },
-    #[error("the certificate is not valid at this machine's time; is one of the two clocks wrong?")]
+    #[error(
+        "the certificate is not valid at this machine's time; fix: correct the clock of this machine or of the controller"
+    )]
     Clock,
     #[error("no key could be created: {0}")]
     Key(String),

@@ -141,7 +141,7 @@ impl WorkloadApiService {
         }
         self.count(method, "no_metadata");
         Err(Status::invalid_argument(
-            "the metadata workload.spiffe.io: true is missing; use a SPIFFE client",
+            "the metadata workload.spiffe.io: true is missing; fix: use a SPIFFE client",
         ))
     }
 
@@ -154,7 +154,7 @@ impl WorkloadApiService {
         let place = self.streams.take().ok_or_else(|| {
             self.count(method, "stream_limit");
             Status::resource_exhausted(format!(
-                "this pod has {} streams open, its limit",
+                "this pod has {} streams open, its limit; fix: close streams that are not needed",
                 super::STREAMS_MAX
             ))
         })?;
@@ -210,7 +210,7 @@ impl WorkloadApiService {
     fn no_jwt<T>(&self, method: &'static str) -> ApiResult<T> {
         self.count(method, "unimplemented");
         Err(Status::unimplemented(
-            "Canal issues X.509-SVIDs only; there are no JWT-SVIDs and no keys to check them with",
+            "Canal issues X.509-SVIDs only; fix: use the X.509-SVID",
         ))
     }
 }
