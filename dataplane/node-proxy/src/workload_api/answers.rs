@@ -201,6 +201,8 @@ impl WorkloadApiService {
                     Ok(()) = f.svid.changed() => {}
                     Ok(()) = f.bundles.changed() => {}
                     () = f.end.cancelled() => return None,
+                    // The sources of SVID and bundles are gone, so the state cannot change any
+                    // more.
                     else => return None,
                 }
             }
