@@ -21,6 +21,8 @@ use canal_authorization::{AuthorizationDecision, ExtAuthzProgress, PolicySet};
 use canal_gateway_config::DestinationPolicy;
 use canal_gateway_config::RequestMutations;
 use canal_gateway_config::jwt::{self, Token};
+use canal_gateway_http::proxy_error::{PolicyDenial, ProxyError};
+use canal_gateway_limits::tenant_usage::TenantUsage;
 use canal_model::authorization::PolicyKey;
 use canal_model::program::PolicyPaths;
 use canal_router::{RoutableRequest, normalize_path};
@@ -28,9 +30,7 @@ use canal_router::{RoutableRequest, normalize_path};
 use crate::destination::ResolvedDestination;
 use crate::endpoints::SelectedEndpoint;
 use crate::finish::AuthzRecord;
-use crate::proxy_error::{PolicyDenial, ProxyError};
 use crate::session::ClientSession;
-use crate::tenant_usage::TenantUsage;
 use crate::worker::Worker;
 
 use gateway_attributes::{GatewayAttributes, MutatedRequest};

@@ -7,11 +7,11 @@
 use std::net::IpAddr;
 use std::rc::Rc;
 
+use canal_gateway_http::proxy_error::ProxyError;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::endpoints::{EndpointSetState, SelectedEndpoint};
-use crate::proxy_error::ProxyError;
 
 /// Positions of the endpoints that a request has already tried.
 pub(crate) type TriedEndpoints = SmallVec<[usize; 3]>;

@@ -12,6 +12,7 @@ use canal_gateway_config::{
     EndpointSet, PortView, ServiceView, Snapshot, SnapshotPublisher, TenantView,
 };
 use canal_gateway_config::{ServiceCertificateFn, SnapshotBuilder, TenantBuilds};
+use canal_gateway_limits::shares::SharedLimits;
 use canal_identity::ClientIdentityFactory;
 use canal_model::ids::{Generation, ServiceId, TenantName};
 use canal_model::program::{Resource, ResourceKind};
@@ -20,14 +21,13 @@ use canal_net::worker::{WorkerConfig, Workers};
 use canal_runtime::drain::DrainWatcher;
 use canal_runtime::metrics::Registry;
 use canal_telemetry::access_log::AccessLog;
+use canal_telemetry::tap::TapBroker;
 
 use crate::accept::{self, ListenerFds};
 use crate::config::GatewayConfig;
 use crate::rebalance;
 use crate::request_metrics::RequestMetricFamilies;
-use crate::shares::SharedLimits;
 use crate::table_builds::TableBuilds;
-use crate::tap::TapBroker;
 use crate::watchdog::{self, Watchdog};
 use crate::worker::{EngineShared, Handover};
 

@@ -7,17 +7,17 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use canal_gateway_http::head::ClientProtocol;
+use canal_gateway_http::proxy_error::{ProxyError, ResponseFlag};
 use canal_h1::FieldName;
 use canal_telemetry::access_log::WorkerLog;
+use canal_telemetry::tap::TapFields;
 
 use crate::endpoints::RequestTarget;
-use crate::head::ClientProtocol;
-use crate::proxy_error::{ProxyError, ResponseFlag};
 pub(crate) use crate::request_fields::{AuthzRecord, LogFields};
 use crate::request_fields::{FIELDS, FieldValue, FinishedRequest, FinishedTraffic};
 use crate::request_metrics::RelayCounters;
 use crate::session::ClientSession;
-use crate::tap::TapFields;
 use crate::worker::Worker;
 
 /// Writes a line of the access log with all its fields.
@@ -328,12 +328,14 @@ impl ConnectionRecord {
             .relay_opened(&begun(&self.session, target))
     }
 
-    /// Ends the record. `bytes` are those from the client and those to it.
-    pub(crate) fn end(mut self, target: RequestTarget, flag: ResponseFlag, bytes: (u64, u64)) {
-        self.report(target, flag, bytes);
-    }
-
-    fn report(&mut self, target: RequestTarget, flag: ResponseFlag, (received, sent): (u64, u64)) {
+    /// Reports the connection's end. The last argument is the bytes from the client and those to
+    /// it.
+    pub(crate) fn end(
+        &mut self,
+        target: RequestTarget,
+        flag: ResponseFlag,
+        (received, sent): (u64, u64),
+    ) {
         self.reported = true;
         let finished = FinishedTraffic {
             flag,
@@ -354,7 +356,7 @@ impl ConnectionRecord {
 impl Drop for ConnectionRecord {
     fn drop(&mut self) {
         if !self.reported {
-            self.report(None, ResponseFlag::Overload, (0, 0));
+            self.end(None, ResponseFlag::Overload, (0, 0));
         }
     }
 }

@@ -6,7 +6,6 @@
 //! is in [`http1`] and [`http2`].
 
 mod exchange;
-mod heads;
 pub(crate) mod http1;
 pub(crate) mod http2;
 
@@ -15,6 +14,9 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use canal_gateway_config::{RequestMutations, jwt};
+use canal_gateway_http::head::{ClientProtocol, FullRequest, RequestInfo, ValidatedHttp2Request};
+use canal_gateway_http::heads;
+use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_io::body::Http1Io;
 use canal_h1::RequestKind;
 use canal_hbone::CloseReport;
@@ -31,23 +33,17 @@ use crate::balance::{self, TriedEndpoints};
 use crate::endpoints::{self, SelectedEndpoint};
 use crate::finish::{LogFields, RequestRecord};
 use crate::forward::exchange::{
-    DownstreamSide, Exchange, ExchangeOutcome, SuspendedExchange, UpstreamSide,
+    DownstreamSide, Exchange, ExchangeOutcome, Http1UpstreamSide, SuspendedExchange, UpstreamSide,
 };
-use crate::head::{ClientProtocol, FullRequest, RequestInfo, ValidatedHttp2Request};
 use crate::pipeline::{Attempt, ClientTraffic, FailedAttempt, ReplayConditions};
-use crate::proxy_error::ProxyError;
 use crate::route::{self, RoutedRequest};
 use crate::session::ClientSession;
-use crate::upstream::{self, TunnelMetadata, UpstreamLease};
+use crate::upstream::{self, TunnelMetadata};
 use crate::worker::Worker;
 
 /// A connection to an endpoint, in the HTTP version that the endpoint uses.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "the value is on the stack for one step of a request; a box would cost an allocation per request"
-)]
 pub(crate) enum UpstreamTransport {
-    Http1(UpstreamLease),
+    Http1(Box<Http1UpstreamSide>),
     Http2(endpoints::StreamPermit, SendRequest<Bytes>),
 }
 
@@ -146,8 +142,11 @@ pub(crate) trait HttpDownstream {
     fn exchange(&mut self) -> (DownstreamSide<'_>, OpenHead<'_>);
 
     /// Ends the request.
-    async fn finish(self, state: RequestState, ended: Result<ExchangeEnd, ProxyError>)
-    -> Self::End;
+    async fn finish(
+        &mut self,
+        state: &mut RequestState,
+        ended: Result<ExchangeEnd, ProxyError>,
+    ) -> Self::End;
 }
 
 /// The head of a request in progress, in the form in which it is available.
@@ -322,7 +321,7 @@ impl RequestState {
             && may_take_idle(&self.info, self.session.is_answered())
             && let Some(lease) = upstream::take_idle(&self.worker, selected)
         {
-            return Ok(UpstreamTransport::Http1(lease));
+            return Ok(UpstreamTransport::Http1(Http1UpstreamSide::of(lease)));
         }
         self.open(routed, selected)
             .await
@@ -336,12 +335,14 @@ impl RequestState {
         &self,
         routed: &RoutedRequest,
         selected: &SelectedEndpoint,
-    ) -> Result<UpstreamLease, ProxyError> {
+    ) -> Result<Box<Http1UpstreamSide>, ProxyError> {
         let mut metadata = self.tunnel_metadata(routed, selected);
         if self.info.kind != RequestKind::Upgrade {
             CloseReport::request_report(&mut metadata.headers);
         }
-        Box::pin(upstream::open_connection(&self.worker, selected, metadata)).await
+        Box::pin(upstream::open_connection(&self.worker, selected, metadata))
+            .await
+            .map(Http1UpstreamSide::of)
     }
 
     /// Builds the metadata of a new connection. A pooled connection carries requests of many
@@ -392,7 +393,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
                 .state
                 .open(routed, selected)
                 .await
-                .map(UpstreamSide::http1);
+                .map(UpstreamSide::Http1);
         }
         let upstream = self
             .state
@@ -596,7 +597,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         }
     }
 
-    async fn finish(self, ended: Result<ExchangeEnd, ProxyError>) -> D::End {
-        self.client.finish(self.state, ended).await
+    async fn finish(&mut self, ended: Result<ExchangeEnd, ProxyError>) -> D::End {
+        self.client.finish(&mut self.state, ended).await
     }
 }

@@ -11,8 +11,9 @@
 //! Modules import only modules below them; `cargo xtask tidy` checks this. [`accept`] calls
 //! [`establish`], that calls [`decode`] (or [`relay`], for bytes that are not requests), and those
 //! call [`pipeline`] for each request by way of [`forward`]. Data that phases share is defined
-//! below them: [`downstream_state`], [`session`], [`destination`], [`head`], and the record that
-//! [`finish`] reports.
+//! below them: [`downstream_state`], [`session`], [`destination`], and the record that [`finish`]
+//! reports; a request's head, the translation of heads and the errors in `canal-gateway-http`; limits
+//! and what tenants use of them in `canal-gateway-limits`.
 //!
 //! The engine opens listeners and connections. It reads no files and does not connect to the
 //! controller: its process passes the configuration to [`GatewayEngine::apply`]. Start with
@@ -23,7 +24,6 @@
 mod accept;
 mod authorize;
 mod balance;
-mod body_budget;
 mod config;
 mod decode;
 mod destination;
@@ -33,36 +33,30 @@ mod engine;
 mod establish;
 mod finish;
 mod forward;
-mod head;
-mod limits;
 mod local_reply;
 mod permit;
 mod pipeline;
-mod proxy_error;
 mod rebalance;
 mod relay;
 mod request_fields;
 mod request_metrics;
 mod route;
 mod session;
-mod shares;
 mod soft_drain;
 mod source_workload;
 mod table_builds;
-mod tap;
-mod tenant_usage;
 mod upstream;
 mod watchdog;
 mod worker;
-mod worker_counters;
 
 pub use accept::ListenerFds;
 pub use canal_gateway_config::ServiceCertificateFn;
+pub use canal_gateway_limits::limits::{GatewayLimits, GatewayTimeouts};
 pub use canal_hbone::BUFFER_BYTES_MIN;
+pub use canal_telemetry::observe::TapFilter as Filter;
+pub use canal_telemetry::tap::TapBroker;
 pub use config::{
-    CloudTierConfig, ForwardedHeaders, GatewayConfig, GatewayLimits, GatewayTimeouts,
-    InvalidPlainListener, PlainListener,
+    CloudTierConfig, ForwardedHeaders, GatewayConfig, InvalidPlainListener, PlainListener,
 };
 pub use engine::{EngineDependencies, GatewayEngine, GatewayError};
-pub use tap::{Filter, TapBroker};
 pub use worker::Handover;

@@ -2,6 +2,8 @@
 //! nothing about the mesh. The reason, a [`ProxyError`], is decided elsewhere.
 
 use bytes::Bytes;
+use canal_gateway_http::head::ClientProtocol;
+use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_io::clock::TimeoutKind;
 use canal_h1::{ForwardOptions, Framing};
 use h2::server::SendResponse;
@@ -9,8 +11,6 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
 
 use crate::downstream_state::Http1Downstream;
-use crate::head::ClientProtocol;
-use crate::proxy_error::ProxyError;
 use crate::worker::Worker;
 
 /// Form of a local reply to an HTTP/1.1 client.

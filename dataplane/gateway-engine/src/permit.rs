@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use canal_gateway_io::scheduler::{Scheduler, TenantQueue};
+use canal_gateway_limits::shares::SharedLimits;
 use canal_model::ids::TenantName;
 use canal_runtime::{ShareHolder, ShareRefusal, TenantPermit};
 use futures::FutureExt;
 use futures::future::LocalBoxFuture;
 
 use crate::rebalance::ConnectionDrain;
-use crate::shares::SharedLimits;
 
 /// Permits that one connection has in the shared limits. It starts as an unauthenticated
 /// connection, which may have to give way; a connection with work in progress never does.
@@ -284,12 +284,12 @@ impl ConnectionPermit {
 mod tests {
     use std::time::{Duration, Instant};
 
+    use canal_gateway_limits::limits::GatewayLimits;
     use canal_model::share::Shares;
     use canal_runtime::metrics::{MetricFamily, Registry};
     use tokio::net::UnixStream;
 
     use super::*;
-    use crate::config::GatewayLimits;
 
     const ACCEPTED: usize = 64;
     const SHARE: u64 = 8;

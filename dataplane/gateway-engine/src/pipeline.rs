@@ -5,10 +5,11 @@
 //! only retry loop of the engine; whether and how to retry is a function of its arguments. Start
 //! with [`serve`].
 
+use canal_gateway_http::proxy_error::{ProxyError, RetrySafety};
+
 use crate::authorize::{AuthorizationState, DestinationPolicies};
 use crate::balance::TriedEndpoints;
 use crate::endpoints::SelectedEndpoint;
-use crate::proxy_error::{ProxyError, RetrySafety};
 use crate::route::RoutedRequest;
 use crate::session::ClientSession;
 use crate::worker::Worker;
@@ -83,7 +84,7 @@ pub(crate) trait ClientTraffic {
 
     /// Ends the request: sends a local reply if it failed, reports it, and decides what happens to
     /// the client's connection.
-    async fn finish(self, ended: Result<Self::Done, ProxyError>) -> Self::End;
+    async fn finish(&mut self, ended: Result<Self::Done, ProxyError>) -> Self::End;
 
     /// Returns the most attempts for this traffic.
     fn attempts_max(&self, _routed: &RoutedRequest) -> usize {
@@ -202,8 +203,9 @@ impl Attempts {
 ///
 /// *Accept* (`accept`) and *establish* (`establish`) run once per connection, before its first
 /// request; their result is the session of the traffic. All other phases are here. *Finish* runs
-/// whatever the result.
-pub(crate) async fn serve<T: ClientTraffic>(mut traffic: T) -> T::End {
+/// whatever the result. The caller keeps the traffic, because each move of it would copy about a
+/// kilobyte.
+pub(crate) async fn serve<T: ClientTraffic>(traffic: &mut T) -> T::End {
     // It counts against the limits until the request is finished.
     let mut admitted = None;
     let phases = async {

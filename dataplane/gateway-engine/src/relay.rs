@@ -9,8 +9,10 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use canal_gateway_config::jwt;
+use canal_gateway_http::proxy_error::{ProxyError, ResponseFlag};
 use canal_gateway_io::buffer::Inbox;
 use canal_gateway_io::io::Io;
+use canal_gateway_limits::tenant_usage::TenantUsage;
 use canal_hbone::IncomingConnect;
 use canal_net::copy::{self, CopyEnd, CopySide, Meter, Prefixed};
 use canal_wire::hbone::{STATUS_DENIED, STATUS_UNAVAILABLE};
@@ -24,10 +26,8 @@ use crate::balance::{self, TriedEndpoints};
 use crate::endpoints::{RequestTarget, SelectedEndpoint};
 use crate::finish::ConnectionRecord;
 use crate::pipeline::{self, Attempt, ClientTraffic, FailedAttempt, ReplayConditions};
-use crate::proxy_error::{ProxyError, ResponseFlag};
 use crate::route::{self, RoutedRequest};
 use crate::session::ClientSession;
-use crate::tenant_usage::TenantUsage;
 use crate::upstream::{self, TunnelMetadata};
 use crate::worker::Worker;
 
@@ -60,13 +60,9 @@ pub(crate) async fn tcp(
     client: Io,
     inbox: Inbox,
 ) {
-    pipeline::serve(RelayedConnection::new(
-        worker,
-        session,
-        RelayClient::Connection(client),
-        inbox,
-    ))
-    .await;
+    let client = RelayClient::Connection(client);
+    let mut traffic = RelayedConnection::new(worker, session, client, inbox);
+    pipeline::serve(&mut traffic).await;
 }
 
 /// Relays a CONNECT tunnel to an endpoint. The response to CONNECT shows whether the endpoint could
@@ -77,13 +73,9 @@ pub(crate) async fn tunnel(
     incoming: IncomingConnect,
     inbox: Inbox,
 ) {
-    pipeline::serve(RelayedConnection::new(
-        worker,
-        session,
-        RelayClient::Connect(incoming),
-        inbox,
-    ))
-    .await;
+    let client = RelayClient::Connect(incoming);
+    let mut traffic = RelayedConnection::new(worker, session, client, inbox);
+    pipeline::serve(&mut traffic).await;
 }
 
 impl RelayedConnection {
@@ -250,7 +242,7 @@ impl ClientTraffic for RelayedConnection {
         Ok(Some(self.run(client, io, &selected, routed.version).await))
     }
 
-    async fn finish(mut self, ended: Result<RelayEnd, ProxyError>) {
+    async fn finish(&mut self, ended: Result<RelayEnd, ProxyError>) {
         let counts = &self.worker.counts;
         let (flag, bytes) = match ended {
             // The record reports a connection that was dropped.
@@ -288,7 +280,7 @@ impl ClientTraffic for RelayedConnection {
                 (error.flag(), (0, 0))
             }
         };
-        self.record.end(self.target, flag, bytes);
+        self.record.end(self.target.take(), flag, bytes);
     }
 
     /// Endpoints that could not be connected are not tried again.

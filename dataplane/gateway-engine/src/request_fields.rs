@@ -9,11 +9,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use canal_gateway_config::{Endpoint, ServiceNames, WorkloadLabels};
+use canal_gateway_http::proxy_error::ResponseFlag;
+use canal_gateway_limits::tenant_usage::TenantUsage;
 
 use crate::endpoints::EndpointSetState;
-use crate::proxy_error::ResponseFlag;
 use crate::source_workload::SourceWorkload;
-use crate::tenant_usage::TenantUsage;
 
 /// Parts of a request that logs show. They are copied only if a log or a tap reads them.
 #[derive(Debug, Default)]

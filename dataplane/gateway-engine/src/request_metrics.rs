@@ -9,13 +9,13 @@ use std::rc::Rc;
 use std::sync::LazyLock;
 
 use canal_gateway_config::UNKNOWN;
+use canal_gateway_http::proxy_error::ResponseFlag;
 use canal_runtime::metrics::{
     Counter, CounterFamily, Histogram, HistogramFamily, MetricFamily, MetricsShard, Registry,
 };
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use crate::proxy_error::ResponseFlag;
 use crate::request_fields::{FIELDS, FieldValue, FinishedTraffic, RequestField};
 
 /// Most series that a worker finds by number. At the limit it forgets all of them, which costs only

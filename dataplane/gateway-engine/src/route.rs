@@ -9,6 +9,8 @@ use std::rc::Rc;
 use canal_gateway_config::{
     FilterChain, MatchedFilters, PortView, RouteOutcome, Snapshot, TenantTls,
 };
+use canal_gateway_http::proxy_error::ProxyError;
+use canal_gateway_limits::tenant_usage::RequestPermit;
 use canal_model::program::TunnelProtocol;
 use canal_model::route_filters::HeaderModifier;
 use canal_router::{RoutableRequest, routing_path};
@@ -16,9 +18,7 @@ use canal_router::{RoutableRequest, routing_path};
 use crate::destination::ResolvedDestination;
 use crate::endpoints::{EndpointSetState, RequestTarget};
 use crate::finish::{LogFields, RequestRecord};
-use crate::proxy_error::ProxyError;
 use crate::session::ClientSession;
-use crate::tenant_usage::RequestPermit;
 use crate::worker::Worker;
 
 /// An admitted and routed request. Until dropped it counts against the requests in flight of its

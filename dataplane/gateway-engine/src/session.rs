@@ -9,6 +9,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use canal_gateway_config::{RequestThrottle, TenantView, WorkloadLabels, admit_all};
+use canal_gateway_http::proxy_error::ProxyError;
+use canal_gateway_limits::tenant_usage::{CountGuard, TenantUsage};
 use canal_model::identity::Identity;
 use canal_model::ids::TrustDomain;
 use canal_wire::hbone::{BAGGAGE, Baggage, FORWARDED, SOURCE, forwarded};
@@ -18,10 +20,8 @@ use smallvec::SmallVec;
 use crate::destination::{Destination, ResolvedDestination};
 use crate::endpoints::PoolClient;
 use crate::permit::ConnectionPermit;
-use crate::proxy_error::ProxyError;
 use crate::rebalance::ConnectionDrain;
 use crate::source_workload::SourceWorkload;
-use crate::tenant_usage::{CountGuard, TenantUsage};
 use crate::worker::{SnapshotRef, Worker};
 
 /// State of a client's connection (or tunnel) for as long as it lives.

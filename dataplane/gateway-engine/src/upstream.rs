@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use canal_gateway_config::{Endpoint, TenantTls};
+use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_io::body::Http1Io;
 use canal_gateway_io::buffer::Inbox;
 use canal_gateway_io::io::Io;
@@ -24,7 +25,6 @@ use tokio::time::Instant;
 pub(crate) use http2::acquire_stream;
 
 use crate::endpoints::SelectedEndpoint;
-use crate::proxy_error::ProxyError;
 use crate::worker::Worker;
 
 /// Timeout of a TCP connect or of opening a tunnel. The client waits in the meantime, so it is

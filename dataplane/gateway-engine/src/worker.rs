@@ -16,6 +16,10 @@ use canal_gateway_config::{Snapshot, SnapshotPublisher};
 use canal_gateway_io::buffer::Blocks;
 use canal_gateway_io::clock::Clock;
 use canal_gateway_io::scheduler::Scheduler;
+use canal_gateway_limits::body_budget::BodyBudget;
+use canal_gateway_limits::shares::SharedLimits;
+use canal_gateway_limits::tenant_usage::{TenantUsage, TenantUsageTable, WorkerLimits};
+use canal_gateway_limits::worker_counters::WorkerCounters;
 use canal_hbone::{BufferBudget, ConnectionHost, HboneCounters, HbonePool, PoolConfig};
 use canal_model::identity::Identity;
 use canal_model::ids::TenantName;
@@ -23,22 +27,18 @@ use canal_runtime::ShareHolder;
 use canal_runtime::drain::{DrainPhase, DrainWatcher};
 use canal_runtime::metrics::Registry;
 use canal_telemetry::access_log::{AccessLog, WorkerLog};
+use canal_telemetry::tap::TapBroker;
 use futures::future::{BoxFuture, LocalBoxFuture};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::body_budget::BodyBudget;
 use crate::config::GatewayConfig;
 use crate::endpoints::Upstreams;
 use crate::rebalance::{Moves, Rebalance};
 use crate::request_metrics::{RequestMetricFamilies, RequestSeries};
-use crate::shares::SharedLimits;
 use crate::soft_drain::SoftDrain;
 use crate::source_workload::SourceTable;
-use crate::tap::TapBroker;
-use crate::tenant_usage::{TenantUsage, TenantUsageTable, WorkerLimits};
 use crate::watchdog::Watchdog;
-use crate::worker_counters::WorkerCounters;
 
 /// Callback that takes over a tenant's TCP connection which the engine does not serve. It is called
 /// on the workers' threads. The future resolves when the connection has ended, and dropping it ends

@@ -321,6 +321,11 @@ impl OutHead {
     fn put(&mut self, bytes: &[u8]) {
         let start = self.arena.len() as u32;
         self.arena.extend_from_slice(bytes);
+        self.note_arena(start);
+    }
+
+    /// Notes that the arena's bytes from `start` on are the next ones of the head.
+    fn note_arena(&mut self, start: u32) {
         let end = self.arena.len() as u32;
         match self.pieces.last_mut() {
             Some(WritePiece::Arena(_, last)) if *last == start => *last = end,
@@ -329,10 +334,14 @@ impl OutHead {
     }
 
     fn line(&mut self, name: &[u8], value: &[u8]) {
-        self.put(name);
-        self.put(b": ");
-        self.put(value);
-        self.put(b"\r\n");
+        let start = self.arena.len() as u32;
+        // One reservation for the four parts: this runs for each field that the gateway adds.
+        self.arena.reserve(name.len() + value.len() + 4);
+        self.arena.extend_from_slice(name);
+        self.arena.extend_from_slice(b": ");
+        self.arena.extend_from_slice(value);
+        self.arena.extend_from_slice(b"\r\n");
+        self.note_arena(start);
     }
 
     fn request_line(
@@ -516,7 +525,7 @@ impl EditPlan {
                 }
                 HeaderEdit::Remove(name) => (name, &b""[..], true),
             };
-            check_field(name, value)?;
+            check_value(value)?;
             match FieldName::of(name) {
                 FieldName::Host => {
                     // There must never be two Host lines, nor one that the next hop would refuse.
@@ -533,6 +542,10 @@ impl EditPlan {
                     }
                     plan.drop |= if drops { FieldName::Host.bit() } else { 0 };
                 }
+                // Only names that are not known, which are tokens, need the check.
+                FieldName::Other if !is_token(name) => {
+                    return Err(MessageRefusal::UnwritableField);
+                }
                 FieldName::Other => plan.drops_unknown |= drops,
                 id if id.bit() & RESERVED != 0 => return Err(MessageRefusal::UnwritableField),
                 id => plan.drop |= if drops { id.bit() } else { 0 },
@@ -547,9 +560,16 @@ impl EditPlan {
 }
 
 fn check_field(name: &[u8], value: &[u8]) -> Result<(), MessageRefusal> {
+    if !is_token(name) {
+        return Err(MessageRefusal::UnwritableField);
+    }
+    check_value(value)
+}
+
+fn check_value(value: &[u8]) -> Result<(), MessageRefusal> {
     let padded =
         value.first().is_some_and(|&b| is_ows(b)) || value.last().is_some_and(|&b| is_ows(b));
-    if is_token(name) && is_value(value) && !padded {
+    if is_value(value) && !padded {
         Ok(())
     } else {
         Err(MessageRefusal::UnwritableField)

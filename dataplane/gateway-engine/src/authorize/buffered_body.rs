@@ -10,14 +10,14 @@ use std::future::poll_fn;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use canal_gateway_http::head::RequestInfo;
+use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_io::clock::TimeoutKind;
+use canal_gateway_limits::body_budget::BodyPermit;
 use canal_h1::{BodyPart, BodyReader, Framing};
 use tokio::time::Instant;
 
-use crate::body_budget::BodyPermit;
 use crate::downstream_state::{Http1Downstream, Http2Downstream};
-use crate::head::RequestInfo;
-use crate::proxy_error::ProxyError;
 use crate::route::RoutedRequest;
 use crate::session::ClientSession;
 use crate::worker::Worker;
@@ -27,7 +27,7 @@ const COPIES: u64 = 2;
 /// Lowest rate at which a client must send, once a third of the timeout has passed.
 const BYTES_PER_SECOND_MIN: u32 = 1 << 10;
 
-/// Beginning of a request's body, counted against the [`crate::body_budget`] until dropped.
+/// Beginning of a request's body, counted against the worker's body budget until dropped.
 #[derive(Debug)]
 pub(crate) struct BufferedBody {
     pub(crate) bytes: Bytes,

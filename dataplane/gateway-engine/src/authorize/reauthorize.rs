@@ -13,6 +13,8 @@ use std::time::Duration;
 use canal_authorization::PolicyDestination;
 use canal_gateway_config::DestinationPolicy;
 use canal_gateway_config::jwt;
+use canal_gateway_http::head::{FullRequest, ValidatedHttp2Request};
+use canal_gateway_http::proxy_error::ProxyError;
 use canal_model::program::AppProtocol;
 
 use super::{
@@ -20,8 +22,6 @@ use super::{
 };
 use crate::destination::ResolvedDestination;
 use crate::endpoints::SelectedEndpoint;
-use crate::head::{FullRequest, ValidatedHttp2Request};
-use crate::proxy_error::ProxyError;
 use crate::session::ClientSession;
 use crate::worker::Worker;
 

@@ -6,6 +6,8 @@
 use std::future::poll_fn;
 use std::rc::Rc;
 
+use canal_gateway_http::head::ClientProtocol;
+use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_io::body::Http1Io;
 use canal_gateway_io::buffer::Inbox;
 use canal_gateway_io::clock::{TimeoutKind, Timer};
@@ -17,9 +19,7 @@ use crate::downstream_state::Http1Downstream;
 use crate::finish::RequestRecord;
 use crate::forward::UpgradedUpstream;
 use crate::forward::http1::{self as forward, ConnectionDisposition, UpgradedConnection};
-use crate::head::ClientProtocol;
 use crate::local_reply;
-use crate::proxy_error::ProxyError;
 use crate::relay;
 use crate::session::ClientSession;
 use crate::worker::Worker;

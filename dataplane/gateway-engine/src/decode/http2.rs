@@ -12,12 +12,12 @@ use bytes::Bytes;
 use canal_gateway_io::clock::{TimeoutKind, Timer};
 use canal_gateway_io::io::{Io, PrefixedIo};
 use canal_gateway_io::scheduler::Scheduler;
+use canal_gateway_limits::http2_settings;
 use canal_hbone::WindowGrowth;
 use h2::server::{Connection, SendResponse};
 use http::Request;
 
 use crate::forward::http2 as forward;
-use crate::limits;
 use crate::session::ClientSession;
 use crate::worker::Worker;
 
@@ -48,11 +48,11 @@ pub(crate) async fn serve(
         .hbone
         .account(Some(worker.buffer_budget(&session.account.tenant)));
     let mut growth = WindowGrowth::begin(
-        limits::STREAM_WINDOW_MAX,
+        http2_settings::STREAM_WINDOW_MAX,
         account.clone(),
         transport.read.clone(),
     );
-    let handshake = limits::http2_server(&config.limits, growth.stream_window())
+    let handshake = http2_settings::http2_server(&config.limits, growth.stream_window())
         .handshake::<_, Bytes>(transport);
     let mut connection = match timer.within(handshake).await {
         Ok(Ok(connection)) => connection,

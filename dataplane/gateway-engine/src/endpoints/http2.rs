@@ -10,14 +10,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use canal_gateway_http::proxy_error::ProxyError;
+use canal_gateway_limits::http2_settings;
 use canal_hbone::{FlowAccount, WITHHELD_CONNECTIONS_MAX};
 use h2::client::SendRequest;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::{PoolClient, SelectedEndpoint};
-use crate::limits;
-use crate::proxy_error::ProxyError;
 
 /// Number of connections to one endpoint from which on idle connections of single clients are
 /// closed.
@@ -113,9 +113,11 @@ impl Http2Upstream {
                 self.streams.get()
                     < send
                         .current_max_send_streams()
-                        .min(limits::UPSTREAM_STREAMS_MAX)
+                        .min(http2_settings::UPSTREAM_STREAMS_MAX)
             }
-            Http2UpstreamState::Opening(_) => self.streams.get() < limits::UPSTREAM_STREAMS_MAX,
+            Http2UpstreamState::Opening(_) => {
+                self.streams.get() < http2_settings::UPSTREAM_STREAMS_MAX
+            }
             Http2UpstreamState::Closed(_) => false,
         }
     }

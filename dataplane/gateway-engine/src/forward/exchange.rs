@@ -14,6 +14,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use canal_gateway_http::head::RequestInfo;
+use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_io::body::{
     BodyError, BodyErrorCause, BodyPump, BodySink, BodySource, BodyStall, Http1Io,
 };
@@ -33,8 +35,6 @@ use crate::downstream_state::{Http1Downstream, Http2Downstream};
 use crate::endpoints::StreamPermit;
 use crate::finish::RequestRecord;
 use crate::forward::http1;
-use crate::head::RequestInfo;
-use crate::proxy_error::ProxyError;
 use crate::upstream::UpstreamLease;
 use crate::worker::Worker;
 
@@ -72,12 +72,14 @@ pub(crate) struct Http2UpstreamSide {
     body: Option<RecvStream>,
 }
 
-impl UpstreamSide {
-    pub(crate) fn http1(lease: UpstreamLease) -> Self {
+impl Http1UpstreamSide {
+    /// Prepares a connection for its next exchange. The box is made here, before the connection
+    /// passes through the steps of an attempt, so that none of them copies it.
+    pub(crate) fn of(lease: UpstreamLease) -> Box<Self> {
         let UpstreamLease { wire, reused } = lease;
         let sent_before = wire.io.sent();
         let (keeps, heard, has_stray_body) = (false, false, false);
-        Self::Http1(Box::new(Http1UpstreamSide {
+        Box::new(Self {
             wire,
             head: ResponseHead::new(),
             reused,
@@ -85,8 +87,11 @@ impl UpstreamSide {
             keeps,
             has_responded: heard,
             has_stray_body,
-        }))
+        })
     }
+}
+
+impl UpstreamSide {
     pub(crate) fn http2(
         place: StreamPermit,
         response: ResponseFuture,

@@ -6,10 +6,12 @@
 use std::rc::Rc;
 
 use canal_gateway_config::RequestMutations;
+use canal_gateway_http::head::{Http1RoutingView, RequestInfo};
+use canal_gateway_http::heads::{self, Additions};
+use canal_gateway_http::proxy_error::ProxyError;
 use canal_h1::{RequestHead, RequestKind};
 
 use super::exchange::{DownstreamSide, UpstreamSide, http2_fault};
-use super::heads::{self, Additions};
 use super::{
     ExchangeEnd, HttpDownstream, HttpRequest, OpenHead, RequestState, UpgradedUpstream,
     UpstreamTransport, own_proto,
@@ -20,10 +22,8 @@ use crate::authorize::reauthorize::OngoingAuthorization;
 use crate::downstream_state::Http1Downstream;
 use crate::endpoints::SelectedEndpoint;
 use crate::finish::RequestRecord;
-use crate::head::{Http1RoutingView, RequestInfo};
 use crate::local_reply::{self, LocalReplyOptions};
 use crate::pipeline;
-use crate::proxy_error::ProxyError;
 use crate::route::RoutedRequest;
 use crate::session::ClientSession;
 use crate::worker::Worker;
@@ -113,11 +113,27 @@ pub(crate) async fn serve(
         proto,
         request_id: [0; 36],
     };
-    pipeline::serve(HttpRequest::new(
-        client,
-        RequestState::new(worker, session, info, record),
-    ))
-    .await
+    let mut request = HttpRequest::new(client, RequestState::new(worker, session, info, record));
+    match pipeline::serve(&mut request).await {
+        Http1End::Decided(disposition) => disposition,
+        Http1End::Upgraded { upstream, head } => {
+            ConnectionDisposition::Relay(Box::new(UpgradedConnection {
+                upstream,
+                record: request.state.record,
+                head,
+            }))
+        }
+    }
+}
+
+/// End of a request in HTTP/1.1.
+enum Http1End {
+    Decided(ConnectionDisposition),
+    /// A 101 response was passed on. `head` is that of the request.
+    Upgraded {
+        upstream: Box<UpgradedUpstream>,
+        head: Option<Box<[u8]>>,
+    },
 }
 
 /// The client's side of a request in HTTP/1.1.
@@ -139,7 +155,7 @@ impl HttpDownstream for Http1Client<'_> {
         = Http1RoutingView<'h>
     where
         Self: 'h;
-    type End = ConnectionDisposition;
+    type End = Http1End;
 
     fn head(&self) -> (Http1RoutingView<'_>, &[u8]) {
         let view = self
@@ -211,10 +227,10 @@ impl HttpDownstream for Http1Client<'_> {
             ..state.additions(self.request_id, hostname)
         };
         match upstream {
-            UpstreamTransport::Http1(mut lease) => {
-                heads::request_1_to_1(out, buf, &view, &add, lease.wire.outbox.head())
+            UpstreamTransport::Http1(mut upstream) => {
+                heads::request_1_to_1(out, buf, &view, &add, upstream.wire.outbox.head())
                     .map_err(ProxyError::BadRequest)?;
-                Ok(UpstreamSide::http1(lease))
+                Ok(UpstreamSide::Http1(upstream))
             }
             UpstreamTransport::Http2(place, mut send) => {
                 let request = heads::request_1_to_2(&view, &add)?;
@@ -256,11 +272,11 @@ impl HttpDownstream for Http1Client<'_> {
     }
 
     async fn finish(
-        mut self,
-        mut state: RequestState,
+        &mut self,
+        state: &mut RequestState,
         ended: Result<ExchangeEnd, ProxyError>,
-    ) -> ConnectionDisposition {
-        match ended {
+    ) -> Http1End {
+        Http1End::Decided(match ended {
             Ok(ExchangeEnd::Complete {
                 request_done,
                 keep_alive,
@@ -274,42 +290,34 @@ impl HttpDownstream for Http1Client<'_> {
             }
             Ok(ExchangeEnd::Upgraded(None)) => ConnectionDisposition::Cut,
             Ok(ExchangeEnd::Upgraded(Some(upstream))) => {
-                let head = self
-                    .head_copy
-                    .take()
-                    .or_else(|| self.consume_head(&state.info));
-                ConnectionDisposition::Relay(Box::new(UpgradedConnection {
-                    upstream,
-                    record: state.record,
-                    head,
-                }))
+                let inbox = &self.connection.wire.inbox;
+                let remaining =
+                    || (!state.info.has_body()).then(|| inbox.bytes()[..self.len].into());
+                let head = self.head_copy.take().or_else(remaining);
+                self.consume_head(&state.info);
+                return Http1End::Upgraded { upstream, head };
             }
             Ok(ExchangeEnd::Broken(error)) | Err(error @ ProxyError::ClientGone) => {
                 state.record.fault(&error);
                 ConnectionDisposition::Cut
             }
             Err(error) => self.refuse(state, error).await,
-        }
+        })
     }
 }
 
 impl Http1Client<'_> {
     /// Removes the head of a request without a body from the inbox; until now it stayed there.
-    /// Returns a copy.
-    fn consume_head(&mut self, info: &RequestInfo) -> Option<Box<[u8]>> {
-        if info.has_body() {
-            return None;
+    fn consume_head(&mut self, info: &RequestInfo) {
+        if !info.has_body() {
+            self.connection.wire.inbox.advance(self.len);
         }
-        let inbox = &mut self.connection.wire.inbox;
-        let head = inbox.bytes().get(..self.len).map(Into::into);
-        inbox.advance(self.len);
-        head
     }
 
     /// Sends a local reply for an error.
     async fn refuse(
         &mut self,
-        mut state: RequestState,
+        state: &mut RequestState,
         error: ProxyError,
     ) -> ConnectionDisposition {
         let RequestState {
@@ -317,7 +325,7 @@ impl Http1Client<'_> {
             info,
             record,
             ..
-        } = &mut state;
+        } = state;
         record.fault(&error);
         // While a body is in transit, the start of the next request is known only after reading the
         // entire body.

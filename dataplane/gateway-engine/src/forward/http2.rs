@@ -7,6 +7,9 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use canal_gateway_config::RequestMutations;
+use canal_gateway_http::head::{ClientProtocol, RequestInfo, ValidatedHttp2Request, is_grpc};
+use canal_gateway_http::heads;
+use canal_gateway_http::proxy_error::ProxyError;
 use canal_h1::RequestKind;
 use canal_hbone::FlowAccount;
 use h2::server::SendResponse;
@@ -15,15 +18,12 @@ use http::header::{CONTENT_TYPE, EXPECT};
 use http::{Request, Response, StatusCode};
 
 use super::exchange::{DownstreamSide, UpstreamSide, http2_fault};
-use super::heads;
 use super::{ExchangeEnd, HttpDownstream, HttpRequest, OpenHead, RequestState, UpstreamTransport};
 use crate::authorize::buffered_body::{self, BufferedBody};
 use crate::downstream_state::Http2Downstream;
 use crate::finish::RequestRecord;
-use crate::head::{ClientProtocol, RequestInfo, ValidatedHttp2Request, is_grpc};
 use crate::local_reply;
 use crate::pipeline;
-use crate::proxy_error::ProxyError;
 use crate::route::RoutedRequest;
 use crate::session::ClientSession;
 use crate::worker::Worker;
@@ -64,10 +64,9 @@ pub(crate) fn serve(
             };
             // Tokio copies a task of this size ten times between its creation and its end, and a
             // box never.
-            Some(Box::pin(pipeline::serve(HttpRequest::new(
-                client,
-                RequestState::new(worker, session, info, record),
-            ))))
+            let mut request =
+                HttpRequest::new(client, RequestState::new(worker, session, info, record));
+            Some(Box::pin(async move { pipeline::serve(&mut request).await }))
         }
         Err(error) => {
             refuse(&mut respond, &mut record, &error, grpc, false);
@@ -142,11 +141,16 @@ impl HttpDownstream for Http2Client {
             .transpose()?;
         let head = changed.as_ref().unwrap_or(&self.head);
         match upstream {
-            UpstreamTransport::Http1(mut lease) => {
+            UpstreamTransport::Http1(mut upstream) => {
                 let mut out = state.worker.scratch.borrow_mut();
-                heads::request_2_to_1(&mut out, head, state.info.framing, lease.wire.outbox.head())
-                    .map_err(ProxyError::BadRequest)?;
-                Ok(UpstreamSide::http1(lease))
+                heads::request_2_to_1(
+                    &mut out,
+                    head,
+                    state.info.framing,
+                    upstream.wire.outbox.head(),
+                )
+                .map_err(ProxyError::BadRequest)?;
+                Ok(UpstreamSide::Http1(upstream))
             }
             UpstreamTransport::Http2(place, mut send) => {
                 let request = heads::request_2_to_2(head)?;
@@ -174,7 +178,7 @@ impl HttpDownstream for Http2Client {
         )
     }
 
-    async fn finish(mut self, mut state: RequestState, ended: Result<ExchangeEnd, ProxyError>) {
+    async fn finish(&mut self, state: &mut RequestState, ended: Result<ExchangeEnd, ProxyError>) {
         match ended {
             // A stream that is dropped before its end is reset.
             Ok(ExchangeEnd::Broken(error)) => state.record.fault(&error),

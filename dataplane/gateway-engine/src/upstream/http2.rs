@@ -7,16 +7,16 @@ use std::pin::pin;
 use std::rc::Rc;
 
 use bytes::Bytes;
+use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_io::io::PrefixedIo;
 use canal_gateway_io::scheduler::Scheduler;
+use canal_gateway_limits::http2_settings;
 use canal_hbone::WindowGrowth;
 use futures::FutureExt;
 use h2::client::SendRequest;
 
 use super::{TunnelMetadata, connect};
 use crate::endpoints::{Http2Upstream, SelectedEndpoint, StreamPermit};
-use crate::limits;
-use crate::proxy_error::ProxyError;
 use crate::worker::Worker;
 
 /// Takes a stream on a connection to the endpoint. Opens a connection if all are full.
@@ -82,14 +82,14 @@ async fn open(
         let io = connect(worker, chosen, introduction).await?;
         let rewound = PrefixedIo::new(Bytes::new(), io);
         let growth = WindowGrowth::begin(
-            limits::STREAM_WINDOW_MAX,
+            http2_settings::STREAM_WINDOW_MAX,
             flow_account.clone(),
             rewound.read.clone(),
         );
         let failed = |e: h2::Error| ProxyError::Connect {
             why: format!("{}: HTTP/2: {e}", chosen.address),
         };
-        let opened = limits::http2_client(growth.stream_window())
+        let opened = http2_settings::http2_client(growth.stream_window())
             .handshake::<_, Bytes>(rewound)
             .await
             .map_err(failed)?;

@@ -6,15 +6,15 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use canal_gateway_config::edit_response;
+use canal_gateway_http::head::ClientProtocol;
+use canal_gateway_http::heads;
+use canal_gateway_http::proxy_error::ProxyError;
 use canal_h1::{BodyReader, ForwardOptions, Framing, MessageRefusal, RequestKind, ResponseView};
 use h2::Reason;
 use http::header::CONTENT_LENGTH;
 use http::{Response, StatusCode};
 
 use super::{DownstreamSide, Exchange, Http1UpstreamSide, UpstreamSide};
-use crate::forward::heads;
-use crate::head::ClientProtocol;
-use crate::proxy_error::ProxyError;
 
 impl Exchange<'_> {
     /// Ready once the final head was written to the client's side.

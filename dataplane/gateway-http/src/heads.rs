@@ -21,20 +21,23 @@ use crate::head::{
 };
 use crate::proxy_error::ProxyError;
 
-pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-pub(crate) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
 /// Formats two random numbers as a request ID: a random UUID (RFC 9562 §5.4), as text.
-pub(crate) fn request_id(high: u64, low: u64) -> [u8; 36] {
+#[inline]
+pub fn request_id(high: u64, low: u64) -> [u8; 36] {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     let n = (u128::from(high) << 64 | u128::from(low)) & !(0xf << 76) & !(0b11 << 62)
         | 4 << 76
         | 0b10 << 62;
+    // Dashes separate the groups of digits.
+    const PLACES: [usize; 16] = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
     let mut text = [b'-'; 36];
-    let places = (0..36).filter(|i| ![8, 13, 18, 23].contains(i));
-    for (nibble, place) in places.enumerate() {
-        text[place] = HEX[(n >> (124 - 4 * nibble)) as usize & 15];
+    for (byte, place) in n.to_be_bytes().into_iter().zip(PLACES) {
+        text[place] = HEX[usize::from(byte >> 4)];
+        text[place + 1] = HEX[usize::from(byte & 15)];
     }
     text
 }
@@ -43,26 +46,26 @@ pub(crate) fn request_id(high: u64, low: u64) -> [u8; 36] {
 type Pairs<'a> = SmallVec<[(&'a [u8], &'a [u8]); 16]>;
 
 /// Fields that the gateway adds to a forwarded request.
-pub(crate) struct Additions<'a> {
-    pub(crate) client_ip: &'a str,
+pub struct Additions<'a> {
+    pub client_ip: &'a str,
     /// ID for a request without `x-request-id`.
-    pub(crate) request_id: [u8; 36],
+    pub request_id: [u8; 36],
     /// Host for an HTTP/1.0 request without Host.
-    pub(crate) hostname: &'a str,
+    pub hostname: &'a str,
     /// The gateway's value for `x-forwarded-proto`.
-    pub(crate) scheme: &'static str,
+    pub scheme: &'static str,
     /// True if a client's own `x-forwarded-proto` stays.
-    pub(crate) keeps_proto: bool,
+    pub keeps_proto: bool,
     /// Value of `x-forwarded-client-cert`, if that header is configured and the client proved an
     /// identity.
-    pub(crate) client_cert: Option<&'a str>,
+    pub client_cert: Option<&'a str>,
     /// Mutations by routing and authorization.
-    pub(crate) changes: Option<&'a RequestMutations>,
+    pub changes: Option<&'a RequestMutations>,
 }
 
 /// Translates an HTTP/1.1 request to HTTP/1.1: rewrites the head from the client's buffer into
 /// `into`.
-pub(crate) fn request_1_to_1(
+pub fn request_1_to_1(
     out: &mut OutHead,
     buf: &[u8],
     view: &RequestView<'_>,
@@ -136,6 +139,7 @@ pub(crate) fn request_1_to_1(
 
 /// Joins the addresses so far and the client's into one line, because some applications read only
 /// the first line.
+#[inline]
 fn forwarded_for<'v>(values: impl Iterator<Item = &'v [u8]>, client: &str) -> SmallVec<[u8; 64]> {
     let mut line = SmallVec::new();
     for value in values {
@@ -147,7 +151,8 @@ fn forwarded_for<'v>(values: impl Iterator<Item = &'v [u8]>, client: &str) -> Sm
 }
 
 /// Returns the bytes of names and values, with the four more that HTTP/1.1 needs for each line.
-pub(crate) fn byte_len(headers: &HeaderMap) -> usize {
+#[inline]
+pub fn byte_len(headers: &HeaderMap) -> usize {
     headers
         .iter()
         .map(|(name, value)| name.as_str().len() + value.len() + 4)
@@ -195,7 +200,7 @@ fn push_escaped(text: &mut Vec<u8>, mut part: &[u8], refused: &[u8]) {
 
 /// Translates an HTTP/1.1 request to HTTP/2. `Expect` is not passed on, because the caller has
 /// handled it.
-pub(crate) fn request_1_to_2(
+pub fn request_1_to_2(
     view: &RequestView<'_>,
     add: &Additions<'_>,
 ) -> Result<Request<()>, ProxyError> {
@@ -242,7 +247,8 @@ pub(crate) fn request_1_to_2(
     Ok(whole(method, uri, headers))
 }
 
-pub(crate) fn whole(method: Method, uri: Uri, headers: HeaderMap) -> Request<()> {
+#[inline]
+pub fn whole(method: Method, uri: Uri, headers: HeaderMap) -> Request<()> {
     let mut request = Request::new(());
     *request.method_mut() = method;
     *request.uri_mut() = uri;
@@ -252,7 +258,8 @@ pub(crate) fn whole(method: Method, uri: Uri, headers: HeaderMap) -> Request<()>
 }
 
 /// Adds the gateway's own fields to a map.
-pub(crate) fn additions(headers: &mut HeaderMap, add: &Additions<'_>) {
+#[inline]
+pub fn additions(headers: &mut HeaderMap, add: &Additions<'_>) {
     let line = forwarded_for(
         headers
             .get_all(X_FORWARDED_FOR)
@@ -281,7 +288,7 @@ pub(crate) fn additions(headers: &mut HeaderMap, add: &Additions<'_>) {
 ///
 /// # Errors
 /// The request is a CONNECT, or it is ambiguous; [`ProxyError::BadHttp2`] names the reason.
-pub(crate) fn check_2(request: http::request::Parts) -> Result<ValidatedHttp2Request, ProxyError> {
+pub fn check_2(request: http::request::Parts) -> Result<ValidatedHttp2Request, ProxyError> {
     let http::request::Parts {
         method,
         uri,
@@ -352,7 +359,8 @@ pub(crate) fn check_2(request: http::request::Parts) -> Result<ValidatedHttp2Req
 }
 
 /// Translates a validated HTTP/2 request to HTTP/2.
-pub(crate) fn request_2_to_2(checked: &ValidatedHttp2Request) -> Result<Request<()>, ProxyError> {
+#[inline]
+pub fn request_2_to_2(checked: &ValidatedHttp2Request) -> Result<Request<()>, ProxyError> {
     let uri = Uri::builder()
         .scheme(Scheme::HTTP)
         .authority(checked.authority.as_str())
@@ -365,7 +373,7 @@ pub(crate) fn request_2_to_2(checked: &ValidatedHttp2Request) -> Result<Request<
 
 /// Translates a validated HTTP/2 request to HTTP/1.1. `Expect` is passed on if there is a body to
 /// wait for.
-pub(crate) fn request_2_to_1(
+pub fn request_2_to_1(
     out: &mut OutHead,
     checked: &ValidatedHttp2Request,
     framing: Framing,
@@ -400,7 +408,8 @@ pub(crate) fn request_2_to_1(
 }
 
 /// Returns the response's framing towards an HTTP/1.1 client.
-pub(crate) fn framing_to_1(framing: Framing, client_protocol: ClientProtocol) -> Framing {
+#[inline]
+pub fn framing_to_1(framing: Framing, client_protocol: ClientProtocol) -> Framing {
     match (framing, client_protocol) {
         // Chunked framing lets the client distinguish the end from a broken connection, and lets
         // the connection stay open.
@@ -411,7 +420,8 @@ pub(crate) fn framing_to_1(framing: Framing, client_protocol: ClientProtocol) ->
 }
 
 /// Returns the edits that a rule's filters make of a response's head.
-pub(crate) fn response_edits(headers: Option<&HeaderModifier>) -> ResponseEdits<'_> {
+#[inline]
+pub fn response_edits(headers: Option<&HeaderModifier>) -> ResponseEdits<'_> {
     let Some(HeaderModifier { set, add, remove }) = headers else {
         return ResponseEdits::new();
     };
@@ -428,10 +438,11 @@ pub(crate) fn response_edits(headers: Option<&HeaderModifier>) -> ResponseEdits<
 }
 
 /// The edits of a response's head; nearly no response has any.
-pub(crate) type ResponseEdits<'a> = SmallVec<[HeaderEdit<'a>; 0]>;
+pub type ResponseEdits<'a> = SmallVec<[HeaderEdit<'a>; 0]>;
 
 /// Translates an HTTP/1.1 response to HTTP/1.1.
-pub(crate) fn response_1_to_1(
+#[inline]
+pub fn response_1_to_1(
     out: &mut OutHead,
     buf: &[u8],
     view: &ResponseView<'_>,
@@ -444,7 +455,7 @@ pub(crate) fn response_1_to_1(
 }
 
 /// Translates an HTTP/1.1 response to HTTP/2. `None` if HTTP/2 cannot carry it.
-pub(crate) fn response_1_to_2(view: &ResponseView<'_>) -> Option<Response<()>> {
+pub fn response_1_to_2(view: &ResponseView<'_>) -> Option<Response<()>> {
     let mut headers = map_of(view.end_to_end(), &[FieldName::ContentLength])?;
     if let Some(length) = view.content_length()
         && !matches!(view.status(), 100..=199 | 204)
@@ -458,7 +469,8 @@ pub(crate) fn response_1_to_2(view: &ResponseView<'_>) -> Option<Response<()>> {
 }
 
 /// Returns the framing of an HTTP/2 response's body in HTTP/1.1.
-pub(crate) fn framing_of_answer(
+#[inline]
+pub fn framing_of_answer(
     ask: &RequestInfo,
     response: &http::response::Parts,
     ended: bool,
@@ -480,7 +492,7 @@ pub(crate) fn framing_of_answer(
 }
 
 /// Translates an HTTP/2 response to HTTP/1.1.
-pub(crate) fn response_2_to_1(
+pub fn response_2_to_1(
     out: &mut OutHead,
     response: &http::response::Parts,
     outgoing: &ForwardOptions<'_>,

@@ -8,35 +8,32 @@ use std::time::Duration;
 
 use canal_hbone::{CONNECTION_WINDOW, DATA_FRAME_BUDGET};
 
-use crate::config;
+use crate::limits::GatewayLimits;
 
 /// Most streams that the gateway opens on one connection to an endpoint, whatever the endpoint
 /// allows.
-pub(crate) const UPSTREAM_STREAMS_MAX: usize = 250;
+pub const UPSTREAM_STREAMS_MAX: usize = 250;
 /// Largest receive window of a stream, bytes: what the gateway may have to buffer for a slow other
 /// side.
-pub(crate) const STREAM_WINDOW_MAX: u32 = 256 << 10;
+pub const STREAM_WINDOW_MAX: u32 = 256 << 10;
 /// Bytes that h2 buffers per stream for sending before it reports no capacity.
-pub(crate) const SEND_BUFFER: usize = 256 << 10;
+pub const SEND_BUFFER: usize = 256 << 10;
 /// Most streams that the peer opened and reset before they were accepted ("rapid reset",
 /// CVE-2023-44487).
-pub(crate) const RAPID_RESETS_MAX: usize = 20;
+pub const RAPID_RESETS_MAX: usize = 20;
 /// Most streams reset because of the peer's errors ("MadeYouReset", CVE-2025-8671).
-pub(crate) const ERROR_RESETS_MAX: usize = 256;
+pub const ERROR_RESETS_MAX: usize = 256;
 /// Number of reset streams that are remembered, so that late frames on them are not errors.
-pub(crate) const RESETS_REMEMBERED: usize = 64;
+pub const RESETS_REMEMBERED: usize = 64;
 /// Time for which a reset stream is remembered.
-pub(crate) const RESET_MEMORY: Duration = Duration::from_secs(10);
+pub const RESET_MEMORY: Duration = Duration::from_secs(10);
 
 const _: () =
     assert!(CONNECTION_WINDOW as usize >= UPSTREAM_STREAMS_MAX * STREAM_WINDOW_MAX as usize);
 
 /// Returns the settings towards clients. h2 itself bounds CONTINUATION floods by the size of the
 /// header list.
-pub(crate) fn http2_server(
-    limits: &config::GatewayLimits,
-    stream_window: u32,
-) -> h2::server::Builder {
+pub fn http2_server(limits: &GatewayLimits, stream_window: u32) -> h2::server::Builder {
     let mut builder = h2::server::Builder::new();
     builder
         .initial_window_size(stream_window)
@@ -53,7 +50,7 @@ pub(crate) fn http2_server(
 }
 
 /// Returns the settings towards endpoints.
-pub(crate) fn http2_client(stream_window: u32) -> h2::client::Builder {
+pub fn http2_client(stream_window: u32) -> h2::client::Builder {
     let mut builder = h2::client::Builder::new();
     builder
         .initial_window_size(stream_window)

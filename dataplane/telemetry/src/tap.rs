@@ -9,19 +9,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use canal_runtime::metrics::{MetricFamily, Registry, SharedCounter};
-pub use canal_telemetry::observe::TapFilter as Filter;
-use canal_telemetry::observe::{LineSender, Lines, line_queue};
+
+use crate::observe::{LineSender, Lines, TapFilter as Filter, line_queue};
 
 /// Most concurrent listeners: as many as there may be observations, and some on the process's own
 /// socket.
-pub(crate) const LISTENERS_MAX: usize = 80;
+pub const LISTENERS_MAX: usize = 80;
 
 /// Fields of a request that filters read.
-pub(crate) struct TapFields<'a> {
-    pub(crate) tenant: &'a str,
-    pub(crate) service: &'a str,
-    pub(crate) path: &'a str,
-    pub(crate) status: u16,
+pub struct TapFields<'a> {
+    pub tenant: &'a str,
+    pub service: &'a str,
+    pub path: &'a str,
+    pub status: u16,
 }
 
 /// True if the filter matches a request.
@@ -67,7 +67,7 @@ struct Inner {
 }
 
 impl TapBroker {
-    pub(crate) fn new(registry: &Registry) -> Self {
+    pub fn new(registry: &Registry) -> Self {
         let dropped = registry
             .counters(MetricFamily::new(
                 "canal_gateway_tap_dropped_total",
@@ -117,14 +117,14 @@ impl TapBroker {
 
     /// True if a listener wants requests of this tenant, or of one that shares its bit.
     #[inline]
-    pub(crate) fn is_on(&self, tenant: &str) -> bool {
+    pub fn is_on(&self, tenant: &str) -> bool {
         let tenants = self.inner.tenants.load(Relaxed);
         tenants != 0 && tenants & bit_of(tenant) != 0
     }
 
     /// Sends the request to the listeners whose filter matches. The line is built once, and only if
     /// there is one.
-    pub(crate) fn publish(&self, seen: &TapFields<'_>, line: impl FnOnce() -> String) {
+    pub fn publish(&self, seen: &TapFields<'_>, line: impl FnOnce() -> String) {
         let mut listeners = self
             .inner
             .listeners
@@ -175,7 +175,7 @@ fn bit_of(tenant: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use canal_telemetry::observe::QUEUE_BYTES_MAX;
+    use crate::observe::QUEUE_BYTES_MAX;
 
     use super::*;
 

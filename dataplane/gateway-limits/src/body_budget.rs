@@ -2,20 +2,19 @@
 //! clients are authorized.
 //!
 //! Each worker has a part of the process's limit, and each tenant a share of that part, which
-//! shrinks as the part fills. Bodies are not read here: `authorize::buffered_body` does that. Start
+//! shrinks as the part fills. Bodies are not read here: the engine does that. Start
 //! with [`BodyBudget::take`].
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use canal_gateway_http::proxy_error::ProxyError;
 use canal_runtime::share::decide_free_needed;
 use hashbrown::HashMap;
 
-use crate::proxy_error::ProxyError;
-
 /// Body bytes that one worker buffers for authorizers, in total and per tenant.
 #[derive(Debug)]
-pub(crate) struct BodyBudget {
+pub struct BodyBudget {
     /// Most bytes that the worker buffers for all tenants.
     max: u64,
     used: Cell<u64>,
@@ -24,7 +23,7 @@ pub(crate) struct BodyBudget {
 
 impl BodyBudget {
     /// Creates the budget of a worker that may buffer `max` bytes.
-    pub(crate) fn new(max: u64) -> Rc<Self> {
+    pub fn new(max: u64) -> Rc<Self> {
         Rc::new(Self {
             max,
             used: Cell::default(),
@@ -33,7 +32,7 @@ impl BodyBudget {
     }
 
     /// Reserves `bytes` for a tenant that may have `tenant_max` on this worker.
-    pub(crate) fn take(
+    pub fn take(
         self: &Rc<Self>,
         tenant: u32,
         tenant_max: u64,
@@ -65,7 +64,7 @@ impl BodyBudget {
 
 /// Bytes reserved in a [`BodyBudget`], released on drop.
 #[derive(Debug)]
-pub(crate) struct BodyPermit {
+pub struct BodyPermit {
     of: Rc<BodyBudget>,
     tenant: u32,
     tenant_max: u64,
@@ -74,7 +73,7 @@ pub(crate) struct BodyPermit {
 
 impl BodyPermit {
     /// Extends the reservation to `bytes` if it is smaller.
-    pub(crate) fn cover(&mut self, bytes: u64) -> Result<(), ProxyError> {
+    pub fn cover(&mut self, bytes: u64) -> Result<(), ProxyError> {
         if bytes > self.bytes {
             let mut more = self
                 .of

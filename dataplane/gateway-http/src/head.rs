@@ -18,7 +18,7 @@ use crate::proxy_error::ProxyError;
 
 /// HTTP version of the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum ClientProtocol {
+pub enum ClientProtocol {
     Http10,
     Http11,
     Http2,
@@ -26,7 +26,7 @@ pub(crate) enum ClientProtocol {
 
 impl ClientProtocol {
     /// Returns the protocol's name for logs and external authorizers.
-    pub(crate) fn text(self) -> &'static str {
+    pub fn text(self) -> &'static str {
         match self {
             ClientProtocol::Http10 => "HTTP/1.0",
             ClientProtocol::Http11 => "HTTP/1.1",
@@ -35,7 +35,8 @@ impl ClientProtocol {
     }
 
     /// Returns how an HTTP/1.1 response announces whether the connection stays open.
-    pub(crate) fn persistence(self, keep: bool) -> Persistence {
+    #[inline]
+    pub fn persistence(self, keep: bool) -> Persistence {
         match (keep, self) {
             (false, _) => Persistence::Close,
             (true, ClientProtocol::Http10) => Persistence::KeepAlive,
@@ -46,20 +47,21 @@ impl ClientProtocol {
 
 /// Properties of a request's head that later phases need.
 #[derive(Debug, Clone)]
-pub(crate) struct RequestInfo {
-    pub(crate) kind: RequestKind,
-    pub(crate) framing: Framing,
-    pub(crate) client_protocol: ClientProtocol,
+pub struct RequestInfo {
+    pub kind: RequestKind,
+    pub framing: Framing,
+    pub client_protocol: ClientProtocol,
     /// True if the client keeps its connection open.
-    pub(crate) keep_alive: bool,
+    pub keep_alive: bool,
     /// True if the method is idempotent (RFC 9110 §9.2.2).
-    pub(crate) idempotent: bool,
-    pub(crate) grpc: bool,
+    pub idempotent: bool,
+    pub grpc: bool,
 }
 
 impl RequestInfo {
     /// Reads the properties of an HTTP/1.1 request.
-    pub(crate) fn of_http1(view: &RequestView<'_>) -> Self {
+    #[inline]
+    pub fn of_http1(view: &RequestView<'_>) -> Self {
         let kind = match view.method() {
             b"HEAD" => RequestKind::Head,
             _ if view.upgrade().is_some() => RequestKind::Upgrade,
@@ -80,7 +82,8 @@ impl RequestInfo {
     }
 
     /// Reads the properties of an HTTP/2 request. `ended` means that it has no body.
-    pub(crate) fn of_http2(checked: &ValidatedHttp2Request, ended: bool) -> Self {
+    #[inline]
+    pub fn of_http2(checked: &ValidatedHttp2Request, ended: bool) -> Self {
         Self {
             kind: if checked.method == Method::HEAD {
                 RequestKind::Head
@@ -98,17 +101,20 @@ impl RequestInfo {
         }
     }
 
-    pub(crate) fn has_body(&self) -> bool {
+    #[inline]
+    pub fn has_body(&self) -> bool {
         !matches!(self.framing, Framing::None | Framing::Length(0))
     }
 
     /// True if the request may be sent again even though an endpoint may have processed it: its
     /// method is idempotent, and no body was used up.
-    pub(crate) fn is_repeatable(&self) -> bool {
+    #[inline]
+    pub fn is_repeatable(&self) -> bool {
         self.idempotent && !self.has_body()
     }
 }
 
+#[inline]
 fn is_idempotent(method: &[u8]) -> bool {
     matches!(
         method,
@@ -116,12 +122,14 @@ fn is_idempotent(method: &[u8]) -> bool {
     )
 }
 
-pub(crate) fn is_grpc(content_type: &[u8]) -> bool {
+#[inline]
+pub fn is_grpc(content_type: &[u8]) -> bool {
     content_type.starts_with(b"application/grpc")
         && matches!(content_type.get(16), None | Some(b'+' | b';' | b' '))
 }
 
 /// Returns the framing of an HTTP/2 request's body in HTTP/1.1.
+#[inline]
 fn framing_of_2(method: &Method, headers: &HeaderMap, ended: bool) -> Framing {
     let length = headers
         .get(CONTENT_LENGTH)
@@ -139,7 +147,7 @@ fn framing_of_2(method: &Method, headers: &HeaderMap, ended: bool) -> Framing {
 }
 
 /// A request of which all headers can be read.
-pub(crate) trait FullRequest: RoutableRequest {
+pub trait FullRequest: RoutableRequest {
     /// Passes the name and value of each header line to `visit`, as sent.
     fn each_header(&self, visit: &mut dyn FnMut(&[u8], &[u8]));
 }
@@ -149,7 +157,8 @@ pub(crate) trait FullRequest: RoutableRequest {
 /// application. CGI and its descendants (WSGI, PHP) treat `_` and `-` in a name as the same. So the
 /// same names with `_` are such headers too, and so are the names with `_` of headers that the
 /// gateway sets itself.
-pub(crate) fn is_hop_word(name: &[u8]) -> bool {
+#[inline]
+pub fn is_hop_word(name: &[u8]) -> bool {
     const PREFIX: &[u8] = b"x-envoy-";
     match name.first() {
         Some(b'x' | b'X') => {
@@ -188,7 +197,8 @@ fn joined_cookies<'v>(lines: impl Iterator<Item = &'v [u8]>) -> Vec<u8> {
 }
 
 /// Joins the `cookie` lines of a map.
-pub(crate) fn join_cookies(headers: &mut HeaderMap) {
+#[inline]
+pub fn join_cookies(headers: &mut HeaderMap) {
     let lines = headers.get_all(COOKIE);
     if lines.iter().nth(1).is_some()
         && let Ok(joined) =
@@ -200,17 +210,19 @@ pub(crate) fn join_cookies(headers: &mut HeaderMap) {
 
 /// Returns the one line for the `cookie` lines of an HTTP/1.1 head; `None` if there is only one, or
 /// none.
-pub(crate) fn several_cookies(view: &RequestView<'_>) -> Option<Vec<u8>> {
+#[inline]
+pub fn several_cookies(view: &RequestView<'_>) -> Option<Vec<u8>> {
     let lines = || view.fields().all(FieldName::Cookie);
     (view.fields().has(FieldName::Cookie) && lines().nth(1).is_some())
         .then(|| joined_cookies(lines()))
 }
 
 /// Header in which Envoy describes the client's certificate to applications.
-pub(crate) const CLIENT_CERT: &str = "x-forwarded-client-cert";
+pub const CLIENT_CERT: &str = "x-forwarded-client-cert";
 
 /// Removes the headers for which [`is_hop_word`] is true.
-pub(crate) fn strip_hop_words(headers: &mut HeaderMap) {
+#[inline]
+pub fn strip_hop_words(headers: &mut HeaderMap) {
     let words: SmallVec<[HeaderName; 2]> = headers
         .keys()
         .filter(|name| is_hop_word(name.as_str().as_bytes()))
@@ -222,7 +234,7 @@ pub(crate) fn strip_hop_words(headers: &mut HeaderMap) {
 }
 
 /// An HTTP/1.1 head as it will be forwarded, for the router and the policies.
-pub(crate) struct Http1RoutingView<'a> {
+pub struct Http1RoutingView<'a> {
     view: RequestView<'a>,
     host: &'a [u8],
     /// Value that `x-forwarded-proto` will have; `None` if the client's own value stays.
@@ -230,18 +242,23 @@ pub(crate) struct Http1RoutingView<'a> {
 }
 
 impl RoutableRequest for Http1RoutingView<'_> {
+    #[inline]
     fn host(&self) -> &[u8] {
         self.host
     }
+    #[inline]
     fn method(&self) -> &[u8] {
         self.view.method()
     }
+    #[inline]
     fn path(&self) -> &[u8] {
         self.view.path()
     }
+    #[inline]
     fn query(&self) -> Option<&[u8]> {
         self.view.query()
     }
+    #[inline]
     fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
         match self.proto {
             Some(proto) if name == FieldName::XForwardedProto.text() => visit(proto.as_bytes()),
@@ -257,6 +274,7 @@ impl RoutableRequest for Http1RoutingView<'_> {
 }
 
 impl FullRequest for Http1RoutingView<'_> {
+    #[inline]
     fn each_header(&self, visit: &mut dyn FnMut(&[u8], &[u8])) {
         let proto = self.proto.map(|proto| {
             (
@@ -284,7 +302,8 @@ impl FullRequest for Http1RoutingView<'_> {
 }
 
 impl<'a> Http1RoutingView<'a> {
-    pub(crate) fn of(view: RequestView<'a>, proto: Option<&'static str>) -> Self {
+    #[inline]
+    pub fn of(view: RequestView<'a>, proto: Option<&'static str>) -> Self {
         Self {
             host: host_of(view.authority()),
             view,
@@ -295,16 +314,16 @@ impl<'a> Http1RoutingView<'a> {
 
 /// An HTTP/2 request that may be forwarded in either HTTP version.
 #[derive(Debug, Clone)]
-pub(crate) struct ValidatedHttp2Request {
-    pub(crate) method: Method,
-    pub(crate) authority: String,
-    pub(crate) path: PathAndQuery,
-    pub(crate) headers: HeaderMap,
+pub struct ValidatedHttp2Request {
+    pub method: Method,
+    pub authority: String,
+    pub path: PathAndQuery,
+    pub headers: HeaderMap,
 }
 
 impl ValidatedHttp2Request {
     /// Returns the request with the mutations applied.
-    pub(crate) fn changed(&self, changes: &RequestMutations) -> Result<Self, ProxyError> {
+    pub fn changed(&self, changes: &RequestMutations) -> Result<Self, ProxyError> {
         let mut changed = self.clone();
         changes.apply(&mut changed.headers);
         if let Some(target) = changes.target(
@@ -322,18 +341,23 @@ impl ValidatedHttp2Request {
 }
 
 impl RoutableRequest for &ValidatedHttp2Request {
+    #[inline]
     fn host(&self) -> &[u8] {
         host_of(self.authority.as_bytes())
     }
+    #[inline]
     fn method(&self) -> &[u8] {
         self.method.as_str().as_bytes()
     }
+    #[inline]
     fn path(&self) -> &[u8] {
         self.path.path().as_bytes()
     }
+    #[inline]
     fn query(&self) -> Option<&[u8]> {
         self.path.query().map(str::as_bytes)
     }
+    #[inline]
     fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
         self.headers
             .get_all(name)
@@ -343,6 +367,7 @@ impl RoutableRequest for &ValidatedHttp2Request {
 }
 
 impl FullRequest for &ValidatedHttp2Request {
+    #[inline]
     fn each_header(&self, visit: &mut dyn FnMut(&[u8], &[u8])) {
         self.headers
             .iter()
@@ -351,6 +376,7 @@ impl FullRequest for &ValidatedHttp2Request {
 }
 
 /// Returns the host of an authority, without port and brackets.
+#[inline]
 fn host_of(authority: &[u8]) -> &[u8] {
     match split_authority(authority) {
         Some((host, _)) => host

@@ -9,7 +9,7 @@ use canal_h1::MessageRefusal;
 
 /// Side that caused the error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ErrorSide {
+pub enum ErrorSide {
     Client,
     Gateway,
     Upstream,
@@ -17,7 +17,7 @@ pub(crate) enum ErrorSide {
 
 impl ErrorSide {
     /// Returns the label `side` of `canal_gateway_refused_requests_total`.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             ErrorSide::Client => "client",
             ErrorSide::Gateway => "gateway",
@@ -28,7 +28,7 @@ impl ErrorSide {
 
 /// Conditions under which the same request may be sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RetrySafety {
+pub enum RetrySafety {
     /// The request must not be sent again.
     No,
     /// No byte of the request was sent, or the peer reported that it did not process the request.
@@ -43,9 +43,9 @@ pub(crate) enum RetrySafety {
 
 /// Policy that denied a request or connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PolicyDenial {
+pub struct PolicyDenial {
     /// `namespace/name` of the policy; empty if no ALLOW policy matched.
-    pub(crate) policy: String,
+    pub policy: String,
     /// Detail for logs, in Envoy's format.
     detail: String,
     undecided: bool,
@@ -53,7 +53,7 @@ pub(crate) struct PolicyDenial {
 
 impl PolicyDenial {
     /// Describes a decision other than allow.
-    pub(crate) fn of(verdict: &AuthorizationDecision<'_>) -> Self {
+    pub fn of(verdict: &AuthorizationDecision<'_>) -> Self {
         let name =
             |key: &canal_model::authorization::PolicyKey| format!("{}/{}", key.namespace, key.name);
         let (policy, detail, undecided) = match verdict {
@@ -97,22 +97,22 @@ impl PolicyDenial {
     }
 
     /// Returns the value of the counter's label `action`.
-    pub(crate) fn action(&self) -> &'static str {
+    pub fn action(&self) -> &'static str {
         if self.undecided { "undecided" } else { "deny" }
     }
 }
 
 /// Denial by an external authorizer: the response that the client gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ExtAuthzDenial {
-    pub(crate) status: u16,
-    pub(crate) headers: Vec<(String, Vec<u8>)>,
-    pub(crate) body: String,
+pub struct ExtAuthzDenial {
+    pub status: u16,
+    pub headers: Vec<(String, Vec<u8>)>,
+    pub body: String,
 }
 
 /// Reason why the gateway ended a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum ProxyError {
+pub enum ProxyError {
     /// The client's message violates HTTP.
     BadRequest(MessageRefusal),
     /// The client's HTTP/2 message is well formed, but cannot be served safely.
@@ -181,7 +181,7 @@ pub(crate) enum ProxyError {
 
 impl ProxyError {
     /// Returns the status of the local reply.
-    pub(crate) fn status(&self) -> u16 {
+    pub fn status(&self) -> u16 {
         match self {
             ProxyError::BadRequest(refusal) => refusal.status(),
             ProxyError::BadHttp2(_) | ProxyError::UnsafePath(_) => 400,
@@ -213,7 +213,7 @@ impl ProxyError {
     }
 
     /// Returns Envoy's response flag, which dashboards use.
-    pub(crate) fn flag(&self) -> ResponseFlag {
+    pub fn flag(&self) -> ResponseFlag {
         match self {
             ProxyError::BadRequest(_)
             | ProxyError::BadHttp2(_)
@@ -248,7 +248,7 @@ impl ProxyError {
     }
 
     /// Returns the label `reason` of `canal_gateway_refused_requests_total`.
-    pub(crate) fn name(&self) -> &'static str {
+    pub fn name(&self) -> &'static str {
         match self {
             ProxyError::BadRequest(refusal) => refusal.name(),
             ProxyError::BadHttp2(name) => name,
@@ -284,7 +284,7 @@ impl ProxyError {
     }
 
     /// Returns the detail for the log, in addition to the flag.
-    pub(crate) fn detail(&self) -> &str {
+    pub fn detail(&self) -> &str {
         match self {
             ProxyError::BadRequest(refusal) => refusal.name(),
             ProxyError::Route { reason, .. } => reason,
@@ -301,7 +301,7 @@ impl ProxyError {
     }
 
     /// Returns the body of the local reply: a sentence that reveals nothing about the mesh.
-    pub(crate) fn text(&self) -> &str {
+    pub fn text(&self) -> &str {
         match self {
             ProxyError::BadRequest(refusal) => refusal.text(),
             ProxyError::BadHttp2(_) => "the request is malformed",
@@ -337,7 +337,7 @@ impl ProxyError {
     }
 
     /// Returns the side that caused the error.
-    pub(crate) fn side(&self) -> ErrorSide {
+    pub fn side(&self) -> ErrorSide {
         match self {
             ProxyError::BadRequest(_)
             | ProxyError::BadHttp2(_)
@@ -373,7 +373,8 @@ impl ProxyError {
     }
 
     /// Returns whether, and when, a retry is safe; see [`RetrySafety`].
-    pub(crate) fn retry(&self) -> RetrySafety {
+    #[inline]
+    pub fn retry(&self) -> RetrySafety {
         match self {
             ProxyError::Connect { .. } | ProxyError::UpstreamRefused => RetrySafety::Unsent,
             ProxyError::UpstreamUndelivered => RetrySafety::Undelivered,
@@ -384,7 +385,7 @@ impl ProxyError {
 
     /// Returns the gRPC status for gRPC clients (grpc/doc/http-grpc-status-mapping.md). Limits
     /// differ from that mapping: they have a status of their own.
-    pub(crate) fn grpc_status(&self) -> u8 {
+    pub fn grpc_status(&self) -> u8 {
         if matches!(self, ProxyError::TenantBusy | ProxyError::Throttled) {
             return 8;
         }
@@ -403,7 +404,7 @@ impl ProxyError {
 /// Response flags of Envoy that the gateway uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u8)]
-pub(crate) enum ResponseFlag {
+pub enum ResponseFlag {
     /// No flag, written as `-`.
     #[default]
     None,
@@ -426,7 +427,7 @@ pub(crate) enum ResponseFlag {
 }
 
 impl ResponseFlag {
-    pub(crate) fn text(self) -> &'static str {
+    pub fn text(self) -> &'static str {
         match self {
             ResponseFlag::None => "-",
             ResponseFlag::DownstreamProtocol => "DPE",

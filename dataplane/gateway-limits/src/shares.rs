@@ -1,6 +1,6 @@
 //! Limits of the process that tenants share: their configuration and their metrics.
 //!
-//! Permits are taken in [`crate::accept`], in [`crate::permit`], and where windows grow. Start with
+//! The engine takes the permits: at accept, when a connection authenticates, and where windows grow. Start with
 //! [`SharedLimits`].
 
 use canal_gateway_config::Snapshot;
@@ -9,22 +9,22 @@ use canal_runtime::limits::show_shares;
 use canal_runtime::metrics::{MetricFamily, Registry, SharedCounter, SharedGauge};
 use canal_runtime::{GiveWay, TenantLimit, TenantLimitConfig};
 
-use crate::config::GatewayLimits;
+use crate::limits::GatewayLimits;
 
 /// Limits that all workers share. Each is locked when a connection begins, authenticates and ends,
 /// never per request.
-pub(crate) struct SharedLimits {
-    pub(crate) connections: TenantLimit,
-    pub(crate) unauthenticated: TenantLimit,
-    pub(crate) handshakes: TenantLimit,
-    pub(crate) buffer_bytes: TenantLimit,
+pub struct SharedLimits {
+    pub connections: TenantLimit,
+    pub unauthenticated: TenantLimit,
+    pub handshakes: TenantLimit,
+    pub buffer_bytes: TenantLimit,
     /// The gauge `canal_limit_used{limit="connections"}`, which counts all tenants together.
     used: SharedGauge,
     refused: SharedCounter,
 }
 
 impl SharedLimits {
-    pub(crate) fn new(limits: &GatewayLimits, registry: &Registry) -> Self {
+    pub fn new(limits: &GatewayLimits, registry: &Registry) -> Self {
         // There is no reserve: readiness probes and admin requests have listeners of their own, and
         // `GatewayLimits::within` leaves files for them.
         let limit = |kind, capacity| {
@@ -75,7 +75,7 @@ impl SharedLimits {
     }
 
     /// Applies the shares that the provider set for tenants.
-    pub(crate) fn set_shares(&self, snapshot: &Snapshot, registry: &Registry) {
+    pub fn set_shares(&self, snapshot: &Snapshot, registry: &Registry) {
         registry.set_shares(
             snapshot
                 .tenants()
@@ -91,12 +91,12 @@ impl SharedLimits {
     }
 
     /// Counts a connection that was refused by the limit of all tenants together.
-    pub(crate) fn refused(&self) {
+    pub fn refused(&self) {
         self.refused.inc();
     }
 
     /// Updates the metrics; called once per second.
-    pub(crate) fn show(&self) {
+    pub fn show(&self) {
         self.used
             .set(i64::try_from(self.connections.used()).unwrap_or(i64::MAX));
     }

@@ -7,6 +7,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
 use canal_gateway_config::{Snapshot, TenantView};
+use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_io::scheduler::{Scheduler, TenantQueue};
 use canal_model::ids::TenantName;
 use canal_model::share::{ShareKind, Shares};
@@ -15,32 +16,31 @@ use canal_runtime::share::decide_free_needed;
 use canal_telemetry::access_log::TenantLogQueue;
 use tokio::sync::Notify;
 
-use crate::config::GatewayLimits;
-use crate::proxy_error::ProxyError;
+use crate::limits::GatewayLimits;
 use crate::worker_counters::WorkerCounters;
 
 /// Most concurrent ext_authz checks of one tenant per worker. A further check counts as failed.
 const EXT_AUTHZ_IN_FLIGHT_MAX: u64 = 256;
 
 /// Usage of one worker by one tenant.
-pub(crate) struct TenantUsage {
-    pub(crate) tenant: TenantName,
-    pub(crate) number: u32,
+pub struct TenantUsage {
+    pub tenant: TenantName,
+    pub number: u32,
     requests: Rc<Cell<u64>>,
     tunnels: Rc<Cell<u64>>,
     maxima: Cell<TenantMaxima>,
     /// Scheduler queue of the tenant's tasks on this worker.
-    pub(crate) queue: Rc<TenantQueue>,
+    pub queue: Rc<TenantQueue>,
     /// Access log lines of the tenant that wait for the disk.
-    pub(crate) log: TenantLogQueue,
+    pub log: TenantLogQueue,
     /// Number of ext_authz checks in progress.
     ext_authz_in_flight: Rc<Cell<u64>>,
     allowed: OnceCell<Counter>,
     /// Notifies open work that was authorized before the policies changed, so that it is authorized
     /// again.
-    pub(crate) changed: Rc<Notify>,
+    pub changed: Rc<Notify>,
     /// Version of the policies for which [`TenantUsage::changed`] was last notified.
-    pub(crate) policy_version: Cell<u64>,
+    pub policy_version: Cell<u64>,
 }
 
 /// Limits of one tenant on one worker.
@@ -79,17 +79,18 @@ impl TenantUsage {
     }
 
     /// Counts a request or connection that the policies allowed.
-    pub(crate) fn allowed(&self, make: impl FnOnce() -> Counter) {
+    pub fn allowed(&self, make: impl FnOnce() -> Counter) {
         self.allowed.get_or_init(make).inc();
     }
 
     /// Returns the most body bytes that the worker may buffer for the tenant's authorizers.
-    pub(crate) fn body_bytes_max(&self) -> u64 {
+    #[inline]
+    pub fn body_bytes_max(&self) -> u64 {
         self.maxima.get().body_bytes
     }
 
     /// Counts an ext_authz check as in progress; `None` if there are too many.
-    pub(crate) fn begin_ext_authz(&self) -> Option<CountGuard> {
+    pub fn begin_ext_authz(&self) -> Option<CountGuard> {
         CountGuard::take(&self.ext_authz_in_flight, EXT_AUTHZ_IN_FLIGHT_MAX)
     }
 }
@@ -98,7 +99,7 @@ impl TenantUsage {
 /// use only that worker's part. The kernel distributes connections by hash, so from a few
 /// connections on the parts add up to the process's limits.
 #[derive(Debug)]
-pub(crate) struct WorkerLimits {
+pub struct WorkerLimits {
     requests: Rc<Cell<u64>>,
     requests_max: u64,
     /// Limits of the entire process, with the defaults for tenants for which the provider set no
@@ -108,7 +109,7 @@ pub(crate) struct WorkerLimits {
 }
 
 impl WorkerLimits {
-    pub(crate) fn of(limits: &GatewayLimits, workers: usize) -> Self {
+    pub fn of(limits: &GatewayLimits, workers: usize) -> Self {
         let workers = workers.max(1) as u64;
         Self {
             requests: Rc::default(),
@@ -146,14 +147,14 @@ impl WorkerLimits {
     }
 
     /// Applies the shares that the provider set for a tenant.
-    pub(crate) fn set_shares(&self, account: &TenantUsage, shares: &Shares) {
+    pub fn set_shares(&self, account: &TenantUsage, shares: &Shares) {
         account.maxima.set(self.maxima(shares));
         account.queue.set_shares(shares);
         account.log.set_shares(shares);
     }
 
     /// Counts a tunnel of this tenant; `None` if the tenant has reached its limit.
-    pub(crate) fn tunnel(&self, account: &TenantUsage) -> Option<CountGuard> {
+    pub fn tunnel(&self, account: &TenantUsage) -> Option<CountGuard> {
         CountGuard::take(&account.tunnels, account.maxima.get().tunnels)
     }
 
@@ -161,7 +162,8 @@ impl WorkerLimits {
     ///
     /// # Errors
     /// The worker or the tenant has reached its limit of requests in flight.
-    pub(crate) fn request(&self, account: &TenantUsage) -> Result<RequestPermit, ProxyError> {
+    #[inline]
+    pub fn request(&self, account: &TenantUsage) -> Result<RequestPermit, ProxyError> {
         decide_request(
             account.requests.get(),
             account.maxima.get().requests,
@@ -178,6 +180,7 @@ impl WorkerLimits {
 /// Decides whether a tenant that has `of_tenant` of a worker's `used` requests in flight may have
 /// one more. Requests are not revoked, so tenants that use their full shares would block all
 /// others. The threshold of [`decide_free_needed`] prevents that.
+#[inline]
 fn decide_request(of_tenant: u64, tenant_max: u64, used: u64, max: u64) -> Result<(), ProxyError> {
     let free = max.saturating_sub(used);
     let has_others = used > of_tenant;
@@ -194,7 +197,7 @@ fn decide_request(of_tenant: u64, tenant_max: u64, used: u64, max: u64) -> Resul
 }
 
 /// Usage of all tenants on a worker, indexed by tenant number.
-pub(crate) struct TenantUsageTable {
+pub struct TenantUsageTable {
     all: RefCell<Vec<Option<Rc<TenantUsage>>>>,
     /// True if the table may contain deleted tenants.
     has_gone: Cell<bool>,
@@ -203,7 +206,7 @@ pub(crate) struct TenantUsageTable {
 }
 
 impl TenantUsageTable {
-    pub(crate) fn new(scheduler: Scheduler, counts: Rc<WorkerCounters>) -> Self {
+    pub fn new(scheduler: Scheduler, counts: Rc<WorkerCounters>) -> Self {
         Self {
             all: RefCell::default(),
             has_gone: Cell::new(false),
@@ -213,7 +216,7 @@ impl TenantUsageTable {
     }
 
     /// Returns a tenant's usage, created at first use.
-    pub(crate) fn of(&self, tenant: &TenantView, limits: &WorkerLimits) -> Rc<TenantUsage> {
+    pub fn of(&self, tenant: &TenantView, limits: &WorkerLimits) -> Rc<TenantUsage> {
         let mut all = self.all.borrow_mut();
         let at = tenant.number as usize;
         if all.len() <= at {
@@ -232,7 +235,7 @@ impl TenantUsageTable {
 
     /// Applies the shares and policy versions of `snapshot`. Calls `changed` for each tenant whose
     /// policy version changed.
-    pub(crate) fn update(
+    pub fn update(
         &self,
         snapshot: &Snapshot,
         limits: &WorkerLimits,
@@ -256,7 +259,7 @@ impl TenantUsageTable {
     /// flight counts, also for a tenant that is created again. `dropped` gets the numbers of the
     /// dropped tenants. Call it repeatedly; it costs one comparison if there are no deleted
     /// tenants.
-    pub(crate) fn forget_gone(&self, snapshot: &Snapshot, dropped: impl Fn(u32)) {
+    pub fn forget_gone(&self, snapshot: &Snapshot, dropped: impl Fn(u32)) {
         if !self.has_gone.get() {
             return;
         }
@@ -283,16 +286,18 @@ impl TenantUsageTable {
 
 /// Counts one in `of` until dropped.
 #[derive(Debug)]
-pub(crate) struct CountGuard {
+pub struct CountGuard {
     of: Rc<Cell<u64>>,
 }
 
 impl CountGuard {
     /// Counts one more, unless `max` is reached.
+    #[inline]
     fn take(of: &Rc<Cell<u64>>, max: u64) -> Option<Self> {
         (of.get() < max).then(|| Self::add(of))
     }
 
+    #[inline]
     fn add(of: &Rc<Cell<u64>>) -> Self {
         of.set(of.get() + 1);
         Self { of: of.clone() }
@@ -300,6 +305,7 @@ impl CountGuard {
 }
 
 impl Drop for CountGuard {
+    #[inline]
     fn drop(&mut self) {
         self.of.set(self.of.get() - 1);
     }
@@ -307,7 +313,7 @@ impl Drop for CountGuard {
 
 /// Counts a request in flight of its tenant and of the worker until dropped.
 #[derive(Debug)]
-pub(crate) struct RequestPermit {
+pub struct RequestPermit {
     _worker: CountGuard,
     _tenant: CountGuard,
 }

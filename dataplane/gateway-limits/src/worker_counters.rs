@@ -1,16 +1,15 @@
 //! A worker's counters of events other than completed requests: refusals, timeouts, retries,
 //! connects, ejections. The metrics of requests are in `request_metrics`.
 
+use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_io::clock::TimeoutKind;
 use canal_runtime::metrics::{Counter, CounterFamily, Gauge, MetricFamily, MetricsShard, Registry};
 
 use canal_model::ids::TenantName;
 
-use crate::proxy_error::ProxyError;
-
 /// Counters of one worker, in the worker's own metrics shard.
 #[derive(Debug)]
-pub(crate) struct WorkerCounters {
+pub struct WorkerCounters {
     shard: MetricsShard,
     refused_requests: CounterFamily,
     refused_connections: CounterFamily,
@@ -25,16 +24,16 @@ pub(crate) struct WorkerCounters {
     authorizers: CounterFamily,
     reopened: CounterFamily,
     cpu: CounterFamily,
-    pub(crate) connections: Gauge,
-    pub(crate) accepted: Counter,
-    pub(crate) false_sources: Counter,
-    pub(crate) connects_ok: Counter,
-    pub(crate) connects_failed: Counter,
-    pub(crate) reused: Counter,
-    pub(crate) not_kept: Counter,
-    pub(crate) ejections: Counter,
-    pub(crate) rebalanced: Counter,
-    pub(crate) sniffed_server_first: Counter,
+    pub connections: Gauge,
+    pub accepted: Counter,
+    pub false_sources: Counter,
+    pub connects_ok: Counter,
+    pub connects_failed: Counter,
+    pub reused: Counter,
+    pub not_kept: Counter,
+    pub ejections: Counter,
+    pub rebalanced: Counter,
+    pub sniffed_server_first: Counter,
 }
 
 /// Returns the metric family of CPU time by tenant.
@@ -98,7 +97,7 @@ fn authorizations(registry: &Registry) -> CounterFamily {
 }
 
 impl WorkerCounters {
-    pub(crate) fn new(registry: &Registry, shard: &MetricsShard) -> Self {
+    pub fn new(registry: &Registry, shard: &MetricsShard) -> Self {
         let family = |name, help, labels| registry.counters(MetricFamily::new(name, help, labels));
         let plain = |name, help| shard.counter(&family(name, help, &[]), &[]);
         let connects = upstream_connects(registry);
@@ -188,59 +187,59 @@ impl WorkerCounters {
     }
 
     /// Counts a decision of a policy (`namespace/name`).
-    pub(crate) fn authorized(&self, tenant: &TenantName, action: &str, policy: &str) {
+    pub fn authorized(&self, tenant: &TenantName, action: &str, policy: &str) {
         self.shard
             .counter(&self.authorizations, &[tenant.as_str(), action, policy])
             .inc();
     }
     /// Returns the counter of what a tenant's policies allowed.
-    pub(crate) fn allowed(&self, tenant: &TenantName) -> Counter {
+    pub fn allowed(&self, tenant: &TenantName) -> Counter {
         self.shard
             .counter(&self.authorizations, &[tenant.as_str(), "allow", ""])
     }
-    pub(crate) fn token(&self, result: &str) {
+    pub fn token(&self, result: &str) {
         self.shard.counter(&self.tokens, &[result]).inc();
     }
-    pub(crate) fn verified(&self, result: &str) {
+    pub fn verified(&self, result: &str) {
         self.shard.counter(&self.verifications, &[result]).inc();
     }
-    pub(crate) fn count_ext_authz(&self, tenant: &TenantName, authorizer: &str, result: &str) {
+    pub fn count_ext_authz(&self, tenant: &TenantName, authorizer: &str, result: &str) {
         self.shard
             .counter(&self.authorizers, &[tenant.as_str(), authorizer, result])
             .inc();
     }
     /// Returns the counter of a tenant's CPU time.
-    pub(crate) fn cpu(&self, tenant: &TenantName) -> Counter {
+    pub fn cpu(&self, tenant: &TenantName) -> Counter {
         self.shard.counter(&self.cpu, &[tenant.as_str()])
     }
-    pub(crate) fn reauthorized(&self, result: &str) {
+    pub fn reauthorized(&self, result: &str) {
         self.shard.counter(&self.reopened, &[result]).inc();
     }
-    pub(crate) fn refused_request(&self, fault: &ProxyError) {
+    pub fn refused_request(&self, fault: &ProxyError) {
         self.shard
             .counter(&self.refused_requests, &[fault.name(), fault.side().name()])
             .inc();
     }
-    pub(crate) fn refused_connection(&self, reason: &str) {
+    pub fn refused_connection(&self, reason: &str) {
         self.shard
             .counter(&self.refused_connections, &[reason])
             .inc();
     }
-    pub(crate) fn refused_connect(&self, reason: &str) {
+    pub fn refused_connect(&self, reason: &str) {
         self.shard.counter(&self.refused_connects, &[reason]).inc();
     }
-    pub(crate) fn retried(&self, reason: &str) {
+    pub fn retried(&self, reason: &str) {
         self.shard.counter(&self.retries, &[reason]).inc();
     }
-    pub(crate) fn short_of(&self, what: &str) {
+    pub fn short_of(&self, what: &str) {
         self.shard.counter(&self.shortages, &[what]).inc();
     }
-    pub(crate) fn late(&self, late: TimeoutKind) {
+    pub fn late(&self, late: TimeoutKind) {
         self.timeouts[late as usize].inc();
     }
 
     /// Counts a connection error by its HTTP/2 error code, or as `io` if there is none.
-    pub(crate) fn http2_error(&self, side: &str, e: &h2::Error) {
+    pub fn http2_error(&self, side: &str, e: &h2::Error) {
         let reason = match e.reason() {
             Some(h2::Reason::NO_ERROR) => return,
             Some(h2::Reason::PROTOCOL_ERROR) => "protocol_error",
