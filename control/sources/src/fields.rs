@@ -527,6 +527,7 @@ pub(crate) fn classify_field(
         Harmless::When(wanted) if value.is_some_and(|value| has_only_value(value, wanted)) => {
             FieldVerdict::Noise
         }
+        // An empty list configures nothing, so it cannot be misunderstood.
         Harmless::Never | Harmless::LeftOutIf(_) if value.is_some_and(is_empty_list) => {
             FieldVerdict::Noise
         }

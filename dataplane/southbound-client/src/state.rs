@@ -294,10 +294,10 @@ pub(super) enum NackReason {
     Resource(#[from] wire::ResourceDecodeError),
     #[error("{0} was not subscribed to")]
     NotSubscribed(String),
-    #[error("{0:?} is not a generation, which is a decimal number in system_version_info")]
+    #[error("{0:?} is not a generation; fix: write a decimal number in system_version_info")]
     Generation(String),
     #[error(
-        "generation {offered} is older than {current}, which this data plane holds of the same store; fix: if the controller's store was restored on purpose, remove this data plane's state file and restart it"
+        "generation {offered} is older than {current}, which this data plane holds of the same store; fix: remove this data plane's state file and restart it, if the controller's store was restored on purpose"
     )]
     Stale { offered: u64, current: u64 },
     #[error("{name}: {why}")]

@@ -204,6 +204,7 @@ pub(super) fn direct_endpoint(
     let mut serves = Vec::with_capacity(d.serves.len());
     for port in d.serves {
         let service = at.key("serves.service", port.service)?;
+        // Another tenant's service here would route that tenant's connections to this pod.
         if service.tenant.as_str() != d.tenant {
             return at.err(
                 "serves.service",

@@ -236,6 +236,8 @@ impl From<&p::RouteRule> for w::Route {
                 };
                 match &r.filters {
                     None => Action::Split(split),
+                    // An action of its own: a data plane that does not know filters refuses the
+                    // rule and forwards nothing.
                     Some(filters) => Action::FilteredSplit(w::FilteredSplit {
                         split: Some(split),
                         filters: Some(w::RouteFilters::from(&**filters)),

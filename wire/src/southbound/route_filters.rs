@@ -91,6 +91,7 @@ fn headers(
     let received = received.unwrap_or_default();
     let name = |name: String| {
         let is_name = !name.is_empty() && name.bytes().all(is_lower_token_byte);
+        // Headers that hops set or that delimit the message must not come from a route.
         if is_name && !protected.contains(&name.as_str()) {
             Ok(name)
         } else {

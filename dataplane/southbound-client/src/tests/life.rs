@@ -273,7 +273,7 @@ async fn the_client_boots_from_the_state_file_and_resumes_from_it() {
         rig.metric("canal_southbound_reconnects_total{reason=\"connect\"}") >= 2
     })
     .await;
-    assert!(subscriber.status().error.contains("is it up"));
+    assert!(subscriber.status().error.contains("check that it is up"));
     subscriber.stop().await;
 
     let mut elsewhere = elsewhere;
