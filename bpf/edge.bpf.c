@@ -214,11 +214,12 @@ static __always_inline int to_replica(struct __sk_buff *skb, struct frame *f, st
 	return send(skb, f, leg, CANAL_EDGE_ANSWERED);
 }
 
-/* Returns the first replica of the chain that is up, and sets its index and the table's version in `leg`. If none is up it returns the
- * first one of the chain, and sets `what` to the counter for that. Such a replica refuses a connection while it does not listen, and
- * accepts one as soon as it does. A dropped SYN would wait for TCP's timer instead: 1 s, then 3 s, then 7 s. 0: the chain names no
- * replica that this edge knows. */
-static __always_inline __be32 choose(const struct canal_table *table, __u32 bucket, struct leg *leg, __u32 *what)
+/* Returns the first replica of the chain that is up, and sets its index and the table's version in `leg`. If none is up and the packet
+ * `begins` a session, it returns the first one of the chain, and sets `what` to the counter for that. Such a replica refuses a connection
+ * while it does not listen, and accepts one as soon as it does. A dropped SYN would wait for TCP's timer instead: 1 s, then 3 s, then
+ * 7 s. Other packets are dropped: a replica that does not have their session would reset it, although its owner may only be slow. 0: no
+ * replica gets the packet. */
+static __always_inline __be32 choose(const struct canal_table *table, __u32 bucket, struct leg *leg, int begins, __u32 *what)
 {
 	__be32 first = 0;
 
@@ -239,6 +240,8 @@ static __always_inline __be32 choose(const struct canal_table *table, __u32 buck
 		if (!first)
 			first = replica->address_be;
 	}
+	if (!begins)
+		return 0;
 	leg->hop = 0;
 	leg->stamp = table->version & CANAL_STAMP_VERSION;
 	*what = CANAL_EDGE_TO_DOWN;
@@ -250,6 +253,8 @@ static __always_inline __be32 choose(const struct canal_table *table, __u32 buck
 static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, struct leg *leg)
 {
 	int is_error = f->kind == FRAME_ERROR;
+	/* A datagram counts as the first one of its session, as at the redirector. */
+	int begins = f->kind == FRAME_TCP ? (f->flags & (FRAME_SYN | FRAME_ACK)) == FRAME_SYN : !is_error;
 	const struct tuple *flow = is_error ? &f->about : &f->flow;
 	struct canal_address_key key = { .vni = f->vni };
 	struct canal_address *address;
@@ -269,7 +274,7 @@ static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, st
 		hash = flow_hash(&flow->destination, flow->destination_port_be, flow->source_port_be, service);
 	else
 		hash = flow_hash(&flow->source, flow->source_port_be, flow->destination_port_be, service);
-	leg->destination_be = choose(table, flow_bucket(hash), leg, &what);
+	leg->destination_be = choose(table, flow_bucket(hash), leg, begins, &what);
 	if (!leg->destination_be)
 		return drop(CANAL_EDGE_DROP_REPLICA);
 	if (is_too_big(f))

@@ -43,7 +43,8 @@ pub(crate) fn decide_path(
         ))
     });
     let Some((number, slot)) = slots.into_iter().find(|(_, slot)| slot.up) else {
-        // No replica of the chain is up: the edge drops the packet.
+        // No replica of the chain is up: the edge drops the packets of the session. Only the first
+        // packet of a new one goes to the chain's first replica.
         return Some(path);
     };
     // The program uses the low bits of the hash for the bucket and the high half for the tunnel.

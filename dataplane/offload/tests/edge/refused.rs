@@ -154,6 +154,11 @@ fn by_their_destination() -> Vec<Refused> {
             "drop_service",
         ),
         (
+            "data, no replica is up",
+            from_node(&tcp(POD, "10.9.0.10:80", ACK, b"data")),
+            "drop_replica",
+        ),
+        (
             "no replica of the chain is known",
             from_node(&tcp(POD, "10.9.0.14:80", SYN, b"")),
             "drop_replica",
