@@ -75,6 +75,7 @@ pub(crate) fn topology(
     let controller = fields
         .tree("controller")
         .and_then(|tree| component(tree, UnderlayHostKind::Controller, file, findings));
+    // What is missing is reported already; the rest is read to report its mistakes too.
     let topology = Topology {
         name: name.unwrap_or_default(),
         file: file.into(),

@@ -491,6 +491,7 @@ impl SuiteRun<'_> {
         let (mut ends, mut unstable): (Vec<JobResult>, Vec<_>) = (Vec::new(), Vec::new());
         for (n, first) in results.into_iter().enumerate() {
             if again.contains(&n) {
+                // Alone, so that a second failure cannot come from the load of other jobs.
                 let second = schedule::run_alone(
                     first.retry(),
                     &context,

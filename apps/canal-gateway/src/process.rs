@@ -495,6 +495,7 @@ fn serve_operators(
         .logging(level)
         .quit(process.clone(), config.drain_limit)
         .version(env!("CARGO_PKG_VERSION"))
+        // On the socket alone, because the tap shows tenants' requests.
         .socket_route(http::Method::GET, "/tap", move |request| {
             let wanted = |name| admin::query(&request, name);
             let filter = Filter {

@@ -342,6 +342,7 @@ pub(super) fn examine(
     for r in response
         .resources
         .iter()
+        // Of a name that occurs twice, neither occurrence can be trusted.
         .filter(|r| named[r.name.as_str()] == 1)
     {
         match read(kind, r) {

@@ -56,6 +56,7 @@ pub(super) fn decode(
             path_text(at, "filters.path_prefix", text).map(m::PathRewrite::Prefix)
         }
     });
+    // Any other byte could end the header or add another one.
     if !filters.rewrite_host.bytes().all(is_host_byte) {
         return at.err(
             "filters.rewrite_host",

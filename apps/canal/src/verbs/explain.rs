@@ -244,6 +244,7 @@ fn journey(args: &ExplainArgs, ir: &Ir) -> Done<RequestDescription> {
     let port: u16 = port
         .parse()
         .map_err(|_| usage("--to", format!("{:?} has no port", args.to), fix))?;
+    // As with kubectl, a name without a namespace is in `default`.
     let full = if name.contains('/') {
         name.to_owned()
     } else {

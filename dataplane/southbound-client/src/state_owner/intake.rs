@@ -485,6 +485,7 @@ fn deliver_halves(
         refused,
         ..
     } = build_up;
+    // No part of the new state can be served, so the one in force stays.
     if !has_accepted {
         return Err(why);
     }
