@@ -17,7 +17,6 @@ pub mod lower;
 mod names;
 pub mod oracle;
 pub mod oracle_authorization;
-pub mod oracle_explain;
 pub mod oracle_filters;
 mod pattern;
 mod precedence;

@@ -3,6 +3,8 @@
 //! `canal explain` and golden tests. Nothing is sent, and tokens are assumed to be valid. Start at
 //! [`explain`].
 
+#![forbid(unsafe_code)]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
@@ -19,15 +21,15 @@ use canal_model::program::{
 use canal_model::trust::ClientCertificates;
 use serde_json::Value as Json;
 
-use crate::direct::{self, PathReason, PortPath};
-use crate::ir::Ir;
-use crate::lower::{RefusalReason, TargetName, last_target};
-use crate::oracle::{self, OracleRequest, RoutingVerdict as Route};
-use crate::oracle_authorization::{
+use canal_compiler::direct::{self, PathReason, PortPath};
+use canal_compiler::ir::Ir;
+use canal_compiler::lower::{RefusalReason, TargetName, last_target};
+use canal_compiler::oracle::{self, OracleRequest, RoutingVerdict as Route};
+use canal_compiler::oracle_authorization::{
     OracleDecision, OracleDestination, OracleFacts, OracleShadowMatch, OracleTruth, OracleValue,
     decide, hits, is_for, peer_mode, policy_path,
 };
-use crate::text_security;
+use canal_compiler::text_security;
 
 mod policy_trace;
 mod token_facts;
@@ -225,9 +227,9 @@ impl HopDecision {
 
 /// Formats a split with the filters of its rule.
 fn split_text(ir: &Ir, request: &OracleRequest, rule: &RouteKey, backends: &[Backend]) -> String {
-    let shown = crate::text::action(&RouteAction::Split(backends.to_vec()));
+    let shown = canal_compiler::text::action(&RouteAction::Split(backends.to_vec()));
     let filters = oracle::deciding_rule(ir, request)
-        .map(crate::text::filters)
+        .map(canal_compiler::text::filters)
         .unwrap_or_default();
     format!("{rule} => {shown}{filters}")
 }
