@@ -16,6 +16,7 @@ pub mod limits;
 pub mod lower;
 mod names;
 pub mod oracle;
+pub mod oracle_answers;
 pub mod oracle_authorization;
 pub mod oracle_filters;
 mod pattern;

@@ -10,6 +10,7 @@ mod http_route;
 mod manual_endpoints;
 mod node;
 mod policy;
+mod route_answers;
 mod route_fields;
 mod route_filters;
 mod service;

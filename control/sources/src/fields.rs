@@ -228,17 +228,12 @@ const USE_DEFAULT_GATEWAYS: KnownField = never(
     "list the Services in parentRefs",
 );
 
-const HTTP_ROUTE: [KnownField; 10] = [
+const HTTP_ROUTE: [KnownField; 9] = [
     USE_DEFAULT_GATEWAYS,
     left_out(
         "spec.rules[].filters[].requestMirror",
         MIRROR,
         KEEP_OR_REMOVE,
-    ),
-    never(
-        "spec.rules[].filters[].requestRedirect",
-        "redirects are not supported in this version",
-        "remove the filter",
     ),
     never(
         "spec.rules[].filters[].cors",
@@ -287,7 +282,7 @@ fn are_only_mirrors(filters: &YamlNode) -> bool {
     matches!(&filters.value, YamlValue::List(items) if items.iter().all(is_mirror))
 }
 
-const VIRTUAL_SERVICE: [KnownField; 24] = [
+const VIRTUAL_SERVICE: [KnownField; 23] = [
     never(
         "spec.http[].rewrite.uriRegexRewrite",
         "rewriting a path by a regular expression is not supported in this version",
@@ -310,14 +305,9 @@ const VIRTUAL_SERVICE: [KnownField; 24] = [
         "remove the field; TCP goes to the service that was dialled",
     ),
     never(
-        "spec.http[].redirect",
-        "redirects are not supported in this version",
-        REMOVE,
-    ),
-    never(
-        "spec.http[].directResponse",
-        "direct responses are not supported in this version",
-        REMOVE,
+        "spec.http[].directResponse.body.bytes",
+        "direct responses of bytes are not supported in this version",
+        "write body.string",
     ),
     never(
         "spec.http[].delegate",

@@ -208,7 +208,7 @@ impl RequestRecord {
         self.answered = Some(Instant::now());
     }
 
-    /// Records that the request ends with `fault`. A response that has already begun keeps its
+    /// Records that the request ends with `fault`, which counts unless the rule asked for it. A response that has already begun keeps its
     /// status.
     pub(crate) fn fault(&mut self, fault: &ProxyError) {
         if self.answered.is_none() {
@@ -216,7 +216,9 @@ impl RequestRecord {
         }
         self.flag = fault.flag();
         self.detail = fault.detail().to_string();
-        self.worker.counts.refused_request(fault);
+        if !matches!(fault, ProxyError::Answered(_)) {
+            self.worker.counts.refused_request(fault);
+        }
     }
 
     /// Returns the fields of the request, which took `took`.

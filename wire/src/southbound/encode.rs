@@ -4,7 +4,7 @@
 use canal_model::ids::ServiceKey;
 use canal_model::program as p;
 
-use super::encode_trust;
+use super::{encode_trust, route_answers};
 use crate::program as w;
 
 impl From<&p::Tenant> for w::Tenant {
@@ -241,6 +241,9 @@ impl From<&p::RouteRule> for w::Route {
                         filters: Some(w::RouteFilters::from(&**filters)),
                     }),
                 }
+            }
+            p::RouteAction::Answer(answer) => {
+                Action::Answer(route_answers::encode(answer, r.filters.as_deref()))
             }
             p::RouteAction::Refuse { status, reason } => Action::Refuse(refuse(*status, reason)),
         };

@@ -24,7 +24,7 @@ impl From<&m::RouteFilters> for w::RouteFilters {
 }
 
 /// Returns `None` if no header is changed.
-fn encode(headers: &m::HeaderModifier) -> Option<w::HeaderModifier> {
+pub(super) fn encode(headers: &m::HeaderModifier) -> Option<w::HeaderModifier> {
     let pairs = |pairs: &[(String, String)]| {
         let pairs = pairs.iter().map(|(name, value)| w::Header {
             name: name.clone(),
@@ -82,7 +82,7 @@ pub(super) fn decode(
     })
 }
 
-fn headers(
+pub(super) fn headers(
     at: &DecodeContext<'_>,
     field: &'static str,
     received: Option<w::HeaderModifier>,
@@ -133,7 +133,7 @@ fn headers(
     })
 }
 
-fn path_text(
+pub(super) fn path_text(
     at: &DecodeContext<'_>,
     field: &'static str,
     text: String,
@@ -154,7 +154,7 @@ fn is_lower_token_byte(byte: u8) -> bool {
 }
 
 /// True for the bytes of a host with an optional port.
-fn is_host_byte(byte: u8) -> bool {
+pub(super) fn is_host_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte)
 }
 
