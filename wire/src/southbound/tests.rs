@@ -84,15 +84,15 @@ fn routes() -> Vec<Resource> {
     };
     let answers = super::route_answers::samples().into_iter();
     let answered = answers.map(|answer| rule(p::RouteAction::Answer(Box::new(answer))));
-    let mut all: Vec<Resource> = answered.map(Resource::Route).collect();
-    all.extend([
+    let mut all = vec![
         Resource::Route(rule(split)),
         Resource::Route(rule(p::RouteAction::Refuse {
             status: 500,
             reason: "broken".into(),
         })),
         Resource::Route(filtered),
-    ]);
+    ];
+    all.extend(answered.map(Resource::Route));
     all
 }
 
