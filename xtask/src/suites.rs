@@ -386,6 +386,7 @@ impl SuiteRun<'_> {
             &programs::packages(&self.tree)?,
         );
         self.report.add("build", BUILD, took, Count::default());
+        // The build compiles with clippy, so its findings are those of the lint.
         if self.selection.has("lint") {
             std::fs::copy(self.logs.join("build.log"), self.logs.join("lint.log"))?;
             let findings: Vec<String> = build

@@ -113,6 +113,7 @@ pub(crate) async fn run(
     let engine = process_state.engine.clone();
     process.force();
     drop(whole);
+    // It waits for threads, which must not block this runtime.
     let _ = tokio::task::spawn_blocking(move || engine.finish()).await;
     Ok(clean)
 }

@@ -194,6 +194,7 @@ impl TenantBuilds {
                 )),
             }
         }
+        // The cheapest come first, so that one large change delays the fewest tenants.
         builds.sort_by_key(|(jobs, ..)| {
             (
                 jobs.iter().map(CompileJob::regexes).sum::<usize>(),

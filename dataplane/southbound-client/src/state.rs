@@ -226,6 +226,7 @@ impl ValidatedChange {
             .map(|(name, _)| &**name)
             .chain(self.update.removals.iter().map(|(_, name)| name.as_str()));
         let owners: BTreeSet<Option<TenantName>> = names.map(owner).collect();
+        // A cut between owners, because one tenant's resources must be accepted together.
         let middle = owners
             .iter()
             .nth(owners.len() / 2)

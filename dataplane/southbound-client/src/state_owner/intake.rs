@@ -61,6 +61,7 @@ impl StateOwner {
                     .collect();
                 let text = named
                     .iter()
+                    // The text stays short; `named` lists all.
                     .take(8)
                     .map(|(_, why)| why.as_str())
                     .collect::<Vec<_>>()
@@ -212,6 +213,7 @@ impl StateOwner {
         ) {
             Ok(all) => all,
             Err(why) => {
+                // A corrected response continues from the state before this one.
                 incoming.undo(undo);
                 self.incoming = Some(incoming);
                 return Err(NackReason::Caller(why));
