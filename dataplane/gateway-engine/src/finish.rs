@@ -208,8 +208,8 @@ impl RequestRecord {
         self.answered = Some(Instant::now());
     }
 
-    /// Records that the request ends with `fault`, which counts unless the rule asked for it. A response that has already begun keeps its
-    /// status.
+    /// Records that the request ends with `fault`, and counts it unless it is the answer of a rule.
+    /// A response that has already begun keeps its status.
     pub(crate) fn fault(&mut self, fault: &ProxyError) {
         if self.answered.is_none() {
             self.status = fault.status();

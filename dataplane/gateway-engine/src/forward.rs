@@ -228,8 +228,8 @@ impl RequestState {
         }
     }
 
-    /// Authorizes the request at the endpoint with this address, if there is one. Grants of external authorizers remain valid while
-    /// the same policies require them.
+    /// Authorizes the request at the endpoint with this address, if there is one. Grants of external
+    /// authorizers remain valid while the same policies require them.
     async fn authorize<R: FullRequest>(
         &mut self,
         routed: &RoutedRequest,
