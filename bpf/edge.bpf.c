@@ -215,37 +215,37 @@ static __always_inline int to_replica(struct __sk_buff *skb, struct frame *f, st
 }
 
 /* Returns the first replica of the chain that is up, and sets its index and the table's version in `leg`. If none is up and the packet
- * `begins` a session, it returns the first one of the chain, and sets `what` to the counter for that. Such a replica refuses a connection
+ * begins a session, it returns the first one of the chain, and sets `what` to the counter for that. Such a replica refuses a connection
  * while it does not listen, and accepts one as soon as it does. A dropped SYN would wait for TCP's timer instead: 1 s, then 3 s, then
  * 7 s. Other packets are dropped: a replica that does not have their session would reset it, although its owner may only be slow. 0: no
  * replica gets the packet. */
-static __always_inline __be32 choose(const struct canal_table *table, __u32 bucket, struct leg *leg, int begins, __u32 *what)
+static __always_inline __be32 choose(const struct canal_table *table, __u32 bucket, struct leg *leg, const struct frame *f,
+					  __u32 *what)
 {
-	__be32 first = 0;
+	struct canal_replica *replica;
+	__u32 number;
 
 	for (__u32 i = 0; i < CANAL_CHAIN; i++) {
-		__u32 number = table->chain[bucket][i];
-		struct canal_replica *replica;
-
+		number = table->chain[bucket][i];
 		if (!number)
 			break;
 		replica = bpf_map_lookup_elem(&canal_replicas, &number);
-		if (!replica)
-			continue;
-		if (replica->state == CANAL_REPLICA_UP) {
+		if (replica && replica->state == CANAL_REPLICA_UP) {
 			leg->hop = i;
 			leg->stamp = (table->version & CANAL_STAMP_VERSION) | (i ? CANAL_STAMP_SKIPPED : 0);
 			return replica->address_be;
 		}
-		if (!first)
-			first = replica->address_be;
 	}
-	if (!begins)
+	/* A datagram counts as the first one of its session, as at the redirector. */
+	if (f->kind == FRAME_ERROR || (f->kind == FRAME_TCP && (f->flags & (FRAME_SYN | FRAME_ACK)) != FRAME_SYN))
 		return 0;
+	/* A second lookup costs the verifier less than a value that the loop keeps. Slot 0 has no address. */
+	number = table->chain[bucket][0];
+	replica = bpf_map_lookup_elem(&canal_replicas, &number);
 	leg->hop = 0;
 	leg->stamp = table->version & CANAL_STAMP_VERSION;
 	*what = CANAL_EDGE_TO_DOWN;
-	return first;
+	return replica ? replica->address_be : 0;
 }
 
 /* Handles packets from a pod to a gateway address. An ICMP error goes to the session that it is about, whose packets go in the opposite
@@ -253,8 +253,6 @@ static __always_inline __be32 choose(const struct canal_table *table, __u32 buck
 static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, struct leg *leg)
 {
 	int is_error = f->kind == FRAME_ERROR;
-	/* A datagram counts as the first one of its session, as at the redirector. */
-	int begins = f->kind == FRAME_TCP ? (f->flags & (FRAME_SYN | FRAME_ACK)) == FRAME_SYN : !is_error;
 	const struct tuple *flow = is_error ? &f->about : &f->flow;
 	struct canal_address_key key = { .vni = f->vni };
 	struct canal_address *address;
@@ -274,7 +272,7 @@ static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, st
 		hash = flow_hash(&flow->destination, flow->destination_port_be, flow->source_port_be, service);
 	else
 		hash = flow_hash(&flow->source, flow->source_port_be, flow->destination_port_be, service);
-	leg->destination_be = choose(table, flow_bucket(hash), leg, begins, &what);
+	leg->destination_be = choose(table, flow_bucket(hash), leg, f, &what);
 	if (!leg->destination_be)
 		return drop(CANAL_EDGE_DROP_REPLICA);
 	if (is_too_big(f))

@@ -193,7 +193,7 @@ enum canal_edge_count {
 	CANAL_EDGE_DROP_FORGED,       /* an inner source that does not belong to the sender */
 	CANAL_EDGE_DROP_ADDRESS,      /* a destination that is no gateway address of the tenant */
 	CANAL_EDGE_DROP_SERVICE,      /* a service without a bucket table here */
-	CANAL_EDGE_DROP_REPLICA,      /* no replica of the chain is up, and the packet begins no session, or the edge knows none of the chain */
+	CANAL_EDGE_DROP_REPLICA,      /* no replica of the chain is up, and the packet begins no session, or the edge does not know the chain's first */
 	CANAL_EDGE_DROP_NODE,         /* no node has this pod address */
 	CANAL_EDGE_DROP_FRAGMENT,     /* inner or outer fragments: they carry no ports */
 	CANAL_EDGE_DROP_MALFORMED,
