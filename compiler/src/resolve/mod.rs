@@ -5,7 +5,7 @@
 mod addresses;
 mod destination;
 mod direct;
-mod gateway;
+mod gateway_replica;
 mod http_route;
 mod manual_endpoints;
 mod node;
@@ -67,7 +67,7 @@ pub(crate) fn resolve(
     // Gateways claim addresses before services, and services before pods: the order of the calls is
     // the order of precedence.
     let mut addresses = AddressOwners::default();
-    let gateways = gateway::resolve(input.tenant, &corpus.gateways, &mut addresses, report);
+    let gateways = gateway_replica::resolve(input.tenant, &corpus.gateways, &mut addresses, report);
     let mut services = service::resolve(input, &corpus.services, &mut addresses, report);
     let homes = tier::resolve(input, tenant.as_ref(), &corpus, &mut services, report);
     let direct = direct::resolve(input.tenant, &corpus, report);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use canal_model::policy::canal::{
-    ExternalAuthorizer, Federation, Gateway, KeyServer, Tenant, Termination, Throttle,
+    ExternalAuthorizer, Federation, GatewayReplica, KeyServer, Tenant, Termination, Throttle,
 };
 use canal_model::policy::endpoints::{EndpointSlice, Endpoints};
 use canal_model::policy::gateway_api::{HttpRoute, ReferenceGrant, UdpRoute};
@@ -45,7 +45,7 @@ impl<T> Sourced<'_, T> {
 #[derive(Default)]
 pub(crate) struct TenantObjects<'a> {
     pub(crate) tenants: Vec<Sourced<'a, Tenant>>,
-    pub(crate) gateways: Vec<Sourced<'a, Gateway>>,
+    pub(crate) gateways: Vec<Sourced<'a, GatewayReplica>>,
     pub(crate) nodes: Vec<Sourced<'a, Node>>,
     pub(crate) services: Vec<Sourced<'a, Service>>,
     pub(crate) endpoint_slices: Vec<Sourced<'a, EndpointSlice>>,
@@ -116,7 +116,7 @@ impl<'a> TenantObjects<'a> {
     fn add(&mut self, document: &'a Document) {
         match &document.object {
             Object::Tenant(object) => self.tenants.push(Sourced { document, object }),
-            Object::Gateway(object) => self.gateways.push(Sourced { document, object }),
+            Object::GatewayReplica(object) => self.gateways.push(Sourced { document, object }),
             Object::Node(object) => self.nodes.push(Sourced { document, object }),
             Object::Service(object) => self.services.push(Sourced { document, object }),
             Object::Pod(object) => self.pods.push(Sourced { document, object }),
@@ -161,7 +161,7 @@ impl<'a> TenantObjects<'a> {
 fn rank(kind: ObjectKind) -> u8 {
     match kind {
         ObjectKind::Tenant => 0,
-        ObjectKind::Gateway | ObjectKind::Node => 1,
+        ObjectKind::GatewayReplica | ObjectKind::Node => 1,
         ObjectKind::AuthorizationPolicy
         | ObjectKind::RequestAuthentication
         | ObjectKind::PeerAuthentication

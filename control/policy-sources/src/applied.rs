@@ -8,7 +8,7 @@ use canal_catalog::PolicyOrigin;
 use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::policy::{Document, Metadata, Object, ObjectKey, Timestamp};
 use canal_sources::parse;
-use canal_store::{StoredObject, StoredObjectKey};
+use canal_store::{ObjectMove, StoredObject, StoredObjectKey};
 
 use crate::source::PolicySource;
 
@@ -43,8 +43,8 @@ impl AppliedObjects {
     }
 
     /// Adds an object of the store. One that this build cannot read gets a diagnostic, and can
-    /// still be deleted.
-    pub fn load(&mut self, object: StoredObject) {
+    /// still be deleted. Returns the move of a row whose object's kind has a new name.
+    pub fn load(&mut self, object: StoredObject) -> Option<ObjectMove> {
         let StoredObject {
             key, yaml, created, ..
         } = object;
@@ -55,8 +55,18 @@ impl AppliedObjects {
             .find(|d| d.severity == Severity::Error);
         match parsed.documents.into_iter().next() {
             Some(document) => {
+                let to = StoredObjectKey {
+                    kind: document.object.kind().as_str().to_owned(),
+                    ..key.clone()
+                };
+                let yaml = document.text.to_string();
                 self.put(document, created);
-                self.unreadable.extend(fault.map(|f| (key, f)));
+                self.unreadable.extend(fault.map(|f| (to.clone(), f)));
+                (to.kind != key.kind).then_some(ObjectMove {
+                    from: key,
+                    to,
+                    yaml,
+                })
             }
             None => {
                 let problem = format!(
@@ -72,6 +82,7 @@ impl AppliedObjects {
                     fix,
                 };
                 self.unreadable.insert(key, finding);
+                None
             }
         }
     }
@@ -134,7 +145,7 @@ fn metadata_mut(object: &mut Object) -> &mut Metadata {
         Object::VirtualService(o) => &mut o.metadata,
         Object::DestinationRule(o) => &mut o.metadata,
         Object::Tenant(o) => &mut o.metadata,
-        Object::Gateway(o) => &mut o.metadata,
+        Object::GatewayReplica(o) => &mut o.metadata,
         Object::Node(o) => &mut o.metadata,
         Object::Throttle(o) => &mut o.metadata,
         Object::AuthorizationPolicy(o) => &mut o.metadata,

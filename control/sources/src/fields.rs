@@ -7,6 +7,8 @@
 use canal_model::policy::ObjectKind;
 use canal_yaml::tree::{YamlNode, YamlValue};
 
+use crate::renamed::renamed_kind;
+
 /// Treatment of a field that the object's type does not have.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FieldVerdict {
@@ -111,34 +113,6 @@ const METADATA_NOISE: [&str; 8] = [
     "metadata.finalizers",
     "metadata.deletionGracePeriodSeconds",
 ];
-
-/// A field that was renamed in a release. The old name is accepted for one more release.
-pub(crate) struct RenamedField {
-    kind: ObjectKind,
-    /// Path in the object; its last element is the old name.
-    pub(crate) path: &'static [&'static str],
-    pub(crate) new_name: &'static str,
-}
-
-/// Renamed fields. The types accept the old names by serde's `alias`; this table produces the
-/// warning.
-const RENAMED: [RenamedField; 2] = [
-    RenamedField {
-        kind: ObjectKind::Tenant,
-        path: &["spec", "outside"],
-        new_name: "outboundTrafficPolicy",
-    },
-    RenamedField {
-        kind: ObjectKind::Tenant,
-        path: &["spec", "keys", "place"],
-        new_name: "location",
-    },
-];
-
-/// Returns the renamed fields of a kind.
-pub(crate) fn renamed_fields(kind: ObjectKind) -> impl Iterator<Item = &'static RenamedField> {
-    RENAMED.iter().filter(move |renamed| renamed.kind == kind)
-}
 
 const METADATA: [KnownField; 1] = [never(
     "metadata.generateName",
@@ -506,7 +480,7 @@ pub(crate) fn classify_field(
         | ObjectKind::Node
         | ObjectKind::ReferenceGrant
         | ObjectKind::Tenant
-        | ObjectKind::Gateway
+        | ObjectKind::GatewayReplica
         | ObjectKind::Throttle
         | ObjectKind::ExternalAuthorizer
         | ObjectKind::Federation
@@ -639,6 +613,9 @@ const IGNORED_API_GROUPS: [&str; 20] = [
 
 /// Returns the kind of a document, or the treatment of a document of an unknown kind.
 pub(crate) fn kind_of(api_version: &str, kind: &str) -> Result<ObjectKind, UnknownKindAction> {
+    if let Some(renamed) = renamed_kind(api_version, kind) {
+        return Ok(renamed.kind);
+    }
     let group = api_version.split_once('/').map_or("", |(group, _)| group);
     let known = ObjectKind::ALL
         .into_iter()
@@ -678,7 +655,7 @@ mod tests {
             ("v1", "Pod", Ok(ObjectKind::Pod)),
             ("v1", "Node", Ok(ObjectKind::Node)),
             ("canal.mesh/v1", "Throttle", Ok(ObjectKind::Throttle)),
-            ("canal.mesh/v1", "Gateway", Ok(ObjectKind::Gateway)),
+            ("canal.mesh/v1", "Gateway", Ok(ObjectKind::GatewayReplica)),
             (
                 "gateway.networking.k8s.io/v1",
                 "Gateway",

@@ -35,7 +35,7 @@ pub enum Object {
     VirtualService(istio::VirtualService),
     DestinationRule(istio::DestinationRule),
     Tenant(canal::Tenant),
-    Gateway(canal::Gateway),
+    GatewayReplica(canal::GatewayReplica),
     Node(kubernetes::Node),
     Throttle(canal::Throttle),
     AuthorizationPolicy(istio_security::AuthorizationPolicy),
@@ -51,7 +51,7 @@ pub enum Object {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ObjectKind {
     Tenant,
-    Gateway,
+    GatewayReplica,
     Node,
     Namespace,
     ServiceAccount,
@@ -78,7 +78,7 @@ impl ObjectKind {
     /// All kinds of objects, in the order of listings.
     pub const ALL: [ObjectKind; 22] = [
         ObjectKind::Tenant,
-        ObjectKind::Gateway,
+        ObjectKind::GatewayReplica,
         ObjectKind::Node,
         ObjectKind::Namespace,
         ObjectKind::ServiceAccount,
@@ -105,7 +105,7 @@ impl ObjectKind {
     pub fn as_str(self) -> &'static str {
         match self {
             ObjectKind::Tenant => "Tenant",
-            ObjectKind::Gateway => "Gateway",
+            ObjectKind::GatewayReplica => "GatewayReplica",
             ObjectKind::Node => "Node",
             ObjectKind::Namespace => "Namespace",
             ObjectKind::ServiceAccount => "ServiceAccount",
@@ -132,7 +132,9 @@ impl ObjectKind {
     /// Returns the accepted values of `apiVersion:`; the first is the recommended one.
     pub fn api_versions(self) -> &'static [&'static str] {
         match self {
-            ObjectKind::Tenant | ObjectKind::Gateway | ObjectKind::Throttle => &["canal.mesh/v1"],
+            ObjectKind::Tenant | ObjectKind::GatewayReplica | ObjectKind::Throttle => {
+                &["canal.mesh/v1"]
+            }
             ObjectKind::ExternalAuthorizer
             | ObjectKind::Federation
             | ObjectKind::KeyServer
@@ -167,7 +169,7 @@ impl ObjectKind {
     pub fn is_providers(self) -> bool {
         matches!(
             self,
-            ObjectKind::Tenant | ObjectKind::Gateway | ObjectKind::Node
+            ObjectKind::Tenant | ObjectKind::GatewayReplica | ObjectKind::Node
         )
     }
 
@@ -177,7 +179,7 @@ impl ObjectKind {
         let word = word.to_ascii_lowercase();
         Some(match word.as_str() {
             "tenant" | "tenants" => ObjectKind::Tenant,
-            "gateway" | "gateways" | "gw" => ObjectKind::Gateway,
+            "gatewayreplica" | "gatewayreplicas" => ObjectKind::GatewayReplica,
             "node" | "nodes" | "no" => ObjectKind::Node,
             "namespace" | "namespaces" | "ns" => ObjectKind::Namespace,
             "serviceaccount" | "serviceaccounts" | "sa" => ObjectKind::ServiceAccount,
@@ -263,7 +265,7 @@ impl Object {
             Object::VirtualService(_) => ObjectKind::VirtualService,
             Object::DestinationRule(_) => ObjectKind::DestinationRule,
             Object::Tenant(_) => ObjectKind::Tenant,
-            Object::Gateway(_) => ObjectKind::Gateway,
+            Object::GatewayReplica(_) => ObjectKind::GatewayReplica,
             Object::Node(_) => ObjectKind::Node,
             Object::Throttle(_) => ObjectKind::Throttle,
             Object::AuthorizationPolicy(_) => ObjectKind::AuthorizationPolicy,
@@ -291,7 +293,7 @@ impl Object {
             Object::VirtualService(o) => &o.metadata,
             Object::DestinationRule(o) => &o.metadata,
             Object::Tenant(o) => &o.metadata,
-            Object::Gateway(o) => &o.metadata,
+            Object::GatewayReplica(o) => &o.metadata,
             Object::Node(o) => &o.metadata,
             Object::Throttle(o) => &o.metadata,
             Object::AuthorizationPolicy(o) => &o.metadata,
