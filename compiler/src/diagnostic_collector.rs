@@ -56,6 +56,14 @@ impl DiagnosticCollector {
         );
     }
 
+    /// Adds the diagnostics of another crate.
+    pub(crate) fn extend(&mut self, found: Vec<Diagnostic>) {
+        self.diagnostics.extend(found);
+        if self.diagnostics.len() >= COMPACT_AT {
+            self.compact();
+        }
+    }
+
     /// Reports an error about the tenant as a whole.
     pub(crate) fn general(&mut self, problem: impl Into<String>, fix: impl Into<String>) {
         self.diagnostics

@@ -1,8 +1,9 @@
-//! Resolves HTTPRoutes on Services (Gateway API, mesh). Routes in another namespace than their
-//! Service are refused; they would apply only to clients in that namespace.
+//! Resolves HTTPRoutes on Services and on listeners of Gateways (Gateway API). Routes in another
+//! namespace than their Service are refused; they would apply only to clients in that namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use canal_attachment::is_listener_parent;
 use canal_model::ids::ServiceKey;
 use canal_model::policy::gateway_api::{
     HttpRoute, HttpRouteMatch, HttpRule, ParentRef, PathCondition, PathConditionType,
@@ -14,6 +15,7 @@ use canal_model::program::{
 };
 
 use super::destination::DestinationIndex;
+use super::ingress::Ingress;
 use super::route_fields::{
     FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN, conditions, header_name, parent_service,
     path, text,
@@ -46,6 +48,7 @@ type RegexBytesLeft = BTreeMap<ServiceKey, usize>;
 pub(crate) fn resolve(
     declared: &[Sourced<'_, HttpRoute>],
     to: &DestinationIndex<'_>,
+    ingress: &mut Ingress,
     budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
 ) -> (Vec<RouteRule>, BTreeSet<ServiceKey>) {
@@ -53,7 +56,15 @@ pub(crate) fn resolve(
     let mut taken = BTreeSet::new();
     let mut left = RegexBytesLeft::new();
     for route in declared {
-        let parents = parents(route, to, report);
+        let mut parents = parents(route, to, report);
+        let gateways = ingress.attach(route, budget, report).into_iter();
+        parents.extend(gateways.map(|(service, fault)| {
+            let parent = Parent {
+                service,
+                port: None,
+            };
+            (parent, fault)
+        }));
         taken.extend(parents.keys().map(|parent| parent.service.clone()));
         let Some(mut regexes) = regex_budget(&parents, &left) else {
             continue;
@@ -99,15 +110,19 @@ fn parents(
 ) -> Parents {
     let refs = &route.object.spec.parent_refs;
     if refs.is_empty() && route.fault("spec.parentRefs").is_none() {
-        report.error(
+        report.warning(
             route.document,
             "spec.parentRefs",
-            "the route is attached to no Service",
-            "name a Service with group: \"\" and kind: Service",
+            "the route is attached to nothing",
+            "name a Gateway, or a Service with group: \"\" and kind: Service",
         );
     }
     let mut parents = Parents::new();
-    for (at, parent_ref) in refs.iter().enumerate() {
+    let of_services = refs
+        .iter()
+        .enumerate()
+        .filter(|(_, parent)| !is_listener_parent(parent));
+    for (at, parent_ref) in of_services {
         match parent(route, parent_ref, to) {
             Ok((parent, opaque)) => {
                 if let Some(port) = opaque {
@@ -289,7 +304,11 @@ fn key(route: &Sourced<'_, HttpRoute>, parent: &Parent, at: usize) -> RouteKey {
     let metadata = &route.object.metadata;
     let rule = match parent.port {
         Some(port) => format!("{}:{port}.{at}", parent.service.name),
-        None => format!("{}.{at}", parent.service.name),
+        None if parent.service.namespace == metadata.namespace => {
+            format!("{}.{at}", parent.service.name)
+        }
+        // Only a Gateway may be in another namespace.
+        None => format!("{}@{}.{at}", parent.service.name, parent.service.namespace),
     };
     RouteKey {
         tenant: parent.service.tenant.clone(),

@@ -55,7 +55,7 @@ pub(crate) fn parent_service(
 ) -> Result<ServiceKey, FieldIssue> {
     if written.kind != "Service" || !(written.group.is_empty() || written.group == "core") {
         let problem = format!(
-            "routes attach to Services only in this version, not to {} ({})",
+            "a route of this kind cannot attach to {} ({}) in this version",
             written.kind, written.group
         );
         return Err(FieldIssue::new(

@@ -202,6 +202,53 @@ const USE_DEFAULT_GATEWAYS: KnownField = never(
     "list the Services in parentRefs",
 );
 
+/// Fields of Gateways and GatewayClasses about objects that other implementations make.
+const GATEWAY_NOISE: [&str; 3] = [
+    "spec.description",
+    "spec.infrastructure.labels",
+    "spec.infrastructure.annotations",
+];
+
+const GATEWAY: [KnownField; 6] = [
+    never(
+        "spec.tls",
+        "client certificates and TLS to backends are not supported in this version",
+        REMOVE,
+    ),
+    unless(
+        "spec.defaultScope",
+        "None",
+        "a Gateway of routes that name no parent is not supported in this version",
+        "name the Gateway in the routes",
+    ),
+    never(
+        "spec.addresses[].routability",
+        "Canal has one kind of address for Gateways",
+        REMOVE,
+    ),
+    never("spec.listeners[].tls.options", TLS_OPTIONS, REMOVE),
+    never(
+        "spec.listeners[].tls.frontendValidation",
+        CLIENT_CERTIFICATES,
+        REMOVE,
+    ),
+    never("spec.listeners[].filters", LISTENER_FILTERS, REMOVE),
+];
+
+const LISTENER_SET: [KnownField; 3] = [
+    never("spec.listeners[].tls.options", TLS_OPTIONS, REMOVE),
+    never(
+        "spec.listeners[].tls.frontendValidation",
+        CLIENT_CERTIFICATES,
+        REMOVE,
+    ),
+    never("spec.listeners[].filters", LISTENER_FILTERS, REMOVE),
+];
+
+const TLS_OPTIONS: &str = "Canal has no TLS options of its own";
+const CLIENT_CERTIFICATES: &str = "client certificates are not supported in this version";
+const LISTENER_FILTERS: &str = "filters of listeners are not supported in this version";
+
 const HTTP_ROUTE: [KnownField; 10] = [
     USE_DEFAULT_GATEWAYS,
     left_out(
@@ -472,6 +519,11 @@ pub(crate) fn classify_field(
         | ObjectKind::Endpoints
         | ObjectKind::Namespace
         | ObjectKind::ServiceAccount => &[],
+        ObjectKind::GatewayClass | ObjectKind::Gateway if GATEWAY_NOISE.contains(&pattern) => {
+            return FieldVerdict::Noise;
+        }
+        ObjectKind::Gateway => &GATEWAY,
+        ObjectKind::ListenerSet => &LISTENER_SET,
         ObjectKind::HttpRoute => &HTTP_ROUTE,
         ObjectKind::UdpRoute => &UDP_ROUTE,
         ObjectKind::VirtualService => &VIRTUAL_SERVICE,
@@ -481,6 +533,7 @@ pub(crate) fn classify_field(
         | ObjectKind::ReferenceGrant
         | ObjectKind::Tenant
         | ObjectKind::GatewayReplica
+        | ObjectKind::GatewayClass
         | ObjectKind::Throttle
         | ObjectKind::ExternalAuthorizer
         | ObjectKind::Federation
@@ -659,7 +712,7 @@ mod tests {
             (
                 "gateway.networking.k8s.io/v1",
                 "Gateway",
-                Err(UnknownKindAction::Refused),
+                Ok(ObjectKind::Gateway),
             ),
             (
                 "networking.istio.io/v1",

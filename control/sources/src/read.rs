@@ -351,6 +351,13 @@ impl DocumentReader<'_> {
             ObjectKind::GatewayReplica => self
                 .typed(kind, root, Empty::Refused)
                 .map(Object::GatewayReplica),
+            ObjectKind::GatewayClass => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::GatewayClass),
+            ObjectKind::Gateway => self.typed(kind, root, Empty::Refused).map(Object::Gateway),
+            ObjectKind::ListenerSet => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::ListenerSet),
             ObjectKind::Node => self.typed(kind, root, Empty::Absent).map(Object::Node),
             ObjectKind::Throttle => self.typed(kind, root, Empty::Refused).map(Object::Throttle),
             ObjectKind::AuthorizationPolicy => self

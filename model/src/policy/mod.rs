@@ -9,6 +9,7 @@ pub mod gateway_api;
 pub mod istio;
 pub mod istio_security;
 pub mod kubernetes;
+pub mod listeners;
 mod metadata;
 
 use std::fmt;
@@ -36,6 +37,9 @@ pub enum Object {
     DestinationRule(istio::DestinationRule),
     Tenant(canal::Tenant),
     GatewayReplica(canal::GatewayReplica),
+    GatewayClass(listeners::GatewayClass),
+    Gateway(listeners::Gateway),
+    ListenerSet(listeners::ListenerSet),
     Node(kubernetes::Node),
     Throttle(canal::Throttle),
     AuthorizationPolicy(istio_security::AuthorizationPolicy),
@@ -59,6 +63,9 @@ pub enum ObjectKind {
     EndpointSlice,
     Endpoints,
     Pod,
+    GatewayClass,
+    Gateway,
+    ListenerSet,
     HttpRoute,
     UdpRoute,
     ReferenceGrant,
@@ -76,7 +83,7 @@ pub enum ObjectKind {
 
 impl ObjectKind {
     /// All kinds of objects, in the order of listings.
-    pub const ALL: [ObjectKind; 22] = [
+    pub const ALL: [ObjectKind; 25] = [
         ObjectKind::Tenant,
         ObjectKind::GatewayReplica,
         ObjectKind::Node,
@@ -86,6 +93,9 @@ impl ObjectKind {
         ObjectKind::EndpointSlice,
         ObjectKind::Endpoints,
         ObjectKind::Pod,
+        ObjectKind::GatewayClass,
+        ObjectKind::Gateway,
+        ObjectKind::ListenerSet,
         ObjectKind::HttpRoute,
         ObjectKind::UdpRoute,
         ObjectKind::ReferenceGrant,
@@ -113,6 +123,9 @@ impl ObjectKind {
             ObjectKind::EndpointSlice => "EndpointSlice",
             ObjectKind::Endpoints => "Endpoints",
             ObjectKind::Pod => "Pod",
+            ObjectKind::GatewayClass => "GatewayClass",
+            ObjectKind::Gateway => "Gateway",
+            ObjectKind::ListenerSet => "ListenerSet",
             ObjectKind::HttpRoute => "HTTPRoute",
             ObjectKind::UdpRoute => "UDPRoute",
             ObjectKind::ReferenceGrant => "ReferenceGrant",
@@ -147,10 +160,11 @@ impl ObjectKind {
             ObjectKind::Service | ObjectKind::Pod | ObjectKind::Node => &["v1"],
             ObjectKind::Endpoints | ObjectKind::Namespace | ObjectKind::ServiceAccount => &["v1"],
             ObjectKind::EndpointSlice => &["discovery.k8s.io/v1"],
-            ObjectKind::HttpRoute => &[
+            ObjectKind::GatewayClass | ObjectKind::Gateway | ObjectKind::HttpRoute => &[
                 "gateway.networking.k8s.io/v1",
                 "gateway.networking.k8s.io/v1beta1",
             ],
+            ObjectKind::ListenerSet => &["gateway.networking.k8s.io/v1"],
             ObjectKind::UdpRoute => &["gateway.networking.k8s.io/v1alpha2"],
             ObjectKind::ReferenceGrant => &[
                 "gateway.networking.k8s.io/v1",
@@ -187,6 +201,9 @@ impl ObjectKind {
             "endpointslice" | "endpointslices" => ObjectKind::EndpointSlice,
             "endpoints" | "ep" => ObjectKind::Endpoints,
             "pod" | "pods" | "po" => ObjectKind::Pod,
+            "gatewayclass" | "gatewayclasses" | "gc" => ObjectKind::GatewayClass,
+            "gateway" | "gateways" | "gtw" => ObjectKind::Gateway,
+            "listenerset" | "listenersets" | "lset" => ObjectKind::ListenerSet,
             "httproute" | "httproutes" => ObjectKind::HttpRoute,
             "udproute" | "udproutes" => ObjectKind::UdpRoute,
             "referencegrant" | "referencegrants" | "refgrant" => ObjectKind::ReferenceGrant,
@@ -266,6 +283,9 @@ impl Object {
             Object::DestinationRule(_) => ObjectKind::DestinationRule,
             Object::Tenant(_) => ObjectKind::Tenant,
             Object::GatewayReplica(_) => ObjectKind::GatewayReplica,
+            Object::GatewayClass(_) => ObjectKind::GatewayClass,
+            Object::Gateway(_) => ObjectKind::Gateway,
+            Object::ListenerSet(_) => ObjectKind::ListenerSet,
             Object::Node(_) => ObjectKind::Node,
             Object::Throttle(_) => ObjectKind::Throttle,
             Object::AuthorizationPolicy(_) => ObjectKind::AuthorizationPolicy,
@@ -294,6 +314,9 @@ impl Object {
             Object::DestinationRule(o) => &o.metadata,
             Object::Tenant(o) => &o.metadata,
             Object::GatewayReplica(o) => &o.metadata,
+            Object::GatewayClass(o) => &o.metadata,
+            Object::Gateway(o) => &o.metadata,
+            Object::ListenerSet(o) => &o.metadata,
             Object::Node(o) => &o.metadata,
             Object::Throttle(o) => &o.metadata,
             Object::AuthorizationPolicy(o) => &o.metadata,

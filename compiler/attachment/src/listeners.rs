@@ -1,0 +1,581 @@
+//! The listeners of a tenant's Gateways: which Gateways are Canal's, what their ListenerSets add,
+//! and which listeners are closed, with the reason. Start at [`resolve`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use canal_model::diagnostic::Diagnostic;
+use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
+use canal_model::ingress::{
+    Listener, ListenerFault, ListenerFaultReason, ListenerProtocol, gateway_service,
+};
+use canal_model::policy::RejectedField;
+use canal_model::policy::kubernetes::NamespaceObject;
+use canal_model::policy::listeners::{
+    AllowedRoutes, Gateway, GatewayClass, GatewayListener, ListenerSet,
+};
+
+use crate::allowed::{AllowedNamespaces, NamespaceLabels};
+use crate::{DocumentReport, GROUP, Written, hostname};
+
+/// Value of `controllerName` in the GatewayClasses that are Canal's.
+pub const CONTROLLER_NAME: &str = "canal.mesh/gateway";
+/// Name of the GatewayClass that every tenant has without an object.
+pub const DEFAULT_CLASS: &str = "canal";
+/// Maximum number of listeners of one Gateway, those of its ListenerSets included (Gateway API
+/// allows 64 in each of these objects).
+pub const LISTENERS_PER_GATEWAY_MAX: usize = 512;
+
+/// Field of a Gateway that says which ListenerSets may add listeners. If it is broken, none may.
+const ALLOWED_SETS: &str = "spec.allowedListeners";
+
+/// The objects of a tenant that make listeners, each list with the oldest object first.
+#[derive(Debug, Default)]
+pub struct ListenerObjects<'a> {
+    pub classes: Vec<Written<'a, GatewayClass>>,
+    pub gateways: Vec<Written<'a, Gateway>>,
+    pub listener_sets: Vec<Written<'a, ListenerSet>>,
+    pub namespaces: Vec<Written<'a, NamespaceObject>>,
+}
+
+/// The listeners of all Gateways of a tenant.
+#[derive(Debug, Default)]
+pub struct TenantListeners {
+    /// Gateways by namespace and name; `None` for one of another controller.
+    pub(crate) gateways: BTreeMap<(Namespace, ObjectName), Option<GatewayListeners>>,
+    /// ListenerSets by namespace and name, each with its Gateway. A set that adds nothing has none.
+    pub(crate) listener_sets: BTreeMap<(Namespace, ObjectName), Option<(Namespace, ObjectName)>>,
+    pub(crate) namespaces: NamespaceLabels,
+}
+
+/// The listeners of one Gateway.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GatewayListeners {
+    /// The service that stands for the Gateway.
+    pub service: ServiceKey,
+    /// The addresses that the Gateway requests; if there are none, it gets one.
+    pub addresses: Vec<IpAddr>,
+    /// The Gateway's own listeners, then those of its ListenerSets; at most
+    /// [`LISTENERS_PER_GATEWAY_MAX`].
+    pub listeners: Vec<PlacedListener>,
+    /// Namespaces of the ListenerSets that may add listeners.
+    pub(crate) allowed_sets: AllowedNamespaces,
+}
+
+/// A listener of a Gateway, with the routes that it allows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlacedListener {
+    pub listener: Listener,
+    /// Name in its own object.
+    pub(crate) section: ObjectName,
+    /// The ListenerSet that it comes from; `None` for a Gateway's own.
+    pub(crate) listener_set: Option<(Namespace, ObjectName)>,
+    /// Namespace of the object that it is written in.
+    pub(crate) namespace: Namespace,
+    pub(crate) allowed: AllowedNamespaces,
+    /// Whether HTTPRoutes may attach to it.
+    pub(crate) takes_http_routes: bool,
+}
+
+impl TenantListeners {
+    /// Returns whether a Gateway is Canal's.
+    pub fn is_own(&self, namespace: &Namespace, name: &ObjectName) -> bool {
+        let key = (namespace.clone(), name.clone());
+        matches!(self.gateways.get(&key), Some(Some(_)))
+    }
+
+    /// Returns whether a ListenerSet adds its listeners to a Gateway of Canal's.
+    pub fn has_set(&self, namespace: &Namespace, name: &ObjectName) -> bool {
+        let key = (namespace.clone(), name.clone());
+        matches!(self.listener_sets.get(&key), Some(Some(_)))
+    }
+
+    /// Iterates over the Gateways that are Canal's, by namespace and name.
+    pub fn gateways(&self) -> impl Iterator<Item = &GatewayListeners> {
+        self.gateways.values().flatten()
+    }
+}
+
+/// Resolves the listeners of a tenant, and reports what is wrong with the objects.
+pub fn resolve(
+    tenant: &TenantName,
+    objects: &ListenerObjects<'_>,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> TenantListeners {
+    let mut resolved = TenantListeners {
+        namespaces: NamespaceLabels::new(&objects.namespaces),
+        ..TenantListeners::default()
+    };
+    let classes = accepted_classes(objects, diagnostics);
+    for gateway in &objects.gateways {
+        let mut report = DocumentReport {
+            document: gateway.document,
+            diagnostics: &mut *diagnostics,
+        };
+        let listeners = accept(tenant, gateway, &classes, &mut report);
+        let metadata = &gateway.object.metadata;
+        let key = (metadata.namespace.clone(), metadata.name.clone());
+        resolved.gateways.insert(key, listeners);
+    }
+    for set in &objects.listener_sets {
+        let mut report = DocumentReport {
+            document: set.document,
+            diagnostics: &mut *diagnostics,
+        };
+        let metadata = &set.object.metadata;
+        let key = (metadata.namespace.clone(), metadata.name.clone());
+        let gateway = add_set(&mut resolved, set, &mut report);
+        resolved.listener_sets.insert(key, gateway);
+    }
+    resolved
+}
+
+/// What a tenant's GatewayClasses mean: for each class of Canal's, the reason why its Gateways are
+/// closed, if they are. Classes of other controllers have no entry.
+struct AcceptedClasses {
+    own: BTreeMap<ObjectName, Option<ListenerFault>>,
+    others: BTreeSet<ObjectName>,
+}
+
+fn accepted_classes(
+    objects: &ListenerObjects<'_>,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> AcceptedClasses {
+    let mut classes = AcceptedClasses {
+        own: BTreeMap::new(),
+        others: BTreeSet::new(),
+    };
+    for class in &objects.classes {
+        let mut report = DocumentReport {
+            document: class.document,
+            diagnostics: &mut *diagnostics,
+        };
+        let (name, spec) = (&class.object.metadata.name, &class.object.spec);
+        if spec.controller_name != CONTROLLER_NAME {
+            let short: String = spec.controller_name.chars().take(80).collect();
+            let problem = format!("the class is of the controller {short:?}, so Canal ignores it");
+            let fix = format!("write {CONTROLLER_NAME} if its Gateways are to be Canal's");
+            report.warning("spec.controllerName", problem, &fix);
+            classes.others.insert(name.clone());
+            continue;
+        }
+        let fault = match (&spec.parameters_ref, class.document.faults.first()) {
+            (Some(parameters), _) => {
+                let problem = format!("Canal has no parameters of kind {:?}", parameters.kind);
+                report.error("spec.parametersRef", problem.clone(), "remove the field");
+                Some(fault(ListenerFaultReason::InvalidParameters, problem))
+            }
+            (None, Some(rejected)) => Some(fault_of(rejected)),
+            (None, None) => None,
+        };
+        classes.own.insert(name.clone(), fault);
+    }
+    classes
+}
+
+fn fault(reason: ListenerFaultReason, problem: impl Into<String>) -> ListenerFault {
+    ListenerFault {
+        reason,
+        problem: problem.into(),
+    }
+}
+
+fn fault_of(rejected: &RejectedField) -> ListenerFault {
+    fault(
+        ListenerFaultReason::Invalid,
+        format!("{}: {}", rejected.field, rejected.problem),
+    )
+}
+
+/// Returns the listeners of a Gateway; `None` if it is not Canal's.
+fn accept(
+    tenant: &TenantName,
+    gateway: &Written<'_, Gateway>,
+    classes: &AcceptedClasses,
+    report: &mut DocumentReport<'_>,
+) -> Option<GatewayListeners> {
+    let (metadata, spec) = (&gateway.object.metadata, &gateway.object.spec);
+    let class = &spec.gateway_class_name;
+    let of_class = match classes.own.get(class) {
+        Some(fault) => fault.clone(),
+        None if classes.others.contains(class) => {
+            let problem =
+                format!("GatewayClass {class} is not Canal's, so Canal ignores the Gateway");
+            let fix = "name a GatewayClass of Canal's, such as canal, to have it served";
+            report.warning("spec.gatewayClassName", problem, fix);
+            return None;
+        }
+        None if class.as_str() == DEFAULT_CLASS => None,
+        None => {
+            let problem = format!("there is no GatewayClass {class}, so Canal ignores the Gateway");
+            let fix = "name the class canal, or write a GatewayClass with Canal's controllerName";
+            report.warning("spec.gatewayClassName", problem, fix);
+            return None;
+        }
+    };
+    let Some(service) = gateway_service(tenant, &metadata.namespace, &metadata.name) else {
+        let fix = "use at most 245 characters";
+        report.error("metadata.name", "the name is too long for a Gateway", fix);
+        return None;
+    };
+    let mut whole = of_class;
+    let addresses = requested_addresses(gateway, &mut whole, report);
+    if let Some(parameters) = &spec.infrastructure.parameters_ref {
+        let problem = format!("Canal has no parameters of kind {:?}", parameters.kind);
+        let field = "spec.infrastructure.parametersRef";
+        report.error(field, problem.clone(), "remove the field");
+        whole.get_or_insert(fault(ListenerFaultReason::InvalidParameters, problem));
+    }
+    if let Some(rejected) = fault_of_whole(&gateway.document.faults) {
+        whole.get_or_insert_with(|| fault_of(rejected));
+    }
+    if spec.listeners.is_empty() && whole.is_none() {
+        let fix = "write at least one listener";
+        report.warning("spec.listeners", "the Gateway has no listener", fix);
+    }
+    let source = ListenerSource {
+        namespace: &metadata.namespace,
+        listener_set: None,
+        faults: &gateway.document.faults,
+        whole: whole.as_ref(),
+    };
+    let mut listeners = Vec::new();
+    source.add(&spec.listeners, &mut listeners, report);
+    let choice = &spec.allowed_listeners.namespaces;
+    let is_rejected = |fault: &RejectedField| fault.field.starts_with(ALLOWED_SETS);
+    let allowed_sets = match AllowedNamespaces::read(choice, AllowedNamespaces::None) {
+        Ok(_) if gateway.document.faults.iter().any(is_rejected) => AllowedNamespaces::None,
+        Ok(allowed) => allowed,
+        Err(problem) => {
+            let fix = "write from: All, from: Same, or from: Selector with a selector";
+            report.error("spec.allowedListeners.namespaces", problem, fix);
+            AllowedNamespaces::None
+        }
+    };
+    Some(GatewayListeners {
+        service,
+        addresses,
+        listeners,
+        allowed_sets,
+    })
+}
+
+/// Returns the addresses that a Gateway requests. One that Canal cannot give closes the Gateway:
+/// it may not be reachable by another one instead.
+fn requested_addresses(
+    gateway: &Written<'_, Gateway>,
+    whole: &mut Option<ListenerFault>,
+    report: &mut DocumentReport<'_>,
+) -> Vec<IpAddr> {
+    let mut addresses = Vec::new();
+    for (at, written) in gateway.object.spec.addresses.iter().enumerate() {
+        let kind = written.kind.as_deref().unwrap_or("IPAddress");
+        let short: String = written.value.chars().take(80).collect();
+        let problem = match (kind, written.value.parse::<IpAddr>()) {
+            ("IPAddress", Ok(address)) => {
+                addresses.push(address);
+                continue;
+            }
+            // Without a value, any address of the type will do.
+            ("IPAddress", Err(_)) if written.value.is_empty() => continue,
+            ("IPAddress", Err(_)) => format!("{short:?} is not an address"),
+            _ => format!(
+                "addresses of type {:?} are not supported in this version",
+                kind.chars().take(80).collect::<String>()
+            ),
+        };
+        let fix = "write type: IPAddress with an address of the tier's pool, or remove it";
+        report.error(format!("spec.addresses[{at}]"), problem.clone(), fix);
+        whole.get_or_insert(fault(ListenerFaultReason::UnsupportedAddress, problem));
+    }
+    addresses
+}
+
+/// Returns the first fault that concerns more than one listener. One that removed a listener from
+/// the list is such a fault: the positions of those behind it are not those that were written.
+fn fault_of_whole(faults: &[RejectedField]) -> Option<&RejectedField> {
+    faults.iter().find(|fault| {
+        let of_listener = fault
+            .field
+            .strip_prefix("spec.listeners[")
+            .and_then(|rest| rest.split_once("]."))
+            .map(|(_, field)| field);
+        fault.field.starts_with("spec")
+            && !fault.field.starts_with(ALLOWED_SETS)
+            && of_listener.is_none_or(|field| ["name", "port", "protocol"].contains(&field))
+    })
+}
+
+/// Where a listener is written.
+struct ListenerSource<'a> {
+    namespace: &'a Namespace,
+    listener_set: Option<&'a ObjectName>,
+    faults: &'a [RejectedField],
+    /// Closes all listeners of the object.
+    whole: Option<&'a ListenerFault>,
+}
+
+impl ListenerSource<'_> {
+    /// Adds the listeners of one object to those that its Gateway has from objects with precedence.
+    fn add(
+        &self,
+        written: &[GatewayListener],
+        listeners: &mut Vec<PlacedListener>,
+        report: &mut DocumentReport<'_>,
+    ) {
+        let first = listeners.len();
+        let left = LISTENERS_PER_GATEWAY_MAX.saturating_sub(first);
+        for (at, listener) in written.iter().take(left).enumerate() {
+            listeners.push(read_listener(listener, at, self, report));
+        }
+        if written.len() > left {
+            let problem = format!(
+                "with this one the Gateway has more than {LISTENERS_PER_GATEWAY_MAX} listeners; it and those behind it are left out"
+            );
+            let field = format!("spec.listeners[{left}]");
+            report.error(field, problem, "use a further Gateway");
+        }
+        close_conflicts(listeners, first, report);
+    }
+}
+
+/// Reads one listener. What is wrong with it closes it.
+fn read_listener(
+    written: &GatewayListener,
+    at: usize,
+    source: &ListenerSource<'_>,
+    report: &mut DocumentReport<'_>,
+) -> PlacedListener {
+    let field = format!("spec.listeners[{at}]");
+    let mut closed = source.whole.cloned();
+    let own = source.faults.iter().find(|fault| {
+        fault
+            .field
+            .strip_prefix(&field)
+            .is_some_and(|rest| rest.starts_with('.'))
+    });
+    if let Some(rejected) = own {
+        closed.get_or_insert_with(|| fault_of(rejected));
+    }
+    let protocol = protocol(written, &field, &mut closed, report);
+    let mut host = None;
+    match written.hostname.as_deref().filter(|name| !name.is_empty()) {
+        None => {}
+        // Gateway API ignores the field for protocols without host names.
+        Some(_) if matches!(protocol, ListenerProtocol::Other(_)) => {}
+        Some(name) => match hostname::parse(name) {
+            Ok(parsed) => host = Some(parsed),
+            Err(problem) => {
+                let fix = "write a name such as www.example.com or *.example.com";
+                report.error(format!("{field}.hostname"), problem.clone(), fix);
+                closed.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
+            }
+        },
+    }
+    let (allowed, takes_http_routes) =
+        allowed_routes(&written.allowed_routes, &field, &mut closed, report);
+    let name = match source.listener_set {
+        Some(set) => format!("{}/{set}/{}", source.namespace, written.name),
+        None => written.name.to_string(),
+    };
+    PlacedListener {
+        listener: Listener {
+            name,
+            port: written.port.get(),
+            protocol,
+            host,
+            closed,
+        },
+        section: written.name.clone(),
+        listener_set: source
+            .listener_set
+            .map(|set| (source.namespace.clone(), set.clone())),
+        namespace: source.namespace.clone(),
+        allowed,
+        takes_http_routes,
+    }
+}
+
+/// Reads the protocol of a listener, and closes the listener if Canal does not serve it.
+fn protocol(
+    written: &GatewayListener,
+    field: &str,
+    closed: &mut Option<ListenerFault>,
+    report: &mut DocumentReport<'_>,
+) -> ListenerProtocol {
+    let short: String = written.protocol.chars().take(80).collect();
+    let (protocol, problem) = match written.protocol.as_str() {
+        "HTTP" => (ListenerProtocol::Http, None),
+        "HTTPS" => (
+            ListenerProtocol::Https,
+            Some("HTTPS listeners are not served in this version".to_owned()),
+        ),
+        "TLS" | "TCP" | "UDP" => {
+            let problem = format!("{short} listeners are not served in this version");
+            (ListenerProtocol::Other(short), Some(problem))
+        }
+        _ => {
+            let problem = format!("{short:?} is not a protocol of listeners that Canal knows");
+            (ListenerProtocol::Other(short), Some(problem))
+        }
+    };
+    if let Some(problem) = problem {
+        let fix = "use protocol: HTTP, or remove the listener";
+        report.error(format!("{field}.protocol"), problem.clone(), fix);
+        closed.get_or_insert(fault(ListenerFaultReason::UnsupportedProtocol, problem));
+    }
+    if protocol == ListenerProtocol::Http && written.tls.is_some() {
+        let problem = "a listener of protocol HTTP has no TLS";
+        let fix = "use protocol: HTTPS, or remove tls";
+        report.error(format!("{field}.tls"), problem, fix);
+        closed.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
+    }
+    protocol
+}
+
+/// Reads the routes that a listener allows: their namespaces, and whether HTTPRoutes are among
+/// them.
+fn allowed_routes(
+    written: &AllowedRoutes,
+    field: &str,
+    closed: &mut Option<ListenerFault>,
+    report: &mut DocumentReport<'_>,
+) -> (AllowedNamespaces, bool) {
+    let allowed = AllowedNamespaces::read(&written.namespaces, AllowedNamespaces::Same)
+        .unwrap_or_else(|problem| {
+            let field = format!("{field}.allowedRoutes.namespaces");
+            let fix = "write from: All, from: Same, or from: Selector with a selector";
+            report.error(field, problem.clone(), fix);
+            closed.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
+            AllowedNamespaces::None
+        });
+    let mut takes_http_routes = written.kinds.is_empty();
+    for (at, kind) in written.kinds.iter().enumerate() {
+        if kind.group == GROUP && kind.kind == "HTTPRoute" {
+            takes_http_routes = true;
+            continue;
+        }
+        let short: String = kind.kind.chars().take(80).collect();
+        let problem = format!("routes of kind {short:?} cannot attach to the listener");
+        let fix = "write HTTPRoute, or remove the kind";
+        report.error(format!("{field}.allowedRoutes.kinds[{at}]"), problem, fix);
+    }
+    if !takes_http_routes {
+        let problem = "the listener allows no kind of route that Canal can attach to it";
+        closed.get_or_insert(fault(ListenerFaultReason::InvalidRouteKinds, problem));
+    }
+    (allowed, takes_http_routes)
+}
+
+/// Adds the listeners of a ListenerSet to its Gateway, and returns the Gateway's key.
+fn add_set(
+    resolved: &mut TenantListeners,
+    set: &Written<'_, ListenerSet>,
+    report: &mut DocumentReport<'_>,
+) -> Option<(Namespace, ObjectName)> {
+    let (metadata, spec) = (&set.object.metadata, &set.object.spec);
+    let parent = &spec.parent_ref;
+    if parent.group != GROUP || parent.kind != "Gateway" {
+        let problem = "a ListenerSet adds listeners to a Gateway only";
+        let fix = "write kind: Gateway and its group, or remove both";
+        report.error("spec.parentRef.kind", problem, fix);
+        return None;
+    }
+    let namespace = parent.namespace.as_ref().unwrap_or(&metadata.namespace);
+    let key = (namespace.clone(), parent.name.clone());
+    let Some(gateway) = resolved.gateways.get_mut(&key) else {
+        let problem = format!("there is no Gateway {namespace}/{}", parent.name);
+        report.warning(
+            "spec.parentRef.name",
+            problem,
+            "create it or correct the name",
+        );
+        return None;
+    };
+    let Some(gateway) = gateway else {
+        let problem = format!("Gateway {namespace}/{} is not Canal's", parent.name);
+        let fix = "the set belongs to the Gateway's controller";
+        report.warning("spec.parentRef.name", problem, fix);
+        return None;
+    };
+    let is_allowed = gateway
+        .allowed_sets
+        .has(namespace, &metadata.namespace, &resolved.namespaces);
+    if !is_allowed {
+        let problem = format!(
+            "Gateway {namespace}/{} takes no ListenerSets of namespace {}",
+            parent.name, metadata.namespace
+        );
+        let fix = "allow them in the Gateway's spec.allowedListeners";
+        report.warning("spec.parentRef", problem, fix);
+        return None;
+    }
+    let whole = fault_of_whole(&set.document.faults).map(fault_of);
+    let source = ListenerSource {
+        namespace: &metadata.namespace,
+        listener_set: Some(&metadata.name),
+        faults: &set.document.faults,
+        whole: whole.as_ref(),
+    };
+    source.add(&spec.listeners, &mut gateway.listeners, report);
+    Some(key)
+}
+
+/// Closes listeners that are not distinct: all of those at `first` and behind it that have a
+/// conflict with each other, as they are of one object; and those that have one with a listener in
+/// front of `first`, which comes from an object with precedence.
+fn close_conflicts(
+    listeners: &mut [PlacedListener],
+    first: usize,
+    report: &mut DocumentReport<'_>,
+) {
+    let conflicts: Vec<_> = (first..listeners.len())
+        .filter_map(|at| {
+            let own = &listeners[at];
+            let others = listeners
+                .iter()
+                .enumerate()
+                .filter(|(other, _)| *other != at);
+            let found = others
+                // A Gateway's own listeners keep their places against those of its sets.
+                .filter_map(|(_, other)| conflict(own, other).map(|reason| (reason, other)))
+                .next()?;
+            Some((at, found.0, found.1.listener.name.clone()))
+        })
+        .collect();
+    for (at, reason, other) in conflicts {
+        let own = &mut listeners[at];
+        let port = own.listener.port;
+        let problem = match reason {
+            ListenerFaultReason::ProtocolConflict => {
+                format!("listener {other} has another protocol on port {port}")
+            }
+            ListenerFaultReason::HostnameConflict => {
+                format!("listener {other} has the same hostname on port {port}")
+            }
+            _ => format!("listener {other} has the same name"),
+        };
+        let field = format!("spec.listeners[{}]", at - first);
+        let fix = "give the listeners different names, and different ports or hostnames";
+        report.error(field, problem.clone(), fix);
+        own.listener.closed.get_or_insert(fault(reason, problem));
+    }
+}
+
+/// Returns why two listeners of a Gateway are not distinct, if they are not.
+fn conflict(a: &PlacedListener, b: &PlacedListener) -> Option<ListenerFaultReason> {
+    if a.listener.name == b.listener.name {
+        return Some(ListenerFaultReason::Invalid);
+    }
+    // UDP has ports of its own.
+    let is_udp = |listener: &PlacedListener| {
+        listener.listener.protocol == ListenerProtocol::Other("UDP".to_owned())
+    };
+    if a.listener.port != b.listener.port || is_udp(a) != is_udp(b) {
+        return None;
+    }
+    if a.listener.protocol != b.listener.protocol {
+        return Some(ListenerFaultReason::ProtocolConflict);
+    }
+    (a.listener.host == b.listener.host).then_some(ListenerFaultReason::HostnameConflict)
+}
