@@ -21,8 +21,9 @@ pub struct ObjectMove {
 
 impl Store {
     /// Moves rows to other keys in one transaction. Times of creation and generations stay as they
-    /// are. A row that already exists at the new key is newer and stays; a row that is gone needs no
-    /// move. Without moves, nothing is written.
+    /// are. If there is a row at the new key already, the one with the later generation remains: an
+    /// operator who went back to the earlier release may have written the old key last. A row that
+    /// is gone needs no move. Without moves, nothing is written.
     ///
     /// # Errors
     /// Returns [`StoreError::Disk`]; nothing was changed then.
@@ -43,7 +44,7 @@ impl Store {
     }
 }
 
-/// Moves the rows, and returns what they were before. Adds the tenant of each row that was dropped
+/// Moves the rows, and returns what they were before. Adds the tenant of each row that another one replaced
 /// to `lost`.
 fn move_rows(
     tx: &WriteTransaction,
@@ -56,20 +57,30 @@ fn move_rows(
         let Some(old) = table.remove(row_key(from))?.map(|row| row.value().to_vec()) else {
             continue;
         };
-        let newer: Option<Vec<u8>> = table.get(row_key(to))?.map(|row| row.value().to_vec());
-        if newer.is_some() {
-            lost.push(from.tenant.clone());
-        } else {
-            let damaged = |e: serde_json::Error| redb::Error::Corrupted(format!("{from}: {e}"));
+        let read = |key: &StoredObjectKey, bytes: &[u8]| {
+            let damaged = |e| redb::Error::Corrupted(format!("{key}: {e}"));
+            serde_json::from_slice::<ObjectRow>(bytes).map_err(damaged)
+        };
+        let row = read(from, &old)?;
+        let occupant: Option<Vec<u8>> = table.get(row_key(to))?.map(|row| row.value().to_vec());
+        let is_older = match &occupant {
+            Some(bytes) => {
+                lost.push(from.tenant.clone());
+                read(to, bytes)?.generation >= row.generation
+            }
+            None => false,
+        };
+        if !is_older {
             let row = ObjectRow {
                 yaml: yaml.clone(),
-                ..serde_json::from_slice(&old).map_err(damaged)?
+                ..row
             };
-            let bytes = serde_json::to_vec(&row).map_err(damaged)?;
+            let unwritable = |e| redb::Error::Corrupted(format!("{to}: {e}"));
+            let bytes = serde_json::to_vec(&row).map_err(unwritable)?;
             table.insert(row_key(to), bytes.as_slice())?;
         }
         before.push((from.clone(), Some(old)));
-        before.push((to.clone(), newer));
+        before.push((to.clone(), occupant));
     }
     Ok(before)
 }

@@ -618,3 +618,23 @@ fn a_moved_row_keeps_its_time_and_generation_and_yields_to_a_newer_one() {
     let again = Store::open(dir.path(), limits).unwrap();
     assert_eq!(names(&again)[..2], expected);
 }
+
+#[test]
+fn a_moved_row_replaces_one_with_an_earlier_generation() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), StoreLimits::default()).unwrap();
+    let apply = |name: &str, yaml: &str, generation| {
+        let edits = [put("alpha", name, yaml)];
+        store.apply(&edits, Generation(generation), 100).unwrap();
+    };
+    // An operator went back to the earlier release, which knows only the old key.
+    apply("new", "before", 1);
+    apply("old", "after", 2);
+    let moves = [ObjectMove {
+        from: key("alpha", "old"),
+        to: key("alpha", "new"),
+        yaml: "after, renamed".to_owned(),
+    }];
+    store.move_objects(&moves).unwrap();
+    assert_eq!(names(&store), ["alpha:new=after, renamed@2"]);
+}
