@@ -214,9 +214,15 @@ static __always_inline int to_replica(struct __sk_buff *skb, struct frame *f, st
 	return send(skb, f, leg, CANAL_EDGE_ANSWERED);
 }
 
-/* Returns the first replica of the chain that is up, and sets its index and the table's version in `leg`. 0: no replica is up. */
-static __always_inline __be32 choose(const struct canal_table *table, __u32 bucket, struct leg *leg)
+/* Returns the first replica of the chain that is up, and sets its index and the table's version in `leg`. If none is up and the packet
+ * `begins` a session, it returns the first one of the chain, and sets `what` to the counter for that. Such a replica refuses a connection
+ * while it does not listen, and accepts one as soon as it does. A dropped SYN would wait for TCP's timer instead: 1 s, then 3 s, then
+ * 7 s. Other packets are dropped: a replica that does not have their session would reset it, although its owner may only be slow. 0: no
+ * replica gets the packet. */
+static __always_inline __be32 choose(const struct canal_table *table, __u32 bucket, struct leg *leg, int begins, __u32 *what)
 {
+	__be32 first = 0;
+
 	for (__u32 i = 0; i < CANAL_CHAIN; i++) {
 		__u32 number = table->chain[bucket][i];
 		struct canal_replica *replica;
@@ -224,13 +230,22 @@ static __always_inline __be32 choose(const struct canal_table *table, __u32 buck
 		if (!number)
 			break;
 		replica = bpf_map_lookup_elem(&canal_replicas, &number);
-		if (replica && replica->state == CANAL_REPLICA_UP) {
+		if (!replica)
+			continue;
+		if (replica->state == CANAL_REPLICA_UP) {
 			leg->hop = i;
 			leg->stamp = (table->version & CANAL_STAMP_VERSION) | (i ? CANAL_STAMP_SKIPPED : 0);
 			return replica->address_be;
 		}
+		if (!first)
+			first = replica->address_be;
 	}
-	return 0;
+	if (!begins)
+		return 0;
+	leg->hop = 0;
+	leg->stamp = table->version & CANAL_STAMP_VERSION;
+	*what = CANAL_EDGE_TO_DOWN;
+	return first;
 }
 
 /* Handles packets from a pod to a gateway address. An ICMP error goes to the session that it is about, whose packets go in the opposite
@@ -238,12 +253,14 @@ static __always_inline __be32 choose(const struct canal_table *table, __u32 buck
 static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, struct leg *leg)
 {
 	int is_error = f->kind == FRAME_ERROR;
+	/* A datagram counts as the first one of its session, as at the redirector. */
+	int begins = f->kind == FRAME_TCP ? (f->flags & (FRAME_SYN | FRAME_ACK)) == FRAME_SYN : !is_error;
 	const struct tuple *flow = is_error ? &f->about : &f->flow;
 	struct canal_address_key key = { .vni = f->vni };
 	struct canal_address *address;
 	struct canal_table *table;
 	struct words inside;
-	__u32 hash, service;
+	__u32 hash, service, what = is_error ? CANAL_EDGE_ICMP_TRANSLATED : CANAL_EDGE_TO_REPLICA;
 
 	put_words(key.address, &f->flow.destination);
 	address = bpf_map_lookup_elem(&canal_addresses, &key);
@@ -257,7 +274,7 @@ static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, st
 		hash = flow_hash(&flow->destination, flow->destination_port_be, flow->source_port_be, service);
 	else
 		hash = flow_hash(&flow->source, flow->source_port_be, flow->destination_port_be, service);
-	leg->destination_be = choose(table, flow_bucket(hash), leg);
+	leg->destination_be = choose(table, flow_bucket(hash), leg, begins, &what);
 	if (!leg->destination_be)
 		return drop(CANAL_EDGE_DROP_REPLICA);
 	if (is_too_big(f))
@@ -270,7 +287,7 @@ static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, st
 	leg->vni = CANAL_TIER_VNI;
 	leg->source_port_be = tunnel_port(hash, leg->destination_be);
 	__builtin_memcpy(leg->mac, replica_mac, 6);
-	return send(skb, f, leg, is_error ? CANAL_EDGE_ICMP_TRANSLATED : CANAL_EDGE_TO_REPLICA);
+	return send(skb, f, leg, what);
 }
 
 /* Handles packets from a tenant's node. Responses to a pod go to the node in the tables, so no other node may send for the pod. An ICMP

@@ -12,7 +12,7 @@
 #include <linux/types.h>
 
 /* Raised with every change of a layout or of a map's meaning. It is part of the pin path, so old and new programs never share a map. */
-#define CANAL_TIER_ABI 2
+#define CANAL_TIER_ABI 3
 
 /* VXLAN (RFC 7348). The tier's own VNI is used only between edges and replicas; no tenant may have it. */
 #define CANAL_VXLAN_PORT 4789
@@ -183,6 +183,7 @@ struct canal_session {
 /* Counters: per-CPU arrays canal_edge_counts and canal_redirector_counts, __u64 each. */
 enum canal_edge_count {
 	CANAL_EDGE_TO_REPLICA,        /* packets of service flows, sent to a replica */
+	CANAL_EDGE_TO_DOWN,           /* first packets of sessions without a replica that is up, sent to the chain's first one */
 	CANAL_EDGE_TO_NODE,           /* responses, sent to a tenant's node */
 	CANAL_EDGE_DIALLED,           /* replicas' own connections to endpoints, sent to a node */
 	CANAL_EDGE_ANSWERED,          /* their responses, sent to the replica */
@@ -192,7 +193,7 @@ enum canal_edge_count {
 	CANAL_EDGE_DROP_FORGED,       /* an inner source that does not belong to the sender */
 	CANAL_EDGE_DROP_ADDRESS,      /* a destination that is no gateway address of the tenant */
 	CANAL_EDGE_DROP_SERVICE,      /* a service without a bucket table here */
-	CANAL_EDGE_DROP_REPLICA,      /* no replica of the chain is up */
+	CANAL_EDGE_DROP_REPLICA,      /* no replica of the chain is up, and the packet begins no session, or the edge knows none of the chain */
 	CANAL_EDGE_DROP_NODE,         /* no node has this pod address */
 	CANAL_EDGE_DROP_FRAGMENT,     /* inner or outer fragments: they carry no ports */
 	CANAL_EDGE_DROP_MALFORMED,

@@ -20,6 +20,8 @@ pub const CONDITIONS_PER_MATCH_MAX: usize = 64;
 /// Maximum number of headers that one filter of a rule sets, adds and removes together (Gateway API
 /// allows 16 of each).
 pub const HEADER_CHANGES_PER_RULE_MAX: usize = 64;
+/// Maximum length of the body of a direct response, in bytes (as Envoy's default).
+pub const DIRECT_RESPONSE_BODY_BYTES_MAX: usize = 4096;
 /// Maximum number of backends of one rule (Gateway API allows 16).
 pub const BACKENDS_PER_RULE_MAX: usize = 256;
 /// Maximum number of hosts of one route object (Gateway API allows 16).

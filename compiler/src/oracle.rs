@@ -22,6 +22,7 @@ use canal_model::program::{
 };
 
 use crate::ir::Ir;
+use crate::oracle_answers::{self, OracleAnswer};
 use crate::oracle_authorization::routing_path;
 use crate::oracle_filters::{self, ForwardedRequest};
 use crate::pattern;
@@ -53,6 +54,13 @@ pub enum RoutingVerdict {
         rule: RouteKey,
         backends: Vec<Backend>,
     },
+    /// The gateway answers the request itself. It is authorized by
+    /// [`crate::oracle_authorization::is_for_answers`]. `None`: the redirect's path gets a dot
+    /// segment, so the answer is 400.
+    Answer {
+        rule: RouteKey,
+        answer: Option<Box<OracleAnswer>>,
+    },
     /// The rule refuses the request.
     Refuse {
         rule: RouteKey,
@@ -67,16 +75,31 @@ pub enum RoutingVerdict {
 pub fn decide(ir: &Ir, request: &OracleRequest) -> RoutingVerdict {
     match find(ir, request) {
         Err(verdict) => verdict,
-        Ok((rule, _)) => verdict_of(rule),
+        Ok((rule, http)) => verdict_of(rule, http, request),
     }
 }
 
-/// Returns the decision of a rule that matches.
-pub(crate) fn verdict_of(rule: &RouteRule) -> RoutingVerdict {
+/// Returns the decision of a rule that matches a request by the match `http`.
+pub(crate) fn verdict_of(
+    rule: &RouteRule,
+    http: &HttpMatch,
+    request: &OracleRequest,
+) -> RoutingVerdict {
     match &rule.action {
         RouteAction::Split(backends) => RoutingVerdict::Split {
             rule: rule.key.clone(),
             backends: backends.clone(),
+        },
+        RouteAction::Answer(answer) => RoutingVerdict::Answer {
+            rule: rule.key.clone(),
+            answer: oracle_answers::answer(
+                answer,
+                rule.filters.as_deref(),
+                &http.path,
+                &sent(request),
+                request.port,
+            )
+            .map(Box::new),
         },
         RouteAction::Refuse { status, reason } => RoutingVerdict::Refuse {
             rule: rule.key.clone(),
@@ -94,15 +117,19 @@ pub fn deciding_rule<'a>(ir: &'a Ir, request: &OracleRequest) -> Option<&'a Rout
 /// Returns the request that the endpoint receives; `None` if no rule sends it to one.
 pub fn forwarded(ir: &Ir, request: &OracleRequest) -> Option<ForwardedRequest> {
     let (rule, http) = find(ir, request).ok()?;
-    let sent = ForwardedRequest {
-        host: request.host.clone(),
-        target: request.target.clone(),
-        headers: request.headers.clone(),
-    };
     let RouteAction::Split(_) = rule.action else {
         return None;
     };
-    oracle_filters::forwarded(rule.filters.as_deref(), &http.path, sent)
+    oracle_filters::forwarded(rule.filters.as_deref(), &http.path, sent(request))
+}
+
+/// Returns the parts of a request that filters and answers depend on.
+pub fn sent(request: &OracleRequest) -> ForwardedRequest {
+    ForwardedRequest {
+        host: request.host.clone(),
+        target: request.target.clone(),
+        headers: request.headers.clone(),
+    }
 }
 
 /// Returns the rule that decides about the request, and the match of it that holds.

@@ -115,6 +115,30 @@ pub fn is_for(target: &PolicyTarget, destination: &OracleDestination<'_>) -> boo
     }
 }
 
+/// Returns whether a policy with this target judges the requests to a service that a gateway
+/// answers itself. They reach no workload, so the policies of all ready workloads of the dialled
+/// port do, each with its labels in `workloads`. Without any, nobody knows whose policies apply, so
+/// all that select workloads of the namespace do.
+pub fn is_for_answers(target: &PolicyTarget, service: &ServiceKey, workloads: &[&Labels]) -> bool {
+    if let (PolicyTarget::Workloads { namespace, .. }, true) = (target, workloads.is_empty()) {
+        return namespace.as_ref().is_none_or(|of| *of == service.namespace);
+    }
+    let none = Labels::new();
+    let nobody = [&none];
+    let workloads: &[&Labels] = if workloads.is_empty() {
+        &nobody
+    } else {
+        workloads
+    };
+    workloads.iter().any(|labels| {
+        let destination = OracleDestination {
+            workload: Some((&service.namespace, labels)),
+            service: Some(service),
+        };
+        is_for(target, &destination)
+    })
+}
+
 /// Returns the decision of a destination's policies, given the authorizers that have `agreed`. The
 /// order of policies affects only which policy is named.
 pub fn decide(

@@ -60,11 +60,7 @@ pub fn forwarded(
         }
         if let Some(rewrite) = &filters.rewrite.path {
             target = rewritten_target(rewrite, matched, &target);
-            let path = target.split('?').next().unwrap_or_default();
-            if path
-                .split(['/', ';'])
-                .any(|part| part == "." || part == "..")
-            {
+            if has_dot_segment(&target) {
                 return None;
             }
         }
@@ -77,7 +73,14 @@ pub fn forwarded(
     })
 }
 
-fn rewritten_target(rewrite: &PathRewrite, matched: &PathMatch, target: &str) -> String {
+/// Returns whether the path of a target has a dot segment, also with a path parameter.
+pub(crate) fn has_dot_segment(target: &str) -> bool {
+    let path = target.split('?').next().unwrap_or_default();
+    path.split(['/', ';'])
+        .any(|part| part == "." || part == "..")
+}
+
+pub(crate) fn rewritten_target(rewrite: &PathRewrite, matched: &PathMatch, target: &str) -> String {
     let (path, query) = match target.split_once('?') {
         Some((path, query)) => (path, format!("?{query}")),
         None => (target, String::new()),

@@ -14,7 +14,7 @@ use std::net::IpAddr;
 
 use canal_model::ids::ServiceKey;
 use canal_model::ingress::{ListenerFault, host_order};
-use canal_model::program::{HostMatch, RouteRule};
+use canal_model::program::{HostMatch, HttpMatch, RouteRule};
 
 use crate::ir::Ir;
 use crate::ir_ingress::{GatewayIr, ListenerIr};
@@ -82,7 +82,7 @@ pub fn decide(gateway: &GatewayIr, request: &OracleRequest) -> IngressVerdict {
     IngressVerdict::Routed {
         listener: chosen.listener.name.clone(),
         verdict: match deciding_rule(gateway, chosen, &host, request) {
-            Some(rule) => verdict_of(rule),
+            Some((rule, http)) => verdict_of(rule, http, request),
             None => RoutingVerdict::NoRule,
         },
     }
@@ -97,10 +97,10 @@ fn deciding_rule<'a>(
     listener: &'a ListenerIr,
     host: &str,
     request: &OracleRequest,
-) -> Option<&'a RouteRule> {
+) -> Option<(&'a RouteRule, &'a HttpMatch)> {
     let all = listener.virtual_hosts.iter();
     let matching = all.clone().filter(|it| is_for(it.host.as_ref(), host));
     let all = all.flat_map(|host| gateway.matches(host));
     let candidates = matching.flat_map(|host| gateway.matches(host));
-    first_match(all, candidates, request).map(|(rule, _)| rule)
+    first_match(all, candidates, request)
 }

@@ -9,7 +9,7 @@ use canal_model::ids::ServiceKey;
 use canal_model::program::{
     BackendTarget, HostMatch, HttpMatch, PathMatch, RouteAction, RouteRule, TextMatch,
 };
-use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteFilters};
+use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteAnswer, RouteFilters};
 
 use crate::pattern;
 
@@ -140,18 +140,29 @@ fn filter_bytes(filters: &RouteFilters) -> u64 {
         pairs.chain(removed).sum::<u64>()
     };
     let host = filters.rewrite.host.as_ref().map_or(0, String::len);
-    let path = match &filters.rewrite.path {
-        Some(PathRewrite::Full(text) | PathRewrite::Prefix(text)) => text.len(),
-        None => 0,
-    };
+    let path = path_len(filters.rewrite.path.as_ref());
     field_bytes(host + path)
         + modifier(&filters.request_headers)
         + modifier(&filters.response_headers)
 }
 
+fn path_len(path: Option<&PathRewrite>) -> usize {
+    path.map_or(
+        0,
+        |(PathRewrite::Full(text) | PathRewrite::Prefix(text))| text.len(),
+    )
+}
+
 fn action_bytes(action: &RouteAction) -> u64 {
     match action {
         RouteAction::Refuse { reason, .. } => field_bytes(reason.len()),
+        RouteAction::Answer(answer) => match &**answer {
+            RouteAnswer::Direct(direct) => field_bytes(direct.body.len()),
+            RouteAnswer::Redirect(redirect) => {
+                let host = redirect.host.as_ref().map_or(0, String::len);
+                field_bytes(host + path_len(redirect.path.as_ref()))
+            }
+        },
         RouteAction::Split(backends) => {
             let target = |target: &BackendTarget| match target {
                 BackendTarget::Refuse { reason, .. } => field_bytes(reason.len()),

@@ -9,7 +9,7 @@ use canal_model::program::{
     Resource, RouteAction, RouteKey, RouteRule, Service, ServicePort, Tenant, TextMatch, Throttle,
     TunnelProtocol, UpstreamPool, ValueMatch, Workload,
 };
-use canal_model::route_filters::{HeaderModifier, PathRewrite};
+use canal_model::route_filters::{HeaderModifier, PathRewrite, RedirectPort, RouteAnswer};
 
 use crate::text_security;
 
@@ -338,12 +338,7 @@ pub fn filters(rule: &RouteRule) -> String {
     if let Some(host) = &filters.rewrite.host {
         text += &format!(", host becomes {host:?}");
     }
-    match &filters.rewrite.path {
-        Some(PathRewrite::Full(path)) => text += &format!(", path becomes {path:?}"),
-        Some(PathRewrite::Prefix(path)) => text += &format!(", prefix becomes {path:?}"),
-        None => {}
-    }
-    text
+    text + &path_change(filters.rewrite.path.as_ref())
 }
 
 fn header_changes(of: &str, headers: &HeaderModifier) -> String {
@@ -364,9 +359,41 @@ fn header_changes(of: &str, headers: &HeaderModifier) -> String {
 pub fn action(action: &RouteAction) -> String {
     match action {
         RouteAction::Refuse { status, reason } => format!("refuse {status} ({reason})"),
+        RouteAction::Answer(answer) => self::answer(answer),
         RouteAction::Split(backends) => {
             backends.iter().map(backend).collect::<Vec<_>>().join(" + ")
         }
+    }
+}
+
+fn answer(answer: &RouteAnswer) -> String {
+    let redirect = match answer {
+        RouteAnswer::Direct(direct) => {
+            return format!("answer {} {:?}", direct.status, direct.body);
+        }
+        RouteAnswer::Redirect(redirect) => redirect,
+    };
+    let mut text = format!("redirect {}", redirect.status);
+    if let Some(scheme) = redirect.scheme {
+        text += &format!(", scheme becomes {}", scheme.text());
+    }
+    if let Some(host) = &redirect.host {
+        text += &format!(", host becomes {host:?}");
+    }
+    text += &match redirect.port {
+        RedirectPort::OfHost => String::new(),
+        RedirectPort::Dialled => ", port becomes the dialled one".to_owned(),
+        RedirectPort::OfScheme => ", port becomes the scheme's".to_owned(),
+        RedirectPort::Number(port) => format!(", port becomes {port}"),
+    };
+    text + &path_change(redirect.path.as_ref())
+}
+
+fn path_change(path: Option<&PathRewrite>) -> String {
+    match path {
+        Some(PathRewrite::Full(path)) => format!(", path becomes {path:?}"),
+        Some(PathRewrite::Prefix(path)) => format!(", prefix becomes {path:?}"),
+        None => String::new(),
     }
 }
 

@@ -317,6 +317,20 @@ fn verdict_text(ir: &Ir, verdict: RoutingVerdict) -> String {
         RoutingVerdict::NoService => "no such service".to_owned(),
         RoutingVerdict::NoRule => "404".to_owned(),
         RoutingVerdict::Service { service, port } => format!("{service}:{port}"),
+        RoutingVerdict::Answer { rule, answer } => {
+            let mut text = format!("{} {} answers", rule.kind, rule.rule);
+            match answer {
+                None => text += " 400",
+                Some(answer) => {
+                    write!(text, " {}", answer.status).unwrap();
+                    for (name, value) in &answer.headers {
+                        write!(text, " {name}:{value}").unwrap();
+                    }
+                    write!(text, " {:?}", answer.body).unwrap();
+                }
+            }
+            text
+        }
         RoutingVerdict::Refuse { rule, status, .. } => {
             format!("refuse {status} by {} {}", rule.kind, rule.rule)
         }

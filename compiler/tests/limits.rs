@@ -75,7 +75,7 @@ fn check(limit: usize, problem: &str, yaml: impl Fn(usize) -> String) {
     assert!(
         routes(&fine)
             .iter()
-            .all(|rule| matches!(rule.action, RouteAction::Split(_)))
+            .all(|rule| !matches!(rule.action, RouteAction::Refuse { .. }))
     );
     let beyond = output(&yaml(limit + 1));
     assert!(
@@ -360,6 +360,21 @@ fn headers_that_a_filter_changes() {
                 "  rules: [{{filters: [{{type: RequestHeaderModifier, requestHeaderModifier: {{remove: [{names}]}}}}], \
                  backendRefs: [{{name: web, port: 80}}]}}]"
             ))
+        },
+    );
+}
+
+#[test]
+fn the_body_of_a_direct_response() {
+    check(
+        DIRECT_RESPONSE_BODY_BYTES_MAX,
+        "bytes, more than 4096",
+        |bytes| {
+            format!(
+                "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: web}}\n\
+                 spec: {{hosts: [web], http: [{{directResponse: {{status: 503, body: {{string: {}}}}}}}]}}\n",
+                "x".repeat(bytes)
+            )
         },
     );
 }

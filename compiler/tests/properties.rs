@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use canal_compiler::direct::paths;
 use canal_compiler::limits::WEIGHT_MAX;
-use canal_compiler::oracle::{OracleRequest, RoutingVerdict, decide, holds, reads_path};
+use canal_compiler::oracle::{self, OracleRequest, RoutingVerdict, decide, holds, reads_path};
+use canal_compiler::oracle_answers;
 use canal_compiler::oracle_authorization::{
     OracleDecision as Judgement, OracleDestination, decide as evaluate, is_for, routing_path,
 };
@@ -28,7 +29,8 @@ use proptest::test_runner::TestRunner;
 
 /// Returns the decision from the resources alone: of all matches that hold, the one with the
 /// smallest precedence.
-fn decide_by_resources(resources: &[Resource], request: &OracleRequest) -> RoutingVerdict {
+fn decide_by_resources(resources: &[Resource], sent: &OracleRequest) -> RoutingVerdict {
+    let request = sent;
     let service = resources.iter().find_map(|resource| match resource {
         Resource::Service(service) if service.key == request.service => Some(service),
         _ => None,
@@ -66,10 +68,24 @@ fn decide_by_resources(resources: &[Resource], request: &OracleRequest) -> Routi
     let winner = holding.min_by(|(a, x): &(&RouteRule, &HttpMatch), (b, y)| {
         (&x.precedence, &a.key).cmp(&(&y.precedence, &b.key))
     });
-    match winner.map(|(rule, _)| (rule.key.clone(), rule.action.clone())) {
-        None => RoutingVerdict::NoRule,
-        Some((rule, RouteAction::Split(backends))) => RoutingVerdict::Split { rule, backends },
-        Some((rule, RouteAction::Refuse { status, reason })) => RoutingVerdict::Refuse {
+    let Some((winner, http)) = winner else {
+        return RoutingVerdict::NoRule;
+    };
+    let rule = winner.key.clone();
+    match winner.action.clone() {
+        RouteAction::Split(backends) => RoutingVerdict::Split { rule, backends },
+        RouteAction::Answer(answer) => RoutingVerdict::Answer {
+            rule,
+            answer: oracle_answers::answer(
+                &answer,
+                winner.filters.as_deref(),
+                &http.path,
+                &oracle::sent(sent),
+                sent.port,
+            )
+            .map(Box::new),
+        },
+        RouteAction::Refuse { status, reason } => RoutingVerdict::Refuse {
             rule,
             status,
             reason,
@@ -179,6 +195,7 @@ fn generated_requests_meet_all_verdicts() {
                 RoutingVerdict::NoService => "no service",
                 RoutingVerdict::Service { .. } => "service",
                 RoutingVerdict::Split { .. } => "split",
+                RoutingVerdict::Answer { .. } => "answer",
                 RoutingVerdict::Refuse { .. } => "refuse",
                 RoutingVerdict::NoRule => "no rule",
             };
@@ -187,7 +204,7 @@ fn generated_requests_meet_all_verdicts() {
     }
     let total: usize = counts.values().sum();
     assert!(
-        counts.len() == 5 && counts.values().all(|count| count * 20 > total),
+        counts.len() == 6 && counts.values().all(|count| count * 100 > total),
         "{counts:?} of {total}"
     );
 }

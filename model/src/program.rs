@@ -13,7 +13,7 @@ use crate::ids::{
     AzName, BackendName, Namespace, NodeName, ObjectName, ReplicaName, ReplicaNumber,
     ServiceAccount, ServiceId, ServiceKey, TenantName, TrustDomain, Vni,
 };
-use crate::route_filters::RouteFilters;
+use crate::route_filters::{RouteAnswer, RouteFilters};
 use crate::share::Shares;
 use crate::trust::{Entitlement, KeyPolicy, KeyServer, Termination, TrustBundle};
 
@@ -537,6 +537,9 @@ pub enum RouteAction {
     /// Weighted split over backends. A broken backend keeps its weight, and the requests assigned
     /// to it fail.
     Split(Vec<Backend>),
+    /// The gateway answers, and no endpoint receives the request. It must be allowed by the
+    /// policies of the dialled service.
+    Answer(Box<RouteAnswer>),
     /// Local reply, because the rule's source is broken (fails closed). The reason is in the
     /// author's diagnostics and in the log.
     Refuse { status: u16, reason: String },

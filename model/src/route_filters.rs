@@ -1,8 +1,8 @@
 //! The filters of a route rule: changes of the requests that it matches, and of their responses. It
 //! validates and applies nothing.
 //!
-//! Gateway API: `RequestHeaderModifier`, `ResponseHeaderModifier`, `URLRewrite`. Istio: `headers`,
-//! `rewrite`.
+//! Gateway API: `RequestHeaderModifier`, `ResponseHeaderModifier`, `URLRewrite`, `RequestRedirect`.
+//! Istio: `headers`, `rewrite`, `redirect`, `directResponse`.
 
 /// Headers that the gateway sets itself, or that frame a message or manage a connection. No route,
 /// policy or authorizer changes them in a request.
@@ -84,6 +84,99 @@ pub struct UrlRewrite {
     /// New host, with a port if one is written.
     pub host: Option<String>,
     pub path: Option<PathRewrite>,
+}
+
+/// The response that the gateway sends itself to the requests of a rule. The response headers of
+/// the rule's filters change it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RouteAnswer {
+    Redirect(UrlRedirect),
+    Direct(DirectResponse),
+}
+
+impl RouteAnswer {
+    /// Returns the status of the response.
+    pub fn status(&self) -> u16 {
+        match self {
+            RouteAnswer::Redirect(redirect) => redirect.status,
+            RouteAnswer::Direct(direct) => direct.status,
+        }
+    }
+}
+
+/// A response that sends the client to another URL. What is not set stays as the client sent it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UrlRedirect {
+    /// Status of the response, one of [`REDIRECT_STATUSES`].
+    pub status: u16,
+    pub scheme: Option<UrlScheme>,
+    /// Host of the URL, without a port.
+    pub host: Option<String>,
+    pub port: RedirectPort,
+    pub path: Option<PathRewrite>,
+}
+
+/// Statuses that a redirect may have.
+pub const REDIRECT_STATUSES: [u16; 5] = [301, 302, 303, 307, 308];
+
+/// The scheme of a URL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum UrlScheme {
+    Http,
+    Https,
+}
+
+impl UrlScheme {
+    /// Returns the scheme as a URL writes it.
+    pub fn text(self) -> &'static str {
+        match self {
+            UrlScheme::Http => "http",
+            UrlScheme::Https => "https",
+        }
+    }
+
+    /// Returns the port of a URL that names none.
+    pub fn default_port(self) -> u16 {
+        match self {
+            UrlScheme::Http => 80,
+            UrlScheme::Https => 443,
+        }
+    }
+
+    /// Returns the scheme that this text names, in any case.
+    pub fn of(text: &str) -> Option<Self> {
+        [UrlScheme::Http, UrlScheme::Https]
+            .into_iter()
+            .find(|scheme| scheme.text().eq_ignore_ascii_case(text))
+    }
+}
+
+/// The port in the URL of a redirect. The default port of the URL's scheme is left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RedirectPort {
+    /// The port that the request's `Host` names, if the redirect names no other host.
+    OfHost,
+    /// The port of the service that the client dialled.
+    Dialled,
+    /// The default port of the scheme.
+    OfScheme,
+    Number(u16),
+}
+
+/// A response with a fixed body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirectResponse {
+    /// Status of the response, from 200 to 599.
+    pub status: u16,
+    /// Empty for a status that has no body.
+    pub body: String,
+}
+
+impl DirectResponse {
+    /// Returns whether responses with this status have no body (RFC 9110 §6.4.1, §15.3.6).
+    pub fn has_no_body(status: u16) -> bool {
+        matches!(status, 204 | 205 | 304)
+    }
 }
 
 /// Change of the path. The query stays.

@@ -135,7 +135,7 @@ mod tests {
             assert!(lines.take_debug());
             let error = level.set("canal_hbone=loud").unwrap_err().to_string();
             assert!(
-                error.contains("canal_hbone=loud") && error.contains("write e.g."),
+                error.contains("canal_hbone=loud") && error.contains("; fix: write a filter"),
                 "{error}"
             );
             assert_eq!(level.get(), "info,canal_hbone=debug");

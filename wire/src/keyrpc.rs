@@ -436,6 +436,7 @@ impl KeyRequest<'_> {
                 w.name("key", key)?;
                 w.short(
                     SPKI_HASH,
+                    // An empty hash stands for the present key.
                     shown.as_ref().map_or(&[], |hash| hash),
                     size_of::<SpkiHash>(),
                 )?;

@@ -13,6 +13,7 @@ mod encode_trust;
 pub mod manifest;
 pub mod parts;
 pub mod refused;
+mod route_answers;
 mod route_filters;
 pub mod state_file;
 

@@ -75,6 +75,7 @@ pub(crate) fn topology(
     let controller = fields
         .tree("controller")
         .and_then(|tree| component(tree, UnderlayHostKind::Controller, file, findings));
+    // What is missing is reported already; the rest is read to report its mistakes too.
     let topology = Topology {
         name: name.unwrap_or_default(),
         file: file.into(),
@@ -267,6 +268,7 @@ fn component(
         | UnderlayHostKind::Host => fields.must_text("name", findings),
     };
     let az = fields.must_text("az", findings);
+    // A field is read only for kinds that have it; `close` reports it as unknown for others.
     let workers = match kind {
         UnderlayHostKind::Gateway => fields.parsed("workers", COUNT, findings).unwrap_or(1),
         UnderlayHostKind::Controller
@@ -777,6 +779,7 @@ fn pod(tree: &YamlNode, findings: &mut TopologyProblems) -> Option<PodTemplate> 
         fields.report_missing("command", findings);
     }
     fields.close(findings);
+    // Only now, so that all problems of the pod are reported at once.
     let nodes = nodes?;
     Some(PodTemplate {
         name: name?,

@@ -480,7 +480,7 @@ fn limits_of_a_world() {
     .expect_err("a huge file");
     assert_eq!(
         problems[0].to_string(),
-        "big.yaml: the file has 1048577 bytes, more than 1048576; split it into several worlds"
+        "big.yaml: the file has 1048577 bytes, more than 1048576; fix: split it into several worlds"
     );
 }
 

@@ -213,6 +213,7 @@ pub(crate) fn key_servers(plan: &WorldPlan, az: usize) -> Option<ToolBatch> {
             list(others)
         ));
         if let Some(owner) = tenant.and_then(|index| plan.tenants.get(index)) {
+            // The first rule that matches decides, so the owner's nodes come before all nodes.
             let own = list(owner.nodes.iter().map(|node| node.underlay.to_string()));
             lines.extend((!own.is_empty()).then(|| format!("{to} ip saddr {{ {own} }} accept")));
             lines.push(format!(

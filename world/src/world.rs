@@ -740,6 +740,7 @@ fn check_programs(topology: &Topology, paths: &WorldPaths, bin_dirs: &[PathBuf])
             });
         }
     }
+    // Hosts that differ only in their name repeat the problem.
     problems.dedup();
     if problems.is_empty() {
         Ok(())

@@ -151,6 +151,7 @@ fn bill(lock: &[Locked], licences: &BTreeMap<String, String>) -> (Value, Vec<Str
             "version": package.version,
             "purl": reference,
         });
+        // Cargo reports licences only of packages that are built for the target.
         match licences.get(&reference) {
             Some(licence) => component["licenses"] = json!([{ "expression": licence }]),
             None => {
@@ -165,6 +166,7 @@ fn bill(lock: &[Locked], licences: &BTreeMap<String, String>) -> (Value, Vec<Str
             (Some(_), None) => problems.push(format!(
                 "Cargo.lock: {reference} has no checksum; fix: take it from a registry"
             )),
+            // A crate of the workspace is not downloaded, so it has no checksum.
             (None, None) => {}
         }
         let mut on = Vec::new();

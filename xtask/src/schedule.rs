@@ -86,11 +86,13 @@ pub(crate) fn run(
         }
         let (job, ended): (Job, EndedProcess) = match ended.recv_timeout(spare::INTERVAL) {
             Ok(end) => end,
+            // Other programs may have left capacity free meanwhile.
             Err(RecvTimeoutError::Timeout) => continue,
             Err(RecvTimeoutError::Disconnected) => anyhow::bail!("the end of a program was lost"),
         };
         running.retain(|running| running.name != job.name);
         let result = decide_result(job, &ended, context.timed);
+        // A job that was stopped says nothing about its duration.
         if matches!(ended.end, ProcessEnd::Exited(_)) {
             durations.record(&result.job.name, result.counted);
         }

@@ -386,6 +386,7 @@ impl SuiteRun<'_> {
             &programs::packages(&self.tree)?,
         );
         self.report.add("build", BUILD, took, Count::default());
+        // The build compiles with clippy, so its findings are those of the lint.
         if self.selection.has("lint") {
             std::fs::copy(self.logs.join("build.log"), self.logs.join("lint.log"))?;
             let findings: Vec<String> = build
@@ -491,6 +492,7 @@ impl SuiteRun<'_> {
         let (mut ends, mut unstable): (Vec<JobResult>, Vec<_>) = (Vec::new(), Vec::new());
         for (n, first) in results.into_iter().enumerate() {
             if again.contains(&n) {
+                // Alone, so that a second failure cannot come from the load of other jobs.
                 let second = schedule::run_alone(
                     first.retry(),
                     &context,

@@ -69,6 +69,7 @@ pub(crate) fn run(root: &Path) -> anyhow::Result<Vec<SupplyResult>> {
                 "SKIPPED: supply, {name}: {UNREACHABLE}; known vulnerabilities of dependencies are not checked in this run"
             );
         }
+        // `timeout` reports the missing program, but not how to install it.
         if !program.exists() && outcome == DenyOutcome::Failed {
             lines.insert(
                 0,

@@ -113,6 +113,7 @@ pub(crate) async fn run(
     let engine = process_state.engine.clone();
     process.force();
     drop(whole);
+    // It waits for threads, which must not block this runtime.
     let _ = tokio::task::spawn_blocking(move || engine.finish()).await;
     Ok(clean)
 }
@@ -495,6 +496,7 @@ fn serve_operators(
         .logging(level)
         .quit(process.clone(), config.drain_limit)
         .version(env!("CARGO_PKG_VERSION"))
+        // On the socket alone, because the tap shows tenants' requests.
         .socket_route(http::Method::GET, "/tap", move |request| {
             let wanted = |name| admin::query(&request, name);
             let filter = Filter {

@@ -215,6 +215,7 @@ fn mesh_lines(current: &WorldSample, last: Option<&WorldSample>) -> Vec<String> 
                 format!("{} of {}", s.generation_acked, s.generation_wanted),
                 size(s.bytes_sent),
             ),
+            // The controller does not subscribe to itself.
             None if host.environment.kind == "controller" => match &current.status {
                 Ok(status) => (
                     "is it".to_owned(),

@@ -200,6 +200,7 @@ fn poison(text: &mut String, shardings: &[Sharding], failures: usize) -> anyhow:
         "\na query of death: all backends of one service, the rest of the failures at random; share of other services in the mean over all services (exact)"
     )?;
     writeln!(text, "failures  sharding   all down  degraded")?;
+    // Fewer failures cannot include all backends of every service.
     let least = shardings
         .iter()
         .flat_map(|sharding| &sharding.services)
@@ -219,6 +220,7 @@ fn poison(text: &mut String, shardings: &[Sharding], failures: usize) -> anyhow:
                 {
                     let alive = other.len() - overlap(poisoned, other);
                     let all = chance_all(rest, more, alive);
+                    // A service that shares a poisoned backend is degraded in any case.
                     let untouched = if alive == other.len() {
                         chance_none(rest, more, alive)
                     } else {

@@ -189,6 +189,7 @@ pub(crate) fn figure(arguments: &ScaleArgs) -> anyhow::Result<String> {
         let before = tier.plan.clone();
         let length = tier.text.len();
         tier.measure("")?;
+        // The waves are only counted, so their lines are removed.
         tier.text.truncate(length);
         if before == tier.plan {
             break;

@@ -157,6 +157,7 @@ fn print(algorithm: CertificateAlgorithm, columns: &[&Column], cells: &[Vec<Roun
         };
         println!(
             "{}{}: {} sessions, {} failed.",
+            // Markdown needs an empty line between a table and text.
             if column.name == "none" { "\n" } else { "" },
             column.name,
             sum(|m| m.completed),

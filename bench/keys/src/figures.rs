@@ -135,8 +135,10 @@ fn measure(
     };
     let capped = Some(flags.share);
     let mut best = 0.0f64;
+    // Fig. 28's loads are parts of the first mode's highest rate, so it needs flows too.
     let needs_flows = flags.wants(25) || flags.wants(12) || flags.wants(28) && capacity.is_none();
     for (at, concurrency) in CONCURRENCY.into_iter().enumerate().filter(|_| needs_flows) {
+        // One flow at a time has no others to be batched with, so none of its requests should wait.
         let waited = scene.mode() == AsymmetricMode::Remote && concurrency == 1;
         let before = if waited { waits(scene)? } else { 0.0 };
         let measured = run(ConnectPace::Concurrency(concurrency), capped, false)?;

@@ -260,6 +260,7 @@ fn own_part(frame: &StackFrame<'_>) -> ThreadActivity {
             ThreadActivity::Rest
         };
     }
+    // The symbol of a generic function names several crates; the most specific ones come first.
     if has(&["canal_keyserver_client", "keyrpc"]) {
         return ThreadActivity::Keys;
     }

@@ -77,6 +77,7 @@ impl ProxyLoad {
         pace: LoadPace,
         seconds: u32,
     ) -> anyhow::Result<LoadSample> {
+        // wrk and h2load cannot send these loads.
         let is_own = self.case.is_tls()
             || matches!((self.case, pace), (ProxyCase::Close, LoadPace::Rate(_)));
         let (GeneratorReport { ok, failed }, seconds, cpu) = if is_own {

@@ -127,6 +127,7 @@ pub(crate) fn compare(rows: &[ResultRow], seconds: u32) -> String {
             continue;
         };
         let [before, after] = [before, after].map(|row| &row.saturated);
+        // Both builds of a round ran under the same conditions, so rounds are compared.
         let ratio = Spread::of(
             after
                 .iter()

@@ -154,6 +154,7 @@ fn show(load: &TierLoad) {
     for program in programs {
         let of = |round: &TierRound| round.programs.get(program).copied().unwrap_or_default();
         let runs = spread(load, |round| of(round).runs);
+        // A program that does not run for this load gets no row.
         if runs.median > 0.001 {
             let packet = spread(load, |round| of(round).ns / of(round).runs.max(1e-9));
             let request = spread(load, |round| of(round).ns / 1e3);

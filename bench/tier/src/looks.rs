@@ -87,6 +87,7 @@ pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
     for n in 0..pairs {
         lab.start(&format!("tcp --listen echo={}", PORT + n))?;
     }
+    // The servers must listen before the clients connect.
     std::thread::sleep(Duration::from_millis(500));
     for n in 0..pairs {
         let count = sessions / pairs + u32::from(n < sessions % pairs);

@@ -100,6 +100,7 @@ fn measure(
     for (load, flags) in &loads {
         let mut rounds: [Vec<OneNodeFigures>; 2] = Default::default();
         for _ in 0..size.rounds {
+            // The paths take turns, so that a change of the machine affects both.
             for (at, (_, client, url)) in paths.iter().enumerate() {
                 let before = machine_us()?;
                 let argv: Vec<&str> = ["load", url, "-d", &seconds]

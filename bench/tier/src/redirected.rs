@@ -132,6 +132,7 @@ fn measure(
     let (begun, before, machine) = (Instant::now(), programs::all(), machine_us()?);
     tables.hold(
         times,
+        // The load must outlast the measured time.
         Duration::from_secs(size.seconds.into())
             .saturating_sub(OPENING + Duration::from_millis(500)),
     )?;

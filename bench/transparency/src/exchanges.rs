@@ -44,6 +44,7 @@ pub(crate) fn race(size: &RaceSize) -> anyhow::Result<Vec<Bar>> {
             size.posts,
             world.sent_again() - before
         );
+        // Without a close during a POST the figures would prove nothing.
         ensure!(canal.closes > 0, "no POST met a close");
         let best = least_failed(&world.race_beside(client, size.posts))
             .context("no other proxy that sends no POST twice; fix: `setup/install bench` installs nginx, HAProxy and Envoy")?;

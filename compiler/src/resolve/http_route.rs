@@ -20,8 +20,8 @@ use super::route_fields::{
     FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN, conditions, header_name, parent_service,
     path, text,
 };
-use super::route_filters;
 use super::tenant_objects::Sourced;
+use super::{route_answers, route_filters};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
     HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX,
@@ -376,6 +376,7 @@ fn checked(
     for (at, condition) in conditions.iter().enumerate() {
         matches.push(http_match([place, at], condition, rule));
     }
+    let answer = route_answers::of_http_route(written, rule);
     let namespace = &route.object.metadata.namespace;
     let mut backends = Vec::with_capacity(written.backend_refs.len());
     for (at, backend) in written.backend_refs.iter().enumerate() {
@@ -385,7 +386,11 @@ fn checked(
             to.of_backend_ref(namespace, backend),
         ));
     }
-    (matches, rule.action("backendRefs", backends))
+    let action = match answer {
+        Some(answer) => rule.answer(answer),
+        None => rule.action("backendRefs", backends),
+    };
+    (matches, action)
 }
 
 /// Resolves a match. A broken condition is left out, which is safe because the whole rule is then

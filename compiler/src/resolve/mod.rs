@@ -11,6 +11,7 @@ mod ingress;
 mod manual_endpoints;
 mod node;
 mod policy;
+mod route_answers;
 mod route_fields;
 mod route_filters;
 mod service;

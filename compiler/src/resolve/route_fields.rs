@@ -7,6 +7,7 @@ use canal_model::ids::{Namespace, ServiceKey, TenantName};
 use canal_model::policy::Document;
 use canal_model::policy::gateway_api::ParentRef;
 use canal_model::program::{Backend, BackendTarget, PathMatch, RouteAction, TextMatch, ValueMatch};
+use canal_model::route_filters::RouteAnswer;
 
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
@@ -216,6 +217,17 @@ impl RuleContext<'_> {
         BackendTarget::Refuse {
             status: STATUS_BROKEN,
             reason,
+        }
+    }
+
+    /// Builds the action of a rule that the gateway answers; a broken rule refuses.
+    pub(crate) fn answer(&self, answer: RouteAnswer) -> RouteAction {
+        match &self.broken {
+            Some(reason) => RouteAction::Refuse {
+                status: STATUS_BROKEN,
+                reason: reason.clone(),
+            },
+            None => RouteAction::Answer(Box::new(answer)),
         }
     }
 

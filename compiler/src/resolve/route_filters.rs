@@ -61,31 +61,35 @@ pub(super) fn of_http_route(
             request_header_modifier,
             response_header_modifier,
             url_rewrite,
+            request_redirect,
         } = filter;
         match (
             kind.as_str(),
             request_header_modifier,
             response_header_modifier,
             url_rewrite,
+            request_redirect,
         ) {
-            ("RequestHeaderModifier", Some(headers), None, None) => {
+            ("RequestHeaderModifier", Some(headers), None, None, None) => {
                 let field = format!("{field}.requestHeaderModifier");
                 filters.request_headers =
                     of_header_filter(headers, ModifiedMessage::Request, &field, rule);
             }
-            ("ResponseHeaderModifier", None, Some(headers), None) => {
+            ("ResponseHeaderModifier", None, Some(headers), None, None) => {
                 let field = format!("{field}.responseHeaderModifier");
                 filters.response_headers =
                     of_header_filter(headers, ModifiedMessage::Response, &field, rule);
             }
-            ("URLRewrite", None, None, Some(rewrite)) => {
+            ("URLRewrite", None, None, Some(rewrite), None) => {
                 let field = format!("{field}.urlRewrite");
                 filters.rewrite = of_url_rewrite(rewrite, matches, &field, rule);
             }
             // The source warns that no copy is sent; the request itself is served.
-            ("RequestMirror", None, None, None) => {}
+            ("RequestMirror", None, None, None, None) => {}
+            // An answer of the gateway; `route_answers` resolves it.
+            ("RequestRedirect", None, None, None, Some(_)) => {}
             // The source reports the field of these filters too.
-            ("RequestRedirect" | "CORS" | "ExternalAuth" | "ExtensionRef", ..) => {
+            ("CORS" | "ExternalAuth" | "ExtensionRef", ..) => {
                 let problem = format!("filters of type {kind} are not supported in this version");
                 rule.broken(
                     &field,
@@ -151,14 +155,20 @@ pub(super) fn of_virtual_service(
 }
 
 /// Returns the filters of a rule with this action. A rule that refuses its requests changes nothing
-/// in them.
+/// in them, and an answer of the gateway has only response headers.
 pub(super) fn of_action(
     filters: Option<&RouteFilters>,
     action: &RouteAction,
 ) -> Option<Box<RouteFilters>> {
-    filters
-        .filter(|_| matches!(action, RouteAction::Split(_)))
-        .map(|filters| Box::new(filters.clone()))
+    let filters = filters?;
+    match action {
+        RouteAction::Split(_) => boxed(filters.clone()),
+        RouteAction::Answer(_) => boxed(RouteFilters {
+            response_headers: filters.response_headers.clone(),
+            ..RouteFilters::default()
+        }),
+        RouteAction::Refuse { .. } => None,
+    }
 }
 
 /// Refuses the requests for backends in other namespaces if the filters change requests. The
@@ -379,7 +389,7 @@ fn of_url_rewrite(
     UrlRewrite { host, path }
 }
 
-fn of_path_modifier(
+pub(super) fn of_path_modifier(
     written: &HttpPathModifier,
     matches: &[HttpRouteMatch],
 ) -> Result<PathRewrite, FieldIssue> {
@@ -421,7 +431,7 @@ fn of_path_modifier(
 }
 
 /// Validates a path that the gateway sends.
-fn sent_path(written: &str) -> Result<String, FieldIssue> {
+pub(super) fn sent_path(written: &str) -> Result<String, FieldIssue> {
     path(written).and_then(|path| {
         if path.bytes().all(|byte| byte > b' ' && byte < 0x7f) {
             Ok(path)
@@ -435,7 +445,11 @@ fn sent_path(written: &str) -> Result<String, FieldIssue> {
     })
 }
 
-fn rewritten_host(written: &str, field: &str, rule: &mut RuleContext<'_>) -> Option<String> {
+pub(super) fn rewritten_host(
+    written: &str,
+    field: &str,
+    rule: &mut RuleContext<'_>,
+) -> Option<String> {
     let lower = written.to_ascii_lowercase();
     let (name, port) = match lower.rsplit_once(':') {
         Some((name, port)) => (name, Some(port)),

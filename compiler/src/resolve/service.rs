@@ -242,7 +242,7 @@ fn ports(
                 service.document,
                 format!("{field}.protocol"),
                 problem,
-                "clients reach it past the mesh only where `outboundTrafficPolicy: Passthrough` lets them",
+                "write outboundTrafficPolicy: Passthrough, if clients may reach it past the mesh",
             );
             continue;
         }

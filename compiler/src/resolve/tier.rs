@@ -90,14 +90,14 @@ fn add_own(
         let metadata = &sourced.object.metadata;
         if (metadata.namespace.as_str(), metadata.name.as_str()) == TIER_SERVICE {
             let problem = format!(
-                "{}/{} is the name of the tier's own service",
+                "{}/{} is the name of the tier's own service, so this one is left out",
                 key.namespace, key.name
             );
             report.error(
                 sourced.document,
                 "metadata.name",
                 problem,
-                "rename the Service; this one is left out",
+                "rename the Service",
             );
         }
     }

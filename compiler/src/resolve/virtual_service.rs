@@ -10,13 +10,14 @@ use canal_model::policy::istio::{
 use canal_model::program::{
     Backend, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule, Service, TextMatch,
 };
+use canal_model::route_filters::RouteAnswer;
 
 use super::destination::DestinationIndex;
 use super::route_fields::{
     FieldIssue, RegexBudget, RuleContext, conditions, header_name, path, text,
 };
-use super::route_filters;
 use super::tenant_objects::Sourced;
+use super::{route_answers, route_filters};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
     HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX,
@@ -254,6 +255,7 @@ fn attach(
             regexes: &mut regexes,
         };
         let filters = route_filters::of_virtual_service(rule, &mut reading);
+        let answer = route_answers::of_virtual_service(rule, &mut reading);
         let groups = groups(at, rule, service, &mut reading);
         // A destination without a port may need one rule for each port of the service, because its
         // port is the dialled one.
@@ -269,7 +271,8 @@ fn attach(
             };
             for port in rule_ports(group.port, fans_out, &ports) {
                 let dialled = port.or(ports.first().copied()).unwrap_or_default();
-                let action = action(sourced, rule, dialled, to, &mut reading);
+                let written = (rule, answer.as_ref());
+                let action = action(sourced, written, dialled, to, &mut reading);
                 let action = route_filters::guard(filters.as_deref(), action, &mut reading);
                 let suffix = port.map(|port| format!(":{port}")).unwrap_or_default();
                 let rule = format!("{}{suffix}.{at}{part}", service.key.name);
@@ -313,11 +316,14 @@ fn key(sourced: &Sourced<'_, VirtualService>, service: &Service, rule: String) -
 
 fn action(
     sourced: &Sourced<'_, VirtualService>,
-    written: &VirtualServiceRoute,
+    (written, answer): (&VirtualServiceRoute, Option<&RouteAnswer>),
     dialled: u16,
     to: &DestinationIndex<'_>,
     rule: &mut RuleContext<'_>,
 ) -> RouteAction {
+    if let Some(answer) = answer {
+        return rule.answer(answer.clone());
+    }
     let is_alone = written.route.len() == 1;
     let mut backends: Vec<Backend> = Vec::with_capacity(written.route.len());
     for (at, share) in written.route.iter().enumerate() {

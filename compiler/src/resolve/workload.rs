@@ -137,12 +137,12 @@ fn workload(
         return None;
     }
     if spec.host_network {
-        let problem = "the pod uses its node's network, so the mesh cannot distinguish it from other processes of the node";
+        let problem = "the pod uses its node's network, so the mesh cannot distinguish it from other processes of the node and leaves it out";
         report.warning(
             pod.document,
             "spec.hostNetwork",
             problem,
-            "the pod is left out; give it its own network to include it in the mesh",
+            "give it its own network to include it in the mesh",
         );
         return None;
     }

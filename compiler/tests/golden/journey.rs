@@ -4,7 +4,7 @@
 
 use canal_compiler::ir::Ir;
 use canal_compiler::oracle::OracleRequest;
-use canal_compiler::oracle_explain::{RequestDescription, explain};
+use canal_explain::{RequestDescription, explain};
 
 pub(crate) fn answer(ir: &Ir, question: &str) -> String {
     let journey = read(ir, question);

@@ -109,6 +109,7 @@ impl Principals {
     /// # Errors
     /// Every fault in the text, one per element.
     pub fn parse(text: &str) -> Result<Self, Vec<String>> {
+        // YAML reads an empty text as null and not as an empty list.
         let rows: Vec<PrincipalRow> = if text.trim().is_empty() {
             Vec::new()
         } else {
@@ -127,6 +128,7 @@ impl Principals {
         // All entries are checked, so that every fault is reported at once.
         for (i, row) in rows.iter().enumerate() {
             match entry(row) {
+                // One token for two principals would give one of them the other's scope.
                 Ok((hash, _)) if !seen.insert(hash) => {
                     faults.push(format!(
                         "entry {} ({} {}): another entry has the same token; fix: give each its own",
@@ -217,6 +219,7 @@ fn entry(row: &PrincipalRow) -> Result<(TokenHash, Principal), String> {
             .ok_or("tenant is missing; fix: write the node's tenant")?;
         TenantName::new(name).map_err(|e| e.to_string())
     };
+    // A cluster with one AZ needs no name for it.
     let az = || AzName::new(row.az.as_deref().unwrap_or("default")).map_err(|e| e.to_string());
     let principal = match row.kind.as_str() {
         "node" => Principal::Node {

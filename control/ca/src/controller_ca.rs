@@ -134,6 +134,7 @@ impl ControllerCa {
                 // The type of the decoded key does not wipe its memory on drop.
                 der.zeroize();
                 let root = root?;
+                // A sealing key that is given later also protects a key that is on disk already.
                 if is_plain && sealer.is_some() {
                     write_key(dir, &key_path, &plain, sealer)?;
                 }

@@ -87,6 +87,7 @@ pub fn check_answer(
     let mut seen = names(&leaf);
     let mut sorted = want.clone();
     sorted.sort();
+    // The order of SANs has no meaning (RFC 5280 §4.2.1.6), and CAs change it.
     seen.sort();
     if seen != sorted {
         return Err(ExternalCertificateError::Identity {
@@ -96,6 +97,7 @@ pub fn check_answer(
     }
     let request_key = csr::check(requested.csr, requested.identity, requested.rsa)
         .map_err(|_| ExternalCertificateError::Key)?;
+    // Otherwise the holder of another key could act as this identity.
     if leaf.public_key().raw != request_key.raw {
         return Err(ExternalCertificateError::Key);
     }

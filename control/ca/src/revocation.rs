@@ -125,6 +125,7 @@ impl TenantAuthority {
                 .chain(others)
                 .collect());
         }
+        // A CA without the extension may sign everything (RFC 5280 §4.2.1.3).
         let usages = self.signer.issuer.key_usages();
         if !usages.is_empty() && !usages.contains(&KeyUsagePurpose::CrlSign) {
             return Err(CsrError::CrlSigner);

@@ -205,6 +205,8 @@ impl CatalogWriter {
         self.limits.set_shares(shares.iter());
         let mut tenants = BTreeMap::new();
         for (name, bytes) in &bytes {
+            // Setting it aside keeps the tenant's data planes as they are, and its operator can
+            // still delete it.
             if let Err(mut excess) = self.limits.configuration.set(name, *bytes) {
                 excess.fix = format!(
                     "have the provider set the share higher and restart, or run `canal delete --tenant {name} --all`"
@@ -688,6 +690,7 @@ impl CatalogWriter {
         let is_excess = objections
             .iter()
             .any(|objection| objection.reason.is_excess());
+        // Every later change is objected to again; only the first is logged.
         if self.withheld.insert(name.clone()) {
             let reasons: BTreeSet<WithheldReason> = objections
                 .iter()

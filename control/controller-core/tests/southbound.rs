@@ -368,7 +368,7 @@ async fn a_thousand_changes_converge_in_few_messages() {
     let weights = slow.resources.values().find_map(|(_, r)| match r {
         Resource::Route(r) => match &r.action {
             RouteAction::Split(b) => Some(b.iter().map(|b| b.weight).collect::<Vec<_>>()),
-            RouteAction::Refuse { .. } => None,
+            RouteAction::Answer(_) | RouteAction::Refuse { .. } => None,
         },
         _ => None,
     });

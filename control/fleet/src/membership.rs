@@ -243,6 +243,7 @@ impl Membership {
         let member = self
             .members
             .values()
+            // A replica that is gone gives its address up.
             .find(|m| m.row.underlay == underlay && Some(&m.row.name) != replica && !m.gone);
         let is_others = |e: &EdgeMember| Some(&e.row.name) != edge && e.row.underlay == underlay;
         // The shared tunnel end of an AZ's edges is not a member's own address.
@@ -294,6 +295,7 @@ impl Membership {
             || known.behind != member.behind
             || report.draining != member.wants_drain
             || report.leaving != member.gone;
+        // A restarted process must acknowledge its tenants before it gets new sessions.
         if restarted && member.row.state == ReplicaState::Active {
             member.row.state = ReplicaState::Joining;
         }
@@ -376,6 +378,7 @@ impl Membership {
         if own.iter().any(|edge| {
             edge.row.underlay == report.underlay && edge.row.tunnel_end() == report.tunnel_end
         }) {
+            // The row on disk is the same, so nothing has to be stored.
             return Ok(None);
         }
         if same.len() >= EDGES_MAX {

@@ -100,6 +100,7 @@ impl FleetOverview {
                 if is_provider {
                     n.to_string()
                 } else {
+                    // A tenant must not learn the names of services that share its backends.
                     foreign_free(n)
                 }
             })
@@ -178,6 +179,7 @@ impl FleetOverview {
                 .azs
                 .get(az)
                 .and_then(|n| addresses(ranges, *n, service.number).ok())
+                // A service without addresses is shown with an empty list.
                 .unwrap_or_default()
                 .assigned;
             api::ExplainedTable {

@@ -201,6 +201,7 @@ pub(crate) fn build_publication(
             .0
             .extend(addresses);
     }
+    // Published tables and not planned ones: those that wait are left out.
     for seated in out.tables.values() {
         parts
             .entry(&seated.table.service.tenant)

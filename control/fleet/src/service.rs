@@ -111,6 +111,7 @@ impl FleetService {
             .principals
             .borrow()
             .backend(principal)
+            // A token of one backend must not put its replica into another one.
             .filter(|b| **b != report.backend)
         {
             return Err(ReportError::Backend {
@@ -137,6 +138,7 @@ impl FleetService {
         };
         self.metrics
             .count(metrics::FLEET_REPORTS, &[("from", "replica")]);
+        // Reports come ten times a second; the planner runs only after a change.
         if news {
             fleet.wake.notify_one();
         }

@@ -124,6 +124,7 @@ pub async fn find_sessions(
         .into_iter()
         .take(SHOWN_MAX)
     {
+        // The replica may have left the fleet since it answered.
         let Some(az) = names.replicas.get(&owned.replica).cloned() else {
             continue;
         };

@@ -292,6 +292,7 @@ impl RequestContext {
             | Operation::RotateRoot
             | Operation::Revoke
             | Operation::Restore => {
+                // Their arguments are in the body, so a parameter in the query is a mistake.
                 parameters(query, []).map_err(RequestError::form)?;
                 self.write(admin, operation, body).await
             }
@@ -376,6 +377,7 @@ impl RequestContext {
                     .await?;
                 self.view(SessionListView::from(found.get_ref()))
             }
+            // `answer` passes no other operation here than the list of trust domains.
             _ => {
                 let [tenant, certificates] =
                     parameters(query, ["tenant", "certificates"]).map_err(RequestError::form)?;
@@ -432,6 +434,7 @@ impl RequestContext {
                     admin.revoke(self.call(body.into())).await?.get_ref(),
                 ))
             }
+            // `answer` passes no other operation here than the restoration of an identity.
             _ => {
                 let body: RevokeBody = self.body(body).await?;
                 self.view(TrustDomainListView::from(

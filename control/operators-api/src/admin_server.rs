@@ -193,7 +193,7 @@ fn answer(
     if request.method() != Method::GET {
         return text(
             StatusCode::METHOD_NOT_ALLOWED,
-            "only GET is supported\n".into(),
+            "only GET is supported; fix: send GET\n".into(),
         );
     }
     match (request.uri().path(), endpoint) {
@@ -224,7 +224,7 @@ fn answer(
         ("/", AdminEndpoint::Socket | AdminEndpoint::Admin) => {
             text(StatusCode::OK, "canal-controller\n/config_dump[?tenant=NAME] (unix socket)\n/metrics\n/healthz/ready\n".into())
         }
-        _ => text(StatusCode::NOT_FOUND, "this path does not exist\n".into()),
+        _ => text(StatusCode::NOT_FOUND, "this path does not exist; fix: see / for the paths\n".into()),
     }
 }
 

@@ -8,7 +8,9 @@ use canal_model::program::{
     AppProtocol, Backend, BackendTarget, HostMatch, HttpMatch, PathMatch, Resource, RouteAction,
     TextMatch, ValueMatch,
 };
-use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteFilters};
+use canal_model::route_filters::{
+    HeaderModifier, PathRewrite, RedirectPort, RouteAnswer, RouteFilters, UrlScheme,
+};
 use canal_wire::api;
 use serde_json::{Value, json};
 
@@ -166,10 +168,7 @@ fn filters(filters: &RouteFilters) -> Value {
         };
         json!({ "set": pairs(&headers.set), "add": pairs(&headers.add), "remove": headers.remove })
     };
-    let path = filters.rewrite.path.as_ref().map(|path| match path {
-        PathRewrite::Full(path) => json!({ "full": path }),
-        PathRewrite::Prefix(text) => json!({ "prefix": text }),
-    });
+    let path = filters.rewrite.path.as_ref().map(path_change);
     json!({
         "requestHeaders": modifier(&filters.request_headers),
         "responseHeaders": modifier(&filters.response_headers),
@@ -177,9 +176,31 @@ fn filters(filters: &RouteFilters) -> Value {
     })
 }
 
+fn path_change(path: &PathRewrite) -> Value {
+    match path {
+        PathRewrite::Full(path) => json!({ "full": path }),
+        PathRewrite::Prefix(text) => json!({ "prefix": text }),
+    }
+}
+
 fn action(a: &RouteAction) -> Value {
     match a {
         RouteAction::Refuse { status, reason } => json!({ "refuse": status, "reason": reason }),
+        RouteAction::Answer(answer) => match &**answer {
+            RouteAnswer::Direct(direct) => json!({ "answer": direct.status, "body": direct.body }),
+            RouteAnswer::Redirect(redirect) => json!({
+                "redirect": redirect.status,
+                "scheme": redirect.scheme.map(UrlScheme::text),
+                "host": redirect.host,
+                "port": match redirect.port {
+                    RedirectPort::OfHost => json!("of host"),
+                    RedirectPort::Dialled => json!("dialled"),
+                    RedirectPort::OfScheme => json!("of scheme"),
+                    RedirectPort::Number(port) => json!(port),
+                },
+                "path": redirect.path.as_ref().map(path_change),
+            }),
+        },
         RouteAction::Split(backends) => {
             json!({ "split": backends.iter().map(backend).collect::<Vec<_>>() })
         }

@@ -269,6 +269,7 @@ fn check_placement(
     findings: &mut Vec<Finding>,
 ) {
     let key = || service.key.clone();
+    // Only a fleet without backends may leave a service without a placement.
     let Some(placement) = &service.placement else {
         if !fleet.backends.is_empty() {
             findings.push(Finding::Unplaced { service: key() });
@@ -398,6 +399,7 @@ fn check_tables(
     noted: &PlanExceptions,
     findings: &mut Vec<Finding>,
 ) {
+    // `check_placement` reports a missing placement.
     let Some(placement) = &service.placement else {
         return;
     };

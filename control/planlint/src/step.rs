@@ -59,6 +59,7 @@ fn check_service(
             service: new.key.clone(),
         });
     }
+    // A service that is placed for the first time moves nothing.
     let (Some(from), Some(to)) = (&old.placement, &new.placement) else {
         return false;
     };
@@ -152,6 +153,7 @@ fn check_table(
         .any(|(before, after)| names(before) != names(after));
     if changed != (after.version > before.version)
         || after.version < before.version
+        // A version is the number of the plan that made it, so it never repeats.
         || changed && after.version != step.after.number
     {
         findings.push(Finding::StaleVersion {
@@ -187,6 +189,7 @@ fn check_table(
                 .filter(|number| Some(*number) != head && names(other).contains(number))
                 .collect()
         };
+        // A packet passes the members in order, so a new order could pass the owner.
         if stay(before, after) != stay(after, before) {
             findings.push(Finding::Reordered {
                 service: service(),

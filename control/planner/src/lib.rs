@@ -176,6 +176,7 @@ fn balance(
             _ => MigrationState::Moving,
         }
     };
+    // Each wave moves a bounded part of the services, so that a bad plan affects few.
     let most = || {
         let landing =
             |service: &&PlannedService| service.tables.values().any(|table| is_landing(table));

@@ -380,6 +380,7 @@ impl<'a> ShardAssignment<'a> {
                 });
             }
             index.add(set, *id);
+            // Without backends there is no placement; the plan leaves the service out.
             let Some(placement) = self.placement(*id) else {
                 continue;
             };

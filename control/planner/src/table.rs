@@ -264,6 +264,7 @@ fn close(
             && request
                 .ownership
                 .edge(request.az)
+                // An AZ without edges sends no sessions here, so nothing has to be confirmed.
                 .is_none_or(|plan| plan >= closing)
         {
             (table.confirmed, table.reports_received) =

@@ -237,6 +237,7 @@ impl ApplyPlan {
                     continue;
                 }
             };
+            // An object that is named twice is deleted once.
             if !self.named.insert(key.clone()) {
                 continue;
             }

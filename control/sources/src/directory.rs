@@ -271,6 +271,7 @@ impl TenantFileSet {
         name: &str,
         visit: &mut TenantVisit<'_>,
     ) {
+        // The file is still being written, so it is read by the next scan.
         if visit.is_in(&visit.hints.busy, name) {
             visit.is_moving = true;
             return;

@@ -249,17 +249,12 @@ const TLS_OPTIONS: &str = "Canal has no TLS options of its own";
 const CLIENT_CERTIFICATES: &str = "client certificates are not supported in this version";
 const LISTENER_FILTERS: &str = "filters of listeners are not supported in this version";
 
-const HTTP_ROUTE: [KnownField; 10] = [
+const HTTP_ROUTE: [KnownField; 9] = [
     USE_DEFAULT_GATEWAYS,
     left_out(
         "spec.rules[].filters[].requestMirror",
         MIRROR,
         KEEP_OR_REMOVE,
-    ),
-    never(
-        "spec.rules[].filters[].requestRedirect",
-        "redirects are not supported in this version",
-        "remove the filter",
     ),
     never(
         "spec.rules[].filters[].cors",
@@ -308,7 +303,7 @@ fn are_only_mirrors(filters: &YamlNode) -> bool {
     matches!(&filters.value, YamlValue::List(items) if items.iter().all(is_mirror))
 }
 
-const VIRTUAL_SERVICE: [KnownField; 24] = [
+const VIRTUAL_SERVICE: [KnownField; 23] = [
     never(
         "spec.http[].rewrite.uriRegexRewrite",
         "rewriting a path by a regular expression is not supported in this version",
@@ -331,14 +326,9 @@ const VIRTUAL_SERVICE: [KnownField; 24] = [
         "remove the field; TCP goes to the service that was dialled",
     ),
     never(
-        "spec.http[].redirect",
-        "redirects are not supported in this version",
-        REMOVE,
-    ),
-    never(
-        "spec.http[].directResponse",
-        "direct responses are not supported in this version",
-        REMOVE,
+        "spec.http[].directResponse.body.bytes",
+        "direct responses of bytes are not supported in this version",
+        "write body.string",
     ),
     never(
         "spec.http[].delegate",
@@ -554,6 +544,7 @@ pub(crate) fn classify_field(
         Harmless::When(wanted) if value.is_some_and(|value| has_only_value(value, wanted)) => {
             FieldVerdict::Noise
         }
+        // An empty list configures nothing, so it cannot be misunderstood.
         Harmless::Never | Harmless::LeftOutIf(_) if value.is_some_and(is_empty_list) => {
             FieldVerdict::Noise
         }

@@ -91,6 +91,7 @@ pub fn parse(file: &str, text: &str) -> ParsedFile {
         ));
         return parsed;
     }
+    // Items of lists count as documents, or one list would exceed the limit.
     let mut items_left = DOCUMENTS_PER_FILE_MAX.saturating_sub(chunks.len());
     for chunk in chunks {
         let origin = SourceLocation {
@@ -324,6 +325,8 @@ impl DocumentReader<'_> {
 
     fn object(&mut self, kind: ObjectKind, root: &YamlNode) -> Option<Object> {
         match kind {
+            // Kubernetes' own objects read an empty value as absent; others refuse it, or they
+            // would lose a rule.
             ObjectKind::Pod => self.typed(kind, root, Empty::Absent).map(Object::Pod),
             ObjectKind::Service => self.typed(kind, root, Empty::Absent).map(Object::Service),
             ObjectKind::EndpointSlice => self
@@ -480,6 +483,7 @@ impl DocumentReader<'_> {
         let origin = file_location(&self.origin, unknown.spot);
         match classify_field(kind, &pattern(&unknown.path), value) {
             FieldVerdict::Noise => None,
+            // The object works without the field, so the diagnostic must not refuse the object.
             FieldVerdict::LeftOut { problem, fix } => {
                 let diagnostic = error(
                     origin,
@@ -551,6 +555,7 @@ fn strange(
             format!("{kind} is not supported in {api_version:?}"),
             format!("write apiVersion: {}", known.api_versions().join(" or ")),
         ),
+        // Charts hold many such objects, and none of them changes the mesh.
         UnknownKindAction::Skipped => (
             Severity::Warning,
             "kind",

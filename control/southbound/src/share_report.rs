@@ -123,6 +123,7 @@ impl ShareReport {
             });
         }
         for omitted in state.omitted {
+            // The tenant may have been removed since the data plane made the report.
             let Some(tenant) = tenant_of(&omitted.tenant) else {
                 continue;
             };

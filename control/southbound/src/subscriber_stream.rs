@@ -255,6 +255,8 @@ impl SubscriberStream {
         }
         let Ok(kind) = kind_of(&request.type_url) else {
             if request.response_nonce.is_empty() {
+                // The peer chooses how many types it requests, so the waiting responses are
+                // bounded.
                 self.unknown_pending += 1;
                 if self.unknown_pending > self.limits.pending {
                     return Err(StreamLimitError::TooManyUnknownTypes {
@@ -269,6 +271,7 @@ impl SubscriberStream {
                     items: Vec::new(),
                 });
             } else {
+                // The empty response for the unknown type is acknowledged like any other.
                 self.settle_nonce(&request.response_nonce, None);
             }
             return Ok(SubscriberMessage::UnknownType);

@@ -518,6 +518,7 @@ fn api_subscriber(
             .refusals
             .values()
             .map(|of_tenant| of_tenant.acked)
+            // A tenant that refuses keeps its own generation; all others share one.
             .chain([r.progress.acked])
             .min()
             .unwrap_or_default()

@@ -744,6 +744,7 @@ fn write_edits(
                 *grown.entry(key.tenant.clone()).or_insert(0) -= isize::from(had);
             }
         }
+        // An unconfirmed commit is undone with these rows.
         before.push((key.clone(), old));
     }
     Ok((before, grown))

@@ -59,7 +59,7 @@ fn writer_on_a_full_disk() {
     assert!(
         refused
             .to_string()
-            .contains("Nothing was changed; free some space"),
+            .contains("nothing was changed; fix: free some space"),
         "{refused}"
     );
     let expect = 1 + 2 * (landed - 1);

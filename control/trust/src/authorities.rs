@@ -293,6 +293,7 @@ impl TrustAuthorities {
                 domains.entry(name.clone()).or_default();
                 continue;
             }
+            // An existing root must stay: its certificates are in use.
             if domains.get(name).is_some_and(|d| d.own.is_some()) {
                 continue;
             }
@@ -377,6 +378,7 @@ impl TrustAuthorities {
         mut order: IssuanceRequest,
     ) -> Result<IssuedChain, IssueError> {
         let now = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        // The rate is checked first, so that refused requests cost nothing else.
         if !locked(&self.rates).take(&order.holder, order.rate, now) {
             return Err(IssueError::Rate(
                 order.holder,
@@ -619,6 +621,7 @@ impl TrustAuthorities {
         let meant: Vec<&StoredCertificate> = rows
             .iter()
             .filter(is_meant)
+            // An expired certificate is refused without a revocation.
             .filter(|r| r.until > now)
             .map(Arc::as_ref)
             .collect();

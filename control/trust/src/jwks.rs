@@ -273,6 +273,7 @@ impl JwksSource {
                 .config_dir
                 .as_ref()
                 .ok_or(JwksError::NoFolder)?
+                // A file is read from the tenant's own folder only.
                 .join(tenant.as_str());
             let name = name.to_string();
             let read = tokio::task::spawn_blocking(move || read_inside(&folder, &name)).await;
@@ -295,6 +296,7 @@ impl JwksSource {
             time: FETCH,
         };
         let FetchResponse { status, etag, body } = self.client.send(ask).await?;
+        // The tenant's last set stays in use.
         if status == StatusCode::NOT_MODIFIED {
             return Ok(JwksFetch::Unchanged);
         }
@@ -403,6 +405,7 @@ impl Fetcher {
             };
             let known = self.entries.entry(place.clone()).or_insert_with(fresh);
             let of_tenant = under_way.entry(place.0.clone()).or_default();
+            // One tenant with slow servers must not use all fetches.
             let is_full =
                 self.tasks.len() >= JWKS_FETCHES_MAX || *of_tenant >= JWKS_FETCHES_PER_TENANT_MAX;
             if known.under_way || known.due > now || is_full {
@@ -434,6 +437,7 @@ impl Fetcher {
             &[("tenant", place.0.as_str()), ("outcome", outcome)],
         );
         let refresh = self.origin.options.refresh;
+        // No tenant needs the set any more.
         let Some(known) = self.entries.get_mut(&place) else {
             return;
         };

@@ -132,6 +132,7 @@ counts! {
     /// Every counter of the edge, in the order of its map.
     EDGE_COUNTS, edge_count_name: EdgeCount[CANAL_EDGE_COUNTS] {
         CANAL_EDGE_TO_REPLICA = "to_replica",
+        CANAL_EDGE_TO_DOWN = "to_down",
         CANAL_EDGE_TO_NODE = "to_node",
         CANAL_EDGE_DIALLED = "dialled",
         CANAL_EDGE_ANSWERED = "answered",

@@ -15,5 +15,5 @@ mod ternary;
 
 pub use attributes::{AttributeValue, AttributeVisibility, Attributes, NoAttributes, name};
 pub use peer::{authentications, peer_mode};
-pub use policy_destination::{PolicyDestination, applies};
+pub use policy_destination::{PolicyDestination, applies, applies_to_answers};
 pub use policy_set::{AuthorizationDecision, ExtAuthzProgress, PolicySet, ShadowKind, ShadowMatch};

@@ -34,6 +34,30 @@ impl<'a> PolicyDestination<'a> {
     }
 }
 
+/// Returns true if a policy with this target judges the requests to a service that a gateway
+/// answers itself: if it applies to one of the service's endpoints, of which these are the labels.
+/// Without endpoints nobody knows which policies would apply to one, so all those that select
+/// workloads of the namespace do.
+pub fn applies_to_answers(
+    target: &PolicyTarget,
+    service: &ServiceKey,
+    endpoints: &[&Labels],
+) -> bool {
+    let applies_to = |labels: &Labels| {
+        let place = PolicyDestination::workload(&service.namespace, labels).serving(Some(service));
+        applies(target, &place)
+    };
+    if !endpoints.is_empty() {
+        return endpoints.iter().any(|labels| applies_to(labels));
+    }
+    match target {
+        PolicyTarget::Workloads { namespace, .. } => namespace
+            .as_ref()
+            .is_none_or(|namespace| *namespace == service.namespace),
+        _ => applies_to(&Labels::new()),
+    }
+}
+
 /// Returns true if a policy with this target applies to the destination.
 pub fn applies(target: &PolicyTarget, place: &PolicyDestination<'_>) -> bool {
     match (target, place.workload) {

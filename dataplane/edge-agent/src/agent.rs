@@ -324,6 +324,7 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
         clean,
         "edge: the agent ends; the program stays attached to the device and forwards with the current maps"
     );
+    // The subscriber writes its state file before the drain ends its task.
     subscriber.stop().await;
     process.force();
     drop(whole);
@@ -345,6 +346,7 @@ fn begin(config: &EdgeConfig, registry: &Registry) -> Result<AgentShared, EdgeEr
     let counts = EdgeCounters::new(registry);
     let mut kernel = KernelMaps::load(&config.device)?;
     counts.verified("canal_edge", kernel.verified_instructions()?);
+    // Not an error: the edge forwards as long as this process runs.
     if !kernel.is_durable() {
         tracing::warn!(pins = %config.device.pin_dir.display(), "edge: the maps end with this process's mount namespace, so a restarted agent begins with empty maps");
     }
@@ -437,6 +439,7 @@ fn spawn_prober(
         }
     };
     let run = move || {
+        // Dropped at the end of the thread, also by a panic, so that `lost` resolves.
         let _alive = alive;
         runtime.block_on(probing);
     };
@@ -534,10 +537,12 @@ fn look_after(shared: &AgentShared, audits: bool) {
         RepairAction::Attach => (kernel.attach(), look.live.then_some("attachment")),
         RepairAction::Reload => (kernel.reload(), Some("pins")),
     };
+    // Without programs there is nothing to audit; the next check tries again.
     if let Err(error) = &fixed {
         tracing::error!(%error, ?look, "edge: could not reinstall missing programs or maps; retrying");
         return;
     }
+    // New maps are filled at once, because the program drops packets of missing entries.
     let audited = if audits || what.is_some() || !look.live {
         reconciler.audit()
     } else {

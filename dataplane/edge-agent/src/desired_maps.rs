@@ -492,6 +492,7 @@ impl MapContext<'_> {
                 continue;
             };
             for ip in a.addresses.iter().map(IpAddr::to_canonical) {
+                // The older service keeps an address that two services claim.
                 if let Err(by) = claim(&mut addresses, (vni, ip), a) {
                     let reason = OmissionReason::Taken(format!("{}@{} {ip}", by.service, by.az));
                     maps.left_out.insert(origin(a).left_out(

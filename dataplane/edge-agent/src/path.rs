@@ -26,6 +26,7 @@ pub(crate) fn decide_path(
         bucket: bucket as u32,
         ..SessionPath::default()
     };
+    // Without a table the service has no chains, so the path ends here.
     let Some(table) = content.tables.get(&service) else {
         return Some(path);
     };
@@ -42,11 +43,14 @@ pub(crate) fn decide_path(
         ))
     });
     let Some((number, slot)) = slots.into_iter().find(|(_, slot)| slot.up) else {
+        // No replica of the chain is up: the edge drops the packets of the session. Only the first
+        // packet of a new one goes to the chain's first replica.
         return Some(path);
     };
     // The program uses the low bits of the hash for the bucket and the high half for the tunnel.
     let upper = (hash >> 16) as usize;
     path.tunnel_port = match content.tunnels.get(&slot.address) {
+        // Without aggregation each flow has a tunnel of its own.
         _ if !place.aggregate => 0xc000 | hash >> 16,
         Some(ports) if !ports.is_empty() => ports[upper % ports.len()].into(),
         _ => u32::from(TUNNEL_PORT) + (upper % usize::from(place.tunnels.max(1))) as u32,

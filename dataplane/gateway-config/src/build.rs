@@ -404,6 +404,7 @@ impl SnapshotBuilder {
         let serves = workload
             .endpoints
             .iter()
+            // A workload must not receive another tenant's requests.
             .filter(|e| e.service.tenant == workload.tenant);
         let view = Arc::new(WorkloadView {
             uid: workload.uid(),
@@ -687,11 +688,13 @@ impl SnapshotBuilder {
         let tenants = self
             .tenants
             .values()
+            // An absent tenant keeps its view, without a trust domain.
             .filter(|t| t.trust_domain.is_some())
             .map(|t| (ResourceKind::Tenant, t.name.to_string()));
         let services = self
             .services
             .iter()
+            // Rules and workloads may name a service that is not stored.
             .filter(|(_, s)| s.service.is_some())
             .map(|(key, _)| (ResourceKind::Service, key.to_string()));
         let known = tenants

@@ -21,8 +21,10 @@ impl FilterChain {
     /// Changes heads as the rule's filters say: the request's when it is sent to an endpoint, and
     /// the response's.
     const CHANGE_HEADS: Self = Self(2);
+    /// Answers the request as the rule says. It runs once, before an endpoint is selected.
+    const ANSWER: Self = Self(4);
     /// The filters that run once, before an endpoint is selected.
-    const BEFORE_BALANCE: Self = Self::BUFFER_BODY;
+    const BEFORE_BALANCE: Self = Self(Self::BUFFER_BODY.0 | Self::ANSWER.0);
 
     /// Returns the filters that policies require.
     pub fn of_policies<'a>(policies: impl IntoIterator<Item = &'a DestinationPolicy>) -> Self {
@@ -52,6 +54,11 @@ impl FilterChain {
         }
     }
 
+    /// Returns the filter of a rule whose requests the gateway answers itself.
+    pub fn of_answer() -> Self {
+        Self::ANSWER
+    }
+
     /// Returns the filters of both chains.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
@@ -68,6 +75,12 @@ impl FilterChain {
     #[inline]
     pub fn buffers_body(self) -> bool {
         self.has(Self::BUFFER_BODY)
+    }
+
+    /// True if the gateway answers the request itself.
+    #[inline]
+    pub fn answers(self) -> bool {
+        self.has(Self::ANSWER)
     }
 
     /// True if the rule's filters change heads.
@@ -95,5 +108,8 @@ mod tests {
         assert!(both.buffers_body() && both.runs_before_balance());
         let heads = none.with(FilterChain::CHANGE_HEADS);
         assert!(heads.changes_heads() && !heads.runs_before_balance());
+        let answer = FilterChain::of_answer();
+        assert!(answer.answers() && answer.runs_before_balance() && !answer.buffers_body());
+        assert!(!both.answers() && !heads.answers());
     }
 }

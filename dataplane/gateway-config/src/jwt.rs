@@ -221,6 +221,7 @@ impl JwtRequirements {
         now: u64,
     ) -> Result<(Arc<Token>, &JwtIssuer), TokenCheckError> {
         let name = cache.name(self.id, &found.text);
+        // A token that is cached counts only in the places that its issuer permits.
         if let Some((token, rule)) = cache.get(&name, now)
             && let Some(issuer) = self
                 .rules()
@@ -235,6 +236,7 @@ impl JwtRequirements {
         let parsed = jws::ParsedToken::read(&found.text).map_err(TokenCheckError::Bad)?;
         let digest = cache.digest(&found.text);
         let mut why = TokenError::Issuer;
+        // Several rules may name one issuer; a token needs to satisfy one of them.
         for (n, rule) in self.rules().enumerate() {
             if rule.name != parsed.issuer() || !rule.places.hold(found.location) {
                 continue;

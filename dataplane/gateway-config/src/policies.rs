@@ -8,11 +8,12 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use canal_authorization::{PolicyDestination, PolicySet, applies};
+use canal_authorization::{PolicyDestination, PolicySet, applies, applies_to_answers};
 use canal_model::authorization::{
     Authentication, Authorization, Authorizer, PolicyKey, PolicyTarget,
 };
 use canal_model::ids::{Namespace, ServiceKey};
+use canal_model::program::Labels;
 
 use crate::jwt::{JwtIssuers, JwtRequirements, TokenNames};
 
@@ -125,16 +126,30 @@ impl<T> TargetedPolicies<T> {
     }
 
     fn of(&self, place: &PolicyDestination<'_>) -> Vec<Arc<T>> {
-        let namespaced = place
-            .workload
-            .and_then(|(namespace, _)| self.namespaces.get(namespace));
-        let serviced = place.service.and_then(|service| self.services.get(service));
+        let namespace = place.workload.map(|(namespace, _)| namespace);
+        self.select(namespace, place.service, |target| applies(target, place))
+    }
+
+    fn of_answers(&self, service: &ServiceKey, endpoints: &[&Labels]) -> Vec<Arc<T>> {
+        self.select(Some(&service.namespace), Some(service), |target| {
+            applies_to_answers(target, service, endpoints)
+        })
+    }
+
+    fn select(
+        &self,
+        namespace: Option<&Namespace>,
+        service: Option<&ServiceKey>,
+        is_for: impl Fn(&PolicyTarget) -> bool,
+    ) -> Vec<Arc<T>> {
+        let namespaced = namespace.and_then(|namespace| self.namespaces.get(namespace));
+        let serviced = service.and_then(|service| self.services.get(service));
         let all = self
             .wide
             .values()
             .chain(namespaced.into_iter().flat_map(BTreeMap::values));
         let all = all.chain(serviced.into_iter().flat_map(BTreeMap::values));
-        all.filter(|(target, _)| applies(target, place))
+        all.filter(|(target, _)| is_for(target))
             .map(|(_, object)| object.clone())
             .collect()
     }
@@ -260,6 +275,31 @@ impl TenantPolicies {
         if policies.is_empty() && issuers.is_empty() {
             return None;
         }
+        Some(self.combined(policies, issuers))
+    }
+
+    /// Returns the policies for the requests to a service that the gateway answers itself.
+    /// `endpoints` are the labels of its endpoints (see [`applies_to_answers`]).
+    pub fn guard_of_answers(
+        &self,
+        service: &ServiceKey,
+        endpoints: &[&Labels],
+    ) -> Option<Arc<DestinationPolicy>> {
+        let (policies, issuers) = (
+            self.authorizations.of_answers(service, endpoints),
+            self.authentications.of_answers(service, endpoints),
+        );
+        if policies.is_empty() && issuers.is_empty() {
+            return None;
+        }
+        Some(self.combined(policies, issuers))
+    }
+
+    fn combined(
+        &self,
+        policies: Vec<Arc<Authorization>>,
+        issuers: Vec<Arc<JwtIssuers>>,
+    ) -> Arc<DestinationPolicy> {
         let addresses = policies
             .iter()
             .map(|p| Arc::as_ptr(p) as usize)
@@ -267,11 +307,11 @@ impl TenantPolicies {
         let addresses: Vec<usize> = addresses.collect();
         let mut made = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = made.get(&addresses).and_then(Weak::upgrade) {
-            return Some(known);
+            return known;
         }
         made.retain(|_, guard| guard.strong_count() > 0);
         let guard = Arc::new(DestinationPolicy::new(policies, issuers));
         made.insert(addresses, Arc::downgrade(&guard));
-        Some(guard)
+        guard
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use canal_model::program::{PathMatch, RouteRule};
+use canal_model::program::{PathMatch, RouteAction, RouteRule};
 use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteFilters};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -54,18 +54,24 @@ impl MatchedFilters {
             changes.add(name, value.as_bytes());
         }
         changes.host.clone_from(&filters.rewrite.host);
-        let matched = self.rule.matches.get(self.match_index);
         // `OPTIONS *` is about the server, and has no path.
-        if let (Some(rewrite), Some(matched)) = (&filters.rewrite.path, matched)
+        if let Some(rewrite) = &filters.rewrite.path
             && path.starts_with('/')
         {
-            let rewritten = rewritten_path(rewrite, &matched.path, path);
-            if rewritten.split('/').any(is_dot_segment) {
-                return None;
-            }
-            changes.path = Some(rewritten);
+            changes.path = Some(self.rewritten(rewrite, path)?);
         }
         Some(changes)
+    }
+
+    /// Returns the path after `rewrite`; `None` if it has a dot segment.
+    pub(crate) fn rewritten(&self, rewrite: &PathRewrite, path: &str) -> Option<String> {
+        let matched = self.rule.matches.get(self.match_index)?;
+        let rewritten = rewritten_path(rewrite, &matched.path, path);
+        (!rewritten.split('/').any(is_dot_segment)).then_some(rewritten)
+    }
+
+    pub(crate) fn action(&self) -> &RouteAction {
+        &self.rule.action
     }
 
     /// Returns the changes of the response's headers, if there are any.
@@ -135,7 +141,7 @@ fn without_last_slash(text: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use canal_model::program::{HttpMatch, RouteAction, RouteKey};
+    use canal_model::program::{HttpMatch, RouteKey};
 
     use super::*;
 

@@ -146,6 +146,8 @@ pub struct RouteTarget {
 pub enum RouteOutcome {
     /// The request goes to this backend.
     Target(RouteTarget),
+    /// The gateway answers the request itself; [`MatchedRule::filters`] makes the answer.
+    Answer,
     /// The gateway responds with an error.
     Refuse { status: u16, reason: String },
     /// No rule matches the request.
@@ -160,7 +162,7 @@ pub struct MatchedRule<'a> {
 }
 
 impl MatchedRule<'_> {
-    /// Returns the rule's filters, for a target whose chain has them.
+    /// Returns the rule's filters and answer, for a target whose chain has them.
     pub fn filters(&self) -> MatchedFilters {
         MatchedFilters::new(self.rule, self.match_index)
     }
@@ -183,7 +185,7 @@ impl ServiceRoutes {
             }
             let backends = match &rule.action {
                 RouteAction::Split(backends) => backends.as_slice(),
-                RouteAction::Refuse { .. } => &[],
+                RouteAction::Answer(_) | RouteAction::Refuse { .. } => &[],
             };
             let backends = backends.iter().map(|b| match &b.target {
                 // A backend of another tenant gets no ID, so requests that select it are refused.
@@ -253,6 +255,7 @@ impl ServiceRoutes {
         };
         let outcome = match found.action() {
             RouteDecision::Refuse { status, reason } => refuse(status, reason),
+            RouteDecision::Answer(_) => RouteOutcome::Answer,
             RouteDecision::Split(split) => match pick(split, random) {
                 BackendChoice::Refuse { status, reason } => refuse(status, reason),
                 BackendChoice::Backend { index: place, .. } => {

@@ -194,6 +194,7 @@ impl TenantBuilds {
                 )),
             }
         }
+        // The cheapest come first, so that one large change delays the fewest tenants.
         builds.sort_by_key(|(jobs, ..)| {
             (
                 jobs.iter().map(CompileJob::regexes).sum::<usize>(),
@@ -265,6 +266,7 @@ impl TenantBuilds {
         if !build.jobs.is_empty() {
             return None;
         }
+        // Later parts of the batch may replace rules that are compiled already.
         if !waiting.rest.is_empty() {
             build.change.add_later(std::mem::take(&mut waiting.rest));
             let jobs = self
@@ -279,6 +281,7 @@ impl TenantBuilds {
                         .any(|compiled| job.is_done_by(compiled))
                 })
                 .collect();
+            // Routes of a service that is compiled again are outdated.
             build.compiled.retain(|compiled| {
                 !build
                     .jobs
@@ -297,6 +300,7 @@ impl TenantBuilds {
             later_generation,
             ..
         } = self.waiting.remove(&step.tenant)?;
+        // Security resources of later batches do not wait for the tables of those batches.
         let later = build.change.take_security(later);
         if later.is_empty() {
             self.open_built();

@@ -13,6 +13,7 @@ pub(crate) mod ext_authz;
 mod gateway_attributes;
 pub(crate) mod reauthorize;
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -28,7 +29,7 @@ use canal_model::program::PolicyPaths;
 use canal_router::{RoutableRequest, normalize_path};
 
 use crate::destination::ResolvedDestination;
-use crate::endpoints::SelectedEndpoint;
+use crate::endpoints::{EndpointSetState, SelectedEndpoint};
 use crate::finish::AuthzRecord;
 use crate::session::ClientSession;
 use crate::worker::Worker;
@@ -55,6 +56,14 @@ impl<'a> DestinationPolicies<'a> {
         Self {
             endpoint: chosen.endpoint().guard.as_deref(),
             dialled: resolved.guard_beside(&chosen.view),
+        }
+    }
+
+    /// Selects the policies for a request that the gateway answers itself.
+    pub(crate) fn of_answer(policies: Option<&'a DestinationPolicy>) -> Self {
+        Self {
+            endpoint: policies,
+            dialled: None,
         }
     }
 
@@ -213,7 +222,7 @@ impl AuthorizationState {
         worker: &Worker,
         session: &'a ClientSession,
         guards: &DestinationPolicies<'_>,
-        to: SocketAddr,
+        to: Option<SocketAddr>,
         (request, authority): (&'a R, &'a [u8]),
         record: Option<&mut AuthzRecord>,
     ) -> Result<AuthorizationStep, ProxyError> {
@@ -237,6 +246,31 @@ impl AuthorizationState {
     pub(crate) fn settle(&mut self, guards: &DestinationPolicies<'_>) {
         self.consent = ExtAuthzGrant::Whole(guards.names());
     }
+}
+
+/// Returns the policies of a request that the gateway answers itself: those of the endpoints of the
+/// dialled service together.
+///
+/// # Errors
+/// The tenant or the service no longer exists.
+pub(crate) fn policies_of_answer(
+    worker: &Worker,
+    session: &ClientSession,
+    view: &EndpointSetState,
+) -> Result<Option<Arc<DestinationPolicy>>, ProxyError> {
+    let snapshot = worker.snapshot();
+    let tenant = snapshot
+        .tenant(session.account.tenant.as_str())
+        .ok_or(ProxyError::NoService)?;
+    let service = view.set.service.as_ref().ok_or(ProxyError::NoService)?;
+    // Endpoints of one set mostly share a policy set, so each set of policies is read once.
+    let mut seen = HashSet::new();
+    let endpoints = view.set.endpoints.iter();
+    let labels: Vec<_> = endpoints
+        .filter(|endpoint| seen.insert(endpoint.guard.as_ref().map(|guard| guard.id)))
+        .map(|endpoint| &endpoint.workload.labels)
+        .collect();
+    Ok(tenant.policies.guard_of_answers(&service.key, &labels))
 }
 
 fn decide(

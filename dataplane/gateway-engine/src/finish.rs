@@ -208,15 +208,17 @@ impl RequestRecord {
         self.answered = Some(Instant::now());
     }
 
-    /// Records that the request ends with `fault`. A response that has already begun keeps its
-    /// status.
+    /// Records that the request ends with `fault`, and counts it unless it is the answer of a rule.
+    /// A response that has already begun keeps its status.
     pub(crate) fn fault(&mut self, fault: &ProxyError) {
         if self.answered.is_none() {
             self.status = fault.status();
         }
         self.flag = fault.flag();
         self.detail = fault.detail().to_string();
-        self.worker.counts.refused_request(fault);
+        if !matches!(fault, ProxyError::Answered(_)) {
+            self.worker.counts.refused_request(fault);
+        }
     }
 
     /// Returns the fields of the request, which took `took`.

@@ -10,10 +10,11 @@ pub(crate) mod http1;
 pub(crate) mod http2;
 
 use std::borrow::Cow;
+use std::net::SocketAddr;
 use std::rc::Rc;
 
 use bytes::Bytes;
-use canal_gateway_config::{RequestMutations, jwt};
+use canal_gateway_config::{AnsweredRequest, DestinationPolicy, RequestMutations, RouteReply, jwt};
 use canal_gateway_http::head::{ClientProtocol, FullRequest, RequestInfo, ValidatedHttp2Request};
 use canal_gateway_http::heads;
 use canal_gateway_http::proxy_error::ProxyError;
@@ -22,7 +23,8 @@ use canal_h1::RequestKind;
 use canal_hbone::CloseReport;
 use canal_model::authorization::Authorizer;
 use canal_model::program::{AppProtocol, UpstreamPool};
-use canal_router::routing_path;
+use canal_model::route_filters::UrlScheme;
+use canal_router::{RoutableRequest, routing_path};
 use h2::client::SendRequest;
 use http::HeaderMap;
 
@@ -226,13 +228,13 @@ impl RequestState {
         }
     }
 
-    /// Authorizes the request at this endpoint. Grants of external authorizers remain valid while
-    /// the same policies require them.
+    /// Authorizes the request at the endpoint with this address, if there is one. Grants of external
+    /// authorizers remain valid while the same policies require them.
     async fn authorize<R: FullRequest>(
         &mut self,
         routed: &RoutedRequest,
         policies: &DestinationPolicies<'_>,
-        selected: &SelectedEndpoint,
+        to: Option<SocketAddr>,
         earlier: Option<Box<AuthorizationState>>,
         request: (&R, &[u8]),
     ) -> Result<Box<AuthorizationState>, ProxyError> {
@@ -243,7 +245,7 @@ impl RequestState {
                     .await?
             }
         };
-        let (worker, session, to) = (&self.worker, &self.session, selected.address);
+        let (worker, session) = (&self.worker, &self.session);
         // An ext_authz grant may change the request, so the policies are evaluated again after it.
         loop {
             let decision = self
@@ -405,6 +407,70 @@ impl<D: HttpDownstream> HttpRequest<D> {
     }
 }
 
+impl<D: HttpDownstream> HttpRequest<D> {
+    /// Buffers the beginning of the body, if an authorizer reads it. `of_answer` are the policies of
+    /// a request that the gateway answers.
+    async fn buffer_body(
+        &mut self,
+        routed: &RoutedRequest,
+        of_answer: Option<&DestinationPolicy>,
+    ) -> Result<(), ProxyError> {
+        let wanted = buffered_body::bytes_to_buffer(
+            &self.state.worker,
+            &self.state.session,
+            routed,
+            &self.state.info,
+            of_answer,
+        );
+        if wanted > 0 {
+            self.state.body =
+                Some(Box::pin(self.client.buffer_body(&mut self.state, wanted)).await?);
+        }
+        Ok(())
+    }
+
+    /// Authorizes a request that the gateway answers itself, and makes the answer.
+    ///
+    /// # Errors
+    /// A policy denies the request, or the path of its redirect has a dot segment.
+    async fn answer(&mut self, routed: &RoutedRequest) -> Result<RouteReply, ProxyError> {
+        let (worker, session) = (self.state.worker.clone(), self.state.session.clone());
+        let policies = authorize::policies_of_answer(&worker, &session, &routed.view)?;
+        self.buffer_body(routed, policies.as_deref()).await?;
+        let policies = DestinationPolicies::of_answer(policies.as_deref());
+        let (head, authority) = self.client.head();
+        if !policies.is_empty() || session.principal.foreign {
+            self.state
+                .authorize(routed, &policies, None, None, (&head, authority))
+                .await?;
+        }
+        let normal = routing_path(head.path());
+        let normal = normal.map_or_else(|| String::from_utf8_lossy(head.path()), Cow::Owned);
+        let hostname = routed.resolved.hostname().unwrap_or_default();
+        let request = AnsweredRequest {
+            scheme: if session.tls {
+                UrlScheme::Https
+            } else {
+                UrlScheme::Http
+            },
+            // Only HTTP/1.0 clients may send none.
+            authority: if authority.is_empty() {
+                hostname.as_bytes()
+            } else {
+                authority
+            },
+            port: routed.view.set.port,
+            path: head.path(),
+            query: head.query(),
+            normal_path: &normal,
+        };
+        let matched = routed.matched.as_ref();
+        matched
+            .and_then(|matched| matched.answer(&request))
+            .ok_or(ProxyError::UnsafePath("rewritten_dot_segment"))
+    }
+}
+
 impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
     type Done = ExchangeEnd;
     type End = D::End;
@@ -453,17 +519,13 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
 
     /// Each filter has one `if`, in the order of the chain.
     async fn filter(&mut self, routed: &RoutedRequest) -> Result<(), ProxyError> {
+        if routed.filters.answers() {
+            return Err(Box::pin(self.answer(routed))
+                .await
+                .map_or_else(|error| error, |reply| ProxyError::Answered(Box::new(reply))));
+        }
         if routed.filters.buffers_body() {
-            let wanted = buffered_body::bytes_to_buffer(
-                &self.state.worker,
-                &self.state.session,
-                routed,
-                &self.state.info,
-            );
-            if wanted > 0 {
-                self.state.body =
-                    Some(Box::pin(self.client.buffer_body(&mut self.state, wanted)).await?);
-            }
+            self.buffer_body(routed, None).await?;
         }
         Ok(())
     }
@@ -502,7 +564,13 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
     ) -> Result<Option<Box<AuthorizationState>>, ProxyError> {
         let (head, authority) = self.client.head();
         self.state
-            .authorize(routed, policies, selected, earlier, (&head, authority))
+            .authorize(
+                routed,
+                policies,
+                Some(selected.address),
+                earlier,
+                (&head, authority),
+            )
             .await
             .map(Some)
     }

@@ -46,9 +46,12 @@ fn fields(fault: &ProxyError) -> impl Iterator<Item = (&[u8], &[u8])> + Clone {
     let (extra, own) = match fault {
         // The authorizer determines its own response; the gateway adds none of its fields.
         ProxyError::Rejected(rejection) => (rejection.headers.as_slice(), false),
+        ProxyError::Answered(reply) => (reply.headers.as_slice(), false),
         _ => (&[][..], true),
     };
-    let has_content_type = extra.iter().any(|(name, _)| name == "content-type");
+    // The rule determines all headers of its answer.
+    let has_content_type = matches!(fault, ProxyError::Answered(_))
+        || extra.iter().any(|(name, _)| name == "content-type");
     let text = (!has_content_type).then_some((&b"content-type"[..], TEXT.as_bytes()));
     let allow = (own && status == 405).then_some((&b"allow"[..], ALLOWED.as_bytes()));
     let retry = (own && matches!(status, 429 | 503)).then_some((&b"retry-after"[..], &b"1"[..]));
@@ -66,8 +69,14 @@ fn fields(fault: &ProxyError) -> impl Iterator<Item = (&[u8], &[u8])> + Clone {
 fn body_of(fault: &ProxyError) -> String {
     match fault {
         ProxyError::Rejected(rejection) => rejection.body.clone(),
+        ProxyError::Answered(reply) => reply.body.clone(),
         _ => format!("{}\n", fault.text()),
     }
+}
+
+/// True for a reply with a status that has neither a body nor a length (RFC 9110 §8.6, §15.4.5).
+fn has_no_length(fault: &ProxyError) -> bool {
+    matches!(fault.status(), 204 | 304)
 }
 
 /// Sends a local reply to an HTTP/1.1 client. Returns the payload's bytes; `None` if the client is
@@ -83,7 +92,7 @@ pub(crate) async fn http1(
     }
     let body = body_of(fault);
     let length = body.len().to_string();
-    let framing = if manner.head {
+    let framing = if manner.head || has_no_length(fault) {
         Framing::None
     } else {
         Framing::Length(body.len() as u64)
@@ -94,8 +103,7 @@ pub(crate) async fn http1(
         ..ForwardOptions::default()
     };
     // Needed for HEAD only; otherwise the framing writes the length.
-    let described = manner
-        .head
+    let described = (manner.head && !has_no_length(fault))
         .then_some((&b"content-length"[..], length.as_bytes()));
     client
         .out
@@ -163,7 +171,9 @@ pub(crate) fn http2(
             headers.append(name, value);
         }
     }
-    headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
+    if !has_no_length(fault) {
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
+    }
     *response.status_mut() =
         StatusCode::from_u16(fault.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let Ok(mut send) = respond.send_response(response, head) else {

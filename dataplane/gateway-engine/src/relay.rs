@@ -191,7 +191,7 @@ impl ClientTraffic for RelayedConnection {
         {
             // Header mutations by the authorizer do not apply to bytes that are not requests.
             let _ = Box::pin(ext_authz::check(worker, session, &check, |_| {
-                ext_authz::connection(session, to)
+                ext_authz::connection(session, Some(to))
             }))
             .await?;
             consent = ExtAuthzGrant::To(check);

@@ -32,13 +32,13 @@ pub(crate) struct RoutedRequest {
     pub(crate) version: u64,
     /// Filters of the rule and of the endpoints.
     pub(crate) filters: FilterChain,
-    /// The rule whose filters change heads, if there is one.
+    /// The rule whose filters change heads, or whose requests the gateway answers, if there is one.
     pub(crate) matched: Option<MatchedFilters>,
     _admission: RequestPermit,
 }
 
 /// The endpoint set of a request, the filters that its rule asks for, and the rule if its filters
-/// change heads.
+/// change heads or the gateway answers the request. An answered request has the dialled port's set.
 type RoutePlacement = (Rc<EndpointSetState>, FilterChain, Option<MatchedFilters>);
 
 impl RoutedRequest {
@@ -217,6 +217,10 @@ fn decide<R: RoutableRequest>(
                         matched = rule.map(|rule| rule.filters());
                     }
                     (target.slot, target.filters)
+                }
+                RouteOutcome::Answer => {
+                    matched = rule.map(|rule| rule.filters());
+                    (port.slot, FilterChain::of_answer())
                 }
                 RouteOutcome::Refuse { status, reason } => {
                     return Err(ProxyError::Route { status, reason });

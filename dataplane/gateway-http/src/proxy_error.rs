@@ -4,6 +4,7 @@
 //! The table is exhaustive. Nothing here acts on an error. Start with [`ProxyError`].
 
 use canal_authorization::AuthorizationDecision;
+use canal_gateway_config::RouteReply;
 use canal_gateway_config::jwt::TokenError;
 use canal_h1::MessageRefusal;
 
@@ -127,6 +128,8 @@ pub enum ProxyError {
     NoRoute,
     /// The route itself is an error, because its source is broken.
     Route { status: u16, reason: String },
+    /// No error: the rule answers the request itself.
+    Answered(Box<RouteReply>),
     /// The service or its port does not exist, or no longer exists.
     NoService,
     /// A security resource of the tenant is rejected or missing, so nothing of the tenant is
@@ -194,6 +197,7 @@ impl ProxyError {
             ProxyError::ClientGone => 499,
             ProxyError::NoRoute => 404,
             ProxyError::Route { status, .. } => *status,
+            ProxyError::Answered(reply) => reply.status,
             ProxyError::TenantBusy
             | ProxyError::TenantBodies
             | ProxyError::TenantBuffers
@@ -220,7 +224,9 @@ impl ProxyError {
             | ProxyError::Method
             | ProxyError::UnsafePath(_) => ResponseFlag::DownstreamProtocol,
             // Envoy has no flag for these errors; its response code details describe them.
-            ProxyError::Denied(_) | ProxyError::Unauthenticated(_) => ResponseFlag::None,
+            ProxyError::Answered(_) | ProxyError::Denied(_) | ProxyError::Unauthenticated(_) => {
+                ResponseFlag::None
+            }
             ProxyError::Rejected(_) | ProxyError::ExtAuthzFailed(_) => ResponseFlag::Unauthorized,
             ProxyError::RequestTimeout => ResponseFlag::StreamIdle,
             ProxyError::ClientGone => ResponseFlag::DownstreamGone,
@@ -257,6 +263,7 @@ impl ProxyError {
             ProxyError::ClientGone => "client_gone",
             ProxyError::NoRoute => "no_route",
             ProxyError::Route { .. } => "route_refused",
+            ProxyError::Answered(_) => "direct_response",
             ProxyError::NoService => "no_service",
             ProxyError::TenantClosed => "tenant_closed",
             ProxyError::NoEndpoint => "no_endpoint",
@@ -310,6 +317,7 @@ impl ProxyError {
             ProxyError::ClientGone => "",
             ProxyError::NoRoute => "no route matches this request",
             ProxyError::Route { .. } => "the route for this request is not usable",
+            ProxyError::Answered(reply) => &reply.body,
             ProxyError::NoService => "no such service",
             ProxyError::TenantClosed => "the configuration of this service is incomplete",
             ProxyError::NoEndpoint => "no endpoint of this service is ready",
@@ -350,6 +358,7 @@ impl ProxyError {
             | ProxyError::Rejected(_) => ErrorSide::Client,
             ProxyError::NoRoute
             | ProxyError::Route { .. }
+            | ProxyError::Answered(_)
             | ProxyError::NoService
             | ProxyError::TenantClosed
             | ProxyError::NoEndpoint

@@ -89,14 +89,21 @@ fn is_same_name(known: &[u8], text: &[u8]) -> bool {
     if known.len() != text.len() {
         return false;
     }
-    let (mut known_words, mut text_words) = (known.chunks_exact(8), text.chunks_exact(8));
-    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
-    (&mut known_words)
-        .zip(&mut text_words)
-        .all(|(want, have)| word(want) == lower(word(have)))
-        && text_words
-            .remainder()
-            .eq_ignore_ascii_case(known_words.remainder())
+    let (Some(known_end), Some(text_end)) = (known.last_chunk::<8>(), text.last_chunk::<8>())
+    else {
+        return text.eq_ignore_ascii_case(known);
+    };
+    // The last eight bytes overlap the word before them, so no byte is compared on its own.
+    let is_same = |known: &[u8; 8], text: &[u8; 8]| {
+        u64::from_le_bytes(*known) == lower(u64::from_le_bytes(*text))
+    };
+    let (known_words, _) = known.as_chunks::<8>();
+    let (text_words, _) = text.as_chunks::<8>();
+    is_same(known_end, text_end)
+        && known_words
+            .iter()
+            .zip(text_words)
+            .all(|(k, t)| is_same(k, t))
 }
 
 impl FieldName {

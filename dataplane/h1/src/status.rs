@@ -70,6 +70,7 @@ fn reason_of_error(status: u16) -> &'static str {
         507 => "Insufficient Storage",
         508 => "Loop Detected",
         511 => "Network Authentication Required",
+        // RFC 9112 §4: the reason phrase may be empty.
         _ => "",
     }
 }

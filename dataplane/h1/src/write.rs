@@ -547,6 +547,7 @@ impl EditPlan {
                     return Err(MessageRefusal::UnwritableField);
                 }
                 FieldName::Other => plan.drops_unknown |= drops,
+                // The codec writes the framing itself, and an edit could contradict it.
                 id if id.bit() & RESERVED != 0 => return Err(MessageRefusal::UnwritableField),
                 id => plan.drop |= if drops { id.bit() } else { 0 },
             }

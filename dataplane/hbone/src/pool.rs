@@ -342,6 +342,8 @@ impl HbonePool {
         let (known, mut after) = (self.inner.serial.get(), 0);
         for tries_left in (0..OPENS_MAX).rev() {
             let taking = self.take(target, sharing, after);
+            // Without a limit there is no other peer to try, so the connection may take its full
+            // timeout.
             let taken = match connected_by {
                 None => taking.await?,
                 Some((at, limit)) => tokio::time::timeout_at(at, taking)
@@ -445,6 +447,7 @@ impl HbonePool {
             }
         };
         let (head, recv) = response.into_parts();
+        // The peer has decided, so another connection to it would get the same response.
         if head.status != StatusCode::OK {
             let status = head.status.as_u16();
             return Err((
@@ -540,6 +543,8 @@ impl HbonePool {
             };
             let pending = match choice {
                 StreamChoice::Take(t) => {
+                    // The stream may starve until its peer grants credit; the counter makes that
+                    // visible.
                     if t.connection().is_withheld() {
                         self.inner.counters.placed_without_credit();
                     }
@@ -639,6 +644,7 @@ impl HbonePool {
             ..
         } = &*self.inner;
         let place = match sharing {
+            // Only spread connections have numbered positions, which select their buckets.
             Sharing::Packed => 0,
             Sharing::Spread(_) => slot.take_place(Instant::now()),
         };
@@ -656,6 +662,7 @@ impl HbonePool {
             .retain(|opening| *opening != place);
         match established {
             Ok(established) => {
+                // Serials order the connections by age: retries skip those up to a failed one.
                 serial.set(serial.get() + 1);
                 let (connection, driver) = established.start(serial.get(), place, config);
                 slot.insert(connection.clone());
@@ -844,6 +851,7 @@ impl PeerConnections {
                 is_crowded: false,
             };
         };
+        // Enough younger connections serve, so the aged ones are not needed any more.
         if count >= target && !taken.connection().is_aged(now) {
             aged().for_each(|c| c.retire(HboneCloseReason::Aged));
         }

@@ -156,6 +156,7 @@ pub async fn serve<IO: Transport>(
         .to_owned();
     // The handshake consumes `io`, so the trust watch and the rotate hint are taken before.
     let life = (io.peer_trust().clone(), io.rotate_hint());
+    // A peer that sends no preface must not hold the connection.
     let h2 = match tokio::time::timeout(
         PREFACE_TIMEOUT,
         builder.handshake(Counted {
@@ -247,6 +248,8 @@ impl<F: FnMut(ConnectResult)> ConnectService<'_, F> {
                 }) => match next {
                     Some(Ok((request, respond))) => self.request(request, respond),
                     Some(Err(e)) => return (HboneCloseReason::Error, Err(HboneError::Server(e.to_string()))),
+                    // The peer has closed its streams after GOAWAY, which is the drain's normal
+                    // end.
                     None if draining => return (HboneCloseReason::Drained, Ok(())),
                     None => return (HboneCloseReason::Closed, Ok(())),
                 },

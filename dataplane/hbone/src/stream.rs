@@ -317,6 +317,7 @@ impl HboneStream {
                 self.front = stalled.take();
                 break;
             }
+            // The failure comes after the bytes that arrived before it.
             if let Some(failure) = self.failure.take() {
                 self.read_ended = true;
                 return Poll::Ready(Err(failure));
@@ -335,6 +336,8 @@ impl HboneStream {
                 }
                 Some(Err(e)) => {
                     self.read_ended = true;
+                    // NO_ERROR after a whole response is how a server stops an upload (RFC 9113
+                    // §8.1).
                     return Poll::Ready(if is_no_error(&e) {
                         Ok(false)
                     } else {
@@ -349,6 +352,7 @@ impl HboneStream {
                         .flatten()
                         .as_ref()
                         .and_then(CloseReport::of_trailers);
+                    // The reset of the application at the far end is passed on as a reset.
                     if self.report.is_some_and(|report| report.reset) {
                         return Poll::Ready(Err(io::Error::new(
                             io::ErrorKind::ConnectionReset,

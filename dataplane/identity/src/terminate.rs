@@ -143,6 +143,7 @@ impl Terminator {
         };
         let session = stream.get_ref().1;
         let peer = match session.peer_certificates() {
+            // Where a certificate is required, the handshake has failed without one.
             None => None,
             chain => {
                 let (identity, leaf) = self.peer_verifier()?.peer(PeerRole::Client, None, chain)?;

@@ -318,11 +318,13 @@ impl KeyServerChannel {
         let tcp = sys::connect(None, place.address, &options)
             .await
             .map_err(|e| failed(&e))?;
+        // The verifier compares identities, so the hello needs no server name.
         let no_name = ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into());
         let connected = TlsConnector::from(Arc::new(config))
             .connect(no_name, tcp)
             .await;
         let stream = connected.map_err(|e| failed(&canal_tls::TlsError::from(e)))?;
+        // A channel lives long, so the trust in its peer is watched after the handshake.
         let (_, leaf) = verifier
             .peer(
                 canal_tls::PeerRole::Server,

@@ -214,6 +214,7 @@ impl RemoteKey {
         };
         match (ended, failed) {
             (Ok(stream), _) => Ok(stream),
+            // rustls reports only that signing failed; `why` says what the key server answered.
             (Err(_), Some(why)) => Err(TlsError::KeyServer(why)),
             (Err(e), None) => Err(e.into()),
         }

@@ -262,6 +262,7 @@ impl RequesterChannel {
                 lock(&self.table).remove(&id);
                 Ok(())
             }
+            // A handshake in progress may end during a drain; only new requests are refused.
             Ok(KeyRequest::More { bytes }) => self.more(id, bytes),
             Ok(_) if self.closing.load(Relaxed) => Err(RequestRejection::new(
                 KeyRefusal::Draining,
@@ -410,6 +411,8 @@ impl RequesterChannel {
                 )
             })?;
             let tenant = files.tenant();
+            // The controller's entitlement is checked first: the allow list may name only gateways
+            // that serve the tenant.
             if !self.core.rights.load().serves(&self.caller, tenant) {
                 let text = format!(
                     "{} does not serve tenant {tenant} according to the controller",
@@ -495,6 +498,7 @@ impl RequesterChannel {
             .take(tenant, &self.caller.requester, shakes)
             .map_err(refused)?;
         let mut table = lock(&self.table);
+        // Two requests with one id could not be told apart in their answers.
         if table.contains_key(&id) {
             return Err(RequestRejection::new(
                 KeyRefusal::DuplicateRequest,
@@ -502,6 +506,7 @@ impl RequesterChannel {
             )
             .of(tenant));
         }
+        // Only handshakes stay for many frames, so only they are counted as in flight.
         let under_way = shakes.then(|| {
             self.core.counts.handshakes.add(1);
             HandshakeGaugeGuard(self.core.counts.handshakes.clone())
@@ -599,6 +604,7 @@ impl RequesterChannel {
         let refused = match &mut entry.progress {
             // The entitlement may have ended since the handshake began.
             _ if let Err(no) = self.decide(&key) => no,
+            // A worker has the handshake, so the bytes wait here and are bounded here.
             RequestProgress::Busy { pending }
                 if pending.len() + bytes.len() > HANDSHAKE_BYTES_MAX =>
             {
@@ -611,6 +617,7 @@ impl RequesterChannel {
                 pending.extend_from_slice(bytes);
                 return Ok(());
             }
+            // Replaced before the lock is released, so that no second frame starts a worker.
             progress @ RequestProgress::Peer(_) => {
                 let busy = RequestProgress::Busy {
                     pending: Vec::new(),
@@ -675,6 +682,7 @@ impl RequesterChannel {
     fn finish(self: &Arc<Self>, ticket: RequestTicket, answer: OperationResult) {
         let id = ticket.id;
         match answer {
+            // The requester does not wait for an answer any more.
             OperationResult::Abandoned => {}
             OperationResult::Refused { alert, name, text } => self.end(ticket, |entry| {
                 // The alert is for the peer, and precedes the refusal for the requester.

@@ -147,6 +147,7 @@ impl KeyServerEngine {
         show(&core, registry);
         let quotas = core.quotas.clone();
         show_shares_of(registry, move || quotas.usage());
+        // Only a tenant's own key server has a key folder to poll.
         if core.files.is_some() {
             tokio::spawn(watch(Arc::downgrade(&core), drain));
         }
@@ -347,6 +348,7 @@ async fn start_channel(
     };
     let authenticated = tokio::select! {
         authenticated = accept_tls(stream, config) => authenticated,
+        // A connection that has not authenticated gives way to newer ones.
         () = permit.revoked() => Err("displaced"),
     };
     let stream = match authenticated {
@@ -415,6 +417,7 @@ async fn read_in<IO: AsyncRead + AsyncWrite + Unpin>(
                 drained = true;
                 channel.close();
             }
+            // An expired requester gets answers to open requests, but may not send new ones.
             () = until(not_after), if !expired => {
                 expired = true;
                 channel.close();
@@ -433,6 +436,7 @@ async fn read_in<IO: AsyncRead + AsyncWrite + Unpin>(
                 }
             }
         }
+        // Answers that the requester does not read would grow without a bound.
         if channel.full() {
             return ChannelEndReason::SlowReader;
         }

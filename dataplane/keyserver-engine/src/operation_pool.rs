@@ -205,6 +205,7 @@ fn live<W: PoolTask>(shared: &PoolShared<W>, linger: Duration, registry: &Regist
         let _open = SigningBatch::begin(linger);
         let mut answers = Vec::with_capacity(answers_max(shared.lane));
         for mut waiting in batch {
+            // An operation that started at once has waited for nothing, whatever the clock says.
             let micros = if waiting.gathered {
                 waiting.since.elapsed().as_micros()
             } else {

@@ -393,6 +393,7 @@ impl Inner {
             queue,
         } = &mut *state;
         if !wanted.contains_key(name) {
+            // Tenants choose how many services they have, so the number of their keys is bounded.
             let services = wanted
                 .keys()
                 .filter(|k| matches!(k, KeyName::Service(s) if s.tenant == claim.tenant))
@@ -407,11 +408,13 @@ impl Inner {
         let want = wanted
             .entry(name.clone())
             .or_insert_with(|| ProvisionEntry::new(claim.clone()));
+        // The request in progress serves this caller too.
         if want.under_way {
             return Ok(());
         }
         if want
             .retry_at
+            // A CA that fails is not asked again for every requester that waits.
             .is_some_and(|at| at > Instant::now() || at > since)
             && !want.error.is_empty()
         {

@@ -236,6 +236,7 @@ impl TenantKeyFiles {
                 (Ok(certificate), Ok(key)) => {
                     found.insert(name, (stamp(&certificate), stamp(&key)));
                 }
+                // One of the two files is still being written; the next poll sees both.
                 _ => {}
             }
         }
@@ -269,6 +270,7 @@ impl TenantKeyFiles {
                         String::new(),
                     )
                 }
+                // A failed replacement must not take a working key away.
                 Err(error) => {
                     self.broken.inc();
                     tracing::error!(key = %name, error, "key server: cannot read a key file; the previous key stays in use");
@@ -341,6 +343,7 @@ impl TenantKeyFiles {
         let mut allow = self.allow.lock().unwrap_or_else(PoisonError::into_inner);
         let path = self.folder.join(ALLOW);
         let now = std::fs::metadata(&path).ok().map(|m| stamp(&m));
+        // A missing file is parsed each time, so that its absence is an error at once.
         if now.is_some() && now == allow.stamp {
             return allow;
         }

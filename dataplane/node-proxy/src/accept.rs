@@ -141,6 +141,8 @@ async fn keep_open(
     // Accepted sockets inherit the mark. The kernel's connection list shows by it which connections
     // the proxy has.
     let mark = (listener_kind == ListenerRole::Plain).then_some(PROXY_MARK);
+    // Only the pod's own captured connections may reach this listener, although its address is a
+    // wildcard.
     let loopback_only = listener_kind == ListenerRole::Outbound;
     let options = ListenOptions {
         reuse_port: true,

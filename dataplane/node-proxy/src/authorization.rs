@@ -227,6 +227,7 @@ impl PolicyInputs {
             .collect();
         let mut services = BTreeMap::<ServiceKey, Vec<_>>::new();
         for one in &rules.authorizations {
+            // A policy of a Service can only match on the pods behind it.
             if let PolicyTarget::Service(key) = &one.target
                 && served.contains(key)
             {
@@ -471,6 +472,7 @@ fn admit(
                 why,
             ))
         }
+        // A gateway has called the authorizers, so only this hop's own decision is left here.
         AuthorizationDecision::CallAuthorizer {
             policy, authorizer, ..
         } => {

@@ -186,6 +186,7 @@ impl CaptureBackend {
             (_, None) => {
                 let inbound = match InboundPrograms::load(Some(pin_dir)) {
                     Ok(inbound) => Some(inbound),
+                    // The operator requires BPF, so no fallback is permitted.
                     Err(e) if choice == CaptureChoice::Bpf => return Err(e),
                     Err(e) => {
                         warn_of_fallback("plaintext into this node's pods", &e);

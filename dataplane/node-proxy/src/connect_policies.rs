@@ -48,6 +48,7 @@ pub fn decide_destinations(tenant: &NodeTenantView) -> TenantDestinations {
     };
     // From the lowest precedence to the highest: a later entry replaces an earlier one.
     if outside.is_some() {
+        // A resolver outside the mesh is reachable for DNS only.
         let outside = tenant
             .tenant
             .resolvers
@@ -63,6 +64,7 @@ pub fn decide_destinations(tenant: &NodeTenantView) -> TenantDestinations {
             let destination = match tenant.gateway_address_target(ip) {
                 Some(GatewayAddressTarget::Service(service)) => of_service(service),
                 Some(GatewayAddressTarget::Tier) => Destination::new(GATEWAY_ADDRESS, &[DNS_PORT]),
+                // No service has the address yet, so it must not be dialled past the mesh.
                 None => Destination::new(GATEWAY_ADDRESS, &[]),
             };
             (ip, destination)

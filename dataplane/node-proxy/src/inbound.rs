@@ -96,6 +96,7 @@ pub(crate) async fn establish(
             );
         }
     };
+    // Bytes of this pod's tunnels count for its tenant's share of the process's buffers.
     let budget = local.shared.buffer_budget(&context.pod.load().tenant);
     let config = ServerConfig {
         buffer_budget: Some(budget),

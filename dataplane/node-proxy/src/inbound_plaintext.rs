@@ -81,6 +81,7 @@ pub(crate) async fn carry(
     };
     let flow = flow(&context, peer, destination, started);
     let meter = local.records.count_opened(&flow);
+    // Nothing reads the client during the dial, so its end and lost admission are watched here.
     let connected = tokio::select! {
         connected = delivery::dial(&context, admission.target, admission.client, peer.ip()) => connected.map_err(|no| (ConnectionFailure::from(no.refusal), no.why)),
         () = gone(&client) => Err((RESET, "the peer closed the connection".to_string())),

@@ -139,6 +139,7 @@ pub(crate) async fn carry(
             .await
         }
         Ok(OutboundStream::Direct(mut tunnel, _hold)) => {
+            // Only the dial decides between the direct path and a gateway.
             flow.is_direct = true;
             finish(
                 &local,
@@ -271,8 +272,10 @@ fn flow(
         OutboundRoute::Own(_) | OutboundRoute::Passthrough(_) => (None, false),
     };
     let destination = match (way, view.tenant(&pod.tenant)) {
+        // The pod is its own destination.
         (OutboundRoute::Own(_), _) => labels.clone(),
         (OutboundRoute::Direct { peers, .. }, _) => {
+            // The pod is selected later, so only labels that all candidates share are known.
             let common = &peers.common;
             Arc::new(EndpointLabels {
                 workload: common.workload.clone(),
@@ -283,6 +286,7 @@ fn flow(
             })
         }
         (OutboundRoute::Mesh { .. }, Some(t)) => {
+            // The peer of this hop is the gateway; the gateway reports the endpoint itself.
             let principal = gateway_identity(t.tenant.trust_domain.clone()).to_string();
             Arc::new(EndpointLabels {
                 principal,
@@ -334,6 +338,8 @@ async fn dial(
         | OutboundRoute::Direct {
             authority, service, ..
         } => {
+            // The decision found the tenant in this snapshot; without it the connection fails
+            // closed.
             let Some(tenant) = view.tenant(&pod.tenant) else {
                 return no_upstream(NodeRefusal::TenantUnknown, "");
             };
@@ -404,6 +410,7 @@ async fn dial_direct(
             streams,
             is_avoided,
             &mut rand::rng(),
+            // No pod is left to try, so a gateway carries the connection.
         )?;
         tried[attempt] = at;
         let peer = peers.peers.get(at)?;
@@ -432,6 +439,7 @@ async fn dial_direct(
         local.records.direct_failed(failure.name());
         match failure {
             DirectFailure::Unreachable => local.gateways.failed(address, now),
+            // The pod refuses, for example during its drain; its address is not at fault.
             DirectFailure::Unavailable => {}
             // A policy may need a gateway, and a local failure would repeat at every pod.
             DirectFailure::Denied | DirectFailure::Own => return None,
@@ -488,6 +496,7 @@ async fn dial_tunnel(
                     local.gateways.answered(candidate.address),
                 ));
             }
+            // Every other gateway would give the same result.
             Err((no, FailureAttribution::Other)) => return Err(no),
             Err((no, FailureAttribution::Gateway | FailureAttribution::Busy)) => failure = no,
         }

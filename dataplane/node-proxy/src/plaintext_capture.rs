@@ -126,6 +126,7 @@ impl PlaintextCapture {
                 PlaintextCaptureStep::Take | PlaintextCaptureStep::Nothing => {}
             }
         }
+        // Listeners open before the capture starts, so that no captured connection is reset.
         let listening = async {
             for context in &fresh {
                 context.plaintext.listened().await;

@@ -28,7 +28,9 @@ pub enum PodError {
     #[error("{file}: {why}")]
     Name { file: String, why: IdError },
     /// The uid does not match the namespace and the name in the other fields.
-    #[error("{file}: uid {uid:?} is not of the pod; fix: write TENANT/{namespace}/{name}")]
+    #[error(
+        "{file}: uid {uid:?} is of another namespace or name; fix: write TENANT/{namespace}/{name}"
+    )]
     Uid {
         file: String,
         uid: String,
@@ -257,7 +259,7 @@ mod tests {
                 "another namespace",
                 "\"namespace\":\"bookinfo\"",
                 "\"namespace\":\"other\"",
-                "uid \"alpha/bookinfo/reviews-v1-0\" must be TENANT/other",
+                "uid \"alpha/bookinfo/reviews-v1-0\" is of another namespace or name; fix: write TENANT/other",
             ),
             ("bad tenant", "alpha/", "Alpha/", "tenant name"),
             (

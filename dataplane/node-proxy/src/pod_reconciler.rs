@@ -341,6 +341,7 @@ impl PodReconciler {
             add,
             mut refused,
         } = decide_changes(&served_pods, found);
+        // Removals come first, because a replaced pod is in both lists.
         for uid in remove {
             self.remove(&uid);
         }

@@ -202,6 +202,7 @@ pub fn decide_inbound(
             (forwarded.map(|a| a.ip()), None)
         }
         ConnectionSource::Forwarded(_) => (forwarded.map(|a| a.ip()), forwarded),
+        // The gateway is no client: policies and the application must not see its address as one.
         ConnectionSource::Gateway => (None, None),
         ConnectionSource::Proven(_) | ConnectionSource::Plain | ConnectionSource::Node => {
             (Some(caller.address), Some(proven_client(caller)))

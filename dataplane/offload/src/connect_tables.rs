@@ -217,6 +217,7 @@ impl ConnectTables {
             self.ranges.remove(&range_key(tenant, *range))
         });
         let writes = pass.finish()?;
+        // A wider refusal of the outside comes after the addresses that remain allowed.
         if self.tenants.get(&tenant)? != Some(entry) {
             self.tenants.put(&tenant, &entry)?;
         }

@@ -160,7 +160,11 @@ fn there(result: io::Result<()>) -> io::Result<()> {
 
 fn routes(mark: u32, v6: bool) -> Result<(), String> {
     let named = |what: &'static str| {
-        move |e: io::Error| format!("{what}: {e}; fix: CAP_NET_ADMIN, CONFIG_IP_MULTIPLE_TABLES")
+        move |e: io::Error| {
+            format!(
+                "{what}: {e}; fix: give the process CAP_NET_ADMIN, on a kernel with CONFIG_IP_MULTIPLE_TABLES"
+            )
+        }
     };
     let socket = rtnetlink().map_err(named("rtnetlink"))?;
     let devices = links(&socket).map_err(named("devices"))?;

@@ -237,6 +237,7 @@ pub(crate) fn nft(netns: &Path, script: &str) -> Result<String, OffloadError> {
         Ok(o) => Err(refused(
             String::from_utf8_lossy(&o.stderr)
                 .lines()
+                // nft repeats the script below its first line, which alone has the cause.
                 .next()
                 .unwrap_or("no reason given")
                 .to_string(),

@@ -358,6 +358,7 @@ fn pod_rules(outside: OutsidePackets, resolvers: &[IpAddr], is_counted_outside: 
     ip6 hoplimit 1 icmpv6 type {{ 130, 131, 132, 143 }} counter name passed_neighbour accept\n"
     );
     for (what, reason) in OUTSIDE {
+        // The node's end counts these packets, so this rule must not count them as outside too.
         let leaves = outside == OutsidePackets::Watch && is_counted_outside;
         let settled = if leaves {
             "counter name left_watched accept".to_string()

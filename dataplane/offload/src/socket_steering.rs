@@ -114,6 +114,7 @@ impl SocketSteering {
                 link
             }
         };
+        // The link runs the new program now, so nothing uses the pins of older versions.
         if let Some(p) = &pins {
             p.forget_other_versions();
         }

@@ -142,6 +142,8 @@ fn decide_batch(found: &TunnelDeviceState, t: &TunnelDevice) -> [Vec<String>; 2]
             "rule add pref {RULE_MARK} not fwmark 0/0xffffffff lookup {TABLE}"
         ));
     }
+    // ICMPv6 errors of the replica itself come from its own address, which the rule for services
+    // does not cover.
     if !has_rule(&found.rules6, RULE_ERROR) {
         b.push(format!(
             "rule add pref {RULE_ERROR} from {own} ipproto ipv6-icmp lookup {TABLE}"

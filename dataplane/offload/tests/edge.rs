@@ -20,7 +20,7 @@ use canal_wire::tier::flow_hash;
 mod forwarded;
 mod refused;
 
-use forwarded::{answered_by_pods, forward_cases, sent_to_nodes};
+use forwarded::{answered_by_pods, forward_cases, sent_to_nodes, without_replica_up};
 use refused::{by_their_addresses, by_their_form};
 
 const EDGE: &str = "250.1.0.1";
@@ -28,12 +28,13 @@ const REPLICA: &str = "250.1.0.2";
 const NODE: &str = "172.20.0.10";
 const TENANT: u32 = 0x70;
 const SERVICE: u32 = 0x01_0203;
-/// Services without a table, with a table of another tenant, without a replica that is up, and with
-/// one replica per bucket.
+/// Services without a table, with a table of another tenant, without a replica that is up, with one
+/// replica per bucket, and with a replica that the edge does not know.
 const WITHOUT_TABLE: u32 = 8;
 const CROSSED: u32 = 9;
 const DEAD: u32 = 10;
 const SPREAD: u32 = 11;
+const UNKNOWN: u32 = 14;
 const MTU: u32 = 1400;
 const SETTINGS: EdgeProgramSettings = EdgeProgramSettings {
     address: Ipv4Addr::new(250, 1, 0, 1),
@@ -78,6 +79,7 @@ fn world(settings: &EdgeProgramSettings) -> EdgeProgram {
         (TENANT, CROSSED, "10.9.0.9", "fd09::9"),
         (TENANT, DEAD, "10.9.0.10", "fd09::10"),
         (TENANT, SPREAD, "10.9.0.11", "fd09::11"),
+        (TENANT, UNKNOWN, "10.9.0.14", "fd09::14"),
     ] {
         for at in [v4a, v6a] {
             e.addresses()
@@ -105,6 +107,9 @@ fn world(settings: &EdgeProgramSettings) -> EdgeProgram {
         .unwrap();
     e.tables()
         .put(&DEAD, &table(TENANT, [3, 0, 1, 0, 0, 0, 0, 0]))
+        .unwrap();
+    e.tables()
+        .put(&UNKNOWN, &table(TENANT, [7, 0, 1, 0, 0, 0, 0, 0]))
         .unwrap();
     let mut spread = table(TENANT, [0; CHAIN]);
     for b in 0..BUCKETS as u16 {
@@ -178,6 +183,8 @@ const DROPPED: u32 = 2;
 const SENT: u32 = 7;
 const TO_REPLICA: &str =
     "250.1.0.1 > 250.1.0.2 vni 0xca0a1 hop 1 stamp 0x400001 02ca0a010002 > 02ca0a010001: ";
+const TO_DOWN: &str =
+    "250.1.0.1 > 250.1.0.4 vni 0xca0a1 hop 0 stamp 0x1 02ca0a010002 > 02ca0a010001: ";
 const TO_NODE: &str = "250.1.0.1 > 172.20.0.10 vni 0x70 hop 0 02ca0a010002 > 0202020202a0: ";
 const TO_DIALLER: &str = "250.1.0.1 > 250.1.0.2 vni 0x70 hop 0 02ca0a010002 > 02ca0a010001: ";
 const ANSWER: &str = "250.1.0.1 > 172.20.0.10 vni 0x70 hop 0 02ca0a010002 > 020101010101: ";
@@ -193,8 +200,13 @@ const R6: &str = "[fdca:a1:0:250::fa01:2]:5000";
 #[test]
 fn frames_are_rewritten_in_place_and_sent_back_to_the_router() {
     let e = world(&SETTINGS);
-    for (case, frame, outside, inside, counter) in
-        [forward_cases(), answered_by_pods(), sent_to_nodes()].concat()
+    for (case, frame, outside, inside, counter) in [
+        forward_cases(),
+        without_replica_up(),
+        answered_by_pods(),
+        sent_to_nodes(),
+    ]
+    .concat()
     {
         let (verdict, out, moved) = run(&e, &frame);
         assert_eq!((verdict, &moved[..]), (SENT, &[counter][..]), "{case}");
@@ -321,11 +333,16 @@ impl FrameRandom {
 #[test]
 fn spoiled_frames_leave_by_one_exit_each() {
     let e = world(&SETTINGS);
-    let frames: Vec<Vec<u8>> = [forward_cases(), answered_by_pods(), sent_to_nodes()]
-        .concat()
-        .into_iter()
-        .map(|c| c.1)
-        .collect();
+    let frames: Vec<Vec<u8>> = [
+        forward_cases(),
+        without_replica_up(),
+        answered_by_pods(),
+        sent_to_nodes(),
+    ]
+    .concat()
+    .into_iter()
+    .map(|c| c.1)
+    .collect();
     let total = || e.counts().unwrap().iter().map(|c| c.1).sum::<u64>();
     let mut random = FrameRandom(7);
     for n in 0..8000 {

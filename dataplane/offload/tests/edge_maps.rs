@@ -214,7 +214,7 @@ fn the_next_process_finds_the_maps_and_nothing_else_is_left() {
         (second.hosts().all().unwrap(), names(dir)),
         (
             HashMap::from([(1, 2)]),
-            vec!["edge-v2".to_string(), "redirector-v1".into()]
+            vec!["edge-v3".to_string(), "redirector-v1".into()]
         )
     );
 
@@ -252,7 +252,7 @@ fn the_next_process_finds_the_maps_and_nothing_else_is_left() {
 fn pinned_maps_of_another_shape_are_left_for_new_ones() {
     let pins = UnmountedPins(tempfile::tempdir().unwrap());
     drop(EdgeProgram::load(&SETTINGS, Some(pins.0.path())).unwrap());
-    let hosts = pins.0.path().join("edge-v2/canal_hosts");
+    let hosts = pins.0.path().join("edge-v3/canal_hosts");
     std::fs::remove_file(&hosts).unwrap();
     let options = libbpf_sys::bpf_map_create_opts {
         sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _,

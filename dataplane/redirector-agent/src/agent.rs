@@ -485,6 +485,7 @@ impl Inner {
 
     /// Writes the desired content. A generation counts once all of it is in the maps.
     fn settle(&self, state: &mut AgentState) {
+        // Before the first state every entry of an earlier process would look stale.
         if state.newest_generation == 0 {
             return;
         }
@@ -532,6 +533,7 @@ impl Inner {
                 .filter_map(|r| table(r))
                 .any(|t| decide_behind(t, number));
         (state.failed, state.maps_pending) = (failed, behind);
+        // A report of this generation promises that all of it is in the maps.
         if failed == 0 {
             state.generation = state.newest_generation;
         }
@@ -593,6 +595,8 @@ impl Inner {
                     };
                     return;
                 }
+                // Scans cost CPU in proportion to the sockets, so they do not follow each other
+                // without a pause.
                 ScanDecision::Pause => {
                     self.counts.count_scan("spared", Duration::ZERO);
                     return;

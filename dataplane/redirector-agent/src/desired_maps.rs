@@ -147,6 +147,7 @@ pub fn decide_content<'a>(
         orders.map_or(0, |orders| orders.number),
         &throttles,
     );
+    // Without orders the own number and the hosts of an earlier process stay in force.
     if let Some(orders) = orders {
         content.own = Some((orders.number, orders.edge));
         content.hosts = orders

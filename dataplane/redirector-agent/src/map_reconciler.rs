@@ -167,6 +167,8 @@ impl RedirectorReconciler {
         pass.put_missing("canal_throttles", throttles, &mut have.throttles, |k, v| {
             kernel.put_throttle(*k, Some(*v))
         });
+        // Before it is live, a table of an earlier process may be newer than the state file that
+        // this process started with.
         let newer = |id: &u32, r: &Arc<Resource>| {
             !live && leftovers.versions.get(id).copied() > table(r).map(|t| t.version)
         };

@@ -352,6 +352,7 @@ impl PathIndexBuilder {
             };
             match entry.text.get_mut(..text.len()) {
                 Some(inline) => inline.copy_from_slice(text),
+                // A text that does not fit is stored elsewhere; the entry has its offset.
                 None => {
                     entry.text[..4].copy_from_slice(&(long_texts.len() as u32).to_ne_bytes());
                     long_texts.extend_from_slice(text);

@@ -79,6 +79,7 @@ pub fn routing_path(path: &[u8]) -> Option<String> {
 type DecideAmbiguous<'a> = &'a mut dyn FnMut(AmbiguousPath) -> Result<(), AmbiguousPath>;
 
 fn normalize(path: &[u8], decide: DecideAmbiguous<'_>) -> Result<Option<String>, AmbiguousPath> {
+    // RFC 9112 §3.2.4: the target of an OPTIONS request for the whole server is no path.
     if path == b"*" {
         return Ok(None);
     }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use canal_model::program::{Backend, PathMatch, RouteAction, RouteRule};
+use canal_model::route_filters::RouteAnswer;
 use hashbrown::{HashMap, HashSet};
 use regex_automata::meta::Regex;
 use smallvec::SmallVec;
@@ -97,10 +98,13 @@ impl<'a> RouteMatch<'a> {
                 status: *status,
                 reason,
             },
-            (RouteAction::Split(_), Some(reason)) => RouteDecision::Refuse {
-                status: BROKEN_RULE_STATUS,
-                reason,
-            },
+            (RouteAction::Answer(_) | RouteAction::Split(_), Some(reason)) => {
+                RouteDecision::Refuse {
+                    status: BROKEN_RULE_STATUS,
+                    reason,
+                }
+            }
+            (RouteAction::Answer(answer), None) => RouteDecision::Answer(answer),
             (RouteAction::Split(backends), None) => RouteDecision::Split(backends),
         }
     }
@@ -111,6 +115,8 @@ impl<'a> RouteMatch<'a> {
 pub enum RouteDecision<'a> {
     /// Choose a backend with [`crate::pick`].
     Split(&'a [Backend]),
+    /// Answer the request.
+    Answer(&'a RouteAnswer),
     /// Fail closed: respond with this status and log the reason.
     Refuse { status: u16, reason: &'a str },
 }

@@ -144,6 +144,7 @@ impl ControllerEndpoint {
             .initial_connection_window_size(CONNECTION_WINDOW)
             .http2_keep_alive_interval(keepalive.0)
             .keep_alive_timeout(keepalive.1)
+            // The controller may have nothing to send for hours; only PINGs show that it is there.
             .keep_alive_while_idle(true);
         let heard = LastActivity::new();
         let channel = endpoint

@@ -226,6 +226,7 @@ impl ValidatedChange {
             .map(|(name, _)| &**name)
             .chain(self.update.removals.iter().map(|(_, name)| name.as_str()));
         let owners: BTreeSet<Option<TenantName>> = names.map(owner).collect();
+        // A cut between owners, because one tenant's resources must be accepted together.
         let middle = owners
             .iter()
             .nth(owners.len() / 2)
@@ -294,10 +295,10 @@ pub(super) enum NackReason {
     Resource(#[from] wire::ResourceDecodeError),
     #[error("{0} was not subscribed to")]
     NotSubscribed(String),
-    #[error("{0:?} is not a generation, which is a decimal number in system_version_info")]
+    #[error("{0:?} is not a generation; fix: write a decimal number in system_version_info")]
     Generation(String),
     #[error(
-        "generation {offered} is older than {current}, which this data plane holds of the same store; fix: if the controller's store was restored on purpose, remove this data plane's state file and restart it"
+        "generation {offered} is older than {current}, which this data plane holds of the same store; fix: remove this data plane's state file and restart it, if the controller's store was restored on purpose"
     )]
     Stale { offered: u64, current: u64 },
     #[error("{name}: {why}")]
@@ -342,6 +343,7 @@ pub(super) fn examine(
     for r in response
         .resources
         .iter()
+        // Of a name that occurs twice, neither occurrence can be trusted.
         .filter(|r| named[r.name.as_str()] == 1)
     {
         match read(kind, r) {

@@ -187,6 +187,7 @@ impl StateOwner {
             %store, known = known.map(tracing::field::display), taken_up = is_last,
             "subscriber: the controller has another store than this data plane knows; the present state is served until the other store's state is complete"
         );
+        // Another address may still lead to the known store.
         if is_last {
             self.answered.clear();
             self.incoming = Some(ResourceState {

@@ -325,6 +325,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for RecordStream<IO> {
                 }
                 Err(error) => {
                     let error = this.fail(error);
+                    // The alert is sent if the transport takes it now; the error counts either way.
                     let _ = this.poll_out(cx);
                     return Poll::Ready(Err(error));
                 }

@@ -202,6 +202,7 @@ impl PeerVerifier {
         now: UnixTime,
     ) -> Result<(Identity, Arc<PeerLeaf>), Error> {
         let size = leaf.len() + above.iter().map(|c| c.len()).sum::<usize>();
+        // Both limits come before any parsing, because the peer is not known yet.
         if above.len() >= CHAIN_CERTIFICATES_MAX {
             return Err(PeerIdentityError::ChainTooLong(above.len() + 1).error());
         }
@@ -223,6 +224,7 @@ impl PeerVerifier {
         };
         // The trust domain is known before the chain is verified, so only its own roots are used.
         let anchors = self.anchors(&identity.trust_domain).ok_or_else(refused)?;
+        // A blocked identity is refused before the cache, which may know its chain.
         if anchors.blocks(&identity) {
             return Err(Error::InvalidCertificate(CertificateError::Revoked));
         }
@@ -407,6 +409,7 @@ fn of_webpki(e: webpki::Error) -> Error {
                 public_key_algorithm_id: c.public_key_algorithm_id,
             }
         }
+        // The fault is in the tenant's revocation list and not in the peer's chain.
         W::IssuerNotCrlSigner | W::InvalidCrlSignatureForPublicKey => {
             return PeerIdentityError::RevocationList(format!("{e:?}")).error();
         }

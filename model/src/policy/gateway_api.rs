@@ -77,6 +77,7 @@ pub struct HttpRouteFilter {
     pub request_header_modifier: Option<HttpHeaderFilter>,
     pub response_header_modifier: Option<HttpHeaderFilter>,
     pub url_rewrite: Option<HttpUrlRewriteFilter>,
+    pub request_redirect: Option<HttpRequestRedirectFilter>,
 }
 
 /// Changes of the headers of a request or of a response.
@@ -101,6 +102,18 @@ pub struct HttpHeader {
 pub struct HttpUrlRewriteFilter {
     pub hostname: Option<String>,
     pub path: Option<HttpPathModifier>,
+}
+
+/// A response that sends the client to another URL.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpRequestRedirectFilter {
+    pub scheme: Option<String>,
+    pub hostname: Option<String>,
+    pub path: Option<HttpPathModifier>,
+    pub port: Option<NonZeroU16>,
+    /// Status of the response; `None` means 302.
+    pub status_code: Option<u16>,
 }
 
 /// Change of a path: `kind` names the one other field that is set.

@@ -32,7 +32,7 @@ pub struct VirtualServiceSpec {
 
 /// One rule; rules are tried in the order written.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub struct VirtualServiceRoute {
     pub name: Option<String>,
     /// Alternative matches; an empty list matches everything.
@@ -41,6 +41,38 @@ pub struct VirtualServiceRoute {
     pub route: Vec<HttpRouteDestination>,
     pub headers: Option<Headers>,
     pub rewrite: Option<HttpRewrite>,
+    pub redirect: Option<HttpRedirect>,
+    pub direct_response: Option<HttpDirectResponse>,
+}
+
+/// A response that sends the client to another URL.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpRedirect {
+    /// Path that takes the place of the request's.
+    pub uri: Option<String>,
+    pub authority: Option<String>,
+    pub port: Option<NonZeroU16>,
+    /// How the port follows from the request: `FROM_PROTOCOL_DEFAULT` or `FROM_REQUEST_PORT`.
+    pub derive_port: Option<String>,
+    pub scheme: Option<String>,
+    /// Status of the response; `None` means 301.
+    pub redirect_code: Option<u16>,
+}
+
+/// A response with a fixed body.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct HttpDirectResponse {
+    pub status: u16,
+    pub body: Option<HttpBody>,
+}
+
+/// The body of a direct response, in one of two forms.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct HttpBody {
+    pub string: Option<String>,
 }
 
 /// Changes of the headers of requests and responses.

@@ -407,6 +407,7 @@ async fn connection<IO: AdminStream>(
         .serve_connection(io, service);
     if let Err(error) = served.await {
         let stalled = std::error::Error::source(&error)
+            // hyper wraps the error of the stream.
             .and_then(|e| e.downcast_ref::<io::Error>())
             .map(io::Error::kind);
         if stalled == Some(io::ErrorKind::TimedOut) {

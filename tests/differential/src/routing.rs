@@ -118,6 +118,7 @@ fn kind(verdict: &RoutingVerdict) -> &'static str {
         RoutingVerdict::NoService => "no service",
         RoutingVerdict::Service { .. } => "itself",
         RoutingVerdict::Split { .. } => "split",
+        RoutingVerdict::Answer { .. } => "answer",
         RoutingVerdict::Refuse { .. } => "refuse",
         RoutingVerdict::NoRule => "404",
     }
@@ -128,6 +129,10 @@ pub fn format_verdict(verdict: &RoutingVerdict) -> String {
     let rule = |key: &RouteKey| format!("{} {}", key.name, key.rule);
     match verdict {
         RoutingVerdict::Split { rule: key, .. } => rule(key),
+        RoutingVerdict::Answer { rule: key, answer } => {
+            let status = answer.as_ref().map_or(400, |answer| answer.status);
+            format!("answer {status} {}", rule(key))
+        }
         RoutingVerdict::Refuse {
             rule: key, status, ..
         } => format!("refuse {status} {}", rule(key)),

@@ -5,11 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use canal_compiler::oracle::{self, RoutingVerdict};
+use canal_compiler::oracle_answers::OracleAnswer;
 use canal_compiler::oracle_filters::ForwardedRequest;
-use canal_gateway_config::MatchedFilters;
+use canal_gateway_config::{AnsweredRequest, MatchedFilters};
 use canal_h1::{MessageLimits as HeadLimits, RequestHead, RequestView, split_authority};
 use canal_model::ids::ServiceKey;
 use canal_model::program::{AppProtocol, Resource, RouteRule, Service};
+use canal_model::route_filters::UrlScheme;
 use canal_model::route_table::RouteTable;
 use canal_router::{
     RoutableRequest, RouteDecision, RouteMatch, Router, RouterLimits, routing_path,
@@ -184,6 +186,10 @@ impl GatewayTarget {
                 rule,
                 backends: backends.to_vec(),
             },
+            RouteDecision::Answer(_) => RoutingVerdict::Answer {
+                rule,
+                answer: answer(&found, original, request).map(Box::new),
+            },
             RouteDecision::Refuse { status, reason } => RoutingVerdict::Refuse {
                 rule,
                 status,
@@ -191,6 +197,35 @@ impl GatewayTarget {
             },
         }
     }
+}
+
+/// Returns the answer that the gateway makes; `None` means 400.
+fn answer<R: RoutableRequest>(
+    found: &RouteMatch<'_>,
+    original: &oracle::OracleRequest,
+    request: &R,
+) -> Option<OracleAnswer> {
+    let normal = routing_path(request.path());
+    let normal = normal.map_or_else(|| String::from_utf8_lossy(request.path()), Into::into);
+    let matched = MatchedFilters::new(found.rule(), found.match_index);
+    let reply = matched.answer(&AnsweredRequest {
+        scheme: UrlScheme::Http,
+        authority: original.host.as_bytes(),
+        port: original.port,
+        path: request.path(),
+        query: request.query(),
+        normal_path: &normal,
+    })?;
+    let headers = reply.headers.into_iter();
+    let mut headers: Vec<_> = headers
+        .map(|(name, value)| (name, String::from_utf8_lossy(&value).into_owned()))
+        .collect();
+    headers.sort_by(|a, b| a.0.cmp(&b.0));
+    Some(OracleAnswer {
+        status: reply.status,
+        headers,
+        body: reply.body,
+    })
 }
 
 /// A node: it knows which destinations are services, and reads no request.

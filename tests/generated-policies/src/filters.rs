@@ -1,9 +1,14 @@
 //! Generates the filters of rules: header changes and rewrites. Most rules have none.
 
+use std::num::NonZeroU16;
+
 use canal_model::policy::gateway_api::{
-    HttpHeader, HttpHeaderFilter, HttpPathModifier, HttpRouteFilter, HttpUrlRewriteFilter,
+    HttpHeader, HttpHeaderFilter, HttpPathModifier, HttpRequestRedirectFilter, HttpRouteFilter,
+    HttpUrlRewriteFilter,
 };
-use canal_model::policy::istio::{HeaderOperations, Headers, HttpRewrite};
+use canal_model::policy::istio::{
+    HeaderOperations, Headers, HttpBody, HttpDirectResponse, HttpRedirect, HttpRewrite,
+};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
@@ -19,8 +24,9 @@ pub(crate) fn of_http_route() -> impl Strategy<Value = Vec<HttpRouteFilter>> {
         option::weighted(0.2, header_filter()),
         option::weighted(0.1, header_filter()),
         option::weighted(0.2, rewrite),
+        option::weighted(0.15, redirect()),
     );
-    filters.prop_map(|(request, response, rewrite)| {
+    filters.prop_map(|(request, response, rewrite, redirect)| {
         let request = request.map(|headers| HttpRouteFilter {
             kind: "RequestHeaderModifier".to_owned(),
             request_header_modifier: Some(headers),
@@ -36,8 +42,88 @@ pub(crate) fn of_http_route() -> impl Strategy<Value = Vec<HttpRouteFilter>> {
             url_rewrite: Some(HttpUrlRewriteFilter { hostname, path }),
             ..HttpRouteFilter::default()
         });
-        [request, response, rewrite].into_iter().flatten().collect()
+        let redirect = redirect.map(|redirect| HttpRouteFilter {
+            kind: "RequestRedirect".to_owned(),
+            request_redirect: Some(redirect),
+            ..HttpRouteFilter::default()
+        });
+        // A rule with a redirect can have no rewrite.
+        let rewrite = rewrite.filter(|_| redirect.is_none());
+        [request, response, rewrite, redirect]
+            .into_iter()
+            .flatten()
+            .collect()
     })
+}
+
+fn redirect() -> impl Strategy<Value = HttpRequestRedirectFilter> {
+    (
+        option::of(words(&["http", "https"])),
+        option::of(words(&HOSTS[..3])),
+        option::of(path_modifier()),
+        option::of(port()),
+        option::of(status()),
+    )
+        .prop_map(
+            |(scheme, hostname, path, port, status_code)| HttpRequestRedirectFilter {
+                scheme,
+                hostname,
+                path,
+                port,
+                status_code,
+            },
+        )
+}
+
+fn port() -> impl Strategy<Value = NonZeroU16> {
+    prop::sample::select(vec![80, 443, 8080])
+        .prop_map(|port| NonZeroU16::new(port).expect("a port"))
+}
+
+fn status() -> impl Strategy<Value = u16> {
+    prop::sample::select(vec![301, 302, 303, 307, 308])
+}
+
+/// Returns the answer of a VirtualService's rule; most have none.
+pub(crate) fn answer_of_virtual_service()
+-> impl Strategy<Value = (Option<HttpRedirect>, Option<HttpDirectResponse>)> {
+    let port = prop_oneof![
+        2 => Just((None, None)),
+        1 => port().prop_map(|port| (Some(port), None)),
+        1 => words(&["FROM_PROTOCOL_DEFAULT", "FROM_REQUEST_PORT"]).prop_map(|of| (None, Some(of))),
+    ];
+    let redirect = (
+        option::of(words(&PATHS)),
+        option::of(words(&HOSTS[..3])),
+        port,
+        option::of(words(&["http", "https"])),
+        option::of(status()),
+    );
+    let redirect = redirect.prop_map(
+        |(uri, authority, (port, derive_port), scheme, redirect_code)| HttpRedirect {
+            uri,
+            authority,
+            port,
+            derive_port,
+            scheme,
+            redirect_code,
+        },
+    );
+    let direct = (
+        prop::sample::select(vec![200, 404, 503]),
+        option::of(words(&VALUES)),
+    );
+    let direct = direct.prop_map(|(status, string)| HttpDirectResponse {
+        status,
+        body: string.map(|string| HttpBody {
+            string: Some(string),
+        }),
+    });
+    prop_oneof![
+        8 => Just((None, None)),
+        1 => redirect.prop_map(|redirect| (Some(redirect), None)),
+        1 => direct.prop_map(|direct| (None, Some(direct))),
+    ]
 }
 
 fn header_filter() -> impl Strategy<Value = HttpHeaderFilter> {

@@ -290,11 +290,17 @@ fn http_route() -> impl Strategy<Value = (Option<u64>, gateway_api::HttpRouteSpe
         filters::of_http_route(),
         vec(backend_ref(), 0..3),
     );
-    let rule = rule.prop_map(|(matches, filters, backend_refs)| HttpRule {
-        name: None,
-        matches,
-        filters,
-        backend_refs,
+    let rule = rule.prop_map(|(matches, filters, mut backend_refs)| {
+        // A rule with a redirect can have no backends; those with two are seen refused.
+        if backend_refs.len() < 2 && filters.iter().any(|f| f.request_redirect.is_some()) {
+            backend_refs.clear();
+        }
+        HttpRule {
+            name: None,
+            matches,
+            filters,
+            backend_refs,
+        }
     });
     let spec = (
         vec(parent_ref, 1..3),
@@ -420,16 +426,27 @@ fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServic
         vec(match_request(), 0..3),
         vec(destination(), 0..3),
         filters::of_virtual_service(),
+        filters::answer_of_virtual_service(),
     );
-    let rule = rule.prop_map(
-        |(matches, route, (headers, rewrite))| istio::VirtualServiceRoute {
+    let rule = rule.prop_map(|(matches, mut route, (headers, mut rewrite), answer)| {
+        let (redirect, direct_response) = answer;
+        // A rule with an answer can have no route; those with two are seen refused.
+        if redirect.is_some() || direct_response.is_some() {
+            rewrite = None;
+            if route.len() < 2 {
+                route.clear();
+            }
+        }
+        istio::VirtualServiceRoute {
             name: None,
             matches,
             route,
             headers,
             rewrite,
-        },
-    );
+            redirect,
+            direct_response,
+        }
+    });
     let hosts = vec(some_service().prop_map(str::to_owned), 1..3);
     let spec = (hosts, vec(rule, 0..4)).prop_map(|(hosts, http)| istio::VirtualServiceSpec {
         hosts,

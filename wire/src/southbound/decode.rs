@@ -11,7 +11,7 @@ use canal_model::program as p;
 use canal_model::share::{ShareFormatError, Shares};
 use ipnet::IpNet;
 
-use super::{ResourceDecodeError, decode_trust, route_filters};
+use super::{ResourceDecodeError, decode_trust, route_answers, route_filters};
 use crate::program as w;
 
 /// Carries the resource's name, so that each error names the resource.
@@ -204,6 +204,7 @@ pub(super) fn direct_endpoint(
     let mut serves = Vec::with_capacity(d.serves.len());
     for port in d.serves {
         let service = at.key("serves.service", port.service)?;
+        // Another tenant's service here would route that tenant's connections to this pod.
         if service.tenant.as_str() != d.tenant {
             return at.err(
                 "serves.service",
@@ -401,6 +402,7 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
         .into_iter()
         .map(|m| http_match(&at, m))
         .collect::<Result<Vec<_>, _>>()?;
+    // Without a match the rule could mean all requests or none.
     if matches.is_empty() {
         return at.err(
             "matches",
@@ -420,6 +422,11 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
             let received = at.need("filtered_split.filters", f.filters)?;
             filters = Some(Box::new(route_filters::decode(&at, received)?));
             split(at.need("filtered_split.split", f.split)?)?
+        }
+        Action::Answer(received) => {
+            let (answer, of_answer) = route_answers::decode(&at, received)?;
+            filters = of_answer.map(Box::new);
+            p::RouteAction::Answer(Box::new(answer))
         }
         Action::Refuse(x) => p::RouteAction::Refuse {
             status: at.status("refuse.status", x.status)?,

@@ -188,6 +188,7 @@ fn attribute(
         Kind::DestinationAddress => a::Attribute::DestinationAddress,
         Kind::ServerName => a::Attribute::ServerName,
     };
+    // A path that is ignored would change what the policy means.
     if path.is_empty() {
         Ok(named)
     } else {

@@ -4,7 +4,7 @@
 use canal_model::ids::ServiceKey;
 use canal_model::program as p;
 
-use super::encode_trust;
+use super::{encode_trust, route_answers};
 use crate::program as w;
 
 impl From<&p::Tenant> for w::Tenant {
@@ -236,11 +236,16 @@ impl From<&p::RouteRule> for w::Route {
                 };
                 match &r.filters {
                     None => Action::Split(split),
+                    // An action of its own: a data plane that does not know filters refuses the
+                    // rule and forwards nothing.
                     Some(filters) => Action::FilteredSplit(w::FilteredSplit {
                         split: Some(split),
                         filters: Some(w::RouteFilters::from(&**filters)),
                     }),
                 }
+            }
+            p::RouteAction::Answer(answer) => {
+                Action::Answer(route_answers::encode(answer, r.filters.as_deref()))
             }
             p::RouteAction::Refuse { status, reason } => Action::Refuse(refuse(*status, reason)),
         };

@@ -24,7 +24,7 @@ impl From<&m::RouteFilters> for w::RouteFilters {
 }
 
 /// Returns `None` if no header is changed.
-fn encode(headers: &m::HeaderModifier) -> Option<w::HeaderModifier> {
+pub(super) fn encode(headers: &m::HeaderModifier) -> Option<w::HeaderModifier> {
     let pairs = |pairs: &[(String, String)]| {
         let pairs = pairs.iter().map(|(name, value)| w::Header {
             name: name.clone(),
@@ -56,6 +56,7 @@ pub(super) fn decode(
             path_text(at, "filters.path_prefix", text).map(m::PathRewrite::Prefix)
         }
     });
+    // Any other byte could end the header or add another one.
     if !filters.rewrite_host.bytes().all(is_host_byte) {
         return at.err(
             "filters.rewrite_host",
@@ -82,7 +83,7 @@ pub(super) fn decode(
     })
 }
 
-fn headers(
+pub(super) fn headers(
     at: &DecodeContext<'_>,
     field: &'static str,
     received: Option<w::HeaderModifier>,
@@ -91,6 +92,7 @@ fn headers(
     let received = received.unwrap_or_default();
     let name = |name: String| {
         let is_name = !name.is_empty() && name.bytes().all(is_lower_token_byte);
+        // Headers that hops set or that delimit the message must not come from a route.
         if is_name && !protected.contains(&name.as_str()) {
             Ok(name)
         } else {
@@ -133,7 +135,7 @@ fn headers(
     })
 }
 
-fn path_text(
+pub(super) fn path_text(
     at: &DecodeContext<'_>,
     field: &'static str,
     text: String,
@@ -154,7 +156,7 @@ fn is_lower_token_byte(byte: u8) -> bool {
 }
 
 /// True for the bytes of a host with an optional port.
-fn is_host_byte(byte: u8) -> bool {
+pub(super) fn is_host_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte)
 }
 

@@ -129,6 +129,7 @@ pub fn decode(
     let mut entries = Vec::with_capacity(snapshot.entries.len());
     for e in snapshot.entries {
         let kind = super::kind_of(&e.type_url).map_err(StateFileFormatError::Resource)?;
+        // The file may be from a build that subscribed to more kinds.
         if kinds.contains(&kind) {
             let resource = super::decode(kind, &e.name, &e.resource)
                 .map_err(StateFileFormatError::Resource)?;

@@ -13,7 +13,7 @@ fn key(s: &str) -> canal_model::ids::ServiceKey {
     s.parse().unwrap()
 }
 
-fn routes() -> [Resource; 3] {
+fn routes() -> Vec<Resource> {
     let precedence = p::Precedence {
         class: 1,
         specificity: [1, 2, 3, 4, 5],
@@ -82,14 +82,18 @@ fn routes() -> [Resource; 3] {
         filters: Some(Box::new(super::route_filters::sample())),
         ..rule(split.clone())
     };
-    [
+    let answers = super::route_answers::samples().into_iter();
+    let answered = answers.map(|answer| rule(p::RouteAction::Answer(Box::new(answer))));
+    let mut all = vec![
         Resource::Route(rule(split)),
         Resource::Route(rule(p::RouteAction::Refuse {
             status: 500,
             reason: "broken".into(),
         })),
         Resource::Route(filtered),
-    ]
+    ];
+    all.extend(answered.map(Resource::Route));
+    all
 }
 
 fn samples() -> Vec<Resource> {

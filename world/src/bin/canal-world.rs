@@ -56,6 +56,7 @@ fn run(words: &[&str]) -> Result<ExitCode, String> {
                 .and_then(|world| world.exec(host, command))
                 .map_err(text)?;
             let status = command.status().map_err(text)?;
+            // A command that a signal ended has no code of its own.
             return Ok(ExitCode::from(
                 u8::try_from(status.code().unwrap_or(1)).unwrap_or(1),
             ));

@@ -194,6 +194,7 @@ impl SupervisorState {
             .retain(|gateway| gateway.name != host.name);
         design.plan.hosts.retain(|other| other.name != host.name);
         self.set_design(design);
+        // A step that fails does not stop the later ones, so that as little as possible is left.
         listed
             .and(emptied)
             .and(unlinked)

@@ -113,6 +113,7 @@ fn tenants(args: &CompileArgs) -> VerbResult<Vec<(String, PathBuf)>> {
             .and_then(|d| d.file_name().map(|n| n.to_string_lossy().into_owned()))
             .unwrap_or_default()
     };
+    // Files in the directory itself are one tenant's; otherwise each directory is a tenant.
     if !yaml_files(&args.dir).map_err(unreadable)?.is_empty() {
         return Ok(vec![(
             args.tenant.clone().unwrap_or_else(|| named(&args.dir)),

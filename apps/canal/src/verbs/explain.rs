@@ -9,10 +9,10 @@ use std::sync::Arc;
 use canal_compiler::ir::Ir;
 use canal_compiler::oracle::OracleRequest;
 use canal_compiler::oracle_authorization::OracleTruth;
-use canal_compiler::oracle_explain::{
+use canal_compiler::{CompileInput, build_ir, service_keys};
+use canal_explain::{
     EnforcementPoint, Explanation, HopDecision, HopExplanation, RequestDescription, explain,
 };
-use canal_compiler::{CompileInput, build_ir, service_keys};
 use canal_model::identity::Identity;
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 use canal_model::policy::{Document, Object};
@@ -244,6 +244,7 @@ fn journey(args: &ExplainArgs, ir: &Ir) -> Done<RequestDescription> {
     let port: u16 = port
         .parse()
         .map_err(|_| usage("--to", format!("{:?} has no port", args.to), fix))?;
+    // As with kubectl, a name without a namespace is in `default`.
     let full = if name.contains('/') {
         name.to_owned()
     } else {

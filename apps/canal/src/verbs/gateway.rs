@@ -479,6 +479,7 @@ async fn scale(
             }
         }
         Scaling::Remove(names) => {
+            // One after the other: the sessions of each move to replicas that stay.
             for name in names {
                 tier.drain(&name, limit.timeout).await?;
                 tier.remove(&name, limit.timeout).await?;
@@ -601,6 +602,7 @@ fn fleet_lines(fleet: &FleetResponse) -> Vec<String> {
         ]);
     }
     lines.extend(services.lines());
+    // Only the provider gets it.
     if !fleet.blast.is_empty() {
         lines.push(String::new());
         let mut blast = TextTable::new(&["BACKENDS FAILING AT ONCE", "SERVICES LOST ON AVERAGE"]);

@@ -53,7 +53,7 @@ pub(crate) struct LogsArgs {
 
 pub(crate) async fn run(args: LogsArgs) -> VerbResult {
     if args.mesh.server.is_some() && args.level.is_some() {
-        let fix = "on the data plane's host: curl --unix-socket DATA-DIR/admin.sock -X POST http://localhost/logging?level=debug";
+        let fix = "run on the data plane's host: curl --unix-socket DATA-DIR/admin.sock -X POST http://localhost/logging?level=debug";
         return Err(VerbError::new(
             ExitStatus::Usage,
             "--level",
@@ -76,7 +76,7 @@ pub(crate) async fn run(args: LogsArgs) -> VerbResult {
             ExitStatus::Missing,
             path.display().to_string(),
             problem.to_string(),
-            "the host has not written anything yet",
+            "wait until the host has written something",
         )
     };
     let mut log = tokio::fs::File::open(&path).await.map_err(missing)?;

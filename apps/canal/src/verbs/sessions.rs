@@ -63,6 +63,7 @@ fn lines(found: &SessionsResponse) -> Vec<String> {
         "SERVICE", "PORT", "BUCKET", "AZ", "EDGE", "TUNNEL", "REPLICA", "OWNER", "CHAIN",
     ]);
     for session in &found.sessions {
+        // No edge has answered, so the session is shown without its path.
         let unknown = [EdgePath {
             edge: "?".into(),
             ..EdgePath::default()

@@ -148,6 +148,7 @@ fn envoy(place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<Pinne
         &program,
         "--concurrency",
         "1",
+        // Otherwise it shares memory with another Envoy of this machine.
         "--use-dynamic-base-id",
         "-l",
         "error",

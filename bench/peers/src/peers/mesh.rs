@@ -120,6 +120,7 @@ impl BenchMesh {
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         let log = place.dir.join("canal.log");
         let mut gateway = PinnedProcess::start(&argv, PROXY_CORE, PLAIN_LISTENER, &log)?;
+        // The start waited for the plain listener; the load goes elsewhere.
         gateway.address = address;
         let begun = Instant::now();
         while let Err(lacking) = readiness() {

@@ -41,6 +41,7 @@ pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pinn
     let conf = write(&place.dir, "nginx.conf", &conf)?;
     let early = place.dir.join("nginx.early").to_string_lossy().into_owned();
     let mut argv = place.newest("nginx")?;
+    // nginx opens this log before it reads the configuration, which names the other one.
     argv.extend(["-e", &early, "-c", &conf].map(str::to_owned));
     let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
     PinnedProcess::start(

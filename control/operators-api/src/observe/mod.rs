@@ -183,6 +183,7 @@ impl ObservationRegistry {
                 "busy",
                 "the data plane has the maximum number of observations; fix: end some of them",
             )),
+            // Not awaited: a data plane that does not read must not hold the lock.
             Some(link) => match link.orders.try_send(Ok(ObserveOrder {
                 id,
                 order: Some(Order::Begin(begin)),
@@ -222,6 +223,7 @@ impl ObservationRegistry {
         let Some(link) = inner
             .links
             .get_mut(principal)
+            // The answer of an earlier connection belongs to a session that has ended.
             .filter(|link| link.number == number)
         else {
             return;

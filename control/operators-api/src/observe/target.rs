@@ -52,6 +52,7 @@ pub(super) fn decide(
         )
     })?;
     let tenant = match (operator.tenant(), request.tenant.as_str()) {
+        // Only the provider's operators may leave the tenant out.
         (None, "") => None,
         (_, named) => Some(operator.tenant_of(named)?),
     };
@@ -83,6 +84,7 @@ pub(super) fn decide(
                 "the request names no data plane; fix: name one that `canal status` lists",
             ));
         }
+        // Texts of several data planes could not be told apart in one stream.
         (Subject::ConfigDump | Subject::Logs, [_, _, ..]) => {
             return Err(Status::invalid_argument(
                 "the request names several data planes; fix: name one of them",

@@ -307,6 +307,8 @@ impl SubscriberStream {
                 None => names.price(kind, kind.owner_of(name), name),
             });
         }
+        // Only the first request of a kind lists what the subscriber holds; later lists are
+        // ignored.
         if subscription.open && !request.response_nonce.is_empty() {
             return Ok(priced);
         }
@@ -315,6 +317,7 @@ impl SubscriberStream {
             if name.len() > self.limits.name_bytes {
                 priced.too_long += 1;
             } else if !scope::may_hold_of(owner.as_ref(), &self.principal) {
+                // Never stored: the name would disclose whether another tenant has it.
                 priced.out_of_scope.push(name.as_str().into());
             } else {
                 priced.held_versions.push((

@@ -200,6 +200,8 @@ pub(super) fn load(database: &Database) -> Result<LoadedState, redb::Error> {
     };
     let mut ids = ServiceIdTable {
         next: number(COUNTER_NEXT_SERVICE_ID)?,
+        // Stores begin at different ids, so that ids of a lost store are not given to other
+        // services.
         offset: number(COUNTER_SERVICE_ID_OFFSET)? % SERVICE_ID_SPACE,
         ..ServiceIdTable::default()
     };

@@ -149,6 +149,7 @@ impl ExternalCaClient {
             attempt += 1;
             match client.send(ask).await {
                 Ok(answer) => return Ok(certificate(&answer.body)? + "\n" + &above),
+                // Signing again is safe: an unused certificate only expires.
                 Err(fault) if fault.is_passing() && attempt < ATTEMPTS => {
                     tokio::time::sleep(BACKOFF * 2_u32.pow(attempt - 1)).await
                 }

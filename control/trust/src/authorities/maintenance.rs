@@ -111,6 +111,7 @@ impl TrustAuthorities {
             Ok(true) => {
                 tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, from = phase.as_str(), "trust: a root rotation took its next step")
             }
+            // An operator took the step first.
             Ok(false) => {}
             Err(e) => {
                 context
@@ -156,6 +157,7 @@ fn subscribers_without_root(
     name: &DomainName,
     domain: &DomainState,
 ) -> Vec<String> {
+    // Without a new root no data plane can lack it.
     let Some(new) = domain.own.as_ref().and_then(|own| own.other.as_ref()) else {
         return Vec::new();
     };
@@ -175,6 +177,7 @@ fn subscribers_without_root(
         let Some((published_at, bundle)) = entry else {
             continue;
         };
+        // Acknowledgements of an older bundle say nothing about the new root.
         if !bundle.roots.iter().any(|root| root == new.certificate()) {
             out.insert(format!(
                 "the controller itself: tenant {tenant} is not published yet"

@@ -276,6 +276,7 @@ impl DomainState {
                     at: r.at,
                 })
                 .collect();
+            // Imported lists are published once, beside the first CA's.
             let beside = if at == 0 { foreign } else { &[] };
             let lists = signer.crls(&rows, beside, number, now)?;
             if !lists.is_empty() {
@@ -296,6 +297,7 @@ impl DomainState {
                 made.insert(fingerprint.clone(), lists.clone());
             }
         }
+        // The number rises only with a new list (RFC 5280 §5.2.3).
         if made != self.record.crls {
             (self.record.crl_number, self.record.crl_made) = (number, now);
         }

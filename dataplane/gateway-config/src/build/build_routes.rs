@@ -110,6 +110,7 @@ impl SnapshotBuilder {
             .iter()
             .filter(|resource| resource.kind() == ResourceKind::Route)
             .map(|resource| resource.name());
+        // A rule that is changed may have had another parent, which loses it.
         for name in taken.chain(moved) {
             if let Some(parent) = self.route_parents.get(&name) {
                 rules

@@ -68,6 +68,7 @@ impl TerminationInputs {
             trust_domain: trust_domain.clone(),
             clients: self.termination.clients,
             alpn: self.alpn.clone(),
+            // A mesh key in a key server signs TLS 1.3 only.
             tls12: !by_mesh_elsewhere,
         };
         match &self.termination.certificate {

@@ -216,6 +216,7 @@ impl<'a> ParsedToken<'a> {
         (digest, memory): (&TokenDigest, &TokenMemory),
     ) -> Result<(), SignatureError> {
         let algorithm = JwsAlgorithm::named(&self.header.alg).ok_or(TokenError::Algorithm)?;
+        // RFC 7515 §4.1.11: extensions that are not understood make the token invalid.
         if self.header.crit.is_some() {
             return Err(TokenError::Critical.into());
         }

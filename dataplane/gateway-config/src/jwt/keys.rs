@@ -299,6 +299,7 @@ impl JwkKey {
                     .verify(message, signed)
                     .is_ok()
             }
+            // The token names the algorithm; it must not decide how a key of another type is used.
             _ => false,
         }
     }

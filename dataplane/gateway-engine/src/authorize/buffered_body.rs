@@ -6,6 +6,7 @@
 //!
 //! Start with [`bytes_to_buffer`].
 
+use canal_gateway_config::DestinationPolicy;
 use std::future::poll_fn;
 use std::time::Duration;
 
@@ -95,6 +96,7 @@ pub(crate) fn bytes_to_buffer(
     session: &ClientSession,
     placed: &RoutedRequest,
     ask: &RequestInfo,
+    of_answer: Option<&DestinationPolicy>,
 ) -> usize {
     if !ask.has_body() || !session.is_policed() {
         return 0;
@@ -111,7 +113,7 @@ pub(crate) fn bytes_to_buffer(
         .map(|endpoint| endpoint.guard.as_deref());
     let (mut last, mut wanted) = (0, 0);
     for guard in guards
-        .chain([placed.resolved.guard_beside(&placed.view)])
+        .chain([placed.resolved.guard_beside(&placed.view), of_answer])
         .flatten()
     {
         // Endpoints of one set mostly share a policy set; consecutive duplicates are skipped.

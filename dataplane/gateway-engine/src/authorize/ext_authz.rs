@@ -365,8 +365,12 @@ fn address(of: SocketAddr) -> Option<proto::Address> {
     })
 }
 
-/// Builds the attributes of a connection for a check.
-pub(crate) fn connection(session: &ClientSession, to: SocketAddr) -> proto::AttributeContext {
+/// Builds the attributes of a connection for a check. `to` is the address of the endpoint, if there
+/// is one.
+pub(crate) fn connection(
+    session: &ClientSession,
+    to: Option<SocketAddr>,
+) -> proto::AttributeContext {
     let principal = session.principal.spiffe_id();
     let service = session.source.party.service.clone();
     let sni = session.principal.server_name.clone();
@@ -377,7 +381,7 @@ pub(crate) fn connection(session: &ClientSession, to: SocketAddr) -> proto::Attr
             principal,
         }),
         destination: Some(proto::Peer {
-            address: address(to),
+            address: to.and_then(address),
             ..proto::Peer::default()
         }),
         request: Some(proto::Request {
@@ -398,7 +402,7 @@ pub(crate) struct CheckContext<'a> {
 /// Builds the attributes of a request for a check, in the form in which it will be forwarded.
 pub(crate) fn request<R: FullRequest>(
     session: &ClientSession,
-    to: SocketAddr,
+    to: Option<SocketAddr>,
     (request, authority): (&R, &[u8]),
     about: &CheckContext<'_>,
     authorizer: &Authorizer,

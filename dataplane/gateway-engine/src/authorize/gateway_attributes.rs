@@ -46,7 +46,8 @@ impl<R: RoutableRequest> RequestAttributes for R {
 pub(crate) struct GatewayAttributes<'a> {
     principal: &'a ClientPrincipal,
     client: IpAddr,
-    to: SocketAddr,
+    /// Address of the endpoint; `None` for a request that reaches none.
+    to: Option<SocketAddr>,
     /// `None` if there is no request, or if its head is no longer available.
     subject: Option<&'a MutatedRequest<'a>>,
     foreign: bool,
@@ -56,21 +57,30 @@ impl<'a> GatewayAttributes<'a> {
     /// Attributes of a request on a connection.
     pub(crate) fn request(
         session: &'a ClientSession,
-        to: SocketAddr,
+        to: Option<SocketAddr>,
         subject: &'a MutatedRequest<'a>,
     ) -> Self {
         Self {
             subject: Some(subject),
-            ..Self::connection(session, to)
+            to,
+            ..Self::of_client(session)
         }
     }
 
+    /// Attributes of a connection to an endpoint.
     pub(crate) fn connection(session: &'a ClientSession, to: SocketAddr) -> Self {
+        Self {
+            to: Some(to),
+            ..Self::of_client(session)
+        }
+    }
+
+    fn of_client(session: &'a ClientSession) -> Self {
         let client = session.client.ip().to_canonical();
         Self {
             principal: &session.principal,
             client,
-            to,
+            to: None,
             subject: None,
             foreign: session.principal.foreign,
         }
@@ -184,11 +194,14 @@ impl Attributes for GatewayAttributes<'_> {
             Attribute::SourceAddress | Attribute::RemoteAddress => {
                 return always_known(each(AttributeValue::Address(self.client)));
             }
-            Attribute::DestinationPort => {
-                return always_known(each(AttributeValue::Port(self.to.port())));
-            }
-            Attribute::DestinationAddress => {
-                return always_known(each(AttributeValue::Address(self.to.ip())));
+            Attribute::DestinationPort | Attribute::DestinationAddress => {
+                let value = match (self.to, attribute) {
+                    // Without an endpoint, a policy that depends on its address denies.
+                    (None, _) => return AttributeVisibility::Unknown,
+                    (Some(to), Attribute::DestinationPort) => AttributeValue::Port(to.port()),
+                    (Some(to), _) => AttributeValue::Address(to.ip()),
+                };
+                return always_known(each(value));
             }
             Attribute::ServerName => self.principal.server_name.as_deref().map_or((), text),
             _ => match self.subject {

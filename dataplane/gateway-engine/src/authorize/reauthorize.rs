@@ -239,7 +239,7 @@ impl<'a> OngoingAuthorization<'a> {
                 request.0,
             )?;
             Ok(trial
-                .decide(worker, self.session, guards, to, request, None)
+                .decide(worker, self.session, guards, Some(to), request, None)
                 .map(drop)?)
         })
     }

@@ -3,6 +3,7 @@
 //!
 //! All tests are in one binary, so that they are linked only once.
 
+mod answers;
 mod authorizers;
 mod balance;
 mod builds;

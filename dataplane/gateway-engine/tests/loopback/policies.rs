@@ -26,7 +26,7 @@ pub(crate) fn named(name: &str) -> PolicyKey {
     }
 }
 
-fn clause(attribute: Attribute, any: &[&str]) -> Clause {
+pub(crate) fn clause(attribute: Attribute, any: &[&str]) -> Clause {
     let matching = |text: &&str| match text.split_once('*') {
         Some(("", "")) => AttributeMatch::Present,
         Some((start, "")) => AttributeMatch::Prefix(start.into()),

@@ -406,6 +406,7 @@ impl NewConnection {
             retiring: Notify::new(),
             on_goaway: RefCell::default(),
         });
+        // The first connection stays longest, so that a quiet peer keeps one.
         let idle = if place == 0 {
             config.idle
         } else {
@@ -514,6 +515,7 @@ async fn drive(
         _ = &mut h2 => why,
         Some(event) = events.next() => match event {
             ConnectionEvent::TrustLost(trust_loss) => trust_loss.into(),
+            // The event of retirement has happened already, so only a dead peer is left.
             ConnectionEvent::PingTimeout | ConnectionEvent::Retired => HboneCloseReason::Ping,
         },
         () = emptied => why,

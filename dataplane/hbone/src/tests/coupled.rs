@@ -50,8 +50,11 @@ async fn serve(
 /// Starts the peer, and a pool that leads to it.
 async fn coupled(config: PoolConfig) -> (Rc<HboneFixture>, watch::Sender<bool>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let rig = HboneFixture::towards(listener.local_addr().unwrap(), config);
-    let server = ServerIdentity::new("alpha".parse().unwrap(), rig.ca.credential(&identity(BOB)));
+    let fixture = HboneFixture::towards(listener.local_addr().unwrap(), config);
+    let server = ServerIdentity::new(
+        "alpha".parse().unwrap(),
+        fixture.ca.credential(&identity(BOB)),
+    );
     let (read_now, reads) = watch::channel(false);
     tokio::task::spawn_local(async move {
         while let Ok((tcp, _)) = listener.accept().await {
@@ -69,40 +72,46 @@ async fn coupled(config: PoolConfig) -> (Rc<HboneFixture>, watch::Sender<bool>) 
             });
         }
     });
-    (Rc::new(rig), read_now)
+    (Rc::new(fixture), read_now)
 }
 
-async fn open(rig: &HboneFixture, is_spread: bool, port: u16) -> HboneStream {
+async fn open(fixture: &HboneFixture, is_spread: bool, port: u16) -> HboneStream {
     let to = ConnectAuthority::Name("app.example".into(), port);
     let opened = match is_spread {
         true => {
-            rig.pool
-                .open_spread(&rig.target, None, &to, HeaderMap::new(), None)
+            fixture
+                .pool
+                .open_spread(&fixture.target, None, &to, HeaderMap::new(), None)
                 .await
         }
-        false => rig.pool.open(&rig.target, &to, HeaderMap::new()).await,
+        false => {
+            fixture
+                .pool
+                .open(&fixture.target, &to, HeaderMap::new())
+                .await
+        }
     };
     opened.unwrap().stream
 }
 
 /// Opens a tunnel that the peer does not read, and fills its window, which is the connection's too.
-async fn stall(rig: &HboneFixture, is_spread: bool) -> HboneStream {
-    let mut stream = open(rig, is_spread, READS_LATER).await;
+async fn stall(fixture: &HboneFixture, is_spread: bool) -> HboneStream {
+    let mut stream = open(fixture, is_spread, READS_LATER).await;
     stream.write_all(&[7; WINDOW]).await.unwrap();
     stream
 }
 
-async fn exchange(rig: &HboneFixture, is_spread: bool) {
-    let (mut stream, mut got) = (open(rig, is_spread, ECHO).await, Vec::new());
+async fn exchange(fixture: &HboneFixture, is_spread: bool) {
+    let (mut stream, mut got) = (open(fixture, is_spread, ECHO).await, Vec::new());
     stream.write_all(b"question").await.unwrap();
     stream.shutdown().await.unwrap();
     stream.read_to_end(&mut got).await.unwrap();
     assert_eq!(got, b"question");
 }
 
-fn begin_exchange(rig: &Rc<HboneFixture>, is_spread: bool) -> JoinHandle<()> {
-    let rig = rig.clone();
-    tokio::task::spawn_local(async move { exchange(&rig, is_spread).await })
+fn begin_exchange(fixture: &Rc<HboneFixture>, is_spread: bool) -> JoinHandle<()> {
+    let fixture = fixture.clone();
+    tokio::task::spawn_local(async move { exchange(&fixture, is_spread).await })
 }
 
 async fn finish_in_time<T>(what: &str, work: impl Future<Output = T>) -> T {
@@ -128,31 +137,38 @@ fn one_connection() -> PoolConfig {
 fn a_connection_without_credit_is_passed_by_until_credit_comes() {
     for is_spread in [false, true] {
         run(async {
-            let (rig, read_now) = coupled(one_connection()).await;
-            let stalled = stall(&rig, is_spread).await;
-            let waiting = begin_exchange(&rig, is_spread);
-            until("the connection is counted", || rig.metric(GAUGE) == 1).await;
-            assert_eq!((rig.pool.size(), waiting.is_finished()), ((1, 2), false));
+            let (fixture, read_now) = coupled(one_connection()).await;
+            let stalled = stall(&fixture, is_spread).await;
+            let waiting = begin_exchange(&fixture, is_spread);
+            until("the connection is counted", || fixture.metric(GAUGE) == 1).await;
+            assert_eq!(
+                (fixture.pool.size(), waiting.is_finished()),
+                ((1, 2), false)
+            );
             finish_in_time(
                 "a new stream, on another connection",
-                exchange(&rig, is_spread),
+                exchange(&fixture, is_spread),
             )
             .await;
-            assert_eq!(rig.pool.size().0, 2);
+            assert_eq!(fixture.pool.size().0, 2);
             read_now.send(true).unwrap();
             finish_in_time("the stream that waited", waiting)
                 .await
                 .unwrap();
             until("the connection is no longer counted", || {
-                rig.metric(GAUGE) == 0
+                fixture.metric(GAUGE) == 0
             })
             .await;
-            finish_in_time("a stream on either connection", exchange(&rig, is_spread)).await;
+            finish_in_time(
+                "a stream on either connection",
+                exchange(&fixture, is_spread),
+            )
+            .await;
             assert_eq!(
                 (
-                    rig.pool.size().0,
-                    rig.metric("canal_hbone_handshakes_total"),
-                    rig.metric(COUNTER)
+                    fixture.pool.size().0,
+                    fixture.metric("canal_hbone_handshakes_total"),
+                    fixture.metric(COUNTER)
                 ),
                 (2, 2, 0)
             );
@@ -165,25 +181,26 @@ fn a_connection_without_credit_is_passed_by_until_credit_comes() {
 fn a_peer_gets_no_more_connections_when_four_have_no_credit() {
     for is_spread in [false, true] {
         run(async {
-            let (rig, read_now) = coupled(one_connection()).await;
+            let (fixture, read_now) = coupled(one_connection()).await;
             let (mut stalled, mut waiting) = (Vec::new(), Vec::new());
             for n in 1..=WITHHELD_CONNECTIONS_MAX {
                 stalled.push(
-                    finish_in_time("a tunnel on a new connection", stall(&rig, is_spread)).await,
+                    finish_in_time("a tunnel on a new connection", stall(&fixture, is_spread))
+                        .await,
                 );
-                waiting.push(begin_exchange(&rig, is_spread));
+                waiting.push(begin_exchange(&fixture, is_spread));
                 until("the connection is counted", || {
-                    rig.metric(GAUGE) == n as u64
+                    fixture.metric(GAUGE) == n as u64
                 })
                 .await;
-                assert_eq!((rig.pool.size().0, rig.metric(COUNTER)), (n, 0));
+                assert_eq!((fixture.pool.size().0, fixture.metric(COUNTER)), (n, 0));
             }
-            waiting.push(begin_exchange(&rig, is_spread));
+            waiting.push(begin_exchange(&fixture, is_spread));
             until("it is placed on one of the four", || {
-                rig.metric(COUNTER) == 1
+                fixture.metric(COUNTER) == 1
             })
             .await;
-            assert_eq!(rig.pool.size().0, WITHHELD_CONNECTIONS_MAX);
+            assert_eq!(fixture.pool.size().0, WITHHELD_CONNECTIONS_MAX);
             read_now.send(true).unwrap();
             for waiting in waiting {
                 finish_in_time("a stream that waited", waiting)
@@ -199,16 +216,19 @@ fn a_peer_gets_no_more_connections_when_four_have_no_credit() {
 #[test]
 fn a_connection_without_credit_and_streams_is_closed() {
     run(async {
-        let (rig, _read_now) = coupled(one_connection()).await;
-        let stalled = stall(&rig, false).await;
-        let waiting = begin_exchange(&rig, false);
-        until("the connection is counted", || rig.metric(GAUGE) == 1).await;
+        let (fixture, _read_now) = coupled(one_connection()).await;
+        let stalled = stall(&fixture, false).await;
+        let waiting = begin_exchange(&fixture, false);
+        until("the connection is counted", || fixture.metric(GAUGE) == 1).await;
         waiting.abort();
         drop(stalled);
-        until("its streams have ended", || rig.pool.size().1 == 0).await;
-        finish_in_time("a new stream", exchange(&rig, false)).await;
-        until("only the new connection is left", || rig.pool.size().0 == 1).await;
-        assert_eq!(rig.metric("canal_hbone_handshakes_total"), 2);
+        until("its streams have ended", || fixture.pool.size().1 == 0).await;
+        finish_in_time("a new stream", exchange(&fixture, false)).await;
+        until("only the new connection is left", || {
+            fixture.pool.size().0 == 1
+        })
+        .await;
+        assert_eq!(fixture.metric("canal_hbone_handshakes_total"), 2);
     });
 }
 
@@ -224,40 +244,40 @@ fn spread_streams_use_the_connection_that_has_credit_while_four_have_none() {
             connections_max: most as u32,
             ..SpreadConfig::default()
         };
-        let (rig, read_now) = coupled(PoolConfig {
+        let (fixture, read_now) = coupled(PoolConfig {
             spread,
             ..PoolConfig::default()
         })
         .await;
         let mut first = Vec::new();
-        while rig.pool.size().0 < most {
-            first.push(open(&rig, true, ECHO).await);
+        while fixture.pool.size().0 < most {
+            first.push(open(&fixture, true, ECHO).await);
             tokio::task::yield_now().await;
         }
         drop(first);
-        until("no stream is left", || rig.pool.size().1 == 0).await;
+        until("no stream is left", || fixture.pool.size().1 == 0).await;
         // One of each connection, in turns: four that are not read, and one that is idle.
         let mut held = Vec::new();
         for _ in 0..WITHHELD_CONNECTIONS_MAX {
-            held.push(stall(&rig, true).await);
+            held.push(stall(&fixture, true).await);
         }
-        held.push(open(&rig, true, ECHO).await);
+        held.push(open(&fixture, true, ECHO).await);
         let waiting: Vec<_> = (0..WITHHELD_CONNECTIONS_MAX)
-            .map(|_| begin_exchange(&rig, true))
+            .map(|_| begin_exchange(&fixture, true))
             .collect();
         until("four are counted", || {
-            rig.metric(GAUGE) == WITHHELD_CONNECTIONS_MAX as u64
+            fixture.metric(GAUGE) == WITHHELD_CONNECTIONS_MAX as u64
         })
         .await;
         for _ in 0..WITHHELD_CONNECTIONS_MAX {
-            held.push(open(&rig, true, ECHO).await);
+            held.push(open(&fixture, true, ECHO).await);
             finish_in_time(
                 "a new stream, on the connection that has credit",
-                exchange(&rig, true),
+                exchange(&fixture, true),
             )
             .await;
         }
-        assert_eq!((rig.pool.size().0, rig.metric(COUNTER)), (most, 0));
+        assert_eq!((fixture.pool.size().0, fixture.metric(COUNTER)), (most, 0));
         read_now.send(true).unwrap();
         for waiting in waiting {
             finish_in_time("a stream that waited", waiting)

@@ -129,10 +129,10 @@ impl HboneFixture {
         R: Future<Output = ()> + 'static,
     {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let rig = Self::towards(listener.local_addr().unwrap(), config);
+        let fixture = Self::towards(listener.local_addr().unwrap(), config);
         let (trigger, drain) = drain::tree();
-        rig.listen(listener, server, drain, handler);
-        (rig, trigger)
+        fixture.listen(listener, server, drain, handler);
+        (fixture, trigger)
     }
 
     /// Accepts until `drain` begins; connections drain with it.

@@ -167,14 +167,14 @@ async fn converse(mut a: MtlsStream<TcpStream>, mut b: MtlsStream<TcpStream>) {
 /// Checks that both ends with remote keys are handed to the kernel, and that a client with a local
 /// key is not.
 async fn both_ends_are_the_kernels() {
-    let (rig, pair, again) = (
+    let (fixture, pair, again) = (
         RemoteKeyFixture::new().await,
         tcp_pair().await,
         tcp_pair().await,
     );
-    let (server, _) = rig.pair(BOB, KeyLocation::KeyServer);
-    let (_, remote) = rig.pair(ALICE, KeyLocation::KeyServer);
-    let (_, local) = rig.pair(ALICE, KeyLocation::Local);
+    let (server, _) = fixture.pair(BOB, KeyLocation::KeyServer);
+    let (_, remote) = fixture.pair(ALICE, KeyLocation::KeyServer);
+    let (_, local) = fixture.pair(ALICE, KeyLocation::Local);
     let expected = bob();
     for (client, is_kernel, (near, far)) in [(remote, true, pair), (local, false, again)] {
         let (c, s) = tokio::join!(client.connect(near, &expected), server.accept(far));
@@ -183,10 +183,10 @@ async fn both_ends_are_the_kernels() {
         converse(c, s).await;
     }
     assert_eq!(
-        rig.metric("canal_tls_kernel_connections_total{result=\"kernel\"}"),
+        fixture.metric("canal_tls_kernel_connections_total{result=\"kernel\"}"),
         3
     );
-    assert_eq!(rig.metric("canal_tls_kernel_available"), 1);
+    assert_eq!(fixture.metric("canal_tls_kernel_available"), 1);
 }
 
 /// Opens tunnels of a pool over connections whose keys soon reach their limit, and checks that none
@@ -194,12 +194,12 @@ async fn both_ends_are_the_kernels() {
 async fn worn_connections_are_followed_by_others() {
     canal_tls::testing::set_records_max(Some(400));
     let wear = !canal_tls::kernel_rekeys();
-    let rig = RemoteKeyFixture::new().await;
-    let (server, _) = rig.pair(BOB, KeyLocation::KeyServer);
-    let (_, source) = rig.pair(ALICE, KeyLocation::KeyServer);
+    let fixture = RemoteKeyFixture::new().await;
+    let (server, _) = fixture.pair(BOB, KeyLocation::KeyServer);
+    let (_, source) = fixture.pair(ALICE, KeyLocation::KeyServer);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let counters = HboneCounters::new(&rig.registry, &rig.registry.shard());
+    let counters = HboneCounters::new(&fixture.registry, &fixture.registry.shard());
     let (_trigger, drain) = drain::tree();
     let (at_server, all) = (counters.clone(), LocalSet::new());
     all.spawn_local(async move {
@@ -239,14 +239,14 @@ async fn worn_connections_are_followed_by_others() {
         }
     };
     all.run_until(tunnels).await;
-    let retired = rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"retired\"}");
-    assert_eq!(retired > 1, wear, "{}", rig.registry.render());
+    let retired = fixture.metric("canal_hbone_closed_total{side=\"client\",reason=\"retired\"}");
+    assert_eq!(retired > 1, wear, "{}", fixture.registry.render());
     assert_eq!(
-        rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"error\"}"),
+        fixture.metric("canal_hbone_closed_total{side=\"client\",reason=\"error\"}"),
         0
     );
     assert_eq!(
-        rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"error\"}"),
+        fixture.metric("canal_hbone_closed_total{side=\"server\",reason=\"error\"}"),
         0
     );
 }

@@ -20,26 +20,26 @@ use crate::{ConnectResult, HboneError, IncomingConnect, PoolConfig, ServerConfig
 #[test]
 fn a_crowd_waits_for_one_handshake() {
     run(async {
-        let (rig, _t) =
+        let (fixture, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
-        let opened = join_all((0..80).map(|_| rig.open())).await;
+        let opened = join_all((0..80).map(|_| fixture.open())).await;
         assert!(opened.iter().all(|o| o.as_ref().is_ok_and(|o| !o.reused)));
-        assert_eq!(rig.metric("canal_hbone_handshakes_total"), 1);
-        assert_eq!(rig.pool.size(), (1, 80));
+        assert_eq!(fixture.metric("canal_hbone_handshakes_total"), 1);
+        assert_eq!(fixture.pool.size(), (1, 80));
         drop(opened);
-        assert_eq!(rig.pool.size(), (1, 0));
-        assert!(rig.open().await.unwrap().reused);
+        assert_eq!(fixture.pool.size(), (1, 0));
+        assert!(fixture.open().await.unwrap().reused);
     });
 }
 
 #[test]
 fn the_hundred_and_first_stream_opens_a_second_connection() {
     run(async {
-        let (rig, _t) =
+        let (fixture, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
-        let opened = join_all((0..101).map(|_| rig.open())).await;
+        let opened = join_all((0..101).map(|_| fixture.open())).await;
         assert!(opened.iter().all(Result::is_ok));
-        assert_eq!(rig.pool.size(), (2, 101));
+        assert_eq!(fixture.pool.size(), (2, 101));
     });
 }
 
@@ -50,12 +50,12 @@ fn the_peers_own_limit_counts_too() {
             streams_max: 2,
             ..ServerConfig::default()
         };
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), server, hold).await;
+        let (fixture, _t) = HboneFixture::new(PoolConfig::default(), server, hold).await;
         let mut opened = Vec::new();
         for _ in 0..5 {
-            opened.push(rig.open().await.unwrap());
+            opened.push(fixture.open().await.unwrap());
         }
-        assert_eq!(rig.pool.size(), (3, 5));
+        assert_eq!(fixture.pool.size(), (3, 5));
     });
 }
 
@@ -70,13 +70,13 @@ fn a_peer_that_allows_no_stream_is_given_up() {
             answer_timeout: ms(300),
             ..PoolConfig::default()
         };
-        let (rig, _t) = HboneFixture::new(config, server, hold).await;
+        let (fixture, _t) = HboneFixture::new(config, server, hold).await;
         // The first stream is sent before the peer's settings are known, and is refused or never
         // sent.
         for _ in 0..4 {
-            assert!(rig.open().await.is_err());
+            assert!(fixture.open().await.is_err());
         }
-        assert!(rig.metric("canal_hbone_handshakes_total") <= 16);
+        assert!(fixture.metric("canal_hbone_handshakes_total") <= 16);
     });
 }
 
@@ -86,7 +86,7 @@ fn a_peer_that_allows_no_stream_is_given_up() {
 fn a_limit_for_dead_peers_ends_no_attempt_at_a_peer_that_answers_pings() {
     run(async {
         let limit = ms(100) * canal_timing::slack();
-        let (rig, _t) = HboneFixture::new(
+        let (fixture, _t) = HboneFixture::new(
             PoolConfig::default(),
             ServerConfig::default(),
             move |incoming: IncomingConnect| async move {
@@ -95,31 +95,32 @@ fn a_limit_for_dead_peers_ends_no_attempt_at_a_peer_that_answers_pings() {
             },
         )
         .await;
-        let opened = rig
+        let opened = fixture
             .pool
-            .open_unless_dead(&rig.target, &authority(), HeaderMap::new(), limit)
+            .open_unless_dead(&fixture.target, &authority(), HeaderMap::new(), limit)
             .await;
         assert!(opened.is_ok(), "{opened:?}");
-        assert_eq!(rig.metric("canal_hbone_handshakes_total"), 1);
+        assert_eq!(fixture.metric("canal_hbone_handshakes_total"), 1);
 
         for is_established in [false, true] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let rig = HboneFixture::towards(listener.local_addr().unwrap(), PoolConfig::default());
+            let fixture =
+                HboneFixture::towards(listener.local_addr().unwrap(), PoolConfig::default());
             // The kernel completes TCP's handshake on a listener although the process accepts
             // nothing.
             let mut listener = Some(listener);
             if is_established {
-                tokio::task::spawn_local(stopping_peer(&rig, listener.take().unwrap(), false));
+                tokio::task::spawn_local(stopping_peer(&fixture, listener.take().unwrap(), false));
             }
-            let opened = rig
+            let opened = fixture
                 .pool
-                .open_unless_dead(&rig.target, &authority(), HeaderMap::new(), limit)
+                .open_unless_dead(&fixture.target, &authority(), HeaderMap::new(), limit)
                 .await;
             assert!(
                 matches!(opened, Err(HboneError::Timeout { limit: after, .. }) if after == limit),
                 "{opened:?}"
             );
-            assert_eq!(rig.pool.size().0, usize::from(is_established));
+            assert_eq!(fixture.pool.size().0, usize::from(is_established));
         }
     });
 }
@@ -127,11 +128,11 @@ fn a_limit_for_dead_peers_ends_no_attempt_at_a_peer_that_answers_pings() {
 #[test]
 fn a_failed_handshake_fails_the_whole_crowd_and_leaves_nothing() {
     run(async {
-        let (mut rig, _t) =
+        let (mut fixture, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
-        rig.target.expected =
+        fixture.target.expected =
             std::sync::Arc::from([identity("spiffe://alpha.example/ns/shop/sa/carol")]);
-        let opened = join_all((0..10).map(|_| rig.open())).await;
+        let opened = join_all((0..10).map(|_| fixture.open())).await;
         for o in &opened {
             let e = o.as_ref().unwrap_err();
             assert!(
@@ -141,16 +142,16 @@ fn a_failed_handshake_fails_the_whole_crowd_and_leaves_nothing() {
                 "{e}"
             );
         }
-        assert_eq!(rig.metric("canal_hbone_handshake_failures_total"), 1);
-        assert_eq!(rig.pool.size(), (0, 0));
+        assert_eq!(fixture.metric("canal_hbone_handshake_failures_total"), 1);
+        assert_eq!(fixture.pool.size(), (0, 0));
         // No process listens on this address.
         let free = TcpListener::bind("127.0.0.1:0")
             .await
             .unwrap()
             .local_addr()
             .unwrap();
-        rig.target.address = free;
-        let e = rig.open().await.unwrap_err();
+        fixture.target.address = free;
+        let e = fixture.open().await.unwrap_err();
         assert!(
             matches!(e, HboneError::Connect(_)) && e.flag() == "CONNECT",
             "{e}"
@@ -161,39 +162,42 @@ fn a_failed_handshake_fails_the_whole_crowd_and_leaves_nothing() {
 #[test]
 fn the_first_of_a_crowd_may_leave() {
     run(async {
-        let (rig, _t) =
+        let (fixture, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         // After one poll the stream has started to connect, and it leaves before the handshake has
         // finished.
-        let mut first = Box::pin(rig.open());
+        let mut first = Box::pin(fixture.open());
         assert!(futures::poll!(&mut first).is_pending());
         drop(first);
-        assert!(rig.open().await.is_ok());
-        assert_eq!(rig.metric("canal_hbone_handshakes_total"), 1);
+        assert!(fixture.open().await.is_ok());
+        assert_eq!(fixture.metric("canal_hbone_handshakes_total"), 1);
     });
 }
 
 #[test]
 fn a_server_that_refuses_the_clients_certificate_is_named() {
     run(async {
-        let (mut rig, _t) =
+        let (mut fixture, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let stranger = identity("spiffe://beta.example/ns/shop/sa/alice");
         // The foreign client's domain trusts the server's domain; the server's domain trusts only
         // itself.
-        let store = TrustStore::new(&rig.registry);
+        let store = TrustStore::new(&fixture.registry);
         store
-            .replace([rig.ca.bundle("beta", "alpha.example", true, vec![])])
+            .replace([fixture.ca.bundle("beta", "alpha.example", true, vec![])])
             .unwrap();
-        rig.target.source = ClientIdentity::new(rig.ca.credential(&stranger))
+        fixture.target.source = ClientIdentity::new(fixture.ca.credential(&stranger))
             .trusting(store.view(&"beta".parse().unwrap()));
-        let e = rig.open().await.unwrap_err();
+        let e = fixture.open().await.unwrap_err();
         assert!(
             matches!(e, HboneError::RefusedByPeer { .. }) && e.flag() == "TLS_FAILURE",
             "{e:?}"
         );
-        until("the server says why", || !rig.served.borrow().is_empty()).await;
-        let why = rig.served.borrow()[0].clone().unwrap_err();
+        until("the server says why", || {
+            !fixture.served.borrow().is_empty()
+        })
+        .await;
+        let why = fixture.served.borrow()[0].clone().unwrap_err();
         assert!(
             why.contains("expected an identity of trust domain alpha.example"),
             "{why}"
@@ -204,7 +208,7 @@ fn a_server_that_refuses_the_clients_certificate_is_named() {
 #[test]
 fn only_exactly_200_is_a_tunnel() {
     run(async {
-        let (rig, _t) = HboneFixture::new(
+        let (fixture, _t) = HboneFixture::new(
             PoolConfig::default(),
             ServerConfig::default(),
             |incoming: IncomingConnect| async move {
@@ -223,14 +227,14 @@ fn only_exactly_200_is_a_tunnel() {
         ] {
             let headers =
                 HeaderMap::from_iter([(http::HeaderName::from_static("want"), status.into())]);
-            let e = rig
+            let e = fixture
                 .pool
-                .open(&rig.target, &authority(), headers)
+                .open(&fixture.target, &authority(), headers)
                 .await
                 .unwrap_err();
             assert_eq!((e.status(), e.flag()), (Some(status), flag), "{e}");
         }
-        assert_eq!(rig.pool.size(), (1, 0));
+        assert_eq!(fixture.pool.size(), (1, 0));
     });
 }
 
@@ -243,7 +247,7 @@ fn an_answer_that_never_comes_is_a_timeout() {
         };
         let abandoned = Rc::new(tokio::sync::Notify::new());
         let seen = abandoned.clone();
-        let (rig, _t) = HboneFixture::new(
+        let (fixture, _t) = HboneFixture::new(
             config,
             ServerConfig::default(),
             move |mut incoming: IncomingConnect| {
@@ -255,30 +259,30 @@ fn an_answer_that_never_comes_is_a_timeout() {
             },
         )
         .await;
-        let e = rig.open().await.unwrap_err();
+        let e = fixture.open().await.unwrap_err();
         assert!(matches!(e, HboneError::Timeout { .. }), "{e}");
         abandoned.notified().await;
-        assert_eq!(rig.pool.size(), (1, 0));
+        assert_eq!(fixture.pool.size(), (1, 0));
     });
 }
 
 #[test]
 fn goaway_lets_streams_finish_and_new_ones_use_another_connection() {
     run(async {
-        let (rig, trigger) =
+        let (fixture, trigger) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), echo).await;
-        let mut old = rig.open().await.unwrap().stream;
+        let mut old = fixture.open().await.unwrap().stream;
         old.write_all(b"begun").await.unwrap();
         trigger.drain(ms(5000) * canal_timing::slack());
         // The next process takes over the address.
-        let listener = listen_again(rig.target.address).await;
+        let listener = listen_again(fixture.target.address).await;
         let (_next, drain) = drain::tree();
-        rig.listen(listener, ServerConfig::default(), drain, echo);
+        fixture.listen(listener, ServerConfig::default(), drain, echo);
         // GOAWAY may arrive after the listener has closed.
-        let mut new = rig.open().await.unwrap();
+        let mut new = fixture.open().await.unwrap();
         while new.reused {
             tokio::time::sleep(ms(5)).await;
-            new = rig.open().await.unwrap();
+            new = fixture.open().await.unwrap();
         }
         old.write_all(b" and done").await.unwrap();
         old.shutdown().await.unwrap();
@@ -287,12 +291,12 @@ fn goaway_lets_streams_finish_and_new_ones_use_another_connection() {
         assert_eq!(got, "begun and done");
         drop(old);
         until("the old connection ends in order", || {
-            rig.served.borrow().first().is_some_and(Result::is_ok)
+            fixture.served.borrow().first().is_some_and(Result::is_ok)
         })
         .await;
-        until("on both sides", || rig.pool.size() == (1, 1)).await;
+        until("on both sides", || fixture.pool.size() == (1, 1)).await;
         assert_eq!(
-            rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"drained\"}"),
+            fixture.metric("canal_hbone_closed_total{side=\"server\",reason=\"drained\"}"),
             1
         );
     });
@@ -303,21 +307,21 @@ fn goaway_lets_streams_finish_and_new_ones_use_another_connection() {
 #[test]
 fn no_tunnel_is_lost_to_a_peer_that_closes_every_connection_in_order() {
     run(async {
-        let (rig, trigger) =
+        let (fixture, trigger) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), echo).await;
         for n in 0..40 {
             if n == 20 {
                 // From now on GOAWAY is the first frame that each connection receives.
                 trigger.drain(ms(60_000));
-                let listener = listen_again(rig.target.address).await;
+                let listener = listen_again(fixture.target.address).await;
                 let (leaving, drain) = drain::tree();
                 leaving.drain(ms(60_000));
                 let (server, counters) = (
                     ServerIdentity::new(
                         "alpha".parse().unwrap(),
-                        rig.ca.credential(&identity(BOB)),
+                        fixture.ca.credential(&identity(BOB)),
                     ),
-                    rig.counters.clone(),
+                    fixture.counters.clone(),
                 );
                 tokio::task::spawn_local(async move {
                     let _leaving = leaving;
@@ -345,7 +349,7 @@ fn no_tunnel_is_lost_to_a_peer_that_closes_every_connection_in_order() {
                     }
                 });
             }
-            let crowd = join_all((0..5).map(|_| rig.open())).await;
+            let crowd = join_all((0..5).map(|_| fixture.open())).await;
             for opened in crowd {
                 let mut stream = opened.unwrap_or_else(|e| panic!("{n}: {e}")).stream;
                 stream.write_all(b"hello").await.unwrap();
@@ -361,9 +365,9 @@ fn no_tunnel_is_lost_to_a_peer_that_closes_every_connection_in_order() {
 #[test]
 fn a_forced_drain_resets_open_streams() {
     run(async {
-        let (rig, trigger) =
+        let (fixture, trigger) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
-        let mut s = rig.open().await.unwrap().stream;
+        let mut s = fixture.open().await.unwrap().stream;
         trigger.drain(ms(100));
         assert_eq!(
             s.read_u8().await.unwrap_err().kind(),
@@ -375,28 +379,31 @@ fn a_forced_drain_resets_open_streams() {
 #[test]
 fn a_pooled_connection_that_died_is_replaced_once_for_everyone() {
     run(async {
-        let (rig, trigger) =
+        let (fixture, trigger) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
-        drop(rig.open().await.unwrap());
+        drop(fixture.open().await.unwrap());
         trigger.force();
         tokio::task::yield_now().await;
-        let listener = listen_again(rig.target.address).await;
+        let listener = listen_again(fixture.target.address).await;
         let (_next, drain) = drain::tree();
-        rig.listen(listener, ServerConfig::default(), drain, hold);
-        let opened = join_all((0..20).map(|_| rig.open())).await;
+        fixture.listen(listener, ServerConfig::default(), drain, hold);
+        let opened = join_all((0..20).map(|_| fixture.open())).await;
         assert!(opened.iter().all(Result::is_ok), "{opened:?}");
-        assert_eq!(rig.metric("canal_hbone_handshakes_total"), 2);
+        assert_eq!(fixture.metric("canal_hbone_handshakes_total"), 2);
     });
 }
 
 /// Accepts a connection, responds to its CONNECT or not, and sends nothing after 50 ms, as if it
 /// were stopped.
 fn stopping_peer(
-    rig: &HboneFixture,
+    fixture: &HboneFixture,
     listener: TcpListener,
     responds: bool,
 ) -> impl Future<Output = ()> + use<> {
-    let server = ServerIdentity::new("alpha".parse().unwrap(), rig.ca.credential(&identity(BOB)));
+    let server = ServerIdentity::new(
+        "alpha".parse().unwrap(),
+        fixture.ca.credential(&identity(BOB)),
+    );
     async move {
         let (io, _) = server
             .accept(listener.accept().await.unwrap().0)
@@ -425,16 +432,16 @@ fn a_mute_peer_is_found_by_ping_on_the_client() {
             ..PoolConfig::default()
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let rig = HboneFixture::towards(listener.local_addr().unwrap(), config);
-        tokio::task::spawn_local(stopping_peer(&rig, listener, true));
-        let mut s = rig.open().await.unwrap().stream;
+        let fixture = HboneFixture::towards(listener.local_addr().unwrap(), config);
+        tokio::task::spawn_local(stopping_peer(&fixture, listener, true));
+        let mut s = fixture.open().await.unwrap().stream;
         assert_eq!(
             s.read_u8().await.unwrap_err().kind(),
             std::io::ErrorKind::ConnectionReset
         );
-        until("it leaves the pool", || rig.pool.size().0 == 0).await;
+        until("it leaves the pool", || fixture.pool.size().0 == 0).await;
         assert_eq!(
-            rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"ping_timeout\"}"),
+            fixture.metric("canal_hbone_closed_total{side=\"client\",reason=\"ping_timeout\"}"),
             1
         );
     });
@@ -450,21 +457,29 @@ fn a_mute_peer_is_found_by_ping_on_the_server() {
             ),
             ..ServerConfig::default()
         };
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), server, hold).await;
-        let tcp = tokio::net::TcpStream::connect(rig.target.address)
+        let (fixture, _t) = HboneFixture::new(PoolConfig::default(), server, hold).await;
+        let tcp = tokio::net::TcpStream::connect(fixture.target.address)
             .await
             .unwrap();
-        let (io, _) = rig
+        let (io, _) = fixture
             .target
             .source
-            .connect(tcp, &rig.target.expected)
+            .connect(tcp, &fixture.target.expected)
             .await
             .unwrap();
         let (_send, _h2) = h2::client::handshake(io).await.unwrap();
-        until("the server gives up", || !rig.served.borrow().is_empty()).await;
-        assert!(rig.served.borrow()[0].clone().unwrap_err().contains("PING"));
+        until("the server gives up", || {
+            !fixture.served.borrow().is_empty()
+        })
+        .await;
+        assert!(
+            fixture.served.borrow()[0]
+                .clone()
+                .unwrap_err()
+                .contains("PING")
+        );
         assert_eq!(
-            rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"ping_timeout\"}"),
+            fixture.metric("canal_hbone_closed_total{side=\"server\",reason=\"ping_timeout\"}"),
             1
         );
     });
@@ -478,55 +493,59 @@ fn unused_connections_are_released_and_used_ones_are_not() {
             idle,
             ..PoolConfig::default()
         };
-        let (rig, _t) = HboneFixture::new(config, ServerConfig::default(), echo).await;
-        let s = rig.open().await.unwrap();
+        let (fixture, _t) = HboneFixture::new(config, ServerConfig::default(), echo).await;
+        let s = fixture.open().await.unwrap();
         tokio::time::sleep(idle * 2).await;
-        assert_eq!(rig.pool.size(), (1, 1));
+        assert_eq!(fixture.pool.size(), (1, 1));
         drop(s);
-        until("its stream ends first", || rig.pool.size() == (1, 0)).await;
-        until("idle connections go", || rig.pool.size() == (0, 0)).await;
+        until("its stream ends first", || fixture.pool.size() == (1, 0)).await;
+        until("idle connections go", || fixture.pool.size() == (0, 0)).await;
         until("the server sees an orderly end", || {
-            rig.served.borrow().first().is_some_and(Result::is_ok)
+            fixture.served.borrow().first().is_some_and(Result::is_ok)
         })
         .await;
         assert_eq!(
-            rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"idle\"}"),
+            fixture.metric("canal_hbone_closed_total{side=\"client\",reason=\"idle\"}"),
             1
         );
-        assert!(!rig.open().await.unwrap().reused);
+        assert!(!fixture.open().await.unwrap().reused);
     });
 }
 
 #[test]
 fn targets_that_differ_in_anything_share_nothing() {
     run(async {
-        let (mut rig, _t) =
+        let (mut fixture, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
-        let mut opened = vec![rig.open().await.unwrap()];
-        rig.target.expected = std::sync::Arc::from([identity(BOB), identity(BOB)]);
-        opened.push(rig.open().await.unwrap());
-        rig.target.source = ClientIdentity::new(
-            rig.ca
+        let mut opened = vec![fixture.open().await.unwrap()];
+        fixture.target.expected = std::sync::Arc::from([identity(BOB), identity(BOB)]);
+        opened.push(fixture.open().await.unwrap());
+        fixture.target.source = ClientIdentity::new(
+            fixture
+                .ca
                 .credential(&identity("spiffe://alpha.example/ns/shop/sa/dave")),
         );
-        opened.push(rig.open().await.unwrap());
+        opened.push(fixture.open().await.unwrap());
         assert!(opened.iter().all(|o| !o.reused));
-        assert_eq!(rig.pool.size(), (3, 3));
-        rig.pool.retire(None);
+        assert_eq!(fixture.pool.size(), (3, 3));
+        fixture.pool.retire(None);
         drop(opened);
-        until("retired connections close", || rig.pool.size() == (0, 0)).await;
+        until("retired connections close", || {
+            fixture.pool.size() == (0, 0)
+        })
+        .await;
     });
 }
 
 #[test]
 fn an_authority_that_cannot_be_written_is_refused_before_any_connection() {
     run(async {
-        let (rig, _t) =
+        let (fixture, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let bad = crate::ConnectAuthority::Name("not a host".into(), 80);
-        let e = rig
+        let e = fixture
             .pool
-            .open(&rig.target, &bad, HeaderMap::new())
+            .open(&fixture.target, &bad, HeaderMap::new())
             .await
             .unwrap_err();
         assert!(matches!(e, HboneError::Request(_)), "{e}");
@@ -537,13 +556,13 @@ fn an_authority_that_cannot_be_written_is_refused_before_any_connection() {
 fn no_certificate_is_an_error_without_a_connection() {
     run(async {
         let ca = TestCa::new("alpha");
-        let (mut rig, _t) =
+        let (mut fixture, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let (writer, empty) = canal_tls::Credential::empty(identity(BOB));
         drop(writer);
-        rig.target.source = ClientIdentity::new(empty);
-        assert!(matches!(rig.open().await, Err(HboneError::Tls { .. })));
-        assert_eq!(rig.metric("canal_hbone_handshakes_total"), 0);
+        fixture.target.source = ClientIdentity::new(empty);
+        assert!(matches!(fixture.open().await, Err(HboneError::Tls { .. })));
+        assert_eq!(fixture.metric("canal_hbone_handshakes_total"), 0);
         drop(ca);
     });
 }
@@ -551,16 +570,16 @@ fn no_certificate_is_an_error_without_a_connection() {
 #[test]
 fn the_first_certificate_is_waited_for() {
     run(async {
-        let (mut rig, _t) =
+        let (mut fixture, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let (writer, empty) = canal_tls::Credential::empty(identity(ALICE));
-        rig.target.source =
-            ClientIdentity::new(empty).trusting(rig.store.view(&"alpha".parse().unwrap()));
+        fixture.target.source =
+            ClientIdentity::new(empty).trusting(fixture.store.view(&"alpha".parse().unwrap()));
         let late = async {
             tokio::time::sleep(ms(100)).await;
-            writer.replace(rig.ca.issue(&identity(ALICE)));
+            writer.replace(fixture.ca.issue(&identity(ALICE)));
         };
-        let (opened, ()) = tokio::join!(rig.open(), late);
+        let (opened, ()) = tokio::join!(fixture.open(), late);
         opened.unwrap();
     });
 }
@@ -568,15 +587,15 @@ fn the_first_certificate_is_waited_for() {
 #[test]
 fn targets_that_differ_in_their_mark_share_no_connection() {
     run(async {
-        let (mut rig, _t) =
+        let (mut fixture, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let mut held = Vec::new();
         // Marks need CAP_NET_ADMIN, which the gateway has.
         for (mark, handshakes) in [(Some(101), 1), (Some(102), 2), (Some(101), 2), (None, 3)] {
-            rig.target.mark = mark;
-            held.push(rig.open().await.unwrap());
+            fixture.target.mark = mark;
+            held.push(fixture.open().await.unwrap());
             assert_eq!(
-                rig.metric("canal_hbone_handshakes_total"),
+                fixture.metric("canal_hbone_handshakes_total"),
                 handshakes,
                 "{mark:?}"
             );

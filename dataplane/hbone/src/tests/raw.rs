@@ -57,13 +57,13 @@ fn connection_window(f: &RawFrame) -> u32 {
 #[test]
 fn the_server_announces_ztunnels_settings_and_small_windows() {
     run(async {
-        let (rig, _t) =
+        let (fixture, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
-        let tcp = TcpStream::connect(rig.target.address).await.unwrap();
-        let (mut io, _) = rig
+        let tcp = TcpStream::connect(fixture.target.address).await.unwrap();
+        let (mut io, _) = fixture
             .target
             .source
-            .connect(tcp, &rig.target.expected)
+            .connect(tcp, &fixture.target.expected)
             .await
             .unwrap();
         io.write_all(PREFACE).await.unwrap();
@@ -91,9 +91,11 @@ fn the_server_announces_ztunnels_settings_and_small_windows() {
 fn the_client_announces_ztunnels_settings_small_windows_and_a_plain_connect() {
     run(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let rig = HboneFixture::towards(listener.local_addr().unwrap(), PoolConfig::default());
-        let server =
-            ServerIdentity::new("alpha".parse().unwrap(), rig.ca.credential(&identity(BOB)));
+        let fixture = HboneFixture::towards(listener.local_addr().unwrap(), PoolConfig::default());
+        let server = ServerIdentity::new(
+            "alpha".parse().unwrap(),
+            fixture.ca.credential(&identity(BOB)),
+        );
         let served = async {
             let (mut io, _) = server
                 .accept(listener.accept().await.unwrap().0)
@@ -120,7 +122,7 @@ fn the_client_announces_ztunnels_settings_small_windows_and_a_plain_connect() {
             assert!(!text.contains("https") && !text.contains('/'), "{text:?}");
         };
         tokio::select! {
-            opened = rig.open() => panic!("{opened:?}, but the server answers nothing"),
+            opened = fixture.open() => panic!("{opened:?}, but the server answers nothing"),
             () = served => {}
         }
     });
@@ -129,13 +131,13 @@ fn the_client_announces_ztunnels_settings_small_windows_and_a_plain_connect() {
 #[test]
 fn requests_that_are_not_connects_get_400_and_a_named_counter() {
     run(async {
-        let (rig, _t) =
+        let (fixture, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
-        let tcp = TcpStream::connect(rig.target.address).await.unwrap();
-        let (io, _) = rig
+        let tcp = TcpStream::connect(fixture.target.address).await.unwrap();
+        let (io, _) = fixture
             .target
             .source
-            .connect(tcp, &rig.target.expected)
+            .connect(tcp, &fixture.target.expected)
             .await
             .unwrap();
         let (mut send, h2) = h2::client::handshake(io).await.unwrap();
@@ -164,11 +166,11 @@ fn requests_that_are_not_connects_get_400_and_a_named_counter() {
             );
         }
         assert_eq!(
-            rig.metric("canal_hbone_refused_total{reason=\"not_connect\"}"),
+            fixture.metric("canal_hbone_refused_total{reason=\"not_connect\"}"),
             1
         );
         assert_eq!(
-            rig.metric("canal_hbone_refused_total{reason=\"bad_authority\"}"),
+            fixture.metric("canal_hbone_refused_total{reason=\"bad_authority\"}"),
             2
         );
     });
@@ -177,13 +179,13 @@ fn requests_that_are_not_connects_get_400_and_a_named_counter() {
 #[test]
 fn a_connection_that_is_not_http2_ends_alone() {
     run(async {
-        let (rig, _t) =
+        let (fixture, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
-        let tcp = TcpStream::connect(rig.target.address).await.unwrap();
-        let (mut io, _) = rig
+        let tcp = TcpStream::connect(fixture.target.address).await.unwrap();
+        let (mut io, _) = fixture
             .target
             .source
-            .connect(tcp, &rig.target.expected)
+            .connect(tcp, &fixture.target.expected)
             .await
             .unwrap();
         io.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -191,9 +193,9 @@ fn a_connection_that_is_not_http2_ends_alone() {
             .unwrap();
         io.flush().await.unwrap();
         super::fixture::until("it is ended", || {
-            rig.served.borrow().first().is_some_and(Result::is_err)
+            fixture.served.borrow().first().is_some_and(Result::is_err)
         })
         .await;
-        assert!(rig.open().await.is_ok());
+        assert!(fixture.open().await.is_ok());
     });
 }

@@ -17,13 +17,13 @@ use crate::{ConnectResult, HboneError, PoolConfig, ServerConfig, serve};
 #[test]
 fn a_revoked_client_is_cut_off_at_once_and_cannot_come_back() {
     run(async {
-        let (rig, _t) =
+        let (fixture, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
-        rig.revoke(&[]);
-        rig.renew.replace(rig.numbered(ALICE, 7));
-        let mut s = rig.open().await.unwrap().stream;
+        fixture.revoke(&[]);
+        fixture.renew.replace(fixture.numbered(ALICE, 7));
+        let mut s = fixture.open().await.unwrap().stream;
         let start = Instant::now();
-        rig.revoke(&[7]);
+        fixture.revoke(&[7]);
         assert!(s.read_u8().await.is_err());
         canal_timing::assert_time(
             "time until a revoked client's stream ends",
@@ -31,35 +31,35 @@ fn a_revoked_client_is_cut_off_at_once_and_cannot_come_back() {
             ms(1000),
         );
         until("the server says why", || {
-            rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"revoked\"}") == 1
+            fixture.metric("canal_hbone_closed_total{side=\"server\",reason=\"revoked\"}") == 1
         })
         .await;
         assert!(
-            rig.served.borrow()[0]
+            fixture.served.borrow()[0]
                 .clone()
                 .unwrap_err()
                 .contains("not trusted any more: revoked")
         );
         drop(s);
         assert!(matches!(
-            rig.open().await,
+            fixture.open().await,
             Err(HboneError::RefusedByPeer { .. })
         ));
         // After renewal the identity is accepted as before.
-        rig.renew.replace(rig.numbered(ALICE, 8));
-        assert!(rig.open().await.is_ok());
+        fixture.renew.replace(fixture.numbered(ALICE, 8));
+        assert!(fixture.open().await.is_ok());
     });
 }
 
 #[test]
 fn an_unrevoked_client_never_notices() {
     run(async {
-        let (rig, _t) =
+        let (fixture, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), echo).await;
-        rig.renew.replace(rig.numbered(ALICE, 7));
-        let mut s = rig.open().await.unwrap().stream;
-        rig.revoke(&[8, 9]);
-        rig.revoke(&[]);
+        fixture.renew.replace(fixture.numbered(ALICE, 7));
+        let mut s = fixture.open().await.unwrap().stream;
+        fixture.revoke(&[8, 9]);
+        fixture.revoke(&[]);
         s.write_all(b"still here").await.unwrap();
         s.shutdown().await.unwrap();
         let mut got = String::new();
@@ -72,13 +72,13 @@ fn an_unrevoked_client_never_notices() {
 fn pooled_connections_to_a_revoked_server_are_cut() {
     run(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let rig = HboneFixture::towards(listener.local_addr().unwrap(), PoolConfig::default());
+        let fixture = HboneFixture::towards(listener.local_addr().unwrap(), PoolConfig::default());
         // This server has not received its own revocation.
         let server = ServerIdentity::new(
             "alpha".parse().unwrap(),
-            Credential::fixed(rig.numbered(BOB, 12)),
+            Credential::fixed(fixture.numbered(BOB, 12)),
         );
-        let (counters, (_trigger, drain)) = (rig.counters.clone(), drain::tree());
+        let (counters, (_trigger, drain)) = (fixture.counters.clone(), drain::tree());
         tokio::task::spawn_local(async move {
             let (tls, peer) = server
                 .accept(listener.accept().await.unwrap().0)
@@ -96,9 +96,9 @@ fn pooled_connections_to_a_revoked_server_are_cut() {
             )
             .await;
         });
-        let mut s = rig.open().await.unwrap().stream;
+        let mut s = fixture.open().await.unwrap().stream;
         let start = Instant::now();
-        rig.revoke(&[12]);
+        fixture.revoke(&[12]);
         assert_eq!(
             s.read_u8().await.unwrap_err().kind(),
             std::io::ErrorKind::ConnectionReset
@@ -108,9 +108,9 @@ fn pooled_connections_to_a_revoked_server_are_cut() {
             start.elapsed(),
             ms(1000),
         );
-        until("it leaves the pool", || rig.pool.size().0 == 0).await;
+        until("it leaves the pool", || fixture.pool.size().0 == 0).await;
         assert_eq!(
-            rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"revoked\"}"),
+            fixture.metric("canal_hbone_closed_total{side=\"client\",reason=\"revoked\"}"),
             1
         );
     });
@@ -126,30 +126,30 @@ fn short_life() -> Duration {
 }
 
 /// Issues a certificate for `id` that expires after [`short_life`].
-fn short(rig: &HboneFixture, id: &str) -> Certificate {
+fn short(fixture: &HboneFixture, id: &str) -> Certificate {
     let end = std::time::SystemTime::now() + short_life();
-    let i = rig
+    let i = fixture
         .ca
         .issue_with(&identity(id), |p| p.not_after = end.into());
-    Certificate::from_pem(&i.key, &i.chain, &rig.ca.root_pem()).unwrap()
+    Certificate::from_pem(&i.key, &i.chain, &fixture.ca.root_pem()).unwrap()
 }
 
 #[test]
 fn a_clients_connection_ends_with_its_certificate() {
     run(async {
         canal_tls::testing::set_expired_peer_timeout(EXPIRED_PEER_TIMEOUT);
-        let (rig, _t) =
+        let (fixture, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
-        rig.renew.replace(short(&rig, ALICE));
-        let mut old = rig.open().await.unwrap().stream;
+        fixture.renew.replace(short(&fixture, ALICE));
+        let mut old = fixture.open().await.unwrap().stream;
         // After GOAWAY the pool has to reconnect, and no peer accepts the expired certificate.
         tokio::time::sleep(short_life() + ms(1500)).await;
-        assert!(rig.open().await.is_err());
+        assert!(fixture.open().await.is_err());
         // A peer that renewed its certificate continues. Open streams get only the expiry timeout.
-        rig.renew.replace(rig.numbered(ALICE, 8));
-        let mut renewed = rig.open().await.unwrap().stream;
+        fixture.renew.replace(fixture.numbered(ALICE, 8));
+        let mut renewed = fixture.open().await.unwrap().stream;
         assert_eq!(
-            rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"expired\"}"),
+            fixture.metric("canal_hbone_closed_total{side=\"server\",reason=\"expired\"}"),
             0
         );
         let cut = tokio::time::timeout(
@@ -159,7 +159,7 @@ fn a_clients_connection_ends_with_its_certificate() {
         .await;
         assert!(cut.unwrap().is_err());
         until("the server says why", || {
-            rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"expired\"}") == 1
+            fixture.metric("canal_hbone_closed_total{side=\"server\",reason=\"expired\"}") == 1
         })
         .await;
         assert!(
@@ -176,12 +176,12 @@ fn pooled_connections_end_with_the_servers_certificate() {
     run(async {
         canal_tls::testing::set_expired_peer_timeout(EXPIRED_PEER_TIMEOUT);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let rig = HboneFixture::towards(listener.local_addr().unwrap(), PoolConfig::default());
+        let fixture = HboneFixture::towards(listener.local_addr().unwrap(), PoolConfig::default());
         let server = ServerIdentity::new(
             "alpha".parse().unwrap(),
-            Credential::fixed(short(&rig, BOB)),
+            Credential::fixed(short(&fixture, BOB)),
         );
-        let (counters, (_trigger, drain)) = (rig.counters.clone(), drain::tree());
+        let (counters, (_trigger, drain)) = (fixture.counters.clone(), drain::tree());
         tokio::task::spawn_local(async move {
             let (tls, peer) = server
                 .accept(listener.accept().await.unwrap().0)
@@ -201,10 +201,10 @@ fn pooled_connections_end_with_the_servers_certificate() {
             // This is a handshake with an expired certificate.
             let _ = server.accept(listener.accept().await.unwrap().0).await;
         });
-        let mut old = rig.open().await.unwrap().stream;
+        let mut old = fixture.open().await.unwrap().stream;
         tokio::time::sleep(short_life() + ms(1500)).await;
         assert!(
-            tokio::time::timeout(ms(3000), rig.open())
+            tokio::time::timeout(ms(3000), fixture.open())
                 .await
                 .map_or(true, |opened| opened.is_err()),
             "no new stream"
@@ -216,7 +216,7 @@ fn pooled_connections_end_with_the_servers_certificate() {
         .await;
         assert!(cut.unwrap().is_err());
         until("the pool says why", || {
-            rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"expired\"}") == 1
+            fixture.metric("canal_hbone_closed_total{side=\"client\",reason=\"expired\"}") == 1
         })
         .await;
     });

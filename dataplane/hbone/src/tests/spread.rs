@@ -48,12 +48,15 @@ fn with(spread: SpreadConfig) -> PoolConfig {
 #[test]
 fn a_stream_now_and_then_keeps_to_one_connection() {
     run(async {
-        let (rig, _t) = HboneFixture::new(with(fours()), ServerConfig::default(), hold).await;
+        let (fixture, _t) = HboneFixture::new(with(fours()), ServerConfig::default(), hold).await;
         for _ in 0..20 {
-            assert!(rig.open_spread().await.is_ok());
+            assert!(fixture.open_spread().await.is_ok());
         }
         assert_eq!(
-            (rig.pool.size(), rig.metric("canal_hbone_handshakes_total")),
+            (
+                fixture.pool.size(),
+                fixture.metric("canal_hbone_handshakes_total")
+            ),
             ((1, 0), 1)
         );
     });
@@ -62,25 +65,25 @@ fn a_stream_now_and_then_keeps_to_one_connection() {
 #[test]
 fn many_streams_are_spread_evenly_and_over_no_more_connections_than_the_limit() {
     run(async {
-        let (rig, _t) = HboneFixture::new(with(fours()), ServerConfig::default(), hold).await;
-        let crowd: Vec<_> = join_all((0..16).map(|_| rig.open_spread())).await;
+        let (fixture, _t) = HboneFixture::new(with(fours()), ServerConfig::default(), hold).await;
+        let crowd: Vec<_> = join_all((0..16).map(|_| fixture.open_spread())).await;
         assert!(crowd.iter().all(Result::is_ok));
         assert_eq!(
-            rig.pool.size(),
+            fixture.pool.size(),
             (4, 16),
             "a crowd waits for the connections that it justifies"
         );
         let mut opened = Vec::new();
         for _ in 0..240 {
-            opened.push(rig.open_spread().await.unwrap());
+            opened.push(fixture.open_spread().await.unwrap());
         }
-        assert_eq!(rig.pool.size(), (16, 256));
-        let more: Vec<_> = join_all((0..16 * 100 - 256).map(|_| rig.open_spread())).await;
+        assert_eq!(fixture.pool.size(), (16, 256));
+        let more: Vec<_> = join_all((0..16 * 100 - 256).map(|_| fixture.open_spread())).await;
         assert!(more.iter().all(Result::is_ok));
-        assert_eq!(rig.pool.size(), (16, 1600), "all are full");
-        opened.push(rig.open_spread().await.unwrap());
+        assert_eq!(fixture.pool.size(), (16, 1600), "all are full");
+        opened.push(fixture.open_spread().await.unwrap());
         assert_eq!(
-            rig.pool.size(),
+            fixture.pool.size(),
             (17, 1601),
             "a stream that has no room opens a connection all the same"
         );
@@ -95,17 +98,17 @@ fn excess_pooled_connections_are_closed_and_the_first_stays() {
             rate_per_connection: 1000,
             ..fours()
         });
-        let (rig, _t) = HboneFixture::new(config, ServerConfig::default(), hold).await;
-        let crowd: Vec<_> = join_all((0..16).map(|_| rig.open_spread())).await;
-        assert_eq!(rig.pool.size(), (4, 16));
+        let (fixture, _t) = HboneFixture::new(config, ServerConfig::default(), hold).await;
+        let crowd: Vec<_> = join_all((0..16).map(|_| fixture.open_spread())).await;
+        assert_eq!(fixture.pool.size(), (4, 16));
         drop(crowd);
         // The first connection is in use while the others are not.
-        while rig.pool.size() != (1, 0) {
-            assert!(rig.open_spread().await.is_ok());
+        while fixture.pool.size() != (1, 0) {
+            assert!(fixture.open_spread().await.is_ok());
             tokio::time::sleep(ms(10)).await;
         }
         assert_eq!(
-            rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"idle\"}"),
+            fixture.metric("canal_hbone_closed_total{side=\"client\",reason=\"idle\"}"),
             3
         );
     });
@@ -116,20 +119,23 @@ fn an_old_connection_serves_until_another_took_its_place() {
     run(async {
         let age = ms(300) * canal_timing::slack();
         let config = with(SpreadConfig { age, ..fours() });
-        let (rig, _t) = HboneFixture::new(config, ServerConfig::default(), hold).await;
-        let kept = rig.open_spread().await.unwrap();
+        let (fixture, _t) = HboneFixture::new(config, ServerConfig::default(), hold).await;
+        let kept = fixture.open_spread().await.unwrap();
         tokio::time::sleep(age * 3 / 2).await;
         assert!(
-            rig.open_spread().await.unwrap().reused,
+            fixture.open_spread().await.unwrap().reused,
             "no stream waits for the new connection"
         );
-        until("the new one is up", || rig.pool.size().0 == 2).await;
-        assert!(rig.open_spread().await.unwrap().reused);
-        assert_eq!(rig.pool.size(), (2, 1), "its stream continues");
+        until("the new one is up", || fixture.pool.size().0 == 2).await;
+        assert!(fixture.open_spread().await.unwrap().reused);
+        assert_eq!(fixture.pool.size(), (2, 1), "its stream continues");
         drop(kept);
-        until("it closes with its last stream", || rig.pool.size().0 == 1).await;
+        until("it closes with its last stream", || {
+            fixture.pool.size().0 == 1
+        })
+        .await;
         assert_eq!(
-            rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"aged\"}"),
+            fixture.metric("canal_hbone_closed_total{side=\"client\",reason=\"aged\"}"),
             1
         );
     });
@@ -143,12 +149,12 @@ fn a_connection_that_carried_enough_streams_is_replaced() {
             rate_per_connection: 1000,
             ..fours()
         });
-        let (rig, _t) = HboneFixture::new(config, ServerConfig::default(), hold).await;
+        let (fixture, _t) = HboneFixture::new(config, ServerConfig::default(), hold).await;
         // The next connection is established in the background, so its predecessor may carry some
         // streams more than its limit.
         let mut opened = 0;
-        while rig.metric("canal_hbone_handshakes_total") < 4 {
-            assert!(rig.open_spread().await.is_ok());
+        while fixture.metric("canal_hbone_handshakes_total") < 4 {
+            assert!(fixture.open_spread().await.is_ok());
             opened += 1;
             tokio::time::sleep(ms(20)).await;
         }
@@ -166,7 +172,7 @@ fn a_connection_that_answers_nothing_is_left_for_another() {
     run(async {
         let first: Rc<RefCell<Option<usize>>> = Rc::default();
         let mute = first.clone();
-        let (rig, _t) = HboneFixture::new(
+        let (fixture, _t) = HboneFixture::new(
             with(fours()),
             ServerConfig::default(),
             move |incoming: IncomingConnect| {
@@ -183,25 +189,25 @@ fn a_connection_that_answers_nothing_is_left_for_another() {
         )
         .await;
         assert!(
-            tokio::time::timeout(ms(600), rig.open_spread())
+            tokio::time::timeout(ms(600), fixture.open_spread())
                 .await
                 .is_err()
         );
         for _ in 0..10 {
             let opened =
-                tokio::time::timeout(canal_timing::deadline(ms(600)), rig.open_spread()).await;
+                tokio::time::timeout(canal_timing::deadline(ms(600)), fixture.open_spread()).await;
             assert!(
                 opened.is_ok_and(|opened| opened.is_ok()),
                 "the others serve"
             );
         }
-        assert_eq!(rig.metric("canal_hbone_handshakes_total"), 2);
+        assert_eq!(fixture.metric("canal_hbone_handshakes_total"), 2);
     });
 }
 
 /// Starts a server that records the source of each connection, and can drain the newest connection.
 async fn steered(
-    rig: &HboneFixture,
+    fixture: &HboneFixture,
     listener: TcpListener,
 ) -> (
     Rc<RefCell<Vec<SocketAddr>>>,
@@ -211,8 +217,11 @@ async fn steered(
         Rc::<RefCell<Vec<SocketAddr>>>::default(),
         Rc::<Cell<Option<drain::DrainTrigger>>>::default(),
     );
-    let server = ServerIdentity::new("alpha".parse().unwrap(), rig.ca.credential(&identity(BOB)));
-    let (counters, from, newest) = (rig.counters.clone(), seen.clone(), trigger.clone());
+    let server = ServerIdentity::new(
+        "alpha".parse().unwrap(),
+        fixture.ca.credential(&identity(BOB)),
+    );
+    let (counters, from, newest) = (fixture.counters.clone(), seen.clone(), trigger.clone());
     tokio::task::spawn_local(async move {
         while let Ok((tcp, peer)) = listener.accept().await {
             from.borrow_mut().push(peer);
@@ -246,17 +255,17 @@ fn each_connection_and_its_successor_use_the_same_bucket() {
     run(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let rig = HboneFixture::towards(address, with(fours()));
-        let (seen, trigger) = steered(&rig, listener).await;
+        let fixture = HboneFixture::towards(address, with(fours()));
+        let (seen, trigger) = steered(&fixture, listener).await;
         let steering = Steering {
             source: "127.0.0.1".parse().unwrap(),
             service: ServiceId::new(7).unwrap(),
         };
         let open = || async {
-            let opened = rig
+            let opened = fixture
                 .pool
                 .open_spread(
-                    &rig.target,
+                    &fixture.target,
                     Some(steering),
                     &authority(),
                     HeaderMap::new(),
@@ -269,7 +278,7 @@ fn each_connection_and_its_successor_use_the_same_bucket() {
         for _ in 0..40 {
             opened.push(open().await);
         }
-        let count = rig.pool.size().0;
+        let count = fixture.pool.size().0;
         let buckets = |seen: &[SocketAddr]| -> Vec<usize> {
             seen.iter()
                 .map(|peer| tier::bucket(*peer, address.port(), steering.service))
@@ -283,7 +292,7 @@ fn each_connection_and_its_successor_use_the_same_bucket() {
             buckets(&seen.borrow()).into_iter().collect::<BTreeSet<_>>(),
             planned
         );
-        assert_eq!(rig.metric("canal_hbone_unsteered_total"), 0);
+        assert_eq!(fixture.metric("canal_hbone_unsteered_total"), 0);
         let last = buckets(&seen.borrow()).pop().unwrap();
         let asked = trigger.take().unwrap();
         asked.drain(ms(60_000));
@@ -292,7 +301,7 @@ fn each_connection_and_its_successor_use_the_same_bucket() {
             || buckets(&seen.borrow()[count..]).contains(&last),
         )
         .await;
-        assert_eq!(rig.metric("canal_hbone_retries_total"), 0);
+        assert_eq!(fixture.metric("canal_hbone_retries_total"), 0);
         drop(asked);
     });
 }

@@ -62,7 +62,7 @@ async fn check_pattern(r: &mut (impl AsyncReadExt + Unpin), seed: u8, total: usi
 #[test]
 fn a_hundred_megabytes_each_way_at_once_are_exact() {
     run(async {
-        let (rig, _t) = HboneFixture::new(
+        let (fixture, _t) = HboneFixture::new(
             PoolConfig::default(),
             ServerConfig::default(),
             |incoming| async move {
@@ -71,7 +71,7 @@ fn a_hundred_megabytes_each_way_at_once_are_exact() {
             },
         )
         .await;
-        let (mut r, mut w) = tokio::io::split(rig.open().await.unwrap().stream);
+        let (mut r, mut w) = tokio::io::split(fixture.open().await.unwrap().stream);
         tokio::join!(send_pattern(&mut w, 1, BIG), check_pattern(&mut r, 7, BIG));
     });
 }
@@ -88,7 +88,7 @@ async fn relayed(
     let app = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let app_address = app.local_addr().unwrap();
     tokio::task::spawn_local(async move { streams(app.accept().await.unwrap().0) });
-    let (rig, trigger) = HboneFixture::new(
+    let (fixture, trigger) = HboneFixture::new(
         PoolConfig::default(),
         ServerConfig::default(),
         move |incoming| async move {
@@ -103,7 +103,7 @@ async fn relayed(
         .await
         .unwrap();
     let mut near = captured.accept().await.unwrap().0;
-    let mut tunnel = rig.open().await.unwrap().stream;
+    let mut tunnel = fixture.open().await.unwrap().stream;
     let end = Rc::new(Cell::new(None));
     let ended = end.clone();
     tokio::task::spawn_local(async move {
@@ -111,13 +111,13 @@ async fn relayed(
             copy::both(&mut near, &mut tunnel, &Meter::default(), None).await,
         ));
     });
-    (rig, client, end, trigger)
+    (fixture, client, end, trigger)
 }
 
 #[test]
 fn a_hundred_megabytes_through_tcp_and_tunnel_are_exact() {
     run(async {
-        let (_rig, client, end, _t) = relayed(|tcp| {
+        let (_fixture, client, end, _t) = relayed(|tcp| {
             tokio::task::spawn_local(async move {
                 let (mut r, mut w) = tcp.into_split();
                 tokio::join!(
@@ -145,7 +145,7 @@ fn a_reset_by_the_far_application_reaches_the_near_one_and_back() {
         for near_resets in [false, true] {
             let (seen, has_all) = (Rc::new(Cell::new(None)), Rc::new(Cell::new(false)));
             let (far_seen, far_has_all) = (seen.clone(), has_all.clone());
-            let (_rig, mut client, end, _t) = relayed(move |mut tcp: TcpStream| {
+            let (_fixture, mut client, end, _t) = relayed(move |mut tcp: TcpStream| {
                 let (seen, has_all) = (far_seen.clone(), far_has_all.clone());
                 tokio::task::spawn_local(async move {
                     tcp.write_all(b"hi").await.unwrap();
@@ -189,7 +189,7 @@ fn a_reset_by_the_far_application_reaches_the_near_one_and_back() {
 #[test]
 fn half_close_works_in_both_orders() {
     run(async {
-        let (rig, _t) = HboneFixture::new(
+        let (fixture, _t) = HboneFixture::new(
             PoolConfig::default(),
             ServerConfig::default(),
             |incoming| async move {
@@ -210,7 +210,7 @@ fn half_close_works_in_both_orders() {
         )
         .await;
         let mut got = Vec::new();
-        let mut s = rig.open().await.unwrap().stream;
+        let mut s = fixture.open().await.unwrap().stream;
         s.write_all(b"all").await.unwrap();
         s.shutdown().await.unwrap();
         s.read_to_end(&mut got).await.unwrap();
@@ -225,9 +225,9 @@ fn half_close_works_in_both_orders() {
             http::HeaderName::from_static("server-first"),
             http::HeaderValue::from_static("1"),
         )]);
-        let mut s = rig
+        let mut s = fixture
             .pool
-            .open(&rig.target, &super::fixture::authority(), headers)
+            .open(&fixture.target, &super::fixture::authority(), headers)
             .await
             .unwrap()
             .stream;
@@ -239,7 +239,7 @@ fn half_close_works_in_both_orders() {
             .unwrap();
         s.shutdown().await.unwrap();
         drop(s);
-        until("streams are given back", || rig.pool.size() == (1, 0)).await;
+        until("streams are given back", || fixture.pool.size() == (1, 0)).await;
     });
 }
 
@@ -248,7 +248,7 @@ fn resets_are_errors_on_the_other_side_whether_it_reads_writes_or_waits() {
     run(async {
         let seen: Rc<Cell<Option<io::ErrorKind>>> = Rc::default();
         let handler_seen = seen.clone();
-        let (rig, _t) = HboneFixture::new(
+        let (fixture, _t) = HboneFixture::new(
             PoolConfig::default(),
             ServerConfig::default(),
             move |incoming| {
@@ -283,10 +283,11 @@ fn resets_are_errors_on_the_other_side_whether_it_reads_writes_or_waits() {
                 http::HeaderName::from_static("mode"),
                 http::HeaderValue::from_static(mode),
             )]);
-            let rig = &rig;
+            let fixture = &fixture;
             async move {
-                rig.pool
-                    .open(&rig.target, &super::fixture::authority(), headers)
+                fixture
+                    .pool
+                    .open(&fixture.target, &super::fixture::authority(), headers)
                     .await
                     .unwrap()
                     .stream
@@ -325,7 +326,7 @@ fn a_reader_that_stops_stops_the_writer_within_window_and_buffer() {
     run(async {
         let go = Rc::new(tokio::sync::Notify::new());
         let wait = go.clone();
-        let (rig, _t) = HboneFixture::new(
+        let (fixture, _t) = HboneFixture::new(
             PoolConfig::default(),
             ServerConfig::default(),
             move |incoming| {
@@ -342,7 +343,7 @@ fn a_reader_that_stops_stops_the_writer_within_window_and_buffer() {
             },
         )
         .await;
-        let mut s = rig.open().await.unwrap().stream;
+        let mut s = fixture.open().await.unwrap().stream;
         let sent = write_until_stuck(&mut s).await;
         let (window, buffer) = (
             canal_wire::hbone::STREAM_WINDOW as usize,
@@ -351,7 +352,7 @@ fn a_reader_that_stops_stops_the_writer_within_window_and_buffer() {
         // The window of a reader that takes nothing never grows.
         assert!((window..=window + buffer).contains(&sent), "{sent}");
         // Another stream on the same connection is not held up.
-        let mut other = rig.open().await.unwrap();
+        let mut other = fixture.open().await.unwrap();
         assert!(other.reused);
         other.stream.write_all(b"neighbour").await.unwrap();
         other.stream.shutdown().await.unwrap();
@@ -366,7 +367,7 @@ fn a_reader_that_stops_stops_the_writer_within_window_and_buffer() {
 #[test]
 fn data_of_a_sender_that_closed_is_delivered_completely() {
     run(async {
-        let (rig, _t) = HboneFixture::new(
+        let (fixture, _t) = HboneFixture::new(
             PoolConfig::default(),
             ServerConfig::default(),
             |incoming| async move {
@@ -375,7 +376,7 @@ fn data_of_a_sender_that_closed_is_delivered_completely() {
             },
         )
         .await;
-        let mut s = rig.open().await.unwrap().stream;
+        let mut s = fixture.open().await.unwrap().stream;
         tokio::time::sleep(ms(50)).await;
         check_pattern(&mut s, 9, 3 << 20).await;
         assert!(s.write_all(b"nobody reads").await.is_err());
@@ -385,7 +386,7 @@ fn data_of_a_sender_that_closed_is_delivered_completely() {
 #[test]
 fn a_chunk_in_use_keeps_its_window() {
     run(async {
-        let (rig, _t) = HboneFixture::new(
+        let (fixture, _t) = HboneFixture::new(
             PoolConfig::default(),
             ServerConfig::default(),
             |incoming| async move {
@@ -400,7 +401,7 @@ fn a_chunk_in_use_keeps_its_window() {
             },
         )
         .await;
-        let mut s = rig.open().await.unwrap().stream;
+        let mut s = fixture.open().await.unwrap().stream;
         let first = std::future::poll_fn(|cx| s.poll_chunk(cx))
             .await
             .unwrap()
@@ -417,9 +418,9 @@ fn a_chunk_in_use_keeps_its_window() {
 #[test]
 fn replayed_bytes_are_read_first() {
     run(async {
-        let (rig, _t) =
+        let (fixture, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), echo).await;
-        let mut s = rig.open().await.unwrap().stream;
+        let mut s = fixture.open().await.unwrap().stream;
         s.write_all(b"PRI * HTTP").await.unwrap();
         s.shutdown().await.unwrap();
         let mut head = [0; 3];
@@ -435,24 +436,28 @@ fn replayed_bytes_are_read_first() {
 #[test]
 fn a_certificate_is_renewed_while_a_tunnel_streams() {
     run(async {
-        let (rig, _t) =
+        let (fixture, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), echo).await;
-        let mut old = rig.open().await.unwrap().stream;
+        let mut old = fixture.open().await.unwrap().stream;
         old.write_all(b"before").await.unwrap();
-        rig.renew
-            .replace(rig.ca.issue(rig.target.source.identity()));
-        let new = rig.open().await.unwrap();
+        fixture
+            .renew
+            .replace(fixture.ca.issue(fixture.target.source.identity()));
+        let new = fixture.open().await.unwrap();
         assert!(!new.reused);
-        assert_eq!(rig.pool.size(), (2, 2));
+        assert_eq!(fixture.pool.size(), (2, 2));
         old.write_all(b" and after").await.unwrap();
         old.shutdown().await.unwrap();
         let mut got = String::new();
         old.read_to_string(&mut got).await.unwrap();
         assert_eq!(got, "before and after");
         drop(old);
-        until("the old connection is closed", || rig.pool.size() == (1, 1)).await;
+        until("the old connection is closed", || {
+            fixture.pool.size() == (1, 1)
+        })
+        .await;
         until("and counted", || {
-            rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"retired\"}") == 1
+            fixture.metric("canal_hbone_closed_total{side=\"client\",reason=\"retired\"}") == 1
         })
         .await;
     });
@@ -461,7 +466,7 @@ fn a_certificate_is_renewed_while_a_tunnel_streams() {
 #[test]
 fn both_sides_see_the_peers_identity_and_headers() {
     run(async {
-        let (rig, _t) = HboneFixture::new(
+        let (fixture, _t) = HboneFixture::new(
             PoolConfig::default(),
             ServerConfig::default(),
             |incoming| async move {
@@ -476,9 +481,9 @@ fn both_sides_see_the_peers_identity_and_headers() {
             http::HeaderName::from_static("baggage"),
             http::HeaderValue::from_static("k8s.pod.name=a"),
         )]);
-        let opened = rig
+        let opened = fixture
             .pool
-            .open(&rig.target, &super::fixture::authority(), sent)
+            .open(&fixture.target, &super::fixture::authority(), sent)
             .await
             .unwrap();
         assert_eq!(opened.headers["baggage"], "k8s.pod.name=a");
@@ -494,9 +499,9 @@ async fn hold_with(incoming: crate::IncomingConnect, headers: HeaderMap) {
 #[test]
 fn an_idle_tunnel_under_copy_is_ended() {
     run(async {
-        let (rig, _t) =
+        let (fixture, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
-        let mut tunnel = rig.open().await.unwrap().stream;
+        let mut tunnel = fixture.open().await.unwrap().stream;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap())
             .await

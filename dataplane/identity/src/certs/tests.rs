@@ -110,7 +110,7 @@ impl CertificatesFixture {
     /// `life` from now.
     async fn new(life: Duration) -> Self {
         let (trigger, drain) = drain::tree();
-        let rig = Self {
+        let fixture = Self {
             folder: tempfile::tempdir().unwrap(),
             registry: Registry::new(),
             controller: FakeController::start().await,
@@ -119,8 +119,8 @@ impl CertificatesFixture {
             _trigger: trigger,
             drain,
         };
-        rig.issue(life);
-        rig
+        fixture.issue(life);
+        fixture
     }
 
     fn issue(&self, life: Duration) {
@@ -184,14 +184,14 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
 
 #[tokio::test]
 async fn an_identity_in_use_gets_one_certificate_and_keeps_it() {
-    let rig = CertificatesFixture::new(Duration::from_secs(3600)).await;
+    let fixture = CertificatesFixture::new(Duration::from_secs(3600)).await;
     let seen: Arc<Mutex<Vec<IstioCertificateRequest>>> = Arc::default();
-    let (ca, log) = (rig.ca.clone(), seen.clone());
-    rig.controller.issue(move |r| {
+    let (ca, log) = (fixture.ca.clone(), seen.clone());
+    fixture.controller.issue(move |r| {
         log.lock().unwrap().push(r.clone());
         Ok(answer(&ca, &r, Duration::from_secs(3600)))
     });
-    let source = rig.source();
+    let source = fixture.source();
     let (one, two) = (
         source.credential(&identity(ALICE)),
         source.credential(&identity(ALICE)),
@@ -214,13 +214,13 @@ async fn an_identity_in_use_gets_one_certificate_and_keeps_it() {
         std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(p).unwrap().permissions())
             & 0o777
     };
-    let file = std::fs::read_dir(rig.certs())
+    let file = std::fs::read_dir(fixture.certs())
         .unwrap()
         .next()
         .unwrap()
         .unwrap()
         .path();
-    assert_eq!((mode(&rig.certs()), mode(&file)), (0o700, 0o600));
+    assert_eq!((mode(&fixture.certs()), mode(&file)), (0o700, 0o600));
 }
 
 /// Checks that the CSR has a URI SAN only, an empty DN, and a P-256 key.
@@ -257,8 +257,8 @@ fn check_request(csr: &str) {
 
 #[tokio::test]
 async fn certificates_are_renewed_at_half_life_without_a_gap() {
-    let rig = CertificatesFixture::new(Duration::from_secs(3) * canal_timing::slack()).await;
-    let source = rig.source();
+    let fixture = CertificatesFixture::new(Duration::from_secs(3) * canal_timing::slack()).await;
+    let source = fixture.source();
     let credential = source.credential(&identity(ALICE));
     let first = credential.first().await.unwrap();
     until("a second one", || {
@@ -269,48 +269,48 @@ async fn certificates_are_renewed_at_half_life_without_a_gap() {
         first.valid_at(SystemTime::now()),
         "replaced while the old one is still good"
     );
-    assert!(rig.requests.load(Relaxed) >= 2);
+    assert!(fixture.requests.load(Relaxed) >= 2);
     drop(credential);
-    let asked = rig.requests.load(Relaxed);
+    let asked = fixture.requests.load(Relaxed);
     until("it is removed", || source.status().is_empty()).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(
-        rig.requests.load(Relaxed) <= asked + 1,
+        fixture.requests.load(Relaxed) <= asked + 1,
         "no component uses it any more"
     );
 }
 
 #[tokio::test]
 async fn a_failing_renewal_keeps_the_old_one_and_is_counted_and_heals() {
-    let rig = CertificatesFixture::new(Duration::from_secs(4) * canal_timing::slack()).await;
-    let source = rig.source();
+    let fixture = CertificatesFixture::new(Duration::from_secs(4) * canal_timing::slack()).await;
+    let source = fixture.source();
     let credential = source.credential(&identity(ALICE));
     let first = credential.first().await.unwrap();
-    rig.controller.issue(|_| {
+    fixture.controller.issue(|_| {
         Err(Status::permission_denied(
             "no pod with that identity runs on your node",
         ))
     });
     until("a failure", || {
-        rig.metric("canal_certificate_failures_total{reason=\"refused\"}") >= 1
+        fixture.metric("canal_certificate_failures_total{reason=\"refused\"}") >= 1
     })
     .await;
     assert!(Arc::ptr_eq(&first, &credential.current().unwrap()));
     assert!(source.status()[0].error.contains("runs on your node"));
-    rig.issue(Duration::from_secs(3600));
+    fixture.issue(Duration::from_secs(3600));
     until("it heals", || {
         !Arc::ptr_eq(&first, &credential.current().unwrap())
     })
     .await;
     assert!(source.status()[0].error.is_empty());
-    assert_eq!(rig.metric("canal_certificates_missing"), 0);
+    assert_eq!(fixture.metric("canal_certificates_missing"), 0);
 }
 
 #[tokio::test]
 async fn certificates_that_differ_from_the_request_are_refused() {
-    let rig = CertificatesFixture::new(Duration::from_secs(3600)).await;
-    let source = rig.source();
-    let (ca, other) = (rig.ca.clone(), TestCa::new("other"));
+    let fixture = CertificatesFixture::new(Duration::from_secs(3600)).await;
+    let source = fixture.source();
+    let (ca, other) = (fixture.ca.clone(), TestCa::new("other"));
     let wrong = ca.issue_with(&identity(BOB), |_| {});
     type Answer = Box<dyn Fn(&TestCa, &IstioCertificateRequest) -> IstioCertificateResponse + Send>;
     let list = |chain: Vec<String>| IstioCertificateResponse { cert_chain: chain };
@@ -364,25 +364,25 @@ async fn certificates_that_differ_from_the_request_are_refused() {
         ),
     ];
     for (name, play, reason) in cases {
-        let ca = rig.ca.clone();
-        rig.controller.issue(move |r| Ok(play(&ca, &r)));
-        let before = rig.metric(&format!(
+        let ca = fixture.ca.clone();
+        fixture.controller.issue(move |r| Ok(play(&ca, &r)));
+        let before = fixture.metric(&format!(
             "canal_certificate_failures_total{{reason=\"{reason}\"}}"
         ));
         let credential = source.credential(&identity(ALICE));
         until(name, || {
-            rig.metric(&format!(
+            fixture.metric(&format!(
                 "canal_certificate_failures_total{{reason=\"{reason}\"}}"
             )) > before
         })
         .await;
         assert!(credential.current().is_none(), "{name}");
-        assert_eq!(rig.metric("canal_certificates_missing"), 1);
+        assert_eq!(fixture.metric("canal_certificates_missing"), 1);
         drop(credential);
         source.inner.wake.notify_one();
         until("it is removed", || source.status().is_empty()).await;
     }
-    assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(fixture.certs()).unwrap().count(), 0);
 }
 
 fn signed(
@@ -397,16 +397,18 @@ fn signed(
 
 #[tokio::test]
 async fn a_restart_uses_stored_certificates_unless_expired_or_foreign() {
-    let rig = CertificatesFixture::new(Duration::from_secs(3600)).await;
-    let source = rig.source();
+    let fixture = CertificatesFixture::new(Duration::from_secs(3600)).await;
+    let source = fixture.source();
     let kept = source.credential(&identity(ALICE)).first().await.unwrap();
-    let short = rig
+    let short = fixture
         .controller
-        .reached_through(rig.folder.path(), rig.controller.address);
+        .reached_through(fixture.folder.path(), fixture.controller.address);
     drop((source, short));
-    rig.controller.issue(|_| Err(Status::unavailable("gone")));
+    fixture
+        .controller
+        .issue(|_| Err(Status::unavailable("gone")));
 
-    let source = rig.source();
+    let source = fixture.source();
     let again = source
         .credential(&identity(ALICE))
         .current()
@@ -414,7 +416,7 @@ async fn a_restart_uses_stored_certificates_unless_expired_or_foreign() {
     assert_eq!(again.chain(), kept.chain());
 
     // The test stores the file of one identity under the name of another, and a torn file.
-    let file = |id: &str| rig.certs().join(format!("{}.json", hex(id)));
+    let file = |id: &str| fixture.certs().join(format!("{}.json", hex(id)));
     std::fs::copy(file(ALICE), file(BOB)).unwrap();
     assert!(source.credential(&identity(BOB)).current().is_none());
     std::fs::write(file(BOB), "{\"identity\":").unwrap();
@@ -423,13 +425,13 @@ async fn a_restart_uses_stored_certificates_unless_expired_or_foreign() {
     assert!(source.credential(&identity(carol)).current().is_none());
 
     // An expired certificate is not used, and is removed at the next start.
-    let old = rig.ca.issue_with(&identity(BOB), |p| {
+    let old = fixture.ca.issue_with(&identity(BOB), |p| {
         p.not_after = rcgen::date_time_ymd(2021, 1, 1)
     });
-    let text = serde_json::json!({"identity": BOB, "key": old.key, "chain": old.chain, "bundle": rig.ca.root_pem()}).to_string();
+    let text = serde_json::json!({"identity": BOB, "key": old.key, "chain": old.chain, "bundle": fixture.ca.root_pem()}).to_string();
     std::fs::write(file(BOB), text).unwrap();
     drop(source);
-    let source = rig.source();
+    let source = fixture.source();
     assert!(!file(BOB).exists() && !file(carol).exists() && file(ALICE).exists());
     assert!(source.credential(&identity(ALICE)).current().is_some());
 }
@@ -444,18 +446,18 @@ fn hex(id: &str) -> String {
 
 #[tokio::test]
 async fn an_unwritable_disk_affects_restarts_and_not_the_certificate() {
-    let rig = CertificatesFixture::new(Duration::from_secs(3600)).await;
-    let source = rig.source();
-    std::fs::remove_dir(rig.certs()).unwrap();
-    std::fs::write(rig.certs(), "in the way").unwrap();
+    let fixture = CertificatesFixture::new(Duration::from_secs(3600)).await;
+    let source = fixture.source();
+    std::fs::remove_dir(fixture.certs()).unwrap();
+    std::fs::write(fixture.certs(), "in the way").unwrap();
     assert!(source.credential(&identity(ALICE)).first().await.is_some());
-    assert_eq!(rig.metric("canal_certificate_write_failures_total"), 1);
+    assert_eq!(fixture.metric("canal_certificate_write_failures_total"), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_identities_are_requested_a_few_at_a_time() {
-    let rig = CertificatesFixture::new(Duration::from_secs(3600)).await;
-    let source = rig.source();
+    let fixture = CertificatesFixture::new(Duration::from_secs(3600)).await;
+    let source = fixture.source();
     let all: Vec<_> = (0..50)
         .map(|i| {
             source.credential(&identity(&format!(
@@ -466,21 +468,21 @@ async fn many_identities_are_requested_a_few_at_a_time() {
     for c in &all {
         assert!(c.first().await.is_some());
     }
-    let most = rig.controller.most_requests_at_once();
+    let most = fixture.controller.most_requests_at_once();
     assert!((2..=REQUESTS_MAX).contains(&most), "{most}");
-    assert_eq!(rig.metric("canal_certificates_issued_total"), 50);
+    assert_eq!(fixture.metric("canal_certificates_issued_total"), 50);
 }
 
 #[tokio::test]
 async fn services_and_algorithms_have_certificates_of_their_own() {
-    let rig = CertificatesFixture::new(Duration::from_secs(3600)).await;
+    let fixture = CertificatesFixture::new(Duration::from_secs(3600)).await;
     let seen: Arc<Mutex<Vec<IstioCertificateRequest>>> = Arc::default();
-    let (ca, log) = (rig.ca.clone(), seen.clone());
-    rig.controller.issue(move |r| {
+    let (ca, log) = (fixture.ca.clone(), seen.clone());
+    fixture.controller.issue(move |r| {
         log.lock().unwrap().push(r.clone());
         Ok(answer(&ca, &r, Duration::from_secs(3600)))
     });
-    let source = rig.source();
+    let source = fixture.source();
     let service: ServiceKey = "alpha/shop/cart".parse().unwrap();
     let plain = source.credential(&identity(ALICE));
     let served = source.service_credential(&identity(ALICE), &service, KeyAlgorithm::EcdsaP256);
@@ -523,11 +525,13 @@ async fn services_and_algorithms_have_certificates_of_their_own() {
         x.public_key().parsed().unwrap().key_size()
     };
     assert_eq!((key(&plain), key(&rsa)), (256, 2048));
-    assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 3);
+    assert_eq!(std::fs::read_dir(fixture.certs()).unwrap().count(), 3);
     // All three certificates survive a restart.
     drop(source);
-    rig.controller.issue(|_| Err(Status::unavailable("gone")));
-    let source = rig.source();
+    fixture
+        .controller
+        .issue(|_| Err(Status::unavailable("gone")));
+    let source = fixture.source();
     assert!(
         source
             .service_credential(&identity(ALICE), &service, KeyAlgorithm::EcdsaP256)
@@ -544,8 +548,8 @@ async fn services_and_algorithms_have_certificates_of_their_own() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn remote_and_component_keys_are_on_no_disk() {
-    let rig = CertificatesFixture::new(Duration::from_secs(3600)).await;
-    let source = rig.source();
+    let fixture = CertificatesFixture::new(Duration::from_secs(3600)).await;
+    let source = fixture.source();
     assert!(
         source
             .credential_in_memory(&identity(BOB))
@@ -553,12 +557,12 @@ async fn remote_and_component_keys_are_on_no_disk() {
             .await
             .is_some()
     );
-    assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(fixture.certs()).unwrap().count(), 0);
     let alice = source.credential(&identity(ALICE));
     assert!(alice.first().await.is_some());
-    assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 1);
+    assert_eq!(std::fs::read_dir(fixture.certs()).unwrap().count(), 1);
     source.forget(&identity(ALICE));
-    assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(fixture.certs()).unwrap().count(), 0);
     // When a tenant's keys move to key servers, the certificates of all its identities are removed,
     // and no others.
     let carol = "spiffe://beta.example/ns/shop/sa/carol";
@@ -567,40 +571,40 @@ async fn remote_and_component_keys_are_on_no_disk() {
         assert!(c.first().await.is_some());
     }
     until("they are stored", || {
-        std::fs::read_dir(rig.certs()).unwrap().count() == 3
+        std::fs::read_dir(fixture.certs()).unwrap().count() == 3
     })
     .await;
     source.forget_domain(&identity(ALICE).trust_domain);
-    assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 1);
+    assert_eq!(std::fs::read_dir(fixture.certs()).unwrap().count(), 1);
     source.forget(&identity(carol));
     // A certificate that arrives after its identity was forgotten is not stored either.
-    let (asked, ca) = (rig.requests.load(Relaxed), rig.ca.clone());
-    let seen = rig.requests.clone();
-    rig.controller.issue(move |r| {
+    let (asked, ca) = (fixture.requests.load(Relaxed), fixture.ca.clone());
+    let seen = fixture.requests.clone();
+    fixture.controller.issue(move |r| {
         seen.fetch_add(1, Relaxed);
         std::thread::sleep(Duration::from_millis(300));
         Ok(answer(&ca, &r, Duration::from_secs(3600)))
     });
     let _alice = source.credential(&identity(ALICE));
-    until("it is requested", || rig.requests.load(Relaxed) > asked).await;
+    until("it is requested", || fixture.requests.load(Relaxed) > asked).await;
     source.forget(&identity(ALICE));
     tokio::time::sleep(Duration::from_millis(600)).await;
-    assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(fixture.certs()).unwrap().count(), 0);
 }
 
 /// An identity that is wanted again gets a certificate of its own request, and none of a request
 /// from before it was forgotten.
 #[tokio::test]
 async fn an_answer_from_before_a_forgotten_identity_is_not_used_afterwards() {
-    let rig = CertificatesFixture::new(Duration::from_secs(3600)).await;
-    let source = rig.source();
+    let fixture = CertificatesFixture::new(Duration::from_secs(3600)).await;
+    let source = fixture.source();
     let (ca, begun, answered) = (
-        rig.ca.clone(),
+        fixture.ca.clone(),
         Arc::new(AtomicUsize::new(0)),
         Arc::new(AtomicUsize::new(0)),
     );
     let (seen, done) = (begun.clone(), answered.clone());
-    rig.controller.issue(move |r| {
+    fixture.controller.issue(move |r| {
         seen.fetch_add(1, Relaxed);
         // Long enough for the identity to be released and requested again.
         std::thread::sleep(Duration::from_millis(300));
@@ -623,13 +627,13 @@ async fn an_answer_from_before_a_forgotten_identity_is_not_used_afterwards() {
 /// A key that is forgotten at any moment of its request is not on disk afterwards.
 #[tokio::test(flavor = "multi_thread")]
 async fn forgotten_identities_are_not_stored() {
-    let rig = CertificatesFixture::new(Duration::from_secs(3600)).await;
-    let source = rig.source();
+    let fixture = CertificatesFixture::new(Duration::from_secs(3600)).await;
+    let source = fixture.source();
     for round in 0..200 {
-        let asked = rig.requests.load(Relaxed);
+        let asked = fixture.requests.load(Relaxed);
         let held = source.credential(&identity(ALICE));
         let request = async {
-            while rig.requests.load(Relaxed) == asked {
+            while fixture.requests.load(Relaxed) == asked {
                 tokio::task::yield_now().await;
             }
         };
@@ -639,7 +643,7 @@ async fn forgotten_identities_are_not_stored() {
         // The response takes a millisecond or two to arrive, and as long to be written.
         std::thread::sleep(Duration::from_micros(25 * round));
         source.forget(&identity(ALICE));
-        let kept = || std::fs::read_dir(rig.certs()).unwrap().count();
+        let kept = || std::fs::read_dir(fixture.certs()).unwrap().count();
         assert_eq!(kept(), 0, "round {round}");
         tokio::time::sleep(Duration::from_millis(5)).await;
         assert_eq!(kept(), 0, "round {round}, later");
@@ -649,21 +653,21 @@ async fn forgotten_identities_are_not_stored() {
 
 #[tokio::test]
 async fn a_certificate_of_a_root_that_signs_no_more_is_renewed_soon_and_once() {
-    let rig = CertificatesFixture::new(Duration::from_secs(3600)).await;
-    let source = rig.source();
-    let store = TrustStore::new(&rig.registry);
+    let fixture = CertificatesFixture::new(Duration::from_secs(3600)).await;
+    let source = fixture.source();
+    let store = TrustStore::new(&fixture.registry);
     source.follow(store.clone());
     let credential = source.credential(&identity(ALICE));
     let old = credential.first().await.unwrap();
     store
-        .replace([rig.ca.bundle("alpha", "alpha.example", false, vec![])])
+        .replace([fixture.ca.bundle("alpha", "alpha.example", false, vec![])])
         .unwrap();
     tokio::time::sleep(Duration::from_millis(50)).await;
-    assert_eq!(rig.requests.load(Relaxed), 1);
+    assert_eq!(fixture.requests.load(Relaxed), 1);
     // Another root signs from here on.
     let next = Arc::new(TestCa::new("next"));
-    let (ca, asked) = (next.clone(), rig.requests.clone());
-    rig.controller.issue(move |r| {
+    let (ca, asked) = (next.clone(), fixture.requests.clone());
+    fixture.controller.issue(move |r| {
         asked.fetch_add(1, Relaxed);
         Ok(answer(&ca, &r, Duration::from_secs(3600)))
     });
@@ -675,5 +679,5 @@ async fn a_certificate_of_a_root_that_signs_no_more_is_renewed_soon_and_once() {
     })
     .await;
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(rig.requests.load(Relaxed), 2);
+    assert_eq!(fixture.requests.load(Relaxed), 2);
 }

@@ -178,14 +178,17 @@ async fn converse<IO: Transport>(mut a: MtlsStream<IO>, mut b: MtlsStream<IO>) {
 
 #[tokio::test]
 async fn whoever_has_the_keys_both_ends_meet() {
-    let rig = KeyClientFixture::new().await;
+    let fixture = KeyClientFixture::new().await;
     for (c, s) in [
         (KeyLocation::KeyServer, KeyLocation::KeyServer),
         (KeyLocation::KeyServer, KeyLocation::Local),
         (KeyLocation::Local, KeyLocation::KeyServer),
         (KeyLocation::Local, KeyLocation::Local),
     ] {
-        let (client, server) = (rig.pair(ALICE, c, false).1, rig.pair(BOB, s, false).0);
+        let (client, server) = (
+            fixture.pair(ALICE, c, false).1,
+            fixture.pair(BOB, s, false).0,
+        );
         assert_eq!(
             (client.identity(), server.identity()),
             (&identity(ALICE), &identity(BOB))
@@ -207,44 +210,44 @@ async fn whoever_has_the_keys_both_ends_meet() {
         converse(client, server).await;
     }
     assert_eq!(
-        (rig.near.request_count(), rig.far.request_count()),
+        (fixture.near.request_count(), fixture.far.request_count()),
         (4, 0),
         "the key server of the own AZ is tried"
     );
     assert_eq!(
-        rig.metric("canal_keys_answers_total{server=\"ks1\",what=\"handshake\"}"),
+        fixture.metric("canal_keys_answers_total{server=\"ks1\",what=\"handshake\"}"),
         4
     );
-    assert_eq!(rig.metric("canal_keys_channels{server=\"ks1\"}"), 1);
+    assert_eq!(fixture.metric("canal_keys_channels{server=\"ks1\"}"), 1);
 }
 
 #[tokio::test]
 async fn a_silent_key_server_costs_one_timeout_and_opens_its_breaker() {
-    let rig = KeyClientFixture::new().await;
+    let fixture = KeyClientFixture::new().await;
     let (client, server) = (
-        rig.pair(ALICE, KeyLocation::KeyServer, false).1,
-        rig.pair(BOB, KeyLocation::Local, false).0,
+        fixture.pair(ALICE, KeyLocation::KeyServer, false).1,
+        fixture.pair(BOB, KeyLocation::Local, false).0,
     );
-    rig.near.set_behavior(FakeBehavior::Mute);
+    fixture.near.set_behavior(FakeBehavior::Mute);
     for n in 1..=FAILURES_MAX {
         let (c, _) = handshake(&client, &server).await;
         assert!(c.is_ok(), "{n}");
         assert_eq!(
-            rig.metric("canal_keys_failures_total{server=\"ks1\",reason=\"deadline\"}"),
+            fixture.metric("canal_keys_failures_total{server=\"ks1\",reason=\"deadline\"}"),
             u64::from(n)
         );
     }
     let (c, _) = handshake(&client, &server).await;
     assert!(c.is_ok());
     assert_eq!(
-        rig.metric("canal_keys_failures_total{server=\"ks1\",reason=\"circuit_open\"}"),
+        fixture.metric("canal_keys_failures_total{server=\"ks1\",reason=\"circuit_open\"}"),
         1
     );
     // When the key server answers again, the circuit breaker detects that within its open time.
-    rig.near.set_behavior(FakeBehavior::Well);
-    let before = rig.near.request_count();
+    fixture.near.set_behavior(FakeBehavior::Well);
+    let before = fixture.near.request_count();
     let start = Instant::now();
-    while rig.near.request_count() == before {
+    while fixture.near.request_count() == before {
         let waited = start.elapsed();
         assert!(
             waited < canal_timing::deadline(Duration::from_secs(10)),
@@ -257,12 +260,17 @@ async fn a_silent_key_server_costs_one_timeout_and_opens_its_breaker() {
 
 #[tokio::test]
 async fn without_any_key_server_policy_decides() {
-    let rig = KeyClientFixture::new().await;
-    rig.near.set_behavior(FakeBehavior::Mute);
-    rig.far
+    let fixture = KeyClientFixture::new().await;
+    fixture.near.set_behavior(FakeBehavior::Mute);
+    fixture
+        .far
         .set_behavior(FakeBehavior::Refusing(keyrpc::KeyRefusal::Draining));
-    let local = rig.pair(BOB, KeyLocation::Local, false).0;
-    let (c, s) = handshake(&rig.pair(ALICE, KeyLocation::KeyServer, false).1, &local).await;
+    let local = fixture.pair(BOB, KeyLocation::Local, false).0;
+    let (c, s) = handshake(
+        &fixture.pair(ALICE, KeyLocation::KeyServer, false).1,
+        &local,
+    )
+    .await;
     let e = c.unwrap_err();
     assert_eq!(e.reason(), "no_key_server");
     assert!(
@@ -271,37 +279,41 @@ async fn without_any_key_server_policy_decides() {
     );
     assert!(s.is_err());
     let (c, s) = handshake(
-        &rig.pair(ALICE, KeyLocation::Local, false).1,
-        &rig.pair(BOB, KeyLocation::KeyServer, false).0,
+        &fixture.pair(ALICE, KeyLocation::Local, false).1,
+        &fixture.pair(BOB, KeyLocation::KeyServer, false).0,
     )
     .await;
     assert!(c.is_err());
     assert_eq!(s.unwrap_err().reason(), "no_key_server");
     assert_eq!(
-        rig.metric("canal_tls_refused_total{side=\"server\",reason=\"no_key_server\"}"),
+        fixture.metric("canal_tls_refused_total{side=\"server\",reason=\"no_key_server\"}"),
         1
     );
-    assert_eq!(rig.metric("canal_keys_unavailable_total"), 2);
+    assert_eq!(fixture.metric("canal_keys_unavailable_total"), 2);
     // A local key is used where the policy permits it, on both sides, and the client's first bytes
     // are not lost.
     let (client, server) = (
-        rig.pair(ALICE, KeyLocation::KeyServer, true).1,
-        rig.pair(BOB, KeyLocation::KeyServer, true).0,
+        fixture.pair(ALICE, KeyLocation::KeyServer, true).1,
+        fixture.pair(BOB, KeyLocation::KeyServer, true).0,
     );
     let (c, s) = handshake(&client, &server).await;
     let (c, s) = (c.unwrap().0, s.unwrap().0);
     assert!(!c.is_remote() && !s.is_remote());
     converse(c, s).await;
-    assert_eq!(rig.metric("canal_keys_fallbacks_total"), 2);
+    assert_eq!(fixture.metric("canal_keys_fallbacks_total"), 2);
 }
 
 #[tokio::test]
 async fn a_refused_request_is_not_sent_to_another_server() {
-    let rig = KeyClientFixture::new().await;
-    let local = rig.pair(BOB, KeyLocation::Local, false).0;
+    let fixture = KeyClientFixture::new().await;
+    let local = fixture.pair(BOB, KeyLocation::Local, false).0;
     let carol = "spiffe://alpha.example/ns/shop/sa/carol";
     for fallback in [false, true] {
-        let (c, _) = handshake(&rig.pair(carol, KeyLocation::KeyServer, fallback).1, &local).await;
+        let (c, _) = handshake(
+            &fixture.pair(carol, KeyLocation::KeyServer, fallback).1,
+            &local,
+        )
+        .await;
         let e = c.unwrap_err();
         assert!(
             matches!(
@@ -314,27 +326,32 @@ async fn a_refused_request_is_not_sent_to_another_server() {
             "{e}"
         );
     }
-    assert_eq!(rig.far.request_count(), 0);
+    assert_eq!(fixture.far.request_count(), 0);
     assert_eq!(
-        rig.metric("canal_keys_refused_total{server=\"ks1\",reason=\"not_entitled\"}"),
+        fixture.metric("canal_keys_refused_total{server=\"ks1\",reason=\"not_entitled\"}"),
         2
     );
     // A key server without a certificate is no reason to fail, because another one may have it.
-    rig.near
+    fixture
+        .near
         .set_behavior(FakeBehavior::Refusing(keyrpc::KeyRefusal::NoCertificate));
-    let (c, _) = handshake(&rig.pair(ALICE, KeyLocation::KeyServer, false).1, &local).await;
+    let (c, _) = handshake(
+        &fixture.pair(ALICE, KeyLocation::KeyServer, false).1,
+        &local,
+    )
+    .await;
     assert!(c.is_ok());
-    assert_eq!(rig.far.request_count(), 1);
+    assert_eq!(fixture.far.request_count(), 1);
 }
 
 #[tokio::test]
 async fn a_process_without_key_servers_reports_it() {
-    let rig = KeyClientFixture::new().await;
-    let ca = rig.ca.clone();
+    let fixture = KeyClientFixture::new().await;
+    let ca = fixture.ca.clone();
     let keyring = ClientIdentityFactory::of(
         Arc::new(move |id| ca.credential(id)),
         None,
-        rig.store.clone(),
+        fixture.store.clone(),
     );
     let policy = KeyPolicy {
         location: KeyLocation::KeyServer,
@@ -355,14 +372,14 @@ async fn a_process_without_key_servers_reports_it() {
 
 #[tokio::test]
 async fn a_key_server_lost_in_the_middle_ends_the_handshake_soon() {
-    let rig = KeyClientFixture::new().await;
+    let fixture = KeyClientFixture::new().await;
     let (near, mut far) = duplex(64 << 10);
-    let client = rig.pair(ALICE, KeyLocation::KeyServer, true).1;
+    let client = fixture.pair(ALICE, KeyLocation::KeyServer, true).1;
     let lost = tokio::spawn(async move { client.connect(near, &bob()).await.map(|(_, id)| id) });
     // The ClientHello has been sent, so no other key server can continue the handshake.
     let mut hello = [0; 64];
     far.read_exact(&mut hello).await.unwrap();
-    rig.near.set_behavior(FakeBehavior::Mute);
+    fixture.near.set_behavior(FakeBehavior::Mute);
     let start = Instant::now();
     far.write_all(&[22, 3, 3, 0, 4, 2, 0, 0, 0]).await.unwrap();
     let e = lost.await.unwrap().unwrap_err();
@@ -372,18 +389,18 @@ async fn a_key_server_lost_in_the_middle_ends_the_handshake_soon() {
         start.elapsed(),
         Duration::from_secs(3),
     );
-    assert_eq!(rig.far.request_count(), 0, "no other can go on with it");
+    assert_eq!(fixture.far.request_count(), 0, "no other can go on with it");
 }
 
 #[tokio::test]
 async fn a_slow_peer_is_not_the_key_servers_fault() {
-    let rig = KeyClientFixture::new().await;
+    let fixture = KeyClientFixture::new().await;
     // Every byte arrives separately, with pauses longer than the answer timeout in the middle of a
     // flight.
     let (near, far) = duplex(64 << 10);
     let (mut their_end, ours) = duplex(64 << 10);
-    let server = rig.pair(BOB, KeyLocation::KeyServer, false).0;
-    let client = rig.pair(ALICE, KeyLocation::Local, false).1;
+    let server = fixture.pair(BOB, KeyLocation::KeyServer, false).0;
+    let client = fixture.pair(ALICE, KeyLocation::Local, false).1;
     tokio::spawn(async move {
         let (mut near_read, mut near_write) = tokio::io::split(far);
         let (mut read, mut write) = tokio::io::split(&mut their_end);
@@ -407,16 +424,16 @@ async fn a_slow_peer_is_not_the_key_servers_fault() {
     let (c, s) = tokio::join!(client.connect(near, &expected), server.accept(ours));
     let (c, s) = (c.unwrap().0, s.unwrap().0);
     assert!(s.is_remote());
-    assert_eq!(rig.metric("canal_keys_failures_total"), 0);
+    assert_eq!(fixture.metric("canal_keys_failures_total"), 0);
     converse(c, s).await;
 }
 
 #[tokio::test]
 async fn data_right_behind_the_clients_finished_is_delivered() {
-    let rig = KeyClientFixture::new().await;
+    let fixture = KeyClientFixture::new().await;
     let (server, client) = (
-        rig.pair(BOB, KeyLocation::KeyServer, false).0,
-        rig.pair(ALICE, KeyLocation::Local, false).1,
+        fixture.pair(BOB, KeyLocation::KeyServer, false).0,
+        fixture.pair(ALICE, KeyLocation::Local, false).1,
     );
     let (near, far) = duplex(64 << 10);
     let expected = bob();
@@ -436,10 +453,10 @@ async fn data_right_behind_the_clients_finished_is_delivered() {
 /// connection.
 #[tokio::test]
 async fn data_that_crosses_the_handshakes_end_is_not_lost() {
-    let rig = KeyClientFixture::new().await;
+    let fixture = KeyClientFixture::new().await;
     let (server, client) = (
-        rig.pair(BOB, KeyLocation::KeyServer, false).0,
-        rig.pair(ALICE, KeyLocation::Local, false).1,
+        fixture.pair(BOB, KeyLocation::KeyServer, false).0,
+        fixture.pair(ALICE, KeyLocation::Local, false).1,
     );
     for n in 0..60u64 {
         let (near, far) = duplex(64 << 10);
@@ -468,37 +485,40 @@ async fn data_that_crosses_the_handshakes_end_is_not_lost() {
 
 #[tokio::test]
 async fn non_tls_clients_are_refused_without_a_key_request() {
-    let rig = KeyClientFixture::new().await;
-    let server = rig.pair(BOB, KeyLocation::KeyServer, true).0;
+    let fixture = KeyClientFixture::new().await;
+    let server = fixture.pair(BOB, KeyLocation::KeyServer, true).0;
     let (mut near, far) = duplex(64 << 10);
     near.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     assert_eq!(server.accept(far).await.unwrap_err().reason(), "protocol");
     let mut alert = Vec::new();
     near.read_to_end(&mut alert).await.unwrap();
     assert_eq!(alert, [21, 3, 3, 0, 2, 2, 10]);
-    assert_eq!(rig.near.request_count(), 0);
+    assert_eq!(fixture.near.request_count(), 0);
 }
 
 #[tokio::test]
 async fn a_peer_that_leaves_is_abandoned_at_the_key_server() {
-    let rig = KeyClientFixture::new().await;
+    let fixture = KeyClientFixture::new().await;
     let (near, mut far) = duplex(64 << 10);
-    let client = rig.pair(ALICE, KeyLocation::KeyServer, false).1;
+    let client = fixture.pair(ALICE, KeyLocation::KeyServer, false).1;
     let gone = tokio::spawn(async move { client.connect(near, &bob()).await.map(|(_, id)| id) });
     far.read_u8().await.unwrap();
     drop(far);
     assert_eq!(gone.await.unwrap().unwrap_err().reason(), "io");
-    until("the handshake is abandoned", || rig.near.abandoned() > 0).await;
+    until("the handshake is abandoned", || {
+        fixture.near.abandoned() > 0
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_refused_peer_gets_an_alert_and_a_revoked_one_is_detected() {
-    let rig = KeyClientFixture::new().await;
+    let fixture = KeyClientFixture::new().await;
     // The certificate is of another CA, so the key server refuses it.
     let stranger = TestCa::new("stranger");
     let client = ClientIdentity::new(stranger.credential(&identity(ALICE)))
-        .trusting(rig.store.view(&"alpha".parse().unwrap()));
-    let server = rig.pair(BOB, KeyLocation::KeyServer, true).0;
+        .trusting(fixture.store.view(&"alpha".parse().unwrap()));
+    let server = fixture.pair(BOB, KeyLocation::KeyServer, true).0;
     let (c, s) = handshake(&client, &server).await;
     let verdict = s.unwrap_err();
     assert!(matches!(
@@ -522,22 +542,23 @@ async fn a_refused_peer_gets_an_alert_and_a_revoked_one_is_detected() {
         verdict.to_string()
     );
     // The server's trust applies to the remote handshake too: the certificate is revoked later.
-    let issued = rig
+    let issued = fixture
         .ca
         .issue_with(&identity(ALICE), |p| p.serial_number = Some(42.into()));
-    let made =
-        canal_tls::Certificate::from_pem(&issued.key, &issued.chain, &rig.ca.root_pem()).unwrap();
+    let made = canal_tls::Certificate::from_pem(&issued.key, &issued.chain, &fixture.ca.root_pem())
+        .unwrap();
     let client = ClientIdentity::new(canal_tls::Credential::fixed(made));
     let (c, s) = handshake(&client, &server).await;
     let (_c, s) = (c.unwrap(), s.unwrap().0);
     let mut trust_watch = s.peer_trust().clone();
     assert!(futures::poll!(std::pin::pin!(trust_watch.wait_for_loss())).is_pending());
-    rig.store
-        .replace([rig.ca.bundle(
+    fixture
+        .store
+        .replace([fixture.ca.bundle(
             "alpha",
             "alpha.example",
             false,
-            vec![rig.ca.revocations(&[42])],
+            vec![fixture.ca.revocations(&[42])],
         )])
         .unwrap();
     assert_eq!(trust_watch.wait_for_loss().await, TrustLoss::Revoked);
@@ -547,17 +568,18 @@ async fn a_refused_peer_gets_an_alert_and_a_revoked_one_is_detected() {
 /// (`a_revoked_intermediate_revokes_its_certificates`).
 #[tokio::test]
 async fn revoking_an_intermediate_ends_remote_handshakes() {
-    let rig = KeyClientFixture::new().await;
-    let below = rig.ca.intermediate("alpha intermediate", 5);
+    let fixture = KeyClientFixture::new().await;
+    let below = fixture.ca.intermediate("alpha intermediate", 5);
     let held = |id| {
         let issued = below.issue_with(&identity(id), |p| p.serial_number = Some(9.into()));
-        canal_tls::Certificate::from_pem(&issued.key, &issued.chain, &rig.ca.root_pem()).unwrap()
+        canal_tls::Certificate::from_pem(&issued.key, &issued.chain, &fixture.ca.root_pem())
+            .unwrap()
     };
-    rig.near.hold(ALICE, held(ALICE));
-    rig.near.hold(BOB, held(BOB));
+    fixture.near.hold(ALICE, held(ALICE));
+    fixture.near.hold(BOB, held(BOB));
     let (client, server) = (
-        rig.pair(ALICE, KeyLocation::KeyServer, false).1,
-        rig.pair(BOB, KeyLocation::KeyServer, false).0,
+        fixture.pair(ALICE, KeyLocation::KeyServer, false).1,
+        fixture.pair(BOB, KeyLocation::KeyServer, false).0,
     );
     let (c, s) = handshake(&client, &server).await;
     let (c, s) = (c.unwrap().0, s.unwrap().0);
@@ -568,22 +590,26 @@ async fn revoking_an_intermediate_ends_remote_handshakes() {
     // First the root revokes the leaves' number, then another root the intermediate's; only the
     // third list revokes the intermediate.
     for other in [
-        rig.ca.revocations(&[9]),
+        fixture.ca.revocations(&[9]),
         TestCa::new("other").revocations(&[5]),
     ] {
-        rig.store
-            .replace([rig.ca.bundle("alpha", "alpha.example", false, vec![other])])
+        fixture
+            .store
+            .replace([fixture
+                .ca
+                .bundle("alpha", "alpha.example", false, vec![other])])
             .unwrap();
         for end in &mut ends {
             assert!(futures::poll!(std::pin::pin!(end.wait_for_loss())).is_pending());
         }
     }
-    rig.store
-        .replace([rig.ca.bundle(
+    fixture
+        .store
+        .replace([fixture.ca.bundle(
             "alpha",
             "alpha.example",
             false,
-            vec![rig.ca.revocations(&[5])],
+            vec![fixture.ca.revocations(&[5])],
         )])
         .unwrap();
     for end in &mut ends {
@@ -603,19 +629,19 @@ async fn revoking_an_intermediate_ends_remote_handshakes() {
 
 #[tokio::test]
 async fn a_crowd_shares_one_channel_and_its_writes() {
-    let rig = KeyClientFixture::new().await;
+    let fixture = KeyClientFixture::new().await;
     let (client, server) = (
-        rig.pair(ALICE, KeyLocation::KeyServer, false).1,
-        rig.pair(BOB, KeyLocation::KeyServer, false).0,
+        fixture.pair(ALICE, KeyLocation::KeyServer, false).1,
+        fixture.pair(BOB, KeyLocation::KeyServer, false).0,
     );
     let crowd = futures::future::join_all((0..40).map(|_| handshake(&client, &server))).await;
     for (c, s) in crowd {
         assert!(c.is_ok() && s.is_ok(), "{:?} {:?}", c.err(), s.err());
     }
-    assert_eq!(rig.metric("canal_keys_channels{server=\"ks1\"}"), 1);
+    assert_eq!(fixture.metric("canal_keys_channels{server=\"ks1\"}"), 1);
     let (frames, writes) = (
-        rig.metric("canal_keys_frames_total"),
-        rig.metric("canal_keys_writes_total"),
+        fixture.metric("canal_keys_frames_total"),
+        fixture.metric("canal_keys_writes_total"),
     );
     // All forty handshakes begin before the channel is up, so their first frames go in one write.
     assert!(frames >= 160 && frames - writes >= 39, "{frames} {writes}");
@@ -623,47 +649,48 @@ async fn a_crowd_shares_one_channel_and_its_writes() {
 
 #[tokio::test]
 async fn a_key_server_with_a_revoked_certificate_is_not_used() {
-    let rig = KeyClientFixture::new().await;
+    let fixture = KeyClientFixture::new().await;
     let (client, server) = (
-        rig.pair(ALICE, KeyLocation::KeyServer, false).1,
-        rig.pair(BOB, KeyLocation::Local, false).0,
+        fixture.pair(ALICE, KeyLocation::KeyServer, false).1,
+        fixture.pair(BOB, KeyLocation::Local, false).0,
     );
     assert!(handshake(&client, &server).await.0.is_ok());
-    let list = rig.components.revocations(&[5]);
-    let parts = rig
+    let list = fixture.components.revocations(&[5]);
+    let parts = fixture
         .components
         .bundle("canal-system", "components.canal", false, vec![list]);
-    rig.store
+    fixture
+        .store
         .replace([
-            rig.ca.bundle("alpha", "alpha.example", false, vec![]),
+            fixture.ca.bundle("alpha", "alpha.example", false, vec![]),
             parts,
         ])
         .unwrap();
     // The open channel is closed even without requests.
     until("the channel is closed", || {
-        rig.metric("canal_keys_channels{server=\"ks1\"}") == 0
+        fixture.metric("canal_keys_channels{server=\"ks1\"}") == 0
     })
     .await;
     assert!(handshake(&client, &server).await.0.is_ok());
     assert_eq!(
-        (rig.near.request_count(), rig.far.request_count()),
+        (fixture.near.request_count(), fixture.far.request_count()),
         (1, 1),
         "the key server of the other AZ is tried"
     );
     assert_eq!(
-        rig.metric("canal_keys_failures_total{server=\"ks1\",reason=\"connect\"}"),
+        fixture.metric("canal_keys_failures_total{server=\"ks1\",reason=\"connect\"}"),
         1
     );
 }
 
 #[tokio::test]
 async fn a_key_server_with_another_identity_is_refused() {
-    let rig = KeyClientFixture::new().await;
+    let fixture = KeyClientFixture::new().await;
     // One address is that of ks2 instead of ks1, and the other server has a certificate of another
     // CA.
     let components = TestCa::new("other components");
     let other = FakeKeyServer::start(&components, "ks1").await;
-    for address in [rig.far.address, other.address] {
+    for address in [fixture.far.address, other.address] {
         let me = identity("spiffe://components.canal/ns/canal-system/sa/gateway.r1");
         let servers = vec![parse_key_server(&format!("az1=ks9@{address}")).unwrap()];
         let config = KeyClientConfig {
@@ -675,8 +702,8 @@ async fn a_key_server_with_another_identity_is_refused() {
         let requester = KeyClient::start(
             config,
             components.credential(&me),
-            &rig.store,
-            &rig.registry,
+            &fixture.store,
+            &fixture.registry,
         );
         let client = ClientIdentity::remote(identity(ALICE), Some(requester), None);
         let (near, _far) = duplex(1024);

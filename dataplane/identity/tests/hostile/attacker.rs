@@ -315,7 +315,7 @@ pub(crate) type AttackScript = fn(&'static HandshakeFixture, &mut MessageFlight)
 /// Acts as a client that sends `opening` and, if the server gets to its Finished, continues with
 /// `script`.
 pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
-    rig: &'static HandshakeFixture,
+    fixture: &'static HandshakeFixture,
     mut io: IO,
     opening: &Opening,
     script: AttackScript,
@@ -356,7 +356,7 @@ pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
                 }
                 (SERVER_HELLO, _) => {
                     let (group, share) = ReceivedRecords::read(&m).shares().remove(0);
-                    let made = Schedule::new(&rig.keys.agree(group, &share), &transcript);
+                    let made = Schedule::new(&fixture.keys.agree(group, &share), &transcript);
                     lane = Some(RecordDirection::new(&made.server));
                     schedule = Some(made);
                 }
@@ -373,9 +373,9 @@ pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
                         pause: usize::MAX,
                         schedule: Some(made),
                         traffic: Some(client),
-                        fixture: rig,
+                        fixture,
                     };
-                    script(rig, &mut speech);
+                    script(fixture, &mut speech);
                     later = seen.open(&mut io, speech).await;
                 }
                 (KEY_UPDATE, _) => lane = lane.as_ref().map(RecordDirection::updated),
@@ -388,7 +388,7 @@ pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
 
 /// Acts as a server that reads one ClientHello and then sends all of `script`, without waiting.
 pub(crate) async fn ambush<IO: AsyncRead + AsyncWrite + Unpin>(
-    rig: &'static HandshakeFixture,
+    fixture: &'static HandshakeFixture,
     mut io: IO,
     script: AttackScript,
 ) -> AttackerView {
@@ -411,9 +411,9 @@ pub(crate) async fn ambush<IO: AsyncRead + AsyncWrite + Unpin>(
         pause: usize::MAX,
         schedule: None,
         traffic: None,
-        fixture: rig,
+        fixture,
     };
-    script(rig, &mut speech);
+    script(fixture, &mut speech);
     let flight = speech.transcript.clone();
     let mut lanes: Vec<RecordDirection> = Vec::new();
     if let Some(schedule) = &speech.schedule {

@@ -41,11 +41,11 @@ fn shows(s: &mut MessageFlight, badge: &TestCredential) {
 
 fn issued(
     s: &mut MessageFlight,
-    rig: &'static HandshakeFixture,
+    fixture: &'static HandshakeFixture,
     who: &str,
     change: impl FnOnce(&mut CertificateParams),
 ) {
-    shows(s, &rig.badge(who, change));
+    shows(s, &fixture.badge(who, change));
 }
 
 fn uris(list: &[&str]) -> Vec<SanType> {

@@ -7,9 +7,9 @@ use super::craft::*;
 use super::fixture::{Expect, FIXTURE, HandshakeFixture, HostileCase, check, dropped, refused, up};
 
 /// Sends the rest of an honest client's handshake.
-pub(crate) fn honest(rig: &'static HandshakeFixture, s: &mut MessageFlight) {
-    s.certificate(&rig.alice.chain);
-    s.proof(&rig.alice);
+pub(crate) fn honest(fixture: &'static HandshakeFixture, s: &mut MessageFlight) {
+    s.certificate(&fixture.alice.chain);
+    s.proof(&fixture.alice);
     s.finish();
     s.ping();
 }
@@ -669,22 +669,23 @@ fn groups_and_shares() {
 
 #[test]
 fn second_hellos() {
-    let rig = &*FIXTURE;
-    let base = || rig.hello().keys(&[X25519], &[]);
+    let fixture = &*FIXTURE;
+    let base = || fixture.hello().keys(&[X25519], &[]);
     let again = |second: CraftedHello| Opening::of(&base()).again(&second);
-    let elsewhere = || rig.hello().keys(&[P256], &[rig.keys.share(X25519)]);
+    let elsewhere = || fixture.hello().keys(&[P256], &[fixture.keys.share(X25519)]);
     let random = |h: CraftedHello| h.change(|h| h.random = [4; 32]);
     let mixed = base().change(|h| h.suites = vec![0x1302, AES128]);
     check(&[
-        case("a second hello as requested", again(rig.hello()), up()),
+        case("a second hello as requested", again(fixture.hello()), up()),
         case(
             "a second hello with another random",
-            again(random(rig.hello())),
+            again(random(fixture.hello())),
             up(),
         ),
         case(
             "the share of another group, then the right one",
-            Opening::of(&elsewhere()).again(&rig.hello().keys(&[P256], &[rig.keys.share(P256)])),
+            Opening::of(&elsewhere())
+                .again(&fixture.hello().keys(&[P256], &[fixture.keys.share(P256)])),
             up(),
         ),
         case("no second hello", Opening::of(&base()), dropped(Timeout)),
@@ -705,34 +706,34 @@ fn second_hellos() {
         ),
         case(
             "a second hello with another suite",
-            Opening::of(&mixed).again(&rig.hello()),
+            Opening::of(&mixed).again(&fixture.hello()),
             refused(Protocol, ILLEGAL),
         ),
         case(
             "a second hello of TLS 1.2",
-            again(rig.hello().set(VERSIONS, &[2, 3, 3])),
+            again(fixture.hello().set(VERSIONS, &[2, 3, 3])),
             refused(Version, VERSION),
         ),
         case(
             "a second hello with early data",
-            again(rig.hello().with(EARLY_DATA, &[])),
+            again(fixture.hello().with(EARLY_DATA, &[])),
             refused(Protocol, ILLEGAL),
         ),
         case(
             "a second hello without groups",
-            again(rig.hello().without(GROUPS)),
+            again(fixture.hello().without(GROUPS)),
             refused(NothingShared, FAILURE),
         ),
         case(
             "a second hello with a bad share",
-            again(rig.hello().keys(&[X25519], &[share(X25519, &[0; 32])])),
+            again(fixture.hello().keys(&[X25519], &[share(X25519, &[0; 32])])),
             refused(Protocol, ILLEGAL),
         ),
         case(
             "Certificate for a second hello",
             {
-                let mut o = again(rig.hello());
-                o.second.as_mut().unwrap().wire = one(&certificate(&rig.alice.chain));
+                let mut o = again(fixture.hello());
+                o.second.as_mut().unwrap().wire = one(&certificate(&fixture.alice.chain));
                 o
             },
             refused(Protocol, DECODE),

@@ -201,6 +201,8 @@ impl WorkloadApiService {
                     Ok(()) = f.svid.changed() => {}
                     Ok(()) = f.bundles.changed() => {}
                     () = f.end.cancelled() => return None,
+                    // The sources of SVID and bundles are gone, so the state cannot change any
+                    // more.
                     else => return None,
                 }
             }
@@ -210,7 +212,7 @@ impl WorkloadApiService {
     fn no_jwt<T>(&self, method: &'static str) -> ApiResult<T> {
         self.count(method, "unimplemented");
         Err(Status::unimplemented(
-            "Canal issues no JWT-SVIDs; fix: use the X.509-SVID",
+            "Canal issues X.509-SVIDs only; fix: use the X.509-SVID",
         ))
     }
 }

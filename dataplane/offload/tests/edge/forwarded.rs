@@ -96,6 +96,17 @@ pub(super) fn forward_cases() -> Vec<ForwardCase> {
     ]
 }
 
+/// Returns a packet of a service whose chain has no replica that is up.
+pub(super) fn without_replica_up() -> Vec<ForwardCase> {
+    vec![(
+        "SYN, no replica is up",
+        from_node(&tcp(POD, "10.9.0.10:80", SYN, b"")),
+        TO_DOWN,
+        "tcp 10.1.1.2:4711 > 240.0.0.10:80",
+        "to_down",
+    )]
+}
+
 pub(super) fn answered_by_pods() -> Vec<ForwardCase> {
     let answer = tcp(SVC, POD, ACK, b"answer");
     let answer6 = udp(SVC6, POD6, b"answer");

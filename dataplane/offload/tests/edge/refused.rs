@@ -154,8 +154,13 @@ fn by_their_destination() -> Vec<Refused> {
             "drop_service",
         ),
         (
-            "no replica is up, and the chain has no further member",
-            from_node(&tcp(POD, "10.9.0.10:80", SYN, b"")),
+            "data, no replica is up",
+            from_node(&tcp(POD, "10.9.0.10:80", ACK, b"data")),
+            "drop_replica",
+        ),
+        (
+            "no replica of the chain is known",
+            from_node(&tcp(POD, "10.9.0.14:80", SYN, b"")),
             "drop_replica",
         ),
         (

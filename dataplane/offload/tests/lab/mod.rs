@@ -311,8 +311,8 @@ impl Drop for Cgroup {
 }
 
 /// Returns the name of the test `the_client` in a module of a suite, from the module's file:
-/// `…/tests/capture.rs` has `capture::the_client`, `…/tests/rig/mod.rs` has `fixture::the_client`.
-/// The only file of a test program has `the_client` itself.
+/// `…/tests/capture.rs` has `capture::the_client`, and `…/tests/fixture/mod.rs` has
+/// `fixture::the_client`. The only file of a test program has `the_client` itself.
 fn the_client(file: &str) -> String {
     let module = file
         .rsplit_once("tests/")

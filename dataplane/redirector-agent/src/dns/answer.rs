@@ -67,6 +67,7 @@ pub fn decide_reply(
         let mut own = Edns::new();
         own.set_max_payload(UDP_MAX).set_version(0);
         answer.set_edns(own);
+        // RFC 6891 §6.1.3: an unknown EDNS version is answered before the query is read.
         if edns.version() > 0 {
             return encode_reply(
                 answer,
@@ -86,6 +87,7 @@ pub fn decide_reply(
             &query_message,
         );
     }
+    // No DNS software sends several questions, and their answers would be ambiguous.
     let [question] = query_message.queries() else {
         return encode_reply(
             answer,
@@ -128,6 +130,7 @@ fn fill(
 ) -> (ResponseCode, &'static str) {
     let refused = (ResponseCode::Refused, "refused");
     let kind = question.query_type();
+    // Zone transfers would show all of a tenant's services to each of its clients.
     if question.query_class() != DNSClass::IN || matches!(kind, RecordType::AXFR | RecordType::IXFR)
     {
         return refused;
@@ -158,6 +161,7 @@ fn fill(
             let wanted = addresses.into_iter().filter_map(|ip| rdata(ip, kind));
             answer.add_answers(wanted.map(|data| Record::from_rdata(name.clone(), TTL, data)));
         }
+        // Only the zone's own name has an SOA record.
         ZoneLookup::Between
             if kind == RecordType::SOA && name.num_labels() == 2 && is_inside(name) =>
         {

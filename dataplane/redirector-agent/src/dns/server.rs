@@ -155,6 +155,7 @@ impl DnsServer {
                 ResourceKind::Address | ResourceKind::Service | ResourceKind::Table
             )
         };
+        // A first state lists everything that exists, without removals, so it is always applied.
         let first =
             self.inner.zones.load().generation == 0 || update.origin == UpdateSource::Snapshot;
         if first

@@ -222,6 +222,7 @@ impl ReportLoop {
                     );
                 }
             }
+            // Frequent news must not raise the rate of reports above one per `interval_min`.
             tokio::time::sleep(self.timing.interval_min).await;
             wait(interval.saturating_sub(self.timing.interval_min), &mut news).await;
         }

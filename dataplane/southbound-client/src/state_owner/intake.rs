@@ -61,6 +61,7 @@ impl StateOwner {
                     .collect();
                 let text = named
                     .iter()
+                    // The text stays short; `named` lists all.
                     .take(8)
                     .map(|(_, why)| why.as_str())
                     .collect::<Vec<_>>()
@@ -212,6 +213,7 @@ impl StateOwner {
         ) {
             Ok(all) => all,
             Err(why) => {
+                // A corrected response continues from the state before this one.
                 incoming.undo(undo);
                 self.incoming = Some(incoming);
                 return Err(NackReason::Caller(why));
@@ -485,6 +487,7 @@ fn deliver_halves(
         refused,
         ..
     } = build_up;
+    // No part of the new state can be served, so the one in force stays.
     if !has_accepted {
         return Err(why);
     }

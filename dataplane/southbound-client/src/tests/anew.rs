@@ -12,9 +12,9 @@ use crate::session::LISTED_BYTES_MAX;
 use crate::{Subscriber, UpdateSource};
 
 /// Serves alpha and beta, and alpha's service `a`.
-async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subscriber) {
+async fn started(fixture: &SubscriptionFixture) -> (FakeController, FakeStream, Subscriber) {
     let mut controller = FakeController::start().await;
-    let subscriber = rig.start(&controller);
+    let subscriber = fixture.start(&controller);
     let mut stream = controller.stream().await;
     count_initial_resources(&mut stream).await;
     let mut tenants = response(
@@ -29,7 +29,7 @@ async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subs
         .exchange(response(5, ResourceKind::Service, &[service("a", 1)], &[]))
         .await;
     subscriber.until_ready().await;
-    rig.updates();
+    fixture.updates();
     (controller, stream, subscriber)
 }
 
@@ -51,8 +51,8 @@ async fn count_initial_resources(stream: &mut FakeStream) -> usize {
 
 #[tokio::test]
 async fn after_two_refusals_for_a_full_limit_a_stream_lists_nothing_and_receives_everything() {
-    let rig = SubscriptionFixture::new();
-    let (mut controller, stream, subscriber) = started(&rig).await;
+    let fixture = SubscriptionFixture::new();
+    let (mut controller, stream, subscriber) = started(&fixture).await;
     let full = || Status::resource_exhausted("the names are too many");
     // This stream had brought a good response, so its end does not count.
     stream.fail(full()).await;
@@ -73,7 +73,7 @@ async fn after_two_refusals_for_a_full_limit_a_stream_lists_nothing_and_receives
         "the present state is served meanwhile"
     );
     until("the refusals are counted", || {
-        rig.metric("canal_southbound_reconnects_total{reason=\"exhausted\"}") == 3
+        fixture.metric("canal_southbound_reconnects_total{reason=\"exhausted\"}") == 3
     })
     .await;
     let mut tenants = response(
@@ -85,14 +85,14 @@ async fn after_two_refusals_for_a_full_limit_a_stream_lists_nothing_and_receives
     tenants.control_plane = Some(control_plane(StoreId::from_bits(7)));
     let ack = stream.exchange(tenants).await;
     assert_eq!(
-        (ack.error_detail, rig.updates()),
+        (ack.error_detail, fixture.updates()),
         (None, vec![]),
         "half a state changes nothing"
     );
     stream
         .exchange(response(6, ResourceKind::Service, &[service("b", 2)], &[]))
         .await;
-    let (origin, generation, mut put, mut removed, counts) = rig.updates().remove(0);
+    let (origin, generation, mut put, mut removed, counts) = fixture.updates().remove(0);
     put.sort();
     removed.sort();
     assert_eq!(
@@ -109,7 +109,7 @@ async fn after_two_refusals_for_a_full_limit_a_stream_lists_nothing_and_receives
         )
     );
     assert_eq!(
-        rig.metric("canal_southbound_stores_replaced_total"),
+        fixture.metric("canal_southbound_stores_replaced_total"),
         0,
         "it is the same store"
     );
@@ -121,22 +121,22 @@ async fn after_two_refusals_for_a_full_limit_a_stream_lists_nothing_and_receives
 
 #[tokio::test]
 async fn a_controller_at_its_stream_limit_does_not_reset_the_state() {
-    let rig = SubscriptionFixture::new();
-    let (mut controller, stream, _subscriber) = started(&rig).await;
+    let fixture = SubscriptionFixture::new();
+    let (mut controller, stream, _subscriber) = started(&fixture).await;
     controller.refuse_streams(3);
     drop(stream);
     let mut stream = controller.stream().await;
     assert_eq!(count_initial_resources(&mut stream).await, 3);
     assert_eq!(
-        rig.metric("canal_southbound_reconnects_total{reason=\"full\"}"),
+        fixture.metric("canal_southbound_reconnects_total{reason=\"full\"}"),
         3
     );
 }
 
 #[tokio::test]
 async fn a_restart_accepts_no_older_generation() {
-    let rig = SubscriptionFixture::new();
-    let (mut controller, stream, _subscriber) = started(&rig).await;
+    let fixture = SubscriptionFixture::new();
+    let (mut controller, stream, _subscriber) = started(&fixture).await;
     drop(stream);
     for _ in 0..2 {
         let stream = controller.stream().await;
@@ -157,8 +157,8 @@ async fn a_restart_accepts_no_older_generation() {
 
 #[tokio::test]
 async fn a_long_list_takes_several_requests() {
-    let rig = SubscriptionFixture::new();
-    let (controller, mut stream, _subscriber) = started(&rig).await;
+    let fixture = SubscriptionFixture::new();
+    let (controller, mut stream, _subscriber) = started(&fixture).await;
     // Names of about 120 bytes, so that the list has about twice the bytes of one request.
     let count = 2 * LISTED_BYTES_MAX / 130;
     let services: Vec<Resource> = (0..count)

@@ -80,11 +80,11 @@ async fn first_batch(stream: &mut FakeStream, bad: Option<&str>) {
 }
 
 async fn started(
-    rig: &SubscriptionFixture,
+    fixture: &SubscriptionFixture,
     bad: Option<&str>,
 ) -> (FakeController, FakeStream, Subscriber) {
     let mut controller = FakeController::start().await;
-    let subscriber = rig.start_sealed(&controller);
+    let subscriber = fixture.start_sealed(&controller);
     let mut stream = controller.stream().await;
     first_batch(&mut stream, bad).await;
     subscriber.until_ready().await;
@@ -104,8 +104,8 @@ fn closed(subscriber: &Subscriber) -> Vec<(String, ClosureCause)> {
 /// and serves beta with its policy (S1).
 #[tokio::test]
 async fn cold_start_with_a_refused_policy_closes_its_tenant_alone() {
-    let rig = SubscriptionFixture::new();
-    let (_controller, mut stream, subscriber) = started(&rig, Some("alpha/shop/deny")).await;
+    let fixture = SubscriptionFixture::new();
+    let (_controller, mut stream, subscriber) = started(&fixture, Some("alpha/shop/deny")).await;
     assert_eq!(
         closed(&subscriber),
         [("alpha".to_string(), ClosureCause::RefusedResource)]
@@ -116,7 +116,7 @@ async fn cold_start_with_a_refused_policy_closes_its_tenant_alone() {
             .contains("alpha/shop/deny")
     );
     assert_eq!(
-        *rig.closed.lock().unwrap(),
+        *fixture.closed.lock().unwrap(),
         ["alpha"],
         "the caller receives it with the first whole state"
     );
@@ -126,7 +126,7 @@ async fn cold_start_with_a_refused_policy_closes_its_tenant_alone() {
             .get(ResourceKind::Authorization, "beta/shop/deny")
             .is_some()
     );
-    assert_eq!(rig.metric("canal_southbound_closed_tenants"), 1);
+    assert_eq!(fixture.metric("canal_southbound_closed_tenants"), 1);
     // After the fix, the policy arrives again, and then its manifest.
     let ([alpha, _], fixed) = (tenants(), policy("alpha", "deny"));
     stream
@@ -153,19 +153,19 @@ async fn cold_start_with_a_refused_policy_closes_its_tenant_alone() {
     assert_eq!(
         (
             closed(&subscriber),
-            rig.metric("canal_southbound_closed_tenants")
+            fixture.metric("canal_southbound_closed_tenants")
         ),
         (vec![], 0)
     );
-    assert!(rig.closed.lock().unwrap().is_empty());
+    assert!(fixture.closed.lock().unwrap().is_empty());
 }
 
 /// A kind counts as answered even if all its resources were refused.
 #[tokio::test]
 async fn cold_start_gets_ready_when_every_policy_is_refused() {
-    let rig = SubscriptionFixture::new();
+    let fixture = SubscriptionFixture::new();
     let mut controller = FakeController::start().await;
-    let subscriber = rig.start_sealed(&controller);
+    let subscriber = fixture.start_sealed(&controller);
     let mut stream = controller.stream().await;
     for _ in SEALED {
         stream.receive().await.unwrap();
@@ -212,8 +212,8 @@ async fn cold_start_gets_ready_when_every_policy_is_refused() {
 /// manifest of the batch arrives.
 #[tokio::test]
 async fn change_of_several_responses_closes_no_tenant() {
-    let rig = SubscriptionFixture::new();
-    let (_controller, mut stream, subscriber) = started(&rig, None).await;
+    let fixture = SubscriptionFixture::new();
+    let (_controller, mut stream, subscriber) = started(&fixture, None).await;
     assert!(closed(&subscriber).is_empty());
     let ([alpha, _], added, changed) =
         (tenants(), policy("alpha", "more"), policy("alpha", "deny"));
@@ -253,8 +253,8 @@ async fn change_of_several_responses_closes_no_tenant() {
 /// A new tenant opens with its manifest, and a removed tenant is not closed but unknown.
 #[tokio::test]
 async fn a_new_tenant_is_closed_until_its_manifest_arrives() {
-    let rig = SubscriptionFixture::new();
-    let (_controller, mut stream, subscriber) = started(&rig, None).await;
+    let fixture = SubscriptionFixture::new();
+    let (_controller, mut stream, subscriber) = started(&fixture, None).await;
     let gamma = tenant("gamma", 3);
     stream
         .exchange(response(
@@ -290,13 +290,14 @@ async fn a_new_tenant_is_closed_until_its_manifest_arrives() {
 /// not decode.
 #[tokio::test]
 async fn resource_that_the_data_plane_cannot_use_closes_its_tenant_alone() {
-    let rig = SubscriptionFixture::new();
-    rig.unusable
+    let fixture = SubscriptionFixture::new();
+    fixture
+        .unusable
         .lock()
         .unwrap()
         .insert("alpha/shop/deny".into());
     let mut controller = FakeController::start().await;
-    let subscriber = rig.start_sealed(&controller);
+    let subscriber = fixture.start_sealed(&controller);
     let mut stream = controller.stream().await;
     // The error shows only when the whole state is there. The policy was acknowledged long before,
     // so it is requested again.
@@ -321,7 +322,7 @@ async fn resource_that_the_data_plane_cannot_use_closes_its_tenant_alone() {
         ))
         .await;
     assert_eq!(refused(&nack), ["alpha/shop/deny"]);
-    assert!(rig.metric("canal_southbound_reconnects_total{reason=\"resync\"}") == 1);
+    assert!(fixture.metric("canal_southbound_reconnects_total{reason=\"resync\"}") == 1);
 }
 
 /// A boot from disk compares the state with the manifest on disk.
@@ -334,19 +335,19 @@ async fn snapshot_boots_with_the_same_tenants_closed() {
             vec![("alpha".to_string(), ClosureCause::ManifestMismatch)],
         ),
     ] {
-        let rig = SubscriptionFixture::new();
-        let (controller, stream, subscriber) = started(&rig, bad).await;
+        let fixture = SubscriptionFixture::new();
+        let (controller, stream, subscriber) = started(&fixture, bad).await;
         subscriber.stop().await;
         drop((controller, stream));
-        rig.updates();
+        fixture.updates();
         let elsewhere = FakeController::start().await;
         let nowhere = "127.0.0.1:9".parse().unwrap();
-        let subscriber = rig.start_with(&elsewhere, nowhere, &SEALED);
+        let subscriber = fixture.start_with(&elsewhere, nowhere, &SEALED);
         assert!(subscriber.ready() && !subscriber.status().live);
         assert_eq!(closed(&subscriber), wanted);
-        assert_eq!(rig.updates()[0].0, UpdateSource::Snapshot);
+        assert_eq!(fixture.updates()[0].0, UpdateSource::Snapshot);
         assert_eq!(
-            rig.closed.lock().unwrap().len(),
+            fixture.closed.lock().unwrap().len(),
             wanted.len(),
             "the caller receives it with the state"
         );
@@ -356,9 +357,9 @@ async fn snapshot_boots_with_the_same_tenants_closed() {
 /// A resource of one tenant that makes the data plane panic does not keep the others from booting.
 #[tokio::test]
 async fn state_that_one_tenant_breaks_is_applied_without_it() {
-    let rig = SubscriptionFixture::new();
+    let fixture = SubscriptionFixture::new();
     let mut controller = FakeController::start().await;
-    let subscriber = rig.start_sealed(&controller);
+    let subscriber = fixture.start_sealed(&controller);
     let mut stream = controller.stream().await;
     for _ in SEALED {
         stream.receive().await.unwrap();

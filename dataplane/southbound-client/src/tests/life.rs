@@ -29,9 +29,9 @@ async fn serve_all(stream: &mut FakeStream, generation: u64) {
     assert_eq!(stream.exchange(services).await.error_detail, None);
 }
 
-async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subscriber) {
+async fn started(fixture: &SubscriptionFixture) -> (FakeController, FakeStream, Subscriber) {
     let mut controller = FakeController::start().await;
-    let subscriber = rig.start(&controller);
+    let subscriber = fixture.start(&controller);
     let mut stream = controller.stream().await;
     serve_all(&mut stream, 5).await;
     (controller, stream, subscriber)
@@ -39,9 +39,9 @@ async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subs
 
 #[tokio::test]
 async fn a_first_start_subscribes_acks_and_is_ready_when_every_kind_was_answered() {
-    let rig = SubscriptionFixture::new();
+    let fixture = SubscriptionFixture::new();
     let mut controller = FakeController::start().await;
-    let subscriber = rig.start(&controller);
+    let subscriber = fixture.start(&controller);
     let mut stream = controller.stream().await;
     let (first, second) = (
         stream.receive().await.unwrap(),
@@ -68,7 +68,7 @@ async fn a_first_start_subscribes_acks_and_is_ready_when_every_kind_was_answered
         ("n5", None)
     );
     assert!(
-        !subscriber.ready() && !rig.snapshot().exists(),
+        !subscriber.ready() && !fixture.snapshot().exists(),
         "half a state is not one"
     );
     // An empty response counts as an answer.
@@ -77,11 +77,11 @@ async fn a_first_start_subscribes_acks_and_is_ready_when_every_kind_was_answered
         .await;
     subscriber.until_ready().await;
     assert!(
-        rig.snapshot().exists(),
+        fixture.snapshot().exists(),
         "the first full state is on disk at once"
     );
     assert_eq!(
-        rig.updates(),
+        fixture.updates(),
         [(
             UpdateSource::Controller,
             5,
@@ -103,10 +103,10 @@ async fn a_first_start_subscribes_acks_and_is_ready_when_every_kind_was_answered
 
 #[tokio::test]
 async fn a_reconnect_names_known_versions_and_changes_apply_once() {
-    let rig = SubscriptionFixture::new();
-    let (controller, stream, subscriber) = started(&rig).await;
+    let fixture = SubscriptionFixture::new();
+    let (controller, stream, subscriber) = started(&fixture).await;
     drop(stream);
-    rig.updates();
+    fixture.updates();
     let mut controller = controller.restart().await;
     let mut stream = controller.stream().await;
     let held = stream.receive().await.unwrap().initial_resource_versions;
@@ -128,7 +128,7 @@ async fn a_reconnect_names_known_versions_and_changes_apply_once() {
         .exchange(response(6, ResourceKind::Service, &[], &[]))
         .await;
     assert_eq!(
-        rig.updates(),
+        fixture.updates(),
         [(
             UpdateSource::Controller,
             6,
@@ -137,7 +137,7 @@ async fn a_reconnect_names_known_versions_and_changes_apply_once() {
             (1, 1)
         )]
     );
-    assert!(rig.metric("canal_southbound_reconnects_total{reason=\"closed\"}") >= 1);
+    assert!(fixture.metric("canal_southbound_reconnects_total{reason=\"closed\"}") >= 1);
     assert_eq!(subscriber.status().generation, 6);
 }
 
@@ -169,9 +169,9 @@ async fn trace_a_panic_to_its_tenant(stream: &mut FakeStream, subscriber: &Subsc
 
 #[tokio::test]
 async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
-    let rig = SubscriptionFixture::new();
-    let (_controller, mut stream, subscriber) = started(&rig).await;
-    rig.updates();
+    let fixture = SubscriptionFixture::new();
+    let (_controller, mut stream, subscriber) = started(&fixture).await;
+    fixture.updates();
     let mut bad = response(
         6,
         ResourceKind::Tenant,
@@ -186,7 +186,7 @@ async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
     );
     assert!(nack.error_detail.unwrap().message.contains("gamma"));
     assert_eq!(
-        rig.updates(),
+        fixture.updates(),
         [(
             UpdateSource::Controller,
             6,
@@ -196,7 +196,7 @@ async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
         )]
     );
 
-    rig.unusable.lock().unwrap().insert("delta".into());
+    fixture.unusable.lock().unwrap().insert("delta".into());
     let nack = stream
         .exchange(response(
             7,
@@ -207,7 +207,11 @@ async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
         .await;
     assert_eq!(refused(&nack), ["delta"]);
     assert!(subscriber.status().nack["Tenant"].contains("cannot be used"));
-    let names: Vec<_> = rig.updates().into_iter().map(|update| update.2).collect();
+    let names: Vec<_> = fixture
+        .updates()
+        .into_iter()
+        .map(|update| update.2)
+        .collect();
     assert_eq!(
         names,
         [vec!["delta".to_string(), "beta".into()], vec![]],
@@ -229,14 +233,15 @@ async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
     assert!(refused(&nack).is_empty(), "no part of it was accepted");
     for (reason, n) in [("bad_resource", 1), ("refused", 2), ("stale_generation", 1)] {
         assert_eq!(
-            rig.metric(&format!(
+            fixture.metric(&format!(
                 "canal_southbound_nacks_total{{kind=\"Tenant\",reason=\"{reason}\"}}"
             )),
             n
         );
     }
     assert_eq!(
-        rig.metric("canal_southbound_refused_resources_total{kind=\"Tenant\",reason=\"refused\"}"),
+        fixture
+            .metric("canal_southbound_refused_resources_total{kind=\"Tenant\",reason=\"refused\"}"),
         2
     );
     assert_eq!(
@@ -251,18 +256,18 @@ async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
 
 #[tokio::test]
 async fn the_client_boots_from_the_state_file_and_resumes_from_it() {
-    let rig = SubscriptionFixture::new();
-    let (controller, stream, subscriber) = started(&rig).await;
+    let fixture = SubscriptionFixture::new();
+    let (controller, stream, subscriber) = started(&fixture).await;
     subscriber.stop().await;
     drop(stream);
     let address = controller.address;
     drop(controller);
-    rig.updates();
+    fixture.updates();
 
     let elsewhere = FakeController::start().await;
-    let subscriber = rig.start_through(&elsewhere, address);
+    let subscriber = fixture.start_through(&elsewhere, address);
     assert!(subscriber.ready() && !subscriber.status().live);
-    let (origin, generation, mut names, _, counts) = rig.updates().remove(0);
+    let (origin, generation, mut names, _, counts) = fixture.updates().remove(0);
     names.sort();
     assert_eq!(
         (origin, generation, counts),
@@ -270,14 +275,14 @@ async fn the_client_boots_from_the_state_file_and_resumes_from_it() {
     );
     assert_eq!(names, ["alpha", "alpha/shop/a", "beta"]);
     until("it tries to connect", || {
-        rig.metric("canal_southbound_reconnects_total{reason=\"connect\"}") >= 2
+        fixture.metric("canal_southbound_reconnects_total{reason=\"connect\"}") >= 2
     })
     .await;
-    assert!(subscriber.status().error.contains("is it up"));
+    assert!(subscriber.status().error.contains("check that it is up"));
     subscriber.stop().await;
 
     let mut elsewhere = elsewhere;
-    let subscriber = rig.start(&elsewhere);
+    let subscriber = fixture.start(&elsewhere);
     let mut stream = elsewhere.stream().await;
     assert_eq!(
         stream
@@ -300,10 +305,10 @@ async fn the_client_boots_from_the_state_file_and_resumes_from_it() {
 #[tokio::test]
 async fn a_snapshot_that_is_not_whole_is_refused_by_name_and_never_served() {
     let good = {
-        let rig = SubscriptionFixture::new();
-        let (_controller, _stream, subscriber) = started(&rig).await;
+        let fixture = SubscriptionFixture::new();
+        let (_controller, _stream, subscriber) = started(&fixture).await;
         subscriber.stop().await;
-        std::fs::read(rig.snapshot()).unwrap()
+        std::fs::read(fixture.snapshot()).unwrap()
     };
     let flip = |at: usize| {
         let mut b = good.clone();
@@ -344,33 +349,33 @@ async fn a_snapshot_that_is_not_whole_is_refused_by_name_and_never_served() {
         ),
     ];
     for (name, bytes, reason) in cases {
-        let rig = SubscriptionFixture::new();
-        std::fs::create_dir_all(rig.snapshot().parent().unwrap()).unwrap();
-        std::fs::write(rig.snapshot(), bytes).unwrap();
+        let fixture = SubscriptionFixture::new();
+        std::fs::create_dir_all(fixture.snapshot().parent().unwrap()).unwrap();
+        std::fs::write(fixture.snapshot(), bytes).unwrap();
         let mut controller = FakeController::start().await;
-        let subscriber = rig.start(&controller);
+        let subscriber = fixture.start(&controller);
         assert!(!subscriber.ready(), "{name}");
         assert_eq!(
-            rig.metric(&format!(
+            fixture.metric(&format!(
                 "canal_southbound_state_file_rejected_total{{reason=\"{reason}\"}}"
             )),
             1,
             "{name}"
         );
-        assert!(rig.updates().is_empty(), "{name}");
+        assert!(fixture.updates().is_empty(), "{name}");
         let mut stream = controller.stream().await;
         serve_all(&mut stream, 5).await;
         subscriber.until_ready().await;
     }
     // A file that the data plane refuses is as bad as a torn one.
-    let rig = SubscriptionFixture::new();
-    std::fs::create_dir_all(rig.snapshot().parent().unwrap()).unwrap();
-    std::fs::write(rig.snapshot(), &good).unwrap();
-    rig.refuse.store(true, Relaxed);
+    let fixture = SubscriptionFixture::new();
+    std::fs::create_dir_all(fixture.snapshot().parent().unwrap()).unwrap();
+    std::fs::write(fixture.snapshot(), &good).unwrap();
+    fixture.refuse.store(true, Relaxed);
     let controller = FakeController::start().await;
-    assert!(!rig.start(&controller).ready());
+    assert!(!fixture.start(&controller).ready());
     assert_eq!(
-        rig.metric("canal_southbound_state_file_rejected_total{reason=\"refused\"}"),
+        fixture.metric("canal_southbound_state_file_rejected_total{reason=\"refused\"}"),
         1
     );
 }
@@ -411,10 +416,10 @@ fn signed(content: &[u8]) -> Vec<u8> {
 async fn the_state_file_matches_the_proto() {
     use prost::Message;
     use sha2::{Digest, Sha256};
-    let rig = SubscriptionFixture::new();
-    let (_controller, _stream, subscriber) = started(&rig).await;
+    let fixture = SubscriptionFixture::new();
+    let (_controller, _stream, subscriber) = started(&fixture).await;
     subscriber.stop().await;
-    let bytes = std::fs::read(rig.snapshot()).unwrap();
+    let bytes = std::fs::read(fixture.snapshot()).unwrap();
     let mut snapshot = canal_wire::program::StateFile::decode(&bytes[..]).unwrap();
     let digest = std::mem::take(&mut snapshot.digest);
     assert_eq!(
@@ -423,16 +428,16 @@ async fn the_state_file_matches_the_proto() {
     );
     assert_eq!(digest, Sha256::digest(snapshot.encode_to_vec())[..]);
     let mode = std::os::unix::fs::PermissionsExt::mode(
-        &std::fs::metadata(rig.snapshot()).unwrap().permissions(),
+        &std::fs::metadata(fixture.snapshot()).unwrap().permissions(),
     );
     assert_eq!(mode & 0o777, 0o600);
 }
 
 #[tokio::test]
 async fn writes_are_spaced_out_and_the_last_state_is_on_disk_at_the_end() {
-    let rig = SubscriptionFixture::new();
+    let fixture = SubscriptionFixture::new();
     let begun = std::time::Instant::now();
-    let (_controller, mut stream, subscriber) = started(&rig).await;
+    let (_controller, mut stream, subscriber) = started(&fixture).await;
     for generation in 6..40 {
         stream
             .exchange(response(
@@ -443,7 +448,7 @@ async fn writes_are_spaced_out_and_the_last_state_is_on_disk_at_the_end() {
             ))
             .await;
     }
-    let writes = rig.metric("canal_southbound_state_file_writes_total{result=\"ok\"}");
+    let writes = fixture.metric("canal_southbound_state_file_writes_total{result=\"ok\"}");
     let waited = begun.elapsed();
     let spaced = 2 + waited.as_millis() / WRITE_INTERVAL.as_millis();
     assert!(
@@ -451,9 +456,9 @@ async fn writes_are_spaced_out_and_the_last_state_is_on_disk_at_the_end() {
         "{writes} writes for 34 changes in {waited:?}"
     );
     canal_timing::timed!(writes < 10, "few writes for 34 changes in a moment");
-    let text = |rig: &SubscriptionFixture| std::fs::read(rig.snapshot()).unwrap();
+    let text = |fixture: &SubscriptionFixture| std::fs::read(fixture.snapshot()).unwrap();
     until("a pause later the disk has caught up", || {
-        text(&rig).windows(3).any(|w| w == b"v39")
+        text(&fixture).windows(3).any(|w| w == b"v39")
     })
     .await;
     stream
@@ -465,13 +470,13 @@ async fn writes_are_spaced_out_and_the_last_state_is_on_disk_at_the_end() {
         ))
         .await;
     subscriber.stop().await;
-    assert!(text(&rig).windows(3).any(|w| w == b"v40"));
+    assert!(text(&fixture).windows(3).any(|w| w == b"v40"));
 }
 
 #[tokio::test]
 async fn a_drain_waits_for_the_disk_and_not_for_the_subscription() {
-    let rig = SubscriptionFixture::new();
-    let (_controller, mut stream, subscriber) = started(&rig).await;
+    let fixture = SubscriptionFixture::new();
+    let (_controller, mut stream, subscriber) = started(&fixture).await;
     stream
         .exchange(response(
             6,
@@ -480,8 +485,8 @@ async fn a_drain_waits_for_the_disk_and_not_for_the_subscription() {
             &[],
         ))
         .await;
-    let snapshot = rig.snapshot();
-    let (_folder, mut trigger) = rig.only_subscriber();
+    let snapshot = fixture.snapshot();
+    let (_folder, mut trigger) = fixture.only_subscriber();
     let start = std::time::Instant::now();
     trigger.drain(ms(10_000));
     assert!(trigger.finished(ms(100)).await);
@@ -515,17 +520,17 @@ async fn a_drain_waits_for_the_disk_and_not_for_the_subscription() {
 
 #[tokio::test]
 async fn a_failed_state_file_write_stops_nothing() {
-    let rig = SubscriptionFixture::new();
+    let fixture = SubscriptionFixture::new();
     // A file already has the name of the folder.
-    std::fs::write(rig.folder.path().join("data"), "in the way").unwrap();
-    let (_controller, _stream, subscriber) = started(&rig).await;
+    std::fs::write(fixture.folder.path().join("data"), "in the way").unwrap();
+    let (_controller, _stream, subscriber) = started(&fixture).await;
     subscriber.until_ready().await;
     until("it is tried again", || {
-        rig.metric("canal_southbound_state_file_writes_total{result=\"error\"}") >= 2
+        fixture.metric("canal_southbound_state_file_writes_total{result=\"error\"}") >= 2
     })
     .await;
-    std::fs::remove_file(rig.folder.path().join("data")).unwrap();
-    until("and heals", || rig.snapshot().exists()).await;
+    std::fs::remove_file(fixture.folder.path().join("data")).unwrap();
+    until("and heals", || fixture.snapshot().exists()).await;
 }
 
 /// Forwards bytes until it is stopped, and then leaves the connections open, like a controller that
@@ -559,16 +564,16 @@ async fn hanging(
 
 #[tokio::test]
 async fn a_mute_controller_is_found_and_counted_as_stale() {
-    let rig = SubscriptionFixture::new();
+    let fixture = SubscriptionFixture::new();
     let mut controller = FakeController::start().await;
     let (address, hang) = hanging(controller.address).await;
-    let subscriber = rig.start_through(&controller, address);
+    let subscriber = fixture.start_through(&controller, address);
     let mut stream = controller.stream().await;
     serve_all(&mut stream, 5).await;
     subscriber.until_ready().await;
     hang.send_replace(true);
     until("the silence is noticed", || {
-        rig.metric("canal_southbound_reconnects_total{reason=\"stale\"}") >= 1
+        fixture.metric("canal_southbound_reconnects_total{reason=\"stale\"}") >= 1
     })
     .await;
     assert!(subscriber.ready(), "the last good state stays in force");
@@ -577,13 +582,13 @@ async fn a_mute_controller_is_found_and_counted_as_stale() {
 
 #[tokio::test]
 async fn a_controller_that_answers_nothing_is_left() {
-    let rig = SubscriptionFixture::new();
+    let fixture = SubscriptionFixture::new();
     let mut controller = FakeController::start().await;
-    let _subscriber = rig.start(&controller);
+    let _subscriber = fixture.start(&controller);
     let _silent = controller.stream().await;
     let mut second = controller.stream().await;
     assert_eq!(
-        rig.metric("canal_southbound_reconnects_total{reason=\"stale\"}"),
+        fixture.metric("canal_southbound_reconnects_total{reason=\"stale\"}"),
         1
     );
     serve_all(&mut second, 5).await;
@@ -591,17 +596,17 @@ async fn a_controller_that_answers_nothing_is_left() {
 
 #[tokio::test]
 async fn a_new_token_is_read_at_the_next_connect() {
-    let rig = SubscriptionFixture::new();
+    let fixture = SubscriptionFixture::new();
     let mut controller = FakeController::start().await;
-    let subscriber = rig.start(&controller);
+    let subscriber = fixture.start(&controller);
     drop(controller.stream().await);
-    std::fs::write(rig.folder.path().join("token"), "wrong").unwrap();
+    std::fs::write(fixture.folder.path().join("token"), "wrong").unwrap();
     until("it is refused", || {
-        rig.metric("canal_southbound_reconnects_total{reason=\"unauthenticated\"}") >= 1
+        fixture.metric("canal_southbound_reconnects_total{reason=\"unauthenticated\"}") >= 1
     })
     .await;
     assert!(subscriber.status().error.contains("unknown token"));
-    std::fs::write(rig.folder.path().join("token"), canal_testing::TOKEN).unwrap();
+    std::fs::write(fixture.folder.path().join("token"), canal_testing::TOKEN).unwrap();
     let mut stream = controller.stream().await;
     serve_all(&mut stream, 5).await;
 }

@@ -17,9 +17,9 @@ fn part(generation: u64, name: &str, vni: u32, more_parts: bool) -> DeltaDiscove
 }
 
 /// Starts a subscriber and answers its first requests with nothing.
-async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subscriber) {
+async fn started(fixture: &SubscriptionFixture) -> (FakeController, FakeStream, Subscriber) {
     let mut controller = FakeController::start().await;
-    let subscriber = rig.start(&controller);
+    let subscriber = fixture.start(&controller);
     let mut stream = controller.stream().await;
     let first = stream.receive().await.unwrap();
     stream.receive().await.unwrap();
@@ -30,14 +30,14 @@ async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subs
     for kind in [ResourceKind::Tenant, ResourceKind::Service] {
         stream.exchange(response(4, kind, &[], &[])).await;
     }
-    rig.updates();
+    fixture.updates();
     (controller, stream, subscriber)
 }
 
 #[tokio::test]
 async fn a_response_in_parts_is_applied_once_and_answered_once() {
-    let rig = SubscriptionFixture::new();
-    let (_controller, mut stream, _subscriber) = started(&rig).await;
+    let fixture = SubscriptionFixture::new();
+    let (_controller, mut stream, _subscriber) = started(&fixture).await;
     stream.send(part(5, "alpha", 1, true)).await;
     stream.send(part(5, "beta", 2, true)).await;
     // The next message of the subscriber is the answer to the last part.
@@ -46,22 +46,22 @@ async fn a_response_in_parts_is_applied_once_and_answered_once() {
         (ack.response_nonce.as_str(), ack.error_detail),
         ("n5", None)
     );
-    let updates = rig.updates();
+    let updates = fixture.updates();
     assert_eq!(updates.len(), 1, "{updates:?}");
     assert_eq!(updates[0].2, ["alpha", "beta", "gamma"]);
 }
 
 #[tokio::test]
 async fn a_stream_that_mixes_parts_ends_and_nothing_of_it_is_applied() {
-    let rig = SubscriptionFixture::new();
-    let (mut controller, stream, _subscriber) = started(&rig).await;
+    let fixture = SubscriptionFixture::new();
+    let (mut controller, stream, _subscriber) = started(&fixture).await;
     stream.send(part(5, "alpha", 1, true)).await;
     stream.send(part(6, "beta", 2, false)).await;
     until("the stream ended with an error", || {
-        rig.metric("canal_southbound_reconnects_total{reason=\"error\"}") == 1
+        fixture.metric("canal_southbound_reconnects_total{reason=\"error\"}") == 1
     })
     .await;
-    assert!(rig.updates().is_empty());
+    assert!(fixture.updates().is_empty());
     // The next stream begins without the part that came.
     let mut stream = controller.stream().await;
     for _ in 0..2 {
@@ -69,6 +69,6 @@ async fn a_stream_that_mixes_parts_ends_and_nothing_of_it_is_applied() {
     }
     let ack = stream.exchange(part(6, "beta", 2, false)).await;
     assert_eq!(ack.error_detail, None);
-    let updates = rig.updates();
+    let updates = fixture.updates();
     assert_eq!(updates[0].2, ["beta"], "{updates:?}");
 }

@@ -66,7 +66,7 @@ fn response_cases() -> Vec<ResponseCase> {
             "older generation",
             edit(|r| r.system_version_info = "4".into()),
             "stale_generation",
-            "remove this data plane's snapshot",
+            "remove this data plane's state file",
         ),
         (
             "no generation",

@@ -10,7 +10,7 @@ use super::fixture::{SubscriptionFixture, response, service, tenant, until};
 
 #[tokio::test]
 async fn shares_and_omitted_resources_are_reported_and_stored() {
-    let rig = SubscriptionFixture::new();
+    let fixture = SubscriptionFixture::new();
     let kind = ShareKind::GatewayConnections;
     let limit = TenantLimit::new(TenantLimitConfig {
         kind,
@@ -18,12 +18,16 @@ async fn shares_and_omitted_resources_are_reported_and_stored() {
         reserve: 0,
         give_way: GiveWay::Oldest,
     });
-    show_shares(&rig.registry, &limit);
+    show_shares(&fixture.registry, &limit);
     let alpha = ShareHolder::Tenant("alpha".parse().unwrap());
     let _held = limit.take(&alpha, 7).unwrap();
-    rig.no_room.lock().unwrap().insert("alpha/shop/a".into());
+    fixture
+        .no_room
+        .lock()
+        .unwrap()
+        .insert("alpha/shop/a".into());
     let mut controller = FakeController::start().await;
-    let subscriber = rig.start(&controller);
+    let subscriber = fixture.start(&controller);
     let mut stream = controller.stream().await;
     for _ in 0..2 {
         stream.receive().await.unwrap();
@@ -66,7 +70,7 @@ async fn shares_and_omitted_resources_are_reported_and_stored() {
     };
     until("both are reported", || is_reported(&["alpha/shop/a"], 7)).await;
     let _more = limit.take(&alpha, 1).unwrap();
-    rig.no_room.lock().unwrap().clear();
+    fixture.no_room.lock().unwrap().clear();
     stream
         .exchange(response(
             2,
@@ -78,7 +82,7 @@ async fn shares_and_omitted_resources_are_reported_and_stored() {
     until("the change is reported", || is_reported(&[], 8)).await;
     let reports = controller.reports.report_log().shares.len();
     assert!(
-        rig.metric("canal_southbound_share_reports_total{result=\"ok\"}") >= reports as u64 - 1
+        fixture.metric("canal_southbound_share_reports_total{result=\"ok\"}") >= reports as u64 - 1
             && reports >= 2
     );
 }

@@ -38,9 +38,9 @@ async fn count_initial_resources(stream: &mut FakeStream, kinds: usize) -> usize
 }
 
 /// Serves a complete state of the old store: alpha and beta, and alpha's service `a` with ID 1.
-async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subscriber) {
+async fn started(fixture: &SubscriptionFixture) -> (FakeController, FakeStream, Subscriber) {
     let mut controller = FakeController::start().await;
-    let subscriber = rig.start(&controller);
+    let subscriber = fixture.start(&controller);
     let mut stream = controller.stream().await;
     count_initial_resources(&mut stream, 2).await;
     stream
@@ -68,7 +68,7 @@ async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subs
 
 /// Checks that later changes work as usual, and that a restart boots from the new store's state.
 async fn restart_from_the_new_store(
-    rig: &SubscriptionFixture,
+    fixture: &SubscriptionFixture,
     controller: FakeController,
     mut stream: FakeStream,
     subscriber: Subscriber,
@@ -79,7 +79,7 @@ async fn restart_from_the_new_store(
     subscriber.stop().await;
     drop(stream);
     let mut controller = controller.restart().await;
-    let subscriber = rig.start(&controller);
+    let subscriber = fixture.start(&controller);
     assert_eq!(subscriber.state().store(), Some(StoreId::from_bits(NEW)));
     let mut stream = controller.stream().await;
     assert_eq!(count_initial_resources(&mut stream, 2).await, 2);
@@ -91,14 +91,14 @@ async fn restart_from_the_new_store(
 
 #[tokio::test]
 async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
-    let rig = SubscriptionFixture::new();
-    let (controller, stream, subscriber) = started(&rig).await;
+    let fixture = SubscriptionFixture::new();
+    let (controller, stream, subscriber) = started(&fixture).await;
     assert_eq!(
         (subscriber.status().store, subscriber.status().other_store),
         (text(OLD), String::new())
     );
     drop(stream);
-    rig.updates();
+    fixture.updates();
     let mut controller = controller.restart().await;
     // The first stream announces another store, so the subscriber restarts it without resources.
     let mut stream = controller.stream().await;
@@ -119,9 +119,9 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
         subscriber.status().other_store == text(NEW)
     })
     .await;
-    assert_eq!(rig.metric("canal_southbound_other_store"), 1);
+    assert_eq!(fixture.metric("canal_southbound_other_store"), 1);
     assert_eq!(
-        rig.metric("canal_southbound_reconnects_total{reason=\"other_store\"}"),
+        fixture.metric("canal_southbound_reconnects_total{reason=\"other_store\"}"),
         1
     );
 
@@ -141,7 +141,7 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
         "an older generation of another store is not stale"
     );
     assert_eq!(
-        (rig.updates(), subscriber.status().generation),
+        (fixture.updates(), subscriber.status().generation),
         (vec![], 500),
         "half a state changes nothing"
     );
@@ -150,7 +150,7 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
     stream
         .exchange(response(2, ResourceKind::Service, &[service("b", 1)], &[]))
         .await;
-    let (origin, generation, mut put, mut removed, counts) = rig.updates().remove(0);
+    let (origin, generation, mut put, mut removed, counts) = fixture.updates().remove(0);
     put.sort();
     removed.sort();
     assert_eq!(
@@ -168,18 +168,18 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
         (status.store, status.other_store, status.generation),
         (text(NEW), String::new(), 2)
     );
-    assert_eq!(rig.metric("canal_southbound_other_store"), 0);
-    assert_eq!(rig.metric("canal_southbound_stores_replaced_total"), 1);
+    assert_eq!(fixture.metric("canal_southbound_other_store"), 0);
+    assert_eq!(fixture.metric("canal_southbound_stores_replaced_total"), 1);
 
-    restart_from_the_new_store(&rig, controller, stream, subscriber).await;
+    restart_from_the_new_store(&fixture, controller, stream, subscriber).await;
 }
 
 #[tokio::test]
 async fn the_old_store_returns_before_the_other_is_whole() {
-    let rig = SubscriptionFixture::new();
-    let (controller, stream, subscriber) = started(&rig).await;
+    let fixture = SubscriptionFixture::new();
+    let (controller, stream, subscriber) = started(&fixture).await;
     drop(stream);
-    rig.updates();
+    fixture.updates();
     let mut controller = controller.restart().await;
     let mut stream = controller.stream().await;
     count_initial_resources(&mut stream, 2).await;
@@ -218,7 +218,7 @@ async fn the_old_store_returns_before_the_other_is_whole() {
         ))
         .await;
     assert_eq!(
-        rig.updates(),
+        fixture.updates(),
         [(
             UpdateSource::Controller,
             501,
@@ -232,14 +232,14 @@ async fn the_old_store_returns_before_the_other_is_whole() {
         (status.store, status.other_store),
         (text(OLD), String::new())
     );
-    assert_eq!(rig.metric("canal_southbound_stores_replaced_total"), 0);
+    assert_eq!(fixture.metric("canal_southbound_stores_replaced_total"), 0);
 }
 
 #[tokio::test]
 async fn another_store_is_whole_only_once_its_tenants_are_sealed() {
-    let rig = SubscriptionFixture::new();
+    let fixture = SubscriptionFixture::new();
     let mut controller = FakeController::start().await;
-    let subscriber = rig.start_sealed(&controller);
+    let subscriber = fixture.start_sealed(&controller);
     let mut stream = controller.stream().await;
     count_initial_resources(&mut stream, 4).await;
     let deny = policy("alpha", "deny");
@@ -264,7 +264,7 @@ async fn another_store_is_whole_only_once_its_tenants_are_sealed() {
         stream.exchange(of(OLD, response)).await;
     }
     subscriber.until_ready().await;
-    rig.updates();
+    fixture.updates();
     drop(stream);
     let mut stream = controller.stream().await;
     count_initial_resources(&mut stream, 4).await;
@@ -294,7 +294,7 @@ async fn another_store_is_whole_only_once_its_tenants_are_sealed() {
             &[],
         ))
         .await;
-    assert_eq!(rig.updates(), [], "beta's manifest is still to come");
+    assert_eq!(fixture.updates(), [], "beta's manifest is still to come");
     stream
         .exchange(response(
             2,
@@ -303,7 +303,7 @@ async fn another_store_is_whole_only_once_its_tenants_are_sealed() {
             &[],
         ))
         .await;
-    assert_eq!(rig.updates().len(), 1);
+    assert_eq!(fixture.updates().len(), 1);
     assert_eq!(
         (subscriber.status().closed.len(), subscriber.status().store),
         (0, text(NEW)),

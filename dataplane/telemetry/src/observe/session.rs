@@ -119,6 +119,7 @@ async fn serve(
         .map(|name| TenantName::new(&name))
         .transpose();
     let tenant = tenant.map_err(|error| ObservationError::refused("form", error.to_string()))?;
+    // The permit comes first, so that a refused observation costs nothing.
     let permit = permit(observer, tenant.as_ref())?;
     let work = async {
         match subject {

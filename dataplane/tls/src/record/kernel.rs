@@ -191,6 +191,8 @@ pub(crate) fn hand_over<IO: Transport>(
         return Ok(KtlsHandover::Not(io, "no_socket"));
     };
     let Some(early) = open_early(secrets, early).map_err(broken)? else {
+        // The kernel could not continue after this content, so the record layer stays in this
+        // process.
         return Ok(KtlsHandover::Not(io, "early"));
     };
     let keys = |parts: &TrafficKeyParts<'_>, sequence| {
@@ -435,6 +437,7 @@ impl<IO: Transport> KernelStream<IO> {
     ) -> Poll<io::Result<()>> {
         let tcp = self.io.tcp().ok_or(io::ErrorKind::NotConnected)?;
         let small = buf.remaining() < ROOM_MIN;
+        // A short reader is served from a buffer, so that an alert arrives in one piece.
         let received = if small {
             self.plaintext.resize(ROOM_MIN, 0);
             poll_records(tcp, cx, &mut ReadBuf::new(&mut self.plaintext))

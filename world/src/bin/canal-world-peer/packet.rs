@@ -146,6 +146,7 @@ fn segment(
         vec![0, 0, 0, protocol],
     ]
     .concat();
+    // The checksum of ICMPv4 covers no pseudo-header (RFC 792), that of ICMPv6 does.
     let covered: &[u8] = if protocol == PROTOCOL_ICMP {
         &[]
     } else {

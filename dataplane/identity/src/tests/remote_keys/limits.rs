@@ -4,13 +4,13 @@ use super::*;
 
 #[tokio::test]
 async fn bytes_before_the_end_of_a_handshake_are_limited() {
-    let rig = KeyClientFixture::new().await;
+    let fixture = KeyClientFixture::new().await;
     let (near, mut far) = duplex(256 << 10);
-    let client = rig.pair(ALICE, KeyLocation::KeyServer, true).1;
+    let client = fixture.pair(ALICE, KeyLocation::KeyServer, true).1;
     let too_much =
         tokio::spawn(async move { client.connect(near, &bob()).await.map(|(_, id)| id) });
     far.read_u8().await.unwrap();
-    rig.near.set_behavior(FakeBehavior::Slow);
+    fixture.near.set_behavior(FakeBehavior::Slow);
     let record = [&[23, 3, 3, 0x40, 0][..], &[7; 0x4000]].concat();
     for _ in 0..5 {
         far.write_all(&record).await.unwrap();

@@ -98,25 +98,29 @@ async fn meet(
     .expect("a handshake hangs")
 }
 
-fn own_server(rig: &KeyClientFixture) -> KeyServer {
+fn own_server(fixture: &KeyClientFixture) -> KeyServer {
     KeyServer {
         tenant: "alpha".parse().unwrap(),
         name: "own".parse().unwrap(),
-        addresses: vec![rig.near.address],
+        addresses: vec![fixture.near.address],
     }
 }
 
 #[tokio::test]
 async fn remote_keys_serve_clients_of_every_kind() {
-    let rig = KeyClientFixture::new().await;
-    rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
-    rig.near.hold("file:alpha/shop/slow", shop(&rig.ca, true));
-    let view = rig.store.view(&"alpha".parse().unwrap());
+    let fixture = KeyClientFixture::new().await;
+    fixture
+        .near
+        .hold("file:alpha/shop/web", shop(&fixture.ca, false));
+    fixture
+        .near
+        .hold("file:alpha/shop/slow", shop(&fixture.ca, true));
+    let view = fixture.store.view(&"alpha".parse().unwrap());
     let only = |v: &'static rustls::SupportedProtocolVersion| {
-        let mut c = (*browser(&rig.ca, None, |_| {}, None)).clone();
+        let mut c = (*browser(&fixture.ca, None, |_| {}, None)).clone();
         let roots = {
             let mut r = RootCertStore::empty();
-            r.add(CertificateDer::from_pem_slice(rig.ca.root_pem().as_bytes()).unwrap())
+            r.add(CertificateDer::from_pem_slice(fixture.ca.root_pem().as_bytes()).unwrap())
                 .unwrap();
             r
         };
@@ -128,7 +132,8 @@ async fn remote_keys_serve_clients_of_every_kind() {
         Arc::new(c)
     };
     for key in ["alpha/shop/web", "alpha/shop/slow"] {
-        let signed = RemoteKey::by_provider(&rig.requester, KeyName::File(key.parse().unwrap()));
+        let signed =
+            RemoteKey::by_provider(&fixture.requester, KeyName::File(key.parse().unwrap()));
         let terminator = Terminator::signed(terms(ClientCertificates::None), signed, view.clone());
         for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
             let (c, s) = meet(&terminator, only(version)).await;
@@ -155,10 +160,10 @@ async fn remote_keys_serve_clients_of_every_kind() {
         };
         let again = Terminator::signed(
             mesh,
-            RemoteKey::by_provider(&rig.requester, KeyName::File(key.parse().unwrap())),
+            RemoteKey::by_provider(&fixture.requester, KeyName::File(key.parse().unwrap())),
             view.clone(),
         );
-        let (c, s) = meet(&again, browser(&rig.ca, None, |_| {}, Some(groups))).await;
+        let (c, s) = meet(&again, browser(&fixture.ca, None, |_| {}, Some(groups))).await;
         assert_eq!(s.unwrap().alpn.as_deref(), Some(&b"http/1.1"[..]));
         assert_eq!(
             c.unwrap().get_ref().1.handshake_kind(),
@@ -169,8 +174,8 @@ async fn remote_keys_serve_clients_of_every_kind() {
 
 #[tokio::test]
 async fn clients_present_certificates_as_the_terms_require() {
-    let rig = KeyClientFixture::new().await;
-    let view = rig.store.view(&"alpha".parse().unwrap());
+    let fixture = KeyClientFixture::new().await;
+    let view = fixture.store.view(&"alpha".parse().unwrap());
     let stranger = "spiffe://gamma.example/ns/x/sa/y";
     let cases = [
         (ClientCertificates::None, Some(ALICE), Ok(None)),
@@ -184,20 +189,22 @@ async fn clients_present_certificates_as_the_terms_require() {
         (ClientCertificates::Required, Some(ALICE), Ok(Some(ALICE))),
         (ClientCertificates::Required, None, Err("no_certificate")),
     ];
-    rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
+    fixture
+        .near
+        .hold("file:alpha/shop/web", shop(&fixture.ca, false));
     let signed = RemoteKey::by_provider(
-        &rig.requester,
+        &fixture.requester,
         KeyName::File("alpha/shop/web".parse().unwrap()),
     );
     for (clients, shows, want) in cases {
         let here = Terminator::new(
             terms(clients),
-            Credential::fixed(shop(&rig.ca, false)),
+            Credential::fixed(shop(&fixture.ca, false)),
             view.clone(),
         );
         let there = Terminator::signed(terms(clients), signed.clone(), view.clone());
         for terminator in [here, there] {
-            let (_c, s) = meet(&terminator, browser(&rig.ca, shows, |_| {}, None)).await;
+            let (_c, s) = meet(&terminator, browser(&fixture.ca, shows, |_| {}, None)).await;
             let got = s
                 .map(|s| s.peer.map(|(p, _)| p.identity.to_string()))
                 .map_err(|e| e.reason());
@@ -209,22 +216,25 @@ async fn clients_present_certificates_as_the_terms_require() {
         }
     }
     assert!(
-        rig.metric("canal_tls_refused_total{side=\"termination\",reason=\"no_certificate\"}") >= 2
+        fixture.metric("canal_tls_refused_total{side=\"termination\",reason=\"no_certificate\"}")
+            >= 2
     );
 }
 
 #[tokio::test]
 async fn tickets_are_for_clients_without_identity_and_keys_that_are_here() {
-    let rig = KeyClientFixture::new().await;
-    rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
-    let view = rig.store.view(&"alpha".parse().unwrap());
+    let fixture = KeyClientFixture::new().await;
+    fixture
+        .near
+        .hold("file:alpha/shop/web", shop(&fixture.ca, false));
+    let view = fixture.store.view(&"alpha".parse().unwrap());
     let signed = || {
         RemoteKey::by_provider(
-            &rig.requester,
+            &fixture.requester,
             KeyName::File("alpha/shop/web".parse().unwrap()),
         )
     };
-    let here = || Credential::fixed(shop(&rig.ca, false));
+    let here = || Credential::fixed(shop(&fixture.ca, false));
     for (name, terminator, shows, resumes) in [
         (
             "here",
@@ -245,7 +255,7 @@ async fn tickets_are_for_clients_without_identity_and_keys_that_are_here() {
             false,
         ),
     ] {
-        let config = browser(&rig.ca, shows, |_| {}, None);
+        let config = browser(&fixture.ca, shows, |_| {}, None);
         let mut kinds = Vec::new();
         for _ in 0..2 {
             let (c, s) = meet(&terminator, config.clone()).await;
@@ -266,27 +276,29 @@ async fn tickets_are_for_clients_without_identity_and_keys_that_are_here() {
 
 #[tokio::test]
 async fn the_owner_of_a_key_may_refuse_at_any_time() {
-    let rig = KeyClientFixture::new().await;
-    rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
+    let fixture = KeyClientFixture::new().await;
+    fixture
+        .near
+        .hold("file:alpha/shop/web", shop(&fixture.ca, false));
     let signed = RemoteKey::by_provider(
-        &rig.requester,
+        &fixture.requester,
         KeyName::File("alpha/shop/web".parse().unwrap()),
     );
     let terminator = Terminator::signed(
         terms(ClientCertificates::None),
         signed,
-        rig.store.view(&"alpha".parse().unwrap()),
+        fixture.store.view(&"alpha".parse().unwrap()),
     );
     assert!(
-        meet(&terminator, browser(&rig.ca, None, |_| {}, None))
+        meet(&terminator, browser(&fixture.ca, None, |_| {}, None))
             .await
             .1
             .is_ok()
     );
-    for server in [&rig.near, &rig.far] {
+    for server in [&fixture.near, &fixture.far] {
         server.set_behavior(FakeBehavior::Refusing(KeyRefusal::NotAllowed));
     }
-    let (c, s) = meet(&terminator, browser(&rig.ca, None, |_| {}, None)).await;
+    let (c, s) = meet(&terminator, browser(&fixture.ca, None, |_| {}, None)).await;
     assert!(c.is_err());
     let e = s.unwrap_err();
     assert!(
@@ -300,18 +312,18 @@ async fn the_owner_of_a_key_may_refuse_at_any_time() {
         "{e}"
     );
     // No key server has this key.
-    rig.near.set_behavior(FakeBehavior::Well);
+    fixture.near.set_behavior(FakeBehavior::Well);
     let none = RemoteKey::by_provider(
-        &rig.requester,
+        &fixture.requester,
         KeyName::File("alpha/shop/nobody".parse().unwrap()),
     );
     let terminator = Terminator::signed(
         terms(ClientCertificates::None),
         none,
-        rig.store.view(&"alpha".parse().unwrap()),
+        fixture.store.view(&"alpha".parse().unwrap()),
     );
     assert_eq!(
-        meet(&terminator, browser(&rig.ca, None, |_| {}, None))
+        meet(&terminator, browser(&fixture.ca, None, |_| {}, None))
             .await
             .1
             .unwrap_err()
@@ -323,33 +335,34 @@ async fn the_owner_of_a_key_may_refuse_at_any_time() {
 /// Each key server creates its own keys, so one cannot sign for a certificate of another.
 #[tokio::test]
 async fn certificates_and_signatures_are_of_one_key() {
-    let rig = KeyClientFixture::new().await;
-    for server in [&rig.near, &rig.far] {
-        server.hold("alpha/shop/web", shop(&rig.ca, false));
+    let fixture = KeyClientFixture::new().await;
+    for server in [&fixture.near, &fixture.far] {
+        server.hold("alpha/shop/web", shop(&fixture.ca, false));
     }
     let signed = RemoteKey::by_provider(
-        &rig.requester,
+        &fixture.requester,
         KeyName::Service("alpha/shop/web".parse().unwrap()),
     );
     let terminator = Terminator::signed(
         terms(ClientCertificates::None),
         signed,
-        rig.store.view(&"alpha".parse().unwrap()),
+        fixture.store.view(&"alpha".parse().unwrap()),
     );
-    let config = browser(&rig.ca, None, |_| {}, None);
+    let config = browser(&fixture.ca, None, |_| {}, None);
     let shake = async || meet(&terminator, config.clone()).await.1;
     // The near server does not answer the first request for certificates, and answers from then on.
-    rig.near.set_behavior(FakeBehavior::Mute);
+    fixture.near.set_behavior(FakeBehavior::Mute);
     shake().await.unwrap();
-    rig.near.set_behavior(FakeBehavior::Well);
-    let asked = rig.near.request_count();
+    fixture.near.set_behavior(FakeBehavior::Well);
+    let asked = fixture.near.request_count();
     shake().await.unwrap();
     assert_eq!(
-        rig.near.request_count(),
+        fixture.near.request_count(),
         asked,
         "the server that returned the certificates is tried first"
     );
-    let other_key = || rig.metric("canal_keys_refused_total{server=\"ks1\",reason=\"other_key\"}");
+    let other_key =
+        || fixture.metric("canal_keys_refused_total{server=\"ks1\",reason=\"other_key\"}");
     let refused = |e: TlsError| {
         assert!(
             matches!(&e, TlsError::KeyServer(KeyServerError::NoKeyServer(_))),
@@ -357,13 +370,13 @@ async fn certificates_and_signatures_are_of_one_key() {
         )
     };
     // If a server loses a key, exactly one handshake fails.
-    rig.far.set_behavior(FakeBehavior::Mute);
+    fixture.far.set_behavior(FakeBehavior::Mute);
     refused(shake().await.unwrap_err());
     assert_eq!(other_key(), 1);
     shake().await.unwrap();
-    rig.far.set_behavior(FakeBehavior::Well);
+    fixture.far.set_behavior(FakeBehavior::Well);
     shake().await.unwrap();
-    rig.near.hold("alpha/shop/web", shop(&rig.ca, true));
+    fixture.near.hold("alpha/shop/web", shop(&fixture.ca, true));
     refused(shake().await.unwrap_err());
     assert_eq!(other_key(), 2);
     shake().await.unwrap();
@@ -371,19 +384,19 @@ async fn certificates_and_signatures_are_of_one_key() {
 
 #[tokio::test]
 async fn a_tenants_own_key_server_must_be_the_tenants() {
-    let rig = KeyClientFixture::new().await;
+    let fixture = KeyClientFixture::new().await;
     // The provider's key server runs at the address of the tenant's.
     let signed = RemoteKey::by_tenant(
-        &rig.requester,
-        &own_server(&rig),
+        &fixture.requester,
+        &own_server(&fixture),
         KeyName::File("alpha/shop/web".parse().unwrap()),
     );
     let terminator = Terminator::signed(
         terms(ClientCertificates::None),
         signed,
-        rig.store.view(&"alpha".parse().unwrap()),
+        fixture.store.view(&"alpha".parse().unwrap()),
     );
-    let e = meet(&terminator, browser(&rig.ca, None, |_| {}, None))
+    let e = meet(&terminator, browser(&fixture.ca, None, |_| {}, None))
         .await
         .1
         .unwrap_err();
@@ -395,26 +408,28 @@ async fn a_tenants_own_key_server_must_be_the_tenants() {
 
 #[tokio::test]
 async fn when_all_threads_sign_the_next_is_refused_at_once() {
-    let rig = KeyClientFixture::new().await;
-    rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
+    let fixture = KeyClientFixture::new().await;
+    fixture
+        .near
+        .hold("file:alpha/shop/web", shop(&fixture.ca, false));
     let signed = RemoteKey::by_provider(
-        &rig.requester,
+        &fixture.requester,
         KeyName::File("alpha/shop/web".parse().unwrap()),
     );
     let terminator = Arc::new(Terminator::signed(
         terms(ClientCertificates::None),
         signed,
-        rig.store.view(&"alpha".parse().unwrap()),
+        fixture.store.view(&"alpha".parse().unwrap()),
     ));
     assert!(
-        meet(&terminator, browser(&rig.ca, None, |_| {}, None))
+        meet(&terminator, browser(&fixture.ca, None, |_| {}, None))
             .await
             .1
             .is_ok()
     );
-    rig.near.set_behavior(FakeBehavior::Slow);
-    rig.far.set_behavior(FakeBehavior::Slow);
-    let config = browser(&rig.ca, None, |_| {}, None);
+    fixture.near.set_behavior(FakeBehavior::Slow);
+    fixture.far.set_behavior(FakeBehavior::Slow);
+    let config = browser(&fixture.ca, None, |_| {}, None);
     let crowd = futures::future::join_all(
         (0..THREADS + WAITING_MAX + 20).map(|_| meet(&terminator, config.clone())),
     )
@@ -425,10 +440,13 @@ async fn when_all_threads_sign_the_next_is_refused_at_once() {
         .count();
     // The threads may take their jobs with a delay.
     assert!((10..=20 + THREADS).contains(&busy), "{busy}");
-    assert_eq!(rig.metric("canal_keys_handshakes_busy_total"), busy as u64);
+    assert_eq!(
+        fixture.metric("canal_keys_handshakes_busy_total"),
+        busy as u64
+    );
     // Afterwards all threads are free again. The circuit breaker of a key server that was slow for
     // too long stays open for a while.
-    rig.near.set_behavior(FakeBehavior::Well);
+    fixture.near.set_behavior(FakeBehavior::Well);
     let started = Instant::now();
     while let Err(error) = meet(&terminator, config.clone()).await.1 {
         let waited = started.elapsed();
@@ -442,22 +460,25 @@ async fn when_all_threads_sign_the_next_is_refused_at_once() {
 
 #[tokio::test]
 async fn a_silent_retry_occupies_no_thread() {
-    let rig = KeyClientFixture::new().await;
-    rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
+    let fixture = KeyClientFixture::new().await;
+    fixture
+        .near
+        .hold("file:alpha/shop/web", shop(&fixture.ca, false));
     let signed = RemoteKey::by_provider(
-        &rig.requester,
+        &fixture.requester,
         KeyName::File("alpha/shop/web".parse().unwrap()),
     );
     let mesh = TerminationTerms {
         tls12: false,
         ..terms(ClientCertificates::None)
     };
-    let terminator = Terminator::signed(mesh, signed, rig.store.view(&"alpha".parse().unwrap()));
+    let terminator =
+        Terminator::signed(mesh, signed, fixture.store.view(&"alpha".parse().unwrap()));
     let groups = vec![
         rustls::crypto::aws_lc_rs::kx_group::SECP384R1,
         rustls::crypto::aws_lc_rs::kx_group::X25519,
     ];
-    let config = browser(&rig.ca, None, |_| {}, Some(groups));
+    let config = browser(&fixture.ca, None, |_| {}, Some(groups));
     let mut client =
         rustls::ClientConnection::new(config, ServerName::try_from(HOST).unwrap()).unwrap();
     let mut hello = Vec::new();

@@ -3,31 +3,32 @@
 //! `canal explain` and golden tests. Nothing is sent, and tokens are assumed to be valid. Start at
 //! [`explain`].
 
+#![forbid(unsafe_code)]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
 use canal_model::authorization::{
     Attribute, Authentication, Authorization, AuthorizationAction, JwtRule, PeerMode, PolicyKey,
+    PolicyTarget,
 };
 use canal_model::identity::Identity;
 use canal_model::ids::ServiceKey;
-use canal_model::program::{
-    AppProtocol, Backend, BackendTarget, DirectEndpoint, RouteAction, RouteKey, TunnelProtocol,
-    Workload,
-};
+use canal_model::program::{AppProtocol, BackendTarget, DirectEndpoint, TunnelProtocol, Workload};
 use canal_model::trust::ClientCertificates;
 use serde_json::Value as Json;
 
-use crate::direct::{self, PathReason, PortPath};
-use crate::ir::Ir;
-use crate::lower::{RefusalReason, TargetName, last_target};
-use crate::oracle::{self, OracleRequest, RoutingVerdict as Route};
-use crate::oracle_authorization::{
+use canal_compiler::direct::{self, PathReason, PortPath};
+use canal_compiler::ir::Ir;
+use canal_compiler::lower::{RefusalReason, TargetName, last_target};
+use canal_compiler::oracle::{self, OracleRequest, RoutingVerdict as Route};
+use canal_compiler::oracle_answers::OracleAnswer;
+use canal_compiler::oracle_authorization::{
     OracleDecision, OracleDestination, OracleFacts, OracleShadowMatch, OracleTruth, OracleValue,
-    decide, hits, is_for, peer_mode, policy_path,
+    decide, hits, is_for, is_for_answers, peer_mode, policy_path,
 };
-use crate::text_security;
+use canal_compiler::{text, text_security};
 
 mod policy_trace;
 mod token_facts;
@@ -223,17 +224,31 @@ impl HopDecision {
     }
 }
 
-/// Formats a split with the filters of its rule.
-fn split_text(ir: &Ir, request: &OracleRequest, rule: &RouteKey, backends: &[Backend]) -> String {
-    let shown = crate::text::action(&RouteAction::Split(backends.to_vec()));
-    let filters = oracle::deciding_rule(ir, request)
-        .map(crate::text::filters)
-        .unwrap_or_default();
-    format!("{rule} => {shown}{filters}")
+/// Formats the action of the rule that decides, with its filters.
+fn rule_text(ir: &Ir, request: &OracleRequest) -> String {
+    let rule = oracle::deciding_rule(ir, request);
+    rule.map(|rule| {
+        let (action, filters) = (text::action(&rule.action), text::filters(rule));
+        format!("{} => {action}{filters}", rule.key)
+    })
+    .unwrap_or_default()
 }
 
-/// Explains a request to a tenant's service.
-pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
+/// Formats the answer of a gateway.
+fn answer_text(answer: Option<&OracleAnswer>) -> String {
+    let Some(answer) = answer else {
+        return "400: the redirect's path has a dot segment".to_owned();
+    };
+    let headers = answer.headers.iter();
+    let headers: String = headers
+        .map(|(name, value)| format!(" {name}: {value}"))
+        .collect();
+    format!("the gateway answers {}{headers}", answer.status)
+}
+
+/// Returns the route of a request as text, the targets to which it leads, and whether the gateway
+/// answers.
+fn decide_route(ir: &Ir, journey: &RequestDescription) -> (String, Vec<BackendTarget>, bool) {
     // A request to a pod's own address is not routed.
     let route = if journey.direct {
         Route::Service {
@@ -243,7 +258,8 @@ pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
     } else {
         oracle::decide(ir, &journey.request)
     };
-    let (route, targets): (String, Vec<BackendTarget>) = match route {
+    let mut is_answered = false;
+    let (text, targets): (String, Vec<BackendTarget>) = match route {
         Route::NoService => ("there is no such service or port".into(), Vec::new()),
         Route::NoRule => (
             "the port has rules and none matches: 404".into(),
@@ -265,11 +281,25 @@ pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
                 }],
             )
         }
-        Route::Split { rule, backends } => (
-            split_text(ir, &journey.request, &rule, &backends),
+        Route::Answer { answer, .. } => {
+            is_answered = answer.is_some();
+            let answer = answer_text(answer.as_deref());
+            (
+                format!("{}; {answer}", rule_text(ir, &journey.request)),
+                Vec::new(),
+            )
+        }
+        Route::Split { backends, .. } => (
+            rule_text(ir, &journey.request),
             backends.into_iter().map(|backend| backend.target).collect(),
         ),
     };
+    (text, targets, is_answered)
+}
+
+/// Explains a request to a tenant's service.
+pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
+    let (route, targets, is_answered) = decide_route(ir, journey);
     let path = path(ir, journey);
     let is_direct = journey.direct || path.as_ref().is_some_and(PortPath::is_direct);
     let refusals = match &path {
@@ -296,13 +326,23 @@ pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
                     journey,
                     service,
                     port: *port,
-                    workload,
-                    target_port,
+                    workload: Some((workload, target_port)),
                     is_direct,
                 }
                 .steps(),
             );
         }
+    }
+    if is_answered {
+        let gateway = WorkloadPath {
+            ir,
+            journey,
+            service: &journey.request.service,
+            port: journey.request.port,
+            workload: None,
+            is_direct: false,
+        };
+        steps.extend(gateway.steps());
     }
     let no_pod_is_ready = steps.is_empty() && !targets.is_empty();
     Explanation {
@@ -371,14 +411,14 @@ fn is_published(ir: &Ir, journey: &RequestDescription) -> bool {
             .any(|e| nodes.iter().any(|node| e.audience.has(node)))
 }
 
-/// The path of a request to one workload.
+/// The path of a request to one workload, or to the gateway that answers it.
 struct WorkloadPath<'a> {
     ir: &'a Ir,
     journey: &'a RequestDescription,
     service: &'a ServiceKey,
     port: u16,
-    workload: &'a Workload,
-    target_port: u16,
+    /// The workload and its target port; `None` if the gateway answers.
+    workload: Option<(&'a Workload, u16)>,
     /// True if the workload's node is reached without a gateway.
     is_direct: bool,
 }
@@ -389,8 +429,11 @@ impl<'a> WorkloadPath<'a> {
             return vec![self.node_direct()];
         }
         let gateway = self.gateway();
-        match (&gateway.outcome, self.workload.tunnel) {
-            (HopDecision::Denies(_), _) | (_, TunnelProtocol::None) => vec![gateway],
+        match (
+            &gateway.outcome,
+            self.workload.map(|(workload, _)| workload.tunnel),
+        ) {
+            (HopDecision::Denies(_), _) | (_, None | Some(TunnelProtocol::None)) => vec![gateway],
             _ => vec![gateway, self.node_behind_gateway()],
         }
     }
@@ -422,7 +465,10 @@ impl<'a> WorkloadPath<'a> {
         };
         HopExplanation {
             hop,
-            workload: format!("{}/{}", self.workload.namespace, self.workload.name),
+            workload: match self.workload {
+                Some((workload, _)) => format!("{}/{}", workload.namespace, workload.name),
+                None => "the gateway's answer".to_owned(),
+            },
             outcome,
             hits: if evaluated {
                 hits(&policies, facts).into_iter().map(shown).collect()
@@ -443,19 +489,35 @@ impl<'a> WorkloadPath<'a> {
     fn destination(&self) -> OracleDestination<'a> {
         let service = (!self.journey.direct).then_some(self.service);
         OracleDestination {
-            workload: Some((&self.workload.namespace, &self.workload.labels)),
+            workload: self
+                .workload
+                .map(|(workload, _)| (&workload.namespace, &workload.labels)),
             service,
         }
     }
 
     fn policies(&self) -> Vec<&'a Authorization> {
-        let destination = self.destination();
         self.ir
             .security
             .authorizations
             .iter()
-            .filter(|policy| is_for(&policy.target, &destination))
+            .filter(|policy| self.is_judged_by(&policy.target))
             .collect()
+    }
+
+    /// Returns whether a policy with this target applies to the endpoint, or to the answer.
+    fn is_judged_by(&self, target: &PolicyTarget) -> bool {
+        if self.workload.is_some() {
+            return is_for(target, &self.destination());
+        }
+        let own = BackendTarget::Service {
+            service: self.service.clone(),
+            port: self.port,
+            subset: Default::default(),
+        };
+        let endpoints = oracle::endpoints(self.ir, &own).into_iter();
+        let labels: Vec<_> = endpoints.map(|(workload, _)| &workload.labels).collect();
+        is_for_answers(target, self.service, &labels)
     }
 
     /// Returns the service that was dialled, if routes lead to a different one.
@@ -669,17 +731,15 @@ impl<'a> WorkloadPath<'a> {
                 false,
             );
         }
-        if self.journey.identity.is_none() {
+        if let (None, Some((_, port))) = (&self.journey.identity, self.workload) {
             let mode = peer_mode(
                 &self.ir.security.peer_authentications,
                 &self.destination(),
-                self.target_port,
+                port,
             );
             if mode == PeerMode::Strict {
-                let why = format!(
-                    "refused: port {} accepts only mTLS (PeerAuthentication STRICT)",
-                    self.target_port
-                );
+                let why =
+                    format!("refused: port {port} accepts only mTLS (PeerAuthentication STRICT)");
                 return self.step(
                     EnforcementPoint::Node,
                     HopDecision::Denies(why),
@@ -732,15 +792,16 @@ impl<'a> WorkloadPath<'a> {
             )),
             None => drop(facts.unseen.insert(Attribute::SourceAddress)),
         }
-        facts.values.insert(
-            Attribute::DestinationPort,
-            vec![OracleValue::Port(self.target_port)],
-        );
-        let addresses = self
-            .workload
-            .addresses
-            .iter()
-            .map(|address| OracleValue::Address(*address));
+        let Some((workload, port)) = self.workload else {
+            let unseen = [Attribute::DestinationPort, Attribute::DestinationAddress];
+            facts.unseen.extend(unseen);
+            return facts;
+        };
+        facts
+            .values
+            .insert(Attribute::DestinationPort, vec![OracleValue::Port(port)]);
+        let addresses = workload.addresses.iter();
+        let addresses = addresses.map(|address| OracleValue::Address(*address));
         facts
             .values
             .insert(Attribute::DestinationAddress, addresses.collect());
@@ -820,10 +881,9 @@ impl<'a> WorkloadPath<'a> {
 
     /// Returns the facts that a token adds, or the reason why the token is refused.
     fn token(&self) -> Result<BTreeMap<Attribute, Vec<OracleValue>>, String> {
-        let destination = self.destination();
         let dialled = self.dialled();
         let is_own = |policy: &&Authentication| {
-            is_for(&policy.target, &destination)
+            self.is_judged_by(&policy.target)
                 || dialled
                     .as_ref()
                     .is_some_and(|dialled| is_for(&policy.target, dialled))

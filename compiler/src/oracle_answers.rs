@@ -1,0 +1,114 @@
+//! Defines the answers that a gateway gives itself: redirects and direct responses. It is slow and
+//! simple, and shares no code with data planes.
+//!
+//! The rules, which every faster implementation must follow:
+//! - The parts of the URL that a redirect does not name stay as the client sent them; the query
+//!   always does. The path is rewritten as for an endpoint ([`crate::oracle_filters`]).
+//! - The default port of the URL's scheme is left out. The port of the request's host also is if it
+//!   is the default one of the client's scheme, and the redirect changes the scheme.
+//! - A path that gets a dot segment by its rewrite is answered with 400.
+
+use canal_model::program::PathMatch;
+use canal_model::route_filters::{RedirectPort, RouteAnswer, RouteFilters, UrlRedirect, UrlScheme};
+
+use crate::oracle_filters::{ForwardedRequest, has_dot_segment, rewritten_target};
+
+/// A response of the gateway, without the headers that frame it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OracleAnswer {
+    pub status: u16,
+    /// Headers sorted by name. The values of one header are in the order sent.
+    pub headers: Vec<(String, String)>,
+    pub body: String,
+}
+
+/// Returns the answer to a plaintext request whose path `matched` holds for; `None` means 400.
+/// `dialled` is the service's port.
+pub fn answer(
+    answer: &RouteAnswer,
+    filters: Option<&RouteFilters>,
+    matched: &PathMatch,
+    sent: &ForwardedRequest,
+    dialled: u16,
+) -> Option<OracleAnswer> {
+    let (mut headers, body) = match answer {
+        RouteAnswer::Redirect(redirect) => {
+            let location = location(redirect, matched, sent, dialled)?;
+            (vec![("location".to_owned(), location)], String::new())
+        }
+        RouteAnswer::Direct(direct) if direct.body.is_empty() => (Vec::new(), String::new()),
+        RouteAnswer::Direct(direct) => {
+            let text = ("content-type".to_owned(), "text/plain".to_owned());
+            (vec![text], direct.body.clone())
+        }
+    };
+    if let Some(filters) = filters {
+        let changes = &filters.response_headers;
+        headers.retain(|(sent, _)| {
+            !changes.remove.contains(sent) && !changes.set.iter().any(|(name, _)| name == sent)
+        });
+        headers.extend(changes.set.iter().chain(&changes.add).cloned());
+    }
+    headers.sort_by(|a, b| a.0.cmp(&b.0));
+    Some(OracleAnswer {
+        status: answer.status(),
+        headers,
+        body,
+    })
+}
+
+fn location(
+    redirect: &UrlRedirect,
+    matched: &PathMatch,
+    sent: &ForwardedRequest,
+    dialled: u16,
+) -> Option<String> {
+    let sent_scheme = UrlScheme::Http;
+    let scheme = redirect.scheme.unwrap_or(sent_scheme);
+    let (sent_host, sent_port) = split_port(&sent.host);
+    let host = redirect.host.as_deref().unwrap_or(sent_host);
+    let port = match redirect.port {
+        RedirectPort::Number(port) => Some(port),
+        RedirectPort::Dialled => Some(dialled),
+        RedirectPort::OfScheme => None,
+        RedirectPort::OfHost if redirect.host.is_some() => None,
+        RedirectPort::OfHost => {
+            let is_default = sent_port == Some(sent_scheme.default_port());
+            sent_port.filter(|_| scheme == sent_scheme || !is_default)
+        }
+    };
+    let port = match port {
+        Some(port) if port != scheme.default_port() => format!(":{port}"),
+        _ => String::new(),
+    };
+    let target = match &redirect.path {
+        None => sent.target.clone(),
+        Some(rewrite) => {
+            let target = rewritten_target(rewrite, matched, &sent.target);
+            if has_dot_segment(&target) {
+                return None;
+            }
+            target
+        }
+    };
+    // `OPTIONS *` has no path.
+    let target = if target.starts_with('/') {
+        target.as_str()
+    } else {
+        ""
+    };
+    Some(format!("{}://{host}{port}{target}", scheme.text()))
+}
+
+/// Splits a host from the port behind it.
+fn split_port(host: &str) -> (&str, Option<u16>) {
+    match host.rsplit_once(':') {
+        Some((name, port)) if !name.contains(':') || name.ends_with(']') => {
+            match port.parse::<u16>() {
+                Ok(port) => (name, Some(port)),
+                Err(_) => (host, None),
+            }
+        }
+        _ => (host, None),
+    }
+}
