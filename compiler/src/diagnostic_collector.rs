@@ -56,9 +56,9 @@ impl DiagnosticCollector {
         );
     }
 
-    /// Adds the diagnostics of another crate.
-    pub(crate) fn extend(&mut self, found: Vec<Diagnostic>) {
-        self.diagnostics.extend(found);
+    /// Adds a diagnostic of another crate.
+    pub(crate) fn add(&mut self, diagnostic: Diagnostic) {
+        self.diagnostics.push(diagnostic);
         if self.diagnostics.len() >= COMPACT_AT {
             self.compact();
         }
@@ -79,7 +79,7 @@ impl DiagnosticCollector {
         fix: String,
     ) {
         let (origin, object) = (Some(document.origin.clone()), Some(document.object.key()));
-        self.diagnostics.push(Diagnostic {
+        self.add(Diagnostic {
             severity,
             origin,
             object,
@@ -87,9 +87,6 @@ impl DiagnosticCollector {
             problem,
             fix,
         });
-        if self.diagnostics.len() >= COMPACT_AT {
-            self.compact();
-        }
     }
 
     /// Removes duplicates, and diagnostics beyond the limit.

@@ -11,6 +11,7 @@
 //!   normalized form.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use canal_model::ids::ServiceKey;
 use canal_model::ingress::{ListenerFault, host_order};
@@ -30,7 +31,7 @@ pub enum IngressVerdict {
     /// No listener of the port has the request's host: 404.
     NoHost,
     /// The listener of the host is closed: 404.
-    Closed(ListenerFault),
+    Closed(Arc<ListenerFault>),
     /// The listener's routes decide.
     Routed {
         /// Name of the listener.

@@ -3,6 +3,7 @@
 //! [`Listener`].
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::ids::{Namespace, ObjectName, ServiceKey, TenantName};
 use crate::program::HostMatch;
@@ -36,7 +37,7 @@ pub struct Listener {
     /// port takes.
     pub host: Option<HostMatch>,
     /// The reason why the listener takes no requests, if it takes none.
-    pub closed: Option<ListenerFault>,
+    pub closed: Option<Arc<ListenerFault>>,
 }
 
 /// Protocols of listeners. Those that Canal does not serve are closed.
@@ -62,7 +63,7 @@ impl fmt::Display for ListenerProtocol {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenerFault {
     pub reason: ListenerFaultReason,
-    /// Description of the problem: a sentence without a full stop.
+    /// Description of the problem: a sentence without a full stop, of limited length.
     pub problem: String,
 }
 

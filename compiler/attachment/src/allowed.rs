@@ -7,23 +7,29 @@ use canal_model::policy::kubernetes::NamespaceObject;
 use canal_model::policy::listeners::{LabelExpression, LabelSelector, NamespaceChoice};
 use canal_model::program::Labels;
 
-use crate::Written;
+use crate::{Written, shorten};
 
 /// Label that Kubernetes gives every namespace: its name.
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
-/// The labels of the tenant's namespaces, as far as they have objects.
+/// Maximum number of labels, expressions and values of one selector of namespaces.
+pub const SELECTOR_PARTS_MAX: usize = 256;
+
+/// Maximum length of a label's name, with its prefix (as in Kubernetes), and of a value.
+const LABEL_BYTES_MAX: usize = 253 + 1 + 63;
+
+/// The labels of the tenant's namespaces that have objects. `None` means that they are unknown,
+/// because a part of the object was rejected.
 #[derive(Debug, Default)]
-pub(crate) struct NamespaceLabels(BTreeMap<Namespace, Labels>);
+pub(crate) struct NamespaceLabels(BTreeMap<Namespace, Option<Labels>>);
 
 impl NamespaceLabels {
     pub(crate) fn new(declared: &[Written<'_, NamespaceObject>]) -> Self {
         let labels = declared.iter().filter_map(|namespace| {
             let metadata = &namespace.object.metadata;
             let name = Namespace::new(metadata.name.as_str()).ok()?;
-            // Labels that were rejected may be those that a selector asks for.
             let is_whole = namespace.document.faults.is_empty();
-            is_whole.then(|| (name, metadata.labels.clone()))
+            Some((name, is_whole.then(|| metadata.labels.clone())))
         });
         Self(labels.collect())
     }
@@ -55,8 +61,8 @@ impl AllowedNamespaces {
             (Some("Selector"), None) => return Err("there is no selector".to_owned()),
             (None, Some(_)) => return Err("a selector needs from: Selector".to_owned()),
             (Some(other), _) => {
-                let short: String = other.chars().take(80).collect();
-                return Err(format!("{short:?} is not All, Same, Selector or None"));
+                let problem = "is not All, Same, Selector or None";
+                return Err(format!("{:?} {problem}", shorten(other)));
             }
         })
     }
@@ -67,12 +73,51 @@ impl AllowedNamespaces {
             Self::None => false,
             Self::Same => own == from,
             Self::All => true,
-            Self::Selector(selector) => selects(selector, from, labels.0.get(from)),
+            Self::Selector(selector) => match labels.0.get(from) {
+                // A label that was rejected may be one that the selector excludes.
+                Some(None) => false,
+                Some(Some(labels)) => selects(selector, from, Some(labels)),
+                None => selects(selector, from, None),
+            },
+        }
+    }
+
+    /// Returns the number of comparisons that [`Self::has`] makes at most.
+    pub(crate) fn comparisons(&self) -> usize {
+        match self {
+            Self::None | Self::Same | Self::All => 1,
+            Self::Selector(selector) => 1 + parts(selector),
         }
     }
 }
 
+/// Returns the number of labels, expressions and values of a selector.
+fn parts(selector: &LabelSelector) -> usize {
+    let expressions = selector.match_expressions.iter();
+    let values = expressions.map(|expression| 1 + expression.values.len());
+    selector.match_labels.len() + values.sum::<usize>()
+}
+
 fn check(selector: &LabelSelector) -> Result<(), String> {
+    let count = parts(selector);
+    if count > SELECTOR_PARTS_MAX {
+        return Err(format!(
+            "the selector has {count} labels, expressions and values, more than {SELECTOR_PARTS_MAX}"
+        ));
+    }
+    let labels = selector.match_labels.iter();
+    let expressions = selector.match_expressions.iter();
+    let keys = labels.clone().map(|(key, _)| key);
+    let texts = keys
+        .chain(labels.map(|(_, value)| value))
+        .chain(expressions.clone().map(|expression| &expression.key))
+        .chain(expressions.flat_map(|expression| &expression.values));
+    if let Some(long) = texts.into_iter().find(|text| text.len() > LABEL_BYTES_MAX) {
+        let short = shorten(long);
+        return Err(format!(
+            "{short:?} has more than {LABEL_BYTES_MAX} bytes, as no label has"
+        ));
+    }
     for LabelExpression {
         key,
         operator,
@@ -88,7 +133,7 @@ fn check(selector: &LabelSelector) -> Result<(), String> {
                 return Err(format!("{operator} of label {key:?} has values"));
             }
             _ => {
-                let short: String = operator.chars().take(80).collect();
+                let short = shorten(operator);
                 return Err(format!(
                     "{short:?} is not In, NotIn, Exists or DoesNotExist"
                 ));
@@ -101,9 +146,14 @@ fn check(selector: &LabelSelector) -> Result<(), String> {
 /// Returns whether a selector holds for a namespace with these labels. One without an object has
 /// only the label with its name.
 fn selects(selector: &LabelSelector, name: &Namespace, labels: Option<&Labels>) -> bool {
-    let value = |key: &str| match labels.and_then(|labels| labels.get(key)) {
-        Some(value) => Some(value.as_str()),
-        None => (key == NAME_LABEL).then(|| name.as_str()),
+    let value = |key: &str| {
+        // The API server sets this label, whatever the object says.
+        if key == NAME_LABEL {
+            return Some(name.as_str());
+        }
+        labels
+            .and_then(|labels| labels.get(key))
+            .map(String::as_str)
     };
     let by_labels = selector
         .match_labels
@@ -164,8 +214,47 @@ mod tests {
         };
         assert!(selects(&by_labels, &name, Some(&labels)));
         assert!(!selects(&by_labels, &name, None));
+        let misnamed: Labels = [(NAME_LABEL.to_owned(), "other".to_owned())].into();
+        let by_name = LabelSelector {
+            match_labels: misnamed.clone(),
+            ..LabelSelector::default()
+        };
+        assert!(!selects(&by_name, &name, Some(&misnamed)));
         // Kubernetes: an empty selector selects everything.
         assert!(selects(&LabelSelector::default(), &name, None));
+    }
+
+    #[test]
+    fn no_selector_chooses_a_namespace_whose_labels_are_unknown() {
+        let name = Namespace::new("shop").unwrap();
+        let selector = LabelSelector {
+            match_expressions: vec![expression("team", "DoesNotExist", &[])],
+            ..LabelSelector::default()
+        };
+        let allowed = AllowedNamespaces::Selector(selector);
+        let labels = |labels| NamespaceLabels([(name.clone(), labels)].into());
+        assert!(allowed.has(&name, &name, &labels(Some(Labels::new()))));
+        assert!(!allowed.has(&name, &name, &labels(None)));
+    }
+
+    #[test]
+    fn selectors_beyond_the_limits_are_refused() {
+        let values = vec!["a"; SELECTOR_PARTS_MAX];
+        let long = "a".repeat(LABEL_BYTES_MAX + 1);
+        for (one, is_within) in [
+            (expression("a", "In", &values[1..]), true),
+            (expression("a", "In", &values), false),
+            (expression("a", "In", &[&long[1..]]), true),
+            (expression("a", "In", &[&long]), false),
+            (expression(&long, "Exists", &[]), false),
+        ] {
+            let selector = LabelSelector {
+                match_expressions: vec![one],
+                ..LabelSelector::default()
+            };
+            let found = check(&selector);
+            assert_eq!(found.is_ok(), is_within, "{found:?}");
+        }
     }
 
     #[test]

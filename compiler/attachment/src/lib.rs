@@ -15,9 +15,11 @@ mod routes;
 use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::policy::Document;
 
+pub use allowed::SELECTOR_PARTS_MAX;
 pub use listeners::{
-    CONTROLLER_NAME, DEFAULT_CLASS, GatewayListeners, LISTENERS_PER_GATEWAY_MAX, ListenerObjects,
-    PlacedListener, TenantListeners, resolve,
+    COMPARISONS_PER_TENANT_MAX, CONTROLLER_NAME, DEFAULT_CLASS, GatewayListeners,
+    LISTENERS_PER_GATEWAY_MAX, LISTENERS_PER_TENANT_MAX, ListenerObjects, PlacedListener,
+    TenantListeners, resolve,
 };
 pub use routes::{
     ATTACHED_HOSTS_PER_ROUTE_MAX, Attachment, LISTENER_PARENTS_PER_ROUTE_MAX, RouteParents,
@@ -42,10 +44,15 @@ impl<T> Clone for Written<'_, T> {
 
 impl<T> Copy for Written<'_, T> {}
 
-/// Collects the diagnostics about one document.
+/// Returns the beginning of a text of any length, for a problem that quotes it.
+fn shorten(text: &str) -> String {
+    text.chars().take(80).collect()
+}
+
+/// Reports the diagnostics about one document.
 struct DocumentReport<'a> {
     document: &'a Document,
-    diagnostics: &'a mut Vec<Diagnostic>,
+    sink: &'a mut dyn FnMut(Diagnostic),
 }
 
 impl DocumentReport<'_> {
@@ -61,7 +68,7 @@ impl DocumentReport<'_> {
     }
 
     fn add(&mut self, severity: Severity, field: String, problem: String, fix: &str) {
-        self.diagnostics.push(Diagnostic {
+        (self.sink)(Diagnostic {
             severity,
             origin: Some(self.document.origin.clone()),
             object: Some(self.document.object.key()),

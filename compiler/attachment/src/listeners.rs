@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use canal_model::diagnostic::Diagnostic;
 use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
@@ -16,7 +17,7 @@ use canal_model::policy::listeners::{
 };
 
 use crate::allowed::{AllowedNamespaces, NamespaceLabels};
-use crate::{DocumentReport, GROUP, Written, hostname};
+use crate::{DocumentReport, GROUP, Written, hostname, shorten};
 
 /// Value of `controllerName` in the GatewayClasses that are Canal's.
 pub const CONTROLLER_NAME: &str = "canal.mesh/gateway";
@@ -25,6 +26,14 @@ pub const DEFAULT_CLASS: &str = "canal";
 /// Maximum number of listeners of one Gateway, those of its ListenerSets included (Gateway API
 /// allows 64 in each of these objects).
 pub const LISTENERS_PER_GATEWAY_MAX: usize = 512;
+/// Maximum number of listeners of one tenant.
+pub const LISTENERS_PER_TENANT_MAX: usize = 4096;
+/// Maximum number of comparisons of routes with listeners that one tenant may cost: one for each
+/// listener of a parent, each part of a selector of namespaces, and each host.
+pub const COMPARISONS_PER_TENANT_MAX: usize = 16_000_000;
+/// Maximum length of the description of a fault, in characters: each listener that it closes has
+/// it in its diagnostics.
+const FAULT_CHARACTERS_MAX: usize = 400;
 
 /// Field of a Gateway that says which ListenerSets may add listeners. If it is broken, none may.
 const ALLOWED_SETS: &str = "spec.allowedListeners";
@@ -39,13 +48,26 @@ pub struct ListenerObjects<'a> {
 }
 
 /// The listeners of all Gateways of a tenant.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct TenantListeners {
     /// Gateways by namespace and name; `None` for one of another controller.
     pub(crate) gateways: BTreeMap<(Namespace, ObjectName), Option<GatewayListeners>>,
     /// ListenerSets by namespace and name, each with its Gateway. A set that adds nothing has none.
     pub(crate) listener_sets: BTreeMap<(Namespace, ObjectName), Option<(Namespace, ObjectName)>>,
     pub(crate) namespaces: NamespaceLabels,
+    /// Comparisons that attaching further routes may take.
+    pub(crate) comparisons_left: usize,
+}
+
+impl Default for TenantListeners {
+    fn default() -> Self {
+        Self {
+            gateways: BTreeMap::new(),
+            listener_sets: BTreeMap::new(),
+            namespaces: NamespaceLabels::default(),
+            comparisons_left: COMPARISONS_PER_TENANT_MAX,
+        }
+    }
 }
 
 /// The listeners of one Gateway.
@@ -53,11 +75,14 @@ pub struct TenantListeners {
 pub struct GatewayListeners {
     /// The service that stands for the Gateway.
     pub service: ServiceKey,
-    /// The addresses that the Gateway requests; if there are none, it gets one.
+    /// The addresses that the Gateway requests; if there are none, it gets one. Nothing has checked
+    /// yet that the tier has them to give: whoever assigns addresses must refuse any other.
     pub addresses: Vec<IpAddr>,
     /// The Gateway's own listeners, then those of its ListenerSets; at most
     /// [`LISTENERS_PER_GATEWAY_MAX`].
     pub listeners: Vec<PlacedListener>,
+    /// The reason why all listeners are closed, those of ListenerSets included, if they are.
+    pub(crate) closed: Option<Arc<ListenerFault>>,
     /// Namespaces of the ListenerSets that may add listeners.
     pub(crate) allowed_sets: AllowedNamespaces,
 }
@@ -75,6 +100,8 @@ pub struct PlacedListener {
     pub(crate) allowed: AllowedNamespaces,
     /// Whether HTTPRoutes may attach to it.
     pub(crate) takes_http_routes: bool,
+    /// Whether its hostname is broken, so that nothing is known to be the same.
+    pub(crate) is_host_broken: bool,
 }
 
 impl TenantListeners {
@@ -100,19 +127,20 @@ impl TenantListeners {
 pub fn resolve(
     tenant: &TenantName,
     objects: &ListenerObjects<'_>,
-    diagnostics: &mut Vec<Diagnostic>,
+    sink: &mut dyn FnMut(Diagnostic),
 ) -> TenantListeners {
     let mut resolved = TenantListeners {
         namespaces: NamespaceLabels::new(&objects.namespaces),
         ..TenantListeners::default()
     };
-    let classes = accepted_classes(objects, diagnostics);
+    let classes = accepted_classes(objects, sink);
+    let mut left = LISTENERS_PER_TENANT_MAX;
     for gateway in &objects.gateways {
         let mut report = DocumentReport {
             document: gateway.document,
-            diagnostics: &mut *diagnostics,
+            sink: &mut *sink,
         };
-        let listeners = accept(tenant, gateway, &classes, &mut report);
+        let listeners = accept(tenant, gateway, &classes, &mut left, &mut report);
         let metadata = &gateway.object.metadata;
         let key = (metadata.namespace.clone(), metadata.name.clone());
         resolved.gateways.insert(key, listeners);
@@ -120,11 +148,11 @@ pub fn resolve(
     for set in &objects.listener_sets {
         let mut report = DocumentReport {
             document: set.document,
-            diagnostics: &mut *diagnostics,
+            sink: &mut *sink,
         };
         let metadata = &set.object.metadata;
         let key = (metadata.namespace.clone(), metadata.name.clone());
-        let gateway = add_set(&mut resolved, set, &mut report);
+        let gateway = add_set(&mut resolved, set, &mut left, &mut report);
         resolved.listener_sets.insert(key, gateway);
     }
     resolved
@@ -133,13 +161,13 @@ pub fn resolve(
 /// What a tenant's GatewayClasses mean: for each class of Canal's, the reason why its Gateways are
 /// closed, if they are. Classes of other controllers have no entry.
 struct AcceptedClasses {
-    own: BTreeMap<ObjectName, Option<ListenerFault>>,
+    own: BTreeMap<ObjectName, Option<Arc<ListenerFault>>>,
     others: BTreeSet<ObjectName>,
 }
 
 fn accepted_classes(
     objects: &ListenerObjects<'_>,
-    diagnostics: &mut Vec<Diagnostic>,
+    sink: &mut dyn FnMut(Diagnostic),
 ) -> AcceptedClasses {
     let mut classes = AcceptedClasses {
         own: BTreeMap::new(),
@@ -148,11 +176,11 @@ fn accepted_classes(
     for class in &objects.classes {
         let mut report = DocumentReport {
             document: class.document,
-            diagnostics: &mut *diagnostics,
+            sink: &mut *sink,
         };
         let (name, spec) = (&class.object.metadata.name, &class.object.spec);
         if spec.controller_name != CONTROLLER_NAME {
-            let short: String = spec.controller_name.chars().take(80).collect();
+            let short = shorten(&spec.controller_name);
             let problem = format!("the class is of the controller {short:?}, so Canal ignores it");
             let fix = format!("write {CONTROLLER_NAME} if its Gateways are to be Canal's");
             report.warning("spec.controllerName", problem, &fix);
@@ -161,7 +189,7 @@ fn accepted_classes(
         }
         let fault = match (&spec.parameters_ref, class.document.faults.first()) {
             (Some(parameters), _) => {
-                let problem = format!("Canal has no parameters of kind {:?}", parameters.kind);
+                let problem = no_parameters(&parameters.kind);
                 report.error("spec.parametersRef", problem.clone(), "remove the field");
                 Some(fault(ListenerFaultReason::InvalidParameters, problem))
             }
@@ -173,17 +201,22 @@ fn accepted_classes(
     classes
 }
 
-fn fault(reason: ListenerFaultReason, problem: impl Into<String>) -> ListenerFault {
-    ListenerFault {
-        reason,
-        problem: problem.into(),
-    }
+fn no_parameters(kind: &str) -> String {
+    format!("Canal has no parameters of kind {:?}", shorten(kind))
 }
 
-fn fault_of(rejected: &RejectedField) -> ListenerFault {
+fn fault(reason: ListenerFaultReason, problem: impl Into<String>) -> Arc<ListenerFault> {
+    let mut problem: String = problem.into();
+    if let Some((end, _)) = problem.char_indices().nth(FAULT_CHARACTERS_MAX) {
+        problem.truncate(end);
+    }
+    Arc::new(ListenerFault { reason, problem })
+}
+
+fn fault_of(rejected: &RejectedField) -> Arc<ListenerFault> {
     fault(
         ListenerFaultReason::Invalid,
-        format!("{}: {}", rejected.field, rejected.problem),
+        format!("{}: {}", shorten(&rejected.field), rejected.problem),
     )
 }
 
@@ -192,6 +225,7 @@ fn accept(
     tenant: &TenantName,
     gateway: &Written<'_, Gateway>,
     classes: &AcceptedClasses,
+    left: &mut usize,
     report: &mut DocumentReport<'_>,
 ) -> Option<GatewayListeners> {
     let (metadata, spec) = (&gateway.object.metadata, &gateway.object.spec);
@@ -221,7 +255,7 @@ fn accept(
     let mut whole = of_class;
     let addresses = requested_addresses(gateway, &mut whole, report);
     if let Some(parameters) = &spec.infrastructure.parameters_ref {
-        let problem = format!("Canal has no parameters of kind {:?}", parameters.kind);
+        let problem = no_parameters(&parameters.kind);
         let field = "spec.infrastructure.parametersRef";
         report.error(field, problem.clone(), "remove the field");
         whole.get_or_insert(fault(ListenerFaultReason::InvalidParameters, problem));
@@ -240,9 +274,11 @@ fn accept(
         whole: whole.as_ref(),
     };
     let mut listeners = Vec::new();
-    source.add(&spec.listeners, &mut listeners, report);
+    source.add(&spec.listeners, &mut listeners, left, report);
     let choice = &spec.allowed_listeners.namespaces;
-    let is_rejected = |fault: &RejectedField| fault.field.starts_with(ALLOWED_SETS);
+    let is_rejected = |fault: &RejectedField| {
+        ["", "spec"].contains(&fault.field.as_str()) || is_within(&fault.field, ALLOWED_SETS)
+    };
     let allowed_sets = match AllowedNamespaces::read(choice, AllowedNamespaces::None) {
         Ok(_) if gateway.document.faults.iter().any(is_rejected) => AllowedNamespaces::None,
         Ok(allowed) => allowed,
@@ -256,6 +292,7 @@ fn accept(
         service,
         addresses,
         listeners,
+        closed: whole,
         allowed_sets,
     })
 }
@@ -264,14 +301,17 @@ fn accept(
 /// it may not be reachable by another one instead.
 fn requested_addresses(
     gateway: &Written<'_, Gateway>,
-    whole: &mut Option<ListenerFault>,
+    whole: &mut Option<Arc<ListenerFault>>,
     report: &mut DocumentReport<'_>,
 ) -> Vec<IpAddr> {
     let mut addresses = Vec::new();
     for (at, written) in gateway.object.spec.addresses.iter().enumerate() {
         let kind = written.kind.as_deref().unwrap_or("IPAddress");
-        let short: String = written.value.chars().take(80).collect();
+        let short = shorten(&written.value);
         let problem = match (kind, written.value.parse::<IpAddr>()) {
+            ("IPAddress", Ok(address)) if is_unusable(address) => {
+                format!("{address} is not the address of one host on a network")
+            }
             ("IPAddress", Ok(address)) => {
                 addresses.push(address);
                 continue;
@@ -281,7 +321,7 @@ fn requested_addresses(
             ("IPAddress", Err(_)) => format!("{short:?} is not an address"),
             _ => format!(
                 "addresses of type {:?} are not supported in this version",
-                kind.chars().take(80).collect::<String>()
+                shorten(kind)
             ),
         };
         let fix = "write type: IPAddress with an address of the tier's pool, or remove it";
@@ -291,19 +331,40 @@ fn requested_addresses(
     addresses
 }
 
+/// Returns whether no client can reach a Gateway by an address, on whatever network it is.
+fn is_unusable(address: IpAddr) -> bool {
+    address.is_loopback() || address.is_multicast() || address.is_unspecified()
+}
+
 /// Returns the first fault that concerns more than one listener. One that removed a listener from
 /// the list is such a fault: the positions of those behind it are not those that were written.
 fn fault_of_whole(faults: &[RejectedField]) -> Option<&RejectedField> {
     faults.iter().find(|fault| {
-        let of_listener = fault
-            .field
-            .strip_prefix("spec.listeners[")
-            .and_then(|rest| rest.split_once("]."))
-            .map(|(_, field)| field);
-        fault.field.starts_with("spec")
-            && !fault.field.starts_with(ALLOWED_SETS)
-            && of_listener.is_none_or(|field| ["name", "port", "protocol"].contains(&field))
+        let is_own = listener_field(&fault.field)
+            .is_some_and(|(_, field)| !["name", "port", "protocol"].contains(&field));
+        (fault.field.is_empty() || fault.field.starts_with("spec"))
+            && !is_within(&fault.field, ALLOWED_SETS)
+            && !is_own
     })
+}
+
+/// Returns whether a field is `outer` or inside it.
+fn is_within(field: &str, outer: &str) -> bool {
+    field
+        .strip_prefix(outer)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+}
+
+/// Returns the position of the listener that a field is inside, and the name of the listener's
+/// field; an empty name stands for one that needs quotes.
+fn listener_field(field: &str) -> Option<(usize, &str)> {
+    let (at, rest) = field.strip_prefix("spec.listeners[")?.split_once(']')?;
+    let name = match rest.strip_prefix('.') {
+        Some(rest) => rest.split(['.', '[']).next().unwrap_or_default(),
+        None if rest.starts_with('[') => "",
+        None => return None,
+    };
+    Some((at.parse().ok()?, name))
 }
 
 /// Where a listener is written.
@@ -312,51 +373,68 @@ struct ListenerSource<'a> {
     listener_set: Option<&'a ObjectName>,
     faults: &'a [RejectedField],
     /// Closes all listeners of the object.
-    whole: Option<&'a ListenerFault>,
+    whole: Option<&'a Arc<ListenerFault>>,
 }
 
 impl ListenerSource<'_> {
     /// Adds the listeners of one object to those that its Gateway has from objects with precedence.
+    /// The tenant may have `tenant_left` further listeners.
     fn add(
         &self,
         written: &[GatewayListener],
         listeners: &mut Vec<PlacedListener>,
+        tenant_left: &mut usize,
         report: &mut DocumentReport<'_>,
     ) {
+        let mut own_faults: BTreeMap<usize, Vec<&RejectedField>> = BTreeMap::new();
+        for fault in self.faults {
+            if let Some((at, _)) = listener_field(&fault.field) {
+                own_faults.entry(at).or_default().push(fault);
+            }
+        }
         let first = listeners.len();
-        let left = LISTENERS_PER_GATEWAY_MAX.saturating_sub(first);
+        let gateway_left = LISTENERS_PER_GATEWAY_MAX.saturating_sub(first);
+        let left = gateway_left.min(*tenant_left);
         for (at, listener) in written.iter().take(left).enumerate() {
-            listeners.push(read_listener(listener, at, self, report));
+            let faults = own_faults.get(&at).map_or(&[][..], Vec::as_slice);
+            listeners.push(read_listener(listener, at, self, faults, report));
         }
         if written.len() > left {
+            let (who, limit, fix) = if gateway_left <= *tenant_left {
+                (
+                    "Gateway",
+                    LISTENERS_PER_GATEWAY_MAX,
+                    "use a further Gateway",
+                )
+            } else {
+                ("tenant", LISTENERS_PER_TENANT_MAX, "remove listeners")
+            };
             let problem = format!(
-                "with this one the Gateway has more than {LISTENERS_PER_GATEWAY_MAX} listeners; it and those behind it are left out"
+                "with this one the {who} has more than {limit} listeners; it and those behind it are left out"
             );
-            let field = format!("spec.listeners[{left}]");
-            report.error(field, problem, "use a further Gateway");
+            report.error(format!("spec.listeners[{left}]"), problem, fix);
         }
+        *tenant_left -= listeners.len() - first;
         close_conflicts(listeners, first, report);
     }
 }
 
-/// Reads one listener. What is wrong with it closes it.
+/// Reads one listener. What is wrong with it closes it; `faults` are those inside it.
 fn read_listener(
     written: &GatewayListener,
     at: usize,
     source: &ListenerSource<'_>,
+    faults: &[&RejectedField],
     report: &mut DocumentReport<'_>,
 ) -> PlacedListener {
     let field = format!("spec.listeners[{at}]");
     let mut closed = source.whole.cloned();
-    let own = source.faults.iter().find(|fault| {
-        fault
-            .field
-            .strip_prefix(&field)
-            .is_some_and(|rest| rest.starts_with('.'))
-    });
-    if let Some(rejected) = own {
+    if let Some(rejected) = faults.first() {
         closed.get_or_insert_with(|| fault_of(rejected));
     }
+    let mut is_host_broken = faults
+        .iter()
+        .any(|fault| listener_field(&fault.field).is_some_and(|(_, name)| name == "hostname"));
     let protocol = protocol(written, &field, &mut closed, report);
     let mut host = None;
     match written.hostname.as_deref().filter(|name| !name.is_empty()) {
@@ -369,6 +447,7 @@ fn read_listener(
                 let fix = "write a name such as www.example.com or *.example.com";
                 report.error(format!("{field}.hostname"), problem.clone(), fix);
                 closed.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
+                is_host_broken = true;
             }
         },
     }
@@ -393,6 +472,7 @@ fn read_listener(
         namespace: source.namespace.clone(),
         allowed,
         takes_http_routes,
+        is_host_broken,
     }
 }
 
@@ -400,10 +480,10 @@ fn read_listener(
 fn protocol(
     written: &GatewayListener,
     field: &str,
-    closed: &mut Option<ListenerFault>,
+    closed: &mut Option<Arc<ListenerFault>>,
     report: &mut DocumentReport<'_>,
 ) -> ListenerProtocol {
-    let short: String = written.protocol.chars().take(80).collect();
+    let short = shorten(&written.protocol);
     let (protocol, problem) = match written.protocol.as_str() {
         "HTTP" => (ListenerProtocol::Http, None),
         "HTTPS" => (
@@ -438,7 +518,7 @@ fn protocol(
 fn allowed_routes(
     written: &AllowedRoutes,
     field: &str,
-    closed: &mut Option<ListenerFault>,
+    closed: &mut Option<Arc<ListenerFault>>,
     report: &mut DocumentReport<'_>,
 ) -> (AllowedNamespaces, bool) {
     let allowed = AllowedNamespaces::read(&written.namespaces, AllowedNamespaces::Same)
@@ -455,7 +535,7 @@ fn allowed_routes(
             takes_http_routes = true;
             continue;
         }
-        let short: String = kind.kind.chars().take(80).collect();
+        let short = shorten(&kind.kind);
         let problem = format!("routes of kind {short:?} cannot attach to the listener");
         let fix = "write HTTPRoute, or remove the kind";
         report.error(format!("{field}.allowedRoutes.kinds[{at}]"), problem, fix);
@@ -471,6 +551,7 @@ fn allowed_routes(
 fn add_set(
     resolved: &mut TenantListeners,
     set: &Written<'_, ListenerSet>,
+    left: &mut usize,
     report: &mut DocumentReport<'_>,
 ) -> Option<(Namespace, ObjectName)> {
     let (metadata, spec) = (&set.object.metadata, &set.object.spec);
@@ -510,14 +591,16 @@ fn add_set(
         report.warning("spec.parentRef", problem, fix);
         return None;
     }
-    let whole = fault_of_whole(&set.document.faults).map(fault_of);
+    // What closes the Gateway concerns all that clients reach by it.
+    let of_set = || fault_of_whole(&set.document.faults).map(fault_of);
+    let whole = gateway.closed.clone().or_else(of_set);
     let source = ListenerSource {
         namespace: &metadata.namespace,
         listener_set: Some(&metadata.name),
         faults: &set.document.faults,
         whole: whole.as_ref(),
     };
-    source.add(&spec.listeners, &mut gateway.listeners, report);
+    source.add(&spec.listeners, &mut gateway.listeners, left, report);
     Some(key)
 }
 
@@ -568,14 +651,14 @@ fn conflict(a: &PlacedListener, b: &PlacedListener) -> Option<ListenerFaultReaso
         return Some(ListenerFaultReason::Invalid);
     }
     // UDP has ports of its own.
-    let is_udp = |listener: &PlacedListener| {
-        listener.listener.protocol == ListenerProtocol::Other("UDP".to_owned())
-    };
+    let is_udp = |listener: &PlacedListener| matches!(&listener.listener.protocol, ListenerProtocol::Other(name) if name == "UDP");
     if a.listener.port != b.listener.port || is_udp(a) != is_udp(b) {
         return None;
     }
     if a.listener.protocol != b.listener.protocol {
         return Some(ListenerFaultReason::ProtocolConflict);
     }
-    (a.listener.host == b.listener.host).then_some(ListenerFaultReason::HostnameConflict)
+    let is_broken = a.is_host_broken || b.is_host_broken;
+    (!is_broken && a.listener.host == b.listener.host)
+        .then_some(ListenerFaultReason::HostnameConflict)
 }

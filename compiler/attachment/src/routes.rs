@@ -10,8 +10,10 @@ use canal_model::policy::Document;
 use canal_model::policy::gateway_api::ParentRef;
 use canal_model::program::HostMatch;
 
-use crate::listeners::{GatewayListeners, PlacedListener, TenantListeners};
-use crate::{DocumentReport, GROUP, hostname};
+use crate::listeners::{
+    COMPARISONS_PER_TENANT_MAX, GatewayListeners, PlacedListener, TenantListeners,
+};
+use crate::{DocumentReport, GROUP, hostname, shorten};
 
 /// Maximum number of Gateways and ListenerSets that one route names (Gateway API allows 32).
 pub const LISTENER_PARENTS_PER_ROUTE_MAX: usize = 32;
@@ -50,82 +52,75 @@ pub struct Attachment {
 impl TenantListeners {
     /// Attaches a route to listeners. Only parents that have listeners count.
     pub fn attach(
-        &self,
+        &mut self,
         route: &RouteParents<'_>,
-        diagnostics: &mut Vec<Diagnostic>,
+        sink: &mut dyn FnMut(Diagnostic),
     ) -> Vec<Attachment> {
-        let mut report = DocumentReport {
-            document: route.document,
-            diagnostics,
-        };
+        let document = route.document;
+        let mut report = DocumentReport { document, sink };
         // The compiler reports hosts that are broken.
-        let hosts: Vec<HostMatch> = route
+        let hosts: BTreeSet<HostMatch> = route
             .hostnames
             .iter()
             .filter_map(|written| hostname::parse(written).ok())
             .collect();
-        let mut attachments: Vec<Attachment> = Vec::new();
-        let mut known = BTreeSet::new();
-        let mut hosts_left = ATTACHED_HOSTS_PER_ROUTE_MAX;
+        let mut found = RouteAttachments {
+            route,
+            hosts,
+            attached: BTreeSet::new(),
+            attachments: Vec::new(),
+            hosts_left: ATTACHED_HOSTS_PER_ROUTE_MAX,
+            comparisons_left: self.comparisons_left,
+        };
+        let mut distinct: Vec<&ParentRef> = Vec::new();
         let listed = route.parents.iter().enumerate();
-        for (count, (parent, written)) in listed
-            .filter(|(_, written)| is_listener_parent(written))
-            .enumerate()
-        {
-            if count == LISTENER_PARENTS_PER_ROUTE_MAX {
+        for (at, written) in listed.filter(|(_, written)| is_listener_parent(written)) {
+            if distinct.contains(&written) {
+                continue;
+            }
+            let field = format!("spec.parentRefs[{at}]");
+            if distinct.len() == LISTENER_PARENTS_PER_ROUTE_MAX {
                 let problem = format!(
                     "the route has more than {LISTENER_PARENTS_PER_ROUTE_MAX} parents with listeners; this one and those behind it are left out"
                 );
-                report.error(
-                    format!("spec.parentRefs[{parent}]"),
-                    problem,
-                    "split the route",
-                );
+                report.error(field, problem, "split the route");
                 break;
             }
-            match self.attach_to(route, written, &hosts) {
-                Ok((gateway, listeners)) => {
-                    for (listener, hosts) in listeners {
-                        let Some(left) = hosts_left.checked_sub(hosts.len()) else {
-                            let problem = format!(
-                                "the route has more than {ATTACHED_HOSTS_PER_ROUTE_MAX} hosts on its listeners together; the rest is left out"
-                            );
-                            let field = format!("spec.parentRefs[{parent}]");
-                            report.error(field, problem, "split the route");
-                            return attachments;
-                        };
-                        hosts_left = left;
-                        // Two parents may name one listener.
-                        if known.insert((&gateway.service, listener)) {
-                            attachments.push(Attachment {
-                                gateway: gateway.service.clone(),
-                                listener,
-                                hosts,
-                                parent,
-                            });
-                        }
-                    }
+            distinct.push(written);
+            match self.attach_to(at, written, &mut found) {
+                Ok(()) => {}
+                Err(AttachStop::Limit { problem, fix }) => {
+                    report.error(field, problem, fix);
+                    break;
                 }
-                Err(Unattached {
-                    field,
+                Err(AttachStop::Parent(Unattached {
+                    field: inner,
                     problem,
                     fix,
-                }) => report.warning(format!("spec.parentRefs[{parent}]{field}"), problem, fix),
+                })) => report.warning(field + inner, problem, fix),
             }
         }
+        let RouteAttachments {
+            attachments,
+            comparisons_left,
+            ..
+        } = found;
+        self.comparisons_left = comparisons_left;
         attachments
     }
 
-    /// Returns the listeners of one parent on which the route may be, with their hosts.
-    fn attach_to(
-        &self,
-        route: &RouteParents<'_>,
+    /// Attaches a route to the listeners of one parent.
+    fn attach_to<'a>(
+        &'a self,
+        at: usize,
         parent: &ParentRef,
-        hosts: &[HostMatch],
-    ) -> Result<(&GatewayListeners, Vec<HostsOnListener>), Unattached> {
+        found: &mut RouteAttachments<'a>,
+    ) -> Result<(), AttachStop> {
+        let route = found.route;
         let namespace = parent.namespace.as_ref().unwrap_or(route.namespace);
         let object = format!("{} {namespace}/{}", parent.kind, parent.name);
         let gateway = self.gateway_of(namespace, parent, &object)?;
+        found.charge(gateway.listeners.len())?;
         let set = (parent.kind == "ListenerSet").then(|| (namespace.clone(), parent.name.clone()));
         let named: Vec<(usize, &PlacedListener)> = gateway
             .listeners
@@ -134,56 +129,51 @@ impl TenantListeners {
             .filter(|(_, listener)| listener.listener_set == set && is_named(listener, parent))
             .collect();
         if named.is_empty() {
-            return Err(no_listener(&object, parent));
+            return Err(no_listener(&object, parent).into());
         }
-        let allowing: Vec<(usize, &PlacedListener)> = named
-            .into_iter()
-            .filter(|(_, listener)| {
-                listener.takes_http_routes
-                    && listener
-                        .allowed
-                        .has(&listener.namespace, route.namespace, &self.namespaces)
-            })
-            .collect();
+        let mut allowing: Vec<(usize, &PlacedListener)> = Vec::new();
+        for (at, listener) in named {
+            found.charge(listener.allowed.comparisons())?;
+            let (own, namespaces) = (&listener.namespace, &self.namespaces);
+            if listener.takes_http_routes && listener.allowed.has(own, route.namespace, namespaces)
+            {
+                allowing.push((at, listener));
+            }
+        }
         if allowing.is_empty() {
-            return Err(Unattached {
+            let namespace = route.namespace;
+            return Err(AttachStop::Parent(Unattached {
                 field: "",
                 problem: format!(
-                    "no listener of {object} allows HTTPRoutes of namespace {}",
-                    route.namespace
+                    "no listener of {object} allows HTTPRoutes of namespace {namespace}"
                 ),
                 fix: "allow them in the listener's allowedRoutes",
-            });
+            }));
         }
-        let open: Vec<(usize, &PlacedListener)> = allowing
-            .iter()
-            .copied()
-            .filter(|(_, listener)| listener.listener.closed.is_none())
-            .collect();
-        if open.is_empty() {
+        let is_open = |listener: &PlacedListener| listener.listener.closed.is_none();
+        if !allowing.iter().any(|(_, listener)| is_open(listener)) {
             let problem = allowing
                 .iter()
                 .find_map(|(_, listener)| listener.listener.closed.as_ref())
                 .map_or("", |fault| fault.problem.as_str());
-            return Err(Unattached {
+            return Err(AttachStop::Parent(Unattached {
                 field: "",
                 problem: format!("the route's listeners of {object} are closed: {problem}"),
                 fix: "fix the listener",
-            });
+            }));
         }
-        let shared: Vec<HostsOnListener> = open
-            .into_iter()
-            .map(|(at, listener)| (at, shared_hosts(listener, route, hosts)))
-            .filter(|(_, hosts)| !hosts.is_empty())
-            .collect();
-        if shared.is_empty() {
-            return Err(Unattached {
+        let mut has_hosts = false;
+        for (listener, placed) in allowing.into_iter().filter(|(_, it)| is_open(it)) {
+            has_hosts |= found.add(at, gateway, listener, placed)?;
+        }
+        if !has_hosts {
+            return Err(AttachStop::Parent(Unattached {
                 field: "",
                 problem: format!("no listener of {object} has a hostname in common with the route"),
                 fix: "correct the hostnames of the route or of the listener",
-            });
+            }));
         }
-        Ok((gateway, shared))
+        Ok(())
     }
 
     /// Returns the Gateway that a parent names, by itself or by a ListenerSet.
@@ -226,8 +216,96 @@ impl TenantListeners {
     }
 }
 
-/// A listener by its index, and the hosts for which a route is on it.
-type HostsOnListener = (usize, Vec<Option<HostMatch>>);
+/// The attachments of one route so far, and what further ones may cost.
+struct RouteAttachments<'a> {
+    route: &'a RouteParents<'a>,
+    hosts: BTreeSet<HostMatch>,
+    /// Listeners to which the route is attached; two parents may name one listener.
+    attached: BTreeSet<(&'a ServiceKey, usize)>,
+    attachments: Vec<Attachment>,
+    hosts_left: usize,
+    comparisons_left: usize,
+}
+
+impl<'a> RouteAttachments<'a> {
+    /// Counts comparisons before they are made.
+    fn charge(&mut self, count: usize) -> Result<(), AttachStop> {
+        match self.comparisons_left.checked_sub(count) {
+            Some(left) => {
+                self.comparisons_left = left;
+                Ok(())
+            }
+            None => {
+                // Later routes get nothing either, whatever they would cost: what is attached
+                // depends on the order of the routes only.
+                self.comparisons_left = 0;
+                Err(AttachStop::Limit {
+                    problem: format!(
+                        "with this one the tenant's routes need more than {COMPARISONS_PER_TENANT_MAX} comparisons with listeners; the rest of the route and the routes behind it are left out"
+                    ),
+                    fix: "name listeners by sectionName, or use fewer hosts and smaller selectors",
+                })
+            }
+        }
+    }
+
+    /// Attaches the route to a listener that allows it. Returns false if they have no host in
+    /// common.
+    fn add(
+        &mut self,
+        parent: usize,
+        gateway: &'a GatewayListeners,
+        listener: usize,
+        placed: &PlacedListener,
+    ) -> Result<bool, AttachStop> {
+        if self.attached.contains(&(&gateway.service, listener)) {
+            return Ok(true);
+        }
+        let own = placed.listener.host.as_ref();
+        let hosts: Vec<Option<HostMatch>> = if self.route.hostnames.is_empty() {
+            vec![None]
+        } else {
+            self.charge(self.hosts.len())?;
+            let shared = self.hosts.iter();
+            let shared = shared.filter(|host| hostname::overlap(own, Some(host)));
+            shared.cloned().map(Some).collect()
+        };
+        if hosts.is_empty() {
+            return Ok(false);
+        }
+        let Some(left) = self.hosts_left.checked_sub(hosts.len()) else {
+            return Err(AttachStop::Limit {
+                problem: format!(
+                    "the route has more than {ATTACHED_HOSTS_PER_ROUTE_MAX} hosts on its listeners together; the rest is left out"
+                ),
+                fix: "split the route",
+            });
+        };
+        self.hosts_left = left;
+        self.attached.insert((&gateway.service, listener));
+        self.attachments.push(Attachment {
+            gateway: gateway.service.clone(),
+            listener,
+            hosts,
+            parent,
+        });
+        Ok(true)
+    }
+}
+
+/// The reason why a route attaches to no further listener of a parent.
+enum AttachStop {
+    /// The parent attaches the route to nothing.
+    Parent(Unattached),
+    /// A limit is reached, which concerns the parents behind it too.
+    Limit { problem: String, fix: &'static str },
+}
+
+impl From<Unattached> for AttachStop {
+    fn from(unattached: Unattached) -> Self {
+        Self::Parent(unattached)
+    }
+}
 
 /// The reason why a parent attaches a route to nothing.
 struct Unattached {
@@ -256,7 +334,7 @@ fn no_listener(object: &str, parent: &ParentRef) -> Unattached {
     let name = parent
         .section_name
         .as_ref()
-        .map(|name| format!(" named {:?}", name.chars().take(80).collect::<String>()));
+        .map(|name| format!(" named {:?}", shorten(name)));
     let port = parent.port.map(|port| format!(" with port {port}"));
     Unattached {
         field: if name.is_some() || port.is_some() {
@@ -271,24 +349,4 @@ fn no_listener(object: &str, parent: &ParentRef) -> Unattached {
         ),
         fix: "name a listener that it has, or remove the field",
     }
-}
-
-/// Returns the hosts of a route that overlap that of a listener, without repetition.
-fn shared_hosts(
-    listener: &PlacedListener,
-    route: &RouteParents<'_>,
-    hosts: &[HostMatch],
-) -> Vec<Option<HostMatch>> {
-    if route.hostnames.is_empty() {
-        return vec![None];
-    }
-    let own = listener.listener.host.as_ref();
-    let mut shared: Vec<Option<HostMatch>> = hosts
-        .iter()
-        .filter(|host| hostname::overlap(own, Some(host)))
-        .map(|host| Some(host.clone()))
-        .collect();
-    shared.sort();
-    shared.dedup();
-    shared
 }

@@ -31,7 +31,8 @@ pub(crate) fn resolved(documents: &[Document]) -> (TenantListeners, Vec<Diagnost
     }
     let mut found = Vec::new();
     let tenant = TenantName::new("alpha").unwrap();
-    (resolve(&tenant, &objects, &mut found), found)
+    let all = resolve(&tenant, &objects, &mut |it| found.push(it));
+    (all, found)
 }
 
 /// Returns what was reported, each as field and problem.

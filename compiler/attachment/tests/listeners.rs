@@ -1,6 +1,6 @@
 //! Tests of listeners: which Gateways have any, which of them are closed, and what ListenerSets add.
 
-use canal_attachment::LISTENERS_PER_GATEWAY_MAX;
+use canal_attachment::{LISTENERS_PER_GATEWAY_MAX, LISTENERS_PER_TENANT_MAX};
 
 use crate::fixture::{GROUP, gateway, listener_set, listeners, read, resolved, texts};
 
@@ -22,6 +22,7 @@ fn a_listener_that_is_wrong_closes_itself_only() {
         ),
         ("port: 80, protocol: http", Some("UnsupportedProtocol")),
         ("port: 80, protocol: HTTP, colour: red", Some("Invalid")),
+        ("port: 80, protocol: HTTP, 'a].b': red", Some("Invalid")),
         (
             "port: 80, protocol: HTTP, allowedRoutes: {namespaces: {from: Some}}",
             Some("Invalid"),
@@ -59,6 +60,12 @@ fn what_is_wrong_with_a_gateway_closes_all_its_listeners() {
             Some("UnsupportedAddress"),
         ),
         ("addresses: [{value: a}]", Some("UnsupportedAddress")),
+        (
+            "addresses: [{value: 127.0.0.1}]",
+            Some("UnsupportedAddress"),
+        ),
+        ("addresses: [{value: '::'}]", Some("UnsupportedAddress")),
+        ("addresses: [{value: ff02::1}]", Some("UnsupportedAddress")),
         (
             "infrastructure: {labels: {a: b}, annotations: {c: d}}",
             None,
@@ -224,4 +231,90 @@ fn listeners_beyond_the_limit_are_left_out() {
     let texts = texts(&found);
     assert_eq!(texts.len(), 1, "{texts:?}");
     assert!(texts[0].starts_with("spec.listeners[1]: "), "{texts:?}");
+}
+
+#[test]
+fn what_closes_a_gateway_closes_the_listeners_of_its_sets() {
+    let own = "listeners: [{name: a, port: 80, protocol: HTTP}], \
+        allowedListeners: {namespaces: {from: All}}";
+    let set = listener_set("set", "shop", "{name: b, port: 81, protocol: HTTP}");
+    for (field, reason) in [
+        ("addresses: [{value: a}]", "UnsupportedAddress"),
+        ("colour: red", "Invalid"),
+        (
+            "infrastructure: {parametersRef: {group: g, kind: K, name: n}}",
+            "InvalidParameters",
+        ),
+    ] {
+        let text = gateway("web", &format!("{field}, {own}")) + &set;
+        let documents = read(&text, true);
+        let (all, _) = resolved(&documents);
+        let expected = [
+            ("a".to_owned(), Some(reason)),
+            ("shop/set/b".to_owned(), Some(reason)),
+        ];
+        assert_eq!(listeners(&all), expected, "{field}");
+    }
+}
+
+#[test]
+fn a_broken_hostname_is_the_same_as_no_other() {
+    for hostname in ["A.example", "[]"] {
+        let text = gateway(
+            "web",
+            "allowedListeners: {namespaces: {from: All}}, listeners: []",
+        ) + &listener_set(
+            "older",
+            "shop",
+            &format!("{{name: a, port: 80, protocol: HTTP, hostname: {hostname}}}"),
+        ) + &listener_set("set", "other", "{name: b, port: 80, protocol: HTTP}");
+        let documents = read(&text, true);
+        let (all, found) = resolved(&documents);
+        let expected = [
+            ("shop/older/a".to_owned(), Some("Invalid")),
+            ("other/set/b".to_owned(), None),
+        ];
+        assert_eq!(listeners(&all), expected, "{:?}", texts(&found));
+    }
+}
+
+#[test]
+fn the_reason_why_listeners_are_closed_is_short_and_shared() {
+    let text = gateway(
+        "web",
+        &format!(
+            "infrastructure: {{parametersRef: {{group: g, kind: {}, name: n}}}}, \
+             listeners: [{{name: a, port: 80, protocol: HTTP}}, {{name: b, port: 81, protocol: HTTP}}]",
+            "k".repeat(10_000)
+        ),
+    );
+    let documents = read(&text, false);
+    let (all, found) = resolved(&documents);
+    let placed = all.gateways().flat_map(|gateway| &gateway.listeners);
+    let faults: Vec<_> = placed.filter_map(|it| it.listener.closed.clone()).collect();
+    assert_eq!(faults.len(), 2);
+    assert!(std::sync::Arc::ptr_eq(&faults[0], &faults[1]));
+    assert!(faults[0].problem.len() < 200, "{}", faults[0].problem);
+    assert!(texts(&found).iter().all(|text| text.len() < 200));
+}
+
+#[test]
+fn listeners_beyond_the_limit_of_the_tenant_are_left_out() {
+    let ports: Vec<String> = (1..=LISTENERS_PER_GATEWAY_MAX)
+        .map(|port| format!("{{name: l{port}, port: {port}, protocol: HTTP}}"))
+        .collect();
+    let spec = format!("listeners: [{}]", ports.join(", "));
+    let full = LISTENERS_PER_TENANT_MAX / LISTENERS_PER_GATEWAY_MAX;
+    let text: String = (0..=full)
+        .map(|at| gateway(&format!("web{at}"), &spec))
+        .collect();
+    let documents = read(&text, false);
+    let (all, found) = resolved(&documents);
+    assert_eq!(listeners(&all).len(), LISTENERS_PER_TENANT_MAX);
+    let texts = texts(&found);
+    assert_eq!(texts.len(), 1, "{texts:?}");
+    assert!(
+        texts[0].starts_with("spec.listeners[0]: with this one the tenant"),
+        "{texts:?}"
+    );
 }

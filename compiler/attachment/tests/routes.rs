@@ -4,7 +4,8 @@
 use std::fmt::Write;
 
 use canal_attachment::{
-    ATTACHED_HOSTS_PER_ROUTE_MAX, LISTENER_PARENTS_PER_ROUTE_MAX, RouteParents,
+    ATTACHED_HOSTS_PER_ROUTE_MAX, COMPARISONS_PER_TENANT_MAX, LISTENER_PARENTS_PER_ROUTE_MAX,
+    RouteParents,
 };
 use canal_model::policy::Object;
 
@@ -17,7 +18,7 @@ fn attached(gateways: &str, spec: &str) -> (Vec<String>, Vec<String>) {
         "{GROUP}\nkind: HTTPRoute\nmetadata: {{name: r, namespace: shop}}\nspec: {{{spec}}}\n"
     );
     let documents = read(&format!("{gateways}{route}"), false);
-    let (all, _) = resolved(&documents);
+    let (mut all, _) = resolved(&documents);
     let route = documents.last().unwrap();
     let Object::HttpRoute(object) = &route.object else {
         panic!("the last object is the route");
@@ -29,7 +30,7 @@ fn attached(gateways: &str, spec: &str) -> (Vec<String>, Vec<String>) {
         parents: &object.spec.parent_refs,
         hostnames: &object.spec.hostnames,
     };
-    let attachments = all.attach(&parents, &mut found);
+    let attachments = all.attach(&parents, &mut |it| found.push(it));
     let listeners: Vec<_> = all.gateways().collect();
     let text = |attachment: &canal_attachment::Attachment| {
         let gateway = listeners
@@ -168,12 +169,18 @@ fn parents_and_hosts_beyond_the_limits_are_left_out() {
             at + 1
         )
     };
-    let one = gateway("web", &format!("listeners: [{}]", listener(0)));
-    let parents = vec!["{name: web, namespace: infra}"; LISTENER_PARENTS_PER_ROUTE_MAX + 1];
-    let (listeners, found) = attached(&one, &format!("parentRefs: [{}]", parents.join(", ")));
-    assert_eq!(listeners.len(), 1);
+    let all: Vec<String> = (0..=LISTENER_PARENTS_PER_ROUTE_MAX).map(listener).collect();
+    let many = gateway("web", &format!("listeners: [{}]", all.join(", ")));
+    let parent = |at| format!("{{name: web, namespace: infra, sectionName: l{at}}}");
+    let parents: Vec<String> = (0..=LISTENER_PARENTS_PER_ROUTE_MAX).map(parent).collect();
+    let (listeners, found) = attached(&many, &format!("parentRefs: [{}]", parents.join(", ")));
+    assert_eq!(listeners.len(), LISTENER_PARENTS_PER_ROUTE_MAX);
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].contains("parents with listeners"), "{found:?}");
+    // A parent that is repeated is one parent.
+    let parents = vec![parent(0); LISTENER_PARENTS_PER_ROUTE_MAX + 1];
+    let (listeners, found) = attached(&many, &format!("parentRefs: [{}]", parents.join(", ")));
+    assert_eq!((listeners.len(), found.len()), (1, 0), "{found:?}");
 
     let listeners = 128;
     let all: Vec<String> = (0..listeners).map(listener).collect();
@@ -187,4 +194,43 @@ fn parents_and_hosts_beyond_the_limits_are_left_out() {
     let (listeners, found) = attached(&gateways, &spec);
     assert_eq!(listeners.len(), ATTACHED_HOSTS_PER_ROUTE_MAX / count);
     assert!(found[0].contains("hosts on its listeners"), "{found:?}");
+}
+
+#[test]
+fn comparisons_beyond_the_limit_of_the_tenant_are_not_made() {
+    let listeners = 512;
+    let all: Vec<String> = (1..=listeners)
+        .map(|port| {
+            format!("{{name: l{port}, port: {port}, protocol: HTTP, hostname: one.example, allowedRoutes: {{namespaces: {{from: All}}}}}}")
+        })
+        .collect();
+    let hosts: Vec<String> = (0..256).map(|at| format!("h{at}.other")).collect();
+    let text = gateway("web", &format!("listeners: [{}]", all.join(", ")))
+        + &format!(
+            "{GROUP}\nkind: HTTPRoute\nmetadata: {{name: r, namespace: shop}}\nspec: {{parentRefs: [{{name: web, namespace: infra}}], hostnames: [{}]}}\n",
+            hosts.join(", ")
+        );
+    let documents = read(&text, false);
+    let (mut all, _) = resolved(&documents);
+    let route = documents.last().unwrap();
+    let Object::HttpRoute(object) = &route.object else {
+        panic!("the last object is the route");
+    };
+    let parents = RouteParents {
+        document: route,
+        namespace: &object.metadata.namespace,
+        parents: &object.spec.parent_refs,
+        hostnames: &object.spec.hostnames,
+    };
+    // Each attempt compares 256 hosts with 512 listeners, after the listeners and their selectors.
+    let within = COMPARISONS_PER_TENANT_MAX / (listeners * (256 + 2));
+    let mut found = Vec::new();
+    for _ in 0..within + 2 {
+        assert_eq!(all.attach(&parents, &mut |it| found.push(it)), []);
+    }
+    let texts = texts(&found);
+    let are_refused: Vec<bool> = texts.iter().map(|it| it.contains("comparisons")).collect();
+    let mut expected = vec![false; within];
+    expected.extend([true, true]);
+    assert_eq!(are_refused, expected);
 }

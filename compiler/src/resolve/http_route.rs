@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use canal_attachment::is_listener_parent;
 use canal_model::ids::ServiceKey;
+use canal_model::policy::Document;
 use canal_model::policy::gateway_api::{
     HttpRoute, HttpRouteMatch, HttpRule, ParentRef, PathCondition, PathConditionType,
     ValueCondition, ValueConditionType,
@@ -17,8 +18,8 @@ use canal_model::program::{
 use super::destination::DestinationIndex;
 use super::ingress::Ingress;
 use super::route_fields::{
-    FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN, conditions, header_name, parent_service,
-    path, text,
+    FieldIssue, GatewayRegexBudget, RegexBudget, RuleContext, STATUS_BROKEN, conditions,
+    header_name, parent_service, path, text,
 };
 use super::tenant_objects::Sourced;
 use super::{route_answers, route_filters};
@@ -57,8 +58,9 @@ pub(crate) fn resolve(
     let mut left = RegexBytesLeft::new();
     for route in declared {
         let mut parents = parents(route, to, report);
-        let gateways = ingress.attach(route, budget, report).into_iter();
-        parents.extend(gateways.map(|(service, fault)| {
+        let gateways = ingress.attach(route, budget, report);
+        let mut regexes = regex_budget(&parents, gateways.keys(), &left);
+        parents.extend(gateways.into_iter().map(|(service, fault)| {
             let parent = Parent {
                 service,
                 port: None,
@@ -66,9 +68,9 @@ pub(crate) fn resolve(
             (parent, fault)
         }));
         taken.extend(parents.keys().map(|parent| parent.service.clone()));
-        let Some(mut regexes) = regex_budget(&parents, &left) else {
+        if parents.is_empty() {
             continue;
-        };
+        }
         attach(route, &parents, to, &mut regexes, report, &mut |rule| {
             let is_within = budget.add_rule(&rule);
             rules.push(rule);
@@ -82,25 +84,58 @@ pub(crate) fn resolve(
                 .into_keys()
                 .map(|parent| (parent.service, regexes.bytes_left)),
         );
+        let of_gateways = regexes.gateways.into_iter();
+        left.extend(of_gateways.map(|budget| (budget.gateway, budget.bytes_left)));
     }
     (rules, taken)
 }
 
-/// Returns the budget of the parent service that has the least left; `None` for a route without
-/// parents.
-fn regex_budget(parents: &Parents, left: &RegexBytesLeft) -> Option<RegexBudget> {
-    let left_of = |parent: &Parent| {
-        left.get(&parent.service)
-            .copied()
-            .unwrap_or(REGEXES_PER_SERVICE_BYTES_MAX)
+/// Returns the budget of the Service among the parents that has the least left, with those of the
+/// Gateways.
+fn regex_budget<'a>(
+    services: &Parents,
+    gateways: impl Iterator<Item = &'a ServiceKey>,
+    left: &RegexBytesLeft,
+) -> RegexBudget {
+    let left_of = |service: &ServiceKey| {
+        let known = left.get(service).copied();
+        known.unwrap_or(REGEXES_PER_SERVICE_BYTES_MAX)
     };
-    let scarcest = parents.keys().min_by_key(|parent| left_of(parent))?;
-    let service = format!("{}/{}", scarcest.service.namespace, scarcest.service.name);
-    Some(RegexBudget {
-        bytes_left: left_of(scarcest),
-        copies: parents.len(),
-        service,
-    })
+    let keys = services.keys().map(|parent| &parent.service);
+    let scarcest = keys.min_by_key(|service| left_of(service));
+    RegexBudget {
+        // Without a Service, there are no copies that it would limit.
+        bytes_left: scarcest.map_or(0, left_of),
+        copies: services.len(),
+        service: scarcest.map_or_else(String::new, |it| format!("{}/{}", it.namespace, it.name)),
+        gateways: gateways
+            .map(|gateway| GatewayRegexBudget {
+                gateway: gateway.clone(),
+                bytes_left: left_of(gateway),
+                is_exceeded: false,
+            })
+            .collect(),
+    }
+}
+
+/// Reports the Gateways on which the regular expressions of a rule do not fit. Returns the reason
+/// why the rule refuses on each.
+fn without_room(
+    document: &Document,
+    field: &str,
+    exceeded: Vec<ServiceKey>,
+    report: &mut DiagnosticCollector,
+) -> BTreeMap<ServiceKey, String> {
+    let reasons = exceeded.into_iter().map(|gateway| {
+        let problem = format!(
+            "with this rule the regular expressions of {}/{} need more than {REGEXES_PER_SERVICE_BYTES_MAX} bytes; it refuses there",
+            gateway.namespace, gateway.name
+        );
+        let fix = "use prefixes, or fewer and shorter expressions, or a further Gateway";
+        report.error(document, format!("{field}.matches"), problem.clone(), fix);
+        (gateway, format!("{field}.matches: {problem}"))
+    });
+    reasons.collect()
 }
 
 fn parents(
@@ -264,7 +299,7 @@ fn attach(
             .or_else(|| fault.map(|f| format!("{}: {}", f.field, f.problem)));
         let mut reading = RuleContext {
             document: route.document,
-            field,
+            field: field.clone(),
             report,
             broken,
             regexes,
@@ -272,8 +307,10 @@ fn attach(
         let filters = route_filters::of_http_route(&rule.filters, &rule.matches, &mut reading);
         let (matches, action) = checked(route, at, rule, to, &mut reading);
         let action = route_filters::guard(filters.as_deref(), action, &mut reading);
+        let without_room = without_room(route.document, &field, regexes.take_exceeded(), report);
         for (parent, fault) in parents {
-            let refusal = fault.clone().map(|reason| RouteAction::Refuse {
+            let reason = fault.as_ref().or_else(|| without_room.get(&parent.service));
+            let refusal = reason.cloned().map(|reason| RouteAction::Refuse {
                 status: STATUS_BROKEN,
                 reason,
             });

@@ -14,6 +14,9 @@ use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::HOSTS_PER_ROUTE_MAX;
 use crate::resource_budget::ResourceBudget;
 
+/// Maximum length of the reason why rules refuse on a Gateway, in characters.
+const FAULT_CHARACTERS_MAX: usize = 400;
+
 /// The listeners of a tenant, and the routes on them.
 #[derive(Default)]
 pub(crate) struct Ingress {
@@ -34,9 +37,7 @@ pub(crate) fn resolve(
         listener_sets: written(&corpus.listener_sets),
         namespaces: written(&corpus.namespaces),
     };
-    let mut found = Vec::new();
-    let listeners = canal_attachment::resolve(tenant, &objects, &mut found);
-    report.extend(found);
+    let listeners = canal_attachment::resolve(tenant, &objects, &mut |it| report.add(it));
     let gateways = corpus.gateways.iter().filter(|gateway| {
         let metadata = &gateway.object.metadata;
         listeners.is_own(&metadata.namespace, &metadata.name)
@@ -92,12 +93,16 @@ impl Ingress {
             parents: &spec.parent_refs,
             hostnames: &spec.hostnames,
         };
-        let mut found = Vec::new();
-        let attachments = self.listeners.attach(&parents, &mut found);
-        report.extend(found);
+        let attachments = self.listeners.attach(&parents, &mut |it| report.add(it));
+        let mut faults: BTreeMap<usize, Option<String>> = BTreeMap::new();
         for attachment in attachments {
             let field = format!("spec.parentRefs[{}]", attachment.parent);
-            let fault = route.fault(&field).map(|fault| format!("{field}: {fault}"));
+            let fault = faults.entry(attachment.parent).or_insert_with(|| {
+                // Each rule on each Gateway has the text.
+                let fault = route.fault(&field)?;
+                let short: String = fault.chars().take(FAULT_CHARACTERS_MAX).collect();
+                Some(format!("{field}: {short}"))
+            });
             if !gateways.contains_key(&attachment.gateway) {
                 report.warning(
                     route.document,
@@ -108,7 +113,9 @@ impl Ingress {
             }
             let known: &mut Option<String> =
                 gateways.entry(attachment.gateway.clone()).or_default();
-            *known = known.take().or(fault);
+            if known.is_none() {
+                known.clone_from(fault);
+            }
             if !budget.add_attachment(&attachment.hosts) {
                 return BTreeMap::new();
             }
