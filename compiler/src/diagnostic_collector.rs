@@ -56,6 +56,14 @@ impl DiagnosticCollector {
         );
     }
 
+    /// Adds a diagnostic of another crate.
+    pub(crate) fn add(&mut self, diagnostic: Diagnostic) {
+        self.diagnostics.push(diagnostic);
+        if self.diagnostics.len() >= COMPACT_AT {
+            self.compact();
+        }
+    }
+
     /// Reports an error about the tenant as a whole.
     pub(crate) fn general(&mut self, problem: impl Into<String>, fix: impl Into<String>) {
         self.diagnostics
@@ -71,7 +79,7 @@ impl DiagnosticCollector {
         fix: String,
     ) {
         let (origin, object) = (Some(document.origin.clone()), Some(document.object.key()));
-        self.diagnostics.push(Diagnostic {
+        self.add(Diagnostic {
             severity,
             origin,
             object,
@@ -79,9 +87,6 @@ impl DiagnosticCollector {
             problem,
             fix,
         });
-        if self.diagnostics.len() >= COMPACT_AT {
-            self.compact();
-        }
     }
 
     /// Removes duplicates, and diagnostics beyond the limit.

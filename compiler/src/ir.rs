@@ -12,15 +12,18 @@ use canal_model::route_table::RouteTable;
 use canal_model::trust::{Entitlement, KeyServer, Termination};
 
 use crate::direct::DirectSettings;
+use crate::ir_ingress::GatewayIr;
 use crate::text;
 
 /// The intermediate representation of one tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ir {
     pub tenant: Tenant,
-    /// Gateways of the tenant, sorted by replica.
+    /// Gateway replicas of the tenant, sorted by name.
     pub gateways: Vec<Gateway>,
     pub services: BTreeMap<ServiceKey, ServiceIr>,
+    /// Gateways for clients outside the mesh, sorted by namespace and name.
+    pub ingress: Vec<GatewayIr>,
     /// Workloads sorted by namespace and name.
     pub workloads: Vec<Workload>,
     /// Nodes sorted by name. This field and the next two are only filled on the cloud tier.
@@ -111,6 +114,9 @@ impl fmt::Display for Ir {
                 }
                 writeln!(f, "    else => {end}")?;
             }
+        }
+        for gateway in &self.ingress {
+            write!(f, "\n{gateway}")?;
         }
         writeln!(f)?;
         for workload in &self.workloads {

@@ -8,10 +8,10 @@
 #![forbid(unsafe_code)]
 
 mod build;
-pub mod claims;
 mod diagnostic_collector;
 pub mod direct;
 pub mod ir;
+pub mod ir_ingress;
 pub mod limits;
 pub mod lower;
 mod names;
@@ -19,15 +19,17 @@ pub mod oracle;
 pub mod oracle_answers;
 pub mod oracle_authorization;
 pub mod oracle_filters;
+pub mod oracle_ingress;
 mod pattern;
 mod precedence;
 mod protocol;
 mod resolve;
 pub mod resource_budget;
 pub mod route_weight;
-pub mod scope;
 pub mod text;
 pub mod text_security;
+
+pub use canal_scope::{claims, scope};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Host names: resolves a name to a service relative to a namespace, and validates the hosts of
 //! routes.
 
+pub(crate) use canal_attachment::hostname::parse as host_match;
 use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
-use canal_model::program::HostMatch;
 
 /// DNS domain of a tenant's services; the default of Kubernetes.
 pub(crate) const CLUSTER_DOMAIN: &str = "cluster.local";
@@ -31,35 +31,6 @@ pub(crate) fn service(
         tenant: tenant.clone(),
         namespace,
         name: ObjectName::new(name).ok()?,
-    })
-}
-
-/// Parses a host of a route: an exact name, or `*.` and a domain. The error is the problem, without
-/// a full stop.
-pub(crate) fn host_match(written: &str) -> Result<HostMatch, String> {
-    let refuse = |why: &str| {
-        Err(format!(
-            "{:?} {why}",
-            written.chars().take(80).collect::<String>()
-        ))
-    };
-    if written.parse::<std::net::IpAddr>().is_ok() {
-        return refuse("is an address, not a host name");
-    }
-    if written.contains(':') {
-        return refuse("has a port, but hosts are compared without a port");
-    }
-    let (wildcard, name) = match written.strip_prefix("*.") {
-        Some(domain) => (true, domain),
-        None => (false, written),
-    };
-    if ObjectName::new(name).is_err() {
-        return refuse("is not a lower-case host name, optionally with the prefix `*.`");
-    }
-    Ok(if wildcard {
-        HostMatch::Suffix(format!(".{name}"))
-    } else {
-        HostMatch::Exact(name.to_owned())
     })
 }
 
@@ -93,26 +64,6 @@ mod tests {
                 expected,
                 "{host:?}"
             );
-        }
-    }
-
-    #[test]
-    fn hosts_are_names() {
-        for (written, expected) in [
-            ("example.com", Some(HostMatch::Exact("example.com".into()))),
-            (
-                "*.example.com",
-                Some(HostMatch::Suffix(".example.com".into())),
-            ),
-            ("*", None),
-            ("a.*.com", None),
-            ("Example.com", None),
-            ("10.0.0.1", None),
-            ("::1", None),
-            ("example.com:80", None),
-            ("", None),
-        ] {
-            assert_eq!(host_match(written).ok(), expected, "{written:?}");
         }
     }
 }

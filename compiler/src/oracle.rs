@@ -75,27 +75,36 @@ pub enum RoutingVerdict {
 pub fn decide(ir: &Ir, request: &OracleRequest) -> RoutingVerdict {
     match find(ir, request) {
         Err(verdict) => verdict,
-        Ok((rule, http)) => match &rule.action {
-            RouteAction::Split(backends) => RoutingVerdict::Split {
-                rule: rule.key.clone(),
-                backends: backends.clone(),
-            },
-            RouteAction::Answer(answer) => RoutingVerdict::Answer {
-                rule: rule.key.clone(),
-                answer: oracle_answers::answer(
-                    answer,
-                    rule.filters.as_deref(),
-                    &http.path,
-                    &sent(request),
-                    request.port,
-                )
-                .map(Box::new),
-            },
-            RouteAction::Refuse { status, reason } => RoutingVerdict::Refuse {
-                rule: rule.key.clone(),
-                status: *status,
-                reason: reason.clone(),
-            },
+        Ok((rule, http)) => verdict_of(rule, http, request),
+    }
+}
+
+/// Returns the decision of a rule that matches a request by the match `http`.
+pub(crate) fn verdict_of(
+    rule: &RouteRule,
+    http: &HttpMatch,
+    request: &OracleRequest,
+) -> RoutingVerdict {
+    match &rule.action {
+        RouteAction::Split(backends) => RoutingVerdict::Split {
+            rule: rule.key.clone(),
+            backends: backends.clone(),
+        },
+        RouteAction::Answer(answer) => RoutingVerdict::Answer {
+            rule: rule.key.clone(),
+            answer: oracle_answers::answer(
+                answer,
+                rule.filters.as_deref(),
+                &http.path,
+                &sent(request),
+                request.port,
+            )
+            .map(Box::new),
+        },
+        RouteAction::Refuse { status, reason } => RoutingVerdict::Refuse {
+            rule: rule.key.clone(),
+            status: *status,
+            reason: reason.clone(),
         },
     }
 }
@@ -142,7 +151,7 @@ fn find<'a>(
     else {
         return Err(RoutingVerdict::NoService);
     };
-    let mut matches = service.routes.on_port(port.port);
+    let matches = service.routes.on_port(port.port);
     // Without rules, requests go to the service's own endpoints.
     if port.protocol == AppProtocol::Tcp || matches.clone().next().is_none() {
         return Err(RoutingVerdict::Service {
@@ -150,19 +159,26 @@ fn find<'a>(
             port: request.port,
         });
     }
+    let matches = matches.map(|(rule, http)| (&**rule, http));
+    first_match(matches.clone(), matches, request).ok_or(RoutingVerdict::NoRule)
+}
+
+/// Returns the first of the `candidates` that holds. If one of `all` matches depends on the path,
+/// all of them compare the normal form.
+pub(crate) fn first_match<'a>(
+    mut all: impl Iterator<Item = (&'a RouteRule, &'a HttpMatch)>,
+    mut candidates: impl Iterator<Item = (&'a RouteRule, &'a HttpMatch)>,
+    request: &OracleRequest,
+) -> Option<(&'a RouteRule, &'a HttpMatch)> {
     let mut request = request.clone();
-    // If one match of the port depends on the path, all of them compare the normal form.
-    if matches.clone().any(|(_, http)| reads_path(&http.path)) {
+    if all.any(|(_, http)| reads_path(&http.path)) {
         let (path, query) = match request.target.split_once('?') {
             Some((path, query)) => (path, format!("?{query}")),
             None => (request.target.as_str(), String::new()),
         };
         request.target = routing_path(path) + &query;
     }
-    matches
-        .find(|(rule, http)| holds(&rule.hosts, http, &request))
-        .map(|(rule, http)| (&**rule, http))
-        .ok_or(RoutingVerdict::NoRule)
+    candidates.find(|(rule, http)| holds(&rule.hosts, http, &request))
 }
 
 /// Returns whether a match requires more of the path than that there is one.
@@ -224,7 +240,7 @@ pub fn holds(hosts: &[HostMatch], http: &HttpMatch, request: &OracleRequest) -> 
             .all(|parameter| text_holds(parameter, query_value(query, &parameter.name)))
 }
 
-fn normal_host(host: &str) -> String {
+pub(crate) fn normal_host(host: &str) -> String {
     let bare = match host.rsplit_once(':') {
         Some((name, port))
             if port.bytes().all(|c| c.is_ascii_digit())
@@ -237,7 +253,7 @@ fn normal_host(host: &str) -> String {
     bare.strip_suffix('.').unwrap_or(bare).to_ascii_lowercase()
 }
 
-fn host_holds(written: &HostMatch, host: &str) -> bool {
+pub(crate) fn host_holds(written: &HostMatch, host: &str) -> bool {
     match written {
         HostMatch::Exact(name) => host == name,
         HostMatch::Suffix(domain) => host.len() > domain.len() && host.ends_with(domain.as_str()),

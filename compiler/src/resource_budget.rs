@@ -3,9 +3,12 @@
 //! Start at [`ResourceBudget`].
 
 use canal_model::authorization::{AttributeMatch, Authentication, Authorization};
-use canal_model::program::{EndpointPort, RouteRule, Workload};
+use canal_model::program::{EndpointPort, HostMatch, RouteRule, Workload};
 
 use crate::route_weight::RouteWeights;
+
+/// Bytes of one host of a route on a listener, without its text.
+const ATTACHED_HOST_BYTES: u64 = 256;
 
 /// Size of one tenant's resources, or the limit on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -67,6 +70,16 @@ impl ResourceBudget {
             rule.key.rule.len() + rule.parent.name.as_str().len() + rule.key.name.as_str().len();
         self.used.route_table_bytes += self.weights.add(rule);
         self.add_resource(texts)
+    }
+
+    /// Counts the hosts of a route on a listener. Returns false if compiling must stop.
+    pub(crate) fn add_attachment(&mut self, hosts: &[Option<HostMatch>]) -> bool {
+        let bytes = hosts.iter().flatten().map(|host| match host {
+            HostMatch::Exact(text) | HostMatch::Suffix(text) => text.len(),
+        });
+        let entries = ATTACHED_HOST_BYTES * hosts.len() as u64;
+        self.used.route_table_bytes += entries + bytes.sum::<usize>() as u64;
+        !self.is_exceeded()
     }
 
     /// Counts a workload with the ports that it serves. Returns false if compiling must stop.

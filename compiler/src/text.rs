@@ -280,14 +280,17 @@ pub(crate) fn hosts(hosts: &[HostMatch]) -> String {
     if hosts.is_empty() {
         return String::new();
     }
-    let shown: Vec<String> = hosts
-        .iter()
-        .map(|host| match host {
-            HostMatch::Exact(name) => name.clone(),
-            HostMatch::Suffix(domain) => format!("*{domain}"),
-        })
-        .collect();
+    let shown: Vec<String> = hosts.iter().map(|it| host(Some(it))).collect();
     format!("host {} ", shown.join("|"))
+}
+
+/// Formats one host; `None` is any host.
+pub(crate) fn host(host: Option<&HostMatch>) -> String {
+    match host {
+        Some(HostMatch::Exact(name)) => name.clone(),
+        Some(HostMatch::Suffix(domain)) => format!("*{domain}"),
+        None => "any host".to_owned(),
+    }
 }
 
 pub(crate) fn http_match(http: &HttpMatch) -> String {

@@ -5,10 +5,14 @@
 //! - `#with NAME` puts `_NAME.yaml` before the file.
 //! - `#? METHOD SERVICE:PORT HOST TARGET [header:value …]` is a request for the oracle; its
 //!   decision is golden too.
+//! - `#> METHOD GATEWAY:PORT HOST TARGET [header:value …]` is a request by a client outside the mesh;
+//!   GATEWAY is a Gateway's namespace and name, or an address that it requests.
 //! - `#! FROM SERVICE:PORT [name=value …]` explains a request on its whole path. FROM is an
 //!   identity `NAMESPACE/ACCOUNT` or `spiffe://…`, the address of a client without one, or `-`.
 //! - `#jwks URI KEYS` is a key set that the controller has fetched.
 
+#[path = "golden/ingress.rs"]
+mod ingress;
 #[path = "golden/journey.rs"]
 mod journey;
 
@@ -87,6 +91,13 @@ fn check(path: &Path) -> Vec<String> {
             case.questions
                 .iter()
                 .map(|question| answer(ir, question))
+                .collect(),
+        ));
+        texts.push((
+            "ingress",
+            case.arrivals
+                .iter()
+                .map(|arrival| ingress::answer(ir, arrival))
                 .collect(),
         ));
         texts.push((
@@ -192,6 +203,8 @@ struct GoldenCase {
     jwks: BTreeMap<String, String>,
     parsed: Vec<Diagnostic>,
     questions: Vec<String>,
+    /// Requests by clients outside the mesh.
+    arrivals: Vec<String>,
     journeys: Vec<String>,
 }
 
@@ -207,6 +220,7 @@ impl GoldenCase {
             jwks: BTreeMap::new(),
             parsed,
             questions,
+            arrivals: Vec::new(),
             journeys: Vec::new(),
         };
         for line in own.lines() {
@@ -224,6 +238,8 @@ impl GoldenCase {
                 .extend(line.strip_prefix("#! ").map(str::to_owned));
             case.questions
                 .extend(line.strip_prefix("#? ").map(str::to_owned));
+            case.arrivals
+                .extend(line.strip_prefix("#> ").map(str::to_owned));
         }
         case.add(&path.file_name().unwrap().to_string_lossy(), &own);
         let keys = service_keys(&case.tenant, &case.documents);
@@ -284,7 +300,20 @@ fn answer(ir: &Ir, question: &str) -> String {
             .map(|(n, v)| (n.to_owned(), v.to_owned()))
             .collect(),
     };
-    let verdict = match decide(ir, &request) {
+    let mut text = verdict_text(ir, decide(ir, &request));
+    let has_filters = deciding_rule(ir, &request).is_some_and(|rule| rule.filters.is_some());
+    if let Some(sent) = forwarded(ir, &request).filter(|_| has_filters) {
+        write!(text, "\n    forwarded: {} {}", sent.host, sent.target).unwrap();
+        for (name, value) in &sent.headers {
+            write!(text, " {name}:{value}").unwrap();
+        }
+    }
+    format!("{question}\n  => {text}\n")
+}
+
+/// Formats the decision about a request, with the endpoints of each backend.
+fn verdict_text(ir: &Ir, verdict: RoutingVerdict) -> String {
+    match verdict {
         RoutingVerdict::NoService => "no such service".to_owned(),
         RoutingVerdict::NoRule => "404".to_owned(),
         RoutingVerdict::Service { service, port } => format!("{service}:{port}"),
@@ -321,16 +350,7 @@ fn answer(ir: &Ir, question: &str) -> String {
                 )
                 .unwrap();
             }
-            let has_filters =
-                deciding_rule(ir, &request).is_some_and(|rule| rule.filters.is_some());
-            if let Some(sent) = forwarded(ir, &request).filter(|_| has_filters) {
-                write!(shares, "\n    forwarded: {} {}", sent.host, sent.target).unwrap();
-                for (name, value) in &sent.headers {
-                    write!(shares, " {name}:{value}").unwrap();
-                }
-            }
             shares
         }
-    };
-    format!("{question}\n  => {verdict}\n")
+    }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use canal_compiler::limits::*;
-use canal_compiler::{CompileInput, CompileOutput, compile, service_keys};
+use canal_compiler::{CompileInput, CompileOutput, build_ir, compile, service_keys};
 use canal_model::ids::{ServiceId, TenantName};
 use canal_model::program::{AppProtocol, DirectAudience, Resource, RouteAction, RouteRule};
 
@@ -289,6 +289,52 @@ fn regular_expressions_of_a_service() {
         "{:?}",
         many.diagnostics[0]
     );
+}
+
+#[test]
+fn regular_expressions_of_a_gateway_spend_none_of_a_service() {
+    let gateway = "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: edge}\n\
+        spec: {gatewayClassName: canal, listeners: [{name: a, port: 80, protocol: HTTP}]}\n---\n";
+    let of = |name: &str, parents: &str, count: usize| {
+        let mut text = format!(
+            "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: {name}}}\nspec:\n  parentRefs: [{parents}]\n  rules:\n"
+        );
+        for number in 0..count {
+            let value = format!("/{number}(abc|d[e-z]){{300}}");
+            writeln!(text, "  - {{matches: [{{path: {{type: RegularExpression, value: '{value}'}}}}], backendRefs: [{BACKEND}]}}").unwrap();
+        }
+        text + "---\n"
+    };
+    // The first route uses up the Gateway's memory; the second is on the Service too.
+    let both = "{name: edge}, {group: '', kind: Service, name: web}";
+    let text = gateway.to_owned() + &of("a", "{name: edge}", 200) + &of("b", both, 2);
+    let parsed = canal_sources::parse("limits.yaml", &format!("{BASE}{text}"));
+    assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
+    let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
+    let tenant = TenantName::new("alpha").unwrap();
+    let ids = service_keys(&tenant, &documents)
+        .into_iter()
+        .zip(1..)
+        .map(|(key, id)| (key, ServiceId::new(id).unwrap()))
+        .collect();
+    let (ir, diagnostics) = build_ir(&CompileInput {
+        tenant: &tenant,
+        documents: &documents,
+        service_ids: &ids,
+        jwks: &Default::default(),
+    });
+    let ir = ir.unwrap();
+    let are_refused = |rules: &[Arc<RouteRule>]| -> Vec<bool> {
+        let of_b = rules.iter().filter(|rule| rule.key.name.as_str() == "b");
+        of_b.map(|rule| matches!(rule.action, RouteAction::Refuse { .. }))
+            .collect()
+    };
+    let service = ir.services.values().next().unwrap();
+    assert_eq!(are_refused(service.routes.rules()), [false, false]);
+    assert_eq!(are_refused(ir.ingress[0].routes.rules()), [true, true]);
+    let texts = diagnostics.iter().map(|it| it.problem.as_str());
+    let short = texts.filter(|it| it.contains("regular expressions of default/edge.gateway"));
+    assert!(short.count() > 2);
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn claims(name: &str, line: &str) -> TenantClaims {
     let gateways = gateways.join(", ");
     let yaml = format!(
         "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {{name: {name}}}\nspec: {{vni: {vni}, trustDomain: {trust}, podCidrs: [{pods}], gatewayCidrs: [{gateways}]}}\n---\n\
-         apiVersion: canal.mesh/v1\nkind: Gateway\nmetadata: {{name: {replica}}}\nspec: {{az: az1, addresses: [{address}]}}\n"
+         apiVersion: canal.mesh/v1\nkind: GatewayReplica\nmetadata: {{name: {replica}}}\nspec: {{az: az1, addresses: [{address}]}}\n"
     );
     output(name, &yaml).claims
 }
@@ -195,7 +195,7 @@ fn tenants_on_the_tier_may_have_the_same_addresses() {
 
 /// A tenant with resources of every kind that has a scope.
 const SHARED_TENANT: &str = "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: alpha}\nspec: {vni: 1, trustDomain: a.example, podCidrs: [10.1.0.0/16], gatewayCidrs: [10.101.0.0/20], keys: {location: KeyServer}}\n---\n\
-        apiVersion: canal.mesh/v1\nkind: Gateway\nmetadata: {name: gw-0}\nspec: {az: az1, addresses: [10.1.0.1]}\n---\n\
+        apiVersion: canal.mesh/v1\nkind: GatewayReplica\nmetadata: {name: gw-0}\nspec: {az: az1, addresses: [10.1.0.1]}\n---\n\
         apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1, selector: {app: web}, ports: [{name: http, port: 80}]}\n---\n\
         apiVersion: v1\nkind: Pod\nmetadata: {name: web-0, labels: {app: web}}\nspec: {nodeName: n1}\nstatus: {podIP: 10.1.0.2}\n---\n\
         apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: r}\nspec: {parentRefs: [{group: '', kind: Service, name: web}], rules: [{backendRefs: [{name: web, port: 80}]}]}\n---\n\

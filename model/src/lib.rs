@@ -9,6 +9,7 @@ pub mod diagnostic;
 pub mod fleet;
 pub mod identity;
 pub mod ids;
+pub mod ingress;
 pub mod limits;
 pub mod plan;
 pub mod policy;

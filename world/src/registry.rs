@@ -42,8 +42,8 @@ fn documents(objects: &[Value]) -> Result<String> {
     Ok(text)
 }
 
-/// Writes the tenant's own YAML, its Tenant object, its key servers, and its Gateway objects, or in
-/// a tier world its Node objects instead.
+/// Writes the tenant's own YAML, its Tenant object, its key servers, and its GatewayReplica objects,
+/// or in a tier world its Node objects instead.
 pub(crate) fn write_tenant(
     paths: &WorldPaths,
     tenant: &TenantTopology,
@@ -137,7 +137,7 @@ fn az_of(vtep: &Vtep, plan: &WorldPlan) -> Option<String> {
 fn gateway_object(vtep: &Vtep, plan: &WorldPlan) -> Value {
     json!({
         "apiVersion": "canal.mesh/v1",
-        "kind": "Gateway",
+        "kind": "GatewayReplica",
         "metadata": {"name": vtep.host},
         "spec": {"az": az_of(vtep, plan), "addresses": [vtep.ip4.to_string(), vtep.ip6.to_string()]},
     })

@@ -85,13 +85,21 @@ const ORDER: [(&str, &[&str]); 14] = [
 
 /// Pure crates: no sockets, no wall clock, no ambient randomness. Dependencies that would bring
 /// these are refused.
-const PURE: [(&str, &[&str]); 4] = [
+const PURE: [(&str, &[&str]); 6] = [
     (
         "canal-model",
         &["tokio", "rand", "socket2", "hyper", "tonic"],
     ),
     (
         "canal-compiler",
+        &["tokio", "rand", "socket2", "hyper", "tonic"],
+    ),
+    (
+        "canal-attachment",
+        &["tokio", "rand", "socket2", "hyper", "tonic"],
+    ),
+    (
+        "canal-scope",
         &["tokio", "rand", "socket2", "hyper", "tonic"],
     ),
     ("canal-h1", &["tokio", "rand", "socket2", "hyper", "tonic"]),

@@ -29,7 +29,7 @@ use crate::tier::TierConfig;
   canal-gateway --replica gw-1 --az az1 --controller https://250.1.0.1:15012 --root-ca root.pem --token-file token --data-dir /var/lib/canal
   canal-gateway --replica bench --az az1 --snapshot compiled --data-dir /tmp/gw --plain 127.0.0.1:8080=alpha/default/web:80")]
 pub struct GatewayFlags {
-    /// This replica's name, as in the Gateway objects.
+    /// This replica's name, as in the GatewayReplica objects.
     #[arg(long, env = "CANAL_REPLICA")]
     replica: ReplicaName,
     /// The availability zone of this replica.
@@ -119,7 +119,7 @@ pub struct GatewayFlags {
     keep_forwarded_proto: bool,
     /// Be a replica of this backend of the cloud tier: sessions come from edges through the
     /// redirector, which this process attaches to --device. Without it the gateway serves on its
-    /// own addresses, as in the Gateway objects.
+    /// own addresses, as in the GatewayReplica objects.
     #[arg(
         long,
         requires = "underlay",

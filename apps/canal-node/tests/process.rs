@@ -43,7 +43,7 @@ metadata: {name: alpha}
 spec: {vni: 101, trustDomain: alpha.example, podCidrs: [10.77.0.0/24, "fd77::/64"], serviceCidrs: [10.96.0.0/16]}
 ---
 apiVersion: canal.mesh/v1
-kind: Gateway
+kind: GatewayReplica
 metadata: {name: g1}
 spec: {az: az1, addresses: [10.77.255.1]}
 ---

@@ -1,9 +1,11 @@
-//! Resolves HTTPRoutes on Services (Gateway API, mesh). Routes in another namespace than their
-//! Service are refused; they would apply only to clients in that namespace.
+//! Resolves HTTPRoutes on Services and on listeners of Gateways (Gateway API). Routes in another
+//! namespace than their Service are refused; they would apply only to clients in that namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use canal_attachment::is_listener_parent;
 use canal_model::ids::ServiceKey;
+use canal_model::policy::Document;
 use canal_model::policy::gateway_api::{
     HttpRoute, HttpRouteMatch, HttpRule, ParentRef, PathCondition, PathConditionType,
     ValueCondition, ValueConditionType,
@@ -14,9 +16,10 @@ use canal_model::program::{
 };
 
 use super::destination::DestinationIndex;
+use super::ingress::Ingress;
 use super::route_fields::{
-    FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN, conditions, header_name, parent_service,
-    path, text,
+    FieldIssue, GatewayRegexBudget, RegexBudget, RuleContext, STATUS_BROKEN, conditions,
+    header_name, parent_service, path, text,
 };
 use super::tenant_objects::Sourced;
 use super::{route_answers, route_filters};
@@ -46,6 +49,7 @@ type RegexBytesLeft = BTreeMap<ServiceKey, usize>;
 pub(crate) fn resolve(
     declared: &[Sourced<'_, HttpRoute>],
     to: &DestinationIndex<'_>,
+    ingress: &mut Ingress,
     budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
 ) -> (Vec<RouteRule>, BTreeSet<ServiceKey>) {
@@ -53,11 +57,20 @@ pub(crate) fn resolve(
     let mut taken = BTreeSet::new();
     let mut left = RegexBytesLeft::new();
     for route in declared {
-        let parents = parents(route, to, report);
+        let mut parents = parents(route, to, report);
+        let gateways = ingress.attach(route, budget, report);
+        let mut regexes = regex_budget(&parents, gateways.keys(), &left);
+        parents.extend(gateways.into_iter().map(|(service, fault)| {
+            let parent = Parent {
+                service,
+                port: None,
+            };
+            (parent, fault)
+        }));
         taken.extend(parents.keys().map(|parent| parent.service.clone()));
-        let Some(mut regexes) = regex_budget(&parents, &left) else {
+        if parents.is_empty() {
             continue;
-        };
+        }
         attach(route, &parents, to, &mut regexes, report, &mut |rule| {
             let is_within = budget.add_rule(&rule);
             rules.push(rule);
@@ -71,25 +84,58 @@ pub(crate) fn resolve(
                 .into_keys()
                 .map(|parent| (parent.service, regexes.bytes_left)),
         );
+        let of_gateways = regexes.gateways.into_iter();
+        left.extend(of_gateways.map(|budget| (budget.gateway, budget.bytes_left)));
     }
     (rules, taken)
 }
 
-/// Returns the budget of the parent service that has the least left; `None` for a route without
-/// parents.
-fn regex_budget(parents: &Parents, left: &RegexBytesLeft) -> Option<RegexBudget> {
-    let left_of = |parent: &Parent| {
-        left.get(&parent.service)
-            .copied()
-            .unwrap_or(REGEXES_PER_SERVICE_BYTES_MAX)
+/// Returns the budget of the Service among the parents that has the least left, with those of the
+/// Gateways.
+fn regex_budget<'a>(
+    services: &Parents,
+    gateways: impl Iterator<Item = &'a ServiceKey>,
+    left: &RegexBytesLeft,
+) -> RegexBudget {
+    let left_of = |service: &ServiceKey| {
+        let known = left.get(service).copied();
+        known.unwrap_or(REGEXES_PER_SERVICE_BYTES_MAX)
     };
-    let scarcest = parents.keys().min_by_key(|parent| left_of(parent))?;
-    let service = format!("{}/{}", scarcest.service.namespace, scarcest.service.name);
-    Some(RegexBudget {
-        bytes_left: left_of(scarcest),
-        copies: parents.len(),
-        service,
-    })
+    let keys = services.keys().map(|parent| &parent.service);
+    let scarcest = keys.min_by_key(|service| left_of(service));
+    RegexBudget {
+        // Without a Service, there are no copies that it would limit.
+        bytes_left: scarcest.map_or(0, left_of),
+        copies: services.len(),
+        service: scarcest.map_or_else(String::new, |it| format!("{}/{}", it.namespace, it.name)),
+        gateways: gateways
+            .map(|gateway| GatewayRegexBudget {
+                gateway: gateway.clone(),
+                bytes_left: left_of(gateway),
+                is_exceeded: false,
+            })
+            .collect(),
+    }
+}
+
+/// Reports the Gateways on which the regular expressions of a rule do not fit. Returns the reason
+/// why the rule refuses on each.
+fn without_room(
+    document: &Document,
+    field: &str,
+    exceeded: Vec<ServiceKey>,
+    report: &mut DiagnosticCollector,
+) -> BTreeMap<ServiceKey, String> {
+    let reasons = exceeded.into_iter().map(|gateway| {
+        let problem = format!(
+            "with this rule the regular expressions of {}/{} need more than {REGEXES_PER_SERVICE_BYTES_MAX} bytes; it refuses there",
+            gateway.namespace, gateway.name
+        );
+        let fix = "use prefixes, or fewer and shorter expressions, or a further Gateway";
+        report.error(document, format!("{field}.matches"), problem.clone(), fix);
+        (gateway, format!("{field}.matches: {problem}"))
+    });
+    reasons.collect()
 }
 
 fn parents(
@@ -99,15 +145,19 @@ fn parents(
 ) -> Parents {
     let refs = &route.object.spec.parent_refs;
     if refs.is_empty() && route.fault("spec.parentRefs").is_none() {
-        report.error(
+        report.warning(
             route.document,
             "spec.parentRefs",
-            "the route is attached to no Service",
-            "name a Service with group: \"\" and kind: Service",
+            "the route is attached to nothing",
+            "name a Gateway, or a Service with group: \"\" and kind: Service",
         );
     }
     let mut parents = Parents::new();
-    for (at, parent_ref) in refs.iter().enumerate() {
+    let of_services = refs
+        .iter()
+        .enumerate()
+        .filter(|(_, parent)| !is_listener_parent(parent));
+    for (at, parent_ref) in of_services {
         match parent(route, parent_ref, to) {
             Ok((parent, opaque)) => {
                 if let Some(port) = opaque {
@@ -249,7 +299,7 @@ fn attach(
             .or_else(|| fault.map(|f| format!("{}: {}", f.field, f.problem)));
         let mut reading = RuleContext {
             document: route.document,
-            field,
+            field: field.clone(),
             report,
             broken,
             regexes,
@@ -257,8 +307,10 @@ fn attach(
         let filters = route_filters::of_http_route(&rule.filters, &rule.matches, &mut reading);
         let (matches, action) = checked(route, at, rule, to, &mut reading);
         let action = route_filters::guard(filters.as_deref(), action, &mut reading);
+        let without_room = without_room(route.document, &field, regexes.take_exceeded(), report);
         for (parent, fault) in parents {
-            let refusal = fault.clone().map(|reason| RouteAction::Refuse {
+            let reason = fault.as_ref().or_else(|| without_room.get(&parent.service));
+            let refusal = reason.cloned().map(|reason| RouteAction::Refuse {
                 status: STATUS_BROKEN,
                 reason,
             });
@@ -289,7 +341,11 @@ fn key(route: &Sourced<'_, HttpRoute>, parent: &Parent, at: usize) -> RouteKey {
     let metadata = &route.object.metadata;
     let rule = match parent.port {
         Some(port) => format!("{}:{port}.{at}", parent.service.name),
-        None => format!("{}.{at}", parent.service.name),
+        None if parent.service.namespace == metadata.namespace => {
+            format!("{}.{at}", parent.service.name)
+        }
+        // Only a Gateway may be in another namespace.
+        None => format!("{}@{}.{at}", parent.service.name, parent.service.namespace),
     };
     RouteKey {
         tenant: parent.service.tenant.clone(),

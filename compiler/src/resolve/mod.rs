@@ -5,8 +5,9 @@
 mod addresses;
 mod destination;
 mod direct;
-mod gateway;
+mod gateway_replica;
 mod http_route;
+mod ingress;
 mod manual_endpoints;
 mod node;
 mod policy;
@@ -37,6 +38,7 @@ use crate::ir::Security;
 use crate::resource_budget::ResourceBudget;
 use addresses::AddressOwners;
 use destination::DestinationIndex;
+pub(crate) use ingress::Ingress;
 use tenant_objects::TenantObjects;
 
 /// A tenant of which all references are valid, so that later stages need no lookup that can fail.
@@ -51,8 +53,10 @@ pub(crate) struct ResolvedTenant {
     pub(crate) throttles: Vec<Throttle>,
     pub(crate) homes: BTreeMap<ServiceKey, AzName>,
     pub(crate) direct: DirectSettings,
-    /// Route rules in no particular order; all parents are in `services`.
+    /// Route rules in no particular order. All parents are in `services`, or stand for a Gateway.
     pub(crate) rules: Vec<RouteRule>,
+    /// Listeners of Gateways; the rules of the routes on them are in `rules` too.
+    pub(crate) ingress: Ingress,
     pub(crate) security: Security,
 }
 
@@ -68,7 +72,12 @@ pub(crate) fn resolve(
     // Gateways claim addresses before services, and services before pods: the order of the calls is
     // the order of precedence.
     let mut addresses = AddressOwners::default();
-    let gateways = gateway::resolve(input.tenant, &corpus.gateways, &mut addresses, report);
+    let gateways = gateway_replica::resolve(
+        input.tenant,
+        &corpus.gateway_replicas,
+        &mut addresses,
+        report,
+    );
     let mut services = service::resolve(input, &corpus.services, &mut addresses, report);
     let homes = tier::resolve(input, tenant.as_ref(), &corpus, &mut services, report);
     let direct = direct::resolve(input.tenant, &corpus, report);
@@ -89,25 +98,10 @@ pub(crate) fn resolve(
     workloads
         .iter()
         .all(|workload| budget.add_workload(workload));
-    let subsets = subset::resolve(input.tenant, &corpus.destination_rules, &services, report);
-    let destinations = DestinationIndex {
-        tenant: input.tenant,
-        services: &services,
-        subsets: &subsets,
-        grants: &corpus.grants,
-    };
-    let (mut rules, taken) =
-        http_route::resolve(&corpus.http_routes, &destinations, budget, report);
-    rules.extend(virtual_service::resolve(
-        &corpus.virtual_services,
-        &destinations,
-        &taken,
-        budget,
-        report,
-    ));
+    let (mut rules, mut ingress) = routes(input, &corpus, &services, budget, report);
     if budget.is_exceeded() {
         // The remaining stages multiply these lists, and their result is not used.
-        (workloads, rules) = Default::default();
+        (workloads, rules, ingress) = Default::default();
     }
     let nodes = node::resolve(tenant.as_ref(), &corpus.nodes, report);
     let throttles = throttle::resolve(
@@ -140,8 +134,42 @@ pub(crate) fn resolve(
         homes,
         direct,
         rules,
+        ingress,
         security,
     }
+}
+
+/// Resolves listeners and the rules of routes on them and on services.
+fn routes(
+    input: &CompileInput<'_>,
+    corpus: &TenantObjects<'_>,
+    services: &BTreeMap<ServiceKey, Service>,
+    budget: &mut ResourceBudget,
+    report: &mut DiagnosticCollector,
+) -> (Vec<RouteRule>, Ingress) {
+    let subsets = subset::resolve(input.tenant, &corpus.destination_rules, services, report);
+    let destinations = DestinationIndex {
+        tenant: input.tenant,
+        services,
+        subsets: &subsets,
+        grants: &corpus.grants,
+    };
+    let mut ingress = ingress::resolve(input.tenant, corpus, report);
+    let (mut rules, taken) = http_route::resolve(
+        &corpus.http_routes,
+        &destinations,
+        &mut ingress,
+        budget,
+        report,
+    );
+    rules.extend(virtual_service::resolve(
+        &corpus.virtual_services,
+        &destinations,
+        &taken,
+        budget,
+        report,
+    ));
+    (rules, ingress)
 }
 
 /// Resolves policies, trust and keys.

@@ -56,7 +56,7 @@ pub(crate) fn parent_service(
 ) -> Result<ServiceKey, FieldIssue> {
     if written.kind != "Service" || !(written.group.is_empty() || written.group == "core") {
         let problem = format!(
-            "routes attach to Services only in this version, not to {} ({})",
+            "a route of this kind cannot attach to {} ({}) in this version",
             written.kind, written.group
         );
         return Err(FieldIssue::new(
@@ -102,6 +102,38 @@ pub(crate) struct RegexBudget {
     pub(crate) copies: usize,
     /// Name of the service, for diagnostics.
     pub(crate) service: String,
+    /// Gateways that have the expressions too. What they lack refuses on them only.
+    pub(crate) gateways: Vec<GatewayRegexBudget>,
+}
+
+/// Memory that the regular expressions of routes on one Gateway may still use.
+pub(crate) struct GatewayRegexBudget {
+    pub(crate) gateway: ServiceKey,
+    pub(crate) bytes_left: usize,
+    /// Whether an expression of the present rule did not fit.
+    pub(crate) is_exceeded: bool,
+}
+
+impl RegexBudget {
+    /// Subtracts the memory of an expression at each Gateway that has room for it.
+    fn charge_gateways(&mut self, bytes: usize) {
+        for budget in &mut self.gateways {
+            match budget.bytes_left.checked_sub(bytes) {
+                Some(left) => budget.bytes_left = left,
+                None => budget.is_exceeded = true,
+            }
+        }
+    }
+
+    /// Returns the Gateways on which an expression of the rule did not fit, and begins the next
+    /// rule.
+    pub(crate) fn take_exceeded(&mut self) -> Vec<ServiceKey> {
+        let budgets = self.gateways.iter_mut();
+        let exceeded = budgets.filter_map(|budget| {
+            std::mem::take(&mut budget.is_exceeded).then(|| budget.gateway.clone())
+        });
+        exceeded.collect()
+    }
 }
 
 impl RuleContext<'_> {
@@ -183,6 +215,7 @@ impl RuleContext<'_> {
             ));
         }
         self.regexes.bytes_left -= needed;
+        self.regexes.charge_gateways(one);
         Ok(pattern.into_owned())
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use canal_model::policy::canal::{
-    ExternalAuthorizer, Federation, Gateway, KeyServer, Tenant, Termination, Throttle,
+    ExternalAuthorizer, Federation, GatewayReplica, KeyServer, Tenant, Termination, Throttle,
 };
 use canal_model::policy::endpoints::{EndpointSlice, Endpoints};
 use canal_model::policy::gateway_api::{HttpRoute, ReferenceGrant, UdpRoute};
@@ -11,7 +11,8 @@ use canal_model::policy::istio::{DestinationRule, VirtualService};
 use canal_model::policy::istio_security::{
     AuthorizationPolicy, PeerAuthentication, RequestAuthentication,
 };
-use canal_model::policy::kubernetes::{Node, Pod, Service};
+use canal_model::policy::kubernetes::{NamespaceObject, Node, Pod, Service};
+use canal_model::policy::listeners::{Gateway, GatewayClass, ListenerSet};
 use canal_model::policy::{Document, Object, ObjectKey, ObjectKind};
 
 use crate::CompileInput;
@@ -45,7 +46,11 @@ impl<T> Sourced<'_, T> {
 #[derive(Default)]
 pub(crate) struct TenantObjects<'a> {
     pub(crate) tenants: Vec<Sourced<'a, Tenant>>,
+    pub(crate) gateway_replicas: Vec<Sourced<'a, GatewayReplica>>,
+    pub(crate) gateway_classes: Vec<Sourced<'a, GatewayClass>>,
     pub(crate) gateways: Vec<Sourced<'a, Gateway>>,
+    pub(crate) listener_sets: Vec<Sourced<'a, ListenerSet>>,
+    pub(crate) namespaces: Vec<Sourced<'a, NamespaceObject>>,
     pub(crate) nodes: Vec<Sourced<'a, Node>>,
     pub(crate) services: Vec<Sourced<'a, Service>>,
     pub(crate) endpoint_slices: Vec<Sourced<'a, EndpointSlice>>,
@@ -116,7 +121,13 @@ impl<'a> TenantObjects<'a> {
     fn add(&mut self, document: &'a Document) {
         match &document.object {
             Object::Tenant(object) => self.tenants.push(Sourced { document, object }),
+            Object::GatewayReplica(object) => {
+                self.gateway_replicas.push(Sourced { document, object })
+            }
+            Object::GatewayClass(object) => self.gateway_classes.push(Sourced { document, object }),
             Object::Gateway(object) => self.gateways.push(Sourced { document, object }),
+            Object::ListenerSet(object) => self.listener_sets.push(Sourced { document, object }),
+            Object::Namespace(object) => self.namespaces.push(Sourced { document, object }),
             Object::Node(object) => self.nodes.push(Sourced { document, object }),
             Object::Service(object) => self.services.push(Sourced { document, object }),
             Object::Pod(object) => self.pods.push(Sourced { document, object }),
@@ -125,7 +136,7 @@ impl<'a> TenantObjects<'a> {
             }
             Object::Endpoints(object) => self.endpoints.push(Sourced { document, object }),
             // Nothing refers to these by more than their names, which need no object.
-            Object::Namespace(_) | Object::ServiceAccount(_) => {}
+            Object::ServiceAccount(_) => {}
             Object::HttpRoute(object) => self.http_routes.push(Sourced { document, object }),
             Object::UdpRoute(object) => self.udp_routes.push(Sourced { document, object }),
             Object::ReferenceGrant(object) => self.grants.push(Sourced { document, object }),
@@ -161,7 +172,7 @@ impl<'a> TenantObjects<'a> {
 fn rank(kind: ObjectKind) -> u8 {
     match kind {
         ObjectKind::Tenant => 0,
-        ObjectKind::Gateway | ObjectKind::Node => 1,
+        ObjectKind::GatewayReplica | ObjectKind::Node => 1,
         ObjectKind::AuthorizationPolicy
         | ObjectKind::RequestAuthentication
         | ObjectKind::PeerAuthentication
@@ -171,9 +182,12 @@ fn rank(kind: ObjectKind) -> u8 {
         | ObjectKind::UdpRoute
         | ObjectKind::VirtualService
         | ObjectKind::Throttle => 2,
+        ObjectKind::GatewayClass | ObjectKind::Gateway | ObjectKind::ListenerSet => 2,
+        // A listener may exclude namespaces by their labels.
+        ObjectKind::Namespace => 2,
         ObjectKind::DestinationRule | ObjectKind::ReferenceGrant => 3,
         ObjectKind::Service | ObjectKind::EndpointSlice | ObjectKind::Endpoints => 4,
         ObjectKind::Pod => 5,
-        ObjectKind::Namespace | ObjectKind::ServiceAccount => 6,
+        ObjectKind::ServiceAccount => 6,
     }
 }

@@ -230,6 +230,7 @@ fn attach(
         bytes_left: REGEXES_PER_SERVICE_BYTES_MAX,
         copies: ports.len().max(1),
         service: format!("{}/{}", service.key.namespace, service.key.name),
+        gateways: Vec::new(),
     };
     let implied = [VirtualServiceRoute::default()];
     let written = if spec.http.is_empty() {

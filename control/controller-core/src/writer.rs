@@ -217,12 +217,22 @@ impl CatalogWriter {
                 sources_mut(&mut tenants, name).set_applied(AppliedObjects::set_aside(*excess));
             }
         }
+        let mut moves = Vec::new();
         self.store.for_each_object(|object| {
             let sources = sources_mut(&mut tenants, &object.key.tenant);
             if sources.applied().is_read() {
-                sources.applied_mut().load(object);
+                moves.extend(sources.applied_mut().load(object));
             }
         })?;
+        // A store of an earlier release may have kinds by their old names. Later edits name the
+        // rows by the new ones.
+        self.store.move_objects(&moves)?;
+        if !moves.is_empty() {
+            tracing::info!(
+                objects = moves.len(),
+                "moved stored objects to the new names of their kinds"
+            );
+        }
         Ok(tenants)
     }
 

@@ -250,7 +250,7 @@ async fn refuse_provider_objects(ann: &mut Operator) {
     let refused = ann
         .delete(
             "alpha",
-            &[("tenant", "", "alpha"), ("gateway", "", "g1")],
+            &[("tenant", "", "alpha"), ("gatewayreplica", "", "g1")],
             false,
         )
         .await
@@ -373,7 +373,7 @@ async fn a_tenant_can_be_made_and_unmade_by_the_provider() {
     assert_eq!(root.get("alpha", "").await.unwrap().len(), 6);
     let all = [
         ("tenant", "", "alpha"),
-        ("gateway", "", "g1"),
+        ("gatewayreplica", "", "g1"),
         ("svc", "shop", "a"),
         ("svc", "shop", "b"),
         ("pod", "shop", "a-0"),
@@ -453,6 +453,85 @@ async fn a_new_tenant_cannot_claim_values_of_an_existing_tenant() {
     .await;
 }
 
+/// Opens the store of a controller that was stopped.
+async fn open_store(fixture: &ControllerFixture) -> canal_store::Store {
+    let until = Instant::now() + wait_limit();
+    loop {
+        match canal_store::Store::open(
+            &fixture.config.data_dir,
+            canal_store::StoreLimits::default(),
+        ) {
+            Ok(store) => return store,
+            Err(e) => assert!(Instant::now() < until, "{e}"),
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_store_of_an_earlier_release_has_its_gateways_moved_to_their_new_kind() {
+    let mut fixture = ControllerFixture::two_tenants().await;
+    fixture.stop().await;
+    let store = open_store(&fixture).await;
+    let put = |kind: &str| canal_store::ObjectEdit::Put {
+        key: canal_store::StoredObjectKey {
+            tenant: "alpha".parse().unwrap(),
+            kind: kind.into(),
+            namespace: "default".into(),
+            name: "gw-old".into(),
+        },
+        yaml: "# ours\napiVersion: canal.mesh/v1\nkind: Gateway\nmetadata: {name: gw-old}\n\
+               spec: {az: az1, addresses: [10.1.255.77]}\n"
+            .into(),
+    };
+    store
+        .apply(&[put("Gateway")], store.next_generation().unwrap(), 7)
+        .unwrap();
+    drop(store);
+    fixture.start().await;
+    let mut root = fixture.admin("root").await;
+    let replica = "GatewayReplica default/gw-old (api)".to_string();
+    assert!(
+        root.names("alpha", "gatewayreplica")
+            .await
+            .contains(&replica)
+    );
+    let notes = root.status().await.diagnostics;
+    assert!(
+        !notes.iter().any(|note| note.problem.contains("now called")),
+        "what is stored has the new name: {notes:?}"
+    );
+    fixture.stop().await;
+    let store = open_store(&fixture).await;
+    let rows: Vec<_> = store
+        .objects()
+        .unwrap()
+        .into_iter()
+        .filter(|row| row.key.name == "gw-old")
+        .collect();
+    assert_eq!(rows.len(), 1, "{rows:?}");
+    assert_eq!(
+        (rows[0].key.kind.as_str(), rows[0].created),
+        ("GatewayReplica", 7)
+    );
+    assert!(rows[0].yaml.starts_with("# ours\n") && rows[0].yaml.contains("kind: GatewayReplica"));
+    drop(store);
+    // An edit names the row by its new key, so that a deletion holds after the next start.
+    fixture.start().await;
+    let mut root = fixture.admin("root").await;
+    let gone = root
+        .delete("alpha", &[("gatewayreplica", "default", "gw-old")], false)
+        .await
+        .unwrap();
+    assert!(gone.accepted, "{gone:?}");
+    assert!(
+        !root
+            .names("alpha", "gatewayreplica")
+            .await
+            .contains(&replica)
+    );
+}
+
 #[tokio::test]
 async fn an_unreadable_row_is_reported_and_can_be_removed() {
     let mut fixture = ControllerFixture::two_tenants().await;
@@ -462,17 +541,7 @@ async fn an_unreadable_row_is_reported_and_can_be_removed() {
         .must_apply("alpha", &[&service(1, "c", 3)])
         .await;
     fixture.stop().await;
-    let until = Instant::now() + wait_limit();
-    let store = loop {
-        match canal_store::Store::open(
-            &fixture.config.data_dir,
-            canal_store::StoreLimits::default(),
-        ) {
-            Ok(store) => break store,
-            Err(e) => assert!(Instant::now() < until, "{e}"),
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    };
+    let store = open_store(&fixture).await;
     let key = |name: &str| canal_store::StoredObjectKey {
         tenant: "alpha".parse().unwrap(),
         kind: "Service".into(),

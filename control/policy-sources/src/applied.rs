@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use canal_catalog::PolicyOrigin;
 use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::ids::Generation;
 use canal_model::policy::{Document, Metadata, Object, ObjectKey, Timestamp};
 use canal_sources::parse;
-use canal_store::{StoredObject, StoredObjectKey};
+use canal_store::{ObjectMove, StoredObject, StoredObjectKey};
 
 use crate::source::PolicySource;
 
@@ -18,6 +19,9 @@ pub struct AppliedObjects {
     objects: BTreeMap<ObjectKey, Arc<Document>>,
     /// Rows of the store that this build cannot read, or not completely, with the reason.
     unreadable: BTreeMap<StoredObjectKey, Diagnostic>,
+    /// Objects whose row has the old name of their kind, by the key to which the row moves, each
+    /// with its generation.
+    renamed: BTreeMap<StoredObjectKey, (Generation, ObjectKey)>,
     /// Set if the objects were not loaded at this start, because they have more bytes than the
     /// tenant's share.
     set_aside: Option<Diagnostic>,
@@ -43,11 +47,23 @@ impl AppliedObjects {
     }
 
     /// Adds an object of the store. One that this build cannot read gets a diagnostic, and can
-    /// still be deleted.
-    pub fn load(&mut self, object: StoredObject) {
+    /// still be deleted. Returns the move of a row whose object's kind has a new name. Such a row
+    /// must be loaded before one that is at the new key already; of the two, that with the later
+    /// generation counts, as it does for [`canal_store::Store::move_objects`].
+    pub fn load(&mut self, object: StoredObject) -> Option<ObjectMove> {
         let StoredObject {
-            key, yaml, created, ..
+            key,
+            yaml,
+            created,
+            generation,
         } = object;
+        if let Some((moved, object)) = self.renamed.remove(&key) {
+            if moved > generation {
+                return None;
+            }
+            self.objects.remove(&object);
+            self.unreadable.remove(&key);
+        }
         let parsed = parse("api", &yaml);
         let fault = parsed
             .diagnostics
@@ -55,8 +71,23 @@ impl AppliedObjects {
             .find(|d| d.severity == Severity::Error);
         match parsed.documents.into_iter().next() {
             Some(document) => {
+                let to = StoredObjectKey {
+                    kind: document.object.kind().as_str().to_owned(),
+                    ..key.clone()
+                };
+                let yaml = document.text.to_string();
+                let object = document.object.key();
                 self.put(document, created);
-                self.unreadable.extend(fault.map(|f| (key, f)));
+                self.unreadable.extend(fault.map(|f| (to.clone(), f)));
+                if to.kind == key.kind {
+                    return None;
+                }
+                self.renamed.insert(to.clone(), (generation, object));
+                Some(ObjectMove {
+                    from: key,
+                    to,
+                    yaml,
+                })
             }
             None => {
                 let problem = format!(
@@ -72,6 +103,7 @@ impl AppliedObjects {
                     fix,
                 };
                 self.unreadable.insert(key, finding);
+                None
             }
         }
     }
@@ -134,7 +166,10 @@ fn metadata_mut(object: &mut Object) -> &mut Metadata {
         Object::VirtualService(o) => &mut o.metadata,
         Object::DestinationRule(o) => &mut o.metadata,
         Object::Tenant(o) => &mut o.metadata,
+        Object::GatewayReplica(o) => &mut o.metadata,
+        Object::GatewayClass(o) => &mut o.metadata,
         Object::Gateway(o) => &mut o.metadata,
+        Object::ListenerSet(o) => &mut o.metadata,
         Object::Node(o) => &mut o.metadata,
         Object::Throttle(o) => &mut o.metadata,
         Object::AuthorizationPolicy(o) => &mut o.metadata,
@@ -144,5 +179,52 @@ fn metadata_mut(object: &mut Object) -> &mut Metadata {
         Object::Federation(o) => &mut o.metadata,
         Object::KeyServer(o) => &mut o.metadata,
         Object::Termination(o) => &mut o.metadata,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(kind: &str, addresses: &str, generation: u64) -> StoredObject {
+        StoredObject {
+            key: StoredObjectKey {
+                tenant: "alpha".parse().unwrap(),
+                kind: kind.to_owned(),
+                namespace: "default".to_owned(),
+                name: "gw".to_owned(),
+            },
+            yaml: format!(
+                "apiVersion: canal.mesh/v1\nkind: {kind}\nmetadata: {{name: gw}}\nspec: {{az: az1, addresses: [{addresses}]}}\n"
+            ),
+            created: 100,
+            generation: Generation(generation),
+        }
+    }
+
+    #[test]
+    fn of_two_rows_of_one_object_the_later_counts() {
+        for (old, new, expected) in [(1, 2, "10.0.0.2"), (2, 1, "10.0.0.1"), (1, 1, "10.0.0.2")] {
+            let mut applied = AppliedObjects::default();
+            assert!(applied.load(row("Gateway", "10.0.0.1", old)).is_some());
+            assert!(
+                applied
+                    .load(row("GatewayReplica", "10.0.0.2", new))
+                    .is_none()
+            );
+            let objects: Vec<_> = applied.objects.values().collect();
+            assert_eq!(objects.len(), 1);
+            assert!(objects[0].text.contains(expected), "{old} {new}");
+            assert!(!applied.has_unreadable());
+        }
+        // A later row that cannot be read leaves nothing of the earlier one in force.
+        let mut applied = AppliedObjects::default();
+        applied.load(row("Gateway", "10.0.0.1", 1));
+        let broken = StoredObject {
+            yaml: "no: object".to_owned(),
+            ..row("GatewayReplica", "", 2)
+        };
+        assert!(applied.load(broken).is_none());
+        assert!(applied.objects.is_empty() && applied.has_unreadable());
     }
 }

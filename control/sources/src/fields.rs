@@ -7,6 +7,8 @@
 use canal_model::policy::ObjectKind;
 use canal_yaml::tree::{YamlNode, YamlValue};
 
+use crate::renamed::renamed_kind;
+
 /// Treatment of a field that the object's type does not have.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FieldVerdict {
@@ -112,34 +114,6 @@ const METADATA_NOISE: [&str; 8] = [
     "metadata.deletionGracePeriodSeconds",
 ];
 
-/// A field that was renamed in a release. The old name is accepted for one more release.
-pub(crate) struct RenamedField {
-    kind: ObjectKind,
-    /// Path in the object; its last element is the old name.
-    pub(crate) path: &'static [&'static str],
-    pub(crate) new_name: &'static str,
-}
-
-/// Renamed fields. The types accept the old names by serde's `alias`; this table produces the
-/// warning.
-const RENAMED: [RenamedField; 2] = [
-    RenamedField {
-        kind: ObjectKind::Tenant,
-        path: &["spec", "outside"],
-        new_name: "outboundTrafficPolicy",
-    },
-    RenamedField {
-        kind: ObjectKind::Tenant,
-        path: &["spec", "keys", "place"],
-        new_name: "location",
-    },
-];
-
-/// Returns the renamed fields of a kind.
-pub(crate) fn renamed_fields(kind: ObjectKind) -> impl Iterator<Item = &'static RenamedField> {
-    RENAMED.iter().filter(move |renamed| renamed.kind == kind)
-}
-
 const METADATA: [KnownField; 1] = [never(
     "metadata.generateName",
     "only an API server can generate names",
@@ -227,6 +201,53 @@ const USE_DEFAULT_GATEWAYS: KnownField = never(
     "routes attach to Services only in this version",
     "list the Services in parentRefs",
 );
+
+/// Fields of Gateways and GatewayClasses about objects that other implementations make.
+const GATEWAY_NOISE: [&str; 3] = [
+    "spec.description",
+    "spec.infrastructure.labels",
+    "spec.infrastructure.annotations",
+];
+
+const GATEWAY: [KnownField; 6] = [
+    never(
+        "spec.tls",
+        "client certificates and TLS to backends are not supported in this version",
+        REMOVE,
+    ),
+    unless(
+        "spec.defaultScope",
+        "None",
+        "a Gateway of routes that name no parent is not supported in this version",
+        "name the Gateway in the routes",
+    ),
+    never(
+        "spec.addresses[].routability",
+        "Canal has one kind of address for Gateways",
+        REMOVE,
+    ),
+    never("spec.listeners[].tls.options", TLS_OPTIONS, REMOVE),
+    never(
+        "spec.listeners[].tls.frontendValidation",
+        CLIENT_CERTIFICATES,
+        REMOVE,
+    ),
+    never("spec.listeners[].filters", LISTENER_FILTERS, REMOVE),
+];
+
+const LISTENER_SET: [KnownField; 3] = [
+    never("spec.listeners[].tls.options", TLS_OPTIONS, REMOVE),
+    never(
+        "spec.listeners[].tls.frontendValidation",
+        CLIENT_CERTIFICATES,
+        REMOVE,
+    ),
+    never("spec.listeners[].filters", LISTENER_FILTERS, REMOVE),
+];
+
+const TLS_OPTIONS: &str = "Canal has no TLS options of its own";
+const CLIENT_CERTIFICATES: &str = "client certificates are not supported in this version";
+const LISTENER_FILTERS: &str = "filters of listeners are not supported in this version";
 
 const HTTP_ROUTE: [KnownField; 9] = [
     USE_DEFAULT_GATEWAYS,
@@ -488,6 +509,11 @@ pub(crate) fn classify_field(
         | ObjectKind::Endpoints
         | ObjectKind::Namespace
         | ObjectKind::ServiceAccount => &[],
+        ObjectKind::GatewayClass | ObjectKind::Gateway if GATEWAY_NOISE.contains(&pattern) => {
+            return FieldVerdict::Noise;
+        }
+        ObjectKind::Gateway => &GATEWAY,
+        ObjectKind::ListenerSet => &LISTENER_SET,
         ObjectKind::HttpRoute => &HTTP_ROUTE,
         ObjectKind::UdpRoute => &UDP_ROUTE,
         ObjectKind::VirtualService => &VIRTUAL_SERVICE,
@@ -496,7 +522,8 @@ pub(crate) fn classify_field(
         | ObjectKind::Node
         | ObjectKind::ReferenceGrant
         | ObjectKind::Tenant
-        | ObjectKind::Gateway
+        | ObjectKind::GatewayReplica
+        | ObjectKind::GatewayClass
         | ObjectKind::Throttle
         | ObjectKind::ExternalAuthorizer
         | ObjectKind::Federation
@@ -630,6 +657,9 @@ const IGNORED_API_GROUPS: [&str; 20] = [
 
 /// Returns the kind of a document, or the treatment of a document of an unknown kind.
 pub(crate) fn kind_of(api_version: &str, kind: &str) -> Result<ObjectKind, UnknownKindAction> {
+    if let Some(renamed) = renamed_kind(api_version, kind) {
+        return Ok(renamed.kind);
+    }
     let group = api_version.split_once('/').map_or("", |(group, _)| group);
     let known = ObjectKind::ALL
         .into_iter()
@@ -669,11 +699,11 @@ mod tests {
             ("v1", "Pod", Ok(ObjectKind::Pod)),
             ("v1", "Node", Ok(ObjectKind::Node)),
             ("canal.mesh/v1", "Throttle", Ok(ObjectKind::Throttle)),
-            ("canal.mesh/v1", "Gateway", Ok(ObjectKind::Gateway)),
+            ("canal.mesh/v1", "Gateway", Ok(ObjectKind::GatewayReplica)),
             (
                 "gateway.networking.k8s.io/v1",
                 "Gateway",
-                Err(UnknownKindAction::Refused),
+                Ok(ObjectKind::Gateway),
             ),
             (
                 "networking.istio.io/v1",

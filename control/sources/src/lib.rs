@@ -15,6 +15,7 @@ pub mod limits;
 mod list;
 mod locate;
 mod read;
+mod renamed;
 mod split;
 mod watch;
 

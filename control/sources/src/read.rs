@@ -14,12 +14,11 @@ use canal_yaml::tree::{self, YamlNode, YamlValue};
 use serde::Deserialize;
 
 use crate::annotations::without_unread;
-use crate::fields::{
-    FieldVerdict, RenamedField, UnknownKindAction, classify_field, kind_of, renamed_fields,
-};
+use crate::fields::{FieldVerdict, UnknownKindAction, classify_field, kind_of};
 use crate::limits::{DOCUMENTS_PER_FILE_MAX, FILE_BYTES_MAX, FINDINGS_PER_DOCUMENT_MAX};
 use crate::list::item_text;
 use crate::locate::{file_location, position_in};
+use crate::renamed::{RenamedField, renamed_fields, renamed_kind, with_new_kind};
 use crate::split::{DocumentText, split};
 
 /// The objects and diagnostics of one file.
@@ -261,6 +260,8 @@ impl DocumentReader<'_> {
         };
         let kind = self.kind(&root)?;
         let object = self.object(kind, &root)?;
+        // An object of an old kind is stored as one of the new kind.
+        let text = with_new_kind(&text, &root).map_or(text, Cow::Owned);
         Some(Document {
             object,
             origin: self.origin.clone(),
@@ -304,10 +305,14 @@ impl DocumentReader<'_> {
             return None;
         };
         match kind_of(api_version, kind) {
-            Ok(kind) => {
+            Ok(known) => {
                 // The key is known before decoding, so that decoding errors can name the object.
-                self.key = key(kind, root);
-                Some(kind)
+                self.key = key(known, root);
+                if renamed_kind(api_version, kind).is_some() {
+                    let warning = self.renamed_kind_warning(root, kind, known);
+                    self.diagnostics.push(warning);
+                }
+                Some(known)
             }
             Err(stranger) => {
                 *self.foreign += usize::from(matches!(stranger, UnknownKindAction::Foreign(_)));
@@ -346,7 +351,16 @@ impl DocumentReader<'_> {
                 .typed(kind, root, Empty::Refused)
                 .map(Object::DestinationRule),
             ObjectKind::Tenant => self.typed(kind, root, Empty::Refused).map(Object::Tenant),
+            ObjectKind::GatewayReplica => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::GatewayReplica),
+            ObjectKind::GatewayClass => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::GatewayClass),
             ObjectKind::Gateway => self.typed(kind, root, Empty::Refused).map(Object::Gateway),
+            ObjectKind::ListenerSet => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::ListenerSet),
             ObjectKind::Node => self.typed(kind, root, Empty::Absent).map(Object::Node),
             ObjectKind::Throttle => self.typed(kind, root, Empty::Refused).map(Object::Throttle),
             ObjectKind::AuthorizationPolicy => self
@@ -420,6 +434,19 @@ impl DocumentReader<'_> {
         }));
         self.diagnostics.append(&mut found);
         decoded.object
+    }
+
+    /// Returns the warning for an object whose kind is written under its old name.
+    fn renamed_kind_warning(&self, root: &YamlNode, old: &str, new: ObjectKind) -> Diagnostic {
+        let spot = root.entry("kind").map_or(root.spot, |(key, _)| key.spot);
+        let problem =
+            format!("the kind is now called {new}; the next release does not accept {old} here");
+        let fix = format!("write kind: {new}");
+        let origin = file_location(&self.origin, spot);
+        Diagnostic {
+            severity: Severity::Warning,
+            ..error(origin, self.key.clone(), "kind", problem, &fix)
+        }
     }
 
     /// Returns the warning for a field that is written under its old name.

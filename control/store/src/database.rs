@@ -25,7 +25,8 @@ mod opening;
 use opening::{create_database, load, open_database, unusable};
 
 /// Maps `(tenant, kind, namespace, name)` to a JSON [`ObjectRow`].
-const OBJECTS: TableDefinition<(&str, &str, &str, &str), &[u8]> = TableDefinition::new("objects");
+pub(crate) const OBJECTS: TableDefinition<(&str, &str, &str, &str), &[u8]> =
+    TableDefinition::new("objects");
 /// Maps a service key to `(id, time of its release in seconds since 1970, or 0)`.
 const SERVICE_IDS: TableDefinition<&str, (u32, u64)> = TableDefinition::new("service-ids");
 /// Maps a tenant to its rank in the order of admission, and whether it has files.
@@ -92,6 +93,15 @@ pub(crate) struct Inner {
     reserved: u64,
     issued_generation: u64,
     doubt: Option<UnconfirmedCommit>,
+}
+
+impl Inner {
+    /// Counts one object of the tenant less.
+    pub(crate) fn forget_object(&mut self, tenant: &TenantName) {
+        if let Some(count) = self.counts.get_mut(tenant) {
+            *count = count.saturating_sub(1);
+        }
+    }
 }
 
 /// The state on disk, read once at opening.

@@ -10,7 +10,8 @@ use canal_model::ids::{AzName, Generation, ReplicaNumber, ServiceId, ServiceKey,
 use canal_model::plan::{ChainMember, Plan, PlannedService, PlannedTable, UnmetConstraint};
 use canal_model::program::BUCKETS;
 use canal_store::{
-    ObjectEdit, Store, StoreError, StoreLimits, StoredEdge, StoredObjectKey, StoredReplica,
+    ObjectEdit, ObjectMove, Store, StoreError, StoreLimits, StoredEdge, StoredObjectKey,
+    StoredReplica,
 };
 
 fn open(dir: &Path) -> Store {
@@ -579,4 +580,61 @@ fn a_plan_replaces_the_stored_one_completely() {
     };
     s.put_plan(None, &third).unwrap();
     assert_eq!(s.plan().unwrap(), third);
+}
+
+#[test]
+fn a_moved_row_keeps_its_time_and_generation_and_yields_to_a_newer_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = StoreLimits {
+        objects_per_tenant: 3,
+        ..StoreLimits::default()
+    };
+    let store = Store::open(dir.path(), limits).unwrap();
+    let edits = [
+        put("alpha", "a", "old a"),
+        put("alpha", "b", "old b"),
+        put("alpha", "c", "newer b"),
+    ];
+    store.apply(&edits, Generation(1), 100).unwrap();
+    let moved = |from: &str, to: &str| ObjectMove {
+        from: key("alpha", from),
+        to: key("alpha", to),
+        yaml: format!("new {from}"),
+    };
+    store.move_objects(&[]).unwrap();
+    // The first row moves, the second finds a newer one, the third is gone.
+    let moves = [moved("a", "d"), moved("b", "c"), moved("none", "e")];
+    store.move_objects(&moves).unwrap();
+    let expected = ["alpha:c=newer b@1", "alpha:d=new a@1"];
+    assert_eq!(names(&store), expected);
+    assert!(store.objects().unwrap().iter().all(|o| o.created == 100));
+    // The limit counts the rows that are left.
+    store
+        .apply(&[put("alpha", "e", "")], Generation(2), 100)
+        .unwrap();
+    let refused = store.apply(&[put("alpha", "f", "")], Generation(3), 100);
+    assert!(matches!(refused, Err(StoreError::ObjectsPerTenant { .. })));
+    drop(store);
+    let again = Store::open(dir.path(), limits).unwrap();
+    assert_eq!(names(&again)[..2], expected);
+}
+
+#[test]
+fn a_moved_row_replaces_one_with_an_earlier_generation() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), StoreLimits::default()).unwrap();
+    let apply = |name: &str, yaml: &str, generation| {
+        let edits = [put("alpha", name, yaml)];
+        store.apply(&edits, Generation(generation), 100).unwrap();
+    };
+    // An operator went back to the earlier release, which knows only the old key.
+    apply("new", "before", 1);
+    apply("old", "after", 2);
+    let moves = [ObjectMove {
+        from: key("alpha", "old"),
+        to: key("alpha", "new"),
+        yaml: "after, renamed".to_owned(),
+    }];
+    store.move_objects(&moves).unwrap();
+    assert_eq!(names(&store), ["alpha:new=after, renamed@2"]);
 }

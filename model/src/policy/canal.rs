@@ -115,17 +115,17 @@ fn outbound_traffic_policy<'de, D: serde::Deserializer<'de>>(
     })
 }
 
-/// `canal.mesh/v1 Gateway`. Its name is the name of the replica. There is one for each tenant that
+/// `canal.mesh/v1 GatewayReplica`. Its name is the name of the replica. There is one for each tenant that
 /// the replica serves.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Gateway {
+pub struct GatewayReplica {
     pub metadata: Metadata,
-    pub spec: GatewaySpec,
+    pub spec: GatewayReplicaSpec,
 }
 
-/// The content of `spec:` in a Gateway.
+/// The content of `spec:` in a GatewayReplica.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct GatewaySpec {
+pub struct GatewayReplicaSpec {
     pub az: AzName,
     /// The replica's addresses in the tenant's overlay.
     pub addresses: Vec<IpAddr>,

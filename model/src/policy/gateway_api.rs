@@ -49,10 +49,10 @@ pub struct ParentRef {
     pub section_name: Option<String>,
 }
 
-fn gateway_group() -> String {
+pub(super) fn gateway_group() -> String {
     "gateway.networking.k8s.io".to_owned()
 }
-fn gateway_kind() -> String {
+pub(super) fn gateway_kind() -> String {
     "Gateway".to_owned()
 }
 

@@ -9,6 +9,7 @@ pub mod gateway_api;
 pub mod istio;
 pub mod istio_security;
 pub mod kubernetes;
+pub mod listeners;
 mod metadata;
 
 use std::fmt;
@@ -35,7 +36,10 @@ pub enum Object {
     VirtualService(istio::VirtualService),
     DestinationRule(istio::DestinationRule),
     Tenant(canal::Tenant),
-    Gateway(canal::Gateway),
+    GatewayReplica(canal::GatewayReplica),
+    GatewayClass(listeners::GatewayClass),
+    Gateway(listeners::Gateway),
+    ListenerSet(listeners::ListenerSet),
     Node(kubernetes::Node),
     Throttle(canal::Throttle),
     AuthorizationPolicy(istio_security::AuthorizationPolicy),
@@ -51,7 +55,7 @@ pub enum Object {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ObjectKind {
     Tenant,
-    Gateway,
+    GatewayReplica,
     Node,
     Namespace,
     ServiceAccount,
@@ -59,6 +63,9 @@ pub enum ObjectKind {
     EndpointSlice,
     Endpoints,
     Pod,
+    GatewayClass,
+    Gateway,
+    ListenerSet,
     HttpRoute,
     UdpRoute,
     ReferenceGrant,
@@ -76,9 +83,9 @@ pub enum ObjectKind {
 
 impl ObjectKind {
     /// All kinds of objects, in the order of listings.
-    pub const ALL: [ObjectKind; 22] = [
+    pub const ALL: [ObjectKind; 25] = [
         ObjectKind::Tenant,
-        ObjectKind::Gateway,
+        ObjectKind::GatewayReplica,
         ObjectKind::Node,
         ObjectKind::Namespace,
         ObjectKind::ServiceAccount,
@@ -86,6 +93,9 @@ impl ObjectKind {
         ObjectKind::EndpointSlice,
         ObjectKind::Endpoints,
         ObjectKind::Pod,
+        ObjectKind::GatewayClass,
+        ObjectKind::Gateway,
+        ObjectKind::ListenerSet,
         ObjectKind::HttpRoute,
         ObjectKind::UdpRoute,
         ObjectKind::ReferenceGrant,
@@ -105,7 +115,7 @@ impl ObjectKind {
     pub fn as_str(self) -> &'static str {
         match self {
             ObjectKind::Tenant => "Tenant",
-            ObjectKind::Gateway => "Gateway",
+            ObjectKind::GatewayReplica => "GatewayReplica",
             ObjectKind::Node => "Node",
             ObjectKind::Namespace => "Namespace",
             ObjectKind::ServiceAccount => "ServiceAccount",
@@ -113,6 +123,9 @@ impl ObjectKind {
             ObjectKind::EndpointSlice => "EndpointSlice",
             ObjectKind::Endpoints => "Endpoints",
             ObjectKind::Pod => "Pod",
+            ObjectKind::GatewayClass => "GatewayClass",
+            ObjectKind::Gateway => "Gateway",
+            ObjectKind::ListenerSet => "ListenerSet",
             ObjectKind::HttpRoute => "HTTPRoute",
             ObjectKind::UdpRoute => "UDPRoute",
             ObjectKind::ReferenceGrant => "ReferenceGrant",
@@ -132,7 +145,9 @@ impl ObjectKind {
     /// Returns the accepted values of `apiVersion:`; the first is the recommended one.
     pub fn api_versions(self) -> &'static [&'static str] {
         match self {
-            ObjectKind::Tenant | ObjectKind::Gateway | ObjectKind::Throttle => &["canal.mesh/v1"],
+            ObjectKind::Tenant | ObjectKind::GatewayReplica | ObjectKind::Throttle => {
+                &["canal.mesh/v1"]
+            }
             ObjectKind::ExternalAuthorizer
             | ObjectKind::Federation
             | ObjectKind::KeyServer
@@ -145,10 +160,11 @@ impl ObjectKind {
             ObjectKind::Service | ObjectKind::Pod | ObjectKind::Node => &["v1"],
             ObjectKind::Endpoints | ObjectKind::Namespace | ObjectKind::ServiceAccount => &["v1"],
             ObjectKind::EndpointSlice => &["discovery.k8s.io/v1"],
-            ObjectKind::HttpRoute => &[
+            ObjectKind::GatewayClass | ObjectKind::Gateway | ObjectKind::HttpRoute => &[
                 "gateway.networking.k8s.io/v1",
                 "gateway.networking.k8s.io/v1beta1",
             ],
+            ObjectKind::ListenerSet => &["gateway.networking.k8s.io/v1"],
             ObjectKind::UdpRoute => &["gateway.networking.k8s.io/v1alpha2"],
             ObjectKind::ReferenceGrant => &[
                 "gateway.networking.k8s.io/v1",
@@ -167,7 +183,7 @@ impl ObjectKind {
     pub fn is_providers(self) -> bool {
         matches!(
             self,
-            ObjectKind::Tenant | ObjectKind::Gateway | ObjectKind::Node
+            ObjectKind::Tenant | ObjectKind::GatewayReplica | ObjectKind::Node
         )
     }
 
@@ -177,7 +193,7 @@ impl ObjectKind {
         let word = word.to_ascii_lowercase();
         Some(match word.as_str() {
             "tenant" | "tenants" => ObjectKind::Tenant,
-            "gateway" | "gateways" | "gw" => ObjectKind::Gateway,
+            "gatewayreplica" | "gatewayreplicas" => ObjectKind::GatewayReplica,
             "node" | "nodes" | "no" => ObjectKind::Node,
             "namespace" | "namespaces" | "ns" => ObjectKind::Namespace,
             "serviceaccount" | "serviceaccounts" | "sa" => ObjectKind::ServiceAccount,
@@ -185,6 +201,9 @@ impl ObjectKind {
             "endpointslice" | "endpointslices" => ObjectKind::EndpointSlice,
             "endpoints" | "ep" => ObjectKind::Endpoints,
             "pod" | "pods" | "po" => ObjectKind::Pod,
+            "gatewayclass" | "gatewayclasses" | "gc" => ObjectKind::GatewayClass,
+            "gateway" | "gateways" | "gtw" => ObjectKind::Gateway,
+            "listenerset" | "listenersets" | "lset" => ObjectKind::ListenerSet,
             "httproute" | "httproutes" => ObjectKind::HttpRoute,
             "udproute" | "udproutes" => ObjectKind::UdpRoute,
             "referencegrant" | "referencegrants" | "refgrant" => ObjectKind::ReferenceGrant,
@@ -263,7 +282,10 @@ impl Object {
             Object::VirtualService(_) => ObjectKind::VirtualService,
             Object::DestinationRule(_) => ObjectKind::DestinationRule,
             Object::Tenant(_) => ObjectKind::Tenant,
+            Object::GatewayReplica(_) => ObjectKind::GatewayReplica,
+            Object::GatewayClass(_) => ObjectKind::GatewayClass,
             Object::Gateway(_) => ObjectKind::Gateway,
+            Object::ListenerSet(_) => ObjectKind::ListenerSet,
             Object::Node(_) => ObjectKind::Node,
             Object::Throttle(_) => ObjectKind::Throttle,
             Object::AuthorizationPolicy(_) => ObjectKind::AuthorizationPolicy,
@@ -291,7 +313,10 @@ impl Object {
             Object::VirtualService(o) => &o.metadata,
             Object::DestinationRule(o) => &o.metadata,
             Object::Tenant(o) => &o.metadata,
+            Object::GatewayReplica(o) => &o.metadata,
+            Object::GatewayClass(o) => &o.metadata,
             Object::Gateway(o) => &o.metadata,
+            Object::ListenerSet(o) => &o.metadata,
             Object::Node(o) => &o.metadata,
             Object::Throttle(o) => &o.metadata,
             Object::AuthorizationPolicy(o) => &o.metadata,

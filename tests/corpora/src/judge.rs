@@ -282,7 +282,7 @@ mod tests {
         let service = "{group: '', kind: Service, name: s}";
         let text = [
             route(service, "{backendRefs: [{name: s, port: 80}]}"),
-            // A Gateway is no parent yet; the parser has nothing to say about it.
+            // The Gateway does not exist; the parser has nothing to say about it.
             route("{name: g}", "{backendRefs: [{name: s, port: 80}]}")
                 .replace("name: a}", "name: b}"),
             // Without a backend the API demands 500, and a status.
@@ -295,7 +295,7 @@ mod tests {
             .collect();
         assert_eq!(reasons[0], None);
         let parent = reasons[1].as_deref().unwrap();
-        assert!(parent.starts_with("spec.parentRefs[].kind: "), "{parent}");
+        assert!(parent.starts_with("spec.parentRefs[].name: "), "{parent}");
         assert_eq!(reasons[2], None);
         let documents = judge_file(&Surroundings::new([]), "a.yaml", &text);
         let statuses: Vec<bool> = documents

@@ -161,7 +161,7 @@ fn more() -> String {
     let (hbone, pod, port) = (HBONE.ip(), tls_origin::ADDRESS.ip(), origin::PORT);
     let address = SECURE_SERVICE.trim_end_matches(":80");
     format!(
-        "---\napiVersion: canal.mesh/v1\nkind: Gateway\nmetadata: {{name: bench}}\nspec: {{az: az1, addresses: [{hbone}]}}\n---\n\
+        "---\napiVersion: canal.mesh/v1\nkind: GatewayReplica\nmetadata: {{name: bench}}\nspec: {{az: az1, addresses: [{hbone}]}}\n---\n\
          apiVersion: v1\nkind: Pod\nmetadata: {{name: secure, namespace: default, labels: {{app: secure}}, annotations: {{canal.mesh/az: az1}}}}\n\
          spec: {{nodeName: n1, serviceAccountName: origin, containers: [{{name: c, ports: [{{containerPort: {port}}}]}}]}}\n\
          status: {{podIP: {pod}, podIPs: [{{ip: {pod}}}], conditions: [{{type: Ready, status: \"True\"}}]}}\n---\n\

@@ -219,9 +219,9 @@ fn objects() -> Vec<Attack> {
             own,
         ),
         Attack::new(
-            "a Gateway of one's own",
+            "a GatewayReplica of one's own",
             move |s| {
-                let gateway = "apiVersion: canal.mesh/v1\nkind: Gateway\nmetadata: {name: gw-1}\nspec: {az: az1, addresses: [10.1.1.2]}\n";
+                let gateway = "apiVersion: canal.mesh/v1\nkind: GatewayReplica\nmetadata: {name: gw-1}\nspec: {az: az1, addresses: [10.1.1.2]}\n";
                 applied(s, "beta", gateway)
             },
             own,

@@ -39,7 +39,7 @@ impl TierPlacement {
 /// Returns whether `principal` receives any resource of the tenant that makes these claims.
 ///
 /// Call this once per tenant, and [`visible`] once per resource. A gateway serves the tenants that
-/// name it in Gateway objects, and those that have a service on its backend.
+/// name it in GatewayReplica objects, and those that have a service on its backend.
 pub fn admits(claims: &TenantClaims, principal: &Principal, placement: &TierPlacement) -> bool {
     match principal {
         Principal::Node { tenant, .. } => *tenant == claims.tenant,

@@ -1,4 +1,4 @@
-//! Resolves Gateway objects: the replicas that serve the tenant, and their addresses in its
+//! Resolves GatewayReplica objects: the replicas that serve the tenant, and their addresses in its
 //! overlay. The planner makes bucket tables.
 
 use canal_model::ids::{ReplicaName, TenantName};
@@ -11,7 +11,7 @@ use crate::diagnostic_collector::DiagnosticCollector;
 
 pub(crate) fn resolve(
     tenant: &TenantName,
-    declared: &[Sourced<'_, canal::Gateway>],
+    declared: &[Sourced<'_, canal::GatewayReplica>],
     addresses: &mut AddressOwners,
     report: &mut DiagnosticCollector,
 ) -> Vec<Gateway> {
@@ -25,7 +25,7 @@ pub(crate) fn resolve(
 
 fn replica(
     tenant: &TenantName,
-    gateway: &Sourced<'_, canal::Gateway>,
+    gateway: &Sourced<'_, canal::GatewayReplica>,
     addresses: &mut AddressOwners,
     report: &mut DiagnosticCollector,
 ) -> Option<Gateway> {

@@ -168,7 +168,7 @@ fn clashes(older: &TenantClaims, newer: &TenantClaims, report: &mut impl FnMut(D
             );
             let fix = "give the replica an own address in every tenant's overlay";
             error(
-                ObjectKind::Gateway,
+                ObjectKind::GatewayReplica,
                 new.replica.as_str(),
                 &format!("spec.addresses[{at}]"),
                 problem,

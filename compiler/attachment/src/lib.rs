@@ -1,0 +1,80 @@
+//! Attachment of routes to the listeners of Gateways (Gateway API): which listeners a tenant's
+//! Gateways and ListenerSets make, which of them a route's parents name and allow, and for which
+//! hosts. Pure: it resolves no backends and orders no rules; the compiler does.
+//!
+//! Broken input closes its own listener, or attaches its own route to nothing, and is a diagnostic.
+//! Start at [`resolve`], then [`TenantListeners::attach`].
+
+#![forbid(unsafe_code)]
+
+mod allowed;
+pub mod hostname;
+mod listeners;
+mod routes;
+
+use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::policy::Document;
+
+pub use allowed::SELECTOR_PARTS_MAX;
+pub use listeners::{
+    COMPARISONS_PER_TENANT_MAX, CONTROLLER_NAME, DEFAULT_CLASS, GatewayListeners,
+    LISTENERS_PER_GATEWAY_MAX, LISTENERS_PER_TENANT_MAX, ListenerObjects, PlacedListener,
+    TenantListeners, resolve,
+};
+pub use routes::{
+    ATTACHED_HOSTS_PER_ROUTE_MAX, Attachment, LISTENER_PARENTS_PER_ROUTE_MAX, RouteParents,
+    is_listener_parent,
+};
+
+/// Group of the objects of Gateway API.
+const GROUP: &str = "gateway.networking.k8s.io";
+
+/// An object with the document that it comes from.
+#[derive(Debug)]
+pub struct Written<'a, T> {
+    pub document: &'a Document,
+    pub object: &'a T,
+}
+
+impl<T> Clone for Written<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Written<'_, T> {}
+
+/// Returns the beginning of a text of any length, for a problem that quotes it.
+fn shorten(text: &str) -> String {
+    text.chars().take(80).collect()
+}
+
+/// Reports the diagnostics about one document.
+struct DocumentReport<'a> {
+    document: &'a Document,
+    sink: &'a mut dyn FnMut(Diagnostic),
+}
+
+impl DocumentReport<'_> {
+    /// Reports that a part of the object does not work as written.
+    fn error(&mut self, field: impl Into<String>, problem: impl Into<String>, fix: &str) {
+        self.add(Severity::Error, field.into(), problem.into(), fix);
+    }
+
+    /// Reports what Gateway API wants an implementation to say of an object that is as it should
+    /// be: it takes no other object down.
+    fn warning(&mut self, field: impl Into<String>, problem: impl Into<String>, fix: &str) {
+        self.add(Severity::Warning, field.into(), problem.into(), fix);
+    }
+
+    fn add(&mut self, severity: Severity, field: String, problem: String, fix: &str) {
+        (self.sink)(Diagnostic {
+            severity,
+            origin: Some(self.document.origin.clone()),
+            object: Some(self.document.object.key()),
+            field,
+            problem,
+            fix: fix.to_owned(),
+        });
+    }
+}

@@ -1,0 +1,664 @@
+//! The listeners of a tenant's Gateways: which Gateways are Canal's, what their ListenerSets add,
+//! and which listeners are closed, with the reason. Start at [`resolve`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use canal_model::diagnostic::Diagnostic;
+use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
+use canal_model::ingress::{
+    Listener, ListenerFault, ListenerFaultReason, ListenerProtocol, gateway_service,
+};
+use canal_model::policy::RejectedField;
+use canal_model::policy::kubernetes::NamespaceObject;
+use canal_model::policy::listeners::{
+    AllowedRoutes, Gateway, GatewayClass, GatewayListener, ListenerSet,
+};
+
+use crate::allowed::{AllowedNamespaces, NamespaceLabels};
+use crate::{DocumentReport, GROUP, Written, hostname, shorten};
+
+/// Value of `controllerName` in the GatewayClasses that are Canal's.
+pub const CONTROLLER_NAME: &str = "canal.mesh/gateway";
+/// Name of the GatewayClass that every tenant has without an object.
+pub const DEFAULT_CLASS: &str = "canal";
+/// Maximum number of listeners of one Gateway, those of its ListenerSets included (Gateway API
+/// allows 64 in each of these objects).
+pub const LISTENERS_PER_GATEWAY_MAX: usize = 512;
+/// Maximum number of listeners of one tenant.
+pub const LISTENERS_PER_TENANT_MAX: usize = 4096;
+/// Maximum number of comparisons of routes with listeners that one tenant may cost: one for each
+/// listener of a parent, each part of a selector of namespaces, and each host.
+pub const COMPARISONS_PER_TENANT_MAX: usize = 16_000_000;
+/// Maximum length of the description of a fault, in characters: each listener that it closes has
+/// it in its diagnostics.
+const FAULT_CHARACTERS_MAX: usize = 400;
+
+/// Field of a Gateway that says which ListenerSets may add listeners. If it is broken, none may.
+const ALLOWED_SETS: &str = "spec.allowedListeners";
+
+/// The objects of a tenant that make listeners, each list with the oldest object first.
+#[derive(Debug, Default)]
+pub struct ListenerObjects<'a> {
+    pub classes: Vec<Written<'a, GatewayClass>>,
+    pub gateways: Vec<Written<'a, Gateway>>,
+    pub listener_sets: Vec<Written<'a, ListenerSet>>,
+    pub namespaces: Vec<Written<'a, NamespaceObject>>,
+}
+
+/// The listeners of all Gateways of a tenant.
+#[derive(Debug)]
+pub struct TenantListeners {
+    /// Gateways by namespace and name; `None` for one of another controller.
+    pub(crate) gateways: BTreeMap<(Namespace, ObjectName), Option<GatewayListeners>>,
+    /// ListenerSets by namespace and name, each with its Gateway. A set that adds nothing has none.
+    pub(crate) listener_sets: BTreeMap<(Namespace, ObjectName), Option<(Namespace, ObjectName)>>,
+    pub(crate) namespaces: NamespaceLabels,
+    /// Comparisons that attaching further routes may take.
+    pub(crate) comparisons_left: usize,
+}
+
+impl Default for TenantListeners {
+    fn default() -> Self {
+        Self {
+            gateways: BTreeMap::new(),
+            listener_sets: BTreeMap::new(),
+            namespaces: NamespaceLabels::default(),
+            comparisons_left: COMPARISONS_PER_TENANT_MAX,
+        }
+    }
+}
+
+/// The listeners of one Gateway.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GatewayListeners {
+    /// The service that stands for the Gateway.
+    pub service: ServiceKey,
+    /// The addresses that the Gateway requests; if there are none, it gets one. Nothing has checked
+    /// yet that the tier has them to give: whoever assigns addresses must refuse any other.
+    pub addresses: Vec<IpAddr>,
+    /// The Gateway's own listeners, then those of its ListenerSets; at most
+    /// [`LISTENERS_PER_GATEWAY_MAX`].
+    pub listeners: Vec<PlacedListener>,
+    /// The reason why all listeners are closed, those of ListenerSets included, if they are.
+    pub(crate) closed: Option<Arc<ListenerFault>>,
+    /// Namespaces of the ListenerSets that may add listeners.
+    pub(crate) allowed_sets: AllowedNamespaces,
+}
+
+/// A listener of a Gateway, with the routes that it allows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlacedListener {
+    pub listener: Listener,
+    /// Name in its own object.
+    pub(crate) section: ObjectName,
+    /// The ListenerSet that it comes from; `None` for a Gateway's own.
+    pub(crate) listener_set: Option<(Namespace, ObjectName)>,
+    /// Namespace of the object that it is written in.
+    pub(crate) namespace: Namespace,
+    pub(crate) allowed: AllowedNamespaces,
+    /// Whether HTTPRoutes may attach to it.
+    pub(crate) takes_http_routes: bool,
+    /// Whether its hostname is broken, so that nothing is known to be the same.
+    pub(crate) is_host_broken: bool,
+}
+
+impl TenantListeners {
+    /// Returns whether a Gateway is Canal's.
+    pub fn is_own(&self, namespace: &Namespace, name: &ObjectName) -> bool {
+        let key = (namespace.clone(), name.clone());
+        matches!(self.gateways.get(&key), Some(Some(_)))
+    }
+
+    /// Returns whether a ListenerSet adds its listeners to a Gateway of Canal's.
+    pub fn has_set(&self, namespace: &Namespace, name: &ObjectName) -> bool {
+        let key = (namespace.clone(), name.clone());
+        matches!(self.listener_sets.get(&key), Some(Some(_)))
+    }
+
+    /// Iterates over the Gateways that are Canal's, by namespace and name.
+    pub fn gateways(&self) -> impl Iterator<Item = &GatewayListeners> {
+        self.gateways.values().flatten()
+    }
+}
+
+/// Resolves the listeners of a tenant, and reports what is wrong with the objects.
+pub fn resolve(
+    tenant: &TenantName,
+    objects: &ListenerObjects<'_>,
+    sink: &mut dyn FnMut(Diagnostic),
+) -> TenantListeners {
+    let mut resolved = TenantListeners {
+        namespaces: NamespaceLabels::new(&objects.namespaces),
+        ..TenantListeners::default()
+    };
+    let classes = accepted_classes(objects, sink);
+    let mut left = LISTENERS_PER_TENANT_MAX;
+    for gateway in &objects.gateways {
+        let mut report = DocumentReport {
+            document: gateway.document,
+            sink: &mut *sink,
+        };
+        let listeners = accept(tenant, gateway, &classes, &mut left, &mut report);
+        let metadata = &gateway.object.metadata;
+        let key = (metadata.namespace.clone(), metadata.name.clone());
+        resolved.gateways.insert(key, listeners);
+    }
+    for set in &objects.listener_sets {
+        let mut report = DocumentReport {
+            document: set.document,
+            sink: &mut *sink,
+        };
+        let metadata = &set.object.metadata;
+        let key = (metadata.namespace.clone(), metadata.name.clone());
+        let gateway = add_set(&mut resolved, set, &mut left, &mut report);
+        resolved.listener_sets.insert(key, gateway);
+    }
+    resolved
+}
+
+/// What a tenant's GatewayClasses mean: for each class of Canal's, the reason why its Gateways are
+/// closed, if they are. Classes of other controllers have no entry.
+struct AcceptedClasses {
+    own: BTreeMap<ObjectName, Option<Arc<ListenerFault>>>,
+    others: BTreeSet<ObjectName>,
+}
+
+fn accepted_classes(
+    objects: &ListenerObjects<'_>,
+    sink: &mut dyn FnMut(Diagnostic),
+) -> AcceptedClasses {
+    let mut classes = AcceptedClasses {
+        own: BTreeMap::new(),
+        others: BTreeSet::new(),
+    };
+    for class in &objects.classes {
+        let mut report = DocumentReport {
+            document: class.document,
+            sink: &mut *sink,
+        };
+        let (name, spec) = (&class.object.metadata.name, &class.object.spec);
+        if spec.controller_name != CONTROLLER_NAME {
+            let short = shorten(&spec.controller_name);
+            let problem = format!("the class is of the controller {short:?}, so Canal ignores it");
+            let fix = format!("write {CONTROLLER_NAME} if its Gateways are to be Canal's");
+            report.warning("spec.controllerName", problem, &fix);
+            classes.others.insert(name.clone());
+            continue;
+        }
+        let fault = match (&spec.parameters_ref, class.document.faults.first()) {
+            (Some(parameters), _) => {
+                let problem = no_parameters(&parameters.kind);
+                report.error("spec.parametersRef", problem.clone(), "remove the field");
+                Some(fault(ListenerFaultReason::InvalidParameters, problem))
+            }
+            (None, Some(rejected)) => Some(fault_of(rejected)),
+            (None, None) => None,
+        };
+        classes.own.insert(name.clone(), fault);
+    }
+    classes
+}
+
+fn no_parameters(kind: &str) -> String {
+    format!("Canal has no parameters of kind {:?}", shorten(kind))
+}
+
+fn fault(reason: ListenerFaultReason, problem: impl Into<String>) -> Arc<ListenerFault> {
+    let mut problem: String = problem.into();
+    if let Some((end, _)) = problem.char_indices().nth(FAULT_CHARACTERS_MAX) {
+        problem.truncate(end);
+    }
+    Arc::new(ListenerFault { reason, problem })
+}
+
+fn fault_of(rejected: &RejectedField) -> Arc<ListenerFault> {
+    fault(
+        ListenerFaultReason::Invalid,
+        format!("{}: {}", shorten(&rejected.field), rejected.problem),
+    )
+}
+
+/// Returns the listeners of a Gateway; `None` if it is not Canal's.
+fn accept(
+    tenant: &TenantName,
+    gateway: &Written<'_, Gateway>,
+    classes: &AcceptedClasses,
+    left: &mut usize,
+    report: &mut DocumentReport<'_>,
+) -> Option<GatewayListeners> {
+    let (metadata, spec) = (&gateway.object.metadata, &gateway.object.spec);
+    let class = &spec.gateway_class_name;
+    let of_class = match classes.own.get(class) {
+        Some(fault) => fault.clone(),
+        None if classes.others.contains(class) => {
+            let problem =
+                format!("GatewayClass {class} is not Canal's, so Canal ignores the Gateway");
+            let fix = "name a GatewayClass of Canal's, such as canal, to have it served";
+            report.warning("spec.gatewayClassName", problem, fix);
+            return None;
+        }
+        None if class.as_str() == DEFAULT_CLASS => None,
+        None => {
+            let problem = format!("there is no GatewayClass {class}, so Canal ignores the Gateway");
+            let fix = "name the class canal, or write a GatewayClass with Canal's controllerName";
+            report.warning("spec.gatewayClassName", problem, fix);
+            return None;
+        }
+    };
+    let Some(service) = gateway_service(tenant, &metadata.namespace, &metadata.name) else {
+        let fix = "use at most 245 characters";
+        report.error("metadata.name", "the name is too long for a Gateway", fix);
+        return None;
+    };
+    let mut whole = of_class;
+    let addresses = requested_addresses(gateway, &mut whole, report);
+    if let Some(parameters) = &spec.infrastructure.parameters_ref {
+        let problem = no_parameters(&parameters.kind);
+        let field = "spec.infrastructure.parametersRef";
+        report.error(field, problem.clone(), "remove the field");
+        whole.get_or_insert(fault(ListenerFaultReason::InvalidParameters, problem));
+    }
+    if let Some(rejected) = fault_of_whole(&gateway.document.faults) {
+        whole.get_or_insert_with(|| fault_of(rejected));
+    }
+    if spec.listeners.is_empty() && whole.is_none() {
+        let fix = "write at least one listener";
+        report.warning("spec.listeners", "the Gateway has no listener", fix);
+    }
+    let source = ListenerSource {
+        namespace: &metadata.namespace,
+        listener_set: None,
+        faults: &gateway.document.faults,
+        whole: whole.as_ref(),
+    };
+    let mut listeners = Vec::new();
+    source.add(&spec.listeners, &mut listeners, left, report);
+    let choice = &spec.allowed_listeners.namespaces;
+    let is_rejected = |fault: &RejectedField| {
+        ["", "spec"].contains(&fault.field.as_str()) || is_within(&fault.field, ALLOWED_SETS)
+    };
+    let allowed_sets = match AllowedNamespaces::read(choice, AllowedNamespaces::None) {
+        Ok(_) if gateway.document.faults.iter().any(is_rejected) => AllowedNamespaces::None,
+        Ok(allowed) => allowed,
+        Err(problem) => {
+            let fix = "write from: All, from: Same, or from: Selector with a selector";
+            report.error("spec.allowedListeners.namespaces", problem, fix);
+            AllowedNamespaces::None
+        }
+    };
+    Some(GatewayListeners {
+        service,
+        addresses,
+        listeners,
+        closed: whole,
+        allowed_sets,
+    })
+}
+
+/// Returns the addresses that a Gateway requests. One that Canal cannot give closes the Gateway:
+/// it may not be reachable by another one instead.
+fn requested_addresses(
+    gateway: &Written<'_, Gateway>,
+    whole: &mut Option<Arc<ListenerFault>>,
+    report: &mut DocumentReport<'_>,
+) -> Vec<IpAddr> {
+    let mut addresses = Vec::new();
+    for (at, written) in gateway.object.spec.addresses.iter().enumerate() {
+        let kind = written.kind.as_deref().unwrap_or("IPAddress");
+        let short = shorten(&written.value);
+        let problem = match (kind, written.value.parse::<IpAddr>()) {
+            ("IPAddress", Ok(address)) if is_unusable(address) => {
+                format!("{address} is not the address of one host on a network")
+            }
+            ("IPAddress", Ok(address)) => {
+                addresses.push(address);
+                continue;
+            }
+            // Without a value, any address of the type will do.
+            ("IPAddress", Err(_)) if written.value.is_empty() => continue,
+            ("IPAddress", Err(_)) => format!("{short:?} is not an address"),
+            _ => format!(
+                "addresses of type {:?} are not supported in this version",
+                shorten(kind)
+            ),
+        };
+        let fix = "write type: IPAddress with an address of the tier's pool, or remove it";
+        report.error(format!("spec.addresses[{at}]"), problem.clone(), fix);
+        whole.get_or_insert(fault(ListenerFaultReason::UnsupportedAddress, problem));
+    }
+    addresses
+}
+
+/// Returns whether no client can reach a Gateway by an address, on whatever network it is.
+fn is_unusable(address: IpAddr) -> bool {
+    address.is_loopback() || address.is_multicast() || address.is_unspecified()
+}
+
+/// Returns the first fault that concerns more than one listener. One that removed a listener from
+/// the list is such a fault: the positions of those behind it are not those that were written.
+fn fault_of_whole(faults: &[RejectedField]) -> Option<&RejectedField> {
+    faults.iter().find(|fault| {
+        let is_own = listener_field(&fault.field)
+            .is_some_and(|(_, field)| !["name", "port", "protocol"].contains(&field));
+        (fault.field.is_empty() || fault.field.starts_with("spec"))
+            && !is_within(&fault.field, ALLOWED_SETS)
+            && !is_own
+    })
+}
+
+/// Returns whether a field is `outer` or inside it.
+fn is_within(field: &str, outer: &str) -> bool {
+    field
+        .strip_prefix(outer)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+}
+
+/// Returns the position of the listener that a field is inside, and the name of the listener's
+/// field; an empty name stands for one that needs quotes.
+fn listener_field(field: &str) -> Option<(usize, &str)> {
+    let (at, rest) = field.strip_prefix("spec.listeners[")?.split_once(']')?;
+    let name = match rest.strip_prefix('.') {
+        Some(rest) => rest.split(['.', '[']).next().unwrap_or_default(),
+        None if rest.starts_with('[') => "",
+        None => return None,
+    };
+    Some((at.parse().ok()?, name))
+}
+
+/// Where a listener is written.
+struct ListenerSource<'a> {
+    namespace: &'a Namespace,
+    listener_set: Option<&'a ObjectName>,
+    faults: &'a [RejectedField],
+    /// Closes all listeners of the object.
+    whole: Option<&'a Arc<ListenerFault>>,
+}
+
+impl ListenerSource<'_> {
+    /// Adds the listeners of one object to those that its Gateway has from objects with precedence.
+    /// The tenant may have `tenant_left` further listeners.
+    fn add(
+        &self,
+        written: &[GatewayListener],
+        listeners: &mut Vec<PlacedListener>,
+        tenant_left: &mut usize,
+        report: &mut DocumentReport<'_>,
+    ) {
+        let mut own_faults: BTreeMap<usize, Vec<&RejectedField>> = BTreeMap::new();
+        for fault in self.faults {
+            if let Some((at, _)) = listener_field(&fault.field) {
+                own_faults.entry(at).or_default().push(fault);
+            }
+        }
+        let first = listeners.len();
+        let gateway_left = LISTENERS_PER_GATEWAY_MAX.saturating_sub(first);
+        let left = gateway_left.min(*tenant_left);
+        for (at, listener) in written.iter().take(left).enumerate() {
+            let faults = own_faults.get(&at).map_or(&[][..], Vec::as_slice);
+            listeners.push(read_listener(listener, at, self, faults, report));
+        }
+        if written.len() > left {
+            let (who, limit, fix) = if gateway_left <= *tenant_left {
+                (
+                    "Gateway",
+                    LISTENERS_PER_GATEWAY_MAX,
+                    "use a further Gateway",
+                )
+            } else {
+                ("tenant", LISTENERS_PER_TENANT_MAX, "remove listeners")
+            };
+            let problem = format!(
+                "with this one the {who} has more than {limit} listeners; it and those behind it are left out"
+            );
+            report.error(format!("spec.listeners[{left}]"), problem, fix);
+        }
+        *tenant_left -= listeners.len() - first;
+        close_conflicts(listeners, first, report);
+    }
+}
+
+/// Reads one listener. What is wrong with it closes it; `faults` are those inside it.
+fn read_listener(
+    written: &GatewayListener,
+    at: usize,
+    source: &ListenerSource<'_>,
+    faults: &[&RejectedField],
+    report: &mut DocumentReport<'_>,
+) -> PlacedListener {
+    let field = format!("spec.listeners[{at}]");
+    let mut closed = source.whole.cloned();
+    if let Some(rejected) = faults.first() {
+        closed.get_or_insert_with(|| fault_of(rejected));
+    }
+    let mut is_host_broken = faults
+        .iter()
+        .any(|fault| listener_field(&fault.field).is_some_and(|(_, name)| name == "hostname"));
+    let protocol = protocol(written, &field, &mut closed, report);
+    let mut host = None;
+    match written.hostname.as_deref().filter(|name| !name.is_empty()) {
+        None => {}
+        // Gateway API ignores the field for protocols without host names.
+        Some(_) if matches!(protocol, ListenerProtocol::Other(_)) => {}
+        Some(name) => match hostname::parse(name) {
+            Ok(parsed) => host = Some(parsed),
+            Err(problem) => {
+                let fix = "write a name such as www.example.com or *.example.com";
+                report.error(format!("{field}.hostname"), problem.clone(), fix);
+                closed.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
+                is_host_broken = true;
+            }
+        },
+    }
+    let (allowed, takes_http_routes) =
+        allowed_routes(&written.allowed_routes, &field, &mut closed, report);
+    let name = match source.listener_set {
+        Some(set) => format!("{}/{set}/{}", source.namespace, written.name),
+        None => written.name.to_string(),
+    };
+    PlacedListener {
+        listener: Listener {
+            name,
+            port: written.port.get(),
+            protocol,
+            host,
+            closed,
+        },
+        section: written.name.clone(),
+        listener_set: source
+            .listener_set
+            .map(|set| (source.namespace.clone(), set.clone())),
+        namespace: source.namespace.clone(),
+        allowed,
+        takes_http_routes,
+        is_host_broken,
+    }
+}
+
+/// Reads the protocol of a listener, and closes the listener if Canal does not serve it.
+fn protocol(
+    written: &GatewayListener,
+    field: &str,
+    closed: &mut Option<Arc<ListenerFault>>,
+    report: &mut DocumentReport<'_>,
+) -> ListenerProtocol {
+    let short = shorten(&written.protocol);
+    let (protocol, problem) = match written.protocol.as_str() {
+        "HTTP" => (ListenerProtocol::Http, None),
+        "HTTPS" => (
+            ListenerProtocol::Https,
+            Some("HTTPS listeners are not served in this version".to_owned()),
+        ),
+        "TLS" | "TCP" | "UDP" => {
+            let problem = format!("{short} listeners are not served in this version");
+            (ListenerProtocol::Other(short), Some(problem))
+        }
+        _ => {
+            let problem = format!("{short:?} is not a protocol of listeners that Canal knows");
+            (ListenerProtocol::Other(short), Some(problem))
+        }
+    };
+    if let Some(problem) = problem {
+        let fix = "use protocol: HTTP, or remove the listener";
+        report.error(format!("{field}.protocol"), problem.clone(), fix);
+        closed.get_or_insert(fault(ListenerFaultReason::UnsupportedProtocol, problem));
+    }
+    if protocol == ListenerProtocol::Http && written.tls.is_some() {
+        let problem = "a listener of protocol HTTP has no TLS";
+        let fix = "use protocol: HTTPS, or remove tls";
+        report.error(format!("{field}.tls"), problem, fix);
+        closed.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
+    }
+    protocol
+}
+
+/// Reads the routes that a listener allows: their namespaces, and whether HTTPRoutes are among
+/// them.
+fn allowed_routes(
+    written: &AllowedRoutes,
+    field: &str,
+    closed: &mut Option<Arc<ListenerFault>>,
+    report: &mut DocumentReport<'_>,
+) -> (AllowedNamespaces, bool) {
+    let allowed = AllowedNamespaces::read(&written.namespaces, AllowedNamespaces::Same)
+        .unwrap_or_else(|problem| {
+            let field = format!("{field}.allowedRoutes.namespaces");
+            let fix = "write from: All, from: Same, or from: Selector with a selector";
+            report.error(field, problem.clone(), fix);
+            closed.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
+            AllowedNamespaces::None
+        });
+    let mut takes_http_routes = written.kinds.is_empty();
+    for (at, kind) in written.kinds.iter().enumerate() {
+        if kind.group == GROUP && kind.kind == "HTTPRoute" {
+            takes_http_routes = true;
+            continue;
+        }
+        let short = shorten(&kind.kind);
+        let problem = format!("routes of kind {short:?} cannot attach to the listener");
+        let fix = "write HTTPRoute, or remove the kind";
+        report.error(format!("{field}.allowedRoutes.kinds[{at}]"), problem, fix);
+    }
+    if !takes_http_routes {
+        let problem = "the listener allows no kind of route that Canal can attach to it";
+        closed.get_or_insert(fault(ListenerFaultReason::InvalidRouteKinds, problem));
+    }
+    (allowed, takes_http_routes)
+}
+
+/// Adds the listeners of a ListenerSet to its Gateway, and returns the Gateway's key.
+fn add_set(
+    resolved: &mut TenantListeners,
+    set: &Written<'_, ListenerSet>,
+    left: &mut usize,
+    report: &mut DocumentReport<'_>,
+) -> Option<(Namespace, ObjectName)> {
+    let (metadata, spec) = (&set.object.metadata, &set.object.spec);
+    let parent = &spec.parent_ref;
+    if parent.group != GROUP || parent.kind != "Gateway" {
+        let problem = "a ListenerSet adds listeners to a Gateway only";
+        let fix = "write kind: Gateway and its group, or remove both";
+        report.error("spec.parentRef.kind", problem, fix);
+        return None;
+    }
+    let namespace = parent.namespace.as_ref().unwrap_or(&metadata.namespace);
+    let key = (namespace.clone(), parent.name.clone());
+    let Some(gateway) = resolved.gateways.get_mut(&key) else {
+        let problem = format!("there is no Gateway {namespace}/{}", parent.name);
+        report.warning(
+            "spec.parentRef.name",
+            problem,
+            "create it or correct the name",
+        );
+        return None;
+    };
+    let Some(gateway) = gateway else {
+        let problem = format!("Gateway {namespace}/{} is not Canal's", parent.name);
+        let fix = "the set belongs to the Gateway's controller";
+        report.warning("spec.parentRef.name", problem, fix);
+        return None;
+    };
+    let is_allowed = gateway
+        .allowed_sets
+        .has(namespace, &metadata.namespace, &resolved.namespaces);
+    if !is_allowed {
+        let problem = format!(
+            "Gateway {namespace}/{} takes no ListenerSets of namespace {}",
+            parent.name, metadata.namespace
+        );
+        let fix = "allow them in the Gateway's spec.allowedListeners";
+        report.warning("spec.parentRef", problem, fix);
+        return None;
+    }
+    // What closes the Gateway concerns all that clients reach by it.
+    let of_set = || fault_of_whole(&set.document.faults).map(fault_of);
+    let whole = gateway.closed.clone().or_else(of_set);
+    let source = ListenerSource {
+        namespace: &metadata.namespace,
+        listener_set: Some(&metadata.name),
+        faults: &set.document.faults,
+        whole: whole.as_ref(),
+    };
+    source.add(&spec.listeners, &mut gateway.listeners, left, report);
+    Some(key)
+}
+
+/// Closes listeners that are not distinct: all of those at `first` and behind it that have a
+/// conflict with each other, as they are of one object; and those that have one with a listener in
+/// front of `first`, which comes from an object with precedence.
+fn close_conflicts(
+    listeners: &mut [PlacedListener],
+    first: usize,
+    report: &mut DocumentReport<'_>,
+) {
+    let conflicts: Vec<_> = (first..listeners.len())
+        .filter_map(|at| {
+            let own = &listeners[at];
+            let others = listeners
+                .iter()
+                .enumerate()
+                .filter(|(other, _)| *other != at);
+            let found = others
+                // A Gateway's own listeners keep their places against those of its sets.
+                .filter_map(|(_, other)| conflict(own, other).map(|reason| (reason, other)))
+                .next()?;
+            Some((at, found.0, found.1.listener.name.clone()))
+        })
+        .collect();
+    for (at, reason, other) in conflicts {
+        let own = &mut listeners[at];
+        let port = own.listener.port;
+        let problem = match reason {
+            ListenerFaultReason::ProtocolConflict => {
+                format!("listener {other} has another protocol on port {port}")
+            }
+            ListenerFaultReason::HostnameConflict => {
+                format!("listener {other} has the same hostname on port {port}")
+            }
+            _ => format!("listener {other} has the same name"),
+        };
+        let field = format!("spec.listeners[{}]", at - first);
+        let fix = "give the listeners different names, and different ports or hostnames";
+        report.error(field, problem.clone(), fix);
+        own.listener.closed.get_or_insert(fault(reason, problem));
+    }
+}
+
+/// Returns why two listeners of a Gateway are not distinct, if they are not.
+fn conflict(a: &PlacedListener, b: &PlacedListener) -> Option<ListenerFaultReason> {
+    if a.listener.name == b.listener.name {
+        return Some(ListenerFaultReason::Invalid);
+    }
+    // UDP has ports of its own.
+    let is_udp = |listener: &PlacedListener| matches!(&listener.listener.protocol, ListenerProtocol::Other(name) if name == "UDP");
+    if a.listener.port != b.listener.port || is_udp(a) != is_udp(b) {
+        return None;
+    }
+    if a.listener.protocol != b.listener.protocol {
+        return Some(ListenerFaultReason::ProtocolConflict);
+    }
+    let is_broken = a.is_host_broken || b.is_host_broken;
+    (!is_broken && a.listener.host == b.listener.host)
+        .then_some(ListenerFaultReason::HostnameConflict)
+}

@@ -1,0 +1,6 @@
+//! The integration tests of attachment, on objects as users write them. `make test` runs each module
+//! in its own process (`suite MODULE::`).
+
+mod fixture;
+mod listeners;
+mod routes;

@@ -1,0 +1,127 @@
+//! Resolves the listeners of Gateways, and attaches HTTPRoutes to them. `canal-attachment` decides
+//! which listeners take a route; the rules are compiled as those of Services are.
+
+use std::collections::BTreeMap;
+
+use canal_attachment::{
+    Attachment, ListenerObjects, RouteParents, TenantListeners, Written, is_listener_parent,
+};
+use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
+use canal_model::policy::gateway_api::HttpRoute;
+
+use super::tenant_objects::{Sourced, TenantObjects};
+use crate::diagnostic_collector::DiagnosticCollector;
+use crate::limits::HOSTS_PER_ROUTE_MAX;
+use crate::resource_budget::ResourceBudget;
+
+/// Maximum length of the reason why rules refuse on a Gateway, in characters.
+const FAULT_CHARACTERS_MAX: usize = 400;
+
+/// The listeners of a tenant, and the routes on them.
+#[derive(Default)]
+pub(crate) struct Ingress {
+    pub(crate) listeners: TenantListeners,
+    /// Each attached route, by namespace and name, on each of its listeners.
+    pub(crate) attachments: Vec<((Namespace, ObjectName), Attachment)>,
+}
+
+/// Resolves the listeners, to which no route is attached yet.
+pub(crate) fn resolve(
+    tenant: &TenantName,
+    corpus: &TenantObjects<'_>,
+    report: &mut DiagnosticCollector,
+) -> Ingress {
+    let objects = ListenerObjects {
+        classes: written(&corpus.gateway_classes),
+        gateways: written(&corpus.gateways),
+        listener_sets: written(&corpus.listener_sets),
+        namespaces: written(&corpus.namespaces),
+    };
+    let listeners = canal_attachment::resolve(tenant, &objects, &mut |it| report.add(it));
+    let gateways = corpus.gateways.iter().filter(|gateway| {
+        let metadata = &gateway.object.metadata;
+        listeners.is_own(&metadata.namespace, &metadata.name)
+    });
+    let sets = corpus.listener_sets.iter().filter(|set| {
+        let metadata = &set.object.metadata;
+        listeners.has_set(&metadata.namespace, &metadata.name)
+    });
+    let unserved = gateways.map(|gateway| gateway.document);
+    for document in unserved.chain(sets.map(|set| set.document)) {
+        report.error(
+            document,
+            "spec.listeners",
+            "the listeners of Gateways are not served in this version",
+            "keep the object for a version that serves it, or remove it",
+        );
+    }
+    Ingress {
+        listeners,
+        attachments: Vec::new(),
+    }
+}
+
+fn written<'a, T>(objects: &[Sourced<'a, T>]) -> Vec<Written<'a, T>> {
+    let written = objects.iter().map(|sourced| Written {
+        document: sourced.document,
+        object: sourced.object,
+    });
+    written.collect()
+}
+
+impl Ingress {
+    /// Attaches a route to the listeners that its parents name. Returns the services that stand for
+    /// their Gateways, each with the reason why the route's rules refuse there, if they do.
+    pub(crate) fn attach(
+        &mut self,
+        route: &Sourced<'_, HttpRoute>,
+        budget: &mut ResourceBudget,
+        report: &mut DiagnosticCollector,
+    ) -> BTreeMap<ServiceKey, Option<String>> {
+        let spec = &route.object.spec;
+        let metadata = &route.object.metadata;
+        let mut gateways = BTreeMap::new();
+        // A route with too many hosts has none that could be compared.
+        if !spec.parent_refs.iter().any(is_listener_parent)
+            || spec.hostnames.len() > HOSTS_PER_ROUTE_MAX
+        {
+            return gateways;
+        }
+        let parents = RouteParents {
+            document: route.document,
+            namespace: &metadata.namespace,
+            parents: &spec.parent_refs,
+            hostnames: &spec.hostnames,
+        };
+        let attachments = self.listeners.attach(&parents, &mut |it| report.add(it));
+        let mut faults: BTreeMap<usize, Option<String>> = BTreeMap::new();
+        for attachment in attachments {
+            let field = format!("spec.parentRefs[{}]", attachment.parent);
+            let fault = faults.entry(attachment.parent).or_insert_with(|| {
+                // Each rule on each Gateway has the text.
+                let fault = route.fault(&field)?;
+                let short: String = fault.chars().take(FAULT_CHARACTERS_MAX).collect();
+                Some(format!("{field}: {short}"))
+            });
+            if !gateways.contains_key(&attachment.gateway) {
+                report.warning(
+                    route.document,
+                    field,
+                    "the route is attached, but the listeners of Gateways are not served in this version",
+                    "keep the parent for a version that serves it, or remove it",
+                );
+            }
+            let known: &mut Option<String> =
+                gateways.entry(attachment.gateway.clone()).or_default();
+            if known.is_none() {
+                known.clone_from(fault);
+            }
+            if !budget.add_attachment(&attachment.hosts) {
+                return BTreeMap::new();
+            }
+            let object = (metadata.namespace.clone(), metadata.name.clone());
+            self.attachments.push((object, attachment));
+        }
+        gateways
+    }
+}

@@ -1,0 +1,54 @@
+//! Parses and answers the requests of `#>` directives: `METHOD GATEWAY:PORT HOST TARGET
+//! [header:value …]`.
+
+use std::net::IpAddr;
+
+use canal_compiler::ir::Ir;
+use canal_compiler::oracle::OracleRequest;
+use canal_compiler::oracle_ingress::{IngressVerdict, decide, gateway_at, gateway_of};
+use canal_model::ingress::gateway_service;
+
+use super::verdict_text;
+
+pub(crate) fn answer(ir: &Ir, arrival: &str) -> String {
+    let words: Vec<&str> = arrival.split_whitespace().collect();
+    let [method, gateway, host, target, headers @ ..] = words.as_slice() else {
+        panic!("{arrival:?} is not a request")
+    };
+    let (gateway, port) = gateway.rsplit_once(':').unwrap();
+    let found = match gateway.parse::<IpAddr>() {
+        Ok(address) => gateway_at(ir, address),
+        Err(_) => {
+            let (namespace, name) = gateway.split_once('/').unwrap();
+            let (namespace, name) = (namespace.parse().unwrap(), name.parse().unwrap());
+            gateway_of(
+                ir,
+                &gateway_service(&ir.tenant.name, &namespace, &name).unwrap(),
+            )
+        }
+    };
+    let Some(found) = found else {
+        return format!("{arrival}\n  => no such Gateway\n");
+    };
+    let request = OracleRequest {
+        service: found.service.clone(),
+        port: port.parse().unwrap(),
+        host: (*host).to_owned(),
+        method: (*method).to_owned(),
+        target: (*target).to_owned(),
+        headers: headers
+            .iter()
+            .map(|header| header.split_once(':').unwrap())
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect(),
+    };
+    let verdict = match decide(found, &request) {
+        IngressVerdict::NoListener => "no listener".to_owned(),
+        IngressVerdict::NoHost => "404, no listener has the host".to_owned(),
+        IngressVerdict::Closed(fault) => format!("404, closed {}", fault.reason.as_str()),
+        IngressVerdict::Routed { listener, verdict } => {
+            format!("{listener}: {}", verdict_text(ir, verdict))
+        }
+    };
+    format!("{arrival}\n  => {verdict}\n")
+}

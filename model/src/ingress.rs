@@ -1,0 +1,148 @@
+//! Listeners of Gateways: what clients outside the mesh may connect to, and the hosts whose routes
+//! apply. A Gateway is a service of its tenant, to which only such clients connect. Start at
+//! [`Listener`].
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::ids::{Namespace, ObjectName, ServiceKey, TenantName};
+use crate::program::HostMatch;
+
+/// Ends the name of a Gateway's service. A Service's own name is one label, so the two never clash.
+const GATEWAY_SUFFIX: &str = ".gateway";
+
+/// Returns the key of the service that stands for a Gateway; `None` if the Gateway's name is too
+/// long for it.
+pub fn gateway_service(
+    tenant: &TenantName,
+    namespace: &Namespace,
+    gateway: &ObjectName,
+) -> Option<ServiceKey> {
+    Some(ServiceKey {
+        tenant: tenant.clone(),
+        namespace: namespace.clone(),
+        name: ObjectName::new(&format!("{gateway}{GATEWAY_SUFFIX}")).ok()?,
+    })
+}
+
+/// One listener of a Gateway, of the Gateway's own or of a ListenerSet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listener {
+    /// Name among the Gateway's listeners: that in the Gateway, or `namespace/set/name` for a
+    /// listener of a ListenerSet.
+    pub name: String,
+    pub port: u16,
+    pub protocol: ListenerProtocol,
+    /// Host of the requests that the listener takes; `None` means any that no other listener of the
+    /// port takes.
+    pub host: Option<HostMatch>,
+    /// The reason why the listener takes no requests, if it takes none.
+    pub closed: Option<Arc<ListenerFault>>,
+}
+
+/// Protocols of listeners. Those that Canal does not serve are closed.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ListenerProtocol {
+    Http,
+    Https,
+    /// Any other protocol, as written.
+    Other(String),
+}
+
+impl fmt::Display for ListenerProtocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ListenerProtocol::Http => "HTTP",
+            ListenerProtocol::Https => "HTTPS",
+            ListenerProtocol::Other(protocol) => protocol,
+        })
+    }
+}
+
+/// The reason why a listener is closed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListenerFault {
+    pub reason: ListenerFaultReason,
+    /// Description of the problem: a sentence without a full stop, of limited length.
+    pub problem: String,
+}
+
+/// Why a listener is closed, in the words of the Gateway API's conditions where it has one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ListenerFaultReason {
+    /// A field is broken, or restricts the listener in a way that Canal does not support.
+    Invalid,
+    /// The whole Gateway has parameters or addresses that Canal does not support.
+    InvalidParameters,
+    UnsupportedAddress,
+    UnsupportedProtocol,
+    /// Another listener of the port has another protocol.
+    ProtocolConflict,
+    /// Another listener of the port has the same host.
+    HostnameConflict,
+    InvalidRouteKinds,
+}
+
+impl ListenerFaultReason {
+    /// Returns the reason as conditions, logs and counters spell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Invalid => "Invalid",
+            Self::InvalidParameters => "InvalidParameters",
+            Self::UnsupportedAddress => "UnsupportedAddress",
+            Self::UnsupportedProtocol => "UnsupportedProtocol",
+            Self::ProtocolConflict => "ProtocolConflict",
+            Self::HostnameConflict => "HostnameConflict",
+            Self::InvalidRouteKinds => "InvalidRouteKinds",
+        }
+    }
+}
+
+/// Returns the order of hosts by specificity: the host that a request's name is compared with first
+/// is the smallest. Exact names come before wildcards, long wildcards before short ones, and any
+/// host is last.
+pub fn host_order(host: Option<&HostMatch>) -> (u8, std::cmp::Reverse<usize>, Option<&HostMatch>) {
+    let (class, length) = match host {
+        Some(HostMatch::Exact(name)) => (0, name.len()),
+        Some(HostMatch::Suffix(domain)) => (1, domain.len()),
+        None => (2, 0),
+    };
+    (class, std::cmp::Reverse(length), host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_service_of_a_gateway_has_a_name_that_no_service_has() {
+        let (tenant, namespace) = ("alpha".parse().unwrap(), "shop".parse().unwrap());
+        let key = gateway_service(&tenant, &namespace, &"web".parse().unwrap()).unwrap();
+        assert_eq!(key.to_string(), "alpha/shop/web.gateway");
+        assert!(!key.name.is_label());
+        let long = ObjectName::new(&format!("{}.a", "a".repeat(63))).unwrap();
+        assert!(gateway_service(&tenant, &namespace, &long).is_some());
+    }
+
+    #[test]
+    fn specific_hosts_come_first() {
+        let exact = |name: &str| Some(HostMatch::Exact(name.to_owned()));
+        let suffix = |name: &str| Some(HostMatch::Suffix(name.to_owned()));
+        let mut hosts = [
+            None,
+            suffix(".example.com"),
+            exact("b.example.com"),
+            suffix(".a.example.com"),
+            exact("c.a.example.com"),
+        ];
+        hosts.sort_by(|a, b| host_order(a.as_ref()).cmp(&host_order(b.as_ref())));
+        let expected = [
+            exact("c.a.example.com"),
+            exact("b.example.com"),
+            suffix(".a.example.com"),
+            suffix(".example.com"),
+            None,
+        ];
+        assert_eq!(hosts, expected);
+    }
+}
