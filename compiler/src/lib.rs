@@ -17,6 +17,7 @@ pub mod lower;
 mod names;
 pub mod oracle;
 pub mod oracle_answers;
+pub mod oracle_attempts;
 pub mod oracle_authorization;
 pub mod oracle_filters;
 pub mod oracle_ingress;

@@ -437,14 +437,19 @@ impl<D: HttpDownstream> HttpRequest<D> {
         begun
     }
 
-    /// Called when the body begins to be passed on.
-    fn begin_body(&mut self) {
-        let is_limited = self.state.limits.is_some();
-        self.client.begin_body(&self.state.session, is_limited);
-        if !is_limited {
-            // A request whose body is in transit is not retried, so no authorizer will need its
-            // beginning again.
-            self.state.body = None;
+    /// Called before the body is passed on. With `has_begun`, an earlier attempt has passed on a
+    /// part of it.
+    fn begin_body(&mut self, has_begun: bool) {
+        // Only a retry that the rule asks for may need the beginning again, for the authorizers of
+        // another endpoint.
+        let shown = self.state.body.take();
+        let limits = &mut self.state.limits;
+        if let (Some(limits), Some(shown)) = (&mut *limits, shown) {
+            limits.buffered = Some(shown);
+        }
+        if !has_begun {
+            let keeps_head = limits.is_some();
+            self.client.begin_body(&self.state.session, keeps_head);
         }
     }
 
@@ -668,8 +673,8 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             }
         };
         let (suspended, replayed) = (self.suspended.take(), self.replayed.take());
-        if !has_begun && !is_complete {
-            self.begin_body();
+        if !is_complete {
+            self.begin_body(has_begun);
         }
         let RequestState {
             worker,
@@ -734,11 +739,20 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
 
     fn decide_retry(&mut self, failed: &FailedAttempt) -> PolicyRetry {
         let is_kept = failed.replay.is_untouched || self.replayed.is_some();
-        let RequestState { worker, limits, .. } = &mut self.state;
-        match limits {
-            None => PolicyRetry::Unasked,
-            Some(limits) => limits.decide(worker, &failed.error, is_kept),
+        let RequestState {
+            worker,
+            limits,
+            body,
+            ..
+        } = &mut self.state;
+        let Some(limits) = limits else {
+            return PolicyRetry::Unasked;
+        };
+        let decision = limits.decide(worker, &failed.error, is_kept);
+        if let Some(shown) = limits.buffered.take() {
+            *body = Some(shown);
         }
+        decision
     }
 
     async fn back_off(&mut self) -> Result<(), ProxyError> {

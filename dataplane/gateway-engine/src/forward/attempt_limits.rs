@@ -23,6 +23,7 @@ use canal_h1::Framing;
 use canal_model::route_attempts::{RetryPolicy, RouteTimeouts, TimeoutSpan};
 use tokio::time::{Instant, Sleep};
 
+use crate::authorize::buffered_body::BufferedBody;
 use crate::pipeline::PolicyRetry;
 use crate::route::RoutedRequest;
 use crate::session::ClientSession;
@@ -49,6 +50,8 @@ pub(crate) struct AttemptLimits {
     permit: Option<RetryPermit>,
     /// The kept body's part of the worker's limit.
     body: Option<BodyPermit>,
+    /// Beginning of the body that authorizers saw: those of another endpoint may need it.
+    pub(crate) buffered: Option<BufferedBody>,
 }
 
 impl AttemptLimits {
@@ -68,6 +71,7 @@ impl AttemptLimits {
             granted: None,
             permit: None,
             body: None,
+            buffered: None,
         }))
     }
 
@@ -117,9 +121,11 @@ impl AttemptLimits {
         }
     }
 
-    /// Releases the kept body's part of the limit.
-    pub(crate) fn release_body(&mut self) {
+    /// Releases what the request holds of shared limits, once it cannot be sent again.
+    pub(crate) fn release(&mut self) {
         self.body = None;
+        self.buffered = None;
+        self.permit = None;
     }
 
     /// Decides whether the request is sent again after this outcome, and counts the retry or why

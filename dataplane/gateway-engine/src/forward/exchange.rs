@@ -315,7 +315,7 @@ impl<'a> Exchange<'a> {
     fn forget_retries(&mut self) {
         if let Some(limits) = &mut self.limits {
             self.up.forget_replay();
-            limits.release_body();
+            limits.release();
         }
     }
 

@@ -202,6 +202,47 @@ async fn a_body_beyond_the_tenants_share_is_not_sent_again() {
     assert_eq!(refused(&fixture, "retry_body_bytes"), 1.0);
 }
 
+/// A response in progress needs no retry, so it holds nothing of the limits.
+#[tokio::test]
+async fn what_a_retry_needs_is_released_when_the_response_begins() {
+    let count = Arc::new(AtomicUsize::new(0));
+    let origin = OriginServer::each(move |mut peer| {
+        let count = count.clone();
+        async move {
+            while peer.request().await.is_some() {
+                if count.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) {
+                    peer.write(b"HTTP/1.1 503 S\r\ncontent-length: 0\r\n\r\n")
+                        .await;
+                } else {
+                    peer.write(b"HTTP/1.1 200 S\r\ncontent-length: 10\r\n\r\nhalf")
+                        .await;
+                }
+            }
+        }
+    })
+    .await;
+    // A tenant's share has room for one body, and the budget for three retries.
+    let limits = GatewayLimits {
+        body_bytes: 4 * 2 * 2100,
+        ..GatewayLimits::default()
+    };
+    let setup = EngineSetup {
+        limits,
+        ..EngineSetup::default()
+    };
+    let fixture = gateway(setup, &[origin.address], policy(1, &[], &[503]));
+    let body = pattern(0, 2000);
+    let mut open = Vec::new();
+    for _ in 0..5 {
+        let mut client = HttpClient::connect(fixture.web).await;
+        let head = b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 2000\r\n\r\n";
+        client.send(&[&head[..], &body].concat()).await;
+        assert_eq!(client.line().await, "HTTP/1.1 200 S");
+        open.push(client);
+    }
+    assert_eq!(retries(&fixture, "retriable_response"), 5.0);
+}
+
 #[tokio::test]
 async fn a_retry_goes_to_another_endpoint() {
     let failing = OriginServer::fixed("HTTP/1.1 503 S\r\ncontent-length: 4\r\n\r\nfail").await;
