@@ -105,10 +105,11 @@ impl fmt::Display for Ir {
                     let hosts = text::hosts(&rule.hosts);
                     writeln!(
                         f,
-                        "    {number} {hosts}{} => {}{} [{}]",
+                        "    {number} {hosts}{} => {}{}{} [{}]",
                         text::http_match(http),
                         text::action(&rule.action),
                         text::filters(rule),
+                        text::attempts(rule.attempts.as_deref()),
                         text::origin(&rule.key)
                     )?;
                 }

@@ -9,6 +9,9 @@ use canal_model::program::{
     Resource, RouteAction, RouteKey, RouteRule, Service, ServicePort, Tenant, TextMatch, Throttle,
     TunnelProtocol, UpstreamPool, ValueMatch, Workload,
 };
+use canal_model::route_attempts::{
+    AttemptPolicy, BackoffJitter, RetryBackoff, RouteTimeouts, TimeoutSpan,
+};
 use canal_model::route_filters::{HeaderModifier, PathRewrite, RedirectPort, RouteAnswer};
 
 use crate::text_security;
@@ -250,7 +253,12 @@ fn route(rule: &RouteRule) -> String {
             http_match(http)
         ));
     }
-    lines.push(format!("  => {}{}", action(&rule.action), filters(rule)));
+    lines.push(format!(
+        "  => {}{}{}",
+        action(&rule.action),
+        filters(rule),
+        attempts(rule.attempts.as_deref())
+    ));
     lines.join("\n")
 }
 
@@ -353,6 +361,46 @@ fn header_changes(of: &str, headers: &HeaderModifier) -> String {
         text += &format!(", {of} header {name} added {value:?}");
     }
     text
+}
+
+/// Formats the timeouts and retries of a rule, with a comma before each; returns an empty text for
+/// none.
+pub fn attempts(policy: Option<&AttemptPolicy>) -> String {
+    let Some(attempts) = policy else {
+        return String::new();
+    };
+    let RouteTimeouts {
+        request,
+        attempt,
+        span,
+    } = attempts.timeouts;
+    let of = match span {
+        TimeoutSpan::Whole => "",
+        TimeoutSpan::AfterRequest => " after the body",
+    };
+    let mut text = String::new();
+    if let Some(time) = request {
+        text += &format!(", timeout {time:?}{of}");
+    }
+    if let Some(time) = attempt {
+        text += &format!(", timeout of an attempt {time:?}{of}");
+    }
+    match &attempts.retries {
+        None => text,
+        Some(retries) if retries.max == 0 => text + ", no retries",
+        Some(retries) => {
+            let conditions = retries.on.iter().map(|it| it.name().to_owned());
+            let statuses = retries.statuses.iter().map(u16::to_string);
+            let on: Vec<String> = conditions.chain(statuses).collect();
+            let RetryBackoff { base, max, jitter } = retries.backoff;
+            let least = match jitter {
+                BackoffJitter::Full => "up to ",
+                BackoffJitter::AboveBase => "",
+            };
+            let (most, on) = (retries.max, on.join(","));
+            text + &format!(", {most} retries on {on} after {least}{base:?} growing to {max:?}")
+        }
+    }
 }
 
 /// Formats the action of a rule.

@@ -334,8 +334,13 @@ fn verdict_text(ir: &Ir, verdict: RoutingVerdict) -> String {
         RoutingVerdict::Refuse { rule, status, .. } => {
             format!("refuse {status} by {} {}", rule.kind, rule.rule)
         }
-        RoutingVerdict::Split { rule, backends } => {
-            let mut shares = format!("{} {}", rule.kind, rule.rule);
+        RoutingVerdict::Split {
+            rule,
+            backends,
+            attempts,
+        } => {
+            let attempts = text::attempts(attempts.as_deref());
+            let mut shares = format!("{} {}{attempts}", rule.kind, rule.rule);
             for backend in &backends {
                 let able: Vec<String> = endpoints(ir, &backend.target)
                     .iter()

@@ -73,7 +73,11 @@ fn decide_by_resources(resources: &[Resource], sent: &OracleRequest) -> RoutingV
     };
     let rule = winner.key.clone();
     match winner.action.clone() {
-        RouteAction::Split(backends) => RoutingVerdict::Split { rule, backends },
+        RouteAction::Split(backends) => RoutingVerdict::Split {
+            rule,
+            backends,
+            attempts: winner.attempts.clone(),
+        },
         RouteAction::Answer(answer) => RoutingVerdict::Answer {
             rule,
             answer: oracle_answers::answer(

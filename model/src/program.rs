@@ -13,6 +13,7 @@ use crate::ids::{
     AzName, BackendName, Namespace, NodeName, ObjectName, ReplicaName, ReplicaNumber,
     ServiceAccount, ServiceId, ServiceKey, TenantName, TrustDomain, Vni,
 };
+use crate::route_attempts::AttemptPolicy;
 use crate::route_filters::{RouteAnswer, RouteFilters};
 use crate::share::Shares;
 use crate::trust::{Entitlement, KeyPolicy, KeyServer, Termination, TrustBundle};
@@ -456,6 +457,9 @@ pub struct RouteRule {
     pub action: RouteAction,
     /// Changes of requests and responses; `None` for nearly all rules.
     pub filters: Option<Box<RouteFilters>>,
+    /// Timeouts and retries; `None` if the rule asks for nothing. It is about quality of service: a
+    /// data plane that does not know it serves the requests without.
+    pub attempts: Option<Box<AttemptPolicy>>,
 }
 
 /// A host to match, lower case, without port.

@@ -14,6 +14,7 @@ pub mod manifest;
 pub mod parts;
 pub mod refused;
 mod route_answers;
+mod route_attempts;
 mod route_filters;
 pub mod state_file;
 

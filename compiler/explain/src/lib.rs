@@ -229,7 +229,11 @@ fn rule_text(ir: &Ir, request: &OracleRequest) -> String {
     let rule = oracle::deciding_rule(ir, request);
     rule.map(|rule| {
         let (action, filters) = (text::action(&rule.action), text::filters(rule));
-        format!("{} => {action}{filters}", rule.key)
+        format!(
+            "{} => {action}{filters}{}",
+            rule.key,
+            text::attempts(rule.attempts.as_deref())
+        )
     })
     .unwrap_or_default()
 }

@@ -22,7 +22,7 @@ use super::route_fields::{
     header_name, parent_service, path, text,
 };
 use super::tenant_objects::Sourced;
-use super::{route_answers, route_filters};
+use super::{route_answers, route_attempts, route_filters};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
     HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX,
@@ -305,6 +305,7 @@ fn attach(
             regexes,
         };
         let filters = route_filters::of_http_route(&rule.filters, &rule.matches, &mut reading);
+        let attempts = route_attempts::of_http_route(rule, &mut reading);
         let (matches, action) = checked(route, at, rule, to, &mut reading);
         let action = route_filters::guard(filters.as_deref(), action, &mut reading);
         let without_room = without_room(route.document, &field, regexes.take_exceeded(), report);
@@ -321,6 +322,8 @@ fn attach(
                 hosts: hosts.clone(),
                 matches: matches.clone(),
                 filters: route_filters::of_action(filters.as_deref(), &action)
+                    .filter(|_| refusal.is_none()),
+                attempts: route_attempts::of_action(attempts.as_deref(), &action)
                     .filter(|_| refusal.is_none()),
                 action: refusal.unwrap_or_else(|| action.clone()),
             });

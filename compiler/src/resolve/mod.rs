@@ -12,6 +12,7 @@ mod manual_endpoints;
 mod node;
 mod policy;
 mod route_answers;
+mod route_attempts;
 mod route_fields;
 mod route_filters;
 mod service;

@@ -111,6 +111,7 @@ fn refuse_all(rules: &[Arc<RouteRule>]) -> Vec<Arc<RouteRule>> {
             matches: vec![any],
             action,
             filters: None,
+            attempts: None,
             ..(**rule).clone()
         })
     });
@@ -334,6 +335,7 @@ mod tests {
             matches: vec![http],
             action: RouteAction::Split(vec![]),
             filters: None,
+            attempts: None,
         };
         let table = RouteTable::new(vec![Arc::new(rule)]);
         let compiled = CompiledRoutes::compile_with(key("s"), table.clone(), |_| panic!("a fault"));

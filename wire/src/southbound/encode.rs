@@ -271,6 +271,7 @@ impl From<&p::RouteRule> for w::Route {
                 .collect(),
             matches: r.matches.iter().map(http_match).collect(),
             action: Some(action),
+            attempts: r.attempts.as_deref().map(w::AttemptPolicy::from),
         }
     }
 }

@@ -76,8 +76,15 @@ fn routes() -> Vec<Resource> {
         ],
         matches: matches.clone(),
         filters: None,
+        attempts: None,
         action,
     };
+    let attempts = super::route_attempts::samples().into_iter();
+    let attempted = attempts.map(|attempts| p::RouteRule {
+        attempts: Some(Box::new(attempts)),
+        ..rule(split.clone())
+    });
+    let attempted: Vec<_> = attempted.map(Resource::Route).collect();
     let filtered = p::RouteRule {
         filters: Some(Box::new(super::route_filters::sample())),
         ..rule(split.clone())
@@ -93,6 +100,7 @@ fn routes() -> Vec<Resource> {
         Resource::Route(filtered),
     ];
     all.extend(answered.map(Resource::Route));
+    all.extend(attempted);
     all
 }
 

@@ -135,6 +135,7 @@ fn rule(name: &str, of: &str, to: &str, subset: &str) -> Arc<Resource> {
             query: vec![],
         }],
         filters: None,
+        attempts: None,
         action: RouteAction::Split(vec![Backend {
             weight: 1,
             target: BackendTarget::Service {

@@ -115,6 +115,7 @@ pub(super) fn resources(name: &str, says: &TenantScript) -> Vec<Resource> {
                 query: vec![],
             }],
             filters: None,
+            attempts: None,
             action: RouteAction::Split(to.iter().map(backend).collect()),
         })
     }));

@@ -166,6 +166,14 @@ impl Exchange<'_> {
 
     fn final_1(&mut self) -> Result<(), ProxyError> {
         let keep = self.keeps_client();
+        let UpstreamSide::Http1(back) = &self.back else {
+            return Ok(());
+        };
+        let view = back.head.view(back.wire.inbox.bytes());
+        let (status, grpc_status) = (view.status(), grpc_status_1(&view));
+        if self.retries_response(status, grpc_status) {
+            return Err(ProxyError::RetriedResponse(status));
+        }
         let UpstreamSide::Http1(back) = &mut self.back else {
             return Ok(());
         };
@@ -177,7 +185,7 @@ impl Exchange<'_> {
             ..
         } = &mut **back;
         let view = head.view(wire.inbox.bytes());
-        let (status, framing) = (view.status(), view.framing());
+        let framing = view.framing();
         *keeps = view.keep_alive() && !*has_stray_body;
         self.upgrade = view.is_tunnel();
         let to = heads::framing_to_1(framing, self.ask.client_protocol);
@@ -224,7 +232,7 @@ impl Exchange<'_> {
         self.down_framing = (framing, to);
         self.status = status;
         self.record.answered(status);
-        self.record.grpc_status = grpc_status_1(&view);
+        self.record.grpc_status = grpc_status;
         Ok(())
     }
 
@@ -298,6 +306,13 @@ impl Exchange<'_> {
         let keep = self.keeps_client();
         let (mut parts, body) = response.into_parts();
         let status = parts.status.as_u16();
+        let grpc_status = parts
+            .headers
+            .get("grpc-status")
+            .and_then(|v| v.to_str().ok()?.parse().ok());
+        if self.retries_response(status, grpc_status) {
+            return Err(ProxyError::RetriedResponse(status));
+        }
         // A body that the status or HEAD forbids is dropped, and its stream is reset. An HTTP/1.1
         // client would take it for the next response.
         let has_no_body = matches!(status, 204 | 304) || self.ask.kind == RequestKind::Head;
@@ -307,10 +322,7 @@ impl Exchange<'_> {
         }
         self.status = status;
         self.record.answered(status);
-        self.record.grpc_status = parts
-            .headers
-            .get("grpc-status")
-            .and_then(|v| v.to_str().ok()?.parse().ok());
+        self.record.grpc_status = grpc_status;
         match &mut self.front {
             DownstreamSide::Http1(client) => {
                 let framing = heads::framing_of_answer(self.ask, &parts, ended);
