@@ -45,7 +45,7 @@ pub enum ResourceDecodeError {
         why: String,
     },
     /// The type URL is not one of Canal's.
-    #[error("unknown resource type {0:?}; this build knows those of canal.program.v1: {known}", known = kind_labels())]
+    #[error("unknown resource type {0:?}; this build knows those of canal.program.v1: {known}; fix: run a controller of this data plane's version", known = kind_labels())]
     Type(String),
     /// The name on the envelope is not the name in the resource.
     #[error("the envelope names {envelope:?} but contains {inner:?}")]

@@ -186,7 +186,7 @@ fn key_sets(dir: &Path, output: &CompileOutput) -> BTreeMap<String, String> {
 
 fn read(dir: &Path) -> VerbResult<(Vec<Arc<Document>>, Vec<Diagnostic>)> {
     let failed = |path: &Path, problem: std::io::Error| {
-        VerbError::failed(path.display().to_string(), problem, "")
+        VerbError::failed(path.display().to_string(), problem, "make it readable")
     };
     let (mut documents, mut diagnostics) = (Vec::new(), Vec::new());
     for path in yaml_files(dir).map_err(|problem| failed(dir, problem))? {
