@@ -242,7 +242,7 @@ fn principals_see_their_share() {
     // The tier's own service is sorted before `web`.
     let of_node = [
         ResourceKind::Tenant,
-        ResourceKind::Gateway,
+        ResourceKind::GatewayReplica,
         ResourceKind::Service,
         ResourceKind::Service,
     ];

@@ -119,7 +119,7 @@ macro_rules! codecs {
 
 codecs! {
     Tenant = wire::Tenant, decode::tenant;
-    Gateway = wire::Gateway, decode::gateway;
+    GatewayReplica = wire::Gateway, decode::gateway;
     Service = wire::Service, decode::service;
     Workload = wire::Workload, decode::workload;
     Route = wire::Route, decode::route;

@@ -137,7 +137,7 @@ pub fn visible(resource: &Resource, principal: &Principal, placement: &TierPlace
             resource.tenant() == Some(tenant)
                 && match resource {
                     Resource::Tenant(_)
-                    | Resource::Gateway(_)
+                    | Resource::GatewayReplica(_)
                     | Resource::Service(_)
                     | Resource::Address(_) => true,
                     Resource::Bundle(_)
