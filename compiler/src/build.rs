@@ -23,15 +23,15 @@ pub(crate) fn build(checked: ResolvedTenant) -> Option<Ir> {
             .or_default()
             .push(Arc::new(rule));
     }
-    let gateways = ingress(checked.ingress, &mut rules);
+    let ingress = ingress(checked.ingress, &mut rules);
     let services = checked.services.into_iter().map(|(key, service)| {
         let routes = RouteTable::new(rules.remove(&key).unwrap_or_default());
         (key, ServiceIr { service, routes })
     });
     Some(Ir {
         tenant,
-        gateways: checked.gateways,
-        ingress: gateways,
+        gateway_replicas: checked.gateway_replicas,
+        ingress,
         services: services.collect(),
         workloads: checked.workloads,
         nodes: checked.nodes,

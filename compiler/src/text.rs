@@ -4,10 +4,10 @@
 use std::fmt::Display;
 
 use canal_model::program::{
-    AppProtocol, Backend, BackendTarget, DirectAudience, DirectEndpoint, Gateway, GatewayAddress,
-    HostMatch, HttpMatch, Node, OutboundTrafficPolicy, PathMatch, PolicyPaths, RateLimit, Replica,
-    Resource, RouteAction, RouteKey, RouteRule, Service, ServicePort, Tenant, TextMatch, Throttle,
-    TunnelProtocol, UpstreamPool, ValueMatch, Workload,
+    AppProtocol, Backend, BackendTarget, DirectAudience, DirectEndpoint, GatewayAddress,
+    GatewayReplica, HostMatch, HttpMatch, Node, OutboundTrafficPolicy, PathMatch, PolicyPaths,
+    RateLimit, Replica, Resource, RouteAction, RouteKey, RouteRule, Service, ServicePort, Tenant,
+    TextMatch, Throttle, TunnelProtocol, UpstreamPool, ValueMatch, Workload,
 };
 use canal_model::route_attempts::{
     AttemptPolicy, BackoffJitter, RetryBackoff, RouteTimeouts, TimeoutSpan,
@@ -20,7 +20,7 @@ use crate::text_security;
 pub fn resource(resource: &Resource) -> String {
     match resource {
         Resource::Tenant(it) => tenant(it),
-        Resource::Gateway(it) => gateway(it),
+        Resource::GatewayReplica(it) => gateway_replica(it),
         Resource::Service(it) => [
             vec![service(it)],
             it.ports.iter().map(|p| format!("  {}", port(p))).collect(),
@@ -148,14 +148,14 @@ pub(crate) fn tenant(tenant: &Tenant) -> String {
     )
 }
 
-pub(crate) fn gateway(gateway: &Gateway) -> String {
-    let draining = if gateway.draining { " draining" } else { "" };
+pub(crate) fn gateway_replica(replica: &GatewayReplica) -> String {
+    let draining = if replica.draining { " draining" } else { "" };
     format!(
         "gateway {}/{} az {} at {}{draining}",
-        gateway.tenant,
-        gateway.replica,
-        gateway.az,
-        list(&gateway.addresses)
+        replica.tenant,
+        replica.replica,
+        replica.az,
+        list(&replica.addresses)
     )
 }
 

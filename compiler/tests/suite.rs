@@ -4,6 +4,7 @@
 mod budget;
 mod golden;
 mod limits;
+mod parsed_tenant;
 mod policy_limits;
 mod properties;
 mod size;

@@ -141,7 +141,9 @@ impl<B> OwnerColumn<B> {
 
 resource_kinds! {
     Tenant(Tenant) = "Tenant", Security, OwnerColumn::Tenant(|t| &t.name), |t| t.name.to_string();
-    Gateway(Gateway) = "Gateway", Traffic, OwnerColumn::Tenant(|g| &g.tenant), |g| format!("{}/{}", g.tenant, g.replica);
+    /// The label is `Gateway`, because it is in type URLs, in state files and in metrics, which data
+    /// planes of other versions read too.
+    GatewayReplica(GatewayReplica) = "Gateway", Traffic, OwnerColumn::Tenant(|g| &g.tenant), |g| format!("{}/{}", g.tenant, g.replica);
     Service(Service) = "Service", Traffic, OwnerColumn::Tenant(|s| &s.key.tenant), |s| s.key.to_string();
     Workload(Workload) = "Workload", Traffic, OwnerColumn::Tenant(|w| &w.tenant), Workload::uid;
     Route(RouteRule) = "Route", Traffic, OwnerColumn::Tenant(|r| &r.key.tenant), |r| r.key.to_string();
@@ -247,7 +249,7 @@ pub enum OutboundTrafficPolicy {
 
 /// One gateway replica as one tenant reaches it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gateway {
+pub struct GatewayReplica {
     pub tenant: TenantName,
     pub replica: ReplicaName,
     pub az: AzName,

@@ -46,7 +46,7 @@ pub enum ResourceDecodeError {
         why: String,
     },
     /// The type URL is not one of Canal's.
-    #[error("unknown resource type {0:?}; this build knows those of canal.program.v1: {known}", known = kind_labels())]
+    #[error("unknown resource type {0:?}; this build knows those of canal.program.v1: {known}; fix: run a controller of this data plane's version", known = kind_labels())]
     Type(String),
     /// The name on the envelope is not the name in the resource.
     #[error("the envelope names {envelope:?} but contains {inner:?}")]
@@ -120,7 +120,7 @@ macro_rules! codecs {
 
 codecs! {
     Tenant = wire::Tenant, decode::tenant;
-    Gateway = wire::Gateway, decode::gateway;
+    GatewayReplica = wire::Gateway, decode::gateway;
     Service = wire::Service, decode::service;
     Workload = wire::Workload, decode::workload;
     Route = wire::Route, decode::route;

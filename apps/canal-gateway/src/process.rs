@@ -82,7 +82,7 @@ pub(crate) async fn run(
     let signals = TerminationSignals::catch().context("catching signals")?;
     fit_to_files(&mut config.engine.limits);
     std::fs::create_dir_all(&config.data_dir)
-        .with_context(|| format!("creating {} (--data-dir)", config.data_dir.display()))?;
+        .with_context(|| format!("creating {}; fix: name in --data-dir a directory that this process may create and write", config.data_dir.display()))?;
     // Two drain trees: traffic drains while admin, southbound and certificates still work. The
     // latter end with the process.
     let (process, whole) = drain::tree();

@@ -126,7 +126,11 @@ async fn send(
     };
     match response.status() {
         StatusCode::OK => Ok(response),
-        status => Err(VerbError::failed(place, format!("answered {status}"), "")),
+        status => Err(VerbError::failed(
+            place,
+            format!("answered {status}"),
+            "use a `canal` of the data plane's version",
+        )),
     }
 }
 
@@ -167,7 +171,7 @@ async fn whole(
             ExitStatus::Unreachable,
             page_name(running, host, page, path)?,
             problem.to_string(),
-            "",
+            "try again, and read the host's log with `canal logs` if it happens again",
         )),
     }
 }

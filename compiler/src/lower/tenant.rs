@@ -10,7 +10,11 @@ use crate::ir::Ir;
 pub fn tenant(ir: Ir) -> Vec<Resource> {
     let direct = crate::direct::endpoints(&ir);
     let mut resources = vec![Resource::Tenant(ir.tenant)];
-    resources.extend(ir.gateways.into_iter().map(Resource::Gateway));
+    resources.extend(
+        ir.gateway_replicas
+            .into_iter()
+            .map(Resource::GatewayReplica),
+    );
     let mut services = Vec::with_capacity(ir.services.len());
     let mut routes: Vec<RouteRule> = Vec::new();
     for service in ir.services.into_values() {

@@ -76,7 +76,7 @@ fn resource(r: &Resource) -> Value {
             "vni": t.vni.get(), "trustDomain": t.trust_domain, "outside": format!("{:?}", t.outbound_traffic_policy),
             "podCidrs": t.pod_cidrs.iter().map(ToString::to_string).collect::<Vec<_>>(),
         }),
-        Resource::Gateway(g) => {
+        Resource::GatewayReplica(g) => {
             json!({ "az": g.az, "addresses": addresses(&g.addresses), "draining": g.draining })
         }
         Resource::Service(s) => json!({

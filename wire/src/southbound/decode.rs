@@ -132,9 +132,9 @@ fn shares(
     Ok(shares)
 }
 
-pub(super) fn gateway(name: &str, g: w::Gateway) -> Result<p::Gateway, ResourceDecodeError> {
+pub(super) fn gateway(name: &str, g: w::Gateway) -> Result<p::GatewayReplica, ResourceDecodeError> {
     let at = DecodeContext(name);
-    Ok(p::Gateway {
+    Ok(p::GatewayReplica {
         tenant: at.name("tenant", &g.tenant)?,
         replica: at.name("replica", &g.replica)?,
         az: at.name("az", &g.az)?,

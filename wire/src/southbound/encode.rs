@@ -31,8 +31,8 @@ impl From<&p::Tenant> for w::Tenant {
     }
 }
 
-impl From<&p::Gateway> for w::Gateway {
-    fn from(g: &p::Gateway) -> Self {
+impl From<&p::GatewayReplica> for w::Gateway {
+    fn from(g: &p::GatewayReplica) -> Self {
         Self {
             tenant: g.tenant.to_string(),
             replica: g.replica.to_string(),

@@ -201,7 +201,7 @@ fn parents() -> Vec<Resource> {
             keys: Default::default(),
             shares: Default::default(),
         }),
-        Resource::Gateway(p::Gateway {
+        Resource::GatewayReplica(p::GatewayReplica {
             tenant: "alpha".parse().unwrap(),
             replica: "gw1".parse().unwrap(),
             az: "az1".parse().unwrap(),

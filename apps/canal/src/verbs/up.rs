@@ -107,6 +107,6 @@ async fn gone(running: &Arc<RunningWorld>) -> VerbResult {
         ExitStatus::Missing,
         format!("world {}", running.name()),
         "was removed by another process",
-        "",
+        "bring it up again with `canal up`",
     ))
 }

@@ -238,10 +238,13 @@ async fn exec(world: Option<&str>, host: &str, argv: &[String]) -> VerbResult {
         .stdin(Stdio::inherit())
         .stdout(Stdio::inherit())
         .stderr(Stdio::inherit());
-    let status = command
-        .status()
-        .await
-        .map_err(|problem| VerbError::failed(host, format!("{}: {problem}", argv.join(" ")), ""))?;
+    let status = command.status().await.map_err(|problem| {
+        VerbError::failed(
+            host,
+            format!("{}: {problem}", argv.join(" ")),
+            "name a program that exists on this machine",
+        )
+    })?;
     match status.code() {
         Some(0) => Ok(()),
         // The caller expects the exit code of the command itself.
