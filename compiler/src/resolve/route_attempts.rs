@@ -19,15 +19,14 @@ use super::route_fields::{FieldIssue, RuleContext};
 const RETRIES_DEFAULT: u32 = 2;
 /// Base of the times before retries of a rule that writes none (Envoy's and Istio's default).
 const BACKOFF_BASE_DEFAULT: Duration = Duration::from_millis(25);
-/// Conditions of Istio's default policy.
+/// Conditions of Istio's default policy. Since Istio 1.24 it has no status: a 503 of the application
+/// may come from a request that was carried out.
 const ISTIO_CONDITIONS: [RetryCondition; 4] = [
     RetryCondition::ConnectFailure,
     RetryCondition::RefusedStream,
     RetryCondition::Unavailable,
     RetryCondition::Cancelled,
 ];
-/// Status of Istio's default policy.
-const ISTIO_STATUS: u16 = 503;
 /// GEP-1731: a rule with `retry` retries connection errors (disconnect, reset, timeout, no
 /// connection) whatever its codes are.
 const GATEWAY_API_CONDITIONS: [RetryCondition; 3] = [
@@ -134,7 +133,7 @@ fn istio_default() -> RetryPolicy {
     RetryPolicy {
         max: RETRIES_DEFAULT,
         on: ISTIO_CONDITIONS.into_iter().collect(),
-        statuses: vec![ISTIO_STATUS],
+        statuses: Vec::new(),
         backoff: RetryBackoff::from_base(BACKOFF_BASE_DEFAULT, BackoffJitter::Full),
     }
 }
