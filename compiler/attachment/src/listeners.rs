@@ -239,6 +239,7 @@ fn accept(
             report.warning("spec.gatewayClassName", problem, fix);
             return None;
         }
+        // The default class needs no object.
         None if class.as_str() == DEFAULT_CLASS => None,
         None => {
             let problem = format!("there is no GatewayClass {class}, so Canal ignores the Gateway");
@@ -263,6 +264,7 @@ fn accept(
     if let Some(rejected) = fault_of_whole(&gateway.document.faults) {
         whole.get_or_insert_with(|| fault_of(rejected));
     }
+    // A Gateway that is closed as a whole has a diagnostic already.
     if spec.listeners.is_empty() && whole.is_none() {
         let fix = "write at least one listener";
         report.warning("spec.listeners", "the Gateway has no listener", fix);
@@ -279,6 +281,7 @@ fn accept(
     let is_rejected = |fault: &RejectedField| {
         ["", "spec"].contains(&fault.field.as_str()) || is_within(&fault.field, ALLOWED_SETS)
     };
+    // A choice that cannot be read admits no set, because it may have been meant to exclude some.
     let allowed_sets = match AllowedNamespaces::read(choice, AllowedNamespaces::None) {
         Ok(_) if gateway.document.faults.iter().any(is_rejected) => AllowedNamespaces::None,
         Ok(allowed) => allowed,

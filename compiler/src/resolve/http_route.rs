@@ -67,6 +67,7 @@ pub(crate) fn resolve(
             };
             (parent, fault)
         }));
+        // Services with a broken HTTPRoute too: a VirtualService must not replace its refusal.
         taken.extend(parents.keys().map(|parent| parent.service.clone()));
         if parents.is_empty() {
             continue;
@@ -172,6 +173,7 @@ fn parents(
                 }
                 let field = format!("spec.parentRefs[{at}]");
                 let fault = route.fault(&field).map(|fault| format!("{field}: {fault}"));
+                // A parent that is named twice is broken if either entry is.
                 let known = parents.entry(parent).or_default();
                 *known = known.take().or(fault);
             }
@@ -398,6 +400,7 @@ fn checked(
     to: &DestinationIndex<'_>,
     rule: &mut RuleContext<'_>,
 ) -> (Vec<HttpMatch>, RouteAction) {
+    // A rule without `matches` matches every request.
     let implied = [HttpRouteMatch::default()];
     let mut conditions: &[HttpRouteMatch] = if written.matches.is_empty() {
         &implied
@@ -410,6 +413,7 @@ fn checked(
             conditions.len()
         );
         rule.broken("matches", FieldIssue::new("", problem, "split the rule"));
+        // The broken rule refuses every request rather than those of the first matches.
         conditions = &implied;
     }
     let mut matches = Vec::with_capacity(conditions.len());

@@ -197,6 +197,7 @@ fn security(
         services,
         authorizers: &authorizers,
     };
+    // Policies are checked against the paths that exist, and Terminations change what is observed.
     let ground = policy::ReachablePods::new(services, workloads, &terminations);
     let authorizations = policy::authorization::resolve(
         &known,

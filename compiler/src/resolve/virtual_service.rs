@@ -431,6 +431,7 @@ fn authority(
     };
     match host {
         Ok(host @ HostMatch::Exact(_)) => vec![host],
+        // Istio compares `exact` literally, so a `*` there would match no host.
         Ok(HostMatch::Suffix(_)) => {
             rule.broken(
                 &format!("{field}.authority"),

@@ -207,6 +207,7 @@ impl SnapshotBuilder {
                 let generation = self.snapshot.generation;
                 let state = self.state(&service.key);
                 let before = state.service.replace(service.clone());
+                // A changed service counts from the generation in which it first appeared.
                 state.since = if before.is_some() {
                     state.since
                 } else {

@@ -713,6 +713,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
                 failed.resumable = self.suspended.is_some().then_some(selected);
                 Err(failed)
             }
+            // The client has received a part of the response, so a retry cannot replace it.
             ExchangeOutcome::Failed { fault, .. } => Ok(ExchangeEnd::Broken(fault)),
             ExchangeOutcome::Upgraded => {
                 let up = exchange.into_upgraded();

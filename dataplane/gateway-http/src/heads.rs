@@ -337,6 +337,7 @@ pub fn check_2(request: http::request::Parts) -> Result<ValidatedHttp2Request, P
         return bad("h2_bad_authority");
     }
     let authority = String::from_utf8_lossy(authority).into_owned();
+    // Receivers of HTTP/1.1 may choose different ones, which would smuggle a request.
     if headers.get_all(CONTENT_LENGTH).iter().nth(1).is_some() {
         return bad("h2_duplicate_content_length");
     }

@@ -104,6 +104,7 @@ pub(crate) async fn check(
     let request = proto::CheckRequest {
         attributes: Some(context(&authorizer)),
     };
+    // One tenant's slow authorizer must not gather requests without limit.
     let answered = match session.account.begin_ext_authz() {
         None => Err("authorizer_busy"),
         Some(_permit) => match tokio::time::timeout(
@@ -434,6 +435,7 @@ pub(crate) fn request<R: FullRequest>(
         });
     let mut id = String::new();
     request.header("x-request-id", &mut |value| id = text(value));
+    // As in Envoy, -1 stands for a size that is not declared.
     let mut size = -1;
     request.header("content-length", &mut |value| {
         size = text(value).parse().unwrap_or(-1)

@@ -107,9 +107,11 @@ impl Exchange<'_> {
             };
             match ready!(back.wire.io.poll_fill(cx, &mut back.wire.inbox)) {
                 Ok(1..) => back.has_responded = true,
+                // The endpoint has processed the request, so it is not sent again.
                 Ok(0) if back.has_responded => {
                     return Poll::Ready(Err(ProxyError::UpstreamProtocol("truncated_head")));
                 }
+                // The endpoint's node reported that the application received nothing of it.
                 Ok(0) | Err(_)
                     if !back.has_responded
                         && back.wire.io.is_undelivered_beyond(back.sent_before) =>
