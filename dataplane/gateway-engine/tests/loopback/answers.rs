@@ -1,5 +1,5 @@
 //! Answers that the gateway gives itself, in every pairing of HTTP versions: redirects and direct
-//! responses. No endpoint receives the request, and the policies of the service judge it.
+//! responses. No endpoint receives the request, and the policies of the service authorize it.
 
 use std::net::SocketAddr;
 
