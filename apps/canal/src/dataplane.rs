@@ -141,7 +141,7 @@ pub(crate) async fn get(
     page: AdminPage,
     path: &str,
 ) -> VerbResult<Bytes> {
-    whole(running, host, page, Method::GET, path).await
+    send_and_collect(running, host, page, Method::GET, path).await
 }
 
 /// Sends POST to `path` without a body, and returns the complete answer.
@@ -151,10 +151,10 @@ pub(crate) async fn post(
     page: AdminPage,
     path: &str,
 ) -> VerbResult<Bytes> {
-    whole(running, host, page, Method::POST, path).await
+    send_and_collect(running, host, page, Method::POST, path).await
 }
 
-async fn whole(
+async fn send_and_collect(
     running: &RunningWorld,
     host: &str,
     page: AdminPage,

@@ -244,11 +244,11 @@ pub fn request_1_to_2(
     join_cookies(&mut headers);
     add.changes.inspect(|changes| changes.apply(&mut headers));
     additions(&mut headers, add);
-    Ok(whole(method, uri, headers))
+    Ok(build_request(method, uri, headers))
 }
 
 #[inline]
-pub fn whole(method: Method, uri: Uri, headers: HeaderMap) -> Request<()> {
+pub fn build_request(method: Method, uri: Uri, headers: HeaderMap) -> Request<()> {
     let mut request = Request::new(());
     *request.method_mut() = method;
     *request.uri_mut() = uri;
@@ -369,7 +369,11 @@ pub fn request_2_to_2(checked: &ValidatedHttp2Request) -> Result<Request<()>, Pr
     let uri = uri
         .build()
         .map_err(|_| ProxyError::BadHttp2("h2_bad_authority"))?;
-    Ok(whole(checked.method.clone(), uri, checked.headers.clone()))
+    Ok(build_request(
+        checked.method.clone(),
+        uri,
+        checked.headers.clone(),
+    ))
 }
 
 /// Translates a validated HTTP/2 request to HTTP/1.1. `Expect` is passed on if there is a body to

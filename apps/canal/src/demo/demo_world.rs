@@ -127,7 +127,7 @@ impl DemoWorld {
             }
         };
         match tokio::time::timeout(UP_TIMEOUT, all).await {
-            Ok(whole) => whole,
+            Ok(started) => started,
             Err(_) => Err(VerbError::failed(
                 "demo",
                 unready(running)?,

@@ -164,12 +164,12 @@ fn decide_name(world: &str) -> VerbResult<String> {
 
 async fn down(world: &str) -> VerbResult {
     let name = decide_name(world)?;
-    let gone = name.clone();
-    running_world::blocking(move || World::down_by_name(&gone)).await?;
+    let removed = name.clone();
+    running_world::blocking(move || World::down_by_name(&removed)).await?;
     if World::list().is_ok_and(|worlds| worlds.is_empty()) {
         bundled_topology::forget_lasting();
     }
-    output::line(&format!("world {name} is gone"))
+    output::line(&format!("world {name} was removed"))
 }
 
 fn list(output: &OutputArgs) -> VerbResult {

@@ -414,7 +414,7 @@ pub(crate) fn request<R: FullRequest>(
     if let Some(beginning) = about.body.filter(|_| authorizer.body_bytes > 0) {
         body =
             beginning.bytes[..beginning.bytes.len().min(authorizer.body_bytes as usize)].to_vec();
-        let partial = !beginning.whole || body.len() < beginning.bytes.len();
+        let partial = !beginning.is_complete || body.len() < beginning.bytes.len();
         headers.insert(PARTIAL_BODY.into(), partial.to_string());
     }
     // Bytes that are not UTF-8 go into `raw_body`.
