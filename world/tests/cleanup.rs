@@ -214,7 +214,7 @@ fn only_up_starts_supervisors() {
         .expect("ran");
     let client_output = String::from_utf8_lossy(&output.stderr);
     assert!(
-        !output.status.success() && client_output.contains("start it with `canal world up`"),
+        !output.status.success() && client_output.contains("started by `canal world up`"),
         "{client_output}"
     );
 }
