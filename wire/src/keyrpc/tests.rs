@@ -199,7 +199,7 @@ fn frame(length: u32, rest: &[u8]) -> Vec<u8> {
     [&length.to_be_bytes()[..], rest].concat()
 }
 
-fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
+fn frame_of_kind(kind: u8, body: &[u8]) -> Vec<u8> {
     frame(
         9 + body.len() as u32,
         &[&[0; 8][..], &[kind], body].concat(),
@@ -230,12 +230,12 @@ fn malformed_lengths_and_kinds() -> Vec<FrameCase> {
         ("empty", frame(0, &[]), FrameError::Short(0)),
         (
             "no such kind",
-            frame(0x7f, b""),
+            frame_of_kind(0x7f, b""),
             FrameError::Kind(0x7f, "request"),
         ),
         (
             "a response",
-            frame(PONG, b""),
+            frame_of_kind(PONG, b""),
             FrameError::Kind(PONG, "request"),
         ),
     ]
@@ -243,7 +243,7 @@ fn malformed_lengths_and_kinds() -> Vec<FrameCase> {
 
 fn malformed_begins() -> Vec<FrameCase> {
     let id = encoded_identity();
-    let begin_frame = |body: &[&[u8]]| frame(BEGIN, &body.concat());
+    let begin_frame = |body: &[&[u8]]| frame_of_kind(BEGIN, &body.concat());
     let long_protocol = [&[1, 0][..], &[0; 256]].concat();
     vec![
         (
@@ -314,57 +314,57 @@ fn malformed_pings_chains_and_signs() -> Vec<FrameCase> {
     vec![
         (
             "a ping with a body",
-            frame(PING, b"xy"),
+            frame_of_kind(PING, b"xy"),
             FrameError::Trailing(2),
         ),
         (
             "a chain with more",
-            frame(CHAIN, &[&id[..], b"z"].concat()),
+            frame_of_kind(CHAIN, &[&id[..], b"z"].concat()),
             FrameError::Trailing(1),
         ),
         (
             "a key's name is not valid",
-            frame(CHAIN, &name("../etc/passwd")),
+            frame_of_kind(CHAIN, &name("../etc/passwd")),
             FrameError::Name("key"),
         ),
         (
             "a key's identity is not valid",
-            frame(CHAIN, &name("spiffe://a/b")),
+            frame_of_kind(CHAIN, &name("spiffe://a/b")),
             FrameError::Name("key"),
         ),
         (
             "a service without a namespace",
-            frame(CHAIN, &name("shop")),
+            frame_of_kind(CHAIN, &name("shop")),
             FrameError::Name("key"),
         ),
         (
             "a file without a namespace",
-            frame(CHAIN, &name("file:shop")),
+            frame_of_kind(CHAIN, &name("file:shop")),
             FrameError::Name("key"),
         ),
         (
             "a file without an owner",
-            frame(CHAIN, &name("file:shop/web")),
+            frame_of_kind(CHAIN, &name("file:shop/web")),
             FrameError::Name("key"),
         ),
         (
             "no word of which key",
-            frame(SIGN, &id),
+            frame_of_kind(SIGN, &id),
             FrameError::Truncated("the key's hash"),
         ),
         (
             "a hash cut off",
-            frame(SIGN, &[&id[..], &[0, 31], &[7; 31]].concat()),
+            frame_of_kind(SIGN, &[&id[..], &[0, 31], &[7; 31]].concat()),
             FrameError::Truncated("the key's hash"),
         ),
         (
             "a hash too long",
-            frame(SIGN, &[&id[..], &[0, 33]].concat()),
+            frame_of_kind(SIGN, &[&id[..], &[0, 33]].concat()),
             FrameError::Oversized("the key's hash", 33, 32),
         ),
         (
             "no scheme",
-            frame(SIGN, &[&id[..], &[0, 0]].concat()),
+            frame_of_kind(SIGN, &[&id[..], &[0, 0]].concat()),
             FrameError::Truncated("scheme"),
         ),
     ]
@@ -374,37 +374,37 @@ fn malformed_responses() -> Vec<FrameCase> {
     let done = |above: &[u8]| {
         let mut out = Vec::new();
         responses()[1].encode(1, &mut out).unwrap();
-        frame(DONE, &[&out[HEADER..], above].concat())
+        frame_of_kind(DONE, &[&out[HEADER..], above].concat())
     };
     vec![
         (
             "a request",
-            frame(PING, b""),
+            frame_of_kind(PING, b""),
             FrameError::Kind(PING, "response"),
         ),
         (
             "no such refusal",
-            frame(REFUSED, &[0xff, 0xff, 0, 0]),
+            frame_of_kind(REFUSED, &[0xff, 0xff, 0, 0]),
             FrameError::Value("refusal", 0xffff),
         ),
         (
             "a text too long",
-            frame(REFUSED, &[0, 1, 4, 1]),
+            frame_of_kind(REFUSED, &[0, 1, 4, 1]),
             FrameError::Oversized("text", 1025, 1024),
         ),
         (
             "eleven certificates",
-            frame(CERTIFICATES, &[0, 11]),
+            frame_of_kind(CERTIFICATES, &[0, 11]),
             FrameError::Oversized("chain", 11, 10),
         ),
         (
             "a certificate cut off",
-            frame(CERTIFICATES, &[0, 1, 0, 0, 0, 2, 9]),
+            frame_of_kind(CERTIFICATES, &[0, 1, 0, 0, 0, 2, 9]),
             FrameError::Truncated("certificate"),
         ),
         (
             "a length beyond all",
-            frame(DONE, &[0xff; 4]),
+            frame_of_kind(DONE, &[0xff; 4]),
             FrameError::Truncated("bytes"),
         ),
         (
@@ -424,7 +424,7 @@ fn malformed_responses() -> Vec<FrameCase> {
         ),
         (
             "a secret too long",
-            frame(DONE, &[0, 0, 0, 0, 0, 0, 0, 0, 0x13, 1, 0, 0, 0, 93]),
+            frame_of_kind(DONE, &[0, 0, 0, 0, 0, 0, 0, 0, 0x13, 1, 0, 0, 0, 93]),
             FrameError::Oversized("client traffic", 93, 92),
         ),
     ]

@@ -220,12 +220,12 @@ fn wrong_chains(ca: &TestCa) -> Vec<CertificateCase> {
     cut.truncate(cut.len() - 9);
     let mut forged = certificates(&good.chain).remove(0).to_vec();
     *forged.last_mut().unwrap() ^= 1;
-    let foreign = other.issue_with(&alice, |_| {});
+    let unknown = other.issue_with(&alice, |_| {});
     let foreign = ca.issue_with(&identity(MALLORY), |_| {});
     vec![
         (
             "another root",
-            showing(ca, &foreign.key, certificates(&foreign.chain)),
+            showing(ca, &unknown.key, certificates(&unknown.chain)),
             HandshakeFailure::UnknownIssuer,
         ),
         (
@@ -260,7 +260,7 @@ fn wrong_chains(ca: &TestCa) -> Vec<CertificateCase> {
         ),
         (
             "without its key",
-            showing(ca, &foreign.key, certificates(&good.chain)),
+            showing(ca, &unknown.key, certificates(&good.chain)),
             HandshakeFailure::BadSignature,
         ),
         (
