@@ -4,6 +4,7 @@
 mod cases;
 mod generated;
 mod guarded;
+mod ingress;
 mod limits;
 mod shares;
 mod weights;
