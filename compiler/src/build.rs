@@ -25,16 +25,16 @@ pub(crate) fn build(checked: ResolvedTenant, report: &mut DiagnosticCollector) -
             .or_default()
             .push(Arc::new(rule));
     }
-    let mut gateways = ingress(checked.ingress, &mut rules);
-    close_beyond_limit(&mut gateways, report);
+    let mut ingress = ingress(checked.ingress, &mut rules);
+    close_beyond_limit(&mut ingress, report);
     let services = checked.services.into_iter().map(|(key, service)| {
         let routes = RouteTable::new(rules.remove(&key).unwrap_or_default());
         (key, ServiceIr { service, routes })
     });
     Some(Ir {
         tenant,
-        gateways: checked.gateways,
-        ingress: gateways,
+        gateway_replicas: checked.gateway_replicas,
+        ingress,
         services: services.collect(),
         workloads: checked.workloads,
         nodes: checked.nodes,

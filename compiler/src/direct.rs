@@ -176,6 +176,7 @@ impl<'a> TargetPorts<'a> {
             ir, service, port, ..
         } = rules;
         let key = &service.service.key;
+        // The annotation requests the direct path for HTTP too, which then passes as opaque bytes.
         let is_opaque = port.protocol == AppProtocol::Tcp
             || ir.direct.services.get(key) == Some(&DirectPreference::Wanted);
         let protocol = PortRule::Protocol {
@@ -254,6 +255,7 @@ impl<'a> TargetPorts<'a> {
             for index in known {
                 visitor(policies[*index].1.clone())?;
             }
+            // A target without limits counts nothing.
             if self.limits == PlacementLimits::NONE {
                 continue;
             }
@@ -264,6 +266,7 @@ impl<'a> TargetPorts<'a> {
                         workload.namespace, workload.name
                     )))?;
                 }
+                // A workload counts once against the tenant's limit.
                 Some(_) => {}
                 None => added += 1,
             }

@@ -7,7 +7,7 @@ use std::fmt;
 
 use canal_model::authorization::{Authentication, Authorization, Authorizer, PeerAuthentication};
 use canal_model::ids::{AzName, ServiceKey, TenantName, TrustDomain};
-use canal_model::program::{Gateway, Node, Resource, Service, Tenant, Throttle, Workload};
+use canal_model::program::{GatewayReplica, Node, Resource, Service, Tenant, Throttle, Workload};
 use canal_model::route_table::RouteTable;
 use canal_model::trust::{Entitlement, KeyServer, Termination};
 
@@ -20,7 +20,7 @@ use crate::text;
 pub struct Ir {
     pub tenant: Tenant,
     /// Gateway replicas of the tenant, sorted by name.
-    pub gateways: Vec<Gateway>,
+    pub gateway_replicas: Vec<GatewayReplica>,
     pub services: BTreeMap<ServiceKey, ServiceIr>,
     /// Gateways for clients outside the mesh, sorted by namespace and name.
     pub ingress: Vec<GatewayIr>,
@@ -92,8 +92,8 @@ pub struct ServiceIr {
 impl fmt::Display for Ir {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", text::tenant(&self.tenant))?;
-        for gateway in &self.gateways {
-            writeln!(f, "{}", text::gateway(gateway))?;
+        for replica in &self.gateway_replicas {
+            writeln!(f, "{}", text::gateway_replica(replica))?;
         }
         for service in self.services.values() {
             writeln!(f, "\n{}", text::service(&service.service))?;
@@ -105,10 +105,11 @@ impl fmt::Display for Ir {
                     let hosts = text::hosts(&rule.hosts);
                     writeln!(
                         f,
-                        "    {number} {hosts}{} => {}{} [{}]",
+                        "    {number} {hosts}{} => {}{}{} [{}]",
                         text::http_match(http),
                         text::action(&rule.action),
                         text::filters(rule),
+                        text::attempts(rule.attempts.as_deref()),
                         text::origin(&rule.key)
                     )?;
                 }

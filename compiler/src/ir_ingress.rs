@@ -105,10 +105,11 @@ impl fmt::Display for GatewayIr {
                 for (number, (rule, http)) in (1..).zip(self.matches(host)) {
                     writeln!(
                         f,
-                        "      {number} {} => {}{} [{}]",
+                        "      {number} {} => {}{}{} [{}]",
                         text::http_match(http),
                         text::action(&rule.action),
                         text::filters(rule),
+                        text::attempts(rule.attempts.as_deref()),
                         text::origin(&rule.key)
                     )?;
                 }

@@ -17,6 +17,7 @@ pub mod lower;
 mod names;
 pub mod oracle;
 pub mod oracle_answers;
+pub mod oracle_attempts;
 pub mod oracle_authorization;
 pub mod oracle_filters;
 pub mod oracle_ingress;
@@ -203,8 +204,10 @@ fn claims_of(tenant: &TenantName, ir: Option<&Ir>) -> TenantClaims {
         pod_cidrs: ir.tenant.pod_cidrs.clone(),
         gateway_cidrs: ir.tenant.gateway_cidrs.clone(),
     });
-    let gateways = ir.map(|ir| ir.gateways.as_slice()).unwrap_or_default();
-    let gateways = gateways
+    let replicas = ir
+        .map(|ir| ir.gateway_replicas.as_slice())
+        .unwrap_or_default();
+    let gateways = replicas
         .iter()
         .map(|g| GatewayClaim {
             replica: g.replica.clone(),

@@ -20,6 +20,7 @@ use canal_model::program::{
     AppProtocol, Backend, BackendTarget, HostMatch, HttpMatch, Labels, PathMatch, RouteAction,
     RouteKey, RouteRule, TextMatch, ValueMatch, Workload,
 };
+use canal_model::route_attempts::AttemptPolicy;
 
 use crate::ir::Ir;
 use crate::oracle_answers::{self, OracleAnswer};
@@ -49,10 +50,12 @@ pub enum RoutingVerdict {
     NoService,
     /// The port is opaque TCP, or has no rules: all traffic goes to the service itself.
     Service { service: ServiceKey, port: u16 },
-    /// The rule splits requests by weight; a backend may refuse its part.
+    /// The rule splits requests by weight; a backend may refuse its part. `attempts` are its
+    /// timeouts and retries.
     Split {
         rule: RouteKey,
         backends: Vec<Backend>,
+        attempts: Option<Box<AttemptPolicy>>,
     },
     /// The gateway answers the request itself. It is authorized by
     /// [`crate::oracle_authorization::is_for_answers`]. `None`: the redirect's path gets a dot
@@ -74,7 +77,7 @@ pub enum RoutingVerdict {
 /// Returns the routing decision that the IR defines for one request.
 pub fn decide(ir: &Ir, request: &OracleRequest) -> RoutingVerdict {
     match find(ir, request) {
-        Err(verdict) => verdict,
+        Err(verdict) => *verdict,
         Ok((rule, http)) => verdict_of(rule, http, request),
     }
 }
@@ -89,6 +92,7 @@ pub(crate) fn verdict_of(
         RouteAction::Split(backends) => RoutingVerdict::Split {
             rule: rule.key.clone(),
             backends: backends.clone(),
+            attempts: rule.attempts.clone(),
         },
         RouteAction::Answer(answer) => RoutingVerdict::Answer {
             rule: rule.key.clone(),
@@ -139,9 +143,9 @@ pub fn sent(request: &OracleRequest) -> ForwardedRequest {
 fn find<'a>(
     ir: &'a Ir,
     request: &OracleRequest,
-) -> Result<(&'a RouteRule, &'a HttpMatch), RoutingVerdict> {
+) -> Result<(&'a RouteRule, &'a HttpMatch), Box<RoutingVerdict>> {
     let Some(service) = ir.services.get(&request.service) else {
-        return Err(RoutingVerdict::NoService);
+        return Err(Box::new(RoutingVerdict::NoService));
     };
     let Some(port) = service
         .service
@@ -149,18 +153,18 @@ fn find<'a>(
         .iter()
         .find(|port| port.port == request.port)
     else {
-        return Err(RoutingVerdict::NoService);
+        return Err(Box::new(RoutingVerdict::NoService));
     };
     let matches = service.routes.on_port(port.port);
     // Without rules, requests go to the service's own endpoints.
     if port.protocol == AppProtocol::Tcp || matches.clone().next().is_none() {
-        return Err(RoutingVerdict::Service {
+        return Err(Box::new(RoutingVerdict::Service {
             service: request.service.clone(),
             port: request.port,
-        });
+        }));
     }
     let matches = matches.map(|(rule, http)| (&**rule, http));
-    first_match(matches.clone(), matches, request).ok_or(RoutingVerdict::NoRule)
+    first_match(matches.clone(), matches, request).ok_or_else(|| Box::new(RoutingVerdict::NoRule))
 }
 
 /// Returns the first of the `candidates` that holds. If one of `all` matches depends on the path,

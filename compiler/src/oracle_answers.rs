@@ -71,7 +71,9 @@ fn location(
         RedirectPort::Number(port) => Some(port),
         RedirectPort::Dialled => Some(dialled),
         RedirectPort::OfScheme => None,
+        // The port in the client's host belongs to that host, not to the new one.
         RedirectPort::OfHost if redirect.host.is_some() => None,
+        // The default port of the old scheme is wrong in the new one.
         RedirectPort::OfHost => {
             let is_default = sent_port == Some(sent_scheme.default_port());
             sent_port.filter(|_| scheme == sent_scheme || !is_default)
@@ -85,6 +87,7 @@ fn location(
         None => sent.target.clone(),
         Some(rewrite) => {
             let target = rewritten_target(rewrite, matched, &sent.target);
+            // A client would resolve the dot segment to another path than the rule names.
             if has_dot_segment(&target) {
                 return None;
             }

@@ -115,7 +115,7 @@ pub fn is_for(target: &PolicyTarget, destination: &OracleDestination<'_>) -> boo
     }
 }
 
-/// Returns whether a policy with this target judges the requests to a service that a gateway
+/// Returns whether a policy with this target authorizes the requests to a service that a gateway
 /// answers itself. They reach no workload, so the policies of all ready workloads of the dialled
 /// port do, each with its labels in `workloads`. Without any, nobody knows whose policies apply, so
 /// all that select workloads of the namespace do.

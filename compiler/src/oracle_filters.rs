@@ -46,6 +46,7 @@ pub fn forwarded(
         .collect();
     if let Some(filters) = filters {
         let changes = &filters.request_headers;
+        // Many servers take `_` and `-` in a name for the same (CGI), so both spellings go.
         let dashed = |name: &str| name.replace('_', "-");
         for name in changes
             .remove

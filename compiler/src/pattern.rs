@@ -44,7 +44,7 @@ fn measure(pattern: &str) -> Result<PatternCost, String> {
                 .which_captures(WhichCaptures::None)
                 .nfa_size_limit(Some(REGEX_AUTOMATON_BYTES_MAX)),
         )
-        .build(&whole(pattern))
+        .build(&anchor(pattern))
         .map_err(|_| {
             format!(
                 "the regular expression needs more than {REGEX_AUTOMATON_BYTES_MAX} bytes of memory"
@@ -62,7 +62,7 @@ pub(crate) fn compile(pattern: &str) -> Option<Regex> {
     meta::Builder::new()
         .syntax(config(unicode))
         .configure(Regex::config().utf8_empty(false))
-        .build(&whole(pattern))
+        .build(&anchor(pattern))
         .ok()
 }
 
@@ -125,7 +125,7 @@ fn class_length(pattern: &str) -> usize {
     pattern.len()
 }
 
-fn whole(pattern: &str) -> String {
+fn anchor(pattern: &str) -> String {
     format!(r"\A(?:{pattern})\z")
 }
 

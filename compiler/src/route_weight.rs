@@ -9,6 +9,7 @@ use canal_model::ids::ServiceKey;
 use canal_model::program::{
     BackendTarget, HostMatch, HttpMatch, PathMatch, RouteAction, RouteRule, TextMatch,
 };
+use canal_model::route_attempts::AttemptPolicy;
 use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteAnswer, RouteFilters};
 
 use crate::pattern;
@@ -66,6 +67,7 @@ impl RouteWeights {
             + matches
             + action_bytes(&rule.action)
             + rule.filters.as_deref().map_or(0, filter_bytes)
+            + rule.attempts.as_deref().map_or(0, attempt_bytes)
     }
 
     fn match_bytes(&mut self, rule: &RouteRule, http: &HttpMatch) -> u64 {
@@ -144,6 +146,11 @@ fn filter_bytes(filters: &RouteFilters) -> u64 {
     field_bytes(host + path)
         + modifier(&filters.request_headers)
         + modifier(&filters.response_headers)
+}
+
+fn attempt_bytes(attempts: &AttemptPolicy) -> u64 {
+    let statuses = attempts.retries.as_ref().map_or(0, |it| it.statuses.len());
+    field_bytes(size_of::<AttemptPolicy>() + statuses * size_of::<u16>())
 }
 
 fn path_len(path: Option<&PathRewrite>) -> usize {

@@ -4,10 +4,13 @@
 use std::fmt::Display;
 
 use canal_model::program::{
-    AppProtocol, Backend, BackendTarget, DirectAudience, DirectEndpoint, Gateway, GatewayAddress,
-    HostMatch, HttpMatch, IngressGateway, Node, OutboundTrafficPolicy, PathMatch, PolicyPaths,
-    RateLimit, Replica, Resource, RouteAction, RouteKey, RouteRule, Service, ServicePort, Tenant,
-    TextMatch, Throttle, TunnelProtocol, UpstreamPool, ValueMatch, Workload,
+    AppProtocol, Backend, BackendTarget, DirectAudience, DirectEndpoint, GatewayAddress,
+    GatewayReplica, HostMatch, HttpMatch, IngressGateway, Node, OutboundTrafficPolicy, PathMatch,
+    PolicyPaths, RateLimit, Replica, Resource, RouteAction, RouteKey, RouteRule, Service,
+    ServicePort, Tenant, TextMatch, Throttle, TunnelProtocol, UpstreamPool, ValueMatch, Workload,
+};
+use canal_model::route_attempts::{
+    AttemptPolicy, BackoffJitter, RetryBackoff, RouteTimeouts, TimeoutSpan,
 };
 use canal_model::route_filters::{HeaderModifier, PathRewrite, RedirectPort, RouteAnswer};
 
@@ -17,7 +20,7 @@ use crate::text_security;
 pub fn resource(resource: &Resource) -> String {
     match resource {
         Resource::Tenant(it) => tenant(it),
-        Resource::Gateway(it) => gateway(it),
+        Resource::GatewayReplica(it) => gateway_replica(it),
         Resource::Service(it) => [
             vec![service(it)],
             it.ports.iter().map(|p| format!("  {}", port(p))).collect(),
@@ -164,14 +167,14 @@ pub(crate) fn tenant(tenant: &Tenant) -> String {
     )
 }
 
-pub(crate) fn gateway(gateway: &Gateway) -> String {
-    let draining = if gateway.draining { " draining" } else { "" };
+pub(crate) fn gateway_replica(replica: &GatewayReplica) -> String {
+    let draining = if replica.draining { " draining" } else { "" };
     format!(
         "gateway {}/{} az {} at {}{draining}",
-        gateway.tenant,
-        gateway.replica,
-        gateway.az,
-        list(&gateway.addresses)
+        replica.tenant,
+        replica.replica,
+        replica.az,
+        list(&replica.addresses)
     )
 }
 
@@ -269,7 +272,12 @@ fn route(rule: &RouteRule) -> String {
             http_match(http)
         ));
     }
-    lines.push(format!("  => {}{}", action(&rule.action), filters(rule)));
+    lines.push(format!(
+        "  => {}{}{}",
+        action(&rule.action),
+        filters(rule),
+        attempts(rule.attempts.as_deref())
+    ));
     lines.join("\n")
 }
 
@@ -372,6 +380,46 @@ fn header_changes(of: &str, headers: &HeaderModifier) -> String {
         text += &format!(", {of} header {name} added {value:?}");
     }
     text
+}
+
+/// Formats the timeouts and retries of a rule, with a comma before each; returns an empty text for
+/// none.
+pub fn attempts(policy: Option<&AttemptPolicy>) -> String {
+    let Some(attempts) = policy else {
+        return String::new();
+    };
+    let RouteTimeouts {
+        request,
+        attempt,
+        span,
+    } = attempts.timeouts;
+    let of = match span {
+        TimeoutSpan::Whole => "",
+        TimeoutSpan::AfterRequest => " after the body",
+    };
+    let mut text = String::new();
+    if let Some(time) = request {
+        text += &format!(", timeout {time:?}{of}");
+    }
+    if let Some(time) = attempt {
+        text += &format!(", timeout of an attempt {time:?}{of}");
+    }
+    match &attempts.retries {
+        None => text,
+        Some(retries) if retries.max == 0 => text + ", no retries",
+        Some(retries) => {
+            let conditions = retries.on.iter().map(|it| it.name().to_owned());
+            let statuses = retries.statuses.iter().map(u16::to_string);
+            let on: Vec<String> = conditions.chain(statuses).collect();
+            let RetryBackoff { base, max, jitter } = retries.backoff;
+            let least = match jitter {
+                BackoffJitter::Full => "up to ",
+                BackoffJitter::AboveBase => "",
+            };
+            let (most, on) = (retries.max, on.join(","));
+            text + &format!(", {most} retries on {on} after {least}{base:?} growing to {max:?}")
+        }
+    }
 }
 
 /// Formats the action of a rule.

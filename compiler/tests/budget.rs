@@ -3,33 +3,20 @@
 //! of their automata.
 
 use std::fmt::Write;
-use std::sync::Arc;
 
 use canal_compiler::limits::DIAGNOSTICS_OF_SEVERITY_MAX;
 use canal_compiler::resource_budget::CompiledSize;
 use canal_compiler::route_weight::{AUTOMATON_BYTES, STATES_FACTOR};
-use canal_compiler::{CompileInput, CompileOutput, compile_within, service_keys};
-use canal_model::ids::{ServiceId, TenantName};
+use canal_compiler::{CompileOutput, compile_within};
+
+use crate::parsed_tenant::ParsedTenant;
 
 const TENANT: &str = "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: alpha}\nspec: {vni: 1, trustDomain: alpha.example, podCidrs: [10.1.0.0/16]}\n";
 
 fn within(yaml: &str, max: CompiledSize) -> CompileOutput {
-    let parsed = canal_sources::parse("budget.yaml", &format!("{TENANT}---\n{yaml}"));
-    assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
-    let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
-    let tenant = TenantName::new("alpha").unwrap();
-    let ids = service_keys(&tenant, &documents)
-        .into_iter()
-        .zip(1..)
-        .map(|(key, id)| (key, ServiceId::new(id).unwrap()))
-        .collect();
+    let text = format!("{TENANT}---\n{yaml}");
     compile_within(
-        &CompileInput {
-            tenant: &tenant,
-            documents: &documents,
-            service_ids: &ids,
-            jwks: &Default::default(),
-        },
+        &ParsedTenant::parse("alpha", "budget.yaml", &text).input(),
         max,
     )
 }

@@ -294,11 +294,7 @@ fn answer(ir: &Ir, question: &str) -> String {
         host: (*host).to_owned(),
         method: (*method).to_owned(),
         target: (*target).to_owned(),
-        headers: headers
-            .iter()
-            .map(|h| h.split_once(':').unwrap())
-            .map(|(n, v)| (n.to_owned(), v.to_owned()))
-            .collect(),
+        headers: parse_headers(headers),
     };
     let mut text = verdict_text(ir, decide(ir, &request));
     let has_filters = deciding_rule(ir, &request).is_some_and(|rule| rule.filters.is_some());
@@ -309,6 +305,14 @@ fn answer(ir: &Ir, question: &str) -> String {
         }
     }
     format!("{question}\n  => {text}\n")
+}
+
+/// Parses the words `header:value` of a directive.
+fn parse_headers(words: &[&str]) -> Vec<(String, String)> {
+    let pairs = words.iter().map(|word| word.split_once(':').unwrap());
+    pairs
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
 }
 
 /// Formats the decision about a request, with the endpoints of each backend.
@@ -334,8 +338,13 @@ fn verdict_text(ir: &Ir, verdict: RoutingVerdict) -> String {
         RoutingVerdict::Refuse { rule, status, .. } => {
             format!("refuse {status} by {} {}", rule.kind, rule.rule)
         }
-        RoutingVerdict::Split { rule, backends } => {
-            let mut shares = format!("{} {}", rule.kind, rule.rule);
+        RoutingVerdict::Split {
+            rule,
+            backends,
+            attempts,
+        } => {
+            let attempts = text::attempts(attempts.as_deref());
+            let mut shares = format!("{} {}{attempts}", rule.kind, rule.rule);
             for backend in &backends {
                 let able: Vec<String> = endpoints(ir, &backend.target)
                     .iter()

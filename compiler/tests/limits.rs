@@ -5,9 +5,10 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use canal_compiler::limits::*;
-use canal_compiler::{CompileInput, CompileOutput, build_ir, compile, service_keys};
-use canal_model::ids::{ServiceId, TenantName};
+use canal_compiler::{CompileInput, CompileOutput, build_ir, compile};
 use canal_model::program::{AppProtocol, DirectAudience, Resource, RouteAction, RouteRule};
+
+use crate::parsed_tenant::{ParsedTenant, assert_decodes};
 
 const BASE: &str = "
 apiVersion: canal.mesh/v1
@@ -29,29 +30,10 @@ fn output(yaml: &str) -> CompileOutput {
 }
 
 fn compiled(parsed: canal_sources::ParsedFile) -> CompileOutput {
-    let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
-    let tenant = TenantName::new("alpha").unwrap();
-    let ids = service_keys(&tenant, &documents)
-        .into_iter()
-        .zip(1..)
-        .map(|(key, id)| (key, ServiceId::new(id).unwrap()))
-        .collect();
-    let output = compile(&CompileInput {
-        tenant: &tenant,
-        documents: &documents,
-        service_ids: &ids,
-        jwks: &Default::default(),
-    });
-    // Data planes must decode everything that was compiled, at each limit and beyond it.
-    for resource in &output.resources {
-        let read = canal_wire::southbound::decode(
-            resource.kind(),
-            &resource.name(),
-            &canal_wire::southbound::encode(resource),
-        );
-        let is_read = read.as_ref().is_ok_and(|read| resource.reads_as(read));
-        assert!(is_read, "{}: {:?}", resource.name(), read.err());
-    }
+    let documents = parsed.documents.into_iter().map(Arc::new).collect();
+    let output = compile(&ParsedTenant::of("alpha", documents).input());
+    // At each limit and beyond it.
+    assert_decodes(&output);
     output
 }
 
@@ -308,21 +290,8 @@ fn regular_expressions_of_a_gateway_spend_none_of_a_service() {
     // The first route uses up the Gateway's memory; the second is on the Service too.
     let both = "{name: edge}, {group: '', kind: Service, name: web}";
     let text = gateway.to_owned() + &of("a", "{name: edge}", 200) + &of("b", both, 2);
-    let parsed = canal_sources::parse("limits.yaml", &format!("{BASE}{text}"));
-    assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
-    let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
-    let tenant = TenantName::new("alpha").unwrap();
-    let ids = service_keys(&tenant, &documents)
-        .into_iter()
-        .zip(1..)
-        .map(|(key, id)| (key, ServiceId::new(id).unwrap()))
-        .collect();
-    let (ir, diagnostics) = build_ir(&CompileInput {
-        tenant: &tenant,
-        documents: &documents,
-        service_ids: &ids,
-        jwks: &Default::default(),
-    });
+    let tenant = ParsedTenant::parse("alpha", "limits.yaml", &format!("{BASE}{text}"));
+    let (ir, diagnostics) = build_ir(&tenant.input());
     let ir = ir.unwrap();
     let are_refused = |rules: &[Arc<RouteRule>]| -> Vec<bool> {
         let of_b = rules.iter().filter(|rule| rule.key.name.as_str() == "b");
@@ -805,18 +774,7 @@ fn objects_of_a_tenant() {
             ..template.as_ref().clone()
         }));
     }
-    let tenant = TenantName::new("alpha").unwrap();
-    let ids = service_keys(&tenant, &documents)
-        .into_iter()
-        .zip(1..)
-        .map(|(key, id)| (key, ServiceId::new(id).unwrap()))
-        .collect();
-    let output = compile(&CompileInput {
-        tenant: &tenant,
-        documents: &documents,
-        service_ids: &ids,
-        jwks: &Default::default(),
-    });
+    let output = compile(&ParsedTenant::of("alpha", documents).input());
     assert!(
         output.diagnostics[0].problem.contains("objects, more than"),
         "{:?}",
@@ -833,14 +791,9 @@ fn objects_of_a_tenant() {
 
 #[test]
 fn service_ids() {
-    let parsed = canal_sources::parse("limits.yaml", BASE);
-    let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
-    let tenant = TenantName::new("alpha").unwrap();
     let output = compile(&CompileInput {
-        tenant: &tenant,
-        documents: &documents,
         service_ids: &Default::default(),
-        jwks: &Default::default(),
+        ..ParsedTenant::parse("alpha", "limits.yaml", BASE).input()
     });
     assert!(
         output.diagnostics[0]

@@ -1,16 +1,16 @@
 //! Tests that reach every limit of policies, trust and keys: input beyond a limit fails closed with
 //! a diagnostic, and input at it works.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
 use canal_compiler::limits::*;
-use canal_compiler::{CompileInput, CompileOutput, compile, service_keys};
+use canal_compiler::{CompileOutput, compile};
 use canal_model::authorization::*;
-use canal_model::ids::{ServiceId, TenantName};
 use canal_model::program::Resource;
 use canal_model::trust::{IDENTITIES_MAX, KEY_SERVER_ADDRESSES_MAX};
+
+use crate::parsed_tenant::{ParsedTenant, assert_decodes};
 
 const BASE: &str = "
 apiVersion: canal.mesh/v1
@@ -31,41 +31,11 @@ fn output(yaml: &str) -> CompileOutput {
 
 fn output_in(trust_domain: &str, yaml: &str) -> CompileOutput {
     let base = BASE.replace("alpha.example", trust_domain);
-    let parsed = canal_sources::parse("limits.yaml", &format!("{base}{yaml}"));
-    assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
-    let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
-    let tenant = TenantName::new("alpha").unwrap();
-    let ids = service_keys(&tenant, &documents)
-        .into_iter()
-        .zip(1..)
-        .map(|(key, id)| (key, ServiceId::new(id).unwrap()))
-        .collect();
-    let output = compile(&CompileInput {
-        tenant: &tenant,
-        documents: &documents,
-        service_ids: &ids,
-        jwks: &BTreeMap::new(),
-    });
+    let tenant = ParsedTenant::parse("alpha", "limits.yaml", &format!("{base}{yaml}"));
+    let output = compile(&tenant.input());
+    // At each limit and beyond it.
     assert_decodes(&output);
     output
-}
-
-/// Checks that data planes decode everything that was compiled, at each limit and beyond it.
-#[track_caller]
-fn assert_decodes(output: &CompileOutput) {
-    for resource in &output.resources {
-        let read = canal_wire::southbound::decode(
-            resource.kind(),
-            &resource.name(),
-            &canal_wire::southbound::encode(resource),
-        );
-        assert!(
-            read.as_ref().is_ok_and(|read| resource.reads_as(read)),
-            "{}: {:?}",
-            resource.name(),
-            read.err()
-        );
-    }
 }
 
 fn policy(spec: &str) -> String {
@@ -500,18 +470,12 @@ fn reserved_names_compile_to_nothing() {
         let yaml = format!(
             "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {{name: {tenant}}}\nspec: {{vni: 1, trustDomain: {trust_domain}, podCidrs: [10.1.0.0/16]}}\n"
         );
-        let documents: Vec<_> = canal_sources::parse("t.yaml", &yaml)
+        let documents = canal_sources::parse("t.yaml", &yaml)
             .documents
             .into_iter()
             .map(Arc::new)
             .collect();
-        let tenant = TenantName::new(tenant).unwrap();
-        let output = compile(&CompileInput {
-            tenant: &tenant,
-            documents: &documents,
-            service_ids: &BTreeMap::new(),
-            jwks: &BTreeMap::new(),
-        });
+        let output = compile(&ParsedTenant::of(tenant, documents).input());
         (
             output.resources.len(),
             output

@@ -13,11 +13,10 @@ use canal_compiler::oracle_answers;
 use canal_compiler::oracle_authorization::{
     OracleDecision as Judgement, OracleDestination, decide as evaluate, is_for, routing_path,
 };
-use canal_compiler::{CompileInput, build_ir, compile, service_keys};
+use canal_compiler::{build_ir, compile};
 use canal_generated_policies::authorization::{GeneratedPolicies, policies};
 use canal_generated_policies::routing::{GeneratedRouting, cases};
 use canal_model::authorization::{Attribute, Authorization};
-use canal_model::ids::{ServiceId, TenantName};
 use canal_model::policy::kubernetes::DIRECT_ANNOTATION;
 use canal_model::policy::{Document, Object};
 use canal_model::program::{
@@ -26,6 +25,8 @@ use canal_model::program::{
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
+
+use crate::parsed_tenant::ParsedTenant;
 
 /// Returns the decision from the resources alone: of all matches that hold, the one with the
 /// smallest precedence.
@@ -73,7 +74,11 @@ fn decide_by_resources(resources: &[Resource], sent: &OracleRequest) -> RoutingV
     };
     let rule = winner.key.clone();
     match winner.action.clone() {
-        RouteAction::Split(backends) => RoutingVerdict::Split { rule, backends },
+        RouteAction::Split(backends) => RoutingVerdict::Split {
+            rule,
+            backends,
+            attempts: winner.attempts.clone(),
+        },
         RouteAction::Answer(answer) => RoutingVerdict::Answer {
             rule,
             answer: oracle_answers::answer(
@@ -266,9 +271,7 @@ proptest! {
             prop_assert_eq!(&again.documents[0].object, &document.object);
             prop_assert_eq!(&again.documents[0].faults, &document.faults);
         }
-        let tenant = TenantName::new("alpha").unwrap();
-        let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
-        check_sound(&compile(&CompileInput { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &Default::default() }).resources);
+        check_sound(&compile(&ParsedTenant::of("alpha", documents).input()).resources);
     }
 }
 

@@ -5,10 +5,11 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use canal_compiler::{CompileInput, compile, service_keys};
-use canal_model::ids::{ServiceId, TenantName};
+use canal_compiler::compile;
 use canal_model::program::{Resource, ResourceKind};
 use canal_timing::{is_timed, timed};
+
+use crate::parsed_tenant::ParsedTenant;
 
 /// Returns a tenant with this many services, each with ten rules, a policy and four pods.
 fn tenant(services: usize) -> String {
@@ -33,26 +34,16 @@ fn tenant(services: usize) -> String {
 /// Returns the shortest time for parsing and for compiling, of three tries in the timing tier.
 fn time(services: usize) -> (Duration, Duration) {
     let yaml = tenant(services);
-    let name = TenantName::new("alpha").unwrap();
     let mut best = (Duration::MAX, Duration::MAX);
     for _ in 0..if is_timed() { 3 } else { 1 } {
         let begin = Instant::now();
         let parsed = canal_sources::parse("size.yaml", &yaml);
         let read = begin.elapsed();
         assert!(parsed.is_clean(), "{:?}", parsed.diagnostics.first());
-        let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
-        let ids = service_keys(&name, &documents)
-            .into_iter()
-            .zip(1..)
-            .map(|(key, id)| (key, ServiceId::new(id).unwrap()))
-            .collect();
+        let documents = parsed.documents.into_iter().map(Arc::new).collect();
+        let tenant = ParsedTenant::of("alpha", documents);
         let begin = Instant::now();
-        let output = compile(&CompileInput {
-            tenant: &name,
-            documents: &documents,
-            service_ids: &ids,
-            jwks: &Default::default(),
-        });
+        let output = compile(&tenant.input());
         best = (best.0.min(read), best.1.min(begin.elapsed()));
         assert_eq!(output.diagnostics, []);
         let count = |kind: ResourceKind| {

@@ -1,29 +1,15 @@
 //! Tests of interactions between tenants: conflicting claims, and the scope of principals.
 
-use std::sync::Arc;
-
 use canal_compiler::claims::{TenantClaims, collisions};
-use canal_compiler::{CompileInput, CompileOutput, compile, scope, service_keys};
-use canal_model::ids::{ServiceId, TenantName};
+use canal_compiler::{CompileOutput, compile, scope};
+use canal_model::ids::TenantName;
 use canal_model::principal::Principal;
 use canal_model::program::{Resource, ResourceKind};
 
+use crate::parsed_tenant::ParsedTenant;
+
 fn output(name: &str, yaml: &str) -> CompileOutput {
-    let parsed = canal_sources::parse("t.yaml", yaml);
-    assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
-    let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
-    let tenant = TenantName::new(name).unwrap();
-    let ids = service_keys(&tenant, &documents)
-        .into_iter()
-        .zip(1..)
-        .map(|(key, id)| (key, ServiceId::new(id).unwrap()))
-        .collect();
-    compile(&CompileInput {
-        tenant: &tenant,
-        documents: &documents,
-        service_ids: &ids,
-        jwks: &Default::default(),
-    })
+    compile(&ParsedTenant::parse(name, "t.yaml", yaml).input())
 }
 
 /// Compiles a tenant from `vni trust-domain pods replica address` and its gateway ranges, and
@@ -242,7 +228,7 @@ fn principals_see_their_share() {
     // The tier's own service is sorted before `web`.
     let of_node = [
         ResourceKind::Tenant,
-        ResourceKind::Gateway,
+        ResourceKind::GatewayReplica,
         ResourceKind::Service,
         ResourceKind::Service,
     ];

@@ -15,6 +15,7 @@ pub mod plan;
 pub mod policy;
 pub mod principal;
 pub mod program;
+pub mod route_attempts;
 pub mod route_filters;
 pub mod route_table;
 pub mod share;

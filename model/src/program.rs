@@ -13,6 +13,7 @@ use crate::ids::{
     AzName, BackendName, Namespace, NodeName, ObjectName, ReplicaName, ReplicaNumber,
     ServiceAccount, ServiceId, ServiceKey, TenantName, TrustDomain, Vni,
 };
+use crate::route_attempts::AttemptPolicy;
 use crate::route_filters::{RouteAnswer, RouteFilters};
 use crate::share::Shares;
 use crate::trust::{Entitlement, KeyPolicy, KeyServer, Termination, TrustBundle};
@@ -140,9 +141,11 @@ impl<B> OwnerColumn<B> {
 
 resource_kinds! {
     Tenant(Tenant) = "Tenant", Security, OwnerColumn::Tenant(|t| &t.name), |t| t.name.to_string();
-    Gateway(Gateway) = "Gateway", Traffic, OwnerColumn::Tenant(|g| &g.tenant), |g| format!("{}/{}", g.tenant, g.replica);
+    /// The label is `Gateway`, because it is in type URLs, in state files and in metrics, which data
+    /// planes of other versions read too.
+    GatewayReplica(GatewayReplica) = "Gateway", Traffic, OwnerColumn::Tenant(|g| &g.tenant), |g| format!("{}/{}", g.tenant, g.replica);
     Service(Service) = "Service", Traffic, OwnerColumn::Tenant(|s| &s.key.tenant), |s| s.key.to_string();
-    /// A Gateway for clients outside the mesh, which is not the replica of the kind `Gateway`.
+    /// A Gateway for clients outside the mesh, which is not a replica.
     Ingress(IngressGateway) = "IngressGateway", Traffic, OwnerColumn::Tenant(|g| &g.key.tenant), |g| g.key.to_string();
     Workload(Workload) = "Workload", Traffic, OwnerColumn::Tenant(|w| &w.tenant), Workload::uid;
     Route(RouteRule) = "Route", Traffic, OwnerColumn::Tenant(|r| &r.key.tenant), |r| r.key.to_string();
@@ -248,7 +251,7 @@ pub enum OutboundTrafficPolicy {
 
 /// One gateway replica as one tenant reaches it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gateway {
+pub struct GatewayReplica {
     pub tenant: TenantName,
     pub replica: ReplicaName,
     pub az: AzName,
@@ -492,6 +495,9 @@ pub struct RouteRule {
     pub action: RouteAction,
     /// Changes of requests and responses; `None` for nearly all rules.
     pub filters: Option<Box<RouteFilters>>,
+    /// Timeouts and retries; `None` if the rule asks for nothing. It is about quality of service: a
+    /// data plane that does not know it serves the requests without.
+    pub attempts: Option<Box<AttemptPolicy>>,
 }
 
 /// A host to match, lower case, without port.

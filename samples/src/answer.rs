@@ -23,8 +23,8 @@ where
     body.map_err(Into::into).boxed_unsync()
 }
 
-/// Returns a response with a whole body and its content type.
-pub fn whole(
+/// Returns a response with a complete body and its content type.
+pub fn build_response(
     status: StatusCode,
     content_type: &'static str,
     body: impl Into<Bytes>,
@@ -39,7 +39,7 @@ pub fn whole(
 
 /// Returns a response with a JSON body.
 pub fn json(status: StatusCode, value: &serde_json::Value) -> SampleResponse {
-    whole(status, "application/json", value.to_string())
+    build_response(status, "application/json", value.to_string())
 }
 
 /// Returns a small HTML page. `body` must already be escaped.
@@ -47,7 +47,7 @@ pub fn html(status: StatusCode, title: &str, body: &str) -> SampleResponse {
     let page = format!(
         "<!doctype html><html><head><title>{title}</title></head><body>{body}</body></html>\n"
     );
-    whole(status, "text/html; charset=utf-8", page)
+    build_response(status, "text/html; charset=utf-8", page)
 }
 
 /// Returns an error response with a description of the problem.

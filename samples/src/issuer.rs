@@ -271,7 +271,7 @@ impl SampleIssuer {
             _ => return answer::refuse(StatusCode::NOT_FOUND, "there is /jwks, /keys and /token"),
         };
         match done {
-            Ok(text) => answer::whole(StatusCode::OK, "application/json", text),
+            Ok(text) => answer::build_response(StatusCode::OK, "application/json", text),
             Err(problem) => answer::refuse(StatusCode::BAD_REQUEST, &format!("{problem:#}")),
         }
     }

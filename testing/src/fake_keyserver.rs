@@ -67,7 +67,7 @@ struct FakeHandshake {
     secrets: Arc<FakeSecrets>,
     input: Vec<u8>,
     received: usize,
-    judge: PeerVerifier,
+    verifier: PeerVerifier,
     expected: Option<Arc<[Identity]>>,
 }
 
@@ -85,14 +85,14 @@ impl FakeKeyServer {
             requests: AtomicUsize::new(0),
             abandoned: AtomicUsize::new(0),
         });
-        let judge = PeerVerifier::new(
+        let verifier = PeerVerifier::new(
             own.identity().trust_domain.clone(),
             own.bundle(),
             TrustView::without_bundles(),
         )
         .expect("a right bundle");
         let config =
-            canal_tls::server_config(own.signing().clone(), judge, &[keyrpc::ALPN.to_vec()])
+            canal_tls::server_config(own.signing().clone(), verifier, &[keyrpc::ALPN.to_vec()])
                 .expect("a right configuration");
         let (acceptor, address, all) = (
             TlsAcceptor::from(Arc::new(config)),
@@ -291,7 +291,7 @@ impl FakeHandshake {
         alpn: &[&[u8]],
         expected: Arc<[Identity]>,
     ) -> Self {
-        let judge = PeerVerifier::new(
+        let verifier = PeerVerifier::new(
             held.identity().trust_domain.clone(),
             held.bundle(),
             TrustView::without_bundles(),
@@ -302,7 +302,7 @@ impl FakeHandshake {
         let (connection, expected): (Connection, _) = match role {
             HandshakeRole::Server => {
                 let mut config =
-                    canal_tls::server_config(held.signing().clone(), judge.clone(), &alpn)
+                    canal_tls::server_config(held.signing().clone(), verifier.clone(), &alpn)
                         .expect("a right configuration");
                 config.key_log = secrets.clone();
                 (
@@ -315,7 +315,7 @@ impl FakeHandshake {
             HandshakeRole::Client => {
                 let config = canal_tls::client_config(
                     held.signing().clone(),
-                    judge.clone(),
+                    verifier.clone(),
                     expected.clone(),
                     &alpn,
                 );
@@ -335,7 +335,7 @@ impl FakeHandshake {
             secrets,
             input: Vec::new(),
             received: 0,
-            judge,
+            verifier,
             expected,
         }
     }
@@ -395,7 +395,7 @@ fn step(under_way: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out:
     };
     let chain = h.connection.peer_certificates();
     let (peer, shown) = h
-        .judge
+        .verifier
         .peer(role, h.expected.as_ref(), chain)
         .expect("verified before");
     let secrets = h.secrets.0.lock().expect("no panic");

@@ -15,6 +15,7 @@ pub mod manifest;
 pub mod parts;
 pub mod refused;
 mod route_answers;
+mod route_attempts;
 mod route_filters;
 pub mod state_file;
 
@@ -46,7 +47,7 @@ pub enum ResourceDecodeError {
         why: String,
     },
     /// The type URL is not one of Canal's.
-    #[error("unknown resource type {0:?}; this build knows those of canal.program.v1: {known}", known = kind_labels())]
+    #[error("unknown resource type {0:?}; this build knows those of canal.program.v1: {known}; fix: run a controller of this data plane's version", known = kind_labels())]
     Type(String),
     /// The name on the envelope is not the name in the resource.
     #[error("the envelope names {envelope:?} but contains {inner:?}")]
@@ -120,7 +121,7 @@ macro_rules! codecs {
 
 codecs! {
     Tenant = wire::Tenant, decode::tenant;
-    Gateway = wire::Gateway, decode::gateway;
+    GatewayReplica = wire::Gateway, decode::gateway;
     Service = wire::Service, decode::service;
     Ingress = wire::IngressGateway, ingress::decode;
     Workload = wire::Workload, decode::workload;

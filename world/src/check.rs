@@ -158,7 +158,7 @@ fn az_exists(topology: &Topology, name: &str, spot: FilePosition, findings: &mut
 
 fn tenant_alone(topology: &Topology, tenant: &TenantTopology, findings: &mut TopologyProblems) {
     if let Err((what, fix)) = label(&tenant.name, "tenant", NAME_MAX) {
-        findings.add(tenant.spots.whole, what, fix);
+        findings.add(tenant.spots.tenant, what, fix);
     }
     let domain = &tenant.trust_domain;
     let legal =
@@ -290,9 +290,9 @@ fn tenants_together(topology: &Topology, findings: &mut TopologyProblems) {
     let reserved = ranges.len();
     let (mut names, mut vnis, mut domains) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     for tenant in &topology.tenants {
-        if let Some(first) = names.insert(tenant.name.clone(), tenant.spots.whole.line) {
+        if let Some(first) = names.insert(tenant.name.clone(), tenant.spots.tenant.line) {
             findings.add(
-                tenant.spots.whole,
+                tenant.spots.tenant,
                 format!("tenant {:?} is already on line {first}", tenant.name),
                 "give it another name",
             );
@@ -438,7 +438,7 @@ fn tier_tenant(topology: &Topology, tenant: &TenantTopology, findings: &mut Topo
     if tenant.gateway_cidrs.is_none() {
         let fix = "add e.g. `gatewayCidrs: [10.1.192.0/18, \"fd00:101:0:c::/64\"]`, which its pods and services do not use";
         findings.add(
-            tenant.spots.whole,
+            tenant.spots.tenant,
             format!("tenant {name:?} has no `gatewayCidrs`"),
             fix,
         );

@@ -48,7 +48,9 @@ pub enum Error {
         hint: String,
     },
     /// A command of `ip`, `bridge`, `tc` or `nft` failed.
-    #[error("{tool} refused in {netns}: {message}")]
+    #[error(
+        "{tool} refused in {netns}: {message}; fix: check that the kernel has the feature, and remove leftovers with `canal world gc`"
+    )]
     Tool {
         tool: &'static str,
         /// Namespace in which the program ran.

@@ -173,7 +173,10 @@ impl World {
             )),
             _ => Err(Error::Supervisor {
                 world: self.name().into(),
-                message: format!("{} does not have exactly one link", host.environment.name),
+                message: format!(
+                    "{} does not have exactly one link; fix: name a host that has one",
+                    host.environment.name
+                ),
             }),
         }
     }

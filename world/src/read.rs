@@ -439,7 +439,7 @@ fn port(fields: &mut MappingReader<'_>, findings: &mut TopologyProblems) -> Opti
 fn tenant(tree: &YamlNode, file: &Path, findings: &mut TopologyProblems) -> Option<TenantTopology> {
     let mut fields = MappingReader::open(tree, "a tenant", findings)?;
     let spots = TenantPositions {
-        whole: fields.spot,
+        tenant: fields.spot,
         vni: fields.spot_of("vni"),
         trust_domain: fields.spot_of("trustDomain"),
         pods: fields.spot_of("podCidrs"),

@@ -48,7 +48,7 @@ pub(crate) fn write_tenant(
     paths: &WorldPaths,
     tenant: &TenantTopology,
     plan: &TenantPlan,
-    whole: &WorldPlan,
+    world: &WorldPlan,
 ) -> Result<()> {
     let dir = paths.tenant_config(&tenant.name);
     make_dir(&dir)?;
@@ -62,12 +62,12 @@ pub(crate) fn write_tenant(
         &documents(&[tenant_object(tenant)])?,
         0o644,
     )?;
-    let (name, objects): (&str, Vec<Value>) = if whole.is_tier() {
+    let (name, objects): (&str, Vec<Value>) = if world.is_tier() {
         (
             "_nodes.yaml",
             plan.nodes
                 .iter()
-                .map(|vtep| node_object(vtep, whole))
+                .map(|vtep| node_object(vtep, world))
                 .collect(),
         )
     } else {
@@ -75,12 +75,12 @@ pub(crate) fn write_tenant(
             "_gateways.yaml",
             plan.gateways
                 .iter()
-                .map(|vtep| gateway_object(vtep, whole))
+                .map(|vtep| gateway_object(vtep, world))
                 .collect(),
         )
     };
     write_whole(&dir.join(name), &documents(&objects)?, 0o644)?;
-    let key_servers: Vec<Value> = whole
+    let key_servers: Vec<Value> = world
         .key_servers_of(&tenant.name)
         .map(key_server_object)
         .collect();

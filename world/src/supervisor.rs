@@ -105,7 +105,8 @@ fn raise_open_files() {
 fn inherited_lock(paths: &WorldPaths) -> Result<WorldLock> {
     let refusal = || Error::Supervisor {
         world: paths.world().to_owned(),
-        message: "a supervisor is started by `canal world up`, not by hand".into(),
+        message: "a supervisor is started by `canal world up`, not by hand; fix: run that command"
+            .into(),
     };
     let stdin = rustix::stdio::stdin();
     let mine = rustix::fs::fstat(stdin)

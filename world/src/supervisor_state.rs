@@ -367,7 +367,7 @@ impl SupervisorState {
         Error::NoHost {
             world: self.paths.world().to_owned(),
             host: host.to_owned(),
-            hint: String::new(),
+            hint: "; fix: name a host that `canal world list` shows".into(),
         }
     }
 

@@ -433,7 +433,7 @@ pub struct TenantTopology {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TenantPositions {
     /// Position of the tenant itself.
-    pub whole: FilePosition,
+    pub tenant: FilePosition,
     pub vni: FilePosition,
     pub trust_domain: FilePosition,
     pub pods: FilePosition,

@@ -327,7 +327,9 @@ impl World {
             }
             Err(error) => Err(Error::Supervisor {
                 world: world.into(),
-                message: format!("its supervisor does not answer: {error}"),
+                message: format!(
+                    "its supervisor does not answer: {error}; fix: take it down with `canal world down`"
+                ),
             }),
         }
     }
@@ -363,7 +365,8 @@ impl World {
             WorldResponse::Hosts(hosts) => Ok(hosts),
             _ => Err(Error::Supervisor {
                 world: self.name().into(),
-                message: "its answer cannot be parsed".into(),
+                message: "its answer cannot be parsed; fix: use the `canal` that brought it up"
+                    .into(),
             }),
         }
     }
@@ -392,11 +395,11 @@ impl World {
                     .collect();
                 let hint = if found.is_empty() {
                     nearest(name, &names)
-                        .map(|near| format!("; did you mean {near:?}?"))
-                        .unwrap_or_else(|| "; `canal world list` shows them".into())
+                        .map(|near| format!("; did you mean {near:?}? fix: name a host that `canal world list` shows"))
+                        .unwrap_or_else(|| "; fix: name a host that `canal world list` shows".into())
                 } else {
                     let full: Vec<&str> = found.iter().map(|at| names[*at]).collect();
-                    format!("; it could be {}", full.join(" or "))
+                    format!("; fix: write {}", full.join(" or "))
                 };
                 Err(Error::NoHost {
                     world: self.name().into(),

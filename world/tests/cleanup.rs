@@ -73,6 +73,7 @@ fn a_world_comes_up_while_the_last_one_of_its_name_ends() {
             .expect("down");
     }
     assert_eq!(remains(&name), Vec::<String>::new());
+    std::fs::remove_file(file).expect("removed");
 }
 
 /// Takes a persistent world down when its test ends, even if the test fails.

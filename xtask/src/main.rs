@@ -51,7 +51,7 @@ usage: cargo xtask <command>
   test [SUITE..]  run the suites (tidy, supply, lint, plain, unit, e2e; default all), run what failed once more, alone, and close with
                   `N passed, N failed, N skipped`; the report is target/test-report.json; `--install` runs `setup/install test` beside the
                   build, `--no-worlds` leaves out programs that make network namespaces or worlds
-  timing [JOB..]  build the release profile and run each timed test alone, 5 times or `--tries N`; judge its times and losses over the tries
+  timing [JOB..]  build the release profile and run each timed test alone, 5 times or `--tries N`; evaluate its times and losses over the tries
                   and write docs/timing.md; exit 1: a bound does not hold, 3: the machine was too busy to say
   soak [PART..]   run the long parts (default all), each at most an hour; CANAL_SEED=N repeats a seeded one; writes docs/soak/PART.md:
 ";

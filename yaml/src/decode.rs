@@ -152,14 +152,14 @@ const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
 #[derive(Default)]
 struct DroppedValues {
     hollow: HashSet<u32>,
-    gone: HashSet<u32>,
+    removed: HashSet<u32>,
 }
 
 impl DroppedValues {
     /// Drops a value, or removes the list item that already was. Returns false if there is nothing
     /// left to drop.
     fn cut(&mut self, id: u32) -> bool {
-        self.hollow.insert(id) || self.gone.insert(id)
+        self.hollow.insert(id) || self.removed.insert(id)
     }
     fn is_hollow(&self, id: u32) -> bool {
         self.hollow.contains(&id)
@@ -216,7 +216,7 @@ impl<'t> ValueReader<'t> {
 
     /// Returns a whole number that is written as a fraction, such as `90.0`. Kubernetes' own tools
     /// take it where an integer belongs.
-    fn whole(&self) -> Option<u64> {
+    fn whole_number(&self) -> Option<u64> {
         match self.node.value {
             YamlValue::Float(value)
                 if value.fract() == 0.0 && (0.0..=WHOLE_MAX).contains(&value) =>
@@ -253,7 +253,7 @@ macro_rules! integers {
     ($($method:ident)*) => {
         $(
             fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
-                match self.whole() {
+                match self.whole_number() {
                     Some(value) => visitor.visit_u64(value).map_err(|error: DecodeError| error.at(self.node, || self.path.to_string())),
                     None => self.deserialize_any(visitor),
                 }
@@ -445,7 +445,7 @@ impl<'de> SeqAccess<'de> for ListReader<'_> {
             let Some((index, node)) = self.items.next() else {
                 return Ok(None);
             };
-            if self.reader.context.cuts.gone.contains(&node.id) {
+            if self.reader.context.cuts.removed.contains(&node.id) {
                 continue;
             }
             let path = self.reader.path.to(PathStep::Index(index));

@@ -169,9 +169,11 @@ impl LimitFlags {
 fn share(text: &str) -> Result<(ShareKind, Share), String> {
     let (limit, share) = text
         .split_once('=')
-        .ok_or("write LIMIT=SHARE, as in certificates=20%")?;
+        .ok_or("there is no '='; fix: write LIMIT=SHARE, as in certificates=20%")?;
     let kind = Shares::kind(limit).ok_or_else(|| {
-        format!("{limit:?} is not a limit that tenants share; docs/operations/limits.md lists them")
+        format!(
+            "{limit:?} is not a limit that tenants share; fix: name one that docs/operations/limits.md lists"
+        )
     })?;
     Ok((kind, share.parse::<Share>().map_err(|e| e.to_string())?))
 }
@@ -185,7 +187,9 @@ fn seconds(text: &str) -> Result<u64, String> {
         (Ok(n), "h") => n.checked_mul(3600),
         _ => None,
     };
-    seconds.ok_or_else(|| "write a number and a unit, as in 24h, 90m or 60s".into())
+    seconds.ok_or_else(|| {
+        "this is not a time; fix: write a number and a unit, as in 24h, 90m or 60s".into()
+    })
 }
 
 /// Parses a certificate lifetime, in seconds, and checks its limits.
@@ -195,7 +199,7 @@ fn lifetime(text: &str) -> Result<u64, String> {
         Ok(seconds)
     } else {
         Err(format!(
-            "certificates are valid for {LIFETIME_SECONDS_MIN}s to {}h",
+            "certificates cannot be valid for {seconds}s; fix: write {LIFETIME_SECONDS_MIN}s to {}h",
             LIFETIME_SECONDS_MAX / 3600
         ))
     }
@@ -208,7 +212,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     if (5..=24 * 3600).contains(&seconds) {
         Ok(Duration::from_secs(seconds))
     } else {
-        Err("write 5s to 24h".into())
+        Err(format!("{seconds}s is out of range; fix: write 5s to 24h"))
     }
 }
 
@@ -218,7 +222,7 @@ fn refresh(text: &str) -> Result<Duration, String> {
     if (1..=24 * 3600).contains(&seconds) {
         Ok(Duration::from_secs(seconds))
     } else {
-        Err("write 1s to 24h".into())
+        Err(format!("{seconds}s is out of range; fix: write 1s to 24h"))
     }
 }
 
@@ -249,7 +253,9 @@ fn main() -> ExitCode {
     {
         Ok(runtime) => runtime,
         Err(e) => {
-            eprintln!("canal-controller: cannot start the async runtime: {e}");
+            eprintln!(
+                "canal-controller: cannot start the runtime: {e}; fix: raise the limits of threads and open files (ulimit -u, ulimit -n)"
+            );
             return ExitCode::FAILURE;
         }
     };

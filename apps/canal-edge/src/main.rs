@@ -53,7 +53,7 @@ struct Flags {
     #[arg(long)]
     pin_dir: Option<PathBuf>,
     /// The controller, as https://HOST:PORT; repeat for several.
-    #[arg(long = "controller", required_unless_present = "detach", value_parser = controller_address)]
+    #[arg(long = "controller", required_unless_present = "detach", value_parser = ControllerEndpoint::parse_address)]
     controllers: Vec<String>,
     /// PEM file of the CA that signed the controller's certificate.
     #[arg(long, required_unless_present = "detach")]
@@ -104,19 +104,6 @@ struct Flags {
     log: String,
 }
 
-fn controller_address(given: &str) -> Result<String, String> {
-    let address = given
-        .strip_prefix("https://")
-        .unwrap_or(given)
-        .trim_end_matches('/');
-    match address.rsplit_once(':') {
-        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => {
-            Ok(address.to_string())
-        }
-        _ => Err("write https://HOST:PORT".into()),
-    }
-}
-
 impl Flags {
     /// Returns the settings that the flags define. Reads properties of the machine if a default
     /// depends on them.
@@ -126,7 +113,7 @@ impl Flags {
             // Detaching needs no MTU.
             None if self.detach => 0,
             None => device::mtu(&self.device)
-                .with_context(|| format!("reading the MTU of {} (--device)", self.device))?
+                .with_context(|| format!("reading the MTU of {}; fix: name the device of the underlay in --device, or set --mtu", self.device))?
                 .checked_sub(VXLAN_OVERHEAD)
                 .filter(|mtu| *mtu >= 1280)
                 .with_context(|| format!("the MTU of {} leaves less than 1280 bytes inside VXLAN; fix: raise it, or set --mtu", self.device))?,
@@ -180,7 +167,7 @@ fn main() -> anyhow::Result<ExitCode> {
         .worker_threads(2)
         .enable_all()
         .build()
-        .context("starting the runtime")?;
+        .context("starting the runtime; fix: raise the limits of threads and open files (ulimit -u, ulimit -n)")?;
     let clean = runtime.block_on(canal_edge_agent::run(config, level))?;
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(if clean {

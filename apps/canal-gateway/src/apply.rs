@@ -99,6 +99,7 @@ mod tests {
             hosts: vec![],
             matches: (0..22).map(matching).collect(),
             filters: None,
+            attempts: None,
             action: RouteAction::Split(vec![]),
         };
         let services =

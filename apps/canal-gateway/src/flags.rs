@@ -39,7 +39,7 @@ pub struct GatewayFlags {
     #[arg(long)]
     prefer_az: bool,
     /// The controller, as https://HOST:PORT; repeat for several.
-    #[arg(long = "controller", group = "feed", requires = "root_ca", requires = "token_file", value_parser = controller_address)]
+    #[arg(long = "controller", group = "feed", requires = "root_ca", requires = "token_file", value_parser = ControllerEndpoint::parse_address)]
     controllers: Vec<String>,
     /// PEM file of the CA that signed the controller's certificate.
     #[arg(long)]
@@ -160,19 +160,6 @@ pub struct GatewayFlags {
     /// service's buckets away, in milliseconds.
     #[arg(long, default_value_t = 2000, help_heading = "Cloud tier")]
     drain_grace_ms: u64,
-}
-
-fn controller_address(given: &str) -> Result<String, String> {
-    let address = given
-        .strip_prefix("https://")
-        .unwrap_or(given)
-        .trim_end_matches('/');
-    match address.rsplit_once(':') {
-        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => {
-            Ok(address.to_string())
-        }
-        _ => Err("write https://HOST:PORT".into()),
-    }
 }
 
 impl GatewayFlags {

@@ -35,7 +35,7 @@ pub fn run(flags: GatewayFlags) -> anyhow::Result<ExitCode> {
         // These threads read the configuration that the gateway's workers free.
         .on_thread_park(canal_allocator::collect_before_park)
         .build()
-        .context("starting the runtime")?;
+        .context("starting the runtime; fix: raise the limits of threads and open files (ulimit -u, ulimit -n)")?;
     let clean = runtime.block_on(process::run(config, level))?;
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(if clean {

@@ -82,15 +82,15 @@ pub(crate) async fn run(
     let signals = TerminationSignals::catch().context("catching signals")?;
     fit_to_files(&mut config.engine.limits);
     std::fs::create_dir_all(&config.data_dir)
-        .with_context(|| format!("creating {} (--data-dir)", config.data_dir.display()))?;
+        .with_context(|| format!("creating {}; fix: name in --data-dir a directory that this process may create and write", config.data_dir.display()))?;
     // Two drain trees: traffic drains while admin, southbound and certificates still work. The
     // latter end with the process.
-    let (process, whole) = drain::tree();
+    let (process, process_drain) = drain::tree();
     let process = Arc::new(process);
-    let (trigger, traffic) = whole.branch();
-    let process_state = Arc::new(begin(&config, &whole, traffic)?);
-    serve_operators(&config, &process_state, level, &process, &whole)?;
-    serve_observers(&process_state, &whole);
+    let (trigger, traffic) = process_drain.branch();
+    let process_state = Arc::new(begin(&config, &process_drain, traffic)?);
+    serve_operators(&config, &process_state, level, &process, &process_drain)?;
+    serve_observers(&process_state, &process_drain);
     if let Some(replica) = &process_state.replica_of_tier {
         let watched = process_state.clone();
         // The redirector steers no session to this replica before it is ready.
@@ -112,7 +112,7 @@ pub(crate) async fn run(
     }
     let engine = process_state.engine.clone();
     process.force();
-    drop(whole);
+    drop(process_drain);
     // It waits for threads, which must not block this runtime.
     let _ = tokio::task::spawn_blocking(move || engine.finish()).await;
     Ok(clean)
@@ -166,7 +166,7 @@ async fn drained(
 
 fn begin(
     config: &GatewayProcessConfig,
-    whole: &DrainWatcher,
+    process_drain: &DrainWatcher,
     traffic: DrainWatcher,
 ) -> anyhow::Result<GatewayDump> {
     let registry = registry();
@@ -174,7 +174,7 @@ fn begin(
     let logs = log.as_ref().map(AccessLog::tails);
     let certificates = match &config.feed {
         ProgramSource::Controller(controller) => {
-            Some(certificates(config, controller, &registry, whole)?)
+            Some(certificates(config, controller, &registry, process_drain)?)
         }
         // Without a controller nothing issues certificates, so the gateway serves plaintext only.
         ProgramSource::Snapshot(_) => None,
@@ -189,7 +189,7 @@ fn begin(
     let names = config
         .tier
         .as_ref()
-        .map(|tier| tier::names(tier, &registry, whole, watcher.clone()))
+        .map(|tier| tier::names(tier, &registry, process_drain, watcher.clone()))
         .transpose()?;
     let around = EngineDependencies {
         registry: registry.clone(),
@@ -211,7 +211,7 @@ fn begin(
                     &engine,
                     names,
                     &registry,
-                    whole,
+                    process_drain,
                 )?)),
                 _ => None,
             };
@@ -224,7 +224,7 @@ fn begin(
                 replica.clone(),
                 trust,
                 &registry,
-                whole,
+                process_drain,
             );
             (engine, Some(subscriber), replica)
         }
@@ -281,7 +281,7 @@ fn access_log(
 }
 
 /// Serves operators' requests that arrive through the controller.
-fn serve_observers(process_state: &Arc<GatewayDump>, whole: &DrainWatcher) {
+fn serve_observers(process_state: &Arc<GatewayDump>, process_drain: &DrainWatcher) {
     let Some(subscriber) = &process_state.subscriber else {
         return;
     };
@@ -295,7 +295,7 @@ fn serve_observers(process_state: &Arc<GatewayDump>, whole: &DrainWatcher) {
     tokio::spawn(observe::serve(
         subscriber.connections(),
         sources,
-        whole.watcher(),
+        process_drain.watcher(),
     ));
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct Flags {
     #[arg(long)]
     az: AzName,
     /// The controller, as https://HOST:PORT; repeat for several.
-    #[arg(long = "controller", required = true, value_parser = controller_address)]
+    #[arg(long = "controller", required = true, value_parser = ControllerEndpoint::parse_address)]
     controllers: Vec<String>,
     /// PEM file of the CA that signed the controller's certificate.
     #[arg(long)]
@@ -93,19 +93,6 @@ pub(crate) struct Flags {
     /// swapped to disk.
     #[arg(long)]
     pub(crate) allow_unlocked: bool,
-}
-
-fn controller_address(given: &str) -> Result<String, String> {
-    let address = given
-        .strip_prefix("https://")
-        .unwrap_or(given)
-        .trim_end_matches('/');
-    match address.rsplit_once(':') {
-        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => {
-            Ok(address.to_string())
-        }
-        _ => Err("write https://HOST:PORT".into()),
-    }
 }
 
 impl Flags {

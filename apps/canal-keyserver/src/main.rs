@@ -36,7 +36,7 @@ fn main() -> anyhow::Result<ExitCode> {
         .worker_threads(threads)
         .enable_all()
         .build()
-        .context("starting the runtime")?;
+        .context("starting the runtime; fix: raise the limits of threads and open files (ulimit -u, ulimit -n)")?;
     let clean = runtime.block_on(process::run(flags.config(), level))?;
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(if clean {

@@ -56,17 +56,22 @@ pub(crate) async fn run(
 ) -> anyhow::Result<bool> {
     let signals = TerminationSignals::catch().context("catching signals")?;
     std::fs::create_dir_all(&config.data_dir)
-        .with_context(|| format!("creating {} (--data-dir)", config.data_dir.display()))?;
+        .with_context(|| format!("creating {}; fix: name in --data-dir a directory that this process may create and write", config.data_dir.display()))?;
     // Two drain trees: requests drain while admin, southbound and certificates still work. The
     // latter end with the process.
-    let (process, whole) = drain::tree();
+    let (process, process_drain) = drain::tree();
     let process = Arc::new(process);
-    let (trigger, requests) = whole.branch();
+    let (trigger, requests) = process_drain.branch();
     let registry = Registry::new();
     let issuer = Arc::new(CertificateClient::new(config.controller.clone(), VALIDITY));
-    let engine = KeyServerEngine::start(config.engine.clone(), issuer, &registry, whole.watcher())
-        .context("starting the key server")?;
-    let subscriber = subscribe(&config, &engine, &registry, &whole);
+    let engine = KeyServerEngine::start(
+        config.engine.clone(),
+        issuer,
+        &registry,
+        process_drain.watcher(),
+    )
+    .context("starting the key server")?;
+    let subscriber = subscribe(&config, &engine, &registry, &process_drain);
     let listener =
         sys::listen(None, config.listen, &ListenOptions::default()).context("--listen")?;
     let process_state = Arc::new(KeyServerDump {
@@ -76,7 +81,7 @@ pub(crate) async fn run(
         registry,
         requests: requests.watcher(),
     });
-    serve_operators(&config, &process_state, level, &process, &whole)?;
+    serve_operators(&config, &process_state, level, &process, &process_drain)?;
     let for_dump = process_state.clone();
     let dump = Box::new(move |_: Option<&TenantName>| for_dump.dump());
     let sources = ObserveSources {
@@ -88,7 +93,7 @@ pub(crate) async fn run(
     tokio::spawn(observe::serve(
         process_state.subscriber.connections(),
         sources,
-        whole.watcher(),
+        process_drain.watcher(),
     ));
     tracing::info!(address = %config.listen, version = env!("CARGO_PKG_VERSION"), "key server: serving");
     tokio::spawn(async move { engine.serve(listener, requests).await });

@@ -37,7 +37,7 @@ struct Flags {
     #[arg(long, default_value = "")]
     cluster: String,
     /// The controller, as https://HOST:PORT; repeat for several.
-    #[arg(long = "controller", required = true, value_parser = controller_address)]
+    #[arg(long = "controller", required = true, value_parser = ControllerEndpoint::parse_address)]
     controllers: Vec<String>,
     /// PEM file of the CA that signed the controller's certificate.
     #[arg(long)]
@@ -125,19 +125,6 @@ enum Captures {
     Nft,
 }
 
-fn controller_address(given: &str) -> Result<String, String> {
-    let address = given
-        .strip_prefix("https://")
-        .unwrap_or(given)
-        .trim_end_matches('/');
-    match address.rsplit_once(':') {
-        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => {
-            Ok(address.to_string())
-        }
-        _ => Err("write https://HOST:PORT".into()),
-    }
-}
-
 impl Flags {
     fn config(self) -> NodeConfig {
         NodeConfig {
@@ -194,7 +181,7 @@ fn main() -> anyhow::Result<ExitCode> {
         .worker_threads(2)
         .enable_all()
         .build()
-        .context("starting the runtime")?;
+        .context("starting the runtime; fix: raise the limits of threads and open files (ulimit -u, ulimit -n)")?;
     let clean = runtime.block_on(canal_node_proxy::run(config, level))?;
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(if clean {

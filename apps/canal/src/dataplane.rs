@@ -126,7 +126,11 @@ async fn send(
     };
     match response.status() {
         StatusCode::OK => Ok(response),
-        status => Err(VerbError::failed(place, format!("answered {status}"), "")),
+        status => Err(VerbError::failed(
+            place,
+            format!("answered {status}"),
+            "use a `canal` of the data plane's version",
+        )),
     }
 }
 
@@ -137,7 +141,7 @@ pub(crate) async fn get(
     page: AdminPage,
     path: &str,
 ) -> VerbResult<Bytes> {
-    whole(running, host, page, Method::GET, path).await
+    send_and_collect(running, host, page, Method::GET, path).await
 }
 
 /// Sends POST to `path` without a body, and returns the complete answer.
@@ -147,10 +151,10 @@ pub(crate) async fn post(
     page: AdminPage,
     path: &str,
 ) -> VerbResult<Bytes> {
-    whole(running, host, page, Method::POST, path).await
+    send_and_collect(running, host, page, Method::POST, path).await
 }
 
-async fn whole(
+async fn send_and_collect(
     running: &RunningWorld,
     host: &str,
     page: AdminPage,
@@ -167,7 +171,7 @@ async fn whole(
             ExitStatus::Unreachable,
             page_name(running, host, page, path)?,
             problem.to_string(),
-            "",
+            "try again, and read the host's log with `canal logs` if it happens again",
         )),
     }
 }

@@ -36,7 +36,9 @@ fn main() -> ExitCode {
     {
         Ok(runtime) => runtime,
         Err(problem) => {
-            eprintln!("canal: cannot start: {problem}");
+            eprintln!(
+                "canal: cannot start the runtime: {problem}; fix: raise the limits of threads and open files (ulimit -u, ulimit -n)"
+            );
             return ExitStatus::Failed.into();
         }
     };

@@ -128,7 +128,7 @@ impl OperatorObservation {
     }
 
     /// Returns complete answers by source. It fails if one of them is not complete.
-    pub(crate) async fn whole(mut self) -> VerbResult<BTreeMap<String, String>> {
+    pub(crate) async fn collect(mut self) -> VerbResult<BTreeMap<String, String>> {
         let mut answers: BTreeMap<String, Vec<u8>> = BTreeMap::new();
         let mut bytes = 0;
         while let Some((source, data)) = self.next().await? {

@@ -118,7 +118,11 @@ pub(crate) fn line(text: &str) -> VerbResult {
         Err(problem) if problem.kind() == std::io::ErrorKind::BrokenPipe => {
             Err(VerbError::already_printed(ExitStatus::Done))
         }
-        Err(problem) => Err(VerbError::failed("stdout", problem, "")),
+        Err(problem) => Err(VerbError::failed(
+            "stdout",
+            problem,
+            "free some space where the output goes",
+        )),
         Ok(()) => Ok(()),
     }
 }

@@ -250,7 +250,7 @@ fn a_world_goes_up_is_used_and_goes_down() {
     check(format!("config dump --world {name} h1"), 3, "admin.sock");
     check(format!("tap --world {name}"), 5, "no gateway");
     others_are_told_to_be_root(&name);
-    check(format!("world down {}", file.display()), 0, "is gone");
-    check(format!("world down {name}"), 0, "is gone");
+    check(format!("world down {}", file.display()), 0, "was removed");
+    check(format!("world down {name}"), 0, "was removed");
     check(format!("world list {name}"), 5, "no world");
 }

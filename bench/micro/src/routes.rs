@@ -145,6 +145,7 @@ impl RuleSet {
                 query: Vec::new(),
             }],
             filters: None,
+            attempts: None,
             action: RouteAction::Split(vec![Backend {
                 weight: 1,
                 target: BackendTarget::Service {

@@ -91,6 +91,12 @@ fn main() -> anyhow::Result<()> {
         !rows.is_empty(),
         "none of these proxies has one of these cases"
     );
+    // A peer that is not installed is reported before the rounds, not after them.
+    let versions = if rows.iter().any(|row| !row.peer.is_canal()) {
+        place.versions()?
+    } else {
+        String::new()
+    };
     calibrate(&place, &tls, &mut rows)?;
     let mut held = HeldProxy::default();
     for n in 0..flags.runs {
@@ -111,7 +117,7 @@ fn main() -> anyhow::Result<()> {
     if flags.runs % 2 == 1 {
         rows.reverse();
     }
-    report(&flags, &place, &rows)
+    report(&flags, &versions, &rows)
 }
 
 /// Returns the measurements in order. The proxies of one case follow each other, so that a pair is
@@ -223,8 +229,8 @@ fn measure(
     Ok(())
 }
 
-fn report(flags: &Flags, place: &PeerFolders, rows: &[ResultRow]) -> anyhow::Result<()> {
-    let peers = table::render(rows, &place.versions()?, flags.runs, flags.seconds);
+fn report(flags: &Flags, versions: &str, rows: &[ResultRow]) -> anyhow::Result<()> {
+    let peers = table::render(rows, versions, flags.runs, flags.seconds);
     let tables = [
         ("bench-peers", peers),
         ("bench-before", table::compare(rows, flags.seconds)),

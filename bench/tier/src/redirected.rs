@@ -328,12 +328,12 @@ fn decide_table(table: Table, by: usize) -> Table {
     if by == 0 {
         table
     } else {
-        turned(whole(table), by)
+        turned(fill_chains(table), by)
     }
 }
 
 /// Returns a table with all three replicas in each chain, behind its head.
-fn whole(mut table: Table) -> Table {
+fn fill_chains(mut table: Table) -> Table {
     for chain in &mut table.chain {
         let head = chain[0];
         let others = (1..=REPLICAS.len() as u16).filter(|number| *number != head);
@@ -379,7 +379,7 @@ mod tests {
     fn a_rotated_table_names_others_first_and_keeps_all_replicas() {
         let mut table = Table::default();
         table.chain[5][..2].copy_from_slice(&[2, 3]);
-        let table = whole(table);
+        let table = fill_chains(table);
         assert_eq!(table.chain[5][..4], [2, 1, 3, 0]);
         assert_eq!(turned(table, 1).chain[5][..4], [1, 3, 2, 0]);
         assert_eq!(turned(table, 2).chain[5][..4], [3, 2, 1, 0]);

@@ -240,6 +240,7 @@ fn accept(
             report.warning("spec.gatewayClassName", problem, fix);
             return None;
         }
+        // The default class needs no object.
         None if class.as_str() == DEFAULT_CLASS => None,
         None => {
             let problem = format!("there is no GatewayClass {class}, so Canal ignores the Gateway");
@@ -253,18 +254,19 @@ fn accept(
         report.error("metadata.name", "the name is too long for a Gateway", fix);
         return None;
     };
-    let mut whole = of_class;
-    let addresses = requested_addresses(gateway, &mut whole, report);
+    let mut object_fault = of_class;
+    let addresses = requested_addresses(gateway, &mut object_fault, report);
     if let Some(parameters) = &spec.infrastructure.parameters_ref {
         let problem = no_parameters(&parameters.kind);
         let field = "spec.infrastructure.parametersRef";
         report.error(field, problem.clone(), "remove the field");
-        whole.get_or_insert(fault(ListenerFaultReason::InvalidParameters, problem));
+        object_fault.get_or_insert(fault(ListenerFaultReason::InvalidParameters, problem));
     }
     if let Some(rejected) = fault_of_whole(&gateway.document.faults) {
-        whole.get_or_insert_with(|| fault_of(rejected));
+        object_fault.get_or_insert_with(|| fault_of(rejected));
     }
-    if spec.listeners.is_empty() && whole.is_none() {
+    // A Gateway that is closed as a whole has a diagnostic already.
+    if spec.listeners.is_empty() && object_fault.is_none() {
         let fix = "write at least one listener";
         report.warning("spec.listeners", "the Gateway has no listener", fix);
     }
@@ -272,7 +274,7 @@ fn accept(
         namespace: &metadata.namespace,
         listener_set: None,
         faults: &gateway.document.faults,
-        whole: whole.as_ref(),
+        object_fault: object_fault.as_ref(),
     };
     let mut listeners = Vec::new();
     source.add(&spec.listeners, &mut listeners, left, report);
@@ -280,6 +282,7 @@ fn accept(
     let is_rejected = |fault: &RejectedField| {
         ["", "spec"].contains(&fault.field.as_str()) || is_within(&fault.field, ALLOWED_SETS)
     };
+    // A choice that cannot be read admits no set, because it may have been meant to exclude some.
     let allowed_sets = match AllowedNamespaces::read(choice, AllowedNamespaces::None) {
         Ok(_) if gateway.document.faults.iter().any(is_rejected) => AllowedNamespaces::None,
         Ok(allowed) => allowed,
@@ -293,7 +296,7 @@ fn accept(
         service,
         addresses,
         listeners,
-        closed: whole,
+        closed: object_fault,
         allowed_sets,
     })
 }
@@ -302,7 +305,7 @@ fn accept(
 /// it may not be reachable by another one instead.
 fn requested_addresses(
     gateway: &Written<'_, Gateway>,
-    whole: &mut Option<Arc<ListenerFault>>,
+    object_fault: &mut Option<Arc<ListenerFault>>,
     report: &mut DocumentReport<'_>,
 ) -> Vec<IpAddr> {
     let mut addresses = Vec::new();
@@ -327,7 +330,7 @@ fn requested_addresses(
         };
         let fix = "write type: IPAddress with an address of the tier's pool, or remove it";
         report.error(format!("spec.addresses[{at}]"), problem.clone(), fix);
-        whole.get_or_insert(fault(ListenerFaultReason::UnsupportedAddress, problem));
+        object_fault.get_or_insert(fault(ListenerFaultReason::UnsupportedAddress, problem));
     }
     addresses
 }
@@ -374,7 +377,7 @@ struct ListenerSource<'a> {
     listener_set: Option<&'a ObjectName>,
     faults: &'a [RejectedField],
     /// Closes all listeners of the object.
-    whole: Option<&'a Arc<ListenerFault>>,
+    object_fault: Option<&'a Arc<ListenerFault>>,
 }
 
 impl ListenerSource<'_> {
@@ -429,7 +432,7 @@ fn read_listener(
     report: &mut DocumentReport<'_>,
 ) -> PlacedListener {
     let field = format!("spec.listeners[{at}]");
-    let mut closed = source.whole.cloned();
+    let mut closed = source.object_fault.cloned();
     if let Some(rejected) = faults.first() {
         closed.get_or_insert_with(|| fault_of(rejected));
     }
@@ -599,12 +602,12 @@ fn add_set(
     }
     // What closes the Gateway concerns all that clients reach by it.
     let of_set = || fault_of_whole(&set.document.faults).map(fault_of);
-    let whole = gateway.closed.clone().or_else(of_set);
+    let object_fault = gateway.closed.clone().or_else(of_set);
     let source = ListenerSource {
         namespace: &metadata.namespace,
         listener_set: Some(&metadata.name),
         faults: &set.document.faults,
-        whole: whole.as_ref(),
+        object_fault: object_fault.as_ref(),
     };
     source.add(&spec.listeners, &mut gateway.listeners, left, report);
     Some(key)

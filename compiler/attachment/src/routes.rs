@@ -120,6 +120,7 @@ impl TenantListeners {
         let namespace = parent.namespace.as_ref().unwrap_or(route.namespace);
         let object = format!("{} {namespace}/{}", parent.kind, parent.name);
         let gateway = self.gateway_of(namespace, parent, &object)?;
+        // Comparisons are charged before they are made, so that a tenant cannot exceed its limit.
         found.charge(gateway.listeners.len())?;
         let set = (parent.kind == "ListenerSet").then(|| (namespace.clone(), parent.name.clone()));
         let named: Vec<(usize, &PlacedListener)> = gateway
@@ -150,6 +151,7 @@ impl TenantListeners {
                 fix: "allow them in the listener's allowedRoutes",
             }));
         }
+        // One open listener is enough: a closed one has its own diagnostic.
         let is_open = |listener: &PlacedListener| listener.listener.closed.is_none();
         if !allowing.iter().any(|(_, listener)| is_open(listener)) {
             let problem = allowing

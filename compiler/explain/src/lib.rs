@@ -229,7 +229,11 @@ fn rule_text(ir: &Ir, request: &OracleRequest) -> String {
     let rule = oracle::deciding_rule(ir, request);
     rule.map(|rule| {
         let (action, filters) = (text::action(&rule.action), text::filters(rule));
-        format!("{} => {action}{filters}", rule.key)
+        format!(
+            "{} => {action}{filters}{}",
+            rule.key,
+            text::attempts(rule.attempts.as_deref())
+        )
     })
     .unwrap_or_default()
 }
@@ -302,6 +306,7 @@ pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
     let (route, targets, is_answered) = decide_route(ir, journey);
     let path = path(ir, journey);
     let is_direct = journey.direct || path.as_ref().is_some_and(PortPath::is_direct);
+    // Only a path that an earlier target refused has refusals to show.
     let refusals = match &path {
         Some(PortPath {
             reason: Some(PathReason::Refusal(_)),
@@ -333,6 +338,7 @@ pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
             );
         }
     }
+    // No pod receives the request, but the policies of the dialled service apply to it.
     if is_answered {
         let gateway = WorkloadPath {
             ir,
@@ -731,6 +737,7 @@ impl<'a> WorkloadPath<'a> {
                 false,
             );
         }
+        // A client without an identity arrives in plaintext.
         if let (None, Some((_, port))) = (&self.journey.identity, self.workload) {
             let mode = peer_mode(
                 &self.ir.security.peer_authentications,
@@ -837,6 +844,7 @@ impl<'a> WorkloadPath<'a> {
             if is_set_by_gateway(&name) {
                 continue;
             }
+            // Repeated headers are one list (RFC 9110 §5.3), except cookies (RFC 9113 §8.2.3).
             let separator = if name == "cookie" { "; " } else { "," };
             facts.values.insert(
                 Attribute::Header(name),

@@ -136,7 +136,9 @@ pub fn visible(resource: &Resource, principal: &Principal, placement: &TierPlace
         Principal::Node { name, tenant, .. } => {
             resource.tenant() == Some(tenant)
                 && match resource {
-                    Resource::Tenant(_) | Resource::Gateway(_) | Resource::Service(_) => true,
+                    Resource::Tenant(_) | Resource::GatewayReplica(_) | Resource::Service(_) => {
+                        true
+                    }
                     // Addresses on networks of clients are not for the tenant's own pods.
                     Resource::Address(address) => address.network.is_none(),
                     Resource::Bundle(_)
@@ -426,6 +428,25 @@ mod tests {
         ]
     }
 
+    /// Returns the resources of one tenant without gateway replicas that the principal receives.
+    fn received(
+        tenant: &str,
+        resources: Vec<Resource>,
+        principal: &Principal,
+        placement: &TierPlacement,
+    ) -> Vec<Resource> {
+        let claims = TenantClaims {
+            tenant: TenantName::new(tenant).unwrap(),
+            isolation: None,
+            gateways: vec![],
+        };
+        if !admits(&claims, principal, placement) {
+            return Vec::new();
+        }
+        let visible = |resource: &Resource| visible(resource, principal, placement);
+        resources.into_iter().filter(visible).collect()
+    }
+
     #[test]
     fn each_subscriber_gets_the_policies_of_its_scope() {
         let cases = subscriber_cases();
@@ -433,18 +454,7 @@ mod tests {
         for (what, principal, want) in cases {
             let mut seen = Vec::new();
             for name in ["alpha", "beta"] {
-                let claims = TenantClaims {
-                    tenant: TenantName::new(name).unwrap(),
-                    isolation: None,
-                    gateways: vec![],
-                };
-                if admits(&claims, &principal, &placement) {
-                    seen.extend(
-                        zero_trust(name)
-                            .into_iter()
-                            .filter(|r| visible(r, &principal, &placement)),
-                    );
-                }
+                seen.extend(received(name, zero_trust(name), &principal, &placement));
             }
             let got: Vec<String> = seen
                 .iter()
@@ -522,18 +532,7 @@ mod tests {
         for (what, principal, want) in cases {
             let mut seen = Vec::new();
             for (name, n) in [("alpha", 1), ("beta", 2)] {
-                let claims = TenantClaims {
-                    tenant: TenantName::new(name).unwrap(),
-                    isolation: None,
-                    gateways: vec![],
-                };
-                if admits(&claims, &principal, &placement) {
-                    seen.extend(
-                        tenant(name, n)
-                            .into_iter()
-                            .filter(|r| visible(r, &principal, &placement)),
-                    );
-                }
+                seen.extend(received(name, tenant(name, n), &principal, &placement));
             }
             if admits_provider(&principal) {
                 let replicas = [replica("r1", 1, "b1", "az1"), replica("r2", 2, "b2", "az2")];

@@ -91,6 +91,7 @@ impl<'a> Audiences<'a> {
         }
         let key: AudienceKey = (
             policies_by_port,
+            // Endpoints share a result unless a policy distinguishes their addresses.
             if self.by_destination {
                 workload.addresses.clone()
             } else {

@@ -11,7 +11,11 @@ use crate::ir_ingress::GatewayIr;
 pub fn tenant(ir: Ir) -> Vec<Resource> {
     let direct = crate::direct::endpoints(&ir);
     let mut resources = vec![Resource::Tenant(ir.tenant)];
-    resources.extend(ir.gateways.into_iter().map(Resource::Gateway));
+    resources.extend(
+        ir.gateway_replicas
+            .into_iter()
+            .map(Resource::GatewayReplica),
+    );
     let mut services = Vec::with_capacity(ir.services.len());
     let (mut ingress, mut routes) = (Vec::new(), Vec::<RouteRule>::new());
     for service in ir.services.into_values() {

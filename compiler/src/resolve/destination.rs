@@ -94,6 +94,7 @@ impl DestinationIndex<'_> {
             (None, [only]) => only.port,
             (None, _) => dialled,
         };
+        // The dialled port may be one that the destination lacks, so every port is checked.
         has_port(
             service,
             port,

@@ -3,7 +3,7 @@
 
 use canal_model::ids::{ReplicaName, TenantName};
 use canal_model::policy::canal;
-use canal_model::program::Gateway;
+use canal_model::program::GatewayReplica;
 
 use super::addresses::AddressOwners;
 use super::tenant_objects::Sourced;
@@ -14,27 +14,27 @@ pub(crate) fn resolve(
     declared: &[Sourced<'_, canal::GatewayReplica>],
     addresses: &mut AddressOwners,
     report: &mut DiagnosticCollector,
-) -> Vec<Gateway> {
-    let mut gateways: Vec<Gateway> = declared
+) -> Vec<GatewayReplica> {
+    let mut replicas: Vec<GatewayReplica> = declared
         .iter()
-        .filter_map(|gateway| replica(tenant, gateway, addresses, report))
+        .filter_map(|declared| replica(tenant, declared, addresses, report))
         .collect();
-    gateways.sort_by(|a, b| a.replica.cmp(&b.replica));
-    gateways
+    replicas.sort_by(|a, b| a.replica.cmp(&b.replica));
+    replicas
 }
 
 fn replica(
     tenant: &TenantName,
-    gateway: &Sourced<'_, canal::GatewayReplica>,
+    declared: &Sourced<'_, canal::GatewayReplica>,
     addresses: &mut AddressOwners,
     report: &mut DiagnosticCollector,
-) -> Option<Gateway> {
-    let name = gateway.object.metadata.name.as_str();
+) -> Option<GatewayReplica> {
+    let name = declared.object.metadata.name.as_str();
     let replica = match ReplicaName::new(name) {
         Ok(replica) => replica,
         Err(_) => {
             report.error(
-                gateway.document,
+                declared.document,
                 "metadata.name",
                 format!("{name:?} is not a valid replica name"),
                 "use up to 63 lower-case letters, digits and '-'",
@@ -42,15 +42,15 @@ fn replica(
             return None;
         }
     };
-    let key = gateway.document.object.key();
+    let key = declared.document.object.key();
     let mut own = Vec::new();
-    for (at, address) in gateway.object.spec.addresses.iter().enumerate() {
+    for (at, address) in declared.object.spec.addresses.iter().enumerate() {
         match addresses.claim(*address, &key) {
             // An address that is listed twice counts once.
             Ok(()) if own.contains(address) => {}
             Ok(()) => own.push(*address),
             Err(problem) => report.error(
-                gateway.document,
+                declared.document,
                 format!("spec.addresses[{at}]"),
                 problem,
                 "give every replica an address of its own",
@@ -59,19 +59,19 @@ fn replica(
     }
     if own.is_empty() {
         report.error(
-            gateway.document,
+            declared.document,
             "spec.addresses",
             "the replica has no address by which the tenant can reach it",
             "write its address in the tenant's overlay",
         );
         return None;
     }
-    let az = gateway.object.spec.az.clone();
-    Some(Gateway {
+    let az = declared.object.spec.az.clone();
+    Some(GatewayReplica {
         tenant: tenant.clone(),
         replica,
         az,
         addresses: own,
-        draining: gateway.object.spec.draining,
+        draining: declared.object.spec.draining,
     })
 }

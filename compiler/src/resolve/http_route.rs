@@ -22,7 +22,7 @@ use super::route_fields::{
     header_name, parent_service, path, text,
 };
 use super::tenant_objects::Sourced;
-use super::{route_answers, route_filters};
+use super::{route_answers, route_attempts, route_filters};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
     HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX,
@@ -67,6 +67,7 @@ pub(crate) fn resolve(
             };
             (parent, fault)
         }));
+        // Services with a broken HTTPRoute too: a VirtualService must not replace its refusal.
         taken.extend(parents.keys().map(|parent| parent.service.clone()));
         if parents.is_empty() {
             continue;
@@ -172,6 +173,7 @@ fn parents(
                 }
                 let field = format!("spec.parentRefs[{at}]");
                 let fault = route.fault(&field).map(|fault| format!("{field}: {fault}"));
+                // A parent that is named twice is broken if either entry is.
                 let known = parents.entry(parent).or_default();
                 *known = known.take().or(fault);
             }
@@ -305,6 +307,7 @@ fn attach(
             regexes,
         };
         let filters = route_filters::of_http_route(&rule.filters, &rule.matches, &mut reading);
+        let attempts = route_attempts::of_http_route(rule, &mut reading);
         let (matches, action) = checked(route, at, rule, to, &mut reading);
         let action = route_filters::guard(filters.as_deref(), action, &mut reading);
         let without_room = without_room(route.document, &field, regexes.take_exceeded(), report);
@@ -321,6 +324,8 @@ fn attach(
                 hosts: hosts.clone(),
                 matches: matches.clone(),
                 filters: route_filters::of_action(filters.as_deref(), &action)
+                    .filter(|_| refusal.is_none()),
+                attempts: route_attempts::of_action(attempts.as_deref(), &action)
                     .filter(|_| refusal.is_none()),
                 action: refusal.unwrap_or_else(|| action.clone()),
             });
@@ -395,6 +400,7 @@ fn checked(
     to: &DestinationIndex<'_>,
     rule: &mut RuleContext<'_>,
 ) -> (Vec<HttpMatch>, RouteAction) {
+    // A rule without `matches` matches every request.
     let implied = [HttpRouteMatch::default()];
     let mut conditions: &[HttpRouteMatch] = if written.matches.is_empty() {
         &implied
@@ -407,6 +413,7 @@ fn checked(
             conditions.len()
         );
         rule.broken("matches", FieldIssue::new("", problem, "split the rule"));
+        // The broken rule refuses every request rather than those of the first matches.
         conditions = &implied;
     }
     let mut matches = Vec::with_capacity(conditions.len());

@@ -38,6 +38,7 @@ pub(super) fn serve(
     let pods: PodAddresses<'_> = living
         .iter()
         .enumerate()
+        // Most tenants write no endpoints, and then the table is not needed.
         .filter(|_| !written.is_empty())
         .flat_map(|(at, (_, pod))| {
             let addresses = pod.addresses.iter();
@@ -71,6 +72,7 @@ pub(super) fn serve(
             add(service, &own, &pods, endpoints, report);
         }
     }
+    // What is left belongs to no Service.
     for (key, orphans) in &written {
         for (document, _) in orphans {
             let problem = format!("there is no Service {}/{}", key.namespace, key.name);

@@ -12,6 +12,7 @@ mod manual_endpoints;
 mod node;
 mod policy;
 mod route_answers;
+mod route_attempts;
 mod route_fields;
 mod route_filters;
 mod service;
@@ -29,7 +30,7 @@ mod workload;
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::ids::{AzName, ServiceKey};
-use canal_model::program::{Gateway, Node, RouteRule, Service, Tenant, Throttle, Workload};
+use canal_model::program::{GatewayReplica, Node, RouteRule, Service, Tenant, Throttle, Workload};
 
 use crate::CompileInput;
 use crate::diagnostic_collector::DiagnosticCollector;
@@ -45,7 +46,7 @@ use tenant_objects::TenantObjects;
 pub(crate) struct ResolvedTenant {
     /// The tenant; `None` without a valid Tenant object: then nothing may be published.
     pub(crate) tenant: Option<Tenant>,
-    pub(crate) gateways: Vec<Gateway>,
+    pub(crate) gateway_replicas: Vec<GatewayReplica>,
     pub(crate) services: BTreeMap<ServiceKey, Service>,
     pub(crate) workloads: Vec<Workload>,
     /// Nodes of the tenant. This field and the next two are only filled on the cloud tier.
@@ -72,7 +73,7 @@ pub(crate) fn resolve(
     // Gateways claim addresses before services, and services before pods: the order of the calls is
     // the order of precedence.
     let mut addresses = AddressOwners::default();
-    let gateways = gateway_replica::resolve(
+    let gateway_replicas = gateway_replica::resolve(
         input.tenant,
         &corpus.gateway_replicas,
         &mut addresses,
@@ -130,7 +131,7 @@ pub(crate) fn resolve(
         .unwrap_or_default();
     ResolvedTenant {
         tenant,
-        gateways,
+        gateway_replicas,
         services,
         workloads,
         nodes,
@@ -200,6 +201,7 @@ fn security(
         services,
         authorizers: &authorizers,
     };
+    // Policies are checked against the paths that exist, and Terminations change what is observed.
     let ground = policy::ReachablePods::new(services, workloads, &terminations);
     let authorizations = policy::authorization::resolve(
         &known,

@@ -188,6 +188,7 @@ fn underlay(
         .iter()
         .enumerate()
         .filter(|(_, address)| address.kind == INTERNAL_IP);
+    // The tier's underlay is IPv4, so an IPv6 address of the node is passed over.
     let Some((at, address)) = addresses.find(|(_, address)| !address.address.contains(':')) else {
         let problem = "the node has no IPv4 address of type InternalIP, so no edge can reach it";
         report.error(
@@ -249,6 +250,7 @@ fn ranges(
     report: &mut DiagnosticCollector,
 ) -> Option<Vec<IpNet>> {
     let spec = &sourced.object.spec;
+    // As in Kubernetes, `podCIDR` repeats the first of `podCIDRs`.
     let written: Vec<(String, IpNet)> = if spec.pod_cidrs.is_empty() {
         spec.pod_cidr
             .iter()

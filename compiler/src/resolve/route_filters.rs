@@ -172,7 +172,7 @@ pub(super) fn of_action(
 }
 
 /// Refuses the requests for backends in other namespaces if the filters change requests. The
-/// policies of a backend judge the request as the client sent it, so another namespace's route
+/// policies of a backend authorize the request as the client sent it, so another namespace's route
 /// could send the backend what its policies deny.
 pub(super) fn guard(
     filters: Option<&RouteFilters>,
@@ -194,7 +194,7 @@ pub(super) fn guard(
             continue;
         }
         let problem = format!(
-            "the rule changes requests, so it cannot send them to namespace {}, whose policies judge them unchanged",
+            "the rule changes requests, so it cannot send them to namespace {}, whose policies authorize them unchanged",
             service.namespace
         );
         let issue = FieldIssue::new("", problem, "change them in a route of that namespace");

@@ -74,6 +74,7 @@ fn resolve_port(
         report.error(sourced.document, "spec.targetRef.name", problem, fix);
         return None;
     };
+    // Only TCP ports are in `service.ports`: TLS ends on no other transport.
     let port = spec.port.get();
     if !service.ports.iter().any(|p| p.port == port) {
         report.error(

@@ -77,6 +77,7 @@ fn ports<'a>(
         .faults
         .iter()
         .any(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.rules["));
+    // Too many rules open no port: which ones are open must not depend on their order.
     if spec.rules.len() > RULES_PER_ROUTE_MAX {
         let problem = format!(
             "the route has {} rules, more than {RULES_PER_ROUTE_MAX}; it opens no port",

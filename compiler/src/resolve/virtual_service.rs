@@ -17,7 +17,7 @@ use super::route_fields::{
     FieldIssue, RegexBudget, RuleContext, conditions, header_name, path, text,
 };
 use super::tenant_objects::Sourced;
-use super::{route_answers, route_filters};
+use super::{route_answers, route_attempts, route_filters};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
     HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX,
@@ -257,13 +257,13 @@ fn attach(
         };
         let filters = route_filters::of_virtual_service(rule, &mut reading);
         let answer = route_answers::of_virtual_service(rule, &mut reading);
+        let attempts = route_attempts::of_virtual_service(rule, &mut reading);
         let groups = groups(at, rule, service, &mut reading);
         // A destination without a port may need one rule for each port of the service, because its
         // port is the dialled one.
-        let fans_out = rule
-            .route
-            .iter()
-            .any(|r| to.follows_dialled_port(&sourced.object.metadata.namespace, &r.destination));
+        let namespace = &sourced.object.metadata.namespace;
+        let mut routes = rule.route.iter();
+        let fans_out = routes.any(|r| to.follows_dialled_port(namespace, &r.destination));
         for (number, (group, matches)) in groups.iter().enumerate() {
             let part = if groups.len() > 1 {
                 format!(".{number}")
@@ -272,8 +272,7 @@ fn attach(
             };
             for port in rule_ports(group.port, fans_out, &ports) {
                 let dialled = port.or(ports.first().copied()).unwrap_or_default();
-                let written = (rule, answer.as_ref());
-                let action = action(sourced, written, dialled, to, &mut reading);
+                let action = action(sourced, (rule, &answer), dialled, to, &mut reading);
                 let action = route_filters::guard(filters.as_deref(), action, &mut reading);
                 let suffix = port.map(|port| format!(":{port}")).unwrap_or_default();
                 let rule = format!("{}{suffix}.{at}{part}", service.key.name);
@@ -284,6 +283,7 @@ fn attach(
                     hosts: group.hosts.clone(),
                     matches: matches.clone(),
                     filters: route_filters::of_action(filters.as_deref(), &action),
+                    attempts: route_attempts::of_action(attempts.as_deref(), &action),
                     action,
                 });
                 if !is_within {
@@ -317,7 +317,7 @@ fn key(sourced: &Sourced<'_, VirtualService>, service: &Service, rule: String) -
 
 fn action(
     sourced: &Sourced<'_, VirtualService>,
-    (written, answer): (&VirtualServiceRoute, Option<&RouteAnswer>),
+    (written, answer): (&VirtualServiceRoute, &Option<RouteAnswer>),
     dialled: u16,
     to: &DestinationIndex<'_>,
     rule: &mut RuleContext<'_>,
@@ -431,6 +431,7 @@ fn authority(
     };
     match host {
         Ok(host @ HostMatch::Exact(_)) => vec![host],
+        // Istio compares `exact` literally, so a `*` there would match no host.
         Ok(HostMatch::Suffix(_)) => {
             rule.broken(
                 &format!("{field}.authority"),

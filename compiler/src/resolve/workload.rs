@@ -344,6 +344,7 @@ fn serve(
         namespace: metadata.namespace.clone(),
         name: metadata.name.clone(),
     };
+    // A Service that was left out has a diagnostic already.
     let Some(service) = services.get(&key) else {
         return;
     };
@@ -375,6 +376,7 @@ fn serve(
                 served += 1;
             }
         }
+        // Pods without the named port are normal during a rollout; none with it is a mistake.
         if let (0, false, Some(TargetPort::Name(target))) =
             (served, selected.is_empty(), &written.target_port)
         {
@@ -411,6 +413,7 @@ fn open(
         let Some(target) = target_port(port.written, pod.object, Transport::Udp) else {
             continue;
         };
+        // Counted even if the pod is full: the port exists, and the limit has its own diagnostic.
         opened += 1;
         if ports.len() >= UDP_PORTS_PER_WORKLOAD_MAX && !ports.contains(&target) {
             full.push(workload);

@@ -8,7 +8,7 @@ use canal_compiler::oracle::OracleRequest;
 use canal_compiler::oracle_ingress::{IngressVerdict, decide, gateway_at, gateway_of};
 use canal_model::ingress::gateway_service;
 
-use super::verdict_text;
+use super::{parse_headers, verdict_text};
 
 pub(crate) fn answer(ir: &Ir, arrival: &str) -> String {
     let words: Vec<&str> = arrival.split_whitespace().collect();
@@ -36,11 +36,7 @@ pub(crate) fn answer(ir: &Ir, arrival: &str) -> String {
         host: (*host).to_owned(),
         method: (*method).to_owned(),
         target: (*target).to_owned(),
-        headers: headers
-            .iter()
-            .map(|header| header.split_once(':').unwrap())
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .collect(),
+        headers: parse_headers(headers),
     };
     let verdict = match decide(found, &request) {
         IngressVerdict::NoListener => "no listener".to_owned(),

@@ -89,7 +89,9 @@ pub enum ListenError {
     #[error(transparent)]
     Infra(#[from] ControllerCaError),
     /// The TLS library refused the certificate.
-    #[error("the controller's certificate cannot be used: {0}")]
+    #[error(
+        "the controller's certificate cannot be used: {0}; fix: remove root.key and root.pem from --infra-dir, and give the new root.pem to every client"
+    )]
     Tls(#[from] rustls::Error),
 }
 

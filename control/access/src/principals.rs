@@ -113,11 +113,15 @@ impl Principals {
         let rows: Vec<PrincipalRow> = if text.trim().is_empty() {
             Vec::new()
         } else {
-            serde_saphyr::from_str(text).map_err(|e| vec![e.to_string()])?
+            serde_saphyr::from_str(text).map_err(|e| {
+                vec![format!(
+                    "{e}; fix: write a list of {{tokenSha256, kind, name, tenant, az, backend}}"
+                )]
+            })?
         };
         if rows.len() > PRINCIPALS_MAX {
             return Err(vec![format!(
-                "{} entries; at most {PRINCIPALS_MAX} are accepted",
+                "{} entries; at most {PRINCIPALS_MAX} are accepted; fix: remove those that no longer connect",
                 rows.len()
             )]);
         }

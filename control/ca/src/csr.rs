@@ -22,7 +22,9 @@ const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=4096;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CsrError {
     /// The request has more than [`CSR_BYTES_MAX`] bytes.
-    #[error("the certificate request has {0} bytes; at most {CSR_BYTES_MAX} are allowed")]
+    #[error(
+        "the certificate request has {0} bytes; at most {CSR_BYTES_MAX} are allowed; fix: send fewer extensions"
+    )]
     TooLarge(usize),
     /// The request is not PEM or not a PKCS#10 structure.
     #[error(

@@ -17,7 +17,9 @@ use crate::{LIFETIME_SECONDS_MAX, SKEW_SECONDS};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExternalCertificateError {
     /// The response does not consist of certificates in PEM.
-    #[error("the external CA's answer is not a certificate: {0}")]
+    #[error(
+        "the external CA's answer is not a certificate: {0}; fix: let it answer with certificates in PEM"
+    )]
     Form(String),
     /// The certificate contains other names than requested, or additional ones.
     #[error(
@@ -28,7 +30,9 @@ pub enum ExternalCertificateError {
         requested: Vec<String>,
     },
     /// The certificate is for another key.
-    #[error("the external CA's certificate has another key than the request")]
+    #[error(
+        "the external CA's certificate has another key than the request; fix: let it sign the public key of the request"
+    )]
     Key,
     /// The certificate may sign others, or lacks a usage that workloads need.
     #[error(
@@ -36,7 +40,9 @@ pub enum ExternalCertificateError {
     )]
     Usage(&'static str),
     /// The certificate does not chain to the configured roots.
-    #[error("the external CA's certificate does not chain to root-cert.pem: {0}")]
+    #[error(
+        "the external CA's certificate does not chain to root-cert.pem: {0}; fix: write the roots of the CA into root-cert.pem"
+    )]
     Chain(String),
     /// The certificate's lifetime is too long.
     #[error(

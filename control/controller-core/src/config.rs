@@ -199,7 +199,7 @@ pub enum ControllerError {
     #[error(transparent)]
     Infra(#[from] ControllerCaError),
     /// The TLS roots for https could not be used.
-    #[error("--tls-roots: {0}")]
+    #[error("--tls-roots: {0}; fix: name a file with root certificates in PEM")]
     Tls(#[from] rustls::Error),
     /// A port or the admin socket could not be bound.
     #[error(transparent)]

@@ -21,7 +21,7 @@ pub(crate) struct EdgeMember {
     pub(super) last_report: Option<Instant>,
     pub(super) replicas_up: BTreeMap<ReplicaName, bool>,
     /// Every resource up to this generation has been acknowledged.
-    pub(super) whole: Generation,
+    pub(super) acked_through: Generation,
     /// Newest plan of which the edge has all tables.
     pub(super) plan: u32,
 }
@@ -36,7 +36,7 @@ impl EdgeMember {
             alive,
             last_report: None,
             replicas_up: seen,
-            whole: Generation(0),
+            acked_through: Generation(0),
             plan: 0,
         }
     }

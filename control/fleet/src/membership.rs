@@ -77,7 +77,7 @@ pub(crate) struct ReplicaRecord {
     tunnel_ports: Arc<[u8]>,
     last_report: Option<Instant>,
     /// Every resource up to this generation has been acknowledged.
-    whole: Generation,
+    acked_through: Generation,
     /// Tenants of which the replica has less than that, because it refuses one of their resources.
     behind: BTreeMap<TenantName, Generation>,
     /// First generation whose resources name this replica; `None` if none does yet.
@@ -286,12 +286,12 @@ impl Membership {
         let restarted = report.generation < member.generation;
         // A smaller generation means that the process was restarted: what it acknowledged before
         // does not count.
-        let whole = if restarted {
+        let acked_through = if restarted {
             has
         } else {
-            member.whole.max(has)
+            member.acked_through.max(has)
         };
-        let differs = whole != member.whole
+        let differs = acked_through != member.acked_through
             || known.behind != member.behind
             || report.draining != member.wants_drain
             || report.leaving != member.gone;
@@ -301,7 +301,7 @@ impl Membership {
         }
         member.last_report = Some(now);
         member.generation = report.generation;
-        member.whole = whole;
+        member.acked_through = acked_through;
         member.behind = known.behind;
         member.wants_drain = report.draining;
         (member.sessions, member.accepted, member.version) =
@@ -437,13 +437,15 @@ impl Membership {
         known: DeliveryProgress,
         now: Instant,
     ) -> bool {
-        let whole = known.served(report.generation);
-        let plan = self.plan_at(whole);
+        let acked_through = known.served(report.generation);
+        let plan = self.plan_at(acked_through);
         let Some(edge) = self.edges.get_mut(name) else {
             return false;
         };
-        let is_new = edge.replicas_up != report.replicas_up || !edge.alive || edge.whole != whole;
-        edge.whole = whole;
+        let is_new = edge.replicas_up != report.replicas_up
+            || !edge.alive
+            || edge.acked_through != acked_through;
+        edge.acked_through = acked_through;
         edge.plan = plan;
         edge.last_report = Some(now);
         edge.alive = true;
@@ -610,7 +612,7 @@ impl Membership {
             .filter(|((backend, tenant), _)| concerns(backend, tenant));
         member.last_report.is_some()
             && of_backend.into_iter().any(|(_, (at, when))| {
-                *at > member.whole && now.duration_since(*when) > self.times.lag
+                *at > member.acked_through && now.duration_since(*when) > self.times.lag
             })
     }
 
@@ -744,12 +746,12 @@ impl Membership {
             .members
             .values()
             .filter(|m| m.up && m.last_report.is_some())
-            .map(|m| m.whole);
+            .map(|m| m.acked_through);
         let edges = self
             .edges
             .values()
             .filter(|e| e.alive && e.last_report.is_some())
-            .map(|e| e.whole);
+            .map(|e| e.acked_through);
         let all_have = members.chain(edges).min().unwrap_or(generation);
         let free = self
             .members
@@ -784,7 +786,7 @@ impl ReplicaRecord {
             cores: 0,
             tunnel_ports: Arc::default(),
             last_report: heard,
-            whole: Generation(0),
+            acked_through: Generation(0),
             behind: BTreeMap::new(),
             published_at: None,
             wants_drain: false,
@@ -796,7 +798,7 @@ impl ReplicaRecord {
     fn whole_of(&self, tenant: &TenantName) -> Generation {
         self.behind
             .get(tenant)
-            .map_or(self.whole, |at| self.whole.min(*at))
+            .map_or(self.acked_through, |at| self.acked_through.min(*at))
     }
 
     /// Returns the time since the last report; `None` if there was none since the start.
@@ -811,7 +813,7 @@ impl ReplicaRecord {
 
     /// Returns the state that the replica changes to, if it changes.
     fn decide_state(&self) -> Option<ReplicaState> {
-        let has_all = self.published_at.is_some_and(|at| self.whole >= at);
+        let has_all = self.published_at.is_some_and(|at| self.acked_through >= at);
         let next = match self.row.state {
             _ if self.row.drain || self.wants_drain => ReplicaState::Draining,
             // After a start of the controller, nothing is known of a draining replica until it

@@ -75,7 +75,7 @@ impl FleetOverview {
     /// Returns the overview. Services and unmet constraints are those of tenants that `may_see`
     /// lets through. Only the provider gets replicas, edges, the blast radius and violations of the
     /// plan.
-    pub fn whole(
+    pub fn fleet_response(
         &self,
         is_provider: bool,
         may_see: impl Fn(&TenantName) -> bool,

@@ -123,7 +123,9 @@ pub(crate) enum ReportError {
     },
     #[error("AZ {az} has {limit} edges already; fix: stop one of them")]
     Edges { az: AzName, limit: usize },
-    #[error("{reported} entries in one report; at most {limit} are accepted")]
+    #[error(
+        "{reported} entries in one report; at most {limit} are accepted; fix: run a data plane of the controller's version"
+    )]
     Entries { reported: usize, limit: usize },
     #[error(transparent)]
     Shares(#[from] ShareReportError),

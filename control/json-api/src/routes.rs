@@ -8,22 +8,51 @@ use crate::v1;
 /// An operation of the API, with the names in its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Operation {
+    Read(ReadOperation),
+    Write(WriteOperation),
+    /// A command for the replica of this name.
+    Replica(ReplicaOperation, String),
+}
+
+/// An operation that changes nothing. Its arguments are in the path and the query.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ReadOperation {
     Status,
     Objects,
-    Apply,
-    Diff,
-    Delete,
     Fleet,
     /// Placement of the service `tenant/namespace/name`.
     Placement(String),
-    DrainReplica(String),
-    UndrainReplica(String),
-    ForgetReplica(String),
     Sessions,
-    Trust,
+    TrustDomains,
+}
+
+/// An operation whose arguments are in the body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WriteOperation {
+    Apply,
+    Diff,
+    Delete,
     RotateRoot,
     Revoke,
     Restore,
+}
+
+/// A command for one gateway replica. The path contains all its arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReplicaOperation {
+    Drain,
+    Undrain,
+    Forget,
+}
+
+impl Operation {
+    /// Returns the only method by which the operation can be called.
+    fn method(&self) -> &'static str {
+        match self {
+            Operation::Read(_) => GET,
+            Operation::Write(_) | Operation::Replica(..) => POST,
+        }
+    }
 }
 
 /// The reason that a path names no operation.
@@ -43,35 +72,36 @@ pub(crate) fn decide_operation(method: &Method, path: &str) -> Result<Operation,
     let ["api", v1::VERSION, rest @ ..] = segments.as_slice() else {
         return Err(RouteRefusal::Path);
     };
-    let (only, operation) = match rest {
-        ["status"] => (GET, Operation::Status),
-        ["objects"] => (GET, Operation::Objects),
-        ["apply"] => (POST, Operation::Apply),
-        ["diff"] => (POST, Operation::Diff),
-        ["delete"] => (POST, Operation::Delete),
-        ["fleet"] => (GET, Operation::Fleet),
-        ["fleet", "services", tenant, namespace, name] => (
-            GET,
-            Operation::Placement(format!("{tenant}/{namespace}/{name}")),
+    let operation = match rest {
+        ["status"] => Operation::Read(ReadOperation::Status),
+        ["objects"] => Operation::Read(ReadOperation::Objects),
+        ["fleet"] => Operation::Read(ReadOperation::Fleet),
+        ["fleet", "services", tenant, namespace, name] => Operation::Read(
+            ReadOperation::Placement(format!("{tenant}/{namespace}/{name}")),
         ),
-        ["fleet", "replicas", name, "drain"] => (POST, Operation::DrainReplica((*name).to_owned())),
-        ["fleet", "replicas", name, "undrain"] => {
-            (POST, Operation::UndrainReplica((*name).to_owned()))
+        ["sessions"] => Operation::Read(ReadOperation::Sessions),
+        ["trust"] => Operation::Read(ReadOperation::TrustDomains),
+        ["apply"] => Operation::Write(WriteOperation::Apply),
+        ["diff"] => Operation::Write(WriteOperation::Diff),
+        ["delete"] => Operation::Write(WriteOperation::Delete),
+        ["trust", "rotate"] => Operation::Write(WriteOperation::RotateRoot),
+        ["trust", "revoke"] => Operation::Write(WriteOperation::Revoke),
+        ["trust", "restore"] => Operation::Write(WriteOperation::Restore),
+        ["fleet", "replicas", name, command] => {
+            let command = match *command {
+                "drain" => ReplicaOperation::Drain,
+                "undrain" => ReplicaOperation::Undrain,
+                "forget" => ReplicaOperation::Forget,
+                _ => return Err(RouteRefusal::Path),
+            };
+            Operation::Replica(command, (*name).to_owned())
         }
-        ["fleet", "replicas", name, "forget"] => {
-            (POST, Operation::ForgetReplica((*name).to_owned()))
-        }
-        ["sessions"] => (GET, Operation::Sessions),
-        ["trust"] => (GET, Operation::Trust),
-        ["trust", "rotate"] => (POST, Operation::RotateRoot),
-        ["trust", "revoke"] => (POST, Operation::Revoke),
-        ["trust", "restore"] => (POST, Operation::Restore),
         _ => return Err(RouteRefusal::Path),
     };
-    if method.as_str() == only {
+    if method.as_str() == operation.method() {
         Ok(operation)
     } else {
-        Err(RouteRefusal::Method(only))
+        Err(RouteRefusal::Method(operation.method()))
     }
 }
 
@@ -81,8 +111,45 @@ mod tests {
 
     #[test]
     fn method_and_path_name_one_operation_or_are_refused() {
+        let read = |operation| Ok(Operation::Read(operation));
+        let write = |operation| Ok(Operation::Write(operation));
+        let replica = |operation| Ok(Operation::Replica(operation, "gw-1".into()));
         for (method, path, expected) in [
-            (Method::GET, "/api/v1/status", Ok(Operation::Status)),
+            (Method::GET, "/api/v1/status", read(ReadOperation::Status)),
+            (Method::GET, "/api/v1/objects", read(ReadOperation::Objects)),
+            (Method::GET, "/api/v1/fleet", read(ReadOperation::Fleet)),
+            (
+                Method::GET,
+                "/api/v1/sessions",
+                read(ReadOperation::Sessions),
+            ),
+            (
+                Method::GET,
+                "/api/v1/trust",
+                read(ReadOperation::TrustDomains),
+            ),
+            (Method::POST, "/api/v1/apply", write(WriteOperation::Apply)),
+            (Method::POST, "/api/v1/diff", write(WriteOperation::Diff)),
+            (
+                Method::POST,
+                "/api/v1/delete",
+                write(WriteOperation::Delete),
+            ),
+            (
+                Method::POST,
+                "/api/v1/trust/rotate",
+                write(WriteOperation::RotateRoot),
+            ),
+            (
+                Method::POST,
+                "/api/v1/trust/revoke",
+                write(WriteOperation::Revoke),
+            ),
+            (
+                Method::POST,
+                "/api/v1/trust/restore",
+                write(WriteOperation::Restore),
+            ),
             (
                 Method::POST,
                 "/api/v1/status",
@@ -96,12 +163,27 @@ mod tests {
             (
                 Method::GET,
                 "/api/v1/fleet/services/alpha/bookinfo/reviews",
-                Ok(Operation::Placement("alpha/bookinfo/reviews".into())),
+                read(ReadOperation::Placement("alpha/bookinfo/reviews".into())),
             ),
             (
                 Method::POST,
                 "/api/v1/fleet/replicas/gw-1/drain",
-                Ok(Operation::DrainReplica("gw-1".into())),
+                replica(ReplicaOperation::Drain),
+            ),
+            (
+                Method::POST,
+                "/api/v1/fleet/replicas/gw-1/undrain",
+                replica(ReplicaOperation::Undrain),
+            ),
+            (
+                Method::POST,
+                "/api/v1/fleet/replicas/gw-1/forget",
+                replica(ReplicaOperation::Forget),
+            ),
+            (
+                Method::GET,
+                "/api/v1/fleet/replicas/gw-1/drain",
+                Err(RouteRefusal::Method("POST")),
             ),
             (
                 Method::POST,

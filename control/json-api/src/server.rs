@@ -1,5 +1,6 @@
-//! [`JsonApi`]: the HTTP service. It authenticates a request before it reads the body, calls the operators' API with the same operator, and
-//! answers with a view. It does not decide what an operator may see or do; the API does.
+//! [`JsonApi`]: the HTTP service. It authenticates a request before it reads the body, calls the
+//! operators' API as the same operator, and answers with a view. It does not decide what an
+//! operator may see or do; the operators' API does. Start at [`JsonApi`]'s `call`.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -23,7 +24,9 @@ use tonic::{Code, Status};
 
 use crate::error_view::{ErrorView, http_status};
 use crate::query::{flag, parameters};
-use crate::routes::{Operation, RouteRefusal, decide_operation};
+use crate::routes::{
+    Operation, ReadOperation, ReplicaOperation, RouteRefusal, WriteOperation, decide_operation,
+};
 use crate::v1::{
     ApplyBody, DeleteBody, DiffView, FleetView, ObjectListView, ReplicaOrderView, RevokeBody,
     RotateRootBody, ServicePlacementView, SessionListView, StatusView, TrustDomainListView,
@@ -286,50 +289,46 @@ impl RequestContext {
         body: Body,
     ) -> Result<Response<Body>, RequestError> {
         match operation {
-            Operation::Apply
-            | Operation::Diff
-            | Operation::Delete
-            | Operation::RotateRoot
-            | Operation::Revoke
-            | Operation::Restore => {
-                // Their arguments are in the body, so a parameter in the query is a mistake.
+            Operation::Read(read) => self.read(admin, read, query).await,
+            Operation::Write(write) => {
+                // Its arguments are in the body, so a parameter in the query is a mistake.
                 parameters(query, []).map_err(RequestError::form)?;
-                self.write(admin, operation, body).await
+                self.write(admin, write, body).await
             }
-            Operation::DrainReplica(name) => {
-                let answered = admin
-                    .drain_replica(self.call(api::ReplicaRequest { name: name.clone() }))
-                    .await?
-                    .into_inner();
-                self.view(ReplicaOrderView::new(&name, answered.replica.as_ref()))
-            }
-            Operation::UndrainReplica(name) => {
-                let answered = admin
-                    .undrain_replica(self.call(api::ReplicaRequest { name: name.clone() }))
-                    .await?
-                    .into_inner();
-                self.view(ReplicaOrderView::new(&name, answered.replica.as_ref()))
-            }
-            Operation::ForgetReplica(name) => {
-                let answered = admin
-                    .forget_replica(self.call(api::ReplicaRequest { name: name.clone() }))
-                    .await?
-                    .into_inner();
-                self.view(ReplicaOrderView::new(&name, answered.replica.as_ref()))
-            }
-            read => self.read(admin, read, query).await,
+            Operation::Replica(command, name) => self.order_replica(admin, command, &name).await,
         }
     }
 
-    /// Answers an operation that changes nothing. Its arguments are in the path and the query.
+    /// Answers a command for a gateway replica.
+    async fn order_replica<A: Admin>(
+        &self,
+        admin: &A,
+        command: ReplicaOperation,
+        name: &str,
+    ) -> Result<Response<Body>, RequestError> {
+        let request = self.call(api::ReplicaRequest {
+            name: name.to_owned(),
+        });
+        let answered = match command {
+            ReplicaOperation::Drain => admin.drain_replica(request).await,
+            ReplicaOperation::Undrain => admin.undrain_replica(request).await,
+            ReplicaOperation::Forget => admin.forget_replica(request).await,
+        };
+        self.view(ReplicaOrderView::new(
+            name,
+            answered?.get_ref().replica.as_ref(),
+        ))
+    }
+
+    /// Answers an operation that changes nothing.
     async fn read<A: Admin>(
         &self,
         admin: &A,
-        operation: Operation,
+        operation: ReadOperation,
         query: &str,
     ) -> Result<Response<Body>, RequestError> {
         match operation {
-            Operation::Status => {
+            ReadOperation::Status => {
                 parameters(query, []).map_err(RequestError::form)?;
                 self.view(StatusView::from(
                     admin
@@ -338,7 +337,7 @@ impl RequestContext {
                         .get_ref(),
                 ))
             }
-            Operation::Objects => {
+            ReadOperation::Objects => {
                 let names = ["tenant", "kind", "namespace", "name"];
                 let [tenant, kind, namespace, name] =
                     parameters(query, names).map_err(RequestError::form)?;
@@ -353,7 +352,7 @@ impl RequestContext {
                     .into_inner();
                 self.objects(found).await
             }
-            Operation::Fleet => {
+            ReadOperation::Fleet => {
                 parameters(query, []).map_err(RequestError::form)?;
                 self.view(FleetView::from(
                     admin
@@ -362,14 +361,14 @@ impl RequestContext {
                         .get_ref(),
                 ))
             }
-            Operation::Placement(service) => {
+            ReadOperation::Placement(service) => {
                 parameters(query, []).map_err(RequestError::form)?;
                 let explained = admin
                     .explain_service(self.call(api::ExplainRequest { service }))
                     .await?;
                 self.view(ServicePlacementView::from(explained.get_ref()))
             }
-            Operation::Sessions => {
+            ReadOperation::Sessions => {
                 let [tenant, client] =
                     parameters(query, ["tenant", "client"]).map_err(RequestError::form)?;
                 let found = admin
@@ -377,8 +376,7 @@ impl RequestContext {
                     .await?;
                 self.view(SessionListView::from(found.get_ref()))
             }
-            // `answer` passes no other operation here than the list of trust domains.
-            _ => {
+            ReadOperation::TrustDomains => {
                 let [tenant, certificates] =
                     parameters(query, ["tenant", "certificates"]).map_err(RequestError::form)?;
                 let certificates =
@@ -400,42 +398,41 @@ impl RequestContext {
     async fn write<A: Admin>(
         &self,
         admin: &A,
-        operation: Operation,
+        operation: WriteOperation,
         body: Body,
     ) -> Result<Response<Body>, RequestError> {
         match operation {
-            Operation::Apply => {
+            WriteOperation::Apply => {
                 let body: ApplyBody = self.body(body).await?;
                 let dry_run = body.dry_run;
                 let applied = admin.apply(self.call(body.into())).await?;
                 self.view(WriteResultView::of_apply(applied.get_ref(), dry_run))
             }
-            Operation::Diff => {
+            WriteOperation::Diff => {
                 let body: ApplyBody = self.body(body).await?;
                 self.view(DiffView::from(
                     admin.diff(self.call(body.into())).await?.get_ref(),
                 ))
             }
-            Operation::Delete => {
+            WriteOperation::Delete => {
                 let body: DeleteBody = self.body(body).await?;
                 self.view(WriteResultView::from(
                     admin.delete(self.call(body.into())).await?.get_ref(),
                 ))
             }
-            Operation::RotateRoot => {
+            WriteOperation::RotateRoot => {
                 let body: RotateRootBody = self.body(body).await?;
                 self.view(TrustDomainListView::from(
                     admin.rotate_root(self.call(body.into())).await?.get_ref(),
                 ))
             }
-            Operation::Revoke => {
+            WriteOperation::Revoke => {
                 let body: RevokeBody = self.body(body).await?;
                 self.view(TrustDomainListView::from(
                     admin.revoke(self.call(body.into())).await?.get_ref(),
                 ))
             }
-            // `answer` passes no other operation here than the restoration of an identity.
-            _ => {
+            WriteOperation::Restore => {
                 let body: RevokeBody = self.body(body).await?;
                 self.view(TrustDomainListView::from(
                     admin.restore(self.call(body.into())).await?.get_ref(),
@@ -462,13 +459,13 @@ impl RequestContext {
             }
             Err(error) => {
                 return Err(RequestError::form(Status::invalid_argument(format!(
-                    "the body cannot be read: {error}"
+                    "the body cannot be read: {error}; fix: send the request again"
                 ))));
             }
         };
         let form = |error| {
             RequestError::form(Status::invalid_argument(format!(
-                "the body is not valid for this path: {error}"
+                "the body is not valid for this path: {error}; fix: send what docs/operations/json-api.md shows"
             )))
         };
         serde_json::from_slice(&bytes).map_err(form)

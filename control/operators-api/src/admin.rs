@@ -216,7 +216,7 @@ impl Admin for AdminService {
         let operator = &call.scope;
         Ok(Response::new(
             self.overview()
-                .whole(operator.is_provider(), |tenant| operator.may_see(tenant)),
+                .fleet_response(operator.is_provider(), |tenant| operator.may_see(tenant)),
         ))
     }
 

@@ -2,12 +2,14 @@
 //! contains no secrets, neither tokens nor keys.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use canal_catalog::{Catalog, EncodedResource, TenantCatalog};
 use canal_model::program::{
     AppProtocol, Backend, BackendTarget, HostMatch, HttpMatch, PathMatch, Resource, RouteAction,
     TextMatch, ValueMatch,
 };
+use canal_model::route_attempts::{AttemptPolicy, RetryCondition, TimeoutSpan};
 use canal_model::route_filters::{
     HeaderModifier, PathRewrite, RedirectPort, RouteAnswer, RouteFilters, UrlScheme,
 };
@@ -74,7 +76,7 @@ fn resource(r: &Resource) -> Value {
             "vni": t.vni.get(), "trustDomain": t.trust_domain, "outside": format!("{:?}", t.outbound_traffic_policy),
             "podCidrs": t.pod_cidrs.iter().map(ToString::to_string).collect::<Vec<_>>(),
         }),
-        Resource::Gateway(g) => {
+        Resource::GatewayReplica(g) => {
             json!({ "az": g.az, "addresses": addresses(&g.addresses), "draining": g.draining })
         }
         Resource::Service(s) => json!({
@@ -90,6 +92,7 @@ fn resource(r: &Resource) -> Value {
             "parent": r.parent.to_string(), "port": r.parent_port, "hosts": r.hosts.iter().map(host).collect::<Vec<_>>(),
             "matches": r.matches.iter().map(http_match).collect::<Vec<_>>(), "action": action(&r.action),
             "filters": r.filters.as_deref().map(filters),
+            "attempts": r.attempts.as_deref().map(attempts),
         }),
         Resource::Node(n) => json!({
             "az": n.az, "underlay": n.underlay.to_string(), "podCidrs": n.pod_cidrs.iter().map(ToString::to_string).collect::<Vec<_>>(),
@@ -173,6 +176,29 @@ fn filters(filters: &RouteFilters) -> Value {
         "requestHeaders": modifier(&filters.request_headers),
         "responseHeaders": modifier(&filters.response_headers),
         "rewrite": { "host": filters.rewrite.host, "path": path },
+    })
+}
+
+fn attempts(policy: &AttemptPolicy) -> Value {
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let timeouts = &policy.timeouts;
+    let retries = policy.retries.as_ref().map(|retries| {
+        let backoff = retries.backoff;
+        json!({
+            "max": retries.max,
+            "on": retries.on.iter().map(RetryCondition::name).collect::<Vec<_>>(),
+            "statuses": retries.statuses,
+            "backoffMs": [millis(backoff.base), millis(backoff.max)],
+        })
+    });
+    json!({
+        "requestTimeoutMs": timeouts.request.map(millis),
+        "attemptTimeoutMs": timeouts.attempt.map(millis),
+        "span": match timeouts.span {
+            TimeoutSpan::Whole => "whole",
+            TimeoutSpan::AfterRequest => "after request",
+        },
+        "retries": retries,
     })
 }
 

@@ -346,7 +346,7 @@ mod tests {
         )))
     }
 
-    fn gone() -> SourceState {
+    fn removed() -> SourceState {
         SourceState::Gone {
             origin: PolicyOrigin::Files,
             finding: crate::files::vanished(&"alpha".parse().unwrap()),
@@ -436,7 +436,7 @@ mod tests {
         let mut waiting = VecDeque::new();
         assert!(!put(&mut waiting, read()));
         assert!(
-            (0..20).all(|_| !put(&mut waiting, gone())),
+            (0..20).all(|_| !put(&mut waiting, removed())),
             "the tenant is removed once"
         );
         assert!(matches!(
@@ -447,7 +447,7 @@ mod tests {
             .filter(|_| put(&mut waiting, read()))
             .count();
         assert_eq!((skipped, waiting.len()), (2, STATES_WAITING_MAX));
-        assert!(put(&mut waiting, gone()));
+        assert!(put(&mut waiting, removed()));
         assert!(matches!(
             waiting.make_contiguous(),
             [.., SourceState::Read(_), SourceState::Gone { .. }]

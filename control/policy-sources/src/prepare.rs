@@ -341,6 +341,7 @@ impl Preparer {
         if let Err(excess) = self.limits.configuration.check(&after.name, after.bytes()) {
             // A source that is read cannot be refused like a request, so its earlier content stays
             // in force.
+            tracing::warn!(tenant = %after.name, why = %excess, "sources: refused the content of a tenant's files; its earlier content stays in force");
             after.refuse_growth(before.as_deref(), &excess);
         }
         let keys: Vec<ServiceKey> = after.service_keys().into_iter().collect();

@@ -307,7 +307,7 @@ impl TenantFileSet {
                     stamp,
                     &FileReadError {
                         problem,
-                        fix: "remove what is not needed",
+                        fix: "remove objects that are not needed",
                     },
                 );
             }

@@ -96,9 +96,6 @@ const fn left_out_if(
 const REMOVE: &str = "remove the field";
 /// Fix for a field about quality of service, without which requests are served.
 const KEEP_OR_REMOVE: &str = "keep it for a version that does it, or remove it";
-const TIMEOUT: &str =
-    "timeouts of routes are not supported in this version; requests are served without";
-const RETRY: &str = "retries are not supported in this version; requests are served without";
 const MIRROR: &str =
     "mirrors are not supported in this version; requests are served, and not copied";
 
@@ -249,7 +246,7 @@ const TLS_OPTIONS: &str = "Canal has no TLS options of its own";
 const CLIENT_CERTIFICATES: &str = "client certificates are not supported in this version";
 const LISTENER_FILTERS: &str = "filters of listeners are not supported in this version";
 
-const HTTP_ROUTE: [KnownField; 9] = [
+const HTTP_ROUTE: [KnownField; 7] = [
     USE_DEFAULT_GATEWAYS,
     left_out(
         "spec.rules[].filters[].requestMirror",
@@ -277,8 +274,6 @@ const HTTP_ROUTE: [KnownField; 9] = [
         FILTERS,
         REMOVE,
     ),
-    left_out("spec.rules[].timeouts", TIMEOUT, KEEP_OR_REMOVE),
-    left_out("spec.rules[].retry", RETRY, KEEP_OR_REMOVE),
     left_out(
         "spec.rules[].sessionPersistence",
         "session persistence is not supported in this version; requests of a session are balanced like others",
@@ -303,7 +298,7 @@ fn are_only_mirrors(filters: &YamlNode) -> bool {
     matches!(&filters.value, YamlValue::List(items) if items.iter().all(is_mirror))
 }
 
-const VIRTUAL_SERVICE: [KnownField; 23] = [
+const VIRTUAL_SERVICE: [KnownField; 21] = [
     never(
         "spec.http[].rewrite.uriRegexRewrite",
         "rewriting a path by a regular expression is not supported in this version",
@@ -335,8 +330,6 @@ const VIRTUAL_SERVICE: [KnownField; 23] = [
         "delegation is not supported in this version",
         "write the rules in this object",
     ),
-    left_out("spec.http[].timeout", TIMEOUT, KEEP_OR_REMOVE),
-    left_out("spec.http[].retries", RETRY, KEEP_OR_REMOVE),
     left_out_if(
         "spec.http[].fault",
         is_only_delay,
@@ -845,8 +838,6 @@ mod tests {
     #[test]
     fn fields_about_quality_are_left_out_and_fields_that_restrict_are_refused() {
         for (line, is_left_out) in [
-            ("HTTPRoute spec.rules[].timeouts {request: 1s}", true),
-            ("HTTPRoute spec.rules[].retry {attempts: 2}", true),
             ("HTTPRoute spec.rules[].sessionPersistence {}", true),
             ("HTTPRoute spec.rules[].filters[].requestMirror {}", true),
             (
@@ -866,8 +857,6 @@ mod tests {
                 "HTTPRoute spec.rules[].backendRefs[].filters [{type: CORS}]",
                 false,
             ),
-            ("VirtualService spec.http[].timeout 1s", true),
-            ("VirtualService spec.http[].retries {attempts: 2}", true),
             ("VirtualService spec.http[].mirror {host: a}", true),
             (
                 "VirtualService spec.http[].fault {delay: {fixedDelay: 1s}}",

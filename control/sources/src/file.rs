@@ -114,7 +114,7 @@ pub(crate) fn open_file(directory: BorrowedFd<'_>, name: &str) -> Result<OpenFil
     })?;
     let stat = fstat(&fd).map_err(|error| FileReadError {
         problem: format!("the file cannot be read: {error}"),
-        fix: "check the file system",
+        fix: "repair the file system, or restore the file",
     })?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(FileReadError {
@@ -141,7 +141,7 @@ pub(crate) fn read(opened: &mut OpenFile) -> FileContent {
     {
         return refuse(
             format!("the file cannot be read: {error}"),
-            "check the file system",
+            "repair the file system, or restore the file",
         );
     }
     if bytes.len() > FILE_BYTES_MAX {

@@ -314,9 +314,9 @@ impl DocumentReader<'_> {
                 }
                 Some(known)
             }
-            Err(stranger) => {
-                *self.foreign += usize::from(matches!(stranger, UnknownKindAction::Foreign(_)));
-                let diagnostic = strange(&stranger, api_version, kind, origin);
+            Err(unknown) => {
+                *self.foreign += usize::from(matches!(unknown, UnknownKindAction::Foreign(_)));
+                let diagnostic = strange(&unknown, api_version, kind, origin);
                 self.diagnostics.push(diagnostic);
                 None
             }

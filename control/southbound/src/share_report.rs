@@ -35,9 +35,13 @@ pub struct ReportedOmission {
 pub enum ShareReportError {
     #[error("{0} is not a data plane; fix: report with a data plane's token")]
     NotADataPlane(String),
-    #[error("the report has {bytes} bytes; at most {limit} are accepted")]
+    #[error(
+        "the report has {bytes} bytes; at most {limit} are accepted; fix: run a data plane of the controller's version"
+    )]
     Bytes { bytes: usize, limit: usize },
-    #[error("{count} entries in one report; at most {limit} are accepted")]
+    #[error(
+        "{count} entries in one report; at most {limit} are accepted; fix: run a data plane of the controller's version"
+    )]
     Entries { count: usize, limit: usize },
 }
 

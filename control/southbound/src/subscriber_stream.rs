@@ -430,8 +430,8 @@ impl SubscriberStream {
             let view = catalog.view(owner);
             let is_admitted = admitted.contains(owner);
             // Deltas are not enough if the scope or a subscription changed.
-            let whole = self.resync || is_admitted != self.admitted.contains(owner);
-            let logged = view.filter(|_| is_admitted && !whole);
+            let is_full_comparison = self.resync || is_admitted != self.admitted.contains(owner);
+            let logged = view.filter(|_| is_admitted && !is_full_comparison);
             let keys = match logged.and_then(|v| v.deltas_after(self.compared)) {
                 Some(deltas) => deltas
                     .flat_map(|d| d.touches.iter().map(|t| t.key.clone()))

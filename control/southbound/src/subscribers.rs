@@ -87,7 +87,7 @@ impl SubscriberRecord {
 
     /// Returns the generation up to which everything was acknowledged, except resources of tenants
     /// with standing refusals.
-    fn whole(&self) -> Generation {
+    fn acked_through(&self) -> Generation {
         let p = &self.progress;
         let is_whole =
             !p.refusals.contains_key(&None) && p.acked >= p.target && self.unacked_since.is_none();
@@ -190,7 +190,7 @@ impl Subscribers {
             .iter()
             .filter_map(|(owner, r)| Some((owner.clone()?, r.acked)));
         DeliveryProgress {
-            acked_through: record.whole(),
+            acked_through: record.acked_through(),
             content: record.content,
             behind: behind.collect(),
         }
@@ -211,11 +211,11 @@ impl Subscribers {
             .get(principal)
             .filter(|r| !r.streams.is_empty())?;
         let p = &record.progress;
-        let whole = p
+        let acked_through = p
             .refusals
             .get(&Some(tenant.clone()))
-            .map_or_else(|| record.whole(), |r| r.acked);
-        Some(p.kinds[kind as usize] && whole >= generation)
+            .map_or_else(|| record.acked_through(), |r| r.acked);
+        Some(p.kinds[kind as usize] && acked_through >= generation)
     }
 
     /// Stores the report of a connected data plane on its limits.

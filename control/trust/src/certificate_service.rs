@@ -47,15 +47,19 @@ pub(crate) enum IdentityDenied {
         "an operator or an edge gets no identity; fix: use a node's, a gateway's or a key server's token"
     )]
     Operator,
-    #[error("{0} belongs to no tenant that you serve")]
+    #[error(
+        "{0} belongs to no tenant that you serve; fix: request an identity of a tenant with pods on your node or services on your gateway"
+    )]
     TrustDomain(TrustDomain),
-    #[error("{0} is the gateways' own identity, which nodes cannot get")]
+    #[error(
+        "{0} is the gateways' own identity, which nodes cannot get; fix: give the pod another service account"
+    )]
     Reserved(Identity),
     #[error(
         "no pod with the identity {0} runs on your node according to the registry; fix: try again once the pod is registered"
     )]
     NotOnNode(Identity),
-    #[error("a gateway gets only {0}")]
+    #[error("a gateway gets only {0}; fix: request that identity")]
     NotGateway(Identity),
     #[error(
         "the tenant's sources cannot be read at the moment, so the controller does not know which pods run on your node; fix: try again"
@@ -73,9 +77,11 @@ pub(crate) enum IdentityDenied {
     NotComponent(Identity),
     #[error("metadata.{SERVICE}: {0}")]
     ServiceForm(String),
-    #[error("{0} is not a service of the tenant")]
+    #[error("{0} is not a service of the tenant; fix: name one of its services")]
     ServiceUnknown(ServiceKey),
-    #[error("only {0} may get a certificate with host names of a service")]
+    #[error(
+        "only {0} may get a certificate with host names of a service; fix: request that identity"
+    )]
     ServiceNotGateway(Identity),
 }
 

@@ -25,21 +25,21 @@ pub(crate) enum FetchError {
         "{0} is not a usable address; fix: write http://host[:port]/path or https://host[:port]/path"
     )]
     Uri(String),
-    #[error("{0} cannot be reached: {1}")]
+    #[error("{0} cannot be reached: {1}; fix: check the address, and that the server is up")]
     Connect(String, String),
     #[error("the TLS handshake with {0} failed: {1}; fix: check that its root is in --tls-roots")]
     Tls(String, String),
-    #[error("no complete response within {0:?}")]
+    #[error("no complete response within {0:?}; fix: check the server's load")]
     Timeout(Duration),
-    #[error("the response was cut off: {0}")]
+    #[error("the response was cut off: {0}; fix: check the server's log")]
     Broken(String),
-    #[error("the response has more than {0} bytes")]
+    #[error("the response has more than {0} bytes; fix: serve a shorter document")]
     Bytes(usize),
     #[error(
-        "the server redirects to {0}; redirects are not followed; fix: configure that URL instead"
+        "the server redirects (status {0}); redirects are not followed; fix: configure the URL that it redirects to"
     )]
     Redirect(u16),
-    #[error("the server answered with status {0}")]
+    #[error("the server answered with status {0}; fix: check the URL and the server's log")]
     Status(u16),
 }
 

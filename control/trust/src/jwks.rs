@@ -76,7 +76,7 @@ impl std::str::FromStr for AllowedHost {
         let port = match s.rsplit_once(':') {
             Some((_, port)) if !s.ends_with(']') => Some(
                 port.parse()
-                    .map_err(|_| format!("{port:?} is not a port"))?,
+                    .map_err(|_| format!("{port:?} is not a port; fix: write 1 to 65535"))?,
             ),
             _ => None,
         };

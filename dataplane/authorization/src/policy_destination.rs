@@ -34,7 +34,7 @@ impl<'a> PolicyDestination<'a> {
     }
 }
 
-/// Returns true if a policy with this target judges the requests to a service that a gateway
+/// Returns true if a policy with this target authorizes the requests to a service that a gateway
 /// answers itself: if it applies to one of the service's endpoints, of which these are the labels.
 /// Without endpoints nobody knows which policies would apply to one, so all those that select
 /// workloads of the namespace do.

@@ -261,12 +261,12 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
         "creating the data directory (--data-dir)",
         std::fs::create_dir_all(&config.data_dir),
     )?;
-    let (process, whole) = drain::tree();
+    let (process, process_drain) = drain::tree();
     let process = Arc::new(process);
-    let (trigger, traffic) = whole.branch();
+    let (trigger, traffic) = process_drain.branch();
     let registry = Registry::new();
     let shared = begin(&config, &registry)?;
-    let subscriber = subscribe(&config, &shared, &registry, whole.clone());
+    let subscriber = subscribe(&config, &shared, &registry, process_drain.clone());
     let watcher = traffic.watcher();
     drop(traffic);
     let board = EdgeDump {
@@ -276,7 +276,14 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
         traffic: watcher,
     };
     let board = Arc::new(board);
-    serve_operators(&config, board.clone(), &registry, level, &process, &whole)?;
+    serve_operators(
+        &config,
+        board.clone(),
+        &registry,
+        level,
+        &process,
+        &process_drain,
+    )?;
     let sources = ObserveSources {
         dump: Box::new(move |_| board.json()),
         tap: None,
@@ -286,9 +293,9 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     tokio::spawn(observe::serve(
         subscriber.connections(),
         sources,
-        whole.watcher(),
+        process_drain.watcher(),
     ));
-    let (prober, mut lost) = spawn_prober(shared.clone(), whole.watcher())?;
+    let (prober, mut lost) = spawn_prober(shared.clone(), process_drain.watcher())?;
     let reporter = EdgeReporter {
         shared: shared.clone(),
         config: config.clone(),
@@ -301,8 +308,8 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
         timing: report::TIMING,
         outcomes: shared.counts.reports(),
     };
-    let reports = tokio::spawn(reports.run(Arc::new(reporter), whole.watcher()));
-    let guard = tokio::spawn(guard(shared.clone(), whole.watcher()));
+    let reports = tokio::spawn(reports.run(Arc::new(reporter), process_drain.watcher()));
+    let guard = tokio::spawn(guard(shared.clone(), process_drain.watcher()));
     let interfaces = Interfaces {
         bindings: config.interface_bindings.clone(),
         pin_dir: config.device.pin_dir.clone(),
@@ -310,7 +317,7 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     let interfaces = tokio::spawn(canal_interfaces::run(
         interfaces,
         registry.clone(),
-        whole.watcher(),
+        process_drain.watcher(),
     ));
     // None of these tasks ends before the process does, unless it panics.
     let clean = tokio::select! {
@@ -327,7 +334,7 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     // The subscriber writes its state file before the drain ends its task.
     subscriber.stop().await;
     process.force();
-    drop(whole);
+    drop(process_drain);
     let _ = tokio::task::spawn_blocking(move || prober.join()).await;
     Ok(clean)
 }

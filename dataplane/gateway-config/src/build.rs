@@ -18,7 +18,7 @@ use canal_model::authorization::PolicyTarget;
 use canal_model::identity::{Identity, gateway_identity};
 use canal_model::ids::{Generation, ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni};
 use canal_model::program::{
-    AppProtocol, Gateway, GatewayAddress, IngressGateway, Labels, Resource, ResourceKind,
+    AppProtocol, GatewayAddress, GatewayReplica, IngressGateway, Labels, Resource, ResourceKind,
     RouteRule, Service, ServicePort, Tenant, Throttle, Workload,
 };
 use canal_model::trust::{KeyAlgorithm, KeyServer, Termination};
@@ -87,7 +87,7 @@ pub struct SnapshotBuilder {
     key_servers: HashMap<String, KeyServer>,
     terminated: HashMap<(ServiceKey, u16), build_termination::BuiltTermination>,
     route_parents: BTreeMap<String, ServiceKey>,
-    gateways: HashMap<String, Gateway>,
+    gateway_replicas: HashMap<String, GatewayReplica>,
     addresses: BTreeMap<String, GatewayAddress>,
     /// Throttles, each with its enforcement state, which lives as long as the throttle.
     throttles: HashMap<String, (Throttle, Arc<RequestThrottle>)>,
@@ -128,7 +128,7 @@ impl SnapshotBuilder {
             key_servers: HashMap::default(),
             terminated: HashMap::default(),
             route_parents: BTreeMap::default(),
-            gateways: HashMap::default(),
+            gateway_replicas: HashMap::default(),
             addresses: BTreeMap::default(),
             throttles: HashMap::default(),
             tables: BTreeMap::default(),
@@ -198,8 +198,9 @@ impl SnapshotBuilder {
     fn upsert(&mut self, resource: &Arc<Resource>) {
         match &**resource {
             Resource::Tenant(tenant) => self.upsert_tenant(tenant),
-            Resource::Gateway(gateway) => {
-                self.gateways.insert(resource.name(), gateway.clone());
+            Resource::GatewayReplica(replica) => {
+                self.gateway_replicas
+                    .insert(resource.name(), replica.clone());
                 self.touched.gateways = true;
             }
             Resource::Service(service) => self.upsert_service(service),
@@ -234,8 +235,8 @@ impl SnapshotBuilder {
                     self.touched.tenants.insert(tenant);
                 }
             }
-            ResourceKind::Gateway => {
-                self.gateways.remove(name);
+            ResourceKind::GatewayReplica => {
+                self.gateway_replicas.remove(name);
                 self.touched.gateways = true;
             }
             ResourceKind::Service | ResourceKind::Ingress => {
@@ -541,7 +542,7 @@ impl SnapshotBuilder {
 
     fn rebuild_gateways(&mut self) {
         let own = self
-            .gateways
+            .gateway_replicas
             .values()
             .filter(|g| g.replica.as_str() == self.replica);
         self.snapshot.gateways = own
@@ -741,9 +742,9 @@ impl SnapshotBuilder {
             });
         let known = tenants
             .chain(
-                self.gateways
+                self.gateway_replicas
                     .keys()
-                    .map(|name| (ResourceKind::Gateway, name.clone())),
+                    .map(|name| (ResourceKind::GatewayReplica, name.clone())),
             )
             .chain(services)
             .chain(

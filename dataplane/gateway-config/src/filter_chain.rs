@@ -23,6 +23,11 @@ impl FilterChain {
     const CHANGE_HEADS: Self = Self(2);
     /// Answers the request as the rule says. It runs once, before an endpoint is selected.
     const ANSWER: Self = Self(4);
+    /// Limits the time of the request and sends it again as the rule says. It runs around the
+    /// attempts.
+    const LIMIT_ATTEMPTS: Self = Self(8);
+    /// The filters that read the rule while the request is forwarded.
+    const OF_MATCHED_RULE: Self = Self(Self::CHANGE_HEADS.0 | Self::LIMIT_ATTEMPTS.0);
     /// The filters that run once, before an endpoint is selected.
     const BEFORE_BALANCE: Self = Self(Self::BUFFER_BODY.0 | Self::ANSWER.0);
 
@@ -48,10 +53,14 @@ impl FilterChain {
         } else {
             dialled
         };
-        match rule.filters {
-            None => of_policies,
-            Some(_) => of_policies.with(Self::CHANGE_HEADS),
+        let mut chain = of_policies;
+        if rule.filters.is_some() {
+            chain = chain.with(Self::CHANGE_HEADS);
         }
+        if rule.attempts.is_some() {
+            chain = chain.with(Self::LIMIT_ATTEMPTS);
+        }
+        chain
     }
 
     /// Returns the filter of a rule whose requests the gateway answers itself.
@@ -89,6 +98,18 @@ impl FilterChain {
         self.has(Self::CHANGE_HEADS)
     }
 
+    /// True if the rule limits the time of requests, or says when they are sent again.
+    #[inline]
+    pub fn limits_attempts(self) -> bool {
+        self.has(Self::LIMIT_ATTEMPTS)
+    }
+
+    /// True if a filter reads the rule while the request is forwarded.
+    #[inline]
+    pub fn reads_rule(self) -> bool {
+        self.has(Self::OF_MATCHED_RULE)
+    }
+
     #[inline]
     fn has(self, any: Self) -> bool {
         self.0 & any.0 != 0
@@ -111,5 +132,9 @@ mod tests {
         let answer = FilterChain::of_answer();
         assert!(answer.answers() && answer.runs_before_balance() && !answer.buffers_body());
         assert!(!both.answers() && !heads.answers());
+        let attempts = none.with(FilterChain::LIMIT_ATTEMPTS);
+        assert!(attempts.limits_attempts() && attempts.reads_rule());
+        assert!(!attempts.changes_heads() && !attempts.runs_before_balance());
+        assert!(heads.reads_rule() && !heads.limits_attempts() && !both.reads_rule());
     }
 }

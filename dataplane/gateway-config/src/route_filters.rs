@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use canal_model::program::{PathMatch, RouteAction, RouteRule};
+use canal_model::route_attempts::AttemptPolicy;
 use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteFilters};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -68,6 +69,11 @@ impl MatchedFilters {
         let matched = self.rule.matches.get(self.match_index)?;
         let rewritten = rewritten_path(rewrite, &matched.path, path);
         (!rewritten.split('/').any(is_dot_segment)).then_some(rewritten)
+    }
+
+    /// Returns the timeouts and retries that the rule asks for, if any.
+    pub fn attempts(&self) -> Option<&AttemptPolicy> {
+        self.rule.attempts.as_deref()
     }
 
     pub(crate) fn action(&self) -> &RouteAction {
@@ -168,6 +174,7 @@ mod tests {
             }],
             action: RouteAction::Split(vec![]),
             filters: Some(Box::new(filters)),
+            attempts: None,
         };
         MatchedFilters::new(&Arc::new(rule), 0)
     }

@@ -142,6 +142,7 @@ fn refuse_all(rules: &[Arc<RouteRule>]) -> Vec<Arc<RouteRule>> {
             matches: vec![any],
             action,
             filters: None,
+            attempts: None,
             ..(**rule).clone()
         })
     });
@@ -381,6 +382,7 @@ mod tests {
             matches: vec![http],
             action: RouteAction::Split(vec![]),
             filters: None,
+            attempts: None,
         };
         let table = RouteTable::new(vec![Arc::new(rule)]);
         let compiled =

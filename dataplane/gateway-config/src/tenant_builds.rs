@@ -445,7 +445,7 @@ fn split(
     for resource in upserts {
         let part = match resource
             .tenant()
-            .filter(|_| resource.kind() != ResourceKind::Gateway)
+            .filter(|_| resource.kind() != ResourceKind::GatewayReplica)
         {
             Some(tenant) => by_tenant.entry(tenant.clone()).or_default(),
             None => &mut now,
@@ -455,7 +455,7 @@ fn split(
     for (kind, name) in removals {
         let part = match kind
             .owner_of(name)
-            .filter(|_| *kind != ResourceKind::Gateway)
+            .filter(|_| *kind != ResourceKind::GatewayReplica)
         {
             Some(tenant) => by_tenant.entry(tenant).or_default(),
             None => &mut now,

@@ -241,6 +241,7 @@ fn spawn_connection(
     client: SocketAddr,
     kind: &ListenerKind,
 ) {
+    // The client may have reset the connection while it was queued.
     let Ok(local) = stream.local_addr() else {
         return worker.counts.refused_connection("gone");
     };

@@ -170,6 +170,7 @@ mod tests {
             set: std::sync::Arc::new(set),
             states,
             near: vec![1, 2],
+            budget: Rc::default(),
         });
         let (now, mut random) = (Instant::now(), numbers());
         for _ in 0..50 {

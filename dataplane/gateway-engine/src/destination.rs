@@ -180,6 +180,7 @@ impl ResolvedDestination {
             .serves
             .iter()
             .find(|(_, _, target)| *target == address.port());
+        // What the Service declares of the port also holds for clients that dial the pod itself.
         let service = served.and_then(|(service, port, _)| Some((tenant.service(service)?, *port)));
         let port = service.and_then(|(service, port)| service.port(port));
         let id = upstreams.direct_id();

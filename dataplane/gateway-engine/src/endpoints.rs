@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use canal_gateway_config::{Endpoint, EndpointSet, EndpointSetId, Snapshot};
 use canal_gateway_io::io::Io;
+use canal_gateway_limits::retry_budget::RetryBudget;
 use canal_model::ids::{AzName, Vni};
 use tokio::time::Instant;
 
@@ -168,6 +169,8 @@ pub(crate) struct EndpointSetState {
     pub(crate) states: Vec<Rc<EndpointState>>,
     /// Positions of the endpoints in the preferred AZ; empty if none or all are in it.
     pub(crate) near: Vec<u32>,
+    /// Requests and retries in progress; a changed set keeps those of the set before.
+    pub(crate) budget: Rc<RetryBudget>,
 }
 
 /// An endpoint selected for a request, counted as busy until dropped.
@@ -186,6 +189,7 @@ impl SelectedEndpoint {
     pub(crate) fn new(view: &Rc<EndpointSetState>, at: usize, client: Option<IpAddr>) -> Self {
         let (state, endpoint) = (&view.states[at], &view.set.endpoints[at]);
         state.in_flight.set(state.in_flight.get() + 1);
+        view.budget.begin_request();
         let address = client.map_or(endpoint.address, |client| endpoint.address_towards(client));
         Self {
             view: view.clone(),
@@ -210,6 +214,7 @@ impl Drop for SelectedEndpoint {
     fn drop(&mut self) {
         let state = &self.view.states[self.at];
         state.in_flight.set(state.in_flight.get() - 1);
+        self.view.budget.end_request();
     }
 }
 
@@ -240,17 +245,19 @@ impl Upstreams {
         slot: EndpointSetId,
     ) -> Option<Rc<EndpointSetState>> {
         let set = snapshot.set(slot)?;
-        if let Some(view) = self.views.borrow().get(&slot)
-            && view.set.id == set.id
-        {
-            return Some(view.clone());
+        let mut budget = None;
+        if let Some(view) = self.views.borrow().get(&slot) {
+            if view.set.id == set.id {
+                return Some(view.clone());
+            }
+            budget = Some(view.budget.clone());
         }
-        let view = Rc::new(self.look_up(set));
+        let view = Rc::new(self.look_up(set, budget.unwrap_or_default()));
         self.views.borrow_mut().insert(slot, view.clone());
         Some(view)
     }
 
-    fn look_up(&self, set: &Arc<EndpointSet>) -> EndpointSetState {
+    fn look_up(&self, set: &Arc<EndpointSet>, budget: Rc<RetryBudget>) -> EndpointSetState {
         let az = self.az.as_ref().map(|az| az.as_str());
         let states = set
             .endpoints
@@ -272,6 +279,7 @@ impl Upstreams {
             set: set.clone(),
             states,
             near,
+            budget,
         }
     }
 
@@ -293,6 +301,7 @@ impl Upstreams {
             set: Arc::new(set),
             states,
             near: Vec::new(),
+            budget: Rc::default(),
         })
     }
 

@@ -38,7 +38,7 @@ pub enum GatewayError {
     #[error("{0}")]
     Listen(#[from] SysError),
     /// A thread or its runtime could not be created.
-    #[error("starting workers: {0}")]
+    #[error("starting workers: {0}; fix: raise the limit of threads (ulimit -u)")]
     Workers(std::io::Error),
 }
 

@@ -238,6 +238,7 @@ async fn establish_plaintext(
         peer,
     } = entered;
     let (peer, trust_watch) = peer.unzip();
+    // A listener for both families reports IPv4 clients as mapped IPv6 addresses.
     let client = SocketAddr::new(client.ip().to_canonical(), client.port());
     let caller = match &peer {
         None => ClientInfo {
@@ -505,7 +506,9 @@ async fn tunnel(
     let _open = worker.counts.connections.hold();
     let inbox = Inbox::new(&worker.blocks);
     match resolved.protocol() {
+        // The response to the CONNECT of a relay waits until an endpoint is connected.
         AppProtocol::Tcp => Box::pin(relay::tunnel(worker, &session, incoming, inbox)).await,
+        // Requests must be read before an endpoint is selected, so the tunnel is accepted at once.
         protocol => {
             if let Ok(stream) = incoming.accept(HeaderMap::new()) {
                 sniff::serve_sniffed(

@@ -5,6 +5,7 @@
 //! (both directions at once) and [`heads`] (translation). What depends on the client's HTTP version
 //! is in [`http1`] and [`http2`].
 
+mod attempt_limits;
 mod exchange;
 pub(crate) mod http1;
 pub(crate) mod http2;
@@ -12,6 +13,7 @@ pub(crate) mod http2;
 use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use canal_gateway_config::{AnsweredRequest, DestinationPolicy, RequestMutations, RouteReply, jwt};
@@ -34,10 +36,12 @@ use crate::authorize::{self, AuthorizationState, DestinationPolicies, ExtAuthzGr
 use crate::balance::{self, TriedEndpoints};
 use crate::endpoints::{self, SelectedEndpoint};
 use crate::finish::{LogFields, RequestRecord};
+use crate::forward::attempt_limits::AttemptLimits;
 use crate::forward::exchange::{
-    DownstreamSide, Exchange, ExchangeOutcome, Http1UpstreamSide, SuspendedExchange, UpstreamSide,
+    DownstreamSide, Exchange, ExchangeOutcome, Http1UpstreamSide, ReplayedBody, SuspendedExchange,
+    UpstreamSide,
 };
-use crate::pipeline::{Attempt, ClientTraffic, FailedAttempt, ReplayConditions};
+use crate::pipeline::{Attempt, ClientTraffic, FailedAttempt, PolicyRetry, ReplayConditions};
 use crate::route::{self, RoutedRequest};
 use crate::session::ClientSession;
 use crate::upstream::{self, TunnelMetadata};
@@ -87,7 +91,8 @@ fn decide_mutations<'a, R: FullRequest>(
     let authorized = authorization
         .map(|state| &state.changes)
         .filter(|changes| !changes.is_empty());
-    let Some(matched) = &routed.matched else {
+    let matched = routed.matched.as_ref();
+    let Some(matched) = matched.filter(|_| routed.filters.changes_heads()) else {
         return Ok(authorized.map(Cow::Borrowed));
     };
     let request = head();
@@ -137,8 +142,12 @@ pub(crate) trait HttpDownstream {
     /// True if the client sends no body, or an empty one.
     fn is_complete(&self, info: &RequestInfo) -> bool;
 
-    /// Called once the head of a request with a body was sent to an endpoint.
-    fn begin_body(&mut self, session: &ClientSession);
+    /// Called once the head of a request with a body was sent to an endpoint. With `keeps_head`
+    /// the head is kept for further attempts.
+    fn begin_body(&mut self, session: &ClientSession, keeps_head: bool);
+
+    /// Ready if the client has left while nothing is sent to it.
+    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()>;
 
     /// Returns the client's side for an exchange, and the head for a later reauthorization.
     fn exchange(&mut self) -> (DownstreamSide<'_>, OpenHead<'_>);
@@ -193,6 +202,8 @@ pub(crate) struct RequestState {
     /// Value of `x-forwarded-client-cert`, if that header is configured and the client proved an
     /// identity.
     client_cert: Option<String>,
+    /// Timeouts and retries that the rule asks for; `None` for nearly all requests.
+    limits: Option<Box<AttemptLimits>>,
 }
 
 impl RequestState {
@@ -211,6 +222,7 @@ impl RequestState {
             body: None,
             verification: jwt::VerificationBudget::default(),
             client_cert: None,
+            limits: None,
         }
     }
 
@@ -371,6 +383,8 @@ pub(crate) struct HttpRequest<D> {
     state: RequestState,
     /// The exchange of the last attempt, if the next one goes on with it.
     suspended: Option<SuspendedExchange>,
+    /// The body of the last attempt, if the next one begins with it again.
+    replayed: Option<ReplayedBody>,
 }
 
 impl<D: HttpDownstream> HttpRequest<D> {
@@ -379,6 +393,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
             client,
             state,
             suspended: None,
+            replayed: None,
         }
     }
 
@@ -404,6 +419,59 @@ impl<D: HttpDownstream> HttpRequest<D> {
         let changes = decide_mutations(attempt.authorization, routed, || self.client.head().0)?;
         self.client
             .send(&mut self.state, routed, upstream, changes.as_deref())
+    }
+
+    /// Begins an attempt within the times that the rule asks for.
+    async fn begin_limited_attempt(
+        &mut self,
+        mut limits: Box<AttemptLimits>,
+        routed: &RoutedRequest,
+        selected: &SelectedEndpoint,
+        attempt: Attempt<'_>,
+    ) -> Result<UpstreamSide, ProxyError> {
+        limits.begin_attempt();
+        let (worker, is_sent) = (self.state.worker.clone(), self.is_sent());
+        let work = self.begin_attempt(routed, selected, attempt);
+        let begun = limits.within(&worker, is_sent, work).await;
+        self.state.limits = Some(limits);
+        begun
+    }
+
+    /// Called before the body is passed on. With `has_begun`, an earlier attempt has passed on a
+    /// part of it.
+    fn begin_body(&mut self, has_begun: bool) {
+        // Only a retry that the rule asks for may need the beginning again, for the authorizers of
+        // another endpoint.
+        let shown = self.state.body.take();
+        let limits = &mut self.state.limits;
+        if let (Some(limits), Some(shown)) = (&mut *limits, shown) {
+            limits.buffered = Some(shown);
+        }
+        if !has_begun {
+            let keeps_head = limits.is_some();
+            self.client.begin_body(&self.state.session, keeps_head);
+        }
+    }
+
+    fn failed(&self, error: ProxyError, endpoint: usize, is_untouched: bool) -> FailedAttempt {
+        FailedAttempt {
+            error,
+            endpoint,
+            replay: ReplayConditions {
+                is_untouched,
+                is_repeatable: self.state.info.is_repeatable(),
+            },
+            resumable: None,
+        }
+    }
+
+    /// True once the client has sent the entire request.
+    fn is_sent(&self) -> bool {
+        self.client.is_complete(&self.state.info)
+            || self
+                .replayed
+                .as_ref()
+                .is_some_and(ReplayedBody::is_source_done)
     }
 }
 
@@ -514,6 +582,10 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         self.state.client_cert =
             shows_client.then(|| format!("URI={}", session.principal.spiffe_id()));
         self.client.prepare(&mut self.state);
+        if routed.filters.limits_attempts() {
+            let is_bodyless = self.client.is_complete(&self.state.info);
+            self.state.limits = AttemptLimits::of(&routed, is_bodyless);
+        }
         Ok(routed)
     }
 
@@ -582,40 +654,34 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         attempt: Attempt<'_>,
     ) -> Result<ExchangeEnd, FailedAttempt> {
         let is_complete = self.client.is_complete(&self.state.info);
-        let is_repeatable = self.state.info.is_repeatable();
-        let failed = |error, endpoint, is_untouched| FailedAttempt {
-            error,
-            endpoint,
-            replay: ReplayConditions {
-                is_untouched,
-                is_repeatable,
-            },
-            resumable: None,
-        };
-        let back = match self.begin_attempt(routed, &selected, attempt).await {
-            Ok(back) => back,
-            // A suspended attempt has forwarded a part of the body. The request then counts as
-            // untouched only if it has no body.
-            Err(error) => {
-                return Err(failed(
-                    error,
-                    selected.at,
-                    self.suspended.is_none() || is_complete,
-                ));
+        let begun = match self.state.limits.take() {
+            None => self.begin_attempt(routed, &selected, attempt).await,
+            Some(limits) => {
+                Box::pin(self.begin_limited_attempt(limits, routed, &selected, attempt)).await
             }
         };
-        let suspended = self.suspended.take();
-        if suspended.is_none() && !is_complete {
-            self.client.begin_body(&self.state.session);
-            // A request whose body is in transit is not retried, so no authorizer will need its
-            // beginning again.
-            self.state.body = None;
+        let has_begun = self.suspended.is_some() || self.replayed.is_some();
+        let back = match begun {
+            Ok(back) => back,
+            // A suspended or replayed attempt has forwarded a part of the body. The request then
+            // counts as untouched only if it has no body.
+            Err(error) => {
+                if let Some(suspended) = self.suspended.take() {
+                    self.replayed = suspended.into_replay();
+                }
+                return Err(self.failed(error, selected.at, !has_begun || is_complete));
+            }
+        };
+        let (suspended, replayed) = (self.suspended.take(), self.replayed.take());
+        if !is_complete {
+            self.begin_body(has_begun);
         }
         let RequestState {
             worker,
             session,
             info,
             record,
+            limits,
             ..
         } = &mut self.state;
         let sent = matches!(back, UpstreamSide::Http2(_)) && is_complete;
@@ -624,8 +690,13 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             OngoingAuthorization::new(session, &selected, routed.version, head.copy, head.http2);
         let mut exchange = Exchange::new(worker, info, record, front, back, sent, open);
         exchange.response_headers = routed.response_headers();
+        if let Some(limits) = limits {
+            exchange.limit_attempts(limits, !has_begun && !is_complete);
+        }
         if let Some(suspended) = suspended {
             exchange.resume(suspended);
+        } else if let Some(replayed) = replayed {
+            exchange.replay(replayed);
         }
         let outcome = exchange.run().await;
         match outcome {
@@ -633,23 +704,25 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
                 fault,
                 answered: false,
             } => {
-                self.suspended = exchange.suspend(&fault);
-                let failed = failed(fault, selected.at, is_complete);
-                Err(FailedAttempt {
-                    resumable: self.suspended.is_some().then_some(selected),
-                    ..failed
-                })
+                if fault == ProxyError::UpstreamUndelivered {
+                    self.suspended = exchange.suspend();
+                } else {
+                    self.replayed = exchange.into_replay();
+                }
+                let mut failed = self.failed(fault, selected.at, is_complete);
+                failed.resumable = self.suspended.is_some().then_some(selected);
+                Err(failed)
             }
+            // The client has received a part of the response, so a retry cannot replace it.
             ExchangeOutcome::Failed { fault, .. } => Ok(ExchangeEnd::Broken(fault)),
             ExchangeOutcome::Upgraded => {
                 let up = exchange.into_upgraded();
-                Ok(ExchangeEnd::Upgraded(up.map(|up| {
-                    Box::new(UpgradedUpstream {
-                        up,
-                        chosen: selected,
-                        version: routed.version,
-                    })
-                })))
+                let upgraded = |up| UpgradedUpstream {
+                    up,
+                    chosen: selected,
+                    version: routed.version,
+                };
+                Ok(ExchangeEnd::Upgraded(up.map(upgraded).map(Box::new)))
             }
             ExchangeOutcome::Done { request_done } => {
                 session.note_answer();
@@ -663,6 +736,36 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
                 })
             }
         }
+    }
+
+    fn decide_retry(&mut self, failed: &FailedAttempt) -> PolicyRetry {
+        let is_kept = failed.replay.is_untouched || self.replayed.is_some();
+        let RequestState {
+            worker,
+            limits,
+            body,
+            ..
+        } = &mut self.state;
+        let Some(limits) = limits else {
+            return PolicyRetry::Unasked;
+        };
+        let decision = limits.decide(worker, &failed.error, is_kept);
+        if let Some(shown) = limits.buffered.take() {
+            *body = Some(shown);
+        }
+        decision
+    }
+
+    async fn back_off(&mut self) -> Result<(), ProxyError> {
+        let is_sent = self.is_sent();
+        let RequestState { worker, limits, .. } = &mut self.state;
+        let Some(limits) = limits else {
+            return Ok(());
+        };
+        let client = &mut self.client;
+        limits
+            .back_off(worker, is_sent, |cx| client.poll_gone(cx))
+            .await
     }
 
     async fn finish(&mut self, ended: Result<ExchangeEnd, ProxyError>) -> D::End {

@@ -82,6 +82,19 @@ pub(crate) trait ClientTraffic {
         attempt: Attempt<'_>,
     ) -> Result<Self::Done, FailedAttempt>;
 
+    /// Decides whether the policy of the rule sends the request again after this failure.
+    fn decide_retry(&mut self, _failed: &FailedAttempt) -> PolicyRetry {
+        PolicyRetry::Unasked
+    }
+
+    /// Waits for the time before a retry that the policy of the rule granted.
+    ///
+    /// # Errors
+    /// The client left, or the rule's time for the request has passed.
+    async fn back_off(&mut self) -> Result<(), ProxyError> {
+        Ok(())
+    }
+
     /// Ends the request: sends a local reply if it failed, reports it, and decides what happens to
     /// the client's connection.
     async fn finish(&mut self, ended: Result<Self::Done, ProxyError>) -> Self::End;
@@ -123,6 +136,17 @@ pub(crate) struct ReplayConditions {
     pub(crate) is_repeatable: bool,
 }
 
+/// Decision of the rule's retry policy after a failed attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PolicyRetry {
+    /// The rule has no policy: only what surely reached no application is sent again.
+    Unasked,
+    /// The policy does not send the request again.
+    Refused,
+    /// The policy sends the request again, after a time.
+    Granted,
+}
+
 /// Way in which the next attempt differs from the failed one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Retry {
@@ -154,6 +178,7 @@ fn decide_retry(
 
 /// Attempts of one request.
 struct Attempts {
+    /// Most attempts without those that the rule's policy grants.
     max: usize,
     count: usize,
     /// Endpoints that no byte of the request reached.
@@ -167,35 +192,44 @@ impl Attempts {
     fn new(max: usize) -> Self {
         Self {
             max,
-            count: 0,
+            count: 1,
             tried: TriedEndpoints::new(),
             opens_connection: false,
             resumed: None,
         }
     }
 
-    /// Prepares and counts the next attempt.
+    /// Prepares and counts the next attempt. Returns whether the rule's policy granted it.
     ///
     /// # Errors
     /// There is no further attempt; the error is that of the failed one.
-    fn retry(&mut self, worker: &Worker, failed: FailedAttempt) -> Result<(), ProxyError> {
-        let FailedAttempt {
-            error,
-            endpoint,
-            replay,
-            resumable,
-        } = failed;
-        let retry = decide_retry(error.retry(), replay, resumable.is_some());
-        let (Some(retry), true) = (retry, self.count < self.max) else {
-            return Err(error);
+    fn retry<T: ClientTraffic>(
+        &mut self,
+        traffic: &mut T,
+        failed: FailedAttempt,
+    ) -> Result<bool, ProxyError> {
+        let safety = failed.error.retry();
+        let retry = decide_retry(safety, failed.replay, failed.resumable.is_some())
+            .filter(|_| self.count < self.max);
+        // A connection that the application had closed is the gateway's own affair. Whether other
+        // failures are retried is the policy's, if there is one.
+        let policy = match retry {
+            Some(Retry::NewConnection | Retry::Resume) => PolicyRetry::Unasked,
+            Some(Retry::Elsewhere) | None => traffic.decide_retry(&failed),
         };
-        match retry {
-            Retry::Elsewhere => self.tried.push(endpoint),
-            Retry::NewConnection => self.opens_connection = true,
-            Retry::Resume => self.resumed = resumable,
+        match (policy, retry) {
+            (PolicyRetry::Granted, _) => {
+                self.tried.push(failed.endpoint);
+                return Ok(true);
+            }
+            (PolicyRetry::Refused, _) | (_, None) => return Err(failed.error),
+            (_, Some(Retry::Elsewhere)) => self.tried.push(failed.endpoint),
+            (_, Some(Retry::NewConnection)) => self.opens_connection = true,
+            (_, Some(Retry::Resume)) => self.resumed = failed.resumable,
         }
-        worker.counts.retried(error.name());
-        Ok(())
+        self.count += 1;
+        traffic.worker().counts.retried(failed.error.name());
+        Ok(false)
     }
 }
 
@@ -218,7 +252,6 @@ pub(crate) async fn serve<T: ClientTraffic>(traffic: &mut T) -> T::End {
         let mut authorization = None;
         let mut attempts = Attempts::new(traffic.attempts_max(routed));
         loop {
-            attempts.count += 1;
             let selected = match attempts.resumed.take() {
                 // The policies already allowed this endpoint.
                 Some(selected) => selected,
@@ -241,7 +274,11 @@ pub(crate) async fn serve<T: ClientTraffic>(traffic: &mut T) -> T::End {
             };
             match traffic.forward(routed, selected, attempt).await {
                 Ok(done) => return Ok(done),
-                Err(failed) => attempts.retry(traffic.worker(), failed)?,
+                Err(failed) => {
+                    if attempts.retry(traffic, failed)? {
+                        Box::pin(traffic.back_off()).await?;
+                    }
+                }
             }
         }
     };

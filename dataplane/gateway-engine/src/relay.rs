@@ -235,6 +235,7 @@ impl ClientTraffic for RelayedConnection {
             Some(RelayClient::Connection(client)) => client,
             Some(RelayClient::Connect(incoming)) => match incoming.accept(HeaderMap::new()) {
                 Ok(stream) => Io::Tunnel(Box::new(stream)),
+                // The client has closed the stream, so no reply can reach it.
                 Err(_) => return Ok(None),
             },
             None => return Ok(None),

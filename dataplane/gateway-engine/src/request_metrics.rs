@@ -219,6 +219,7 @@ impl RequestSeries {
             grpc: request.grpc.then_some(request.grpc_status.map(decide_grpc)),
         };
         let generation = self.shard.generation();
+        // A handle of an earlier generation may belong to a series that gave way.
         if generation != self.generation.replace(generation) {
             self.handles.borrow_mut().clear();
         }

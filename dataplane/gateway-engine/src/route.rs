@@ -32,13 +32,13 @@ pub(crate) struct RoutedRequest {
     pub(crate) version: u64,
     /// Filters of the rule and of the endpoints.
     pub(crate) filters: FilterChain,
-    /// The rule whose filters change heads, or whose requests the gateway answers, if there is one.
+    /// The rule, if it has filters, timeouts or retries, or if the gateway answers its requests.
     pub(crate) matched: Option<MatchedFilters>,
     _admission: RequestPermit,
 }
 
-/// The endpoint set of a request, the filters that its rule asks for, and the rule if its filters
-/// change heads or the gateway answers the request. An answered request has the dialled port's set.
+/// The endpoint set of a request, the filters that its rule asks for, and the rule if one of them
+/// reads it. An answered request has the dialled port's set.
 type RoutePlacement = (Rc<EndpointSetState>, FilterChain, Option<MatchedFilters>);
 
 impl RoutedRequest {
@@ -213,7 +213,7 @@ fn decide<R: RoutableRequest>(
             }
             match outcome {
                 RouteOutcome::Target(target) => {
-                    if target.filters.changes_heads() {
+                    if target.filters.reads_rule() {
                         matched = rule.map(|rule| rule.filters());
                     }
                     (target.slot, target.filters)

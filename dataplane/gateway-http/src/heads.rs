@@ -244,11 +244,11 @@ pub fn request_1_to_2(
     join_cookies(&mut headers);
     add.changes.inspect(|changes| changes.apply(&mut headers));
     additions(&mut headers, add);
-    Ok(whole(method, uri, headers))
+    Ok(build_request(method, uri, headers))
 }
 
 #[inline]
-pub fn whole(method: Method, uri: Uri, headers: HeaderMap) -> Request<()> {
+pub fn build_request(method: Method, uri: Uri, headers: HeaderMap) -> Request<()> {
     let mut request = Request::new(());
     *request.method_mut() = method;
     *request.uri_mut() = uri;
@@ -337,6 +337,7 @@ pub fn check_2(request: http::request::Parts) -> Result<ValidatedHttp2Request, P
         return bad("h2_bad_authority");
     }
     let authority = String::from_utf8_lossy(authority).into_owned();
+    // Receivers of HTTP/1.1 may choose different ones, which would smuggle a request.
     if headers.get_all(CONTENT_LENGTH).iter().nth(1).is_some() {
         return bad("h2_duplicate_content_length");
     }
@@ -368,7 +369,11 @@ pub fn request_2_to_2(checked: &ValidatedHttp2Request) -> Result<Request<()>, Pr
     let uri = uri
         .build()
         .map_err(|_| ProxyError::BadHttp2("h2_bad_authority"))?;
-    Ok(whole(checked.method.clone(), uri, checked.headers.clone()))
+    Ok(build_request(
+        checked.method.clone(),
+        uri,
+        checked.headers.clone(),
+    ))
 }
 
 /// Translates a validated HTTP/2 request to HTTP/1.1. `Expect` is passed on if there is a body to

@@ -11,3 +11,4 @@
 pub mod head;
 pub mod heads;
 pub mod proxy_error;
+pub mod retry_policy;

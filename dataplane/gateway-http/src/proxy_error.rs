@@ -178,6 +178,13 @@ pub enum ProxyError {
     InterimResponses(&'static str),
     /// The upstream did not respond, or stopped sending.
     UpstreamTimeout,
+    /// The rule's time for the whole request has passed.
+    RouteTimeout,
+    /// The rule's time for one attempt has passed.
+    AttemptTimeout,
+    /// A response with this status, after which the rule sends the request again. It ends no
+    /// request.
+    RetriedResponse(u16),
     /// The gateway shuts down, and the request's time has run out.
     Draining,
 }
@@ -212,7 +219,10 @@ impl ProxyError {
             | ProxyError::UpstreamUndelivered
             | ProxyError::UpstreamReset => 502,
             ProxyError::UpstreamProtocol(_) | ProxyError::InterimResponses(_) => 502,
-            ProxyError::UpstreamTimeout => 504,
+            ProxyError::UpstreamTimeout | ProxyError::RouteTimeout | ProxyError::AttemptTimeout => {
+                504
+            }
+            ProxyError::RetriedResponse(status) => *status,
         }
     }
 
@@ -249,7 +259,10 @@ impl ProxyError {
             ProxyError::UpstreamProtocol(_) | ProxyError::InterimResponses(_) => {
                 ResponseFlag::UpstreamProtocol
             }
-            ProxyError::UpstreamTimeout => ResponseFlag::UpstreamTimeout,
+            ProxyError::UpstreamTimeout | ProxyError::RouteTimeout | ProxyError::AttemptTimeout => {
+                ResponseFlag::UpstreamTimeout
+            }
+            ProxyError::RetriedResponse(_) => ResponseFlag::None,
         }
     }
 
@@ -286,6 +299,9 @@ impl ProxyError {
             ProxyError::UpstreamProtocol(_) => "upstream_protocol",
             ProxyError::InterimResponses(_) => "interim_responses",
             ProxyError::UpstreamTimeout => "upstream_timeout",
+            ProxyError::RouteTimeout => "route_timeout",
+            ProxyError::AttemptTimeout => "attempt_timeout",
+            ProxyError::RetriedResponse(_) => "retriable_response",
             ProxyError::Draining => "draining",
         }
     }
@@ -340,7 +356,10 @@ impl ProxyError {
             ProxyError::UpstreamProtocol(_) | ProxyError::InterimResponses(_) => {
                 "the service's answer was malformed"
             }
-            ProxyError::UpstreamTimeout => "the service did not answer in time",
+            ProxyError::UpstreamTimeout
+            | ProxyError::RouteTimeout
+            | ProxyError::AttemptTimeout
+            | ProxyError::RetriedResponse(_) => "the service did not answer in time",
         }
     }
 
@@ -377,7 +396,10 @@ impl ProxyError {
             | ProxyError::UpstreamReset
             | ProxyError::UpstreamProtocol(_)
             | ProxyError::InterimResponses(_)
-            | ProxyError::UpstreamTimeout => ErrorSide::Upstream,
+            | ProxyError::UpstreamTimeout
+            | ProxyError::RouteTimeout
+            | ProxyError::AttemptTimeout
+            | ProxyError::RetriedResponse(_) => ErrorSide::Upstream,
         }
     }
 
@@ -506,6 +528,20 @@ mod tests {
             ),
             (
                 ProxyError::UpstreamTimeout,
+                RetrySafety::No,
+                504,
+                "UT",
+                ErrorSide::Upstream,
+            ),
+            (
+                ProxyError::RouteTimeout,
+                RetrySafety::No,
+                504,
+                "UT",
+                ErrorSide::Upstream,
+            ),
+            (
+                ProxyError::AttemptTimeout,
                 RetrySafety::No,
                 504,
                 "UT",

@@ -134,6 +134,17 @@ pub struct BodyPump {
     /// False until the first piece was read. The head may still be in the outbox then, and is
     /// flushed together with that piece.
     begun: bool,
+    /// The body so far, while it can be sent again from its beginning.
+    replay: Option<Box<ReplayBuffer>>,
+}
+
+/// A copy of a body's pieces, up to a limit. It is a copy because a small piece would keep the large
+/// block that it is in.
+#[derive(Debug)]
+struct ReplayBuffer {
+    bytes: Vec<u8>,
+    bytes_max: usize,
+    trailers: Option<HeaderMap>,
 }
 
 impl BodyPump {
@@ -152,6 +163,60 @@ impl BodyPump {
             payload_bytes: first.len() as u64,
             first,
             ..Self::default()
+        }
+    }
+
+    /// Keeps a copy of the body from now on, so that it can be sent again, until it has more than
+    /// `bytes_max`. Call it before the first poll.
+    pub fn keep_for_replay(&mut self, bytes_max: usize) {
+        let replay = ReplayBuffer {
+            bytes: Vec::new(),
+            bytes_max,
+            trailers: None,
+        };
+        self.replay = Some(Box::new(replay));
+        let first = self.first.clone();
+        self.record(&first);
+    }
+
+    /// Returns the bytes of the copy; `None` if there is no complete copy of the body so far.
+    pub fn replay_bytes(&self) -> Option<usize> {
+        self.replay.as_ref().map(|replay| replay.bytes.len())
+    }
+
+    /// Drops the copy: the body will not be sent again.
+    pub fn forget_replay(&mut self) {
+        self.replay = None;
+    }
+
+    /// True once the end of the body was read from its source.
+    pub fn is_source_done(&self) -> bool {
+        self.is_complete || self.source_end.is_some()
+    }
+
+    /// Begins the body again, for another sink of the same protocol. Returns false if there is no
+    /// copy of it.
+    pub fn rewind(&mut self) -> bool {
+        let Some(replay) = &self.replay else {
+            return false;
+        };
+        self.first = Bytes::copy_from_slice(&replay.bytes);
+        if let Some(end) = &mut self.source_end {
+            end.clone_from(&replay.trailers);
+        }
+        self.piece = Bytes::new();
+        (self.closed, self.is_complete, self.begun) = (false, false, false);
+        true
+    }
+
+    fn record(&mut self, bytes: &[u8]) {
+        let Some(replay) = &mut self.replay else {
+            return;
+        };
+        if replay.bytes.len() + bytes.len() > replay.bytes_max {
+            self.replay = None;
+        } else {
+            replay.bytes.extend_from_slice(bytes);
         }
     }
 
@@ -190,7 +255,9 @@ impl BodyPump {
                 return Poll::Ready(Ok(()));
             }
             self.waiting_for_source = true;
-            if self.copy(source, sink, limits).map_err(BodyError::Source)? {
+            if self.replay.is_none()
+                && self.copy(source, sink, limits).map_err(BodyError::Source)?
+            {
                 continue;
             }
             match self.poll_piece(cx, source, limits) {
@@ -207,6 +274,9 @@ impl BodyPump {
                         .as_ref()
                         .and_then(|map| map.get("grpc-status"))
                         .and_then(|v| v.to_str().ok()?.parse().ok());
+                    if let Some(replay) = &mut self.replay {
+                        replay.trailers.clone_from(&trailers);
+                    }
                     self.source_end = Some(trailers);
                 }
                 Poll::Ready(Ok(BodyPiece::Data {
@@ -221,6 +291,7 @@ impl BodyPump {
                     if last {
                         self.source_end = Some(None);
                     }
+                    self.record(&bytes);
                     self.put(bytes, sink);
                 }
             }

@@ -33,6 +33,10 @@ pub enum TimeoutKind {
     ShownBody,
     /// The upstream neither sent nor accepted a byte.
     Upstream,
+    /// The rule's time for the whole request has passed.
+    RouteRequest,
+    /// The rule's time for one attempt has passed.
+    RouteAttempt,
     /// The client did not read the last response.
     Linger,
     /// The worker drains, or runs a soft drain, and this connection is idle.
@@ -40,12 +44,14 @@ pub enum TimeoutKind {
 }
 
 impl TimeoutKind {
-    pub const ALL: [TimeoutKind; 7] = [
+    pub const ALL: [TimeoutKind; 9] = [
         TimeoutKind::Head,
         TimeoutKind::Idle,
         TimeoutKind::Client,
         TimeoutKind::ShownBody,
         TimeoutKind::Upstream,
+        TimeoutKind::RouteRequest,
+        TimeoutKind::RouteAttempt,
         TimeoutKind::Linger,
         TimeoutKind::Drain,
     ];
@@ -58,6 +64,8 @@ impl TimeoutKind {
             TimeoutKind::Client => "client_stalled",
             TimeoutKind::ShownBody => "shown_body",
             TimeoutKind::Upstream => "upstream_stalled",
+            TimeoutKind::RouteRequest => "route_request",
+            TimeoutKind::RouteAttempt => "route_attempt",
             TimeoutKind::Linger => "linger",
             TimeoutKind::Drain => "drain",
         }

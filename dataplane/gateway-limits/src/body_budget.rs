@@ -1,5 +1,5 @@
-//! Limits the bytes of request bodies that a worker buffers for external authorizers, before the
-//! clients are authorized.
+//! Limits the bytes of request bodies that a worker buffers: for external authorizers, before the
+//! clients are authorized, and for retries that a rule asks for.
 //!
 //! Each worker has a part of the process's limit, and each tenant a share of that part, which
 //! shrinks as the part fills. Bodies are not read here: the engine does that. Start
@@ -12,7 +12,7 @@ use canal_gateway_http::proxy_error::ProxyError;
 use canal_runtime::share::decide_free_needed;
 use hashbrown::HashMap;
 
-/// Body bytes that one worker buffers for authorizers, in total and per tenant.
+/// Body bytes that one worker buffers, in total and per tenant.
 #[derive(Debug)]
 pub struct BodyBudget {
     /// Most bytes that the worker buffers for all tenants.

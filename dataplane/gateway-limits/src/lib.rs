@@ -9,6 +9,7 @@
 pub mod body_budget;
 pub mod http2_settings;
 pub mod limits;
+pub mod retry_budget;
 pub mod shares;
 pub mod tenant_usage;
 pub mod worker_counters;

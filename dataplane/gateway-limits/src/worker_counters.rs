@@ -15,6 +15,7 @@ pub struct WorkerCounters {
     refused_connections: CounterFamily,
     refused_connects: CounterFamily,
     retries: CounterFamily,
+    retries_refused: CounterFamily,
     shortages: CounterFamily,
     timeouts: Vec<Counter>,
     http2_errors: CounterFamily,
@@ -77,6 +78,15 @@ fn http2_errors(registry: &Registry) -> CounterFamily {
     ))
 }
 
+/// Returns the metric family of retries that were not made, by reason.
+fn retries_refused(registry: &Registry) -> CounterFamily {
+    registry.counters(MetricFamily::new(
+        "canal_gateway_retries_refused_total",
+        "Retries that a rule asked for and that were not made, by reason.",
+        &["reason"],
+    ))
+}
+
 /// Returns the gauge of open connections from clients.
 fn connections(registry: &Registry, shard: &MetricsShard) -> Gauge {
     let family = registry.gauges(MetricFamily::new(
@@ -122,6 +132,7 @@ impl WorkerCounters {
                 "Requests sent again to another endpoint or connection, by reason.",
                 &["reason"],
             ),
+            retries_refused: retries_refused(registry),
             shortages: family(
                 "canal_gateway_local_exhaustion_total",
                 "Connections to endpoints that were not opened because a resource of this machine is exhausted.",
@@ -230,6 +241,9 @@ impl WorkerCounters {
     }
     pub fn retried(&self, reason: &str) {
         self.shard.counter(&self.retries, &[reason]).inc();
+    }
+    pub fn retry_refused(&self, reason: &str) {
+        self.shard.counter(&self.retries_refused, &[reason]).inc();
     }
     pub fn short_of(&self, what: &str) {
         self.shard.counter(&self.shortages, &[what]).inc();

@@ -179,9 +179,10 @@ async fn run_handshake<IO: Transport>(
     loop {
         match answer {
             KeyServerAnswer::Send(bytes) => {
-                if let Err(gone) = write(io, &bytes).await {
+                if let Err(io_error) = write(io, &bytes).await {
                     // The peer has left. The key server may still say why the handshake failed.
-                    answer = last_word(&mut exchange, requester.round_trip_timeout(), gone).await?;
+                    answer =
+                        last_word(&mut exchange, requester.round_trip_timeout(), io_error).await?;
                     continue;
                 }
             }
@@ -226,14 +227,14 @@ async fn write<IO: Transport>(io: &mut IO, bytes: &[u8]) -> Result<(), TlsError>
 async fn last_word(
     exchange: &mut KeyServerCall,
     trip: Duration,
-    gone: TlsError,
+    io_error: TlsError,
 ) -> Result<KeyServerAnswer, TlsError> {
     loop {
         match exchange.answer_within(trip).await {
             // The peer is gone, so these bytes have no receiver.
             Some(Some(KeyServerAnswer::Send(_))) => {}
             Some(Some(refused @ KeyServerAnswer::Refused(..))) => return Ok(refused),
-            _ => return Err(gone),
+            _ => return Err(io_error),
         }
     }
 }
@@ -296,8 +297,8 @@ async fn next<IO: Transport>(
             got = read(io, given) => {
                 // A peer that was refused leaves early, and the key server's reason may still be on
                 // the way.
-                if let Err(gone) = got {
-                    return last_word(exchange, trip, gone).await;
+                if let Err(io_error) = got {
+                    return last_word(exchange, trip, io_error).await;
                 }
                 // An unauthenticated peer must not fill this process's memory.
                 if given.len() > HANDSHAKE_BYTES_MAX {

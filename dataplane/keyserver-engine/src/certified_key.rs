@@ -89,11 +89,13 @@ impl CertifiedPrivateKey {
         chain: Vec<CertificateDer<'static>>,
         verifier: Option<PeerVerifier>,
     ) -> Result<Self, String> {
-        let leaf = chain.first().ok_or("it contains no certificate")?;
-        let (_, x) =
-            X509Certificate::from_der(leaf).map_err(|e| format!("its leaf cannot be read: {e}"))?;
+        let leaf = chain
+            .first()
+            .ok_or("it contains no certificate; fix: write certificates in PEM, leaf first")?;
+        let (_, x) = X509Certificate::from_der(leaf)
+            .map_err(|e| format!("its leaf cannot be read: {e}; fix: issue it again"))?;
         if x.public_key().raw != key.public().as_ref() {
-            return Err("the certificate is for another key".into());
+            return Err("the certificate is for another key; fix: write the private key of this certificate".into());
         }
         let spki = spki_hash(x.public_key().raw);
         let time = |t: ASN1Time| {

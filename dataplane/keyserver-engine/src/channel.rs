@@ -498,7 +498,7 @@ impl RequesterChannel {
             .take(tenant, &self.caller.requester, shakes)
             .map_err(refused)?;
         let mut table = lock(&self.table);
-        // Two requests with one id could not be told apart in their answers.
+        // Two requests with one id could not be distinguished in their answers.
         if table.contains_key(&id) {
             return Err(RequestRejection::new(
                 KeyRefusal::DuplicateRequest,

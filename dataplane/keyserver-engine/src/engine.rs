@@ -64,9 +64,9 @@ pub enum KeyServerEngineError {
     Principal(Principal),
     #[error("keys from files belong to one tenant; fix: set --tenant with --tls-dir")]
     Tenant,
-    #[error("reading {0}: {1}")]
+    #[error("reading {0}: {1}; fix: name a directory in --tls-dir that this process may read")]
     Folder(PathBuf, std::io::Error),
-    #[error("starting worker threads: {0}")]
+    #[error("starting worker threads: {0}; fix: raise the limit of threads (ulimit -u)")]
     Threads(std::io::Error),
     #[error(transparent)]
     Vault(#[from] VaultError),

@@ -15,7 +15,7 @@ pub enum ConfineError {
         "locking memory: {0}; fix: give the process CAP_IPC_LOCK, or lift its limit of locked memory (LimitMEMLOCK=infinity, ulimit -l)"
     )]
     Lock(io::Error),
-    #[error("disabling core dumps: {0}")]
+    #[error("disabling core dumps: {0}; fix: make /proc/self/coredump_filter writable")]
     Dump(io::Error),
 }
 

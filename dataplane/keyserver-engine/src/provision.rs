@@ -400,7 +400,7 @@ impl Inner {
                 .count();
             if matches!(name, KeyName::Service(_)) && services >= SERVICES_MAX {
                 return Err(format!(
-                    "tenant {} has certificates for {SERVICES_MAX} services already",
+                    "tenant {} has certificates for {SERVICES_MAX} services already; fix: remove Terminations that are no longer used",
                     claim.tenant
                 ));
             }

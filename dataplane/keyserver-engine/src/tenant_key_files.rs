@@ -147,12 +147,17 @@ pub struct FileStatus {
 
 /// Reads a file of at most [`FILE_BYTES_MAX`] bytes.
 fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
-    let describe = |e: std::io::Error| format!("{}: {e}", path.display());
+    let describe = |e: std::io::Error| {
+        format!(
+            "{}: {e}; fix: make it a file that the key server may read",
+            path.display()
+        )
+    };
     let file = std::fs::File::open(path).map_err(describe)?;
     let length = file.metadata().map_err(describe)?.len();
     if length > FILE_BYTES_MAX {
         return Err(format!(
-            "{}: {length} bytes; at most {FILE_BYTES_MAX} are read",
+            "{}: {length} bytes; at most {FILE_BYTES_MAX} are read; fix: remove what does not belong into it",
             path.display()
         ));
     }
@@ -246,7 +251,7 @@ impl TenantKeyFiles {
             tracing::error!(
                 over,
                 limit = FILES_MAX,
-                "key server: the key folder has more keys than the limit; the others are not read"
+                "key server: the key folder has more keys than the limit, so the others are not read; fix: remove keys that are no longer used"
             );
         }
         self.report_misnamed(misnamed);
@@ -321,9 +326,10 @@ impl TenantKeyFiles {
         let text = read(&path("crt"))?;
         let chain = CertificateDer::pem_slice_iter(&text)
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|e| format!("{name}.crt: {e}"))?;
+            .map_err(|e| format!("{name}.crt: {e}; fix: write certificates in PEM, leaf first"))?;
         let text = read(&path("key"))?;
-        let der = PrivateKeyDer::from_pem_slice(&text).map_err(|e| format!("{name}.key: {e}"))?;
+        let der = PrivateKeyDer::from_pem_slice(&text)
+            .map_err(|e| format!("{name}.key: {e}; fix: write one private key in PEM"))?;
         let key = PrivateKey::read(&self.vault, &der).map_err(|e| format!("{name}.key: {e}"));
         // The decoded key does not wipe itself.
         let mut der = der;
@@ -349,12 +355,12 @@ impl TenantKeyFiles {
         }
         let parsed = match now {
             None => Err(format!(
-                "{}: there is no allow list, so no requester may use a key",
+                "{}: there is no allow list, so no requester may use a key; fix: create it",
                 path.display()
             )),
             Some(_) => read(&path).and_then(|bytes| {
-                let text =
-                    std::str::from_utf8(&bytes).map_err(|e| format!("{}: {e}", path.display()))?;
+                let text = std::str::from_utf8(&bytes)
+                    .map_err(|e| format!("{}: {e}; fix: save it as UTF-8", path.display()))?;
                 let written = serde_saphyr::from_str::<AllowListFile>(text)
                     .map_err(|e| format!("{}: {e}", path.display()))?;
                 written

@@ -263,7 +263,7 @@ async fn peers_are_refused_by_name_with_an_alert() {
     let fixture = KeyServerFixture::start(ServerSetup::default()).await;
     fixture.publish(&fixture.usual());
     let channel = fixture.channel(NODE).await;
-    let (ca, foreign) = (fixture.ca("alpha"), TestCa::new("stranger"));
+    let (ca, foreign) = (fixture.ca("alpha"), TestCa::new("foreign"));
     let cases = refused_peers(ca, fixture.ca("beta"), &foreign);
     let mut resources = fixture.usual();
     resources.retain(|r| !r.name().starts_with("alpha/alpha.example"));

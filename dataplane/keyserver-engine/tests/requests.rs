@@ -238,7 +238,7 @@ async fn a_requester_whose_certificate_is_revoked_is_cut_off_at_once() {
     if let Ok(again) = Channel::connect(fixture.address, &stolen, NODE).await {
         assert!(!again.lives().await);
     }
-    until("strangers", || {
+    until("unauthenticated connections", || {
         fixture.value("canal_key_unauthenticated_connections_total{reason=\"handshake\"}") == 1.0
     })
     .await;

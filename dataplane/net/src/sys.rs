@@ -81,13 +81,17 @@ fn hint(what: &str, source: &io::Error) -> &'static str {
         ("SO_MARK" | "IP_FREEBIND" | "IP_TRANSPARENT", io::ErrorKind::PermissionDenied) => {
             "; fix: give the process CAP_NET_ADMIN"
         }
-        ("bind", io::ErrorKind::AddrInUse) => "; another process listens there",
-        ("bind", io::ErrorKind::AddrNotAvailable) => "; the address is not local in this namespace",
+        ("bind", io::ErrorKind::AddrInUse) => {
+            "; another process listens there; fix: stop it, or configure another address"
+        }
+        ("bind", io::ErrorKind::AddrNotAvailable) => {
+            "; the address is not local in this namespace; fix: configure one of its own addresses"
+        }
         ("connect", io::ErrorKind::AddrNotAvailable) => {
             "; all source ports to the address are in use; fix: widen net.ipv4.ip_local_port_range, or add endpoints"
         }
         ("socket", _) if source.raw_os_error() == Some(libc::EMFILE) => {
-            "; the process has reached its limit of open files (ulimit -n)"
+            "; the process has reached its limit of open files; fix: raise it (ulimit -n, LimitNOFILE)"
         }
         _ => "",
     }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use canal_hbone::{HboneError, Steering};
 use canal_model::ids::{AzName, ServiceId};
-use canal_model::program::{Gateway, GatewayAddress};
+use canal_model::program::{GatewayAddress, GatewayReplica};
 use canal_runtime::backoff::Backoff;
 use canal_tls::TlsError;
 use canal_wire::hbone::HBONE_PORT;
@@ -81,7 +81,7 @@ pub enum GatewayEndpointKind {
 
 impl GatewayEndpoint {
     /// Creates the endpoint of a gateway replica that the tenant reaches at an address of its own.
-    pub fn replica(g: &Gateway) -> Self {
+    pub fn replica(g: &GatewayReplica) -> Self {
         let kind = GatewayEndpointKind::Replica {
             draining: g.draining,
         };

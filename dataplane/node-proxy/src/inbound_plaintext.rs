@@ -14,7 +14,7 @@ use canal_runtime::drain::DrainWatcher;
 use tokio::net::TcpStream;
 
 use crate::delivery;
-use crate::outbound::{finish, gone};
+use crate::outbound::{finish, wait_for_reset};
 use crate::plaintext_capture::is_probe;
 use crate::pod_context::PodContext;
 use crate::refusal::NodeRefusal;
@@ -84,7 +84,7 @@ pub(crate) async fn carry(
     // Nothing reads the client during the dial, so its end and lost admission are watched here.
     let connected = tokio::select! {
         connected = delivery::dial(&context, admission.target, admission.client, peer.ip()) => connected.map_err(|no| (ConnectionFailure::from(no.refusal), no.why)),
-        () = gone(&client) => Err((RESET, "the peer closed the connection".to_string())),
+        () = wait_for_reset(&client) => Err((RESET, "the peer closed the connection".to_string())),
         no = open.over() => Err(local.records.cut(&no)),
         () = drain.forced() => Err((CUT, String::new())),
     };

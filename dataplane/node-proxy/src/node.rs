@@ -90,10 +90,10 @@ pub async fn run(config: NodeConfig, level: LogLevelHandle) -> Result<bool, Node
     )?;
     // Two drain trees: traffic drains while admin, southbound and certificates still work. Those
     // end with the process.
-    let (process, whole) = drain::tree();
+    let (process, process_drain) = drain::tree();
     let process = Arc::new(process);
-    let (traffic_trigger, traffic) = whole.branch();
-    let parts = begin(&config, level, &process, whole.clone(), traffic)?;
+    let (traffic_trigger, traffic) = process_drain.branch();
+    let parts = begin(&config, level, &process, process_drain.clone(), traffic)?;
     let NodeTasks {
         shared,
         workers,
@@ -112,7 +112,7 @@ pub async fn run(config: NodeConfig, level: LogLevelHandle) -> Result<bool, Node
     );
     subscriber.stop().await;
     process.force();
-    drop(whole);
+    drop(process_drain);
     let _ = pods.await;
     let _ = tokio::task::spawn_blocking(move || workers.join()).await;
     drop(shared);
@@ -123,7 +123,7 @@ fn begin(
     config: &Arc<NodeConfig>,
     level: LogLevelHandle,
     process: &Arc<DrainTrigger>,
-    whole: DrainWatcher,
+    process_drain: DrainWatcher,
     traffic: DrainWatcher,
 ) -> Result<NodeTasks, NodeError> {
     let registry = registry();
@@ -134,7 +134,7 @@ fn begin(
     let interfaces = tokio::spawn(canal_interfaces::run(
         interfaces,
         registry.clone(),
-        whole.watcher(),
+        process_drain.watcher(),
     ));
     let capture = CaptureBackend::start(config.capture, &pin_dir(config))?;
     let log = start(
@@ -149,7 +149,7 @@ fn begin(
         config.trusts_node,
         config.buffer_bytes,
     ));
-    let (subscriber, generations) = subscribe(config, &shared, whole.clone());
+    let (subscriber, generations) = subscribe(config, &shared, process_drain.clone());
     let certificates = CertificateConfig {
         controller: config.controller.clone(),
         folder: config.data_dir.join("certs"),
@@ -157,7 +157,7 @@ fn begin(
     };
     let certificates = start(
         "starting the certificate source",
-        CertificateSource::start(certificates, &registry, whole.clone()),
+        CertificateSource::start(certificates, &registry, process_drain.clone()),
     )?;
     let workers = start(
         "starting the workers",
@@ -173,8 +173,8 @@ fn begin(
         fallback: capture.fallback.clone(),
     };
     let dump = Arc::new(dump);
-    serve_operators(config, dump.clone(), level, process, &whole)?;
-    serve_observers(&subscriber, dump, logs, &whole);
+    serve_operators(config, dump.clone(), level, process, &process_drain)?;
+    serve_observers(&subscriber, dump, logs, &process_drain);
     let apis = WorkloadApis::new(
         CertificateClient::new(config.controller.clone(), VALIDITY),
         &registry,
@@ -197,7 +197,7 @@ fn begin(
         workers.clone(),
         pod_registry,
     );
-    let pods = tokio::spawn(pods.run(generations, traffic, whole));
+    let pods = tokio::spawn(pods.run(generations, traffic, process_drain));
     Ok(NodeTasks {
         shared,
         workers,
@@ -254,7 +254,12 @@ fn subscribe(
 
 /// Answers operators' requests that arrive through the controller. Everything on a node belongs to
 /// its tenant, so nothing is filtered.
-fn serve_observers(subscriber: &Subscriber, dump: Arc<Dump>, logs: LogTails, whole: &DrainWatcher) {
+fn serve_observers(
+    subscriber: &Subscriber,
+    dump: Arc<Dump>,
+    logs: LogTails,
+    process_drain: &DrainWatcher,
+) {
     let registry = dump.shared.registry.clone();
     let sources = ObserveSources {
         dump: Box::new(move |_| dump.json()),
@@ -265,7 +270,7 @@ fn serve_observers(subscriber: &Subscriber, dump: Arc<Dump>, logs: LogTails, who
     tokio::spawn(observe::serve(
         subscriber.connections(),
         sources,
-        whole.watcher(),
+        process_drain.watcher(),
     ));
 }
 

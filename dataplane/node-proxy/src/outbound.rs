@@ -100,7 +100,7 @@ pub(crate) async fn carry(
         decided = decide(&local, &context, origin) => decided,
         // `decide` waits only for the first snapshot, so a connection that ends meanwhile has an
         // unknown tenant.
-        () = gone(&client) => Err(NodeRefusal::TenantUnknown),
+        () = wait_for_reset(&client) => Err(NodeRefusal::TenantUnknown),
         () = drain.forced() => Err(NodeRefusal::TenantUnknown),
     };
     let (view, pod, way) = match decided {
@@ -122,7 +122,7 @@ pub(crate) async fn carry(
     let meter = local.records.count_opened(&flow);
     let dialled = tokio::select! {
         dialled = dial(&local, &context, &view, &pod, &way, &flow) => dialled,
-        () = gone(&client) => return local.records.closed(&flow, &meter, Some((&RESET, "the application closed the connection"))),
+        () = wait_for_reset(&client) => return local.records.closed(&flow, &meter, Some((&RESET, "the application closed the connection"))),
         () = drain.forced() => return local.records.closed(&flow, &meter, Some((&CUT, ""))),
     };
     match dialled {
@@ -229,7 +229,7 @@ pub(crate) async fn finish<A: Leg, B: Leg>(
 /// Resolves when the client resets the connection. A half-close does not count: the client may
 /// still read. Neither does a reset after bytes that are still unread: the bytes are forwarded, and
 /// then the reset.
-pub(crate) async fn gone(client: &TcpStream) {
+pub(crate) async fn wait_for_reset(client: &TcpStream) {
     loop {
         match client.ready(Interest::ERROR).await {
             Ok(ready) if ready.is_error() => {

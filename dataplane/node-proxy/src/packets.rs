@@ -263,7 +263,7 @@ impl PodPackets {
 #[cfg(test)]
 mod tests {
     use canal_model::ids::{Generation, Vni};
-    use canal_model::program::{Gateway, Resource, Tenant, TunnelProtocol, Workload};
+    use canal_model::program::{GatewayReplica, Resource, Tenant, TunnelProtocol, Workload};
 
     use super::*;
     use crate::snapshot::NodeSnapshot;
@@ -285,7 +285,7 @@ mod tests {
     }
 
     fn gateway(address: &str) -> Resource {
-        Resource::Gateway(Gateway {
+        Resource::GatewayReplica(GatewayReplica {
             tenant: "alpha".parse().unwrap(),
             replica: "gw1".parse().unwrap(),
             az: "az1".parse().unwrap(),

@@ -17,7 +17,7 @@ pub const POD_FILE_BYTES_MAX: usize = 64 << 10;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PodError {
     /// The file is unreadable or longer than [`POD_FILE_BYTES_MAX`].
-    #[error("{file}: {why}")]
+    #[error("{file}: {why}; fix: write a shorter file that this process may read")]
     File { file: String, why: String },
     /// The text is not the expected JSON.
     #[error(

@@ -25,7 +25,7 @@ use crate::gateways::GatewayEndpoint;
 /// workloads to the node's own.
 pub const KINDS: [ResourceKind; 10] = [
     ResourceKind::Tenant,
-    ResourceKind::Gateway,
+    ResourceKind::GatewayReplica,
     ResourceKind::Service,
     ResourceKind::Workload,
     ResourceKind::Address,
@@ -188,7 +188,9 @@ impl NodeSnapshot {
                 continue;
             };
             match r {
-                Resource::Gateway(g) => t.replicas.push(Arc::new(GatewayEndpoint::replica(g))),
+                Resource::GatewayReplica(g) => {
+                    t.replicas.push(Arc::new(GatewayEndpoint::replica(g)))
+                }
                 Resource::Address(a) if a.network.is_none() => t.add_address(a),
                 Resource::Service(s) => t.add_service(Arc::new(s.clone())),
                 Resource::DirectEndpoint(d) => direct.entry(d.tenant.clone()).or_default().push(d),

@@ -113,23 +113,23 @@ pub fn remove(netns: &Path, mark: u32) -> Result<(), OffloadError> {
     let removed = within(Some(netns), || -> io::Result<()> {
         let socket = rtnetlink()?;
         for family in [libc::AF_INET, libc::AF_INET6] {
-            gone(change(&socket, RTM_DELRULE, 0, &rule(family, mark)))?;
+            ignore_missing(change(&socket, RTM_DELRULE, 0, &rule(family, mark)))?;
             // Each request removes one route, so it is repeated until there is none.
             for _ in 0..=DEVICES_MAX {
                 if let Err(ended) =
                     change(&socket, RTM_DELROUTE, 0, &route(family, TABLE, None, &[]))
                 {
-                    gone(Err(ended))?;
+                    ignore_missing(Err(ended))?;
                     break;
                 }
             }
         }
-        gone(substitute(RTM_DELROUTE, 0))
+        ignore_missing(substitute(RTM_DELROUTE, 0))
     })?;
     removed.map_err(failed)
 }
 
-fn gone(result: io::Result<()>) -> io::Result<()> {
+fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
     match result {
         // These errors mean that there is no such rule, route or device, or that the kernel lacks
         // the address family.

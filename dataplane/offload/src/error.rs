@@ -85,7 +85,9 @@ pub enum OffloadError {
         source: libbpf_rs::Error,
     },
     /// A map has no capacity for one more element.
-    #[error("BPF map {map} is full: it has space for {capacity} elements")]
+    #[error(
+        "BPF map {map} is full: it has space for {capacity} elements; fix: reduce what this host serves"
+    )]
     Full { map: &'static str, capacity: u32 },
     /// The pin directory cannot be used.
     #[error(

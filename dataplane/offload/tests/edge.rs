@@ -479,7 +479,7 @@ fn cut() -> Vec<(&'static str, Vec<u8>, Option<String>)> {
         ))
     };
     let sender = "020101010101";
-    let stranger = |inner: &[u8]| OuterHeaders::new("172.20.0.77", EDGE, TENANT).frame(inner);
+    let foreign = |inner: &[u8]| OuterHeaders::new("172.20.0.77", EDGE, TENANT).frame(inner);
     vec![
         (
             "a pod's",
@@ -536,7 +536,11 @@ fn cut() -> Vec<(&'static str, Vec<u8>, Option<String>)> {
             )),
             None,
         ),
-        ("a stranger's", stranger(&tcp(POD, SVC, ACK, &data)), None),
+        (
+            "a foreign host's",
+            foreign(&tcp(POD, SVC, ACK, &data)),
+            None,
+        ),
         (
             "a packet of an unknown host with the tier's VNI",
             OuterHeaders::new(NODE, EDGE, TIER_VNI).frame(&tcp(IN, POD, ACK, &data)),

@@ -42,7 +42,7 @@ fn fill<K: Plain + Eq + std::hash::Hash, V: Plain + PartialEq>(
     assert_eq!(
         refused.to_string(),
         format!(
-            "BPF map {} is full: it has space for {limit} elements",
+            "BPF map {} is full: it has space for {limit} elements; fix: reduce what this host serves",
             map.name()
         )
     );

@@ -674,7 +674,7 @@ fn connections_dialled_before_are_reset_and_accepted_ones_go_on() {
         assert_eq!(
             server.line(),
             "Ok(())",
-            "{near}: policies judge what was accepted"
+            "{near}: policies are evaluated for accepted connections"
         );
         into.read_exact(&mut [0; 2]).unwrap();
         lab::close(listener);

@@ -23,7 +23,7 @@ pub(crate) struct AutomatonBudget<'l> {
 /// Pattern that is valid and within the limits on its own.
 #[derive(Clone)]
 pub(crate) struct ValidatedPattern {
-    whole: String,
+    anchored: String,
     unicode: bool,
     /// Memory of the automaton.
     bytes: usize,
@@ -66,8 +66,8 @@ impl<'l> AutomatonBudget<'l> {
         };
         // The pattern must be valid on its own: `a)|(b` must not escape from the anchors.
         let unicode = is_unicode_needed(pattern).map_err(syntax_fault)?;
-        let whole = format!(r"\A(?:{pattern})\z");
-        let hir = syntax::parse_with(&whole, &syntax_of(unicode))
+        let anchored = format!(r"\A(?:{pattern})\z");
+        let hir = syntax::parse_with(&anchored, &syntax_of(unicode))
             .map_err(|error| syntax_fault(reason_of(&error)))?;
         let config = thompson::Config::new()
             .which_captures(WhichCaptures::None)
@@ -90,7 +90,7 @@ impl<'l> AutomatonBudget<'l> {
         }
         self.used_bytes += nfa.memory_usage();
         Ok(ValidatedPattern {
-            whole,
+            anchored,
             unicode,
             bytes: nfa.memory_usage(),
         })
@@ -119,7 +119,7 @@ impl<'l> AutomatonBudget<'l> {
         }
         self.joined_bytes += bytes;
         let parse = |pattern: &ValidatedPattern| {
-            syntax::parse_with(&pattern.whole, &syntax_of(pattern.unicode)).ok()
+            syntax::parse_with(&pattern.anchored, &syntax_of(pattern.unicode)).ok()
         };
         let hirs: Vec<_> = patterns.map(parse).collect::<Option<_>>()?;
         let config = meta::Config::new()

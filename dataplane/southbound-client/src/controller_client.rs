@@ -101,6 +101,26 @@ fn read(what: &'static str, path: &Path) -> Result<String, ControllerConnectErro
 }
 
 impl ControllerEndpoint {
+    /// Parses the value of a `--controller` flag and returns it as `host:port`.
+    ///
+    /// # Errors
+    /// The text names no host, or no port from 1 to 65535.
+    pub fn parse_address(text: &str) -> Result<String, String> {
+        let address = text
+            .strip_prefix("https://")
+            .unwrap_or(text)
+            .trim_end_matches('/');
+        match address.rsplit_once(':') {
+            Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => {
+                Ok(address.to_string())
+            }
+            _ => Err(
+                "the address lacks a host or a port from 1 to 65535; fix: write https://HOST:PORT"
+                    .into(),
+            ),
+        }
+    }
+
     /// Connects to the `attempt`-th address (modulo their number).
     ///
     /// # Errors

@@ -293,7 +293,9 @@ impl ValidatedChange {
 pub(super) enum NackReason {
     #[error("{0}")]
     Resource(#[from] wire::ResourceDecodeError),
-    #[error("{0} was not subscribed to")]
+    #[error(
+        "this data plane does not subscribe to resources of type {0}; fix: run a controller of this data plane's version"
+    )]
     NotSubscribed(String),
     #[error("{0:?} is not a generation; fix: write a decimal number in system_version_info")]
     Generation(String),

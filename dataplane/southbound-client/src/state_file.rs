@@ -18,16 +18,20 @@ pub enum StateFileError {
     #[error("there is no state file yet")]
     Missing,
     /// The file cannot be read.
-    #[error("the state file cannot be read: {0}")]
+    #[error("the state file cannot be read: {0}; fix: make it readable for this process")]
     Unreadable(std::io::Error),
     /// The content of the file is invalid.
     #[error("{0}")]
     Content(wire::StateFileFormatError),
     /// A resource occurs in the file more than once.
-    #[error("the state file contains {0} twice")]
+    #[error(
+        "the state file contains {0} twice; fix: restore a good copy, or let the controller replace it"
+    )]
     Twice(String),
     /// The data plane refused the state.
-    #[error("this data plane refused the content of the state file: {0}")]
+    #[error(
+        "this data plane refused the content of the state file: {0}; fix: restore a good copy, or let the controller replace it"
+    )]
     Refused(String),
 }
 

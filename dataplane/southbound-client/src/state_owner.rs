@@ -80,8 +80,8 @@ pub(super) struct StateOwner {
     drain: Option<DrainWatcher>,
 }
 
-/// Returns a whole state as one update.
-pub(super) fn whole(kinds: &[ResourceKind], state: &ResourceState) -> Update {
+/// Returns a complete state as one update.
+pub(super) fn full_update(kinds: &[ResourceKind], state: &ResourceState) -> Update {
     Update {
         origin: UpdateSource::Controller,
         generation: state.generation(),

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, Unexpected, Visitor};
 
 use super::Metadata;
+use super::attempts::{HttpRouteRetry, HttpRouteTimeouts};
 use crate::ids::{Namespace, ObjectName};
 use crate::limits::WEIGHT_MAX;
 
@@ -65,6 +66,8 @@ pub struct HttpRule {
     pub matches: Vec<HttpRouteMatch>,
     pub filters: Vec<HttpRouteFilter>,
     pub backend_refs: Vec<BackendRef>,
+    pub timeouts: Option<HttpRouteTimeouts>,
+    pub retry: Option<HttpRouteRetry>,
 }
 
 /// A change of the requests that a rule matches, or of their responses. `kind` names the one field

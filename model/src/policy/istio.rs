@@ -6,6 +6,7 @@ use std::num::NonZeroU16;
 
 use serde::{Deserialize, Deserializer};
 
+use super::attempts::{HttpRetry, IstioDuration};
 use super::{Metadata, gateway_api};
 use crate::program::Labels;
 
@@ -43,6 +44,8 @@ pub struct VirtualServiceRoute {
     pub rewrite: Option<HttpRewrite>,
     pub redirect: Option<HttpRedirect>,
     pub direct_response: Option<HttpDirectResponse>,
+    pub timeout: Option<IstioDuration>,
+    pub retries: Option<HttpRetry>,
 }
 
 /// A response that sends the client to another URL.

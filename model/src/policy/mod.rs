@@ -3,6 +3,7 @@
 //! missing here is not supported, and `sources` refuses it by name. Start at [`Object`] and
 //! [`Document`].
 
+pub mod attempts;
 pub mod canal;
 pub mod endpoints;
 pub mod gateway_api;

@@ -19,7 +19,7 @@ pub type Body = UnsyncBoxBody<Bytes, io::Error>;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Streamed;
 
-fn whole(status: StatusCode, content_type: &'static str, body: Bytes) -> Response<Body> {
+fn build_response(status: StatusCode, content_type: &'static str, body: Bytes) -> Response<Body> {
     let mut r = Response::new(
         Full::new(body)
             .map_err(|never| match never {})
@@ -33,12 +33,12 @@ fn whole(status: StatusCode, content_type: &'static str, body: Bytes) -> Respons
 
 /// Builds a plain text response.
 pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Body> {
-    whole(status, "text/plain; charset=utf-8", body.into())
+    build_response(status, "text/plain; charset=utf-8", body.into())
 }
 
 /// Builds a response of indented JSON.
 pub fn json(status: StatusCode, value: &serde_json::Value) -> Response<Body> {
-    whole(status, "application/json", format!("{value:#}\n").into())
+    build_response(status, "application/json", format!("{value:#}\n").into())
 }
 
 fn streamed(content_type: &'static str, body: Body) -> Response<Body> {

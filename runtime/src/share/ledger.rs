@@ -44,7 +44,7 @@ struct LedgerRequest<'a> {
     holder: &'a ShareHolder,
     amount: u64,
     /// Amount of the holder's own permits that are revoked for this request.
-    gone: u64,
+    freed: u64,
     is_revocable: bool,
 }
 
@@ -133,7 +133,7 @@ impl Ledger {
         let LedgerRequest {
             holder,
             amount,
-            gone,
+            freed,
             is_revocable,
         } = request;
         let own = self.used_of(holder);
@@ -142,13 +142,13 @@ impl Ledger {
         let is_alone = self.used - provider == own;
         if *holder == ShareHolder::Provider
             || is_alone
-            || gone >= amount
+            || freed >= amount
             || !decide_applies(self.kind, is_revocable)
         {
             return 0;
         }
         decide_free_needed(
-            (own - gone).saturating_add(amount),
+            (own - freed).saturating_add(amount),
             self.capacity - self.reserve,
         )
     }
@@ -160,22 +160,22 @@ impl Ledger {
         let LedgerRequest {
             holder,
             amount,
-            gone,
+            freed,
             ..
         } = request;
-        let wanted = (self.used_of(holder) - gone).saturating_add(amount);
+        let wanted = (self.used_of(holder) - freed).saturating_add(amount);
         if wanted > self.max(holder) {
             return Err(ShareRefusal::Share);
         }
         let provider = self.used_of(&ShareHolder::Provider);
         let total = match holder {
-            ShareHolder::Provider => self.used.saturating_add(amount) - gone,
+            ShareHolder::Provider => self.used.saturating_add(amount) - freed,
             // The provider uses its reserve before it uses shared capacity.
             _ => {
                 (self.used - provider)
                     .saturating_add(amount)
                     .saturating_add(provider.max(self.reserve))
-                    - gone
+                    - freed
             }
         };
         let refusal = if total > self.capacity {
@@ -254,7 +254,7 @@ impl Ledger {
         let decided = self.decide(LedgerRequest {
             holder,
             amount,
-            gone: 0,
+            freed: 0,
             is_revocable,
         });
         self.revoke(holder, decided)
@@ -333,7 +333,7 @@ impl Ledger {
         let mut request = LedgerRequest {
             holder,
             amount,
-            gone: 0,
+            freed: 0,
             is_revocable: true,
         };
         let mut decided = self.decide(request);
@@ -343,7 +343,7 @@ impl Ledger {
                 break;
             }
             chosen.push(*id);
-            request.gone += self.permits.get(id).map_or(0, |permit| permit.amount);
+            request.freed += self.permits.get(id).map_or(0, |permit| permit.amount);
             decided = self.decide(request);
         }
         chosen.extend(decided?);

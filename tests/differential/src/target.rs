@@ -182,10 +182,14 @@ impl GatewayTarget {
         };
         let rule = found.rule().key.clone();
         match found.action() {
-            RouteDecision::Split(backends) => RoutingVerdict::Split {
-                rule,
-                backends: backends.to_vec(),
-            },
+            RouteDecision::Split(backends) => {
+                let matched = MatchedFilters::new(found.rule(), found.match_index);
+                RoutingVerdict::Split {
+                    rule,
+                    backends: backends.to_vec(),
+                    attempts: matched.attempts().cloned().map(Box::new),
+                }
+            }
             RouteDecision::Answer(_) => RoutingVerdict::Answer {
                 rule,
                 answer: answer(&found, original, request).map(Box::new),

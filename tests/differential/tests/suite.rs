@@ -1,6 +1,7 @@
 //! The integration tests of policies on every target, compared with the oracle. `make test` runs
 //! each module in its own process (`suite MODULE::`).
 
+mod attempts;
 mod cases;
 mod generated;
 mod guarded;

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use canal_compiler::compile_within;
 use canal_compiler::resource_budget::CompiledSize;
-use canal_compiler::{CompileInput, compile_within, service_keys};
-use canal_model::ids::{ServiceId, ServiceKey, TenantName};
+use canal_differential::policy::Policy;
+use canal_model::ids::ServiceKey;
 use canal_model::program::{Resource, RouteRule};
 use canal_model::route_table::RouteTable;
 use canal_router::{Router, RouterLimits};
@@ -31,22 +32,11 @@ spec:
 /// Compiles a route with this text, and returns what the tenant is charged and what the routers
 /// take.
 fn charged_and_taken(text: &str) -> (u64, u64) {
-    let parsed = canal_sources::parse("weights.yaml", &format!("{BASE}{text}"));
+    let text = format!("{BASE}{text}");
+    let parsed = canal_sources::parse("weights.yaml", &text);
     assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
-    let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
-    let tenant = TenantName::new("alpha").unwrap();
-    let ids = service_keys(&tenant, &documents)
-        .into_iter()
-        .zip(1..)
-        .map(|(key, id)| (key, ServiceId::new(id).unwrap()))
-        .collect();
-    let input = CompileInput {
-        tenant: &tenant,
-        documents: &documents,
-        service_ids: &ids,
-        jwks: &Default::default(),
-    };
-    let output = compile_within(&input, CompiledSize::UNLIMITED);
+    let policy = Policy::of(&[("weights.yaml".to_owned(), text)]);
+    let output = compile_within(&policy.input(), CompiledSize::UNLIMITED);
     assert_eq!(output.diagnostics, []);
     let mut services: BTreeMap<ServiceKey, Vec<Arc<RouteRule>>> = BTreeMap::new();
     for resource in output.resources {

@@ -523,7 +523,10 @@ fn federation_needs_both_and_a_policy() {
         );
         opened
     };
-    assert!(matches!(closed("strangers"), TunnelAttempt::Refused(_)));
+    assert!(matches!(
+        closed("unauthenticated"),
+        TunnelAttempt::Refused(_)
+    ));
     mesh().apply("beta", &federation("alpha"));
     std::thread::sleep(Duration::from_secs(1));
     assert!(matches!(
@@ -578,7 +581,7 @@ fn bad_chains(
     good: &Leaf,
     revoked: &Leaf,
 ) -> Vec<(&'static str, PemCredential)> {
-    let stranger = TestAuthority::root("nobody's root");
+    let foreign = TestAuthority::root("another root");
     let (one, two) = (
         "spiffe://beta.example/ns/default/sa/client",
         "spiffe://beta.example/ns/default/sa/web",
@@ -618,7 +621,7 @@ fn bad_chains(
             "wrong_trust_domain",
             ours.issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/client")),
         ),
-        ("unknown_issuer", stranger.issue(good)),
+        ("unknown_issuer", foreign.issue(good)),
         (
             "ambiguous",
             ours.issue(&Leaf {

@@ -331,7 +331,7 @@ fn a_flood_of_one_tenant_affects_no_other() {
     unharmed("flooded", &[("alpha", alpha)]);
 }
 
-fn gone(server: &str) {
+fn kill_and_stop(server: &str) {
     mesh().world.kill(server, Signal::Kill).unwrap();
     mesh().world.stop(server).unwrap();
 }
@@ -370,7 +370,7 @@ fn a_gateway_without_its_key_server_follows_policy() {
             && by(GATEWAYS_OWN) > own
     });
     let (other, before) = (by("ks-2"), local());
-    gone(GATEWAYS_OWN);
+    kill_and_stop(GATEWAYS_OWN);
     for tenant in ["alpha", "beta"] {
         until(
             deadline(SOON),
@@ -387,7 +387,7 @@ fn a_gateway_without_its_key_server_follows_policy() {
         "as is why"
     );
     assert_eq!(local(), before, "no handshake used a local key");
-    gone("ks-2");
+    kill_and_stop("ks-2");
     let refused = || {
         counted(
             "canal_tls_refused_total",
@@ -561,7 +561,7 @@ fn a_service_s_key_is_one_key_server_s() {
         })
     };
     all_of("both");
-    gone(GATEWAYS_OWN);
+    kill_and_stop(GATEWAYS_OWN);
     let failed = (0..20).filter(|_| terminated().is_err()).count();
     println!("the gateways' own key server killed: {failed} of 20 handshakes failed");
     assert!(failed <= GATEWAYS, "one of each gateway's: {failed}");
@@ -750,7 +750,7 @@ fn a_stolen_channel_certificate_is_revoked_at_once() {
 #[test]
 fn without_any_key_server_policy_decides() {
     let (mesh, pids) = (mesh(), requesters());
-    ["ks-1", "ks-2"].into_iter().for_each(gone);
+    ["ks-1", "ks-2"].into_iter().for_each(kill_and_stop);
     let local = || mesh.counted_at("node", "canal_keys_fallbacks_total", &[]);
     let before = local();
     until(deadline(SOON), "alpha continues", || {

@@ -248,7 +248,7 @@ fn clients_may_have_to_prove_themselves() {
     let member = setup
         .alpha
         .issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/bare"));
-    let stranger =
+    let foreign =
         TestAuthority::root("nobody").issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/bare"));
     let file = |name: &str, text: &str| {
         let path = setup.dir.path().join(name);
@@ -260,8 +260,8 @@ fn clients_may_have_to_prove_themselves() {
         file("member.key", &member.key),
     ];
     let theirs = [
-        file("stranger.crt", &stranger.chain),
-        file("stranger.key", &stranger.key),
+        file("foreign.crt", &foreign.chain),
+        file("foreign.key", &foreign.key),
     ];
     let ask = |with: Option<&[String; 2]>| {
         let words = with.map(|[cert, key]| ["--cert", cert, "--key", key]);

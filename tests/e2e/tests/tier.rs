@@ -863,7 +863,7 @@ fn a_request_that_crashes_replicas_affects_one_service_only() {
     };
     let mut elsewhere = 0;
     for (name, table, report) in reports {
-        elsewhere += u32::from(query.judge(name, &table, &report));
+        elsewhere += u32::from(query.check_losses(name, &table, &report));
     }
     let QueryOfDeath { placed, died, .. } = query;
     println!(

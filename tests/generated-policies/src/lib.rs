@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod attempts;
 pub mod authorization;
 mod filters;
 pub mod routing;

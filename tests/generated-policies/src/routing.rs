@@ -28,8 +28,8 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::filters;
 use crate::vocabulary::{HOSTS, NAMES, PATHS, VALUES, words};
+use crate::{attempts, filters};
 
 /// A generated tenant, and requests to its services.
 #[derive(Debug, Clone)]
@@ -290,8 +290,9 @@ fn http_route() -> impl Strategy<Value = (Option<u64>, gateway_api::HttpRouteSpe
         vec(route_match(), 0..3),
         filters::of_http_route(),
         vec(backend_ref(), 0..3),
+        attempts::of_http_route(),
     );
-    let rule = rule.prop_map(|(matches, filters, mut backend_refs)| {
+    let rule = rule.prop_map(|(matches, filters, mut backend_refs, (timeouts, retry))| {
         // A rule with a redirect can have no backends; those with two are seen refused.
         if backend_refs.len() < 2 && filters.iter().any(|f| f.request_redirect.is_some()) {
             backend_refs.clear();
@@ -301,6 +302,8 @@ fn http_route() -> impl Strategy<Value = (Option<u64>, gateway_api::HttpRouteSpe
             matches,
             filters,
             backend_refs,
+            timeouts,
+            retry,
         }
     });
     let spec = (
@@ -428,26 +431,32 @@ fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServic
         vec(destination(), 0..3),
         filters::of_virtual_service(),
         filters::answer_of_virtual_service(),
+        attempts::of_virtual_service(),
     );
-    let rule = rule.prop_map(|(matches, mut route, (headers, mut rewrite), answer)| {
-        let (redirect, direct_response) = answer;
-        // A rule with an answer can have no route; those with two are seen refused.
-        if redirect.is_some() || direct_response.is_some() {
-            rewrite = None;
-            if route.len() < 2 {
-                route.clear();
+    let rule = rule.prop_map(
+        |(matches, mut route, (headers, mut rewrite), answer, attempts)| {
+            let (timeout, retries) = attempts;
+            let (redirect, direct_response) = answer;
+            // A rule with an answer can have no route; those with two are seen refused.
+            if redirect.is_some() || direct_response.is_some() {
+                rewrite = None;
+                if route.len() < 2 {
+                    route.clear();
+                }
             }
-        }
-        istio::VirtualServiceRoute {
-            name: None,
-            matches,
-            route,
-            headers,
-            rewrite,
-            redirect,
-            direct_response,
-        }
-    });
+            istio::VirtualServiceRoute {
+                name: None,
+                matches,
+                route,
+                headers,
+                rewrite,
+                redirect,
+                direct_response,
+                timeout,
+                retries,
+            }
+        },
+    );
     let hosts = vec(some_service().prop_map(str::to_owned), 1..3);
     let spec = (hosts, vec(rule, 0..4)).prop_map(|(hosts, http)| istio::VirtualServiceSpec {
         hosts,

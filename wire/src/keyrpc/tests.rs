@@ -199,7 +199,7 @@ fn frame(length: u32, rest: &[u8]) -> Vec<u8> {
     [&length.to_be_bytes()[..], rest].concat()
 }
 
-fn whole(kind: u8, body: &[u8]) -> Vec<u8> {
+fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
     frame(
         9 + body.len() as u32,
         &[&[0; 8][..], &[kind], body].concat(),
@@ -230,12 +230,12 @@ fn malformed_lengths_and_kinds() -> Vec<FrameCase> {
         ("empty", frame(0, &[]), FrameError::Short(0)),
         (
             "no such kind",
-            whole(0x7f, b""),
+            frame(0x7f, b""),
             FrameError::Kind(0x7f, "request"),
         ),
         (
             "a response",
-            whole(PONG, b""),
+            frame(PONG, b""),
             FrameError::Kind(PONG, "request"),
         ),
     ]
@@ -243,7 +243,7 @@ fn malformed_lengths_and_kinds() -> Vec<FrameCase> {
 
 fn malformed_begins() -> Vec<FrameCase> {
     let id = encoded_identity();
-    let begin_frame = |body: &[&[u8]]| whole(BEGIN, &body.concat());
+    let begin_frame = |body: &[&[u8]]| frame(BEGIN, &body.concat());
     let long_protocol = [&[1, 0][..], &[0; 256]].concat();
     vec![
         (
@@ -314,57 +314,57 @@ fn malformed_pings_chains_and_signs() -> Vec<FrameCase> {
     vec![
         (
             "a ping with a body",
-            whole(PING, b"xy"),
+            frame(PING, b"xy"),
             FrameError::Trailing(2),
         ),
         (
             "a chain with more",
-            whole(CHAIN, &[&id[..], b"z"].concat()),
+            frame(CHAIN, &[&id[..], b"z"].concat()),
             FrameError::Trailing(1),
         ),
         (
             "a key's name is not valid",
-            whole(CHAIN, &name("../etc/passwd")),
+            frame(CHAIN, &name("../etc/passwd")),
             FrameError::Name("key"),
         ),
         (
             "a key's identity is not valid",
-            whole(CHAIN, &name("spiffe://a/b")),
+            frame(CHAIN, &name("spiffe://a/b")),
             FrameError::Name("key"),
         ),
         (
             "a service without a namespace",
-            whole(CHAIN, &name("shop")),
+            frame(CHAIN, &name("shop")),
             FrameError::Name("key"),
         ),
         (
             "a file without a namespace",
-            whole(CHAIN, &name("file:shop")),
+            frame(CHAIN, &name("file:shop")),
             FrameError::Name("key"),
         ),
         (
             "a file without an owner",
-            whole(CHAIN, &name("file:shop/web")),
+            frame(CHAIN, &name("file:shop/web")),
             FrameError::Name("key"),
         ),
         (
             "no word of which key",
-            whole(SIGN, &id),
+            frame(SIGN, &id),
             FrameError::Truncated("the key's hash"),
         ),
         (
             "a hash cut off",
-            whole(SIGN, &[&id[..], &[0, 31], &[7; 31]].concat()),
+            frame(SIGN, &[&id[..], &[0, 31], &[7; 31]].concat()),
             FrameError::Truncated("the key's hash"),
         ),
         (
             "a hash too long",
-            whole(SIGN, &[&id[..], &[0, 33]].concat()),
+            frame(SIGN, &[&id[..], &[0, 33]].concat()),
             FrameError::Oversized("the key's hash", 33, 32),
         ),
         (
             "no scheme",
-            whole(SIGN, &[&id[..], &[0, 0]].concat()),
+            frame(SIGN, &[&id[..], &[0, 0]].concat()),
             FrameError::Truncated("scheme"),
         ),
     ]
@@ -374,37 +374,37 @@ fn malformed_responses() -> Vec<FrameCase> {
     let done = |above: &[u8]| {
         let mut out = Vec::new();
         responses()[1].encode(1, &mut out).unwrap();
-        whole(DONE, &[&out[HEADER..], above].concat())
+        frame(DONE, &[&out[HEADER..], above].concat())
     };
     vec![
         (
             "a request",
-            whole(PING, b""),
+            frame(PING, b""),
             FrameError::Kind(PING, "response"),
         ),
         (
             "no such refusal",
-            whole(REFUSED, &[0xff, 0xff, 0, 0]),
+            frame(REFUSED, &[0xff, 0xff, 0, 0]),
             FrameError::Value("refusal", 0xffff),
         ),
         (
             "a text too long",
-            whole(REFUSED, &[0, 1, 4, 1]),
+            frame(REFUSED, &[0, 1, 4, 1]),
             FrameError::Oversized("text", 1025, 1024),
         ),
         (
             "eleven certificates",
-            whole(CERTIFICATES, &[0, 11]),
+            frame(CERTIFICATES, &[0, 11]),
             FrameError::Oversized("chain", 11, 10),
         ),
         (
             "a certificate cut off",
-            whole(CERTIFICATES, &[0, 1, 0, 0, 0, 2, 9]),
+            frame(CERTIFICATES, &[0, 1, 0, 0, 0, 2, 9]),
             FrameError::Truncated("certificate"),
         ),
         (
             "a length beyond all",
-            whole(DONE, &[0xff; 4]),
+            frame(DONE, &[0xff; 4]),
             FrameError::Truncated("bytes"),
         ),
         (
@@ -424,7 +424,7 @@ fn malformed_responses() -> Vec<FrameCase> {
         ),
         (
             "a secret too long",
-            whole(DONE, &[0, 0, 0, 0, 0, 0, 0, 0, 0x13, 1, 0, 0, 0, 93]),
+            frame(DONE, &[0, 0, 0, 0, 0, 0, 0, 0, 0x13, 1, 0, 0, 0, 93]),
             FrameError::Oversized("client traffic", 93, 92),
         ),
     ]

@@ -11,7 +11,7 @@ use canal_model::program as p;
 use canal_model::share::{ShareFormatError, Shares};
 use ipnet::IpNet;
 
-use super::{ResourceDecodeError, decode_trust, route_answers, route_filters};
+use super::{ResourceDecodeError, decode_trust, route_answers, route_attempts, route_filters};
 use crate::program as w;
 
 /// Carries the resource's name, so that each error names the resource.
@@ -132,9 +132,9 @@ fn shares(
     Ok(shares)
 }
 
-pub(super) fn gateway(name: &str, g: w::Gateway) -> Result<p::Gateway, ResourceDecodeError> {
+pub(super) fn gateway(name: &str, g: w::Gateway) -> Result<p::GatewayReplica, ResourceDecodeError> {
     let at = DecodeContext(name);
-    Ok(p::Gateway {
+    Ok(p::GatewayReplica {
         tenant: at.name("tenant", &g.tenant)?,
         replica: at.name("replica", &g.replica)?,
         az: at.name("az", &g.az)?,
@@ -444,6 +444,9 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
     } else {
         Some(at.port("parent_port", r.parent_port)?)
     };
+    let attempts = r
+        .attempts
+        .map(|received| route_attempts::decode(&at, received));
     Ok(p::RouteRule {
         key,
         parent: at.key("parent", r.parent)?,
@@ -452,5 +455,6 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
         matches,
         action,
         filters,
+        attempts: attempts.transpose()?.map(Box::new),
     })
 }

@@ -31,8 +31,8 @@ impl From<&p::Tenant> for w::Tenant {
     }
 }
 
-impl From<&p::Gateway> for w::Gateway {
-    fn from(g: &p::Gateway) -> Self {
+impl From<&p::GatewayReplica> for w::Gateway {
+    fn from(g: &p::GatewayReplica) -> Self {
         Self {
             tenant: g.tenant.to_string(),
             replica: g.replica.to_string(),
@@ -271,6 +271,7 @@ impl From<&p::RouteRule> for w::Route {
             hosts: r.hosts.iter().map(host).collect(),
             matches: r.matches.iter().map(http_match).collect(),
             action: Some(action),
+            attempts: r.attempts.as_deref().map(w::AttemptPolicy::from),
         }
     }
 }

@@ -25,18 +25,24 @@ const DIGEST_BYTES: usize = 32;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StateFileFormatError {
     /// The digest at the end does not match the content.
-    #[error("the state file is truncated or was modified: its digest does not match")]
+    #[error(
+        "the state file is truncated or was modified: its digest does not match; fix: restore a good copy, or let the controller replace it"
+    )]
     Digest,
     /// The content is not a state file.
-    #[error("the file is not a state file: {0}")]
+    #[error(
+        "the file is not a state file: {0}; fix: restore a good copy, or let the controller replace it"
+    )]
     Form(String),
     /// The format version is another build's.
     #[error(
-        "the state file has format {0}, and this build reads only {FORMAT}, because another build may have omitted policies that it did not know"
+        "the state file has format {0}, and this build reads only {FORMAT}, because another build may have omitted policies that it did not know; fix: restore a good copy, or let the controller replace it"
     )]
     Format(u32),
     /// A resource in the file is not valid.
-    #[error("the state file contains a resource that this build refuses: {0}")]
+    #[error(
+        "the state file contains a resource that this build refuses: {0}; fix: restore a good copy, or let the controller replace it"
+    )]
     Resource(ResourceDecodeError),
 }
 

@@ -76,8 +76,15 @@ fn routes() -> Vec<Resource> {
         ],
         matches: matches.clone(),
         filters: None,
+        attempts: None,
         action,
     };
+    let attempts = super::route_attempts::samples().into_iter();
+    let attempted = attempts.map(|attempts| p::RouteRule {
+        attempts: Some(Box::new(attempts)),
+        ..rule(split.clone())
+    });
+    let attempted: Vec<_> = attempted.map(Resource::Route).collect();
     let filtered = p::RouteRule {
         filters: Some(Box::new(super::route_filters::sample())),
         ..rule(split.clone())
@@ -93,6 +100,7 @@ fn routes() -> Vec<Resource> {
         Resource::Route(filtered),
     ];
     all.extend(answered.map(Resource::Route));
+    all.extend(attempted);
     all
 }
 
@@ -193,7 +201,7 @@ fn parents() -> Vec<Resource> {
             keys: Default::default(),
             shares: Default::default(),
         }),
-        Resource::Gateway(p::Gateway {
+        Resource::GatewayReplica(p::GatewayReplica {
             tenant: "alpha".parse().unwrap(),
             replica: "gw1".parse().unwrap(),
             az: "az1".parse().unwrap(),

@@ -345,7 +345,7 @@ fn decide_join(
                 .into(),
         );
     }
-    gateway_names(name, backend).map_err(|(what, fix)| format!("{what}; {fix}"))?;
+    gateway_names(name, backend).map_err(|(what, fix)| format!("{what}; fix: {fix}"))?;
     if !topology.edges.iter().any(|edge| edge.az == az) {
         let azs: Vec<&str> = topology.edges.iter().map(|edge| edge.az.as_str()).collect();
         return Err(format!(

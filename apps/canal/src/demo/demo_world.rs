@@ -127,7 +127,7 @@ impl DemoWorld {
             }
         };
         match tokio::time::timeout(UP_TIMEOUT, all).await {
-            Ok(whole) => whole,
+            Ok(started) => started,
             Err(_) => Err(VerbError::failed(
                 "demo",
                 unready(running)?,
@@ -167,11 +167,11 @@ impl DemoWorld {
                 stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
                 stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
             }),
-            Ok(Err(problem)) => Err(VerbError::failed(place, problem, "")),
+            Ok(Err(problem)) => Err(VerbError::failed(place, problem, "run the demo again")),
             Err(_) => Err(VerbError::failed(
                 place,
                 format!("did not end within {} s", CLIENT_TIMEOUT.as_secs()),
-                "",
+                "run the demo on a machine with less load",
             )),
         }
     }
@@ -185,7 +185,13 @@ impl DemoWorld {
     /// Runs `canal …` like an operator, and returns the printed lines. A verb that fails is an
     /// error.
     pub(crate) async fn canal(&self, argv: &[&str]) -> VerbResult<Vec<String>> {
-        let failed = |problem: std::io::Error| VerbError::failed("canal", problem, "");
+        let failed = |problem: std::io::Error| {
+            VerbError::failed(
+                "canal",
+                problem,
+                "start `canal` from a file that still exists",
+            )
+        };
         let mut command = tokio::process::Command::new(std::env::current_exe().map_err(failed)?);
         command.args(argv).env("CANAL_WORLD", self.running.name());
         command

@@ -68,7 +68,7 @@ pub(crate) fn busiest(
             ExitStatus::Missing,
             "canal gateway list",
             "no such replica is registered",
-            "",
+            "read the gateways' logs with `canal logs`",
         )
     })
 }

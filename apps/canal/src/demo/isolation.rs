@@ -134,7 +134,14 @@ fn pod_address(world: &DemoWorld, tenant: &str) -> VerbResult<String> {
     let hosts = world.running.hosts()?;
     let host = hosts.iter().find(|host| host.environment.name == pod);
     let address = host.and_then(|host| host.environment.ip4);
-    let missing = || VerbError::new(ExitStatus::Missing, pod.clone(), "has no IPv4 address", "");
+    let missing = || {
+        VerbError::new(
+            ExitStatus::Missing,
+            pod.clone(),
+            "has no IPv4 address",
+            "write an IPv4 range into the tenant's `podCidrs`",
+        )
+    };
     Ok(address.ok_or_else(missing)?.to_string())
 }
 

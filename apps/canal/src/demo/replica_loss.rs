@@ -68,8 +68,14 @@ fn decide_victim(
 ) -> VerbResult<String> {
     let since = |name: &String| now[name] - before.get(name).copied().unwrap_or(0.0);
     let most = now.keys().max_by(|a, b| since(a).total_cmp(&since(b)));
-    most.cloned()
-        .ok_or_else(|| VerbError::new(ExitStatus::Missing, "gateway", "there is no replica", ""))
+    most.cloned().ok_or_else(|| {
+        VerbError::new(
+            ExitStatus::Missing,
+            "gateway",
+            "there is no replica",
+            "add gateways to the topology",
+        )
+    })
 }
 
 /// Evaluates the report. `killed_ms` is the time of the kill after the start of the load.

@@ -186,7 +186,7 @@ fn key_sets(dir: &Path, output: &CompileOutput) -> BTreeMap<String, String> {
 
 fn read(dir: &Path) -> VerbResult<(Vec<Arc<Document>>, Vec<Diagnostic>)> {
     let failed = |path: &Path, problem: std::io::Error| {
-        VerbError::failed(path.display().to_string(), problem, "")
+        VerbError::failed(path.display().to_string(), problem, "make it readable")
     };
     let (mut documents, mut diagnostics) = (Vec::new(), Vec::new());
     for path in yaml_files(dir).map_err(|problem| failed(dir, problem))? {
@@ -248,7 +248,7 @@ fn value(all: &[CompiledPrograms], diagnostics: &[&Diagnostic]) -> Value {
         let names: Vec<Value> = c.output.resources.iter().map(|r| json!({ "kind": r.kind().label(), "name": r.name() })).collect();
         json!({
             "tenant": c.tenant.as_str(), "services": count(c, ResourceKind::Service), "workloads": count(c, ResourceKind::Workload),
-            "routes": count(c, ResourceKind::Route), "policies": policies(c), "gateways": count(c, ResourceKind::Gateway), "resources": names,
+            "routes": count(c, ResourceKind::Route), "policies": policies(c), "gateways": count(c, ResourceKind::GatewayReplica), "resources": names,
             "errors": count_diagnostics(c, Severity::Error), "warnings": count_diagnostics(c, Severity::Warning),
         })
     });
@@ -274,7 +274,7 @@ fn table(all: &[CompiledPrograms]) -> Vec<String> {
             count(c, ResourceKind::Workload).to_string(),
             count(c, ResourceKind::Route).to_string(),
             policies(c).to_string(),
-            count(c, ResourceKind::Gateway).to_string(),
+            count(c, ResourceKind::GatewayReplica).to_string(),
             count_diagnostics(c, Severity::Error).to_string(),
             count_diagnostics(c, Severity::Warning).to_string(),
         ]);

@@ -93,7 +93,7 @@ async fn through_controller(args: &DumpArgs) -> VerbResult<String> {
         args.tenant.as_deref(),
         std::slice::from_ref(&args.host),
     );
-    let answers = observe::begin(&mut admin, request).await?.whole().await?;
+    let answers = observe::begin(&mut admin, request).await?.collect().await?;
     Ok(answers.into_values().next().unwrap_or_default())
 }
 

@@ -91,7 +91,11 @@ pub(crate) async fn run(args: LogsArgs) -> VerbResult {
         .map_err(|problem| match problem.kind() {
             // The reader of the output has ended, for example `head`.
             std::io::ErrorKind::BrokenPipe => VerbError::already_printed(ExitStatus::Done),
-            _ => VerbError::failed(path.display().to_string(), problem, ""),
+            _ => VerbError::failed(
+                path.display().to_string(),
+                problem,
+                "make the log readable, or free some space where the output goes",
+            ),
         })
 }
 

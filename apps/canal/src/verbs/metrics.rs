@@ -32,7 +32,7 @@ pub(crate) struct MetricsArgs {
 pub(crate) async fn run(args: MetricsArgs) -> VerbResult {
     let mut admin = admin::connect(&args.mesh).await?;
     let request = observe::request(Subject::Metrics, args.tenant.as_deref(), &args.from);
-    let answers = observe::begin(&mut admin, request).await?.whole().await?;
+    let answers = observe::begin(&mut admin, request).await?.collect().await?;
     output::line(merge(&answers).trim_end())
 }
 

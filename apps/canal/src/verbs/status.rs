@@ -53,7 +53,7 @@ pub(crate) async fn run(args: StatusArgs) -> VerbResult {
             ExitStatus::Partial,
             "status",
             "not every data plane is connected and up to date",
-            "",
+            "read the logs of those that the table shows as away or incomplete",
         ));
     }
     Ok(())

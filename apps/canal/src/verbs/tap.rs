@@ -220,7 +220,7 @@ async fn lines(running: &RunningWorld, gateway: &str, target: &str) -> VerbResul
                         ExitStatus::Unreachable,
                         format!("tap at {place}"),
                         problem,
-                        "",
+                        "start the tap again",
                     );
                     return Some((Err(failure), (body, buffer, place)));
                 }

@@ -66,7 +66,7 @@ async fn stay(args: &UpArgs, running: &Arc<RunningWorld>) -> VerbResult {
         bundled_topology::install_demo_keys(running).await?;
     }
     if args.quiet {
-        return gone(running).await;
+        return wait_for_removal(running).await;
     }
     let mut observer = WorldSampler::new(running.clone());
     if !std::io::stdout().is_terminal() {
@@ -99,7 +99,7 @@ async fn print_changes(observer: &mut WorldSampler) -> VerbResult {
     }
 }
 
-async fn gone(running: &Arc<RunningWorld>) -> VerbResult {
+async fn wait_for_removal(running: &Arc<RunningWorld>) -> VerbResult {
     while running.hosts().is_ok() {
         tokio::time::sleep(PERIOD).await;
     }
@@ -107,6 +107,6 @@ async fn gone(running: &Arc<RunningWorld>) -> VerbResult {
         ExitStatus::Missing,
         format!("world {}", running.name()),
         "was removed by another process",
-        "",
+        "bring it up again with `canal up`",
     ))
 }

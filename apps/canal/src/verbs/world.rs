@@ -164,12 +164,12 @@ fn decide_name(world: &str) -> VerbResult<String> {
 
 async fn down(world: &str) -> VerbResult {
     let name = decide_name(world)?;
-    let gone = name.clone();
-    running_world::blocking(move || World::down_by_name(&gone)).await?;
+    let removed = name.clone();
+    running_world::blocking(move || World::down_by_name(&removed)).await?;
     if World::list().is_ok_and(|worlds| worlds.is_empty()) {
         bundled_topology::forget_lasting();
     }
-    output::line(&format!("world {name} is gone"))
+    output::line(&format!("world {name} was removed"))
 }
 
 fn list(output: &OutputArgs) -> VerbResult {
@@ -238,10 +238,13 @@ async fn exec(world: Option<&str>, host: &str, argv: &[String]) -> VerbResult {
         .stdin(Stdio::inherit())
         .stdout(Stdio::inherit())
         .stderr(Stdio::inherit());
-    let status = command
-        .status()
-        .await
-        .map_err(|problem| VerbError::failed(host, format!("{}: {problem}", argv.join(" ")), ""))?;
+    let status = command.status().await.map_err(|problem| {
+        VerbError::failed(
+            host,
+            format!("{}: {problem}", argv.join(" ")),
+            "name a program that exists on this machine",
+        )
+    })?;
     match status.code() {
         Some(0) => Ok(()),
         // The caller expects the exit code of the command itself.

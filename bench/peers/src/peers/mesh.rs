@@ -26,6 +26,8 @@ pub(crate) const SECURE_SERVICE: &str = "10.79.255.1:80";
 
 /// Token of the gateway. Nothing else reaches this network.
 const TOKEN: &str = "bench";
+/// Shares of the tenant: its 10,000 services with 100,000 routes exceed the default ones.
+const SHARES: &str = "shares: {configurationBytes: 33554432, compiledBytes: 268435456, compiledResources: 200000, routeTableBytes: 1073741824}";
 /// A gateway has its configuration and certificates within this time.
 const READY_MAX: Duration = Duration::from_secs(30);
 
@@ -44,7 +46,7 @@ impl BenchMesh {
         let dir = place.dir.join(format!("mesh-{name}"));
         configure(
             &dir.join("config/bench"),
-            &(canal::tenant("bench", 1, "") + &more()),
+            &(canal::tenant("bench", 1, SHARES) + &more()),
             size,
         )?;
         place

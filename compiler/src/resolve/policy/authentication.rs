@@ -73,6 +73,7 @@ pub(in crate::resolve) fn resolve(
                 rule(&format!("spec.jwtRules[{at}]"), written, sets, &mut reading)
             }));
         }
+        // A broken object refuses every request, so its rules are not evaluated.
         if reading.broken.is_some() {
             rules.clear();
         }
@@ -138,6 +139,7 @@ fn rule(
     let mut claim_headers = Vec::new();
     for (at, to) in written.output_claim_to_headers.iter().enumerate() {
         let own = format!("{field}.outputClaimToHeaders[{at}]");
+        // Both parts are read, so that a broken entry reports all of its mistakes.
         let name = output(&format!("{own}.header"), &to.header, reading);
         match claim(to.claim.split('.')) {
             Ok(claim) => claim_headers.extend(name.map(|name| (name, claim))),

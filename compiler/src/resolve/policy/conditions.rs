@@ -38,6 +38,7 @@ pub(super) fn rule(
             None if reading.source.fault(&at).is_none() => {
                 reading.breaks(format!("{at}.source"), "the source is missing", "write it")
             }
+            // An entry that could not be decoded has a diagnostic already.
             None => {}
         }
     }
@@ -145,6 +146,7 @@ fn of_source(
             ("notRemoteIpBlocks", &source.not_remote_ip_blocks),
         ),
     ];
+    // Istio refuses the combination too: the lists would restrict the same identity twice.
     let has_accounts = source.service_accounts.is_some() || source.not_service_accounts.is_some();
     let others = [
         &source.principals,
@@ -162,6 +164,7 @@ fn of_source(
     }
     let mut all = clauses(context, field, &lists, reading);
     let domain = |value: &str| trust_domain(context.trust_domain, value).map(|m| (m, None));
+    // Not in `lists`: a trust domain is compared as the beginning of a principal.
     if source.trust_domains.is_some() || source.not_trust_domains.is_some() {
         let any = matches(
             &format!("{field}.trustDomains"),

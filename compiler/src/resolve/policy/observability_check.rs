@@ -73,6 +73,7 @@ fn access_paths<'a>(
     workload: &'a Workload,
     terminations: &[Termination],
 ) -> Vec<AccessPath<'a>> {
+    // Such a pod is dialled by its own address, where no hop parses HTTP or TLS.
     if workload.endpoints.is_empty() {
         let label = format!(
             "the pod {}/{}, which is behind no Service",

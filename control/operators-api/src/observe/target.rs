@@ -84,7 +84,7 @@ pub(super) fn decide(
                 "the request names no data plane; fix: name one that `canal status` lists",
             ));
         }
-        // Texts of several data planes could not be told apart in one stream.
+        // Texts of several data planes could not be distinguished in one stream.
         (Subject::ConfigDump | Subject::Logs, [_, _, ..]) => {
             return Err(Status::invalid_argument(
                 "the request names several data planes; fix: name one of them",

@@ -69,8 +69,8 @@ impl ShardSet {
 pub(super) struct ShardSetIndex {
     /// For every subset of every set: how many services share it, and the first of them.
     parts: HashMap<ShardSet, (u32, ServiceId), FixedState>,
-    /// For every whole set: how many services have exactly it, and the first of them.
-    whole: HashMap<ShardSet, (u32, ServiceId), FixedState>,
+    /// For every set: how many services have exactly this set, and the first of them.
+    sets: HashMap<ShardSet, (u32, ServiceId), FixedState>,
 }
 
 impl ShardSetIndex {
@@ -78,7 +78,7 @@ impl ShardSetIndex {
         for part in set.parts() {
             self.parts.entry(part).or_insert((0, service)).0 += 1;
         }
-        self.whole.entry(*set).or_insert((0, service)).0 += 1;
+        self.sets.entry(*set).or_insert((0, service)).0 += 1;
     }
     /// Reverts [`ShardSetIndex::add`]. The service recorded for the remaining uses may be the one
     /// that was removed.
@@ -92,14 +92,14 @@ impl ShardSetIndex {
             }
         }
         set.parts().for_each(|part| less(&mut self.parts, part));
-        less(&mut self.whole, *set);
+        less(&mut self.sets, *set);
     }
     /// Returns true if no other service's set contains this service's set or is contained in it.
     pub(super) fn is_alone(&self, set: &ShardSet) -> bool {
         self.parts.get(set).is_some_and(|(count, _)| *count == 1)
             && !set
                 .parts()
-                .any(|part| part != *set && self.whole.contains_key(&part))
+                .any(|part| part != *set && self.sets.contains_key(&part))
     }
     /// Returns a service whose backends are all in the set, or whose backends contain the set.
     pub(super) fn clash(&self, set: &ShardSet) -> Option<ServiceId> {
@@ -107,7 +107,7 @@ impl ShardSetIndex {
             return Some(*service);
         }
         set.parts()
-            .find_map(|part| self.whole.get(&part).map(|(_, service)| *service))
+            .find_map(|part| self.sets.get(&part).map(|(_, service)| *service))
     }
     /// Returns, summed over all pairs in the set, the number of services that share the pair.
     pub(super) fn pairs(&self, set: &ShardSet) -> u32 {

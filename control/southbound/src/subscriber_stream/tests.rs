@@ -54,7 +54,7 @@ fn each_subscriber_sees_its_scope_and_no_more() {
             node("alpha", "n0"),
             &[
                 "Tenant alpha",
-                "Gateway alpha/g1",
+                "GatewayReplica alpha/g1",
                 "Service alpha/shop/a",
                 "Service alpha/shop/b",
                 "Workload alpha/shop/a-0",
@@ -63,14 +63,18 @@ fn each_subscriber_sees_its_scope_and_no_more() {
         (
             "a node without workloads",
             node("beta", "n9"),
-            &["Tenant beta", "Gateway beta/g2", "Service beta/shop/x"],
+            &[
+                "Tenant beta",
+                "GatewayReplica beta/g2",
+                "Service beta/shop/x",
+            ],
         ),
         (
             "a gateway: all of the tenants it serves",
             gateway("g2"),
             &[
                 "Tenant beta",
-                "Gateway beta/g2",
+                "GatewayReplica beta/g2",
                 "Service beta/shop/x",
                 "Workload beta/shop/x-0",
                 "Route beta/HTTPRoute/shop/x/0",
@@ -100,7 +104,7 @@ fn every_kind_is_answered_once_in_order_even_with_nothing() {
     w.set("alpha", &shop(&["a"]));
     let all = [
         "Tenant +alpha",
-        "Gateway +alpha/g1",
+        "GatewayReplica +alpha/g1",
         "Service +alpha/shop/a",
         "Workload +alpha/shop/a-0",
     ];
@@ -138,7 +142,7 @@ fn new_things_come_parents_first_and_go_children_first() {
         "Route -alpha/HTTPRoute/shop/b/0",
         "Workload -alpha/shop/b-0",
         "Service -alpha/shop/b",
-        "Gateway -alpha/g1",
+        "GatewayReplica -alpha/g1",
         "Tenant -alpha",
     ];
     assert_eq!(c.settle(&w), want);
@@ -162,7 +166,7 @@ fn a_reconnect_sends_only_changed_resources() {
         .into_iter()
         .skip(3)
         .chain(["Route -alpha/HTTPRoute/shop/b/0".to_owned()]);
-    let want: Vec<String> = ["Tenant", "Gateway", "Service +alpha/shop/a"]
+    let want: Vec<String> = ["Tenant", "GatewayReplica", "Service +alpha/shop/a"]
         .map(str::to_owned)
         .into_iter()
         .chain(rest)
@@ -307,7 +311,7 @@ fn unreadable_resources_are_not_removed() {
     c.settle(&fresh);
     assert_eq!(
         c.names(),
-        ["Tenant alpha", "Gateway alpha/g1"],
+        ["Tenant alpha", "GatewayReplica alpha/g1"],
         "removals are sent once the subscriber accepts them"
     );
 }

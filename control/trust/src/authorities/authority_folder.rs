@@ -49,7 +49,12 @@ fn stamp(folder: &Path) -> FolderFingerprint {
 /// # Errors
 /// The file cannot be read, or is larger than [`CA_FILE_BYTES_MAX`].
 pub(crate) fn text(path: &Path) -> Result<Option<String>, String> {
-    let refused = |e: std::io::Error| format!("{}: {e}", path.display());
+    let refused = |e: std::io::Error| {
+        format!(
+            "{}: {e}; fix: make it readable for the controller",
+            path.display()
+        )
+    };
     let file = match std::fs::File::open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -61,7 +66,7 @@ pub(crate) fn text(path: &Path) -> Result<Option<String>, String> {
         .map_err(refused)?;
     if text.len() as u64 > CA_FILE_BYTES_MAX {
         return Err(format!(
-            "{}: more than {CA_FILE_BYTES_MAX} bytes",
+            "{}: more than {CA_FILE_BYTES_MAX} bytes; fix: write only the certificates or the key into it",
             path.display()
         ));
     }

@@ -44,7 +44,7 @@ impl std::str::FromStr for ExternalCa {
     fn from_str(s: &str) -> Result<Self, String> {
         let (domain, url) = s
             .split_once('=')
-            .ok_or("write TRUST_DOMAIN=URL, as in alpha.example=https://ca.alpha.example:8888")?;
+            .ok_or("there is no '='; fix: write TRUST_DOMAIN=URL, as in alpha.example=https://ca.alpha.example:8888")?;
         let domain = TrustDomain::new(domain).map_err(|e| e.to_string())?;
         let url = url.trim_end_matches('/').to_string();
         match url.parse::<Uri>() {
@@ -59,11 +59,17 @@ impl std::str::FromStr for ExternalCa {
 /// Reason why the external CA did not sign.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExternalCaError {
-    #[error("the external CA is unavailable: {0}; data planes keep their certificates and retry")]
+    #[error(
+        "the external CA is unavailable, so data planes keep their certificates and retry: {0}"
+    )]
     Unreachable(FetchError),
-    #[error("the external CA refused: {0}")]
+    #[error(
+        "the external CA refused: {0}; fix: correct its profile, or auth-key and profile in the domain's directory of --ca-dir"
+    )]
     Refused(String),
-    #[error("the external CA sent an invalid answer: {0}")]
+    #[error(
+        "the external CA sent an invalid answer: {0}; fix: check that the URL is that of a CFSSL API"
+    )]
     Answer(String),
     #[error("{0}")]
     Settings(String),
@@ -130,11 +136,20 @@ impl ExternalCaClient {
             .map_err(ExternalCaError::Settings)?;
         let uri: Uri = format!("{}/api/v1/cfssl/{path}", self.url)
             .parse()
-            .map_err(|_| ExternalCaError::Settings(format!("{} is not a URL", self.url)))?;
+            .map_err(|_| {
+                ExternalCaError::Settings(format!(
+                    "{} is not a URL; fix: correct --external-ca",
+                    self.url
+                ))
+            })?;
         let own = root
             .map(|pem| FetchClient::new(pem.as_bytes()))
             .transpose()
-            .map_err(|e| ExternalCaError::Settings(e.to_string()))?;
+            .map_err(|e| {
+                ExternalCaError::Settings(format!(
+                    "tls-root.pem: {e}; fix: write root certificates in PEM into it"
+                ))
+            })?;
         let client = own.as_ref().unwrap_or(&self.client);
         let mut attempt = 0;
         loop {

@@ -135,6 +135,7 @@ fn rule(name: &str, of: &str, to: &str, subset: &str) -> Arc<Resource> {
             query: vec![],
         }],
         filters: None,
+        attempts: None,
         action: RouteAction::Split(vec![Backend {
             weight: 1,
             target: BackendTarget::Service {
@@ -323,7 +324,7 @@ fn a_complete_state_removes_resources_that_it_lacks() {
 #[test]
 fn only_this_replicas_addresses_are_listeners() {
     let gateway = |replica: &str, address: &str| {
-        Arc::new(Resource::Gateway(Gateway {
+        Arc::new(Resource::GatewayReplica(GatewayReplica {
             tenant: "t".parse().unwrap(),
             replica: replica.parse().unwrap(),
             az: "az1".parse().unwrap(),

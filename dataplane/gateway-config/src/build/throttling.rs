@@ -97,8 +97,8 @@ impl SnapshotBuilder {
             .take_while(|(name, _)| name.starts_with(&prefix))
             .count();
         let Some(number) = self.number.filter(|_| addresses > 0) else {
-            // Outside the tier, clients choose among the tenant's gateways.
-            return 1.0 / self.gateways_of(&throttle.tenant).max(1) as f64;
+            // Outside the tier, clients choose among the tenant's replicas.
+            return 1.0 / self.replicas_of(&throttle.tenant).max(1) as f64;
         };
         let tables = self
             .tables
@@ -111,10 +111,10 @@ impl SnapshotBuilder {
         parts.sum::<f64>() / addresses as f64
     }
 
-    fn gateways_of(&self, tenant: &TenantName) -> usize {
-        self.gateways
+    fn replicas_of(&self, tenant: &TenantName) -> usize {
+        self.gateway_replicas
             .values()
-            .filter(|gateway| gateway.tenant == *tenant && !gateway.draining)
+            .filter(|replica| replica.tenant == *tenant && !replica.draining)
             .count()
     }
 }

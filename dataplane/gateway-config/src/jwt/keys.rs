@@ -199,6 +199,7 @@ fn bytes(text: Option<&String>) -> Option<Vec<u8>> {
 impl JwkKey {
     fn read(json: serde_json::Value) -> Option<Self> {
         let json: KeyJson = serde_json::from_value(json).ok()?;
+        // A key for encryption must not verify signatures (RFC 7517 §4.2).
         if json
             .purpose
             .as_deref()

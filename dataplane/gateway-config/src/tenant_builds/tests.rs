@@ -53,6 +53,7 @@ fn route(tenant: &str, service: &str, path: &str) -> Arc<Resource> {
             query: vec![],
         }],
         filters: None,
+        attempts: None,
         action: RouteAction::Split(vec![]),
     }))
 }

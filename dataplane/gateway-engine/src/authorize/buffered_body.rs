@@ -33,7 +33,7 @@ const BYTES_PER_SECOND_MIN: u32 = 1 << 10;
 pub(crate) struct BufferedBody {
     pub(crate) bytes: Bytes,
     /// True if `bytes` is the entire body.
-    pub(crate) whole: bool,
+    pub(crate) is_complete: bool,
     _permit: BodyPermit,
 }
 
@@ -41,21 +41,21 @@ pub(crate) struct BufferedBody {
 /// full timeout applies whatever the client sends.
 struct Deadline {
     began: Instant,
-    whole: Duration,
+    timeout: Duration,
 }
 
 impl Deadline {
     fn begin(worker: &Worker) -> Self {
         Self {
             began: Instant::now(),
-            whole: worker.shared.config.times.shown_body,
+            timeout: worker.shared.config.times.shown_body,
         }
     }
 
     /// Time left after `bytes` were read. A client that never stops sending can miss the deadline
     /// too.
     fn left(&self, worker: &Worker, bytes: usize) -> Result<Duration, ProxyError> {
-        let left = decide_left(self.whole, self.began.elapsed(), bytes);
+        let left = decide_left(self.timeout, self.began.elapsed(), bytes);
         if left.is_zero() {
             worker.counts.late(TimeoutKind::ShownBody);
             return Err(ProxyError::RequestTimeout);
@@ -64,11 +64,11 @@ impl Deadline {
     }
 }
 
-fn decide_left(whole: Duration, elapsed: Duration, bytes: usize) -> Duration {
+fn decide_left(timeout: Duration, elapsed: Duration, bytes: usize) -> Duration {
     let earned = Duration::from_secs(1).saturating_mul(u32::try_from(bytes).unwrap_or(u32::MAX))
         / BYTES_PER_SECOND_MIN;
-    whole
-        .min((whole / 3).saturating_add(earned))
+    timeout
+        .min((timeout / 3).saturating_add(earned))
         .saturating_sub(elapsed)
 }
 
@@ -226,21 +226,21 @@ pub(crate) async fn of_http2(
     stream.timer.disarm();
     // More may have been read than authorizers need; all of it is forwarded.
     stream.first = read.freeze();
-    let whole = stream.body.is_end_stream();
+    let is_complete = stream.body.is_end_stream();
     Ok(cut(
         BytesMut::from(&stream.first[..]),
         wanted,
-        whole,
+        is_complete,
         permit,
     ))
 }
 
 fn cut(mut shown: BytesMut, wanted: usize, done: bool, permit: BodyPermit) -> BufferedBody {
-    let whole = done && shown.len() <= wanted;
+    let is_complete = done && shown.len() <= wanted;
     shown.truncate(wanted);
     BufferedBody {
         bytes: shown.freeze(),
-        whole,
+        is_complete,
         _permit: permit,
     }
 }

@@ -104,6 +104,7 @@ pub(crate) async fn check(
     let request = proto::CheckRequest {
         attributes: Some(context(&authorizer)),
     };
+    // One tenant's slow authorizer must not gather requests without limit.
     let answered = match session.account.begin_ext_authz() {
         None => Err("authorizer_busy"),
         Some(_permit) => match tokio::time::timeout(
@@ -413,7 +414,7 @@ pub(crate) fn request<R: FullRequest>(
     if let Some(beginning) = about.body.filter(|_| authorizer.body_bytes > 0) {
         body =
             beginning.bytes[..beginning.bytes.len().min(authorizer.body_bytes as usize)].to_vec();
-        let partial = !beginning.whole || body.len() < beginning.bytes.len();
+        let partial = !beginning.is_complete || body.len() < beginning.bytes.len();
         headers.insert(PARTIAL_BODY.into(), partial.to_string());
     }
     // Bytes that are not UTF-8 go into `raw_body`.
@@ -434,6 +435,7 @@ pub(crate) fn request<R: FullRequest>(
         });
     let mut id = String::new();
     request.header("x-request-id", &mut |value| id = text(value));
+    // As in Envoy, -1 stands for a size that is not declared.
     let mut size = -1;
     request.header("content-length", &mut |value| {
         size = text(value).parse().unwrap_or(-1)

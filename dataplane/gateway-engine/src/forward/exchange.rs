@@ -16,10 +16,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use canal_gateway_http::head::RequestInfo;
 use canal_gateway_http::proxy_error::ProxyError;
+use canal_gateway_http::retry_policy::AttemptOutcome;
 use canal_gateway_io::body::{
     BodyError, BodyErrorCause, BodyPump, BodySink, BodySource, BodyStall, Http1Io,
 };
-use canal_gateway_io::buffer::{BLOCK, Outbox};
+use canal_gateway_io::buffer::Outbox;
 use canal_gateway_io::clock::{TimeoutKind, Timer};
 use canal_h1::{BodyReader, Framing, MessageRefusal, RequestKind, ResponseHead};
 use canal_hbone::CreditWait;
@@ -34,6 +35,7 @@ use crate::authorize::reauthorize::OngoingAuthorization;
 use crate::downstream_state::{Http1Downstream, Http2Downstream};
 use crate::endpoints::StreamPermit;
 use crate::finish::RequestRecord;
+use crate::forward::attempt_limits::{AttemptLimits, RETRY_BODY_BYTES_MAX};
 use crate::forward::http1;
 use crate::upstream::UpstreamLease;
 use crate::worker::Worker;
@@ -139,6 +141,32 @@ pub(crate) struct SuspendedExchange {
     up_reader: BodyReader,
 }
 
+/// A body of which a part was sent to an endpoint, and which begins again at another one.
+pub(crate) struct ReplayedBody {
+    up: BodyPump,
+    up_reader: BodyReader,
+}
+
+impl ReplayedBody {
+    /// True once the client's request was read to its end.
+    pub(crate) fn is_source_done(&self) -> bool {
+        self.up.is_source_done()
+    }
+}
+
+impl SuspendedExchange {
+    /// Returns the body, to be sent from its beginning to another endpoint.
+    pub(crate) fn into_replay(self) -> Option<ReplayedBody> {
+        ReplayedBody::of(self.up, self.up_reader)
+    }
+}
+
+impl ReplayedBody {
+    fn of(mut up: BodyPump, up_reader: BodyReader) -> Option<Self> {
+        up.rewind().then_some(Self { up, up_reader })
+    }
+}
+
 /// State of one exchange between a client and an endpoint.
 pub(crate) struct Exchange<'a> {
     worker: &'a Rc<Worker>,
@@ -175,6 +203,8 @@ pub(crate) struct Exchange<'a> {
     pub(crate) keep_alive: bool,
     /// Changes that the rule's filters make of the response's head.
     pub(crate) response_headers: Option<&'a HeaderModifier>,
+    /// Timeouts and retries that the rule asks for.
+    limits: Option<&'a mut AttemptLimits>,
 }
 
 /// Progress of a request's body: payload bytes, whether it is complete, whether it waits for the
@@ -234,9 +264,59 @@ impl<'a> Exchange<'a> {
             open,
             keep_alive: false,
             response_headers: None,
+            limits: None,
         };
         exchange.timer().watch(Some(exchange.open.tenant()));
         exchange
+    }
+
+    /// Applies the timeouts and retries that the rule asks for. With `keeps_body`, the body is kept
+    /// for a retry, as far as the limits permit.
+    pub(crate) fn limit_attempts(&mut self, limits: &'a mut AttemptLimits, keeps_body: bool) {
+        if keeps_body && limits.wants_body(self.ask) {
+            self.up.keep_for_replay(RETRY_BODY_BYTES_MAX);
+        }
+        self.limits = Some(limits);
+    }
+
+    /// Begins the body of a failed attempt again.
+    pub(crate) fn replay(&mut self, body: ReplayedBody) {
+        (self.up, self.up_reader) = (body.up, body.up_reader);
+    }
+
+    /// Returns the body for another attempt, if all of it that was read is available.
+    pub(crate) fn into_replay(self) -> Option<ReplayedBody> {
+        ReplayedBody::of(self.up, self.up_reader)
+    }
+
+    /// Ready if a time of the rule has passed.
+    fn poll_limits(&mut self, cx: &mut Context<'_>) -> Poll<ProxyError> {
+        let Some(limits) = &mut self.limits else {
+            return Poll::Pending;
+        };
+        limits.cover_body(self.worker, self.open.session(), &mut self.up);
+        let is_sent = self.up.is_source_done() || self.up_cut;
+        limits.poll_deadline(cx, self.worker, is_sent, self.phase == ExchangePhase::Body)
+    }
+
+    /// Returns whether the request is sent again instead of passing on a response with this head.
+    fn retries_response(&mut self, status: u16, grpc_status: Option<u8>) -> bool {
+        let Some(limits) = &mut self.limits else {
+            return false;
+        };
+        let outcome = AttemptOutcome::Response {
+            status,
+            grpc_status,
+        };
+        limits.grant_retry(self.worker, outcome, self.up.replay_bytes().is_some())
+    }
+
+    /// Drops what only a retry would need, because the client sees the response now.
+    fn forget_retries(&mut self) {
+        if let Some(limits) = &mut self.limits {
+            self.up.forget_replay();
+            limits.release();
+        }
     }
 
     /// Runs the exchange to its end.
@@ -253,7 +333,8 @@ impl<'a> Exchange<'a> {
                 ..
             }
         ) {
-            self.record.bytes_in += self.up.payload_bytes;
+            // The next attempt goes on with this body, and counts only what comes then.
+            self.record.bytes_in += std::mem::take(&mut self.up.payload_bytes);
             self.record.bytes_out += self.down.payload_bytes;
         }
         if let Some(status) = self.down.grpc_status {
@@ -307,9 +388,17 @@ impl<'a> Exchange<'a> {
             Poll::Ready(Err(fault)) => return self.fail(fault),
             _ => {}
         }
+        if self.phase != ExchangePhase::Rest
+            && let Poll::Ready(fault) = self.poll_limits(cx)
+        {
+            return self.fail(fault);
+        }
         if self.phase == ExchangePhase::Head {
             match self.poll_head(cx) {
-                Poll::Ready(Ok(())) => self.phase = ExchangePhase::Body,
+                Poll::Ready(Ok(())) => {
+                    self.phase = ExchangePhase::Body;
+                    self.forget_retries();
+                }
                 Poll::Ready(Err(fault)) => return self.fail(fault),
                 Poll::Pending => {
                     if let Poll::Ready(fault) = self.poll_gone(cx) {
@@ -348,13 +437,9 @@ impl<'a> Exchange<'a> {
         self.up.is_complete || self.up_cut
     }
 
-    /// Ends this part of an exchange that failed with `fault`. Returns the data with which the next
-    /// attempt continues the request. That is possible if the request did not reach the application
-    /// and all sent bytes are still available.
-    pub(crate) fn suspend(self, fault: &ProxyError) -> Option<SuspendedExchange> {
-        if *fault != ProxyError::UpstreamUndelivered {
-            return None;
-        }
+    /// Ends this part of an exchange whose request did not reach the application. Returns the data
+    /// with which the next attempt continues the request, if all sent bytes are still available.
+    pub(crate) fn suspend(self) -> Option<SuspendedExchange> {
         let UpstreamSide::Http1(mut back) = self.back else {
             return None;
         };
@@ -562,23 +647,9 @@ impl<'a> Exchange<'a> {
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<ProxyError> {
         match &mut self.front {
             DownstreamSide::Http1(client) => {
-                let Http1Downstream {
-                    wire,
-                    half_closed: ended,
-                    ..
-                } = &mut **client;
-                // A pipelined request may arrive early, so at most one block of it is read. While
-                // the request's body is read, that detects a close.
-                while (self.up.is_complete || self.up_cut) && !*ended && wire.inbox.len() < BLOCK {
-                    match wire.io.poll_fill(cx, &mut wire.inbox) {
-                        Poll::Pending => break,
-                        // A client that half-closes may still wait for the response.
-                        Poll::Ready(Ok(0)) => *ended = true,
-                        Poll::Ready(Ok(_)) => {}
-                        Poll::Ready(Err(_)) => return Poll::Ready(ProxyError::ClientGone),
-                    }
-                }
-                wire.io.poll_broken(cx).map(|_| ProxyError::ClientGone)
+                // While the request's body is read, that detects a close.
+                let reads = self.up.is_complete || self.up_cut;
+                http1::poll_gone(client, cx, reads).map(|()| ProxyError::ClientGone)
             }
             DownstreamSide::Http2(stream) => stream.respond.poll_reset(cx).map(|reset| {
                 if let (UpstreamSide::Http2(back), Ok(reason)) = (&mut self.back, reset) {
@@ -700,6 +771,8 @@ fn late_fault(late: TimeoutKind) -> ProxyError {
         | TimeoutKind::Client
         | TimeoutKind::ShownBody
         | TimeoutKind::Linger => ProxyError::ClientGone,
+        TimeoutKind::RouteRequest => ProxyError::RouteTimeout,
+        TimeoutKind::RouteAttempt => ProxyError::AttemptTimeout,
     }
 }
 

@@ -4,11 +4,13 @@
 //! The phases are in `pipeline`. Start with [`serve`].
 
 use std::rc::Rc;
+use std::task::{Context, Poll};
 
 use canal_gateway_config::RequestMutations;
 use canal_gateway_http::head::{Http1RoutingView, RequestInfo};
 use canal_gateway_http::heads::{self, Additions};
 use canal_gateway_http::proxy_error::ProxyError;
+use canal_gateway_io::buffer::BLOCK;
 use canal_h1::{RequestHead, RequestKind};
 
 use super::exchange::{DownstreamSide, UpstreamSide, http2_fault};
@@ -72,6 +74,31 @@ pub(crate) fn reauthorize_request(
             view.authority(),
         ),
     )
+}
+
+/// Ready if the client has left while it waits for the response. With `reads`, a close is found by
+/// reading; nothing else reads the connection then.
+pub(crate) fn poll_gone(
+    client: &mut Http1Downstream,
+    cx: &mut Context<'_>,
+    reads: bool,
+) -> Poll<()> {
+    let Http1Downstream {
+        wire,
+        half_closed: ended,
+        ..
+    } = client;
+    // A pipelined request may arrive early, so at most one block of it is read.
+    while reads && !*ended && wire.inbox.len() < BLOCK {
+        match wire.io.poll_fill(cx, &mut wire.inbox) {
+            Poll::Pending => break,
+            // A client that half-closes may still wait for the response.
+            Poll::Ready(Ok(0)) => *ended = true,
+            Poll::Ready(Ok(_)) => {}
+            Poll::Ready(Err(_)) => return Poll::Ready(()),
+        }
+    }
+    wire.io.poll_broken(cx).map(drop)
 }
 
 /// Authorizes an upgraded connection again.
@@ -158,10 +185,10 @@ impl HttpDownstream for Http1Client<'_> {
     type End = Http1End;
 
     fn head(&self) -> (Http1RoutingView<'_>, &[u8]) {
-        let view = self
-            .connection
-            .head
-            .view(self.connection.wire.inbox.bytes());
+        let inbox = &self.connection.wire.inbox;
+        // A request that is sent again has overwritten its head in the inbox.
+        let buf = self.head_copy.as_deref().unwrap_or(inbox.bytes());
+        let view = self.connection.head.view(buf);
         (Http1RoutingView::of(view, self.proto), view.authority())
     }
 
@@ -214,7 +241,7 @@ impl HttpDownstream for Http1Client<'_> {
         let Http1Downstream {
             wire, head, out, ..
         } = &mut *self.connection;
-        let buf = wire.inbox.bytes();
+        let buf = self.head_copy.as_deref().unwrap_or(wire.inbox.bytes());
         let view = head.view(buf);
         let hostname = routed
             .view
@@ -253,12 +280,16 @@ impl HttpDownstream for Http1Client<'_> {
         !info.has_body()
     }
 
-    fn begin_body(&mut self, session: &ClientSession) {
+    fn begin_body(&mut self, session: &ClientSession, keeps_head: bool) {
         let inbox = &mut self.connection.wire.inbox;
-        if session.is_policed() {
+        if keeps_head || session.is_policed() {
             self.head_copy = Some(inbox.bytes()[..self.len].into());
         }
         inbox.advance(self.len);
+    }
+
+    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        poll_gone(self.connection, cx, true)
     }
 
     fn exchange(&mut self) -> (DownstreamSide<'_>, OpenHead<'_>) {

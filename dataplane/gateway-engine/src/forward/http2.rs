@@ -4,6 +4,7 @@
 
 use std::pin::Pin;
 use std::rc::Rc;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use canal_gateway_config::RequestMutations;
@@ -166,7 +167,11 @@ impl HttpDownstream for Http2Client {
         self.is_bodyless
     }
 
-    fn begin_body(&mut self, _session: &ClientSession) {}
+    fn begin_body(&mut self, _session: &ClientSession, _keeps_head: bool) {}
+
+    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.stream.respond.poll_reset(cx).map(drop)
+    }
 
     fn exchange(&mut self) -> (DownstreamSide<'_>, OpenHead<'_>) {
         (

@@ -1,5 +1,5 @@
 //! Answers that the gateway gives itself, in every pairing of HTTP versions: redirects and direct
-//! responses. No endpoint receives the request, and the policies of the service judge it.
+//! responses. No endpoint receives the request, and the policies of the service authorize it.
 
 use std::net::SocketAddr;
 
@@ -81,22 +81,7 @@ async fn exchange(
         .uri(format!("http://web{path}"))
         .body(())
         .unwrap();
-    let sender = http2::connect(fixture).await;
-    let (response, _) = sender
-        .ready()
-        .await
-        .unwrap()
-        .send_request(request, true)
-        .unwrap();
-    let (parts, body) = response.await.unwrap().into_parts();
-    let lines: String = parts
-        .headers
-        .iter()
-        .map(|(name, value)| format!("{name}: {}\r\n", value.to_str().unwrap()))
-        .collect();
-    let body = http2::read_all(body).await.unwrap().0;
-    let body = String::from_utf8_lossy(&body).into_owned();
-    (parts.status.as_u16(), lines, body)
+    http2::exchange(fixture, request).await
 }
 
 async fn check(endpoint: SocketAddr, protocol: AppProtocol, over_http2: bool) {

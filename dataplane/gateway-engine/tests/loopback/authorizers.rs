@@ -137,7 +137,7 @@ async fn authorizer() -> (OriginServer, Arc<AuthorizerCalls>) {
 
 fn asking(fail_open: bool) -> Resource {
     Resource::Authorizer(Authorizer {
-        key: named("judge"),
+        key: named("ext-authz"),
         service: key(TENANT, "authz"),
         port: 80,
         timeout: Duration::from_millis(500) * canal_timing::slack(),
@@ -189,7 +189,7 @@ async fn authorizers_allow_deny_or_do_not_respond() {
         Resource::Workload(pod(TENANT, "authz-0", authz.address, "authz")),
         policy(
             "ask",
-            AuthorizationAction::Custom(named("judge")),
+            AuthorizationAction::Custom(named("ext-authz")),
             vec![PolicyRule::default()],
         ),
     ]);
@@ -236,7 +236,7 @@ async fn authorizers_allow_deny_or_do_not_respond() {
         assert_eq!(get(path).await.status, 403, "{path}");
         let labels = [
             format!("result=\"{why}\""),
-            "authorizer=\"default/judge\"".into(),
+            "authorizer=\"default/ext-authz\"".into(),
         ];
         assert_eq!(
             fixture.metric("canal_authorizer_requests_total", &[&labels[0], &labels[1]]),
@@ -299,7 +299,7 @@ async fn authorizers_are_shown_the_path_that_is_forwarded() {
         Resource::Workload(pod(TENANT, "authz-0", authz.address, "authz")),
         policy(
             "ask",
-            AuthorizationAction::Custom(named("judge")),
+            AuthorizationAction::Custom(named("ext-authz")),
             vec![PolicyRule::default()],
         ),
         asking(false),
@@ -387,7 +387,7 @@ async fn showing_bodies(time: Duration, origin: &OriginServer) -> (GatewayFixtur
         },
         &[origin.address],
     );
-    let Resource::Authorizer(judge) = asking(false) else {
+    let Resource::Authorizer(authorizer) = asking(false) else {
         panic!("an authorizer")
     };
     fixture.apply(vec![
@@ -395,12 +395,12 @@ async fn showing_bodies(time: Duration, origin: &OriginServer) -> (GatewayFixtur
         Resource::Workload(pod(TENANT, "authz-0", authz.address, "authz")),
         policy(
             "ask",
-            AuthorizationAction::Custom(named("judge")),
+            AuthorizationAction::Custom(named("ext-authz")),
             vec![PolicyRule::default()],
         ),
         Resource::Authorizer(Authorizer {
             body_bytes: 64 << 10,
-            ..judge
+            ..authorizer
         }),
     ]);
     (fixture, authz)
@@ -589,7 +589,7 @@ async fn authorizers_are_shown_bodies_that_arrive_whole_all_the_same() {
             },
             &[origin],
         );
-        let Resource::Authorizer(judge) = asking(false) else {
+        let Resource::Authorizer(authorizer) = asking(false) else {
             panic!("an authorizer")
         };
         fixture.apply(vec![
@@ -597,12 +597,12 @@ async fn authorizers_are_shown_bodies_that_arrive_whole_all_the_same() {
             Resource::Workload(pod(TENANT, "authz-0", authz.address, "authz")),
             policy(
                 "ask",
-                AuthorizationAction::Custom(named("judge")),
+                AuthorizationAction::Custom(named("ext-authz")),
                 vec![PolicyRule::default()],
             ),
             Resource::Authorizer(Authorizer {
                 body_bytes: 10,
-                ..judge
+                ..authorizer
             }),
         ]);
         let shown = || shown_body(&seen);
@@ -663,7 +663,7 @@ async fn ext_authz_checks_are_bounded_and_made_once_per_request() {
         Resource::Workload(pod(TENANT, "authz-0", authz.address, "authz")),
         policy(
             "ask",
-            AuthorizationAction::Custom(named("judge")),
+            AuthorizationAction::Custom(named("ext-authz")),
             vec![PolicyRule::default()],
         ),
         asking(false),

@@ -58,6 +58,7 @@ fn large(of: &str) -> Vec<Resource> {
             hosts: vec![],
             matches: all,
             filters: None,
+            attempts: None,
             action: RouteAction::Refuse {
                 status: CHANGED,
                 reason: "changed".into(),

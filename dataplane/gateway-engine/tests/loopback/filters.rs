@@ -1,10 +1,9 @@
 //! Filters of a rule, in every pairing of HTTP versions: what the endpoint receives, and what the
 //! client receives. A rule without filters changes nothing.
 
-use bytes::Bytes;
 use canal_model::program::{AppProtocol, Resource, RouteAction};
 use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteFilters, UrlRewrite};
-use http::{Request, Response};
+use http::Request;
 
 use crate::client::HttpClient;
 use crate::fixture::{EngineSetup, GatewayFixture, prefix, route, to};
@@ -67,8 +66,8 @@ async fn origin_1() -> OriginServer {
     .await
 }
 
-/// Sends a request with headers that the filters change, and returns the response's head and body,
-/// in lower case.
+/// Sends a request with headers that the filters change, and returns the header lines and the
+/// body of the response, in lower case.
 async fn exchange(fixture: &GatewayFixture, over_http2: bool, path: &str) -> (String, String) {
     if !over_http2 {
         let request = format!(
@@ -87,25 +86,8 @@ async fn exchange(fixture: &GatewayFixture, over_http2: bool, path: &str) -> (St
         .header("x-list", "own")
         .body(())
         .unwrap();
-    let sender = http2::connect(fixture).await;
-    let (response, _) = sender
-        .ready()
-        .await
-        .unwrap()
-        .send_request(request, true)
-        .unwrap();
-    let (head, body): (Response<()>, Bytes) = {
-        let (parts, body) = response.await.unwrap().into_parts();
-        let bytes = http2::read_all(body).await.unwrap().0;
-        (Response::from_parts(parts, ()), bytes.into())
-    };
-    let lines: String = head
-        .headers()
-        .iter()
-        .map(|(name, value)| format!("{name}: {}\r\n", value.to_str().unwrap()))
-        .collect();
-    let body = String::from_utf8_lossy(&body).to_ascii_lowercase();
-    (lines, body)
+    let (_, lines, body) = http2::exchange(fixture, request).await;
+    (lines, body.to_ascii_lowercase())
 }
 
 async fn check(origin: &OriginServer, protocol: AppProtocol, over_http2: bool) {

@@ -136,6 +136,7 @@ pub(crate) fn route(
         hosts: vec![],
         matches: vec![http],
         filters: None,
+        attempts: None,
         action,
     })
 }

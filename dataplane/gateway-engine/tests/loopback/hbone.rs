@@ -87,7 +87,7 @@ impl LoopbackMesh {
         );
         let bound = fixture.engine.hbone_addresses();
         let gateway = |tenant: &str, host| {
-            Resource::Gateway(Gateway {
+            Resource::GatewayReplica(GatewayReplica {
                 tenant: tenant.parse().unwrap(),
                 replica: "gw-1".parse().unwrap(),
                 az: "az1".parse().unwrap(),

@@ -51,6 +51,25 @@ fn request(method: &str, path: &str, fields: &[(&str, &str)]) -> Request<()> {
     builder.body(()).unwrap()
 }
 
+/// Sends a request without a body on a new connection. Returns the status, the header lines and the
+/// body of the response.
+pub(crate) async fn exchange(
+    fixture: &GatewayFixture,
+    request: Request<()>,
+) -> (u16, String, String) {
+    let sender = connect(fixture).await.ready().await;
+    let (response, _) = sender.unwrap().send_request(request, true).unwrap();
+    let (parts, body) = response.await.unwrap().into_parts();
+    let lines = parts
+        .headers
+        .iter()
+        .map(|(name, value)| format!("{name}: {}\r\n", value.to_str().unwrap()))
+        .collect();
+    let body = read_all(body).await.unwrap().0;
+    let body = String::from_utf8_lossy(&body).into_owned();
+    (parts.status.as_u16(), lines, body)
+}
+
 /// Sends the data as the window permits.
 pub(crate) async fn send_all(
     stream: &mut SendStream<Bytes>,

@@ -21,12 +21,14 @@ mod limits;
 mod observability;
 mod paths;
 mod policies;
+mod retries;
 mod shares;
 mod smuggling;
 mod sums;
 mod tcp;
 mod terminate;
 mod tier;
+mod timeouts;
 mod tokens;
 
 mod client;

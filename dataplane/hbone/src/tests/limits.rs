@@ -179,14 +179,14 @@ fn a_server_that_refuses_the_clients_certificate_is_named() {
     run(async {
         let (mut fixture, _t) =
             HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
-        let stranger = identity("spiffe://beta.example/ns/shop/sa/alice");
+        let foreign = identity("spiffe://beta.example/ns/shop/sa/alice");
         // The foreign client's domain trusts the server's domain; the server's domain trusts only
         // itself.
         let store = TrustStore::new(&fixture.registry);
         store
             .replace([fixture.ca.bundle("beta", "alpha.example", true, vec![])])
             .unwrap();
-        fixture.target.source = ClientIdentity::new(fixture.ca.credential(&stranger))
+        fixture.target.source = ClientIdentity::new(fixture.ca.credential(&foreign))
             .trusting(store.view(&"beta".parse().unwrap()));
         let e = fixture.open().await.unwrap_err();
         assert!(

@@ -55,7 +55,7 @@ async fn serve(incoming: IncomingConnect, written: Rc<Cell<usize>>) {
     }
 }
 
-async fn fixture(
+async fn start_fixture(
     server: ServerConfig,
 ) -> (
     HboneFixture,
@@ -64,31 +64,32 @@ async fn fixture(
 ) {
     let written = Rc::<Cell<usize>>::default();
     let counted = written.clone();
-    let (rig, trigger) = HboneFixture::new(PoolConfig::default(), server, move |incoming| {
+    let (fixture, trigger) = HboneFixture::new(PoolConfig::default(), server, move |incoming| {
         serve(incoming, counted.clone())
     })
     .await;
-    (rig, written, trigger)
+    (fixture, written, trigger)
 }
 
-async fn open(rig: &HboneFixture, port: u16) -> HboneStream {
-    rig.pool
-        .open(&rig.target, &to(port), HeaderMap::new())
+async fn open(fixture: &HboneFixture, port: u16) -> HboneStream {
+    fixture
+        .pool
+        .open(&fixture.target, &to(port), HeaderMap::new())
         .await
         .unwrap()
         .stream
 }
 
-async fn open_all(rig: &HboneFixture, port: u16, count: usize) -> Vec<HboneStream> {
-    join_all((0..count).map(|_| open(rig, port))).await
+async fn open_all(fixture: &HboneFixture, port: u16, count: usize) -> Vec<HboneStream> {
+    join_all((0..count).map(|_| open(fixture, port))).await
 }
 
 /// Exchanges bytes on a new stream of the one connection.
-async fn exchange(rig: &HboneFixture) {
+async fn exchange(fixture: &HboneFixture) {
     let exchanged = async {
-        let opened = rig
+        let opened = fixture
             .pool
-            .open(&rig.target, &to(ECHO), HeaderMap::new())
+            .open(&fixture.target, &to(ECHO), HeaderMap::new())
             .await
             .unwrap();
         assert!(opened.reused);
@@ -109,13 +110,13 @@ fn streams_that_the_client_does_not_read_hold_up_no_other() {
     for (port, window) in [(WRITES, 64 << 10), (WRITES_PIECES, 60 << 10)] {
         for count in [3, 4, 8, 99] {
             run(async {
-                let (rig, written, _trigger) = fixture(ServerConfig::default()).await;
-                let unread = open_all(&rig, port, count).await;
+                let (fixture, written, _trigger) = start_fixture(ServerConfig::default()).await;
+                let unread = open_all(&fixture, port, count).await;
                 until("their windows are full", || written.get() >= count * window).await;
-                exchange(&rig).await;
-                assert_eq!(rig.pool.size(), (1, count), "{count}");
+                exchange(&fixture).await;
+                assert_eq!(fixture.pool.size(), (1, count), "{count}");
                 drop(unread);
-                exchange(&rig).await;
+                exchange(&fixture).await;
             });
         }
     }
@@ -125,14 +126,14 @@ fn streams_that_the_client_does_not_read_hold_up_no_other() {
 fn streams_that_the_server_does_not_read_hold_up_no_other() {
     for count in [3, 4, 8, 99] {
         run(async {
-            let (rig, _written, _trigger) = fixture(ServerConfig::default()).await;
-            let mut unread = open_all(&rig, READS_NOTHING, count).await;
+            let (fixture, _written, _trigger) = start_fixture(ServerConfig::default()).await;
+            let mut unread = open_all(&fixture, READS_NOTHING, count).await;
             for stream in &mut unread {
                 stream.write_all(&[7; 64 << 10]).await.unwrap();
             }
-            exchange(&rig).await;
+            exchange(&fixture).await;
             drop(unread);
-            exchange(&rig).await;
+            exchange(&fixture).await;
         });
     }
 }
@@ -152,8 +153,8 @@ async fn read_chunk(stream: &mut HboneStream) -> std::io::Result<Option<Bytes>> 
 #[test]
 fn bytes_of_a_stalled_stream_are_kept_in_order_and_their_window_is_returned_when_they_are_read() {
     run(async {
-        let (rig, written, _trigger) = fixture(ServerConfig::default()).await;
-        let mut stream = open(&rig, WRITES_PIECES).await;
+        let (fixture, written, _trigger) = start_fixture(ServerConfig::default()).await;
+        let mut stream = open(&fixture, WRITES_PIECES).await;
         let first = read_chunk(&mut stream).await.unwrap().unwrap();
         until("the window is full", || written.get() >= 60 << 10).await;
         assert_eq!(poll_stalled(&mut stream), None);
@@ -180,7 +181,7 @@ fn a_reset_by_the_peer_follows_the_bytes_that_came_before_it() {
     run(async {
         let go = Rc::new(tokio::sync::Notify::new());
         let wait = go.clone();
-        let (rig, _trigger) = HboneFixture::new(
+        let (fixture, _trigger) = HboneFixture::new(
             PoolConfig::default(),
             ServerConfig::default(),
             move |incoming| {
@@ -194,7 +195,7 @@ fn a_reset_by_the_peer_follows_the_bytes_that_came_before_it() {
             },
         )
         .await;
-        let stream = RefCell::new(open(&rig, ECHO).await);
+        let stream = RefCell::new(open(&fixture, ECHO).await);
         until("it learns of the reset", || {
             go.notify_waiters();
             poll_stalled(&mut stream.borrow_mut()).is_some()
@@ -224,7 +225,7 @@ fn the_budget_ends_the_longest_stalled_stream() {
         };
         let streams = Rc::new(RefCell::new(Vec::new()));
         let kept = streams.clone();
-        let (rig, _trigger) = HboneFixture::new(
+        let (fixture, _trigger) = HboneFixture::new(
             PoolConfig::default(),
             server,
             move |incoming: IncomingConnect| {
@@ -244,7 +245,7 @@ fn the_budget_ends_the_longest_stalled_stream() {
         };
         let mut clients = Vec::new();
         for n in 1..=4 {
-            let mut client = open(&rig, ECHO).await;
+            let mut client = open(&fixture, ECHO).await;
             client.write_all(&[7; 1 << 10]).await.unwrap();
             clients.push(client);
             until("its bytes are charged", || {
@@ -256,7 +257,7 @@ fn the_budget_ends_the_longest_stalled_stream() {
             })
             .await;
         }
-        let mut client = open(&rig, ECHO).await;
+        let mut client = open(&fixture, ECHO).await;
         client.write_all(&[7; 1 << 10]).await.unwrap();
         let ended = RefCell::new(Vec::new());
         until("one is reset", || {
@@ -284,13 +285,13 @@ fn the_budget_ends_the_longest_stalled_stream() {
 }
 
 /// Relays each accepted connection to a tunnel, and counts those that run.
-async fn relay(listener: TcpListener, rig: Rc<HboneFixture>, running: Rc<Cell<usize>>) {
+async fn relay(listener: TcpListener, fixture: Rc<HboneFixture>, running: Rc<Cell<usize>>) {
     loop {
         let mut near = listener.accept().await.unwrap().0;
-        let (rig, running) = (rig.clone(), running.clone());
+        let (fixture, running) = (fixture.clone(), running.clone());
         running.set(running.get() + 1);
         tokio::task::spawn_local(async move {
-            let mut tunnel = open(&rig, ECHO).await;
+            let mut tunnel = open(&fixture, ECHO).await;
             let _ = copy::both(&mut near, &mut tunnel, &Meter::default(), None).await;
             running.set(running.get() - 1);
         });
@@ -329,18 +330,18 @@ fn relays_of_clients_that_never_read_end_with_them() {
             });
             let running = [(); 2].map(|()| Rc::<Cell<usize>>::default());
             let far = running[1].clone();
-            let (rig, _trigger) = HboneFixture::new(
+            let (fixture, _trigger) = HboneFixture::new(
                 PoolConfig::default(),
                 ServerConfig::default(),
                 move |incoming| deliver(incoming, address, far.clone()),
             )
             .await;
-            let (rig, front) = (
-                Rc::new(rig),
+            let (fixture, front) = (
+                Rc::new(fixture),
                 TcpListener::bind("127.0.0.1:0").await.unwrap(),
             );
             let near = front.local_addr().unwrap();
-            tokio::task::spawn_local(relay(front, rig.clone(), running[0].clone()));
+            tokio::task::spawn_local(relay(front, fixture.clone(), running[0].clone()));
             let clients = join_all((0..8).map(|_| async {
                 let mut client = TcpStream::connect(near).await.unwrap();
                 let piece = vec![7; 64 << 10];
@@ -382,8 +383,8 @@ fn relays_of_clients_that_never_read_end_with_them() {
 #[test]
 fn a_client_that_pauses_goes_on_where_it_stopped() {
     run(async {
-        let (rig, written, _trigger) = fixture(ServerConfig::default()).await;
-        let mut tunnel = open(&rig, WRITES).await;
+        let (fixture, written, _trigger) = start_fixture(ServerConfig::default()).await;
+        let mut tunnel = open(&fixture, WRITES).await;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap())
             .await

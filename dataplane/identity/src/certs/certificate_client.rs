@@ -46,7 +46,9 @@ pub enum CertificateRequestError {
     Refused(String),
     #[error("the controller failed: {0}")]
     Failed(String),
-    #[error("the controller did not answer within {TIMEOUT:?}")]
+    #[error(
+        "the controller did not answer within {TIMEOUT:?}; fix: check its load and the network to it"
+    )]
     Timeout,
     #[error("the controller's answer is unusable: {0}")]
     Answer(String),

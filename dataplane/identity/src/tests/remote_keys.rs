@@ -515,8 +515,8 @@ async fn a_peer_that_leaves_is_abandoned_at_the_key_server() {
 async fn a_refused_peer_gets_an_alert_and_a_revoked_one_is_detected() {
     let fixture = KeyClientFixture::new().await;
     // The certificate is of another CA, so the key server refuses it.
-    let stranger = TestCa::new("stranger");
-    let client = ClientIdentity::new(stranger.credential(&identity(ALICE)))
+    let foreign = TestCa::new("foreign");
+    let client = ClientIdentity::new(foreign.credential(&identity(ALICE)))
         .trusting(fixture.store.view(&"alpha".parse().unwrap()));
     let server = fixture.pair(BOB, KeyLocation::KeyServer, true).0;
     let (c, s) = handshake(&client, &server).await;

@@ -19,13 +19,13 @@ struct TestListener {
 impl TestListener {
     fn new() -> Self {
         let registry = Registry::new();
-        let door = Self {
+        let listener = Self {
             store: TrustStore::new(&registry),
             registry,
             ca: TestCa::new("alpha"),
         };
-        door.publish_bundle(vec![]);
-        door
+        listener.publish_bundle(vec![]);
+        listener
     }
 
     fn publish_bundle(&self, revoked: Vec<String>) {
@@ -103,17 +103,18 @@ fn certificates(pem: &str) -> Vec<CertificateDer<'static>> {
 
 #[tokio::test]
 async fn client_trust_follows_bundles_without_a_rebuild() {
-    let (door, next) = (TestListener::new(), TestCa::new("next"));
-    let client = ClientIdentity::new(door.ca.credential(&identity(ALICE))).trusting(door.view());
+    let (listener, next) = (TestListener::new(), TestCa::new("next"));
+    let client =
+        ClientIdentity::new(listener.ca.credential(&identity(ALICE))).trusting(listener.view());
     let (bob, config) = (expect(&[BOB]), client.config(&expect(&[BOB])));
-    let old = door.ca.issue_with(&identity(BOB), |_| {});
+    let old = listener.ca.issue_with(&identity(BOB), |_| {});
     let meets = async |srv: ServerIdentity| {
         let (near, far) = tokio::io::duplex(256 << 10);
         let (c, _) = tokio::join!(client.connect(near, &bob), srv.accept(far));
         c.map(|(_, id)| id).map_err(|e| e.refusal().name())
     };
     assert_eq!(
-        meets(server(fixed_credential(&old, &door.ca))).await,
+        meets(server(fixed_credential(&old, &listener.ca))).await,
         Ok(identity(BOB))
     );
     assert_eq!(
@@ -121,11 +122,12 @@ async fn client_trust_follows_bundles_without_a_rebuild() {
         Err("unknown_issuer")
     );
 
-    door.store
+    listener
+        .store
         .replace([next.bundle("alpha", "alpha.example", false, vec![])])
         .unwrap();
     assert_eq!(
-        meets(server(fixed_credential(&old, &door.ca))).await,
+        meets(server(fixed_credential(&old, &listener.ca))).await,
         Err("unknown_issuer"),
         "the old root is not trusted any more"
     );
@@ -218,12 +220,12 @@ fn wrong_chains(ca: &TestCa) -> Vec<CertificateCase> {
     cut.truncate(cut.len() - 9);
     let mut forged = certificates(&good.chain).remove(0).to_vec();
     *forged.last_mut().unwrap() ^= 1;
-    let stranger = other.issue_with(&alice, |_| {});
+    let foreign = other.issue_with(&alice, |_| {});
     let foreign = ca.issue_with(&identity(MALLORY), |_| {});
     vec![
         (
             "another root",
-            showing(ca, &stranger.key, certificates(&stranger.chain)),
+            showing(ca, &foreign.key, certificates(&foreign.chain)),
             HandshakeFailure::UnknownIssuer,
         ),
         (
@@ -258,7 +260,7 @@ fn wrong_chains(ca: &TestCa) -> Vec<CertificateCase> {
         ),
         (
             "without its key",
-            showing(ca, &stranger.key, certificates(&good.chain)),
+            showing(ca, &foreign.key, certificates(&good.chain)),
             HandshakeFailure::BadSignature,
         ),
         (
@@ -271,19 +273,23 @@ fn wrong_chains(ca: &TestCa) -> Vec<CertificateCase> {
 
 #[tokio::test]
 async fn every_fault_of_a_certificate_has_its_name() {
-    let door = TestListener::new();
-    let ca = &door.ca;
+    let listener = TestListener::new();
+    let ca = &listener.ca;
     let alice = identity(ALICE);
     let good = ca.issue_with(&alice, |_| {});
     for (name, config, want) in [wrong_certificates(ca), wrong_chains(ca)].concat() {
-        assert_eq!(door.refusal(config, door.server()).await, want, "{name}");
+        assert_eq!(
+            listener.refusal(config, listener.server()).await,
+            want,
+            "{name}"
+        );
     }
     // A valid certificate is accepted, which shows that the server was not the cause.
     let (near, far) = tokio::io::duplex(64 << 10);
     let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
     let (config, srv) = (
         showing(ca, &good.key, certificates(&good.chain)),
-        door.server(),
+        listener.server(),
     );
     let (_c, s) = tokio::join!(
         TlsConnector::from(config).connect(name, near),
@@ -302,9 +308,9 @@ async fn every_fault_of_a_certificate_has_its_name() {
 
 #[tokio::test]
 async fn every_fault_of_the_protocol_has_its_name() {
-    let door = TestListener::new();
+    let listener = TestListener::new();
     let all = rustls::crypto::aws_lc_rs::default_provider();
-    let right = door.ca.issue_with(&identity(ALICE), |_| {});
+    let right = listener.ca.issue_with(&identity(ALICE), |_| {});
     let tls13 = &rustls::version::TLS13;
     let chacha = CryptoProvider {
         cipher_suites: vec![cipher_suite::TLS13_CHACHA20_POLY1305_SHA256],
@@ -314,7 +320,7 @@ async fn every_fault_of_the_protocol_has_its_name() {
         kx_groups: vec![kx_group::SECP384R1],
         ..all.clone()
     };
-    let root = door.ca.root_pem();
+    let root = listener.ca.root_pem();
     let cases = [
         (
             "TLS 1.2",
@@ -346,7 +352,11 @@ async fn every_fault_of_the_protocol_has_its_name() {
         ),
     ];
     for (name, config, want) in cases {
-        assert_eq!(door.refusal(config, door.server()).await, want, "{name}");
+        assert_eq!(
+            listener.refusal(config, listener.server()).await,
+            want,
+            "{name}"
+        );
     }
     // The client does not trust the server, so the server receives an alert.
     let config = raw_client(
@@ -356,14 +366,15 @@ async fn every_fault_of_the_protocol_has_its_name() {
         tls13,
     );
     assert_eq!(
-        door.refusal(config, door.server()).await,
+        listener.refusal(config, listener.server()).await,
         HandshakeFailure::Alert
     );
     let (writer, empty) = Credential::empty(identity(BOB));
     drop(writer);
     let config = raw_client(Some(&right), &root, &provider(), tls13);
     assert_eq!(
-        door.refusal(config, server(empty).trusting(door.view()))
+        listener
+            .refusal(config, server(empty).trusting(listener.view()))
             .await,
         HandshakeFailure::NoOwnCertificate
     );
@@ -371,31 +382,32 @@ async fn every_fault_of_the_protocol_has_its_name() {
 
 #[tokio::test(start_paused = true)]
 async fn silent_and_vanishing_clients_have_a_reason_too() {
-    let door = TestListener::new();
+    let listener = TestListener::new();
     let (near, far) = tokio::io::duplex(1024);
     assert_eq!(
-        door.server().accept(far).await.unwrap_err().refusal(),
+        listener.server().accept(far).await.unwrap_err().refusal(),
         HandshakeFailure::Timeout
     );
     drop(near);
     let (near, far) = tokio::io::duplex(1024);
     drop(near);
     assert_eq!(
-        door.server().accept(far).await.unwrap_err().refusal(),
+        listener.server().accept(far).await.unwrap_err().refusal(),
         HandshakeFailure::Io
     );
 }
 
 #[tokio::test]
 async fn a_wrong_server_has_its_name() {
-    let door = TestListener::new();
-    let client = ClientIdentity::new(door.ca.credential(&identity(ALICE))).trusting(door.view());
+    let listener = TestListener::new();
+    let client =
+        ClientIdentity::new(listener.ca.credential(&identity(ALICE))).trusting(listener.view());
     let (near, far) = tokio::io::duplex(64 << 10);
-    let (expected, srv) = (expect(&[ALICE]), door.server());
+    let (expected, srv) = (expect(&[ALICE]), listener.server());
     let (c, _) = tokio::join!(client.connect(near, &expected), srv.accept(far));
     assert_eq!(c.unwrap_err().refusal(), HandshakeFailure::WrongIdentity);
     assert_eq!(
-        door.count("canal_tls_refused_total{side=\"client\",reason=\"wrong_identity\"}"),
+        listener.count("canal_tls_refused_total{side=\"client\",reason=\"wrong_identity\"}"),
         1
     );
 }
@@ -417,10 +429,13 @@ fn numbered(ca: &TestCa, id: &str, serial: u64) -> Credential {
 
 #[tokio::test]
 async fn a_revoked_peer_is_refused_and_its_open_connections_learn_of_it() {
-    let door = TestListener::new();
-    let (alice, bob) = (numbered(&door.ca, ALICE, 77), numbered(&door.ca, BOB, 78));
-    let client = ClientIdentity::new(alice.clone()).trusting(door.view());
-    let srv = server(bob).trusting(door.view());
+    let listener = TestListener::new();
+    let (alice, bob) = (
+        numbered(&listener.ca, ALICE, 77),
+        numbered(&listener.ca, BOB, 78),
+    );
+    let client = ClientIdentity::new(alice.clone()).trusting(listener.view());
+    let srv = server(bob).trusting(listener.view());
     let (near, far) = tokio::io::duplex(64 << 10);
     let expected = expect(&[BOB]);
     let (c, s) = tokio::join!(client.connect(near, &expected), srv.accept(far));
@@ -428,31 +443,31 @@ async fn a_revoked_peer_is_refused_and_its_open_connections_learn_of_it() {
     assert_eq!(s.peer_leaf().serial(), [77]);
     let (mut at_server, mut at_client) = (s.peer_trust().clone(), c.peer_trust().clone());
     // Another serial number, or the same one of another issuer, revokes nothing.
-    door.publish_bundle(vec![
-        door.ca.revocations(&[76]),
+    listener.publish_bundle(vec![
+        listener.ca.revocations(&[76]),
         TestCa::new("other").revocations(&[77]),
     ]);
     assert!(futures::poll!(std::pin::pin!(at_server.wait_for_loss())).is_pending());
-    door.publish_bundle(vec![door.ca.revocations(&[76, 77])]);
+    listener.publish_bundle(vec![listener.ca.revocations(&[76, 77])]);
     assert_eq!(at_server.wait_for_loss().await, TrustLoss::Revoked);
     assert!(
-        door.view().current().revokes(s.peer_leaf())
-            && !door.view().current().revokes(c.peer_leaf())
+        listener.view().current().revokes(s.peer_leaf())
+            && !listener.view().current().revokes(c.peer_leaf())
     );
     assert!(futures::poll!(std::pin::pin!(at_client.wait_for_loss())).is_pending());
     // The chain is in the cache and is refused anyway.
     let (_, s) = handshake(client.clone(), srv.clone(), &[BOB]).await;
     assert!(s.unwrap_err().contains("Revoked"));
     assert_eq!(
-        door.count("canal_tls_refused_total{side=\"server\",reason=\"revoked\"}"),
+        listener.count("canal_tls_refused_total{side=\"server\",reason=\"revoked\"}"),
         1
     );
     // An empty list restores the trust.
-    door.publish_bundle(vec![door.ca.revocations(&[])]);
+    listener.publish_bundle(vec![listener.ca.revocations(&[])]);
     let (_, s) = handshake(client.clone(), srv.clone(), &[BOB]).await;
     assert!(s.is_ok());
     // The next list revokes the server's certificate.
-    door.publish_bundle(vec![door.ca.revocations(&[78])]);
+    listener.publish_bundle(vec![listener.ca.revocations(&[78])]);
     assert_eq!(at_client.wait_for_loss().await, TrustLoss::Revoked);
     let (c, _) = handshake(client, srv, &[BOB]).await;
     assert!(c.unwrap_err().contains("Revoked"));
@@ -460,48 +475,48 @@ async fn a_revoked_peer_is_refused_and_its_open_connections_learn_of_it() {
 
 #[tokio::test]
 async fn a_revoked_intermediate_revokes_its_certificates() {
-    let door = TestListener::new();
-    let below = door.ca.intermediate("alpha intermediate", 5);
-    let client = ClientIdentity::new(numbered(&below, ALICE, 9)).trusting(door.view());
+    let listener = TestListener::new();
+    let below = listener.ca.intermediate("alpha intermediate", 5);
+    let client = ClientIdentity::new(numbered(&below, ALICE, 9)).trusting(listener.view());
     let (near, far) = tokio::io::duplex(64 << 10);
-    let (expected, srv) = (expect(&[BOB]), door.server());
+    let (expected, srv) = (expect(&[BOB]), listener.server());
     let (_c, s) = tokio::join!(client.connect(near, &expected), srv.accept(far));
     let mut trust_watch = s.unwrap().0.peer_trust().clone();
     // First the root revokes the leaf's number, which has no effect, and then the intermediate's.
-    door.publish_bundle(vec![door.ca.revocations(&[9])]);
+    listener.publish_bundle(vec![listener.ca.revocations(&[9])]);
     assert!(futures::poll!(std::pin::pin!(trust_watch.wait_for_loss())).is_pending());
-    door.publish_bundle(vec![door.ca.revocations(&[5])]);
+    listener.publish_bundle(vec![listener.ca.revocations(&[5])]);
     assert_eq!(trust_watch.wait_for_loss().await, TrustLoss::Revoked);
-    let (_, s) = handshake(client.clone(), door.server(), &[BOB]).await;
+    let (_, s) = handshake(client.clone(), listener.server(), &[BOB]).await;
     assert!(s.unwrap_err().contains("Revoked"));
     // An intermediate's list revokes certificates that the intermediate signed.
-    door.publish_bundle(vec![below.revocations(&[9])]);
-    let (_, s) = handshake(client, door.server(), &[BOB]).await;
+    listener.publish_bundle(vec![below.revocations(&[9])]);
+    let (_, s) = handshake(client, listener.server(), &[BOB]).await;
     assert!(s.unwrap_err().contains("Revoked"));
 }
 
 #[tokio::test]
 async fn a_revocation_list_by_another_key_is_no_word_about_anyone() {
-    let door = TestListener::new();
+    let listener = TestListener::new();
     // The list has the same issuer name but another key. An attacker who could issue such a list
     // could also omit revocations.
-    door.publish_bundle(vec![TestCa::new("alpha").revocations(&[1])]);
-    let alice = door.ca.issue_with(&identity(ALICE), |_| {});
-    let config = showing(&door.ca, &alice.key, certificates(&alice.chain));
+    listener.publish_bundle(vec![TestCa::new("alpha").revocations(&[1])]);
+    let alice = listener.ca.issue_with(&identity(ALICE), |_| {});
+    let config = showing(&listener.ca, &alice.key, certificates(&alice.chain));
     assert_eq!(
-        door.refusal(config, door.server()).await,
+        listener.refusal(config, listener.server()).await,
         HandshakeFailure::BadRevocationList
     );
 }
 
 #[tokio::test]
 async fn federated_peers_come_in_with_their_own_name_and_no_other_s() {
-    let door = TestListener::new();
+    let listener = TestListener::new();
     let beta = TestCa::new("beta");
-    let own = door.ca.bundle("alpha", "alpha.example", false, vec![]);
+    let own = listener.ca.bundle("alpha", "alpha.example", false, vec![]);
     let mallory = || {
         ClientIdentity::new(beta.credential(&identity(MALLORY)))
-            .trusting(trust_view(&beta, &door.ca))
+            .trusting(trust_view(&beta, &listener.ca))
     };
     /// Returns the trust view of beta's data planes.
     fn trust_view(beta: &TestCa, alpha: &TestCa) -> TrustView {
@@ -513,19 +528,20 @@ async fn federated_peers_come_in_with_their_own_name_and_no_other_s() {
         store.replace(both).unwrap();
         store.view(&"beta".parse().unwrap())
     }
-    let (_, s) = handshake(mallory(), door.server(), &[BOB]).await;
+    let (_, s) = handshake(mallory(), listener.server(), &[BOB]).await;
     assert!(
         s.unwrap_err()
             .contains("expected an identity of trust domain alpha.example")
     );
-    door.store
+    listener
+        .store
         .replace([
             own.clone(),
             beta.bundle("alpha", "beta.example", true, vec![]),
         ])
         .unwrap();
     let (near, far) = tokio::io::duplex(64 << 10);
-    let (expected, client, srv) = (expect(&[BOB]), mallory(), door.server());
+    let (expected, client, srv) = (expect(&[BOB]), mallory(), listener.server());
     let (c, s) = tokio::join!(client.connect(near, &expected), srv.accept(far));
     let ((s, peer), _c) = (s.unwrap(), c.unwrap());
     assert_eq!(
@@ -537,22 +553,22 @@ async fn federated_peers_come_in_with_their_own_name_and_no_other_s() {
     );
     // Beta's CA may sign identities of beta only, and alpha's CA identities of alpha only.
     let forged = beta.issue_with(&identity(ALICE), |_| {});
-    let config = showing(&door.ca, &forged.key, certificates(&forged.chain));
+    let config = showing(&listener.ca, &forged.key, certificates(&forged.chain));
     assert_eq!(
-        door.refusal(config, door.server()).await,
+        listener.refusal(config, listener.server()).await,
         HandshakeFailure::UnknownIssuer
     );
-    let forged = door.ca.issue_with(&identity(MALLORY), |_| {});
-    let config = showing(&door.ca, &forged.key, certificates(&forged.chain));
+    let forged = listener.ca.issue_with(&identity(MALLORY), |_| {});
+    let config = showing(&listener.ca, &forged.key, certificates(&forged.chain));
     assert_eq!(
-        door.refusal(config, door.server()).await,
+        listener.refusal(config, listener.server()).await,
         HandshakeFailure::UnknownIssuer
     );
     // The federation ends here.
     let mut trust_watch = s.peer_trust().clone();
-    door.store.replace([own]).unwrap();
+    listener.store.replace([own]).unwrap();
     assert_eq!(trust_watch.wait_for_loss().await, TrustLoss::Unfederated);
-    let (_, s) = handshake(mallory(), door.server(), &[BOB]).await;
+    let (_, s) = handshake(mallory(), listener.server(), &[BOB]).await;
     assert!(s.is_err());
 }
 
@@ -560,12 +576,13 @@ async fn federated_peers_come_in_with_their_own_name_and_no_other_s() {
 /// so no list names it.
 #[tokio::test]
 async fn a_blocked_identity_is_out_whatever_certificate_it_has() {
-    let door = TestListener::new();
-    let client =
-        |name: &str| ClientIdentity::new(door.ca.credential(&identity(name))).trusting(door.view());
+    let listener = TestListener::new();
+    let client = |name: &str| {
+        ClientIdentity::new(listener.ca.credential(&identity(name))).trusting(listener.view())
+    };
     let open = async |name: &str| {
         let (near, far) = tokio::io::duplex(256 << 10);
-        let (expected, client, srv) = (expect(&[BOB]), client(name), door.server());
+        let (expected, client, srv) = (expect(&[BOB]), client(name), listener.server());
         let (c, s) = tokio::join!(client.connect(near, &expected), srv.accept(far));
         (c.unwrap(), s.unwrap().0)
     };
@@ -574,24 +591,25 @@ async fn a_blocked_identity_is_out_whatever_certificate_it_has() {
     let mut trust_watch = at_bob.peer_trust().clone();
     let bundle = canal_model::trust::TrustBundle {
         blocked: vec![identity(ALICE)],
-        ..bundle_of(&door.ca)
+        ..bundle_of(&listener.ca)
     };
-    door.store
+    listener
+        .store
         .replace([Arc::new(canal_model::program::Resource::Bundle(bundle))])
         .unwrap();
     assert_eq!(trust_watch.wait_for_loss().await, TrustLoss::Revoked);
     assert!(
-        !door.view().current().revokes(other.peer_leaf()),
+        !listener.view().current().revokes(other.peer_leaf()),
         "another identity stays"
     );
-    let alice = door.ca.issue_with(&identity(ALICE), |_| {});
-    let config = showing(&door.ca, &alice.key, certificates(&alice.chain));
+    let alice = listener.ca.issue_with(&identity(ALICE), |_| {});
+    let config = showing(&listener.ca, &alice.key, certificates(&alice.chain));
     assert_eq!(
-        door.refusal(config, door.server()).await,
+        listener.refusal(config, listener.server()).await,
         HandshakeFailure::Revoked
     );
     assert!(
-        handshake(client(BOB), door.server(), &[BOB])
+        handshake(client(BOB), listener.server(), &[BOB])
             .await
             .1
             .is_ok()
@@ -599,14 +617,14 @@ async fn a_blocked_identity_is_out_whatever_certificate_it_has() {
     // As a server it is refused, too.
     let (refused, _) = handshake(
         client(BOB),
-        server(door.ca.credential(&identity(ALICE))).trusting(door.view()),
+        server(listener.ca.credential(&identity(ALICE))).trusting(listener.view()),
         &[ALICE],
     )
     .await;
     assert!(refused.is_err());
-    door.publish_bundle(vec![]);
+    listener.publish_bundle(vec![]);
     assert!(
-        handshake(client(ALICE), door.server(), &[BOB])
+        handshake(client(ALICE), listener.server(), &[BOB])
             .await
             .1
             .is_ok(),
@@ -690,15 +708,15 @@ async fn both_roots_are_trusted_during_a_rotation_and_the_old_one_is_marked() {
 
 #[tokio::test]
 async fn a_chain_is_verified_once_per_trust() {
-    let door = TestListener::new();
+    let listener = TestListener::new();
     let (client, srv) = (
-        ClientIdentity::new(door.ca.credential(&identity(ALICE))).trusting(door.view()),
-        door.server(),
+        ClientIdentity::new(listener.ca.credential(&identity(ALICE))).trusting(listener.view()),
+        listener.server(),
     );
     let counts = || {
         (
-            door.count("canal_tls_chains_total{result=\"verified\"}"),
-            door.count("canal_tls_chains_total{result=\"known\"}"),
+            listener.count("canal_tls_chains_total{result=\"verified\"}"),
+            listener.count("canal_tls_chains_total{result=\"known\"}"),
         )
     };
     for n in 0..3 {
@@ -708,14 +726,14 @@ async fn a_chain_is_verified_once_per_trust() {
     }
     // The same chain in the other role is verified again, because the permitted usage differs.
     let (c, _) = handshake(
-        ClientIdentity::new(door.ca.credential(&identity(BOB))).trusting(door.view()),
+        ClientIdentity::new(listener.ca.credential(&identity(BOB))).trusting(listener.view()),
         srv.clone(),
         &[BOB],
     )
     .await;
     assert!(c.is_ok());
     assert_eq!(counts(), (3, 5));
-    door.publish_bundle(vec![door.ca.revocations(&[4711])]);
+    listener.publish_bundle(vec![listener.ca.revocations(&[4711])]);
     let (c, s) = handshake(client, srv, &[BOB]).await;
     assert!(c.is_ok() && s.is_ok());
     assert_eq!(counts(), (5, 5));
@@ -730,13 +748,13 @@ fn bundle_of(ca: &TestCa) -> canal_model::trust::TrustBundle {
 
 #[test]
 fn unusable_bundle_leaves_its_tenant_as_it_was_and_changes_others() {
-    let door = TestListener::new();
-    let before = door.view().current().generation();
+    let listener = TestListener::new();
+    let before = listener.view().current().generation();
     let broken = |roots: Vec<String>, revoked: Vec<String>| {
         let b = canal_model::trust::TrustBundle {
             roots,
             revoked,
-            ..bundle_of(&door.ca)
+            ..bundle_of(&listener.ca)
         };
         Arc::new(canal_model::program::Resource::Bundle(b))
     };
@@ -756,13 +774,13 @@ fn unusable_bundle_leaves_its_tenant_as_it_was_and_changes_others() {
         ),
         (
             "no list",
-            broken(vec![door.ca.root_pem()], vec![list]),
+            broken(vec![listener.ca.root_pem()], vec![list]),
             "a revocation list cannot be read",
         ),
     ] {
-        let other = door.ca.bundle("gamma", "gamma.example", false, vec![]);
-        let gamma = door.store.view(&"gamma".parse().unwrap());
-        let error = door.store.replace([other, resource]).unwrap_err();
+        let other = listener.ca.bundle("gamma", "gamma.example", false, vec![]);
+        let gamma = listener.store.view(&"gamma".parse().unwrap());
+        let error = listener.store.replace([other, resource]).unwrap_err();
         assert!(
             error.contains(text) && error.contains("alpha/alpha.example"),
             "{name}: {error}"
@@ -772,20 +790,21 @@ fn unusable_bundle_leaves_its_tenant_as_it_was_and_changes_others() {
             "{name}: another tenant's bundle is in force"
         );
         assert!(
-            door.view()
+            listener
+                .view()
                 .current()
                 .knows(&"alpha.example".parse().unwrap()),
             "{name}: the last good one stays"
         );
     }
-    assert_eq!(door.view().current().generation(), before);
+    assert_eq!(listener.view().current().generation(), before);
     // The same bundle again is not a change.
-    door.publish_bundle(vec![]);
-    assert_eq!(door.view().current().generation(), before);
+    listener.publish_bundle(vec![]);
+    assert_eq!(listener.view().current().generation(), before);
     // Without any bundle, the bundle of this side's own certificate is used again.
-    door.store.replace([]).unwrap();
+    listener.store.replace([]).unwrap();
     assert!(
-        !door
+        !listener
             .view()
             .current()
             .knows(&"alpha.example".parse().unwrap())

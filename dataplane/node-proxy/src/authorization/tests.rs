@@ -383,14 +383,14 @@ fn refusals_name_the_policy_and_the_reason() {
     let no = refusal_of(
         vec![policy(
             "ask",
-            AuthorizationAction::Custom(key("judge")),
+            AuthorizationAction::Custom(key("ext-authz")),
             vec![],
         )],
         APP,
     );
     assert_eq!(
         no.why,
-        "alpha/b/ask calls alpha/b/judge, which only a gateway can do"
+        "alpha/b/ask calls alpha/b/ext-authz, which only a gateway can do"
     );
     let no = refusal_of(vec![], FOREIGN);
     assert_eq!(

@@ -94,7 +94,7 @@ fn state(outside: p::OutboundTrafficPolicy) -> Vec<p::Resource> {
             resolvers: vec!["192.0.2.53".parse().unwrap()],
             shares: Default::default(),
         }),
-        p::Resource::Gateway(p::Gateway {
+        p::Resource::GatewayReplica(p::GatewayReplica {
             tenant: "alpha".parse().unwrap(),
             replica: "gw1".parse().unwrap(),
             az: "az1".parse().unwrap(),

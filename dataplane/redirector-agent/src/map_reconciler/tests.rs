@@ -91,7 +91,7 @@ impl RedirectorMaps for SharedMemory {
         Ok(false)
     }
     fn start_steering(&mut self) -> Result<(), String> {
-        self.0.lock().unwrap().log.push("doors".into());
+        self.0.lock().unwrap().log.push("steering".into());
         Ok(())
     }
     fn receive(&mut self, edge: Ipv4Addr) -> Result<crate::receive::Receive, String> {

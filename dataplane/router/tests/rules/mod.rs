@@ -59,6 +59,7 @@ pub(crate) fn rule(name: &str, hosts: Vec<HostMatch>, matches: Vec<HttpMatch>) -
         hosts,
         matches,
         filters: None,
+        attempts: None,
         action: RouteAction::Split(vec![Backend {
             weight: 1,
             target: BackendTarget::Service {

@@ -9,7 +9,7 @@ use canal_model::ids::TenantName;
 use canal_model::program::{Resource, ResourceKind};
 use canal_wire::discovery::DeltaDiscoveryResponse;
 
-use super::{StateOwner, lock, whole};
+use super::{StateOwner, full_update, lock};
 use crate::state::{NackReason, ResourceState, ValidatedChange, examine};
 use crate::{ApplyFn, RefusedResource, Update, UpdateSource};
 
@@ -347,7 +347,7 @@ pub(crate) fn deliver_whole(
     let all = Update {
         origin,
         removals: delivered.missing_in(state),
-        ..whole(kinds, state)
+        ..full_update(kinds, state)
     };
     let refused = match call_apply(apply, &all, state) {
         Ok(list) => list,

@@ -107,7 +107,7 @@ impl Stand {
     }
 
     /// Returns all data of an observation and its end.
-    async fn whole(&mut self, id: u64) -> (Vec<u8>, ObserveEnd) {
+    async fn collect(&mut self, id: u64) -> (Vec<u8>, ObserveEnd) {
         let mut data = Vec::new();
         while let Some(answer) = self.answer().await {
             let cost = answer.data.len() as u64 + OBSERVE_ANSWER_COST;
@@ -226,7 +226,7 @@ async fn dumps_and_metrics_are_a_tenants_part_or_all() {
         (5, Subject::ConfigDump, "", "\"all\": \"xxx", "of"),
     ] {
         stand.begin(id, subject, tenant).await;
-        let (data, end) = stand.whole(id).await;
+        let (data, end) = stand.collect(id).await;
         let text = String::from_utf8(data).unwrap();
         assert!(
             end.reason.is_empty() && text.contains(has) && !text.contains(lacks),

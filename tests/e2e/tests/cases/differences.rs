@@ -101,7 +101,7 @@ pub(crate) fn compare_runs(
         let problems: Vec<Problem> = listed
             .unlisted(&found)
             .into_iter()
-            .chain(listed.gone(&found))
+            .chain(listed.missing(&found))
             .collect();
         if problems.is_empty() {
             return;
@@ -222,8 +222,8 @@ impl Differences {
 
     /// Listed differences that did not occur. Cases that did not run because their software is
     /// missing are left out.
-    fn gone(&self, found: &CaseDifferences) -> Vec<Problem> {
-        let mut gone = Vec::new();
+    fn missing(&self, found: &CaseDifferences) -> Vec<Problem> {
+        let mut missing = Vec::new();
         for (one, walked) in self
             .0
             .iter()
@@ -259,14 +259,14 @@ impl Differences {
                     "listed and gone, fix: remove it: {} {} {}",
                     one.id, one.case, one.roads
                 );
-                gone.push(Problem::of(
+                missing.push(Problem::of(
                     &one.case,
                     what,
                     format!(" {} (not on {off:?})", one.observed),
                 ));
             }
         }
-        gone
+        missing
     }
 
     /// Returns ids that docs/compatibility.md lacks, and ids there that no listed difference has.
@@ -363,13 +363,15 @@ fn unlisted_and_vanished_differences_are_reported() {
         "another observation is another difference"
     );
     assert_eq!(
-        list("case-1\ttcp:a\tdeclared-pod4\tz").gone(&found).len(),
+        list("case-1\ttcp:a\tdeclared-pod4\tz")
+            .missing(&found)
+            .len(),
         1
     );
-    assert!(list("case-1\ttcp:a\tall\ty").gone(&found).is_empty());
+    assert!(list("case-1\ttcp:a\tall\ty").missing(&found).is_empty());
     assert_eq!(
         list("case-1\ttcp:a\tdeclared-pod4,declared-pod6\ty")
-            .gone(&found)
+            .missing(&found)
             .len(),
         1,
         "listed for two roads, seen on one"
@@ -380,20 +382,20 @@ fn unlisted_and_vanished_differences_are_reported() {
     };
     let both = CaseDifferences::of(&[one(false, "x"), one(true, "y"), relayed.clone()]);
     assert!(
-        list("case-1\ttcp:a\tall\ty").gone(&both).is_empty(),
+        list("case-1\ttcp:a\tall\ty").missing(&both).is_empty(),
         "an undeclared port may be relayed"
     );
     let relayed = CaseDifferences::of(&[one(false, "x"), one(true, "x"), relayed]);
     assert_eq!(
-        list("case-1\ttcp:a\tall\ty").gone(&relayed).len(),
+        list("case-1\ttcp:a\tall\ty").missing(&relayed).len(),
         1,
         "nothing shows it"
     );
     let equal = CaseDifferences::of(&[one(false, "x"), one(true, "x")]);
-    assert_eq!(list("case-1\ttcp:a\tall\t*").gone(&equal).len(), 1);
-    assert!(list("case-1\ttcp:a\tall\t~").gone(&equal).is_empty());
+    assert_eq!(list("case-1\ttcp:a\tall\t*").missing(&equal).len(), 1);
+    assert!(list("case-1\ttcp:a\tall\t~").missing(&equal).is_empty());
     assert!(
-        list("case-1\ttcp:b\tall\t*").gone(&found).is_empty(),
+        list("case-1\ttcp:b\tall\t*").missing(&found).is_empty(),
         "it was not run"
     );
     let document = "| `case-1` | x |\n| `case-2` | y |\n";
@@ -414,7 +416,7 @@ fn unlisted_and_vanished_differences_are_reported() {
     );
     assert!(
         list(&list("case-1\ttcp:a\tall\t*").renewed(&found))
-            .gone(&found)
+            .missing(&found)
             .is_empty()
     );
 }

@@ -146,9 +146,10 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
             Hold::Tls(None)
         }),
         calls("calls with an unknown token", 20, 4, |setup| {
-            let stranger = Caller::with_token(&setup.mesh.world, ALPHA_NODE, &"0".repeat(64));
+            let unauthenticated =
+                Caller::with_token(&setup.mesh.world, ALPHA_NODE, &"0".repeat(64));
             // The call is expected to be refused.
-            let _ = stranger.get("alpha");
+            let _ = unauthenticated.get("alpha");
         }),
         calls("certificates of one pod, again and again", 20, 4, |setup| {
             let _ = node(setup).certificate(OWN, &request(&[OWN]), None);

@@ -181,7 +181,7 @@ fn ten_tenants_at_a_limit_at_once_leave_some_of_it_to_an_eleventh() {
         assert!(issued.is_ok(), "a certificate of the eleventh: {issued:?}");
     };
     let (pod, node_host) = ("t?/default/client-0", "t?-n1");
-    let judge =
+    let exhaust =
         |host: &str, to: SocketAddr, hold: Hold<'_>, limit: FullLimit, served: &dyn Fn()| {
             let before = limit.given_way(&mesh);
             beside(&mesh, host, to, &hold, || {
@@ -202,14 +202,14 @@ fn ten_tenants_at_a_limit_at_once_leave_some_of_it_to_an_eleventh() {
         kind: "gateway",
         name,
     };
-    judge(
+    exhaust(
         pod,
         gateway,
         Hold::Silent,
         of_gateway("gateway_connections"),
         &connects,
     );
-    judge(
+    exhaust(
         pod,
         gateway,
         Hold::Bytes(half_hello()),
@@ -220,6 +220,6 @@ fn ten_tenants_at_a_limit_at_once_leave_some_of_it_to_an_eleventh() {
         kind: "controller",
         name: "controller_unauthenticated_connections",
     };
-    judge(node_host, controller, Hold::Silent, unauthenticated, &calls);
+    exhaust(node_host, controller, Hold::Silent, unauthenticated, &calls);
     println!("all after {:?}", began.elapsed());
 }

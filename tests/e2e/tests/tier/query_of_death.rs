@@ -66,9 +66,14 @@ pub(super) struct QueryOfDeath<'a> {
 }
 
 impl QueryOfDeath<'_> {
-    /// Judges the losses of another service, whose tables named the replicas `table`. Returns
+    /// Checks the losses of another service, whose tables named the replicas `table`. Returns
     /// whether it shares no replica that died.
-    pub(super) fn judge(&self, name: &str, table: &BTreeSet<String>, report: &Value) -> bool {
+    pub(super) fn check_losses(
+        &self,
+        name: &str,
+        table: &BTreeSet<String>,
+        report: &Value,
+    ) -> bool {
         let Self {
             victim,
             placed,

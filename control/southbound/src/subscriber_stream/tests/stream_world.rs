@@ -41,7 +41,7 @@ pub(super) fn resources(name: &str, says: &TenantScript) -> Vec<Resource> {
     let key = |s: &str| format!("{name}/shop/{s}").parse().unwrap();
     let mut out = vec![Resource::Tenant(itself(&t))];
     out.extend(says.gateways.iter().map(|g| {
-        Resource::Gateway(program::Gateway {
+        Resource::GatewayReplica(program::GatewayReplica {
             tenant: t.clone(),
             replica: g.parse().unwrap(),
             az: "az1".parse().unwrap(),
@@ -115,6 +115,7 @@ pub(super) fn resources(name: &str, says: &TenantScript) -> Vec<Resource> {
                 query: vec![],
             }],
             filters: None,
+            attempts: None,
             action: RouteAction::Split(to.iter().map(backend).collect()),
         })
     }));

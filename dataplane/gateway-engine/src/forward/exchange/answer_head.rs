@@ -107,9 +107,11 @@ impl Exchange<'_> {
             };
             match ready!(back.wire.io.poll_fill(cx, &mut back.wire.inbox)) {
                 Ok(1..) => back.has_responded = true,
+                // The endpoint has processed the request, so it is not sent again.
                 Ok(0) if back.has_responded => {
                     return Poll::Ready(Err(ProxyError::UpstreamProtocol("truncated_head")));
                 }
+                // The endpoint's node reported that the application received nothing of it.
                 Ok(0) | Err(_)
                     if !back.has_responded
                         && back.wire.io.is_undelivered_beyond(back.sent_before) =>
@@ -166,6 +168,14 @@ impl Exchange<'_> {
 
     fn final_1(&mut self) -> Result<(), ProxyError> {
         let keep = self.keeps_client();
+        let UpstreamSide::Http1(back) = &self.back else {
+            return Ok(());
+        };
+        let view = back.head.view(back.wire.inbox.bytes());
+        let (status, grpc_status) = (view.status(), grpc_status_1(&view));
+        if self.retries_response(status, grpc_status) {
+            return Err(ProxyError::RetriedResponse(status));
+        }
         let UpstreamSide::Http1(back) = &mut self.back else {
             return Ok(());
         };
@@ -177,7 +187,7 @@ impl Exchange<'_> {
             ..
         } = &mut **back;
         let view = head.view(wire.inbox.bytes());
-        let (status, framing) = (view.status(), view.framing());
+        let framing = view.framing();
         *keeps = view.keep_alive() && !*has_stray_body;
         self.upgrade = view.is_tunnel();
         let to = heads::framing_to_1(framing, self.ask.client_protocol);
@@ -224,7 +234,7 @@ impl Exchange<'_> {
         self.down_framing = (framing, to);
         self.status = status;
         self.record.answered(status);
-        self.record.grpc_status = grpc_status_1(&view);
+        self.record.grpc_status = grpc_status;
         Ok(())
     }
 
@@ -298,6 +308,13 @@ impl Exchange<'_> {
         let keep = self.keeps_client();
         let (mut parts, body) = response.into_parts();
         let status = parts.status.as_u16();
+        let grpc_status = parts
+            .headers
+            .get("grpc-status")
+            .and_then(|v| v.to_str().ok()?.parse().ok());
+        if self.retries_response(status, grpc_status) {
+            return Err(ProxyError::RetriedResponse(status));
+        }
         // A body that the status or HEAD forbids is dropped, and its stream is reset. An HTTP/1.1
         // client would take it for the next response.
         let has_no_body = matches!(status, 204 | 304) || self.ask.kind == RequestKind::Head;
@@ -307,10 +324,7 @@ impl Exchange<'_> {
         }
         self.status = status;
         self.record.answered(status);
-        self.record.grpc_status = parts
-            .headers
-            .get("grpc-status")
-            .and_then(|v| v.to_str().ok()?.parse().ok());
+        self.record.grpc_status = grpc_status;
         match &mut self.front {
             DownstreamSide::Http1(client) => {
                 let framing = heads::framing_of_answer(self.ask, &parts, ended);

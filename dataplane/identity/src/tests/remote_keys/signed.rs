@@ -176,14 +176,14 @@ async fn remote_keys_serve_clients_of_every_kind() {
 async fn clients_present_certificates_as_the_terms_require() {
     let fixture = KeyClientFixture::new().await;
     let view = fixture.store.view(&"alpha".parse().unwrap());
-    let stranger = "spiffe://gamma.example/ns/x/sa/y";
+    let foreign = "spiffe://gamma.example/ns/x/sa/y";
     let cases = [
         (ClientCertificates::None, Some(ALICE), Ok(None)),
         (ClientCertificates::Optional, None, Ok(None)),
         (ClientCertificates::Optional, Some(ALICE), Ok(Some(ALICE))),
         (
             ClientCertificates::Optional,
-            Some(stranger),
+            Some(foreign),
             Err("wrong_trust_domain"),
         ),
         (ClientCertificates::Required, Some(ALICE), Ok(Some(ALICE))),
