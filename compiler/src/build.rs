@@ -4,17 +4,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use canal_model::ids::ServiceKey;
-use canal_model::ingress::host_order;
-use canal_model::program::{HostMatch, RouteRule};
+use canal_model::ids::{Namespace, ObjectName, ServiceKey};
+use canal_model::ingress::{ListenerFault, ListenerFaultReason, host_order};
+use canal_model::program::{HostMatch, RouteRule, VirtualHost};
 use canal_model::route_table::RouteTable;
 
+use crate::diagnostic_collector::DiagnosticCollector;
 use crate::ir::{Ir, ServiceIr};
-use crate::ir_ingress::{GatewayIr, ListenerIr, VirtualHost};
+use crate::ir_ingress::{GatewayIr, ListenerIr};
+use crate::limits::HOST_MATCHES_PER_TENANT_MAX;
 use crate::resolve::{Ingress, ResolvedTenant};
 
 /// Builds the IR; `None` if the tenant has no valid Tenant object and must not be published.
-pub(crate) fn build(checked: ResolvedTenant) -> Option<Ir> {
+pub(crate) fn build(checked: ResolvedTenant, report: &mut DiagnosticCollector) -> Option<Ir> {
     let tenant = checked.tenant?;
     let mut rules: BTreeMap<ServiceKey, Vec<Arc<RouteRule>>> = BTreeMap::new();
     for rule in checked.rules {
@@ -23,7 +25,8 @@ pub(crate) fn build(checked: ResolvedTenant) -> Option<Ir> {
             .or_default()
             .push(Arc::new(rule));
     }
-    let ingress = ingress(checked.ingress, &mut rules);
+    let mut ingress = ingress(checked.ingress, &mut rules);
+    close_beyond_limit(&mut ingress, report);
     let services = checked.services.into_iter().map(|(key, service)| {
         let routes = RouteTable::new(rules.remove(&key).unwrap_or_default());
         (key, ServiceIr { service, routes })
@@ -78,7 +81,52 @@ fn ingress(
             routes: RouteTable::new(rules.remove(&gateway.service).unwrap_or_default()),
             service: gateway.service.clone(),
             addresses: gateway.addresses.clone(),
+            id: ingress.ids.get(&gateway.service).copied(),
         }
     });
     gateways.collect()
+}
+
+/// Closes the listeners with whose hosts the tenant has more matches than its limit. Gateways
+/// compile the routes of a host together, and routes that several hosts have in common only once.
+fn close_beyond_limit(gateways: &mut [GatewayIr], report: &mut DiagnosticCollector) {
+    let mut left = HOST_MATCHES_PER_TENANT_MAX;
+    for gateway in gateways {
+        let mut matches: BTreeMap<(Namespace, ObjectName), usize> = BTreeMap::new();
+        for rule in gateway.routes.rules() {
+            let route = (rule.key.namespace.clone(), rule.key.name.clone());
+            *matches.entry(route).or_default() += rule.matches.len();
+        }
+        let mut counted: BTreeSet<BTreeSet<(Namespace, ObjectName)>> = BTreeSet::new();
+        for listener in &mut gateway.listeners {
+            let of_set = |routes: &BTreeSet<_>| -> usize {
+                routes.iter().filter_map(|route| matches.get(route)).sum()
+            };
+            let mut cost = 0_usize;
+            for host in &listener.virtual_hosts {
+                if counted.insert(host.routes.clone()) {
+                    cost = cost.saturating_add(of_set(&host.routes));
+                }
+            }
+            if let Some(rest) = left.checked_sub(cost) {
+                left = rest;
+                continue;
+            }
+            left = 0;
+            listener.virtual_hosts.clear();
+            let problem = format!(
+                "with its hosts the tenant's listeners have more than {HOST_MATCHES_PER_TENANT_MAX} matches of routes"
+            );
+            report.general(
+                format!(
+                    "listener {} of {} is closed: {problem}",
+                    listener.listener.name, gateway.service
+                ),
+                "use fewer hosts, or the same routes on all of them",
+            );
+            let reason = ListenerFaultReason::Invalid;
+            let fault = Arc::new(ListenerFault { reason, problem });
+            listener.listener.closed.get_or_insert(fault);
+        }
+    }
 }

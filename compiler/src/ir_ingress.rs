@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 
-use canal_model::ids::{Namespace, ObjectName, ServiceKey};
-use canal_model::ingress::Listener;
-use canal_model::program::{HostMatch, HttpMatch, RouteRule};
+use canal_model::ids::{ServiceId, ServiceKey};
+use canal_model::ingress::{Listener, ListenerProtocol};
+use canal_model::program::{HttpMatch, IngressGateway, IngressListener, RouteRule, VirtualHost};
 use canal_model::route_table::RouteTable;
 
 use crate::text;
@@ -18,6 +18,8 @@ use crate::text;
 pub struct GatewayIr {
     /// The service that stands for the Gateway.
     pub service: ServiceKey,
+    /// Id of that service; `None` if it has none yet, so that the Gateway is not served.
+    pub id: Option<ServiceId>,
     /// Addresses that the Gateway requests; if there are none, it gets one.
     pub addresses: Vec<IpAddr>,
     pub listeners: Vec<ListenerIr>,
@@ -34,16 +36,36 @@ pub struct ListenerIr {
     pub virtual_hosts: Vec<VirtualHost>,
 }
 
-/// A host on a listener, and the HTTPRoutes that apply to requests for it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VirtualHost {
-    /// The host; `None` means any.
-    pub host: Option<HostMatch>,
-    /// HTTPRoutes by namespace and name.
-    pub routes: BTreeSet<(Namespace, ObjectName)>,
-}
-
 impl GatewayIr {
+    /// Returns the Gateway as gateway replicas serve it, and its rules. A port is served if one of
+    /// its listeners is for HTTP; the others of that port are closed. `None` if no port is served.
+    pub fn into_program(self) -> Option<(IngressGateway, RouteTable)> {
+        let is_http = |listener: &Listener| listener.protocol == ListenerProtocol::Http;
+        let served: BTreeSet<u16> = self
+            .listeners
+            .iter()
+            .filter(|it| is_http(&it.listener))
+            .map(|it| it.listener.port)
+            .collect();
+        let listeners = self.listeners.into_iter();
+        let listeners = listeners.filter(|it| served.contains(&it.listener.port));
+        let listeners: Vec<IngressListener> = listeners
+            .map(|it| IngressListener {
+                is_open: it.listener.closed.is_none() && is_http(&it.listener),
+                name: it.listener.name,
+                port: it.listener.port,
+                host: it.listener.host,
+                virtual_hosts: it.virtual_hosts,
+            })
+            .collect();
+        let gateway = IngressGateway {
+            key: self.service,
+            id: self.id.filter(|_| !listeners.is_empty())?,
+            listeners,
+        };
+        Some((gateway, self.routes))
+    }
+
     /// Iterates over the rules and matches of a virtual host in match order.
     pub fn matches<'a>(
         &'a self,

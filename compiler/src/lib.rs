@@ -37,6 +37,8 @@ use std::sync::Arc;
 
 use canal_model::diagnostic::Diagnostic;
 use canal_model::ids::{AzName, ServiceId, ServiceKey, TenantName, TrustDomain};
+use canal_model::ingress::{IngressRequests, gateway_service};
+use canal_model::policy::canal::TenantSpec;
 use canal_model::policy::{Document, Object};
 use canal_model::program::Resource;
 use canal_model::tier::tier_service;
@@ -73,6 +75,8 @@ pub struct CompileOutput {
     pub claims: TenantClaims,
     /// Home AZs of services on the cloud tier, as far as the service or its tenant requests one.
     pub homes: BTreeMap<ServiceKey, AzName>,
+    /// What the tenant asks of the tier's ingress.
+    pub ingress: IngressRequests,
     /// Tenants and trust domains with which this tenant declares a federation. It takes effect once
     /// the other tenant declares it too.
     pub federations: BTreeSet<(TenantName, TrustDomain)>,
@@ -85,8 +89,8 @@ pub struct CompileOutput {
     pub is_stopped: bool,
 }
 
-/// Returns the services for which [`compile()`] needs ids. They include the tier's own service if
-/// the tenant is on the cloud tier.
+/// Returns the services for which [`compile()`] needs ids. They include those that stand for
+/// Gateways, and the tier's own service if the tenant is on the cloud tier.
 pub fn service_keys(tenant: &TenantName, documents: &[Arc<Document>]) -> BTreeSet<ServiceKey> {
     let keys = documents
         .iter()
@@ -99,10 +103,20 @@ pub fn service_keys(tenant: &TenantName, documents: &[Arc<Document>]) -> BTreeSe
                     name: metadata.name.clone(),
                 })
             }
-            Object::Tenant(own) if !own.spec.gateway_cidrs.is_empty() => Some(tier_service(tenant)),
+            Object::Gateway(gateway) => {
+                let metadata = &gateway.metadata;
+                gateway_service(tenant, &metadata.namespace, &metadata.name)
+            }
+            Object::Tenant(own) if has_tier_service(&own.spec) => Some(tier_service(tenant)),
             _ => None,
         });
     keys.collect()
+}
+
+/// Returns whether the tier has a service of its own in a tenant. Clients of an ingress network are
+/// outside the mesh: they dial no pods, and ask other name servers.
+pub(crate) fn has_tier_service(spec: &TenantSpec) -> bool {
+    !spec.gateway_cidrs.is_empty() && !spec.ingress_network
 }
 
 /// Compiles one tenant. Compiling never fails: broken input becomes an entry that fails closed, and
@@ -117,10 +131,15 @@ pub fn compile(input: &CompileInput<'_>) -> CompileOutput {
 pub fn compile_within(input: &CompileInput<'_>, max: CompiledSize) -> CompileOutput {
     let mut report = DiagnosticCollector::default();
     let mut budget = ResourceBudget::new(max);
-    let ir = build::build(resolve::resolve(input, &mut budget, &mut report));
+    let checked = resolve::resolve(input, &mut budget, &mut report);
+    let ir = build::build(checked, &mut report);
     let diagnostics = report.into_sorted();
     let claims = claims_of(input.tenant, ir.as_ref());
     let homes = ir.as_ref().map(|ir| ir.homes.clone()).unwrap_or_default();
+    let ingress = ir
+        .as_ref()
+        .map(|ir| ingress_of(input, ir))
+        .unwrap_or_default();
     let (federations, jwks) = ir
         .as_ref()
         .map(|ir| (ir.security.federations.clone(), ir.security.jwks.clone()))
@@ -141,6 +160,7 @@ pub fn compile_within(input: &CompileInput<'_>, max: CompiledSize) -> CompileOut
         diagnostics,
         claims,
         homes,
+        ingress,
         federations,
         jwks,
         size,
@@ -157,7 +177,24 @@ pub fn build_ir(input: &CompileInput<'_>) -> (Option<Ir>, Vec<Diagnostic>) {
         &mut ResourceBudget::new(CompiledSize::UNLIMITED),
         &mut report,
     );
-    (build::build(checked), report.into_sorted())
+    let ir = build::build(checked, &mut report);
+    (ir, report.into_sorted())
+}
+
+fn ingress_of(input: &CompileInput<'_>, ir: &Ir) -> IngressRequests {
+    let is_network = |document: &Arc<Document>| match &document.object {
+        Object::Tenant(own) => {
+            own.metadata.name.as_str() == input.tenant.as_str() && own.spec.ingress_network
+        }
+        _ => false,
+    };
+    let gateways = ir.ingress.iter();
+    IngressRequests {
+        is_network: input.documents.iter().any(is_network),
+        addresses: gateways
+            .map(|gateway| (gateway.service.clone(), gateway.addresses.clone()))
+            .collect(),
+    }
 }
 
 fn claims_of(tenant: &TenantName, ir: Option<&Ir>) -> TenantClaims {

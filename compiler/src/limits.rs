@@ -26,6 +26,9 @@ pub const DIRECT_RESPONSE_BODY_BYTES_MAX: usize = 4096;
 pub const BACKENDS_PER_RULE_MAX: usize = 256;
 /// Maximum number of hosts of one route object (Gateway API allows 16).
 pub const HOSTS_PER_ROUTE_MAX: usize = 256;
+/// Maximum number of matches that gateways compile for the hosts of a tenant's listeners: those of
+/// each distinct set of routes that is on a host of a Gateway.
+pub const HOST_MATCHES_PER_TENANT_MAX: usize = 262_144;
 /// Maximum number of gateway ranges of a tenant.
 pub const GATEWAY_RANGES_MAX: usize = 16;
 /// Maximum number of name servers that a tenant's pods may query: the capacity of the pod's BPF

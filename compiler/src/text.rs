@@ -5,9 +5,9 @@ use std::fmt::Display;
 
 use canal_model::program::{
     AppProtocol, Backend, BackendTarget, DirectAudience, DirectEndpoint, GatewayAddress,
-    GatewayReplica, HostMatch, HttpMatch, Node, OutboundTrafficPolicy, PathMatch, PolicyPaths,
-    RateLimit, Replica, Resource, RouteAction, RouteKey, RouteRule, Service, ServicePort, Tenant,
-    TextMatch, Throttle, TunnelProtocol, UpstreamPool, ValueMatch, Workload,
+    GatewayReplica, HostMatch, HttpMatch, IngressGateway, Node, OutboundTrafficPolicy, PathMatch,
+    PolicyPaths, RateLimit, Replica, Resource, RouteAction, RouteKey, RouteRule, Service,
+    ServicePort, Tenant, TextMatch, Throttle, TunnelProtocol, UpstreamPool, ValueMatch, Workload,
 };
 use canal_model::route_attempts::{
     AttemptPolicy, BackoffJitter, RetryBackoff, RouteTimeouts, TimeoutSpan,
@@ -27,6 +27,7 @@ pub fn resource(resource: &Resource) -> String {
         ]
         .concat()
         .join("\n"),
+        Resource::Ingress(it) => ingress(it),
         Resource::Workload(it) => workload(it),
         Resource::Route(it) => route(it),
         Resource::Node(it) => node(it),
@@ -75,13 +76,31 @@ fn replica(replica: &Replica) -> String {
 
 fn address(address: &GatewayAddress) -> String {
     let state = if address.open { "open" } else { "closed" };
+    let network = address.network.map(|vni| format!(" network {}", vni.get()));
     format!(
-        "address {} id {} az {} at {} {state}",
+        "address {} id {} az {} at {}{} {state}",
         address.service,
         address.id.get(),
         address.az,
-        list(&address.addresses)
+        list(&address.addresses),
+        network.unwrap_or_default()
     )
+}
+
+fn ingress(gateway: &IngressGateway) -> String {
+    let mut text = format!("ingress {} id {}", gateway.key, gateway.id.get());
+    for listener in &gateway.listeners {
+        let state = if listener.is_open { "open" } else { "closed" };
+        let (name, port, of) = (&listener.name, listener.port, host(listener.host.as_ref()));
+        text += &format!("\n  listener {name} {port} for {of} {state}");
+        for virtual_host in &listener.virtual_hosts {
+            let routes = virtual_host.routes.iter();
+            let routes: Vec<String> = routes.map(|(ns, name)| format!("{ns}/{name}")).collect();
+            let of = host(virtual_host.host.as_ref());
+            text += &format!("\n    host {of} routes {}", list(&routes));
+        }
+    }
+    text
 }
 
 pub(crate) fn throttle(throttle: &Throttle) -> String {

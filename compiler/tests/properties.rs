@@ -126,6 +126,10 @@ fn check_sound(resources: &[Resource]) {
             read.as_ref().is_ok_and(|read| resource.reads_as(read)),
             "data planes read {resource:?} as {read:?}"
         );
+        if let Resource::Ingress(gateway) = resource {
+            let listeners = gateway.listeners.iter();
+            ports.insert(gateway.key.clone(), listeners.map(|it| it.port).collect());
+        }
         if let Resource::Service(service) = resource {
             ports.insert(
                 service.key.clone(),

@@ -3,6 +3,7 @@
 
 mod budget;
 mod golden;
+mod host_matches;
 mod limits;
 mod parsed_tenant;
 mod policy_limits;

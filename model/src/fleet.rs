@@ -3,7 +3,7 @@
 //! in [`crate::plan`].
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -124,7 +124,19 @@ pub struct Demands {
     pub services: BTreeMap<ServiceId, Demand>,
     /// The address ranges in `gatewayCidrs` of each tenant.
     pub ranges: BTreeMap<TenantName, Vec<IpNet>>,
+    pub ingress: IngressDemands,
     pub rules: ShardingRules,
+}
+
+/// The demands of Gateways for addresses on networks of clients.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct IngressDemands {
+    /// VNIs of the ingress networks; their ranges are in [`Demands::ranges`].
+    pub networks: BTreeMap<TenantName, Vni>,
+    /// All Gateways, with the addresses that they request; one without addresses gets any.
+    pub requested: BTreeMap<ServiceId, Vec<IpAddr>>,
+    /// The number of Gateways of each tenant that may have an address.
+    pub max: BTreeMap<TenantName, u64>,
 }
 
 /// A set of buckets of one service.

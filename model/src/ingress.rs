@@ -2,7 +2,9 @@
 //! apply. A Gateway is a service of its tenant, to which only such clients connect. Start at
 //! [`Listener`].
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::ids::{Namespace, ObjectName, ServiceKey, TenantName};
@@ -23,6 +25,11 @@ pub fn gateway_service(
         namespace: namespace.clone(),
         name: ObjectName::new(&format!("{gateway}{GATEWAY_SUFFIX}")).ok()?,
     })
+}
+
+/// Returns whether a service stands for a Gateway.
+pub fn is_gateway_service(key: &ServiceKey) -> bool {
+    key.name.as_str().ends_with(GATEWAY_SUFFIX)
 }
 
 /// One listener of a Gateway, of the Gateway's own or of a ListenerSet.
@@ -96,6 +103,16 @@ impl ListenerFaultReason {
             Self::InvalidRouteKinds => "InvalidRouteKinds",
         }
     }
+}
+
+/// What a tenant's objects ask of the tier's ingress.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct IngressRequests {
+    /// True if the tenant is an ingress network: its clients are outside the mesh, and its
+    /// `gatewayCidrs` are the pool of addresses for the Gateways of all tenants.
+    pub is_network: bool,
+    /// Addresses that the Gateways request; one without addresses gets any.
+    pub addresses: BTreeMap<ServiceKey, Vec<IpAddr>>,
 }
 
 /// Returns the order of hosts by specificity: the host that a request's name is compared with first

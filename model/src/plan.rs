@@ -6,10 +6,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::fleet::Placement;
+use crate::fleet::{Demands, Placement};
 use crate::ids::{AzName, ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni};
+use crate::ingress::is_gateway_service;
 use crate::program::{BUCKETS, BucketTable, CHAIN_LENGTH_MAX};
 
 /// A complete plan. It can be stored on disk (serde), and it is the parent of the next plan.
@@ -32,12 +34,42 @@ pub struct PlannedService {
     pub vni: Vni,
     /// Gateway number: it selects the service's address in each AZ's part of the tenant's ranges.
     /// It counts from 1 and never changes.
+    /// A Gateway's may change, and is 0 if it has no address.
     pub number: u32,
+    /// The network that has the addresses of a Gateway; `None` for any other service, and for a
+    /// Gateway without an address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<IngressNetwork>,
     /// Placement of the service; `None` if there is no backend at all.
     pub placement: Option<Placement>,
     /// Bucket tables by AZ. An AZ that the service left keeps its table while sessions are there.
     #[serde(serialize_with = "tables_out", deserialize_with = "tables_in")]
     pub tables: BTreeMap<AzName, Arc<PlannedTable>>,
+}
+
+/// A network of clients outside the mesh, which has addresses of Gateways.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IngressNetwork {
+    /// The tenant that is the network.
+    pub tenant: TenantName,
+    pub vni: Vni,
+}
+
+impl PlannedService {
+    /// Returns the ranges that have the service's addresses; none for a Gateway without an address.
+    pub fn ranges<'a>(&self, demands: &'a Demands) -> &'a [IpNet] {
+        if self.network.is_none() && is_gateway_service(&self.key) {
+            return &[];
+        }
+        let ranges = demands.ranges.get(self.address_owner());
+        ranges.map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns the tenant whose ranges have the service's addresses.
+    pub fn address_owner(&self) -> &TenantName {
+        let network = self.network.as_ref();
+        network.map_or(&self.key.tenant, |network| &network.tenant)
+    }
 }
 
 /// A bucket table with the planner's knowledge about it.

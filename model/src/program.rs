@@ -145,6 +145,8 @@ resource_kinds! {
     /// planes of other versions read too.
     GatewayReplica(GatewayReplica) = "Gateway", Traffic, OwnerColumn::Tenant(|g| &g.tenant), |g| format!("{}/{}", g.tenant, g.replica);
     Service(Service) = "Service", Traffic, OwnerColumn::Tenant(|s| &s.key.tenant), |s| s.key.to_string();
+    /// A Gateway for clients outside the mesh, which is not a replica.
+    Ingress(IngressGateway) = "IngressGateway", Traffic, OwnerColumn::Tenant(|g| &g.key.tenant), |g| g.key.to_string();
     Workload(Workload) = "Workload", Traffic, OwnerColumn::Tenant(|w| &w.tenant), Workload::uid;
     Route(RouteRule) = "Route", Traffic, OwnerColumn::Tenant(|r| &r.key.tenant), |r| r.key.to_string();
     /// This resource and those up to `Throttle` belong to the cloud tier.
@@ -319,6 +321,40 @@ pub enum AppProtocol {
     Grpc,
     /// Opaque bytes.
     Tcp,
+}
+
+/// A Gateway as gateway replicas serve it. Its rules are the routes whose parent is its service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IngressGateway {
+    /// The service that stands for the Gateway.
+    pub key: ServiceKey,
+    pub id: ServiceId,
+    /// Listeners of the ports that are served, in the order of their objects.
+    pub listeners: Vec<IngressListener>,
+}
+
+/// One listener of a Gateway as gateway replicas serve it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IngressListener {
+    /// Name among the Gateway's listeners.
+    pub name: String,
+    pub port: u16,
+    /// Host of the requests that the listener takes; `None` means any that no other listener of the
+    /// port takes.
+    pub host: Option<HostMatch>,
+    /// False if the listener answers all its requests with 404.
+    pub is_open: bool,
+    /// Hosts of the listener's routes as these name them, the most specific first.
+    pub virtual_hosts: Vec<VirtualHost>,
+}
+
+/// A host on a listener, and the HTTPRoutes that apply to requests for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VirtualHost {
+    /// The host; `None` means any.
+    pub host: Option<HostMatch>,
+    /// HTTPRoutes by namespace and name.
+    pub routes: BTreeSet<(Namespace, ObjectName)>,
 }
 
 /// A running program with an identity, such as a pod.
@@ -602,14 +638,16 @@ pub struct Replica {
 }
 
 /// The *gateway address* of a service: the address at which a tenant's clients in (or nearest to)
-/// an AZ reach it.
+/// an AZ reach it. That of a Gateway is on the network of its clients, outside the tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayAddress {
     pub service: ServiceKey,
     pub id: ServiceId,
     pub az: AzName,
-    /// Addresses in the tenant's address space; at most one of each family.
+    /// Addresses in the tenant's address space, or in that of `network`; at most one of each family.
     pub addresses: Vec<IpAddr>,
+    /// VNI of the ingress network that has the addresses; `None` for the tenant's own network.
+    pub network: Option<Vni>,
     /// False if no backend of the service is healthy in this AZ: clients should try another AZ
     /// first.
     pub open: bool,

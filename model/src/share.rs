@@ -198,6 +198,8 @@ share_kinds! {
             "Changes that wait for the controller's writer or are being compiled for it.";
         QueuedChangeBytes, "queuedChangeBytes", "queued_change_bytes", "bytes", Share::Percent(25),
             "Bytes of the changes that wait for the controller's writer.";
+        IngressAddresses, "ingressAddresses", "ingress_addresses", "addresses", Share::Amount(16),
+            "Gateways of a tenant that have an address on a network of clients outside the mesh.";
         EdgeMapEntries, "edgeMapEntries", "edge_map_entries", "entries", Share::Percent(25),
             "Entries of one BPF map of an edge or a redirector.";
         KeyServerRequests, "keyServerRequests", "key_server_requests", "requests", Share::Percent(13),

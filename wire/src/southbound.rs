@@ -10,6 +10,7 @@ mod encode;
 mod encode_authorization;
 mod encode_tier;
 mod encode_trust;
+mod ingress;
 pub mod manifest;
 pub mod parts;
 pub mod refused;
@@ -122,6 +123,7 @@ codecs! {
     Tenant = wire::Tenant, decode::tenant;
     GatewayReplica = wire::Gateway, decode::gateway;
     Service = wire::Service, decode::service;
+    Ingress = wire::IngressGateway, ingress::decode;
     Workload = wire::Workload, decode::workload;
     Route = wire::Route, decode::route;
     Node = wire::Node, decode_tier::node;

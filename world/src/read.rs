@@ -461,6 +461,7 @@ fn tenant(tree: &YamlNode, file: &Path, findings: &mut TopologyProblems) -> Opti
         .unwrap_or(OutsideTraffic::Deny);
     let pods = pod_cidrs(&mut fields, findings);
     let gateway_cidrs = gateway_cidrs(&mut fields, findings);
+    let ingress_network = fields.flag("ingressNetwork", false, findings);
     let home_az = fields.text("homeAz", findings);
     let dns = fields.flag("dns", false, findings);
     let keys = fields.tree("keys").and_then(|tree| keys(tree, findings));
@@ -483,6 +484,7 @@ fn tenant(tree: &YamlNode, file: &Path, findings: &mut TopologyProblems) -> Opti
         pods6,
         service_cidrs,
         gateway_cidrs: gateway_cidrs?,
+        ingress_network,
         home_az,
         dns,
         keys,

@@ -120,6 +120,9 @@ fn tenant_object(tenant: &TenantTopology) -> Value {
     if let Some((four, six)) = tenant.gateway_cidrs {
         object["spec"]["gatewayCidrs"] = json!([four.to_string(), six.to_string()]);
     }
+    if tenant.ingress_network {
+        object["spec"]["ingressNetwork"] = json!(true);
+    }
     if let Some(az) = &tenant.home_az {
         object["spec"]["homeAz"] = json!(az);
     }

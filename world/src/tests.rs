@@ -265,7 +265,7 @@ const IN_FIELDS: &[Mistake] = &[
         from: "  vni: 101\n",
         to: "  vni: 101\n  colour: red\n",
         answers: &[
-            "13: a tenant has no field `colour`; remove it; valid fields: name, vni, trustDomain, outboundTrafficPolicy, podCidrs, gatewayCidrs, homeAz, dns, keys, serviceCidrs, config, nodes, pods",
+            "13: a tenant has no field `colour`; remove it; valid fields: name, vni, trustDomain, outboundTrafficPolicy, podCidrs, gatewayCidrs, ingressNetwork, homeAz, dns, keys, serviceCidrs, config, nodes, pods",
         ],
     },
     Mistake {

@@ -412,6 +412,9 @@ pub struct TenantTopology {
     /// Ranges of the tenant's gateway addresses (tier worlds only). AZ number a has the a-th
     /// eighth.
     pub gateway_cidrs: Option<(Ipv4Net, Ipv6Net)>,
+    /// The tenant is a network of clients outside the mesh; its gateway addresses are the pool for
+    /// the Gateways of all tenants (tier worlds only).
+    pub ingress_network: bool,
     /// AZ of the tenant's services that do not name another one (tier worlds only).
     pub home_az: Option<String>,
     /// Pods on nodes without a proxy resolve services with the tenant's DNS (tier worlds only).

@@ -16,10 +16,10 @@ use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::policy::Document;
 
 pub use allowed::SELECTOR_PARTS_MAX;
+pub use canal_model::limits::LISTENERS_PER_GATEWAY_MAX;
 pub use listeners::{
     COMPARISONS_PER_TENANT_MAX, CONTROLLER_NAME, DEFAULT_CLASS, GatewayListeners,
-    LISTENERS_PER_GATEWAY_MAX, LISTENERS_PER_TENANT_MAX, ListenerObjects, PlacedListener,
-    TenantListeners, resolve,
+    LISTENERS_PER_TENANT_MAX, ListenerObjects, PlacedListener, TenantListeners, resolve,
 };
 pub use routes::{
     ATTACHED_HOSTS_PER_ROUTE_MAX, Attachment, LISTENER_PARENTS_PER_ROUTE_MAX, RouteParents,

@@ -10,6 +10,7 @@ use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
 use canal_model::ingress::{
     Listener, ListenerFault, ListenerFaultReason, ListenerProtocol, gateway_service,
 };
+use canal_model::limits::LISTENERS_PER_GATEWAY_MAX;
 use canal_model::policy::RejectedField;
 use canal_model::policy::kubernetes::NamespaceObject;
 use canal_model::policy::listeners::{
@@ -23,9 +24,6 @@ use crate::{DocumentReport, GROUP, Written, hostname, shorten};
 pub const CONTROLLER_NAME: &str = "canal.mesh/gateway";
 /// Name of the GatewayClass that every tenant has without an object.
 pub const DEFAULT_CLASS: &str = "canal";
-/// Maximum number of listeners of one Gateway, those of its ListenerSets included (Gateway API
-/// allows 64 in each of these objects).
-pub const LISTENERS_PER_GATEWAY_MAX: usize = 512;
 /// Maximum number of listeners of one tenant.
 pub const LISTENERS_PER_TENANT_MAX: usize = 4096;
 /// Maximum number of comparisons of routes with listeners that one tenant may cost: one for each
@@ -34,6 +32,9 @@ pub const COMPARISONS_PER_TENANT_MAX: usize = 16_000_000;
 /// Maximum length of the description of a fault, in characters: each listener that it closes has
 /// it in its diagnostics.
 const FAULT_CHARACTERS_MAX: usize = 400;
+
+/// Port at which gateway replicas take HBONE, on every address.
+const HBONE_PORT: u16 = 15008;
 
 /// Field of a Gateway that says which ListenerSets may add listeners. If it is broken, none may.
 const ALLOWED_SETS: &str = "spec.allowedListeners";
@@ -453,6 +454,11 @@ fn read_listener(
                 is_host_broken = true;
             }
         },
+    }
+    if written.port.get() == HBONE_PORT {
+        let problem = format!("port {HBONE_PORT} is that of Canal's own connections");
+        report.error(format!("{field}.port"), problem.clone(), "use another port");
+        closed.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
     }
     let (allowed, takes_http_routes) =
         allowed_routes(&written.allowed_routes, &field, &mut closed, report);

@@ -136,10 +136,11 @@ pub fn visible(resource: &Resource, principal: &Principal, placement: &TierPlace
         Principal::Node { name, tenant, .. } => {
             resource.tenant() == Some(tenant)
                 && match resource {
-                    Resource::Tenant(_)
-                    | Resource::GatewayReplica(_)
-                    | Resource::Service(_)
-                    | Resource::Address(_) => true,
+                    Resource::Tenant(_) | Resource::GatewayReplica(_) | Resource::Service(_) => {
+                        true
+                    }
+                    // Addresses on networks of clients are not for the tenant's own pods.
+                    Resource::Address(address) => address.network.is_none(),
                     Resource::Bundle(_)
                     | Resource::Authorization(_)
                     | Resource::PeerAuthentication(_) => true,
@@ -219,6 +220,7 @@ mod tests {
                 id,
                 az: az.clone(),
                 addresses: vec![],
+                network: None,
                 open: true,
             }));
             all.push(Resource::Table(BucketTable {

@@ -37,14 +37,11 @@ use crate::scope::{self, BackendScope, TierPlacement};
 /// Returns a placement with all services of the tenant on one backend, whose only replica is
 /// `replica`: the scope of a program that is evaluated without a planner.
 pub fn placement_on(ir: &Ir, replica: &ReplicaName, backend: &BackendName) -> TierPlacement {
-    let services = ir
-        .services
-        .values()
-        .map(|service| service.service.id)
-        .collect();
+    let services = ir.services.values().map(|service| service.service.id);
+    let gateways = ir.ingress.iter().filter_map(|gateway| gateway.id);
     let scope = BackendScope {
         tenants: [ir.tenant.name.clone()].into(),
-        services,
+        services: services.chain(gateways).collect(),
     };
     TierPlacement {
         replicas: [(replica.clone(), backend.clone())].into(),

@@ -4,6 +4,7 @@
 use canal_model::program::{Resource, RouteRule};
 
 use crate::ir::Ir;
+use crate::ir_ingress::GatewayIr;
 
 /// Returns all resources of the tenant: parents first, sorted by name within a kind. The controller
 /// filters them by scope.
@@ -16,7 +17,7 @@ pub fn tenant(ir: Ir) -> Vec<Resource> {
             .map(Resource::GatewayReplica),
     );
     let mut services = Vec::with_capacity(ir.services.len());
-    let mut routes: Vec<RouteRule> = Vec::new();
+    let (mut ingress, mut routes) = (Vec::new(), Vec::<RouteRule>::new());
     for service in ir.services.into_values() {
         services.push(Resource::Service(service.service));
         routes.extend(
@@ -27,8 +28,14 @@ pub fn tenant(ir: Ir) -> Vec<Resource> {
                 .map(std::sync::Arc::unwrap_or_clone),
         );
     }
+    for (gateway, table) in ir.ingress.into_iter().filter_map(GatewayIr::into_program) {
+        ingress.push(Resource::Ingress(gateway));
+        let rules = table.into_rules().into_iter();
+        routes.extend(rules.map(std::sync::Arc::unwrap_or_clone));
+    }
     routes.sort_by(|a, b| a.key.cmp(&b.key));
     resources.extend(services);
+    resources.extend(ingress);
     resources.extend(ir.workloads.into_iter().map(Resource::Workload));
     resources.extend(routes.into_iter().map(Resource::Route));
     resources.extend(ir.nodes.into_iter().map(Resource::Node));

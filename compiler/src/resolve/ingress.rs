@@ -6,10 +6,12 @@ use std::collections::BTreeMap;
 use canal_attachment::{
     Attachment, ListenerObjects, RouteParents, TenantListeners, Written, is_listener_parent,
 };
-use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
+use canal_model::ids::{Namespace, ObjectName, ServiceId, ServiceKey};
+use canal_model::ingress::gateway_service;
 use canal_model::policy::gateway_api::HttpRoute;
 
 use super::tenant_objects::{Sourced, TenantObjects};
+use crate::CompileInput;
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::HOSTS_PER_ROUTE_MAX;
 use crate::resource_budget::ResourceBudget;
@@ -21,14 +23,18 @@ const FAULT_CHARACTERS_MAX: usize = 400;
 #[derive(Default)]
 pub(crate) struct Ingress {
     pub(crate) listeners: TenantListeners,
+    /// Ids of the services that stand for Gateways; a Gateway without one is not served.
+    pub(crate) ids: BTreeMap<ServiceKey, ServiceId>,
     /// Each attached route, by namespace and name, on each of its listeners.
     pub(crate) attachments: Vec<((Namespace, ObjectName), Attachment)>,
 }
 
-/// Resolves the listeners, to which no route is attached yet.
+/// Resolves the listeners, to which no route is attached yet. Gateways of a tenant that is not on
+/// the cloud tier are not served.
 pub(crate) fn resolve(
-    tenant: &TenantName,
+    input: &CompileInput<'_>,
     corpus: &TenantObjects<'_>,
+    is_on_tier: bool,
     report: &mut DiagnosticCollector,
 ) -> Ingress {
     let objects = ListenerObjects {
@@ -37,26 +43,38 @@ pub(crate) fn resolve(
         listener_sets: written(&corpus.listener_sets),
         namespaces: written(&corpus.namespaces),
     };
-    let listeners = canal_attachment::resolve(tenant, &objects, &mut |it| report.add(it));
-    let gateways = corpus.gateways.iter().filter(|gateway| {
+    let listeners = canal_attachment::resolve(input.tenant, &objects, &mut |it| report.add(it));
+    let own = corpus.gateways.iter().filter(|gateway| {
         let metadata = &gateway.object.metadata;
         listeners.is_own(&metadata.namespace, &metadata.name)
     });
-    let sets = corpus.listener_sets.iter().filter(|set| {
-        let metadata = &set.object.metadata;
-        listeners.has_set(&metadata.namespace, &metadata.name)
-    });
-    let unserved = gateways.map(|gateway| gateway.document);
-    for document in unserved.chain(sets.map(|set| set.document)) {
-        report.error(
-            document,
-            "spec.listeners",
-            "the listeners of Gateways are not served in this version",
-            "keep the object for a version that serves it, or remove it",
-        );
+    let mut ids = BTreeMap::new();
+    for gateway in own {
+        let metadata = &gateway.object.metadata;
+        let key = gateway_service(input.tenant, &metadata.namespace, &metadata.name);
+        if !is_on_tier {
+            report.error(
+                gateway.document,
+                "spec",
+                "the tenant is not on the cloud tier, so its Gateways have no address",
+                "have the provider set gatewayCidrs in the Tenant",
+            );
+        } else if let Some((key, id)) =
+            key.and_then(|key| input.service_ids.get(&key).map(|id| (key.clone(), *id)))
+        {
+            ids.insert(key, id);
+        } else {
+            report.error(
+                gateway.document,
+                "",
+                "all 16,777,215 service IDs are taken, so the Gateway has none",
+                "remove Gateways and services that are not needed",
+            );
+        }
     }
     Ingress {
         listeners,
+        ids,
         attachments: Vec::new(),
     }
 }
@@ -103,14 +121,6 @@ impl Ingress {
                 let short: String = fault.chars().take(FAULT_CHARACTERS_MAX).collect();
                 Some(format!("{field}: {short}"))
             });
-            if !gateways.contains_key(&attachment.gateway) {
-                report.warning(
-                    route.document,
-                    field,
-                    "the route is attached, but the listeners of Gateways are not served in this version",
-                    "keep the parent for a version that serves it, or remove it",
-                );
-            }
             let known: &mut Option<String> =
                 gateways.entry(attachment.gateway.clone()).or_default();
             if known.is_none() {

@@ -99,7 +99,11 @@ pub(crate) fn resolve(
     workloads
         .iter()
         .all(|workload| budget.add_workload(workload));
-    let (mut rules, mut ingress) = routes(input, &corpus, &services, budget, report);
+    let is_on_tier = tenant
+        .as_ref()
+        .is_some_and(|it| !it.gateway_cidrs.is_empty());
+    let destinations = (&services, is_on_tier);
+    let (mut rules, mut ingress) = routes(input, &corpus, destinations, budget, report);
     if budget.is_exceeded() {
         // The remaining stages multiply these lists, and their result is not used.
         (workloads, rules, ingress) = Default::default();
@@ -144,7 +148,7 @@ pub(crate) fn resolve(
 fn routes(
     input: &CompileInput<'_>,
     corpus: &TenantObjects<'_>,
-    services: &BTreeMap<ServiceKey, Service>,
+    (services, is_on_tier): (&BTreeMap<ServiceKey, Service>, bool),
     budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
 ) -> (Vec<RouteRule>, Ingress) {
@@ -155,7 +159,7 @@ fn routes(
         subsets: &subsets,
         grants: &corpus.grants,
     };
-    let mut ingress = ingress::resolve(input.tenant, corpus, report);
+    let mut ingress = ingress::resolve(input, corpus, is_on_tier, report);
     let (mut rules, taken) = http_route::resolve(
         &corpus.http_routes,
         &destinations,

@@ -9,9 +9,9 @@ use canal_model::program::{Service, Tenant, UpstreamPool};
 use canal_model::tier::{TIER_SERVICE, tier_service};
 
 use super::tenant_objects::TenantObjects;
-use crate::CompileInput;
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::names::hostname;
+use crate::{CompileInput, has_tier_service};
 
 /// Adds the tier's own service and returns the home AZs of services; does nothing for a tenant that
 /// is not on the cloud tier.
@@ -23,12 +23,13 @@ pub(crate) fn resolve(
     report: &mut DiagnosticCollector,
 ) -> BTreeMap<ServiceKey, AzName> {
     let on_tier = tenant.filter(|tenant| !tenant.gateway_cidrs.is_empty());
-    if on_tier.is_some() {
-        add_own(input, corpus, services, report);
-    }
     let of_tenant = corpus.tenants.iter().filter(|sourced| {
         tenant.is_some_and(|t| t.name.as_str() == sourced.object.metadata.name.as_str())
     });
+    let own = of_tenant.clone().next();
+    if on_tier.is_some() && own.is_some_and(|own| has_tier_service(&own.object.spec)) {
+        add_own(input, corpus, services, report);
+    }
     let requested = of_tenant
         .clone()
         .next()

@@ -19,6 +19,7 @@ use canal_model::identity::Identity;
 use canal_model::ids::{
     AzName, Generation, Namespace, NodeName, ServiceAccount, ServiceKey, TenantName, TrustDomain,
 };
+use canal_model::ingress::IngressRequests;
 use canal_model::policy::{Document, ObjectKey};
 use canal_model::principal::Principal;
 use canal_model::program::{BucketTable, GatewayAddress, Resource, ResourceKind};
@@ -177,6 +178,8 @@ pub struct CompiledTenant {
     pub claims: TenantClaims,
     /// Home AZ that the tenant requested for a service.
     pub home_azs: BTreeMap<ServiceKey, AzName>,
+    /// What the tenant asks of the tier's ingress.
+    pub ingress: IngressRequests,
     /// Tenants and trust domains with which the tenant declares a federation.
     pub federations: BTreeSet<(TenantName, TrustDomain)>,
     /// URIs of the JWT key sets that the tenant needs.
@@ -210,6 +213,7 @@ impl CompiledTenant {
             resources: Vec::new(),
             claims,
             home_azs: homes,
+            ingress: IngressRequests::default(),
             federations,
             jwks,
             diagnostics: Vec::new(),
@@ -232,6 +236,7 @@ fn provider_placeholder() -> TenantName {
 pub struct TenantCatalog {
     pub claims: TenantClaims,
     pub homes: BTreeMap<ServiceKey, AzName>,
+    pub ingress: IngressRequests,
     pub federations: BTreeSet<(TenantName, TrustDomain)>,
     pub jwks: Arc<BTreeSet<String>>,
     pub entries: BTreeMap<ResourceId, Arc<EncodedResource>>,
@@ -266,6 +271,7 @@ impl TenantCatalog {
         let mut view = Self {
             claims: compiled.claims,
             homes: compiled.home_azs,
+            ingress: compiled.ingress,
             federations: compiled.federations,
             jwks: Arc::new(compiled.jwks),
             entries,

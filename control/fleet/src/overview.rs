@@ -168,11 +168,7 @@ impl FleetOverview {
         is_provider: bool,
     ) -> Option<api::ExplainResponse> {
         let (id, service) = self.plan.services.iter().find(|(_, s)| s.key == *key)?;
-        let ranges = self
-            .demands
-            .ranges
-            .get(&key.tenant)
-            .map_or(&[][..], Vec::as_slice);
+        let ranges = service.ranges(&self.demands);
         let table = |(az, t): (&AzName, &Arc<PlannedTable>)| {
             let given = self
                 .ships
@@ -427,6 +423,7 @@ mod tests {
                 key,
                 vni: Vni::new(1).unwrap(),
                 number: n,
+                network: None,
                 placement: Some(placement),
                 tables: BTreeMap::new(),
             };

@@ -7,14 +7,21 @@ use std::sync::Arc;
 use canal_catalog::{Catalog, TenantCatalog, TenantPlacement};
 use canal_compiler::scope::TierPlacement;
 use canal_model::fleet::{Demand, Demands, Fleet, ReplicaState, ShardingRules};
-use canal_model::ids::{AzName, BackendName, ReplicaNumber, ServiceId, ServiceKey, TenantName};
+use canal_model::ids::{
+    AzName, BackendName, ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni,
+};
 use canal_model::plan::{Plan, PlannedService};
 use canal_model::program::{BucketTable, GatewayAddress, Replica, Resource, ResourceKind};
+use canal_model::share::ShareKind;
 use canal_model::tier::is_tier_service;
 use canal_planner::address::addresses;
 
 use crate::membership::Membership;
 use crate::tier::TierState;
+
+/// Weight of a Gateway. Its requests go to endpoints of other services, whose number says little
+/// about them.
+const GATEWAY_WEIGHT: u32 = 1;
 
 /// Bucket tables as they are published to data planes.
 pub(crate) type PublishedTables = BTreeMap<(ServiceId, AzName), TableMembers>;
@@ -47,6 +54,12 @@ pub(crate) fn demands(catalog: &Catalog, rules: ShardingRules) -> Demands {
         demands
             .ranges
             .insert(name.clone(), tenant.gateway_cidrs.clone());
+        if view.ingress.is_network {
+            demands.ingress.networks.insert(name.clone(), tenant.vni);
+        }
+        let share = tenant.shares.get(ShareKind::IngressAddresses);
+        demands.ingress.max.insert(name.clone(), share.of(u64::MAX));
+        add_gateways(view, tenant.vni, &mut demands);
         let weights = weights(view);
         for entry in view.of(ResourceKind::Service) {
             let Resource::Service(service) = &entry.resource else {
@@ -66,6 +79,25 @@ pub(crate) fn demands(catalog: &Catalog, rules: ShardingRules) -> Demands {
         }
     }
     demands
+}
+
+/// Adds the demands of a tenant's Gateways.
+fn add_gateways(view: &TenantCatalog, vni: Vni, demands: &mut Demands) {
+    for entry in view.of(ResourceKind::Ingress) {
+        let Resource::Ingress(gateway) = &entry.resource else {
+            continue;
+        };
+        let requested = view.ingress.addresses.get(&gateway.key);
+        let requested = requested.cloned().unwrap_or_default();
+        demands.ingress.requested.insert(gateway.id, requested);
+        let demand = Demand {
+            key: gateway.key.clone(),
+            vni,
+            weight: GATEWAY_WEIGHT,
+            home: None,
+        };
+        demands.services.insert(gateway.id, demand);
+    }
 }
 
 /// Returns the expected weight of each service: the number of its workloads. The real load changes
@@ -98,6 +130,7 @@ pub(crate) fn with_initial_placement(parent: &Arc<Plan>, demands: &Demands) -> A
             key,
             vni: demand.vni,
             number: 1,
+            network: None,
             placement: None,
             tables,
         }
@@ -335,10 +368,7 @@ fn service_addresses(
     roster: &Membership,
     tables: &PublishedTables,
 ) -> Vec<GatewayAddress> {
-    let ranges = demands
-        .ranges
-        .get(&service.key.tenant)
-        .map_or(&[][..], Vec::as_slice);
+    let ranges = service.ranges(demands);
     let address = |az: &AzName| {
         let number = *fleet.azs.get(az)?;
         let given = addresses(ranges, number, service.number).ok()?.assigned;
@@ -356,6 +386,7 @@ fn service_addresses(
             id,
             az: az.clone(),
             addresses: given,
+            network: service.network.as_ref().map(|network| network.vni),
             open,
         })
     };
@@ -365,7 +396,6 @@ fn service_addresses(
 #[cfg(test)]
 mod tests {
     use canal_model::fleet::Ownership;
-    use canal_model::ids::Vni;
 
     use super::*;
 

@@ -12,6 +12,7 @@ use canal_model::fleet::{
     Demands, Fleet, FleetReplica, Ownership, Placement, ReplicaState, ShardingRules,
 };
 use canal_model::ids::{AzName, BackendName, ReplicaNumber, ServiceId, ServiceKey};
+use canal_model::ingress::is_gateway_service;
 use canal_model::plan::{Plan, PlannedService, PlannedTable, UnmetConstraint};
 use canal_model::program::{BUCKETS, CHAIN_LENGTH_MAX};
 
@@ -382,7 +383,11 @@ fn check_unique(plan: &Plan, noted: &PlanExceptions, findings: &mut Vec<Finding>
 fn check_numbers(plan: &Plan, findings: &mut Vec<Finding>) {
     let mut taken = BTreeSet::new();
     for service in plan.services.values() {
-        if service.number == 0 || !taken.insert((&service.key.tenant, service.number)) {
+        // A Gateway may have no address, and no number then.
+        if service.number == 0 && service.network.is_none() && is_gateway_service(&service.key) {
+            continue;
+        }
+        if service.number == 0 || !taken.insert((service.address_owner(), service.number)) {
             findings.push(Finding::Number {
                 service: service.key.clone(),
                 number: service.number,

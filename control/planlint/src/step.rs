@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::fleet::Placement;
 use canal_model::ids::{AzName, BackendName, ReplicaNumber, ServiceId};
+use canal_model::ingress::is_gateway_service;
 use canal_model::plan::{ChainMember, Plan, PlannedService, PlannedTable};
 use canal_model::program::{BUCKETS, CHAIN_LENGTH_MAX};
 
@@ -45,6 +46,18 @@ pub fn step(step: &PlanTransition) -> Vec<Finding> {
     findings
 }
 
+/// Returns whether a Gateway may get another address: it had none, or loses it, or requests one.
+fn may_renumber(
+    step: &PlanTransition,
+    id: ServiceId,
+    old: &PlannedService,
+    new: &PlannedService,
+) -> bool {
+    let requested = step.demands.ingress.requested.get(&id);
+    requested.is_some_and(|requested| !requested.is_empty())
+        || is_gateway_service(&new.key) && (old.number == 0 || new.network != old.network)
+}
+
 /// Checks one service. Returns true if it moved for balance and for no other reason.
 fn check_service(
     step: &PlanTransition,
@@ -54,7 +67,7 @@ fn check_service(
     new: &PlannedService,
     findings: &mut Vec<Finding>,
 ) -> bool {
-    if old.number != new.number {
+    if old.number != new.number && !may_renumber(step, id, old, new) {
         findings.push(Finding::Unstable {
             service: new.key.clone(),
         });

@@ -142,12 +142,53 @@ fn part(range: &IpNet, az: u8) -> AzAddressRange {
     }
 }
 
-/// Returns every service's gateway number: the one in the parent plan, otherwise the lowest that is
+/// Returns how many numbers ranges have addresses for, in one family at least.
+pub(crate) fn capacity(ranges: &[IpNet]) -> u32 {
+    let of_family = |is_v4: bool| -> u64 {
+        let ranges = ranges.iter();
+        let ranges = ranges.filter(|range| range.addr().is_ipv4() == is_v4);
+        ranges.map(|range| part(range, 1).capacity).sum()
+    };
+    u32::try_from(of_family(true).max(of_family(false))).unwrap_or(u32::MAX)
+}
+
+/// Returns the gateway number to which an address belongs in the AZ with number `az`; the inverse
+/// of [`addresses`].
+pub(crate) fn place_of(ranges: &[IpNet], az: u8, address: IpAddr) -> Option<u32> {
+    let bits = match address {
+        IpAddr::V4(v4) => u128::from(v4.to_bits()),
+        IpAddr::V6(v6) => v6.to_bits(),
+    };
+    let mut before = 0;
+    for range in ranges {
+        if range.addr().is_ipv4() != address.is_ipv4() {
+            continue;
+        }
+        let part = part(range, az);
+        let place = bits
+            .checked_sub(part.first)
+            .and_then(|it| u64::try_from(it).ok());
+        if let Some(place) = place.filter(|place| (1..=part.capacity).contains(place)) {
+            return u32::try_from(before + place).ok();
+        }
+        before += part.capacity;
+    }
+    None
+}
+
+/// Returns every service's gateway number, except those of Gateways: the one in the parent plan, otherwise the lowest that is
 /// free in its tenant.
-pub(crate) fn numbers(demands: &Demands, parent: &Plan) -> GatewayNumbers {
-    let mut taken: UsedGatewayNumbers = BTreeMap::new();
+pub(crate) fn numbers<'a>(
+    demands: &'a Demands,
+    parent: &Plan,
+    taken: &mut UsedGatewayNumbers<'a>,
+) -> GatewayNumbers {
     let mut numbers = GatewayNumbers::new();
-    for (id, demand) in &demands.services {
+    let services = || {
+        let services = demands.services.iter();
+        services.filter(|(id, _)| !demands.ingress.requested.contains_key(id))
+    };
+    for (id, demand) in services() {
         if let Some(before) = parent
             .services
             .get(id)
@@ -165,7 +206,7 @@ pub(crate) fn numbers(demands: &Demands, parent: &Plan) -> GatewayNumbers {
         }
     }
     let mut from: BTreeMap<&TenantName, u32> = BTreeMap::new();
-    for (id, demand) in &demands.services {
+    for (id, demand) in services() {
         if numbers.contains_key(id) {
             continue;
         }
@@ -180,22 +221,22 @@ pub(crate) fn numbers(demands: &Demands, parent: &Plan) -> GatewayNumbers {
     numbers
 }
 
-/// Adds a note for every AZ of the service and every family in which it gets no address.
+/// Adds a note for every AZ of the service and every family in which it gets no address. `refused`
+/// is the reason why a Gateway has none at all.
 pub(crate) fn check(
     service: &PlannedService,
     fleet: &Fleet,
     demands: &Demands,
+    refused: Option<&String>,
     notes: &mut Vec<UnmetConstraint>,
 ) {
-    let ranges = demands
-        .ranges
-        .get(&service.key.tenant)
-        .map_or(&[][..], Vec::as_slice);
+    let ranges = service.ranges(demands);
     for az in service.tables.keys() {
         let number = fleet.azs.get(az).copied().unwrap_or(0);
-        let errors = match addresses(ranges, number, service.number) {
-            Ok(addresses) => addresses.full,
-            Err(error) => vec![error],
+        let errors = match (refused, addresses(ranges, number, service.number)) {
+            (Some(why), _) => vec![why.clone()],
+            (None, Ok(addresses)) => addresses.full.iter().map(ToString::to_string).collect(),
+            (None, Err(error)) => vec![error.to_string()],
         };
         for error in errors {
             let (key, tenant) = (service.key.clone(), service.key.tenant.clone());
@@ -203,7 +244,7 @@ pub(crate) fn check(
                 service: key,
                 tenant,
                 az: az.clone(),
-                why: error.to_string(),
+                why: error,
             });
         }
     }

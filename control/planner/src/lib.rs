@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+mod ingress;
 mod mix;
 pub mod placement;
 pub mod table;
@@ -51,7 +52,10 @@ pub fn plan(
         placement::ShardAssignment::settled(fleet, demands, &placed_before.collect(), &mut notes);
     let mut shared = Vec::new();
     let mut placements = shards.placements(&mut shared);
-    let (sites, numbers) = (sites(fleet), address::numbers(demands, parent));
+    let sites = sites(fleet);
+    let mut taken = UsedGatewayNumbers::new();
+    let ingress = ingress::assign(fleet, demands, parent, &mut taken);
+    let numbers = address::numbers(demands, parent, &mut taken);
     let inputs = TableInputs {
         fleet,
         demands,
@@ -60,6 +64,7 @@ pub fn plan(
         number,
         sites,
         numbers,
+        ingress,
     };
     let mut services = BTreeMap::new();
     let mut noted = BTreeMap::new();
@@ -102,6 +107,7 @@ struct TableInputs<'a> {
     number: u32,
     sites: BTreeMap<AzName, Vec<&'a FleetReplica>>,
     numbers: GatewayNumbers,
+    ingress: ingress::IngressPlacement,
 }
 
 impl TableInputs<'_> {
@@ -132,15 +138,20 @@ impl TableInputs<'_> {
                 tables.insert(az.clone(), table);
             }
         }
-        let number = self.numbers.get(&id).copied().unwrap_or(0);
+        let number = self
+            .numbers
+            .get(&id)
+            .or_else(|| self.ingress.numbers.get(&id));
         let service = PlannedService {
             key: demand.key.clone(),
             vni: demand.vni,
-            number,
+            number: number.copied().unwrap_or(0),
+            network: self.ingress.networks.get(&id).cloned(),
             placement,
             tables,
         };
-        address::check(&service, self.fleet, self.demands, &mut notes);
+        let refused = self.ingress.refused.get(&id);
+        address::check(&service, self.fleet, self.demands, refused, &mut notes);
         (service, notes)
     }
 }

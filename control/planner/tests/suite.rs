@@ -2,6 +2,7 @@
 //!
 //! `make test` runs each module in its own process (`suite MODULE::`).
 
+mod ingress;
 mod placement;
 mod sessions;
 mod sim;

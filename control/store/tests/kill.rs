@@ -98,6 +98,7 @@ fn keep_fleet(store: &Store, plan: &Plan, n: u64) -> Plan {
             key,
             vni: Vni::new(1).unwrap(),
             number,
+            network: None,
             placement: None,
             tables: BTreeMap::new(),
         };

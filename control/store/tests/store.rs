@@ -468,6 +468,7 @@ fn planned(n: u32, version: u32, heads: &[u32]) -> (ServiceId, PlannedService) {
         key: format!("alpha/shop/s{n}").parse().unwrap(),
         vni: Vni::new(1).unwrap(),
         number: n,
+        network: None,
         placement: None,
         tables: [("az1".parse().unwrap(), std::sync::Arc::new(table))].into(),
     };

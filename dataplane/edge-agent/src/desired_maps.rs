@@ -350,6 +350,7 @@ pub fn decide_maps(
     } else {
         by.nodes(inputs.nodes(), &mut maps);
     }
+    maps.expect_clients();
     by.replicas(inputs.replicas(), &mut maps);
     by.hosts(&input.hosts, address, &mut maps);
     maps.content.tunnels = match &input.tunnels {
@@ -365,6 +366,25 @@ pub fn decide_maps(
 }
 
 impl DesiredMaps {
+    /// Gives each table the VNI with which clients' packets arrive: that of its service's address.
+    /// Only a Gateway's differs from the VNI of the tenant.
+    fn expect_clients(&mut self) {
+        let EdgeMapContent {
+            tables, returns, ..
+        } = &mut self.content;
+        for (id, table) in tables {
+            let address = returns.get(id).map(|address| address.vni);
+            let of_tenant = match self.made_of.table_of.get(id).map(Arc::as_ref) {
+                Some(Resource::Table(table)) => Some(table.vni),
+                _ => None,
+            };
+            let vni = address.or(of_tenant);
+            if let Some(vni) = vni.filter(|vni| *vni != table.vni) {
+                Arc::make_mut(table).vni = vni;
+            }
+        }
+    }
+
     /// Returns the resources that are refused for lack of space: kind, name, and reason.
     pub fn refused(&self) -> impl Iterator<Item = (ResourceKind, String, String)> {
         let mut refused: BTreeMap<(ResourceKind, String), String> = BTreeMap::new();
@@ -483,7 +503,7 @@ impl MapContext<'_> {
         let origin =
             |a: &'a GatewayAddress| EntryOrigin::service(ResourceKind::Address, &a.service, &a.az);
         for a in in_order(gateway_addresses.filter(|a| a.az == *self.az), |a| a.id) {
-            let Some(vni) = self.vni(
+            let Some(own) = self.vni(
                 &a.service.tenant,
                 "canal_addresses",
                 || origin(a),
@@ -491,6 +511,8 @@ impl MapContext<'_> {
             ) else {
                 continue;
             };
+            // Clients of a Gateway are on another network than its endpoints.
+            let vni = a.network.unwrap_or(own);
             for ip in a.addresses.iter().map(IpAddr::to_canonical) {
                 // The older service keeps an address that two services claim.
                 if let Err(by) = claim(&mut addresses, (vni, ip), a) {

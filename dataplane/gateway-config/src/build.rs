@@ -18,8 +18,8 @@ use canal_model::authorization::PolicyTarget;
 use canal_model::identity::{Identity, gateway_identity};
 use canal_model::ids::{Generation, ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni};
 use canal_model::program::{
-    AppProtocol, GatewayAddress, GatewayReplica, Labels, Resource, ResourceKind, RouteRule,
-    Service, Tenant, Throttle, Workload,
+    AppProtocol, GatewayAddress, GatewayReplica, IngressGateway, Labels, Resource, ResourceKind,
+    RouteRule, Service, ServicePort, Tenant, Throttle, Workload,
 };
 use canal_model::trust::{KeyAlgorithm, KeyServer, Termination};
 use canal_tls::Credential;
@@ -44,6 +44,8 @@ pub type ServiceCertificateFn =
 #[derive(Default)]
 struct ServiceState {
     service: Option<Service>,
+    /// The Gateway for which the service stands, if it does.
+    gateway: Option<Arc<IngressGateway>>,
     /// Generation with which the service came.
     since: Generation,
     /// Routes by name, so that their order does not depend on arrival.
@@ -201,25 +203,8 @@ impl SnapshotBuilder {
                     .insert(resource.name(), replica.clone());
                 self.touched.gateways = true;
             }
-            Resource::Service(service) => {
-                self.touched.views.insert(service.key.clone());
-                self.touched.members.insert(service.key.clone());
-                let generation = self.snapshot.generation;
-                let state = self.state(&service.key);
-                let before = state.service.replace(service.clone());
-                // A changed service counts from the generation in which it first appeared.
-                state.since = if before.is_some() {
-                    state.since
-                } else {
-                    generation
-                };
-                if let Some(before) = before.filter(|s| s.id != service.id) {
-                    // The old ID must not lead to this service any more, unless an address still
-                    // declares it.
-                    self.forget_inside(&service.key, before.id);
-                }
-                self.snapshot.inside.insert(service.id, service.key.clone());
-            }
+            Resource::Service(service) => self.upsert_service(service),
+            Resource::Ingress(gateway) => self.upsert_gateway(gateway),
             Resource::Workload(workload) => {
                 self.remove_workload(&workload.uid());
                 self.insert_workload(resource, workload);
@@ -254,8 +239,9 @@ impl SnapshotBuilder {
                 self.gateway_replicas.remove(name);
                 self.touched.gateways = true;
             }
-            ResourceKind::Service => {
+            ResourceKind::Service | ResourceKind::Ingress => {
                 if let Ok(key) = name.parse::<ServiceKey>() {
+                    self.state(&key).gateway = None;
                     if let Some(gone) = self.state(&key).service.take() {
                         self.forget_inside(&key, gone.id);
                     }
@@ -279,6 +265,51 @@ impl SnapshotBuilder {
             | ResourceKind::Authorizer => self.remove_policy(kind, name),
             _ => {}
         }
+    }
+
+    fn upsert_service(&mut self, service: &Service) {
+        self.touched.views.insert(service.key.clone());
+        self.touched.members.insert(service.key.clone());
+        let generation = self.snapshot.generation;
+        let state = self.state(&service.key);
+        let before = state.service.replace(service.clone());
+        state.since = if before.is_some() {
+            state.since
+        } else {
+            generation
+        };
+        if let Some(before) = before.filter(|s| s.id != service.id) {
+            // The old ID must not lead to this service any more, unless an address still declares
+            // it.
+            self.forget_inside(&service.key, before.id);
+        }
+        self.snapshot.inside.insert(service.id, service.key.clone());
+    }
+
+    /// A Gateway is served as a service without endpoints of its own.
+    fn upsert_gateway(&mut self, gateway: &IngressGateway) {
+        let ports: BTreeSet<u16> = gateway.listeners.iter().map(|it| it.port).collect();
+        let port = |port| ServicePort {
+            port,
+            name: String::new(),
+            protocol: AppProtocol::Http1,
+        };
+        let (namespace, name) = (&gateway.key.namespace, &gateway.key.name);
+        let service = Service {
+            key: gateway.key.clone(),
+            id: gateway.id,
+            hostname: format!("{name}.{namespace}.svc.cluster.local"),
+            vips: Vec::new(),
+            ports: ports.into_iter().map(port).collect(),
+            upstream_pool: Default::default(),
+            policy_paths: Default::default(),
+        };
+        let state = self.state(&gateway.key);
+        // Listeners that did not change are not compiled again.
+        if state.gateway.as_deref() != Some(gateway) {
+            state.gateway = Some(Arc::new(gateway.clone()));
+        }
+        self.upsert_service(&service);
     }
 
     fn upsert_tenant(&mut self, tenant: &Tenant) {
@@ -319,7 +350,12 @@ impl SnapshotBuilder {
     fn upsert_address(&mut self, name: String, address: &GatewayAddress) {
         self.remove_address(&name);
         let known = &mut self.tenant(&address.service.tenant).gateways;
-        for ip in &address.addresses {
+        // No client dials an address on another network through the mesh.
+        for ip in address
+            .addresses
+            .iter()
+            .filter(|_| address.network.is_none())
+        {
             known.insert(*ip, address.service.clone());
         }
         self.snapshot
@@ -562,6 +598,7 @@ impl SnapshotBuilder {
         });
         let ports = ports.collect();
         let throttle = self.throttle_of(key);
+        let is_gateway = self.state(key).gateway.is_some();
         let view = Arc::new(ServiceView {
             names,
             vips: service.vips,
@@ -577,9 +614,10 @@ impl SnapshotBuilder {
         for vip in &view.vips {
             tenant.vips.insert(*vip, view.clone());
         }
-        tenant
-            .hosts
-            .insert(view.names.hostname.clone(), view.clone());
+        if !is_gateway {
+            let host = view.names.hostname.clone();
+            tenant.hosts.insert(host, view.clone());
+        }
         self.state(key).view = Some(view);
     }
 
@@ -698,7 +736,10 @@ impl SnapshotBuilder {
             .iter()
             // Rules and workloads may name a service that is not stored.
             .filter(|(_, s)| s.service.is_some())
-            .map(|(key, _)| (ResourceKind::Service, key.to_string()));
+            .map(|(key, s)| match s.gateway {
+                None => (ResourceKind::Service, key.to_string()),
+                Some(_) => (ResourceKind::Ingress, key.to_string()),
+            });
         let known = tenants
             .chain(
                 self.gateway_replicas

@@ -12,6 +12,7 @@
 mod build;
 mod filter_chain;
 pub mod jwt;
+mod listeners;
 mod mutations;
 mod policies;
 mod route_answers;

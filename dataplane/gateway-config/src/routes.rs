@@ -8,13 +8,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use canal_model::ids::ServiceKey;
-use canal_model::program::{BackendTarget, HttpMatch, Labels, PathMatch, RouteAction, RouteRule};
+use canal_model::program::{
+    BackendTarget, HttpMatch, IngressGateway, Labels, PathMatch, RouteAction, RouteRule,
+};
 use canal_model::route_table::RouteTable;
 use canal_router::{
     BackendChoice, BrokenMatch, RoutableRequest, RouteDecision, Router, RouterLimits, pick,
 };
 use smallvec::SmallVec;
 
+use super::listeners::ListenerIndex;
 use super::{EndpointSetId, FilterChain, MatchedFilters};
 
 /// Status for a backend that belongs to another tenant, which the author of the rule cannot have
@@ -35,15 +38,23 @@ pub(super) struct CompiledRoutes {
     pub(super) service: ServiceKey,
     /// Rules that were compiled, sorted by key.
     rules: Box<[Arc<RouteRule>]>,
-    router: Router,
+    /// One router, or those of a Gateway's hosts.
+    routers: Box<[Router]>,
+    /// Listeners, if the service stands for a Gateway.
+    listeners: Option<ListenerIndex>,
     /// Number of broken matches.
     faults: usize,
 }
 
 impl CompiledRoutes {
-    /// Compiles the rules of a service. A broken match is logged and fails closed.
-    pub(super) fn compile(service: ServiceKey, table: RouteTable) -> Self {
-        Self::compile_with(service, table, |table| {
+    /// Compiles the rules of a service, or of the Gateway for which it stands. A broken match is
+    /// logged and fails closed.
+    pub(super) fn compile(
+        service: ServiceKey,
+        table: RouteTable,
+        gateway: Option<Arc<IngressGateway>>,
+    ) -> Self {
+        Self::compile_with(service, table, gateway, |table| {
             Router::build(table, &RouterLimits::DEFAULT)
         })
     }
@@ -53,26 +64,45 @@ impl CompiledRoutes {
     fn compile_with(
         service: ServiceKey,
         table: RouteTable,
-        build: impl FnOnce(&RouteTable) -> (Router, Vec<BrokenMatch>),
+        gateway: Option<Arc<IngressGateway>>,
+        build: impl Fn(&RouteTable) -> (Router, Vec<BrokenMatch>),
     ) -> Self {
-        let (router, faults) = catch_unwind(AssertUnwindSafe(|| build(&table))).unwrap_or_else(|_| {
-            tracing::error!(%service, "gateway: compiling the routes of a service panicked, so all its requests are refused until its routes change");
-            Router::build(&RouteTable::new(refuse_all(table.rules())), &RouterLimits::DEFAULT)
-        });
-        for fault in &faults {
+        let build_or_refuse = |table: &RouteTable| {
+            catch_unwind(AssertUnwindSafe(|| build(table))).unwrap_or_else(|_| {
+                tracing::error!(%service, "gateway: compiling the routes of a service panicked, so all its requests are refused until its routes change");
+                Router::build(&RouteTable::new(refuse_all(table.rules())), &RouterLimits::DEFAULT)
+            })
+        };
+        let (listeners, built) = match gateway {
+            None => (None, vec![build_or_refuse(&table)]),
+            Some(gateway) => {
+                let (listeners, tables) = ListenerIndex::new(gateway, table.rules());
+                (
+                    Some(listeners),
+                    tables.iter().map(build_or_refuse).collect(),
+                )
+            }
+        };
+        let (routers, faults): (Vec<Router>, Vec<Vec<BrokenMatch>>) = built.into_iter().unzip();
+        for fault in faults.iter().flatten() {
             tracing::warn!(%service, %fault, "gateway: a route is broken, so its requests get an error response");
         }
         Self {
             service,
             rules: table.into_rules(),
-            router,
-            faults: faults.len(),
+            routers: routers.into(),
+            listeners,
+            faults: faults.iter().map(Vec::len).sum(),
         }
     }
 
-    /// Returns whether these rules were compiled.
-    pub(super) fn is_of(&self, rules: &[Arc<RouteRule>]) -> bool {
-        *self.rules == *rules
+    /// Returns whether these rules were compiled, for these listeners.
+    pub(super) fn is_of(
+        &self,
+        rules: &[Arc<RouteRule>],
+        gateway: Option<&Arc<IngressGateway>>,
+    ) -> bool {
+        *self.rules == *rules && self.listeners.as_ref().map(|it| &it.gateway) == gateway
     }
 
     /// Returns the number of broken matches.
@@ -83,7 +113,8 @@ impl CompiledRoutes {
     /// Returns the cost of the compilation in bytes: the memory of the result, and for each broken
     /// match that of the largest regex. Such a match may have been compiled before it was rejected.
     pub(super) fn cost_bytes(&self) -> usize {
-        self.router.memory_bytes() + self.faults * RouterLimits::DEFAULT.regex_bytes_max
+        self.routers.iter().map(Router::memory_bytes).sum::<usize>()
+            + self.faults * RouterLimits::DEFAULT.regex_bytes_max
     }
 }
 
@@ -122,8 +153,8 @@ fn refuse_all(rules: &[Arc<RouteRule>]) -> Vec<Arc<RouteRule>> {
 #[derive(Debug)]
 pub struct ServiceRoutes {
     compiled: Arc<CompiledRoutes>,
-    /// Targets of each rule of the router, in its order.
-    targets: Box<[RuleTargets]>,
+    /// Targets of each rule of each router, in the order of both.
+    targets: Box<[Box<[RuleTargets]>]>,
     /// Filters that the service's own policies require; those of the rules were resolved from them.
     dialled: FilterChain,
     any_port: bool,
@@ -177,9 +208,8 @@ impl ServiceRoutes {
         dialled: FilterChain,
         targets: &mut impl TargetResolver,
     ) -> Self {
-        let mut resolved: Vec<RuleTargets> = Vec::with_capacity(compiled.router.rule_count());
         let (mut any_port, mut ports) = (false, SmallVec::new());
-        for rule in compiled.router.rules() {
+        let mut targets_of = |rule: &RouteRule| -> RuleTargets {
             match rule.parent_port {
                 None => any_port = true,
                 Some(port) => ports.push(port),
@@ -200,22 +230,31 @@ impl ServiceRoutes {
                 }),
                 _ => None,
             });
-            resolved.push(backends.collect());
-        }
+            backends.collect()
+        };
+        let routers = compiled.routers.iter();
+        let resolved = routers
+            .map(|router| router.rules().iter().map(|rule| targets_of(rule)).collect())
+            .collect();
         ports.sort_unstable();
         ports.dedup();
         Self {
             compiled,
-            targets: resolved.into(),
+            targets: resolved,
             dialled,
             any_port,
             ports,
         }
     }
 
-    /// Returns whether the routes were compiled from these rules, sorted by key.
-    pub(super) fn is_of(&self, rules: &[Arc<RouteRule>]) -> bool {
-        self.compiled.is_of(rules)
+    /// Returns whether the routes were compiled from these rules, sorted by key, for these
+    /// listeners.
+    pub(super) fn is_of(
+        &self,
+        rules: &[Arc<RouteRule>],
+        gateway: Option<&Arc<IngressGateway>>,
+    ) -> bool {
+        self.compiled.is_of(rules, gateway)
     }
 
     /// Returns the compiled routes, to resolve them again.
@@ -231,12 +270,16 @@ impl ServiceRoutes {
 
     /// True if a rule applies to this port; otherwise requests go to the port's own endpoints.
     pub fn concern(&self, port: u16) -> bool {
-        self.any_port || self.ports.binary_search(&port).is_ok()
+        let listeners = self.compiled.listeners.as_ref();
+        listeners.is_some_and(|it| it.has_port(port))
+            || self.any_port
+            || self.ports.binary_search(&port).is_ok()
     }
 
     /// True if a rule for this port matches more of the path than `/`.
     pub fn reads_path(&self, port: u16) -> bool {
-        self.compiled.router.reads_path(port)
+        let mut routers = self.compiled.routers.iter();
+        routers.any(|router| router.reads_path(port))
     }
 
     /// Routes a request to this port, and returns the rule that matched. `random` selects among
@@ -247,7 +290,12 @@ impl ServiceRoutes {
         request: &R,
         random: u64,
     ) -> (RouteOutcome, Option<MatchedRule<'_>>) {
-        let Some(found) = self.compiled.router.find(port, request) else {
+        let find = |at: usize| Some((at, self.compiled.routers[at].find(port, request)?));
+        let found = match &self.compiled.listeners {
+            None => find(0),
+            Some(listeners) => listeners.find(port, request.host(), find),
+        };
+        let Some((at, found)) = found else {
             return (RouteOutcome::Nowhere, None);
         };
         let refuse = |status: u16, reason: &str| RouteOutcome::Refuse {
@@ -260,8 +308,7 @@ impl ServiceRoutes {
             RouteDecision::Split(split) => match pick(split, random) {
                 BackendChoice::Refuse { status, reason } => refuse(status, reason),
                 BackendChoice::Backend { index: place, .. } => {
-                    let known = self
-                        .targets
+                    let known = self.targets[at]
                         .get(found.index)
                         .and_then(|targets| *targets.get(place)?);
                     known.map_or_else(
@@ -279,7 +326,7 @@ impl ServiceRoutes {
     }
 
     pub fn rule_count(&self) -> usize {
-        self.compiled.router.rule_count()
+        self.compiled.rules.len()
     }
 }
 
@@ -338,9 +385,10 @@ mod tests {
             attempts: None,
         };
         let table = RouteTable::new(vec![Arc::new(rule)]);
-        let compiled = CompiledRoutes::compile_with(key("s"), table.clone(), |_| panic!("a fault"));
+        let compiled =
+            CompiledRoutes::compile_with(key("s"), table.clone(), None, |_| panic!("a fault"));
         assert!(
-            compiled.is_of(table.rules()),
+            compiled.is_of(table.rules(), None),
             "the same rules are not compiled again"
         );
         let routes =

@@ -21,6 +21,7 @@ use canal_gateway_io::scheduler::Scheduler;
 use canal_hbone::{ConnectResult, IncomingConnect, ServerConfig};
 use canal_model::identity::VerifiedPeer;
 use canal_model::ids::ServiceKey;
+use canal_model::ingress::is_gateway_service;
 use canal_model::program::AppProtocol;
 use canal_net::sys;
 use canal_runtime::drain::DrainPhase;
@@ -184,8 +185,16 @@ fn decide_inside(
 }
 
 /// Returns the labels of a client that proved no identity. The name from the registry is shown, an
-/// identity is not.
-fn labels_without_identity(tenant: &TenantView, client: IpAddr) -> WorkloadLabels {
+/// identity is not. A client of a Gateway is on another network than the tenant's pods, which may
+/// have its address.
+fn labels_without_identity(
+    tenant: &TenantView,
+    client: IpAddr,
+    destination: &Destination,
+) -> WorkloadLabels {
+    if matches!(destination, Destination::Service(key, _) if is_gateway_service(key)) {
+        return WorkloadLabels::unknown();
+    }
     let labels = party_at(tenant, client, None).unwrap_or_else(WorkloadLabels::unknown);
     WorkloadLabels {
         principal: String::new(),
@@ -233,7 +242,7 @@ async fn establish_plaintext(
     let client = SocketAddr::new(client.ip().to_canonical(), client.port());
     let caller = match &peer {
         None => ClientInfo {
-            party: labels_without_identity(tenant, client.ip()),
+            party: labels_without_identity(tenant, client.ip(), &destination),
             address: client,
             secured: false,
             tls,
@@ -306,6 +315,10 @@ pub(crate) fn decide_scope(
     match tier::service_of(local) {
         Some(id) => {
             let (tenant, key) = snapshot.service_inside(id).ok_or("unknown_service")?;
+            // Clients of a Gateway are outside the mesh, and have no tunnels.
+            if is_gateway_service(key) {
+                return Err("hbone_from_outside");
+            }
             Ok((tenant, DialScope::inside(key)))
         }
         None => Ok((

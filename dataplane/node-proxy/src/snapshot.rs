@@ -191,7 +191,7 @@ impl NodeSnapshot {
                 Resource::GatewayReplica(g) => {
                     t.replicas.push(Arc::new(GatewayEndpoint::replica(g)))
                 }
-                Resource::Address(a) => t.add_address(a),
+                Resource::Address(a) if a.network.is_none() => t.add_address(a),
                 Resource::Service(s) => t.add_service(Arc::new(s.clone())),
                 Resource::DirectEndpoint(d) => direct.entry(d.tenant.clone()).or_default().push(d),
                 Resource::Authorization(a) => rules.authorizations.push(Arc::new(a.clone())),

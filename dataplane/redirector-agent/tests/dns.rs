@@ -83,6 +83,7 @@ impl DnsFixture {
                 id: ServiceId::new(u32::try_from(id).unwrap()).unwrap(),
                 az: "az1".parse().unwrap(),
                 addresses: vec!["10.0.1.1".parse().unwrap()],
+                network: None,
                 open: true,
             }))
         };

@@ -109,6 +109,7 @@ fn address(service: &str, id: u32, address: &str) -> Arc<Resource> {
         id: ServiceId::new(id).unwrap(),
         az: "az1".parse().unwrap(),
         addresses: vec![address.parse().unwrap()],
+        network: None,
         open: true,
     }))
 }

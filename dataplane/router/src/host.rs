@@ -77,6 +77,17 @@ impl<T> HostTable<T> {
     }
 }
 
+impl<T> HostTable<T> {
+    /// Visits the values of all entries that match a host, the most specific first, until `visit`
+    /// returns a result.
+    pub fn find<'a, R>(&'a self, host: &[u8], visit: impl FnMut(&'a T) -> Option<R>) -> Option<R> {
+        let host = canonical(host);
+        let exact = self.exact.get(&host[..]).into_iter();
+        let wild = suffixes(&host).filter_map(|suffix| self.suffix.get(suffix));
+        exact.chain(wild).chain(self.any.as_ref()).find_map(visit)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,6 +120,12 @@ mod tests {
             check(&table, host, want);
         }
         table.insert("*", 9);
+        let mut visited = Vec::new();
+        let found = table.find(b"c.b.example", |value| {
+            visited.push(*value);
+            (*value == 9).then_some("any")
+        });
+        assert_eq!((found, visited), (Some("any"), vec![2, 1, 9]));
         check(&table, "example", Some(9));
         check(&table, "", Some(9));
         assert_eq!(table.insert("A.example", 5), Some(0));

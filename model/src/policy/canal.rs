@@ -41,6 +41,10 @@ pub struct TenantSpec {
     /// end.
     #[serde(default)]
     pub gateway_cidrs: Vec<IpNet>,
+    /// Makes the tenant an ingress network: a network of clients outside the mesh, whose
+    /// `gatewayCidrs` are the pool of addresses for the Gateways of all tenants.
+    #[serde(default)]
+    pub ingress_network: bool,
     /// Home AZ of the tenant's services, unless a service names another one
     /// ([`HOME_AZ_ANNOTATION`]).
     #[serde(default)]

@@ -5,6 +5,7 @@ mod attempts;
 mod cases;
 mod generated;
 mod guarded;
+mod ingress;
 mod limits;
 mod shares;
 mod weights;

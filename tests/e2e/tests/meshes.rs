@@ -22,6 +22,7 @@ mod failure;
 mod http2;
 mod icmp;
 mod identity;
+mod ingress;
 mod keys_at_rest;
 mod keyserver;
 mod mtu;

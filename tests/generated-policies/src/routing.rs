@@ -179,6 +179,7 @@ pub(crate) fn tenant() -> Object {
         pod_cidrs,
         service_cidrs: Vec::new(),
         gateway_cidrs: Vec::new(),
+        ingress_network: false,
         home_az: None,
         outbound_traffic_policy: OutboundTrafficPolicy::Deny,
         resolvers: Vec::new(),

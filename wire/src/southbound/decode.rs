@@ -372,8 +372,21 @@ fn backend(at: &DecodeContext<'_>, b: w::Backend) -> Result<p::Backend, Resource
     })
 }
 
-pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDecodeError> {
+pub(super) fn host(
+    at: &DecodeContext<'_>,
+    written: w::HostMatch,
+) -> Result<p::HostMatch, ResourceDecodeError> {
     use w::host_match::Host;
+    Ok(match at.need("hosts", written.host)? {
+        Host::Exact(s) => p::HostMatch::Exact(s),
+        Host::Suffix(s) if s.starts_with('.') => p::HostMatch::Suffix(s),
+        Host::Suffix(s) => {
+            return at.err("hosts.suffix", format!("{s:?} does not start with '.'"));
+        }
+    })
+}
+
+pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDecodeError> {
     use w::route::Action;
     let at = DecodeContext(name);
     let k = at.need("key", r.key)?;
@@ -387,15 +400,7 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
     let hosts = r
         .hosts
         .into_iter()
-        .map(|h| {
-            Ok(match at.need("hosts", h.host)? {
-                Host::Exact(s) => p::HostMatch::Exact(s),
-                Host::Suffix(s) if s.starts_with('.') => p::HostMatch::Suffix(s),
-                Host::Suffix(s) => {
-                    return at.err("hosts.suffix", format!("{s:?} does not start with '.'"));
-                }
-            })
-        })
+        .map(|written| host(&at, written))
         .collect::<Result<_, ResourceDecodeError>>()?;
     let matches = r
         .matches

@@ -65,6 +65,10 @@ pub(super) fn address(
         az: at.name("az", &a.az)?,
         addresses: at.addresses("addresses", &a.addresses)?,
         open: a.open,
+        network: match a.network {
+            0 => None,
+            network => Some(vni(&at, network)?),
+        },
         service: at.key("service", a.service)?,
     })
 }

@@ -43,6 +43,16 @@ impl From<&p::GatewayReplica> for w::Gateway {
     }
 }
 
+pub(super) fn host(host: &p::HostMatch) -> w::HostMatch {
+    use w::host_match::Host;
+    w::HostMatch {
+        host: Some(match host {
+            p::HostMatch::Exact(name) => Host::Exact(name.clone()),
+            p::HostMatch::Suffix(domain) => Host::Suffix(domain.clone()),
+        }),
+    }
+}
+
 pub(super) fn key(k: &ServiceKey) -> Option<w::ServiceKey> {
     Some(w::ServiceKey {
         tenant: k.tenant.to_string(),
@@ -227,7 +237,6 @@ fn backend(b: &p::Backend) -> w::Backend {
 
 impl From<&p::RouteRule> for w::Route {
     fn from(r: &p::RouteRule) -> Self {
-        use w::host_match::Host;
         use w::route::Action;
         let action = match &r.action {
             p::RouteAction::Split(b) => {
@@ -259,16 +268,7 @@ impl From<&p::RouteRule> for w::Route {
             }),
             parent: key(&r.parent),
             parent_port: r.parent_port.unwrap_or(0).into(),
-            hosts: r
-                .hosts
-                .iter()
-                .map(|h| w::HostMatch {
-                    host: Some(match h {
-                        p::HostMatch::Exact(s) => Host::Exact(s.clone()),
-                        p::HostMatch::Suffix(s) => Host::Suffix(s.clone()),
-                    }),
-                })
-                .collect(),
+            hosts: r.hosts.iter().map(host).collect(),
             matches: r.matches.iter().map(http_match).collect(),
             action: Some(action),
             attempts: r.attempts.as_deref().map(w::AttemptPolicy::from),

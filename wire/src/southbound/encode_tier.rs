@@ -39,6 +39,7 @@ impl From<&p::GatewayAddress> for w::GatewayAddress {
             az: a.az.to_string(),
             addresses: a.addresses.iter().map(ToString::to_string).collect(),
             open: a.open,
+            network: a.network.map_or(0, |vni| vni.get()),
         }
     }
 }

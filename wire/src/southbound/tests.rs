@@ -221,6 +221,7 @@ fn parents() -> Vec<Resource> {
             upstream_pool: p::UpstreamPool::PerClient,
             policy_paths: p::PolicyPaths::Legacy,
         }),
+        Resource::Ingress(super::ingress::sample()),
         Resource::Workload(p::Workload {
             tenant: "alpha".parse().unwrap(),
             namespace: "b".parse().unwrap(),
@@ -303,6 +304,15 @@ fn tier_samples() -> Vec<Resource> {
                 "10.1.224.5".parse().unwrap(),
                 "fd00:1:0:1::5".parse().unwrap(),
             ],
+            network: None,
+            open: true,
+        }),
+        Resource::Address(p::GatewayAddress {
+            service: key("alpha/infra/web.gateway"),
+            id: ServiceId::new(9).unwrap(),
+            az: az(),
+            addresses: vec!["198.51.100.33".parse().unwrap()],
+            network: Some(Vni::new(700).unwrap()),
             open: true,
         }),
         Resource::Table(p::BucketTable {
@@ -535,7 +545,7 @@ fn a_snapshot_is_used_whole_or_not_at_all() {
 /// [`state_file::FORMAT`].
 #[test]
 fn a_snapshots_format_is_of_these_kinds() {
-    assert_eq!((state_file::FORMAT, ResourceKind::ALL.len()), (3, 20));
+    assert_eq!((state_file::FORMAT, ResourceKind::ALL.len()), (3, 21));
 }
 
 #[test]

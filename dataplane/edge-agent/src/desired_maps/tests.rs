@@ -71,6 +71,9 @@ fn read_input(text: &str) -> ControllerInput {
                 id: ServiceId::new(words[2].parse().unwrap()).unwrap(),
                 az: az(words[3]),
                 addresses: list(4).map(|a| a.parse().unwrap()).collect(),
+                network: words
+                    .get(5)
+                    .map(|vni| Vni::new(vni.parse().unwrap()).unwrap()),
                 open: true,
             }),
             "table" => {
@@ -123,6 +126,10 @@ fn show(maps: &DesiredMaps) -> Vec<String> {
     for (id, t) in &c.tables {
         assert!(t.chains.iter().all(|row| *row == t.chains[0]));
         let mut line = format!("table {id:?} v{}", t.version);
+        // The VNI of the cases' ingress network.
+        if t.vni.get() == 700 {
+            line += " vni 700";
+        }
         t.chains[0]
             .iter()
             .filter(|n| **n != 0)
@@ -173,6 +180,22 @@ const CASES: &[(&str, &str, &[&str])] = &[
             "address 102 10.255.0.1 2",
             "return 1 101 10.255.0.1 fd00::1",
             "return 2 102 10.255.0.1 -",
+        ],
+    ),
+    (
+        "a Gateway's address is on the network of its clients, and so are their packets",
+        "tenant alpha 101
+         address alpha/web.gateway 1 az1 198.51.100.33 700
+         address alpha/web 2 az1 10.255.0.1
+         table alpha/web.gateway 1 az1 3 7
+         table alpha/web 2 az1 3 7",
+        &[
+            "address 101 10.255.0.1 2",
+            "address 700 198.51.100.33 1",
+            "return 1 700 198.51.100.33 -",
+            "return 2 101 10.255.0.1 -",
+            "table 1 v3 vni 700 7",
+            "table 2 v3 7",
         ],
     ),
     (

@@ -362,6 +362,7 @@ fn many(services: u32) -> Vec<Arc<Resource>> {
             [10, 128 + az, (n >> 8) as u8, n as u8].into(),
             format!("fd00:{az}::{n:x}").parse().unwrap(),
         ],
+        network: None,
         open: true,
     };
     let mut all = vec![tenant()];

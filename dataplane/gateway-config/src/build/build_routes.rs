@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use canal_model::ids::{Generation, ServiceKey};
 use canal_model::program::{
-    HttpMatch, Labels, PathMatch, Resource, ResourceKind, RouteRule, TextMatch,
+    HttpMatch, IngressGateway, Labels, PathMatch, Resource, ResourceKind, RouteRule, TextMatch,
 };
 use canal_model::route_table::RouteTable;
 
@@ -19,6 +19,8 @@ use crate::{EndpointSetId, FilterChain, ServiceRoutes, ServiceView};
 pub(crate) struct CompileJob {
     service: ServiceKey,
     table: RouteTable,
+    /// The Gateway for which the service stands, if it does.
+    gateway: Option<Arc<IngressGateway>>,
 }
 
 impl CompileJob {
@@ -46,12 +48,13 @@ impl CompileJob {
 
     /// Returns whether these routes are the result of the job.
     pub(crate) fn is_done_by(&self, compiled: &CompiledRoutes) -> bool {
-        self.service == compiled.service && compiled.is_of(self.table.rules())
+        self.service == compiled.service
+            && compiled.is_of(self.table.rules(), self.gateway.as_ref())
     }
 
     /// Compiles the rules. It needs no access to the builder, so the builder can be used meanwhile.
     pub(crate) fn run(self) -> CompiledRoutes {
-        CompiledRoutes::compile(self.service, self.table)
+        CompiledRoutes::compile(self.service, self.table, self.gateway)
     }
 }
 
@@ -95,6 +98,7 @@ impl SnapshotBuilder {
         removals: &[(ResourceKind, String)],
     ) -> Vec<CompileJob> {
         let mut services = BTreeSet::new();
+        let mut gateways: BTreeMap<&ServiceKey, Arc<IngressGateway>> = BTreeMap::new();
         let mut rules: BTreeMap<ServiceKey, BTreeMap<String, Arc<RouteRule>>> = BTreeMap::new();
         let previous_routes = |service: &ServiceKey| {
             self.services
@@ -129,6 +133,10 @@ impl SnapshotBuilder {
                 }
                 // Rules may have arrived before their service, and are compiled with it.
                 Resource::Service(service) => _ = services.insert(service.key.clone()),
+                Resource::Ingress(gateway) => {
+                    services.insert(gateway.key.clone());
+                    gateways.insert(&gateway.key, Arc::new(gateway.clone()));
+                }
                 _ => {}
             }
         }
@@ -146,10 +154,18 @@ impl SnapshotBuilder {
             is_known && !rules.is_empty()
         });
         let jobs = jobs.map(|(service, rules)| CompileJob {
+            gateway: gateways
+                .remove(&service)
+                .or_else(|| self.gateway_of(&service)),
             service,
             table: RouteTable::new(rules.into_values().collect()),
         });
         jobs.filter(|job| !self.is_compiled(job)).collect()
+    }
+
+    /// Returns the Gateway for which a service stands.
+    fn gateway_of(&self, service: &ServiceKey) -> Option<Arc<IngressGateway>> {
+        self.services.get(service)?.gateway.clone()
     }
 
     /// Withholds a service until [`SnapshotBuilder::release`] if it came with this generation and
@@ -182,7 +198,7 @@ impl SnapshotBuilder {
             .get(&job.service)
             .and_then(|state| state.view.as_ref());
         view.and_then(|view| view.routes.as_ref())
-            .is_some_and(|routes| routes.is_of(job.table.rules()))
+            .is_some_and(|routes| routes.is_of(job.table.rules(), job.gateway.as_ref()))
     }
 
     /// Returns the routes of a service: those of its earlier view if nothing about them changed.
@@ -195,14 +211,15 @@ impl SnapshotBuilder {
         dialled: FilterChain,
     ) -> Option<Arc<ServiceRoutes>> {
         let rules: Vec<Arc<RouteRule>> = self.state(key).routes.values().cloned().collect();
-        if rules.is_empty() {
+        let gateway = self.gateway_of(key);
+        if rules.is_empty() && gateway.is_none() {
             self.faults.remove(key);
             return None;
         }
         let table = RouteTable::new(rules);
         let same = before
             .and_then(|view| view.routes.as_ref())
-            .filter(|routes| routes.is_of(table.rules()));
+            .filter(|routes| routes.is_of(table.rules(), gateway.as_ref()));
         let compiled = match same {
             Some(routes) if routes.dialled() == dialled => return Some(routes.clone()),
             Some(routes) => routes.compiled().clone(),
@@ -210,8 +227,9 @@ impl SnapshotBuilder {
                 let ready = self
                     .compiled
                     .remove(key)
-                    .filter(|compiled| compiled.is_of(table.rules()));
-                let compiled = ready.unwrap_or_else(|| CompiledRoutes::compile(key.clone(), table));
+                    .filter(|compiled| compiled.is_of(table.rules(), gateway.as_ref()));
+                let compiled =
+                    ready.unwrap_or_else(|| CompiledRoutes::compile(key.clone(), table, gateway));
                 self.faults.insert(key.clone(), compiled.faults());
                 Arc::new(compiled)
             }

@@ -405,6 +405,7 @@ fn a_service_is_reachable_while_any_resource_has_its_number() {
             id,
             az: az.parse().unwrap(),
             addresses: vec![ip.parse().unwrap()],
+            network: None,
             open: true,
         }))
     };
@@ -582,4 +583,79 @@ fn service_filters_apply_only_when_a_rule_routes_to_another_service() {
     let fifth = builder.apply(&[], &gone, Generation(5));
     assert_eq!(filters(&fifth, "a"), [none, none]);
     assert_eq!(filters(&fifth, "b"), [none, none]);
+}
+
+/// The listeners of a Gateway for two hosts, of which one is closed.
+fn gateway(hosts: &[(&str, bool)]) -> Arc<Resource> {
+    let listener = |(host, is_open): &(&str, bool)| IngressListener {
+        name: (*host).to_owned(),
+        port: 80,
+        host: Some(HostMatch::Exact((*host).to_owned())),
+        is_open: *is_open,
+        virtual_hosts: vec![VirtualHost {
+            host: None,
+            routes: [("ns".parse().unwrap(), "r".parse().unwrap())].into(),
+        }],
+    };
+    Arc::new(Resource::Ingress(IngressGateway {
+        key: key("web.gateway"),
+        id: ServiceId::new(40).unwrap(),
+        listeners: hosts.iter().map(listener).collect(),
+    }))
+}
+
+#[test]
+fn a_gateway_is_a_service_with_listeners_until_it_is_removed() {
+    let mut builder = SnapshotBuilder::new("gw", None, None);
+    let rule = rule("r", "web.gateway", "s", "");
+    let open = gateway(&[("a.example", true), ("b.example", false)]);
+    let all = [tenant(), service("s", &[80]), rule.clone(), open.clone()];
+    let snapshot = builder.apply(&all, &[], Generation(1));
+    let routed = |snapshot: &Snapshot, host| {
+        let service = snapshot.tenant("t").unwrap().service(&key("web.gateway"));
+        let routes = service.unwrap().routes.as_ref().unwrap();
+        let request = PlainRequest {
+            host,
+            method: "GET",
+            path: "/",
+        };
+        matches!(routes.decide(80, &request, 0).0, RouteOutcome::Target(_))
+    };
+    let hosts = ["a.example", "b.example", "c.example"];
+    assert_eq!(
+        hosts.map(|host| routed(&snapshot, host)),
+        [true, false, false]
+    );
+    let id = ServiceId::new(40).unwrap();
+    assert!(snapshot.service_inside(id).is_some());
+    let named = snapshot.tenant("t").unwrap();
+    assert!(
+        named
+            .service_named("web.gateway.ns.svc.cluster.local")
+            .is_none()
+    );
+    assert!(
+        builder.names_beside(&all).is_empty(),
+        "a whole state keeps it"
+    );
+    // An edit of the listeners alone takes effect.
+    let snapshot = builder.apply(&[gateway(&[("b.example", true)])], &[], Generation(2));
+    assert_eq!(
+        hosts.map(|host| routed(&snapshot, host)),
+        [false, true, false]
+    );
+    let gone = builder.names_beside(&all[..3]);
+    assert_eq!(
+        gone,
+        [(ResourceKind::Ingress, "t/ns/web.gateway".to_owned())]
+    );
+    let snapshot = builder.apply(&[], &gone, Generation(3));
+    assert!(
+        snapshot
+            .tenant("t")
+            .unwrap()
+            .service(&key("web.gateway"))
+            .is_none()
+    );
+    assert!(snapshot.service_inside(id).is_none());
 }

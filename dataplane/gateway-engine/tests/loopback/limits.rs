@@ -445,6 +445,7 @@ async fn replica_lets_through_its_part_of_a_throttle() {
         id,
         az: replica.az.clone(),
         addresses: vec!["10.102.0.1".parse().unwrap()],
+        network: None,
         open: true,
     };
     // This replica is the head of a quarter of the buckets.

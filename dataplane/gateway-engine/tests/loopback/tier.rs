@@ -30,7 +30,9 @@ use tokio::net::TcpStream;
 use tokio::task::LocalSet;
 
 use crate::client::HttpClient;
-use crate::fixture::{EngineSetup, GatewayFixture, TENANT, key, pod, service_with_id, tenant};
+use crate::fixture::{
+    EngineSetup, GatewayFixture, TENANT, key, pod, prefix, route, service_with_id, tenant,
+};
 use crate::origin::{OriginServer, Peer};
 
 /// The replica's underlay address, and its source address for IPv6.
@@ -41,11 +43,12 @@ const POD: &str = "10.1.1.2";
 const POD6: &str = "fd77::2";
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 1, 1, 9);
 const BETA: &str = "beta";
-/// Service IDs: alpha's web, beta's web, alpha's other, the tier's own service in alpha. The ID 77
-/// belongs to no service.
+/// Service IDs: alpha's web, beta's web, alpha's other, the tier's own service in alpha, alpha's
+/// Gateway. The ID 77 belongs to no service.
 const WEB: [u32; 2] = [7, 8];
 const OTHER: u32 = 9;
 const TIER: u32 = 5;
+const GATEWAY: u32 = 11;
 
 /// Three network namespaces: the replica's, and one for the pods of each tenant.
 struct TierNetns {
@@ -64,7 +67,7 @@ impl TierNetns {
             replica.ip(&format!("addr add {own} dev lo"));
         }
         replica.ip(&format!("addr add {OWN6}/128 dev lo nodad"));
-        for id in [WEB[0], WEB[1], OTHER, TIER, 77] {
+        for id in [WEB[0], WEB[1], OTHER, TIER, GATEWAY, 77] {
             replica.ip(&format!("addr add 240.0.0.{id}/32 dev lo"));
             replica.ip(&format!("addr add fdca:a1:0:240::{id}/128 dev lo nodad"));
         }
@@ -173,6 +176,7 @@ impl ReplicaFixture {
             id: ServiceId::new(WEB[0]).unwrap(),
             az: "az1".parse().unwrap(),
             addresses: vec!["10.250.32.1".parse().unwrap()],
+            network: None,
             open: true,
         };
         fixture.apply(vec![
@@ -265,6 +269,12 @@ async fn origins(net: &TierNetns, at: SocketAddr) -> [OriginServer; 2] {
 
 /// Sends a GET over a plain connection to a service's address, from the client's address.
 async fn plain(to: SocketAddr) -> std::io::Result<String> {
+    let answer = plain_answer(to, "web").await?;
+    Ok(answer.rsplit("\r\n").next().unwrap_or("").to_string())
+}
+
+/// Sends a GET for a host, and returns the whole answer.
+async fn plain_answer(to: SocketAddr, host: &str) -> std::io::Result<String> {
     let options = ConnectOptions {
         bind: Some(SocketAddr::new(CLIENT.into(), 0)),
         ..ConnectOptions::default()
@@ -278,13 +288,84 @@ async fn plain(to: SocketAddr) -> std::io::Result<String> {
         .await
         .map_err(|e| std::io::Error::other(e.to_string()))?;
     // A reset is reported only once, by the write if it came before the write.
-    stream
-        .write_all(b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n")
-        .await?;
+    let head = format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).await?;
     let mut text = Vec::new();
     stream.read_to_end(&mut text).await?;
-    let text = String::from_utf8_lossy(&text).into_owned();
-    Ok(text.rsplit("\r\n").next().unwrap_or("").to_string())
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Alpha's Gateway: a host with a route to alpha's web, and a closed listener.
+fn gateway() -> Vec<Resource> {
+    let listener = |name: &str, host: &str, is_open| IngressListener {
+        name: name.to_owned(),
+        port: 80,
+        host: Some(HostMatch::Suffix(host.to_owned())),
+        is_open,
+        virtual_hosts: vec![VirtualHost {
+            host: Some(HostMatch::Exact("shop.example.com".to_owned())),
+            routes: [("default".parse().unwrap(), "shop".parse().unwrap())].into(),
+        }],
+    };
+    let backend = Backend {
+        weight: 1,
+        target: BackendTarget::Service {
+            service: key(TENANT, "web"),
+            port: 80,
+            subset: Labels::new(),
+        },
+    };
+    let to_web = RouteAction::Split(vec![backend]);
+    vec![
+        Resource::Ingress(IngressGateway {
+            key: key(TENANT, "public.gateway"),
+            id: ServiceId::new(GATEWAY).unwrap(),
+            listeners: vec![
+                listener("open", ".example.com", true),
+                listener("closed", ".closed.example.com", false),
+            ],
+        }),
+        route("public.gateway", "shop", 0, prefix("/"), to_web),
+    ]
+}
+
+#[test]
+fn clients_of_a_gateway_are_routed_by_host_and_have_no_name() {
+    let net = TierNetns::new();
+    net.run(|| async {
+        let at = SocketAddr::new(POD.parse().unwrap(), 8080);
+        let _origins = origins(&net, at).await;
+        let replica = ReplicaFixture::new(TunnelProtocol::None, at);
+        replica.fixture.apply(gateway());
+        let to = service_address(GATEWAY, 80);
+        let answer = plain_answer(to, "SHOP.example.com:80").await.unwrap();
+        assert!(answer.ends_with(&format!("{TENANT} {OWN}")), "{answer}");
+        for host in [
+            "other.example.com",
+            "shop.closed.example.com",
+            "shop.test",
+            "web",
+        ] {
+            let answer = plain_answer(to, host).await.unwrap();
+            assert!(answer.starts_with("HTTP/1.1 404 "), "{host}: {answer}");
+        }
+        // The client has the address of a pod, but is on another network.
+        let labels = [
+            "tenant=\"alpha\"",
+            "source_workload=\"unknown\"",
+            "response_code=\"200\"",
+        ];
+        let fixture = &replica.fixture;
+        fixture.until("istio_requests_total", &labels, 1.0).await;
+        let named = ["source_workload=\"client\""];
+        assert_eq!(fixture.metric("istio_requests_total", &named), 0.0);
+        // A tunnel would reach it from inside the tenant.
+        assert!(replica.get(TENANT, GATEWAY, "10.96.0.1:80").await.is_err());
+        let reason = ["reason=\"hbone_from_outside\""];
+        fixture
+            .until("canal_gateway_refused_connections_total", &reason, 1.0)
+            .await;
+    });
 }
 
 #[test]

@@ -78,6 +78,7 @@ fn state(outside: p::OutboundTrafficPolicy) -> Vec<p::Resource> {
             id: ServiceId::new(7).unwrap(),
             az: az.parse().unwrap(),
             addresses: at.iter().map(|a| a.parse().unwrap()).collect(),
+            network: None,
             open: true,
         })
     };

@@ -74,6 +74,8 @@ pub fn decide_zones<'a>(
     };
     for resource in resources {
         let (id, key) = match &**resource {
+            // Clients outside the mesh ask other name servers.
+            Resource::Address(address) if address.network.is_some() => continue,
             Resource::Address(address) => {
                 zones.add(address);
                 (address.id, &address.service)
@@ -207,6 +209,7 @@ pub(crate) mod tests {
             id: ServiceId::new(id).unwrap(),
             az: az.parse().unwrap(),
             addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+            network: None,
             open,
         }))
     }

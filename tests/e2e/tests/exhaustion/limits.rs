@@ -272,7 +272,7 @@ fn each_full_limit_refuses_its_holder_and_no_other() {
 
 /// Shares that another test fills, because that needs more than a few hundred connections or
 /// objects, and the file of that test.
-const FILLED_ELSEWHERE: [(ShareKind, &str); 15] = [
+const FILLED_ELSEWHERE: [(ShareKind, &str); 16] = [
     (ShareKind::GatewayBufferBytes, "dataplane/hbone/src/flow.rs"),
     (
         ShareKind::GatewayBodyBytes,
@@ -326,6 +326,10 @@ const FILLED_ELSEWHERE: [(ShareKind, &str); 15] = [
     (
         ShareKind::Observations,
         "control/controller-core/tests/observe.rs",
+    ),
+    (
+        ShareKind::IngressAddresses,
+        "control/planner/tests/ingress.rs",
     ),
 ];
 

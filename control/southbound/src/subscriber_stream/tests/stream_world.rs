@@ -376,7 +376,12 @@ impl TestSubscriber {
         for (_, resource) in self.resources.values() {
             match resource {
                 Resource::Route(r) => {
-                    has(ResourceKind::Service, r.parent.to_string());
+                    let is_gateway = canal_model::ingress::is_gateway_service(&r.parent);
+                    let parent = match is_gateway {
+                        true => ResourceKind::Ingress,
+                        false => ResourceKind::Service,
+                    };
+                    has(parent, r.parent.to_string());
                     let RouteAction::Split(backends) = &r.action else {
                         continue;
                     };
@@ -391,6 +396,7 @@ impl TestSubscriber {
                     .iter()
                     .for_each(|e| has(ResourceKind::Service, e.service.to_string())),
                 Resource::Service(s) => has(ResourceKind::Tenant, s.key.tenant.to_string()),
+                Resource::Ingress(g) => has(ResourceKind::Tenant, g.key.tenant.to_string()),
                 _ => {}
             }
         }

@@ -1,0 +1,241 @@
+//! Addresses of Gateways: which each gets, what it keeps, and what a refusal leaves alone.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use canal_model::fleet::{Demand, Demands, Fleet, FleetReplica, Ownership, ReplicaState};
+use canal_model::ids::{ReplicaNumber, ServiceId, ServiceKey, Vni};
+use canal_model::plan::{Plan, UnmetConstraint};
+use canal_planner::address::addresses;
+use canal_planner::plan;
+
+/// The fleet's only AZ, whose part of 198.51.100.0/24 is 198.51.100.33 to .62.
+fn fleet() -> Fleet {
+    let replica = FleetReplica {
+        name: "r1".parse().unwrap(),
+        number: ReplicaNumber::new(1).unwrap(),
+        backend: "b1".parse().unwrap(),
+        az: "az1".parse().unwrap(),
+        underlay: [250, 1, 0, 3].into(),
+        state: ReplicaState::Active,
+        up: true,
+    };
+    Fleet::of([("az1".parse().unwrap(), 1)].into(), [replica])
+}
+
+/// Returns the demands of these Gateways, each an id, a tenant and the addresses that it requests.
+/// A tenant has at most three addresses.
+fn demands(network: Option<&str>, gateways: &[(u32, &str, &[&str])]) -> Demands {
+    let mut demands = Demands::default();
+    if let Some(range) = network {
+        let network = || "clients".parse().unwrap();
+        demands
+            .ranges
+            .insert(network(), vec![range.parse().unwrap()]);
+        let vni = Vni::new(700).unwrap();
+        demands.ingress.networks.insert(network(), vni);
+    }
+    for (id, tenant, requested) in gateways {
+        let id = ServiceId::new(*id).unwrap();
+        let key = format!("{tenant}/shop/g{}.gateway", id.get());
+        let demand = Demand {
+            key: key.parse().unwrap(),
+            vni: Vni::new(1).unwrap(),
+            weight: 1,
+            home: None,
+        };
+        let tenant = demand.key.tenant.clone();
+        demands.services.insert(id, demand);
+        demands
+            .ranges
+            .insert(tenant.clone(), vec!["10.1.0.0/18".parse().unwrap()]);
+        demands.ingress.max.insert(tenant, 3);
+        let requested = requested.iter().map(|it| it.parse().unwrap());
+        demands.ingress.requested.insert(id, requested.collect());
+    }
+    demands
+}
+
+fn next(demands: &Demands, parent: Option<&Plan>) -> Plan {
+    let next = plan(&fleet(), demands, &Ownership::default(), parent);
+    let findings = canal_planlint::check(&fleet(), demands, &next);
+    assert!(findings.is_empty(), "{findings:?}");
+    next
+}
+
+/// Returns the IPv4 address of each Gateway, or the reason why it has none.
+fn list_addresses(demands: &Demands, plan: &Plan) -> BTreeMap<u32, String> {
+    let reason = |key: &ServiceKey| {
+        let notes = plan.notes.iter();
+        notes.into_iter().find_map(|note| match note {
+            UnmetConstraint::NoAddress { service, why, .. } if service == key => Some(why.clone()),
+            _ => None,
+        })
+    };
+    let address = |(id, service): (&ServiceId, &canal_model::plan::PlannedService)| {
+        let ranges = service.ranges(demands);
+        let given: Vec<IpAddr> = addresses(ranges, 1, service.number)
+            .map(|pair| pair.assigned)
+            .unwrap_or_default();
+        let text = match given.first() {
+            Some(address) => address.to_string(),
+            None => reason(&service.key).unwrap_or_else(|| "no reason".to_owned()),
+        };
+        (id.get(), text)
+    };
+    plan.services.iter().map(address).collect()
+}
+
+#[test]
+fn each_gateway_has_an_address_of_its_own_and_keeps_it() {
+    let pool = Some("198.51.100.0/24");
+    let first = demands(
+        pool,
+        &[
+            (1, "alpha", &[]),
+            (2, "beta", &["198.51.100.40"]),
+            (5, "alpha", &[]),
+        ],
+    );
+    let plan = next(&first, None);
+    let want = |list: &[(u32, &str)]| -> BTreeMap<u32, String> {
+        list.iter()
+            .map(|(id, text)| (*id, (*text).to_owned()))
+            .collect()
+    };
+    let got = list_addresses(&first, &plan);
+    assert_eq!(
+        got,
+        want(&[
+            (1, "198.51.100.33"),
+            (2, "198.51.100.40"),
+            (5, "198.51.100.34")
+        ])
+    );
+    // The first goes, another comes with a lower id than the third.
+    let second = demands(
+        pool,
+        &[
+            (2, "beta", &["198.51.100.40"]),
+            (3, "beta", &[]),
+            (5, "alpha", &[]),
+        ],
+    );
+    let after = next(&second, Some(&plan));
+    let got = list_addresses(&second, &after);
+    assert_eq!(
+        got,
+        want(&[
+            (2, "198.51.100.40"),
+            (3, "198.51.100.33"),
+            (5, "198.51.100.34")
+        ])
+    );
+    assert_eq!(
+        next(&second, Some(&after)),
+        after,
+        "the same question has the same answer"
+    );
+    // A request moves a Gateway, and nothing else.
+    let third = demands(
+        pool,
+        &[
+            (2, "beta", &["198.51.100.41"]),
+            (3, "beta", &[]),
+            (5, "alpha", &[]),
+        ],
+    );
+    let got = list_addresses(&third, &next(&third, Some(&after)));
+    assert_eq!(
+        got,
+        want(&[
+            (2, "198.51.100.41"),
+            (3, "198.51.100.33"),
+            (5, "198.51.100.34")
+        ])
+    );
+}
+
+#[test]
+fn a_gateway_without_an_address_says_why_and_changes_no_other() {
+    let check = |pool: Option<&str>, gateways: &[(u32, &str, &[&str])], id: u32, why: &str| {
+        let mut others = gateways.to_vec();
+        let demands_before = {
+            others.retain(|(other, ..)| *other != id);
+            demands(pool, &others)
+        };
+        let before = next(&demands_before, None);
+        let after_demands = demands(pool, gateways);
+        let after = next(&after_demands, Some(&before));
+        let mut got = list_addresses(&after_demands, &after);
+        let reason = got.remove(&id).unwrap();
+        assert!(reason.contains(why), "{reason}");
+        assert_eq!(got, list_addresses(&demands_before, &before), "{why}");
+    };
+    check(None, &[(1, "alpha", &[])], 1, "no ingress network");
+    let pool = Some("198.51.100.0/24");
+    check(
+        pool,
+        &[(1, "alpha", &["203.0.113.1"])],
+        1,
+        "no ingress network has the address",
+    );
+    // Another AZ's part of the pool, and the unused address of this one.
+    check(
+        pool,
+        &[(1, "alpha", &["198.51.100.65"])],
+        1,
+        "no ingress network has the address",
+    );
+    check(
+        pool,
+        &[(1, "alpha", &["198.51.100.32"])],
+        1,
+        "no ingress network has the address",
+    );
+    check(
+        pool,
+        &[(1, "alpha", &["198.51.100.33", "198.51.100.34"])],
+        1,
+        "do not belong together",
+    );
+    check(
+        pool,
+        &[
+            (1, "alpha", &["198.51.100.40"]),
+            (2, "beta", &["198.51.100.40"]),
+        ],
+        1,
+        "another Gateway has the address",
+    );
+    let four: [(u32, &str, &[&str]); 4] = [
+        (1, "alpha", &[]),
+        (2, "alpha", &[]),
+        (3, "alpha", &[]),
+        (4, "alpha", &[]),
+    ];
+    check(pool, &four, 4, "the tenant's share is 3 addresses");
+    // An eighth of a /27 has two addresses.
+    let three: [(u32, &str, &[&str]); 3] = [(1, "alpha", &[]), (2, "beta", &[]), (3, "gamma", &[])];
+    check(
+        Some("198.51.100.0/27"),
+        &three,
+        3,
+        "all addresses of the ingress networks are taken",
+    );
+}
+
+#[test]
+fn an_address_that_is_free_again_goes_to_a_gateway_that_waits() {
+    let pool = Some("198.51.100.0/27");
+    let all: [(u32, &str, &[&str]); 3] = [(1, "alpha", &[]), (2, "beta", &[]), (3, "gamma", &[])];
+    let first = demands(pool, &all);
+    let plan = next(&first, None);
+    assert!(list_addresses(&first, &plan)[&3].contains("are taken"));
+    let second = demands(pool, &all[1..]);
+    let after = list_addresses(&second, &next(&second, Some(&plan)));
+    assert_eq!(
+        (after[&2].as_str(), after[&3].as_str()),
+        ("198.51.100.6", "198.51.100.5")
+    );
+}

@@ -1,0 +1,100 @@
+//! The listeners of a Gateway: which routes apply to a request, by the port at which it arrived and
+//! its host. `canal_compiler`'s `oracle_ingress` defines the meaning. Start with
+//! [`ListenerIndex::find`].
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use canal_model::ids::{Namespace, ObjectName};
+use canal_model::program::{HostMatch, IngressGateway, RouteRule, VirtualHost};
+use canal_model::route_table::RouteTable;
+use canal_router::HostTable;
+use hashbrown::HashMap;
+
+/// A Gateway's listeners by port and host.
+#[derive(Debug)]
+pub(crate) struct ListenerIndex {
+    pub(crate) gateway: Arc<IngressGateway>,
+    ports: HashMap<u16, HostTable<ListenerHosts>>,
+}
+
+/// The hosts of one listener, each with the position of its routes.
+#[derive(Debug, Default)]
+struct ListenerHosts {
+    is_open: bool,
+    hosts: HostTable<usize>,
+}
+
+impl ListenerIndex {
+    /// Builds the index, and the tables of rules to which it refers by position. Hosts with the
+    /// same routes share a table.
+    pub(crate) fn new(
+        gateway: Arc<IngressGateway>,
+        rules: &[Arc<RouteRule>],
+    ) -> (Self, Vec<RouteTable>) {
+        let mut by_route: BTreeMap<(&Namespace, &ObjectName), Vec<&Arc<RouteRule>>> =
+            BTreeMap::new();
+        for rule in rules {
+            let route = (&rule.key.namespace, &rule.key.name);
+            by_route.entry(route).or_default().push(rule);
+        }
+        let mut tables = Vec::new();
+        let mut known = BTreeMap::new();
+        let mut table_of = |host: &VirtualHost| {
+            *known.entry(host.routes.clone()).or_insert_with(|| {
+                let routes = host.routes.iter();
+                let rules = routes.flat_map(|(namespace, name)| {
+                    by_route.get(&(namespace, name)).into_iter().flatten()
+                });
+                tables.push(RouteTable::new(rules.map(|rule| (*rule).clone()).collect()));
+                tables.len() - 1
+            })
+        };
+        let mut ports: HashMap<u16, HostTable<ListenerHosts>> = HashMap::new();
+        let mut listeners: Vec<_> = gateway.listeners.iter().collect();
+        // Of two listeners with the same host, the open one decides, else the first one: entries
+        // that are inserted later replace earlier ones.
+        listeners.reverse();
+        listeners.sort_by_key(|it| it.is_open);
+        for listener in listeners {
+            let mut hosts = HostTable::new();
+            for host in &listener.virtual_hosts {
+                hosts.insert(&host_text(host.host.as_ref()), table_of(host));
+            }
+            let is_open = listener.is_open;
+            ports.entry(listener.port).or_default().insert(
+                &host_text(listener.host.as_ref()),
+                ListenerHosts { is_open, hosts },
+            );
+        }
+        (Self { gateway, ports }, tables)
+    }
+
+    /// Visits the tables that apply to a request, the one of the most specific host first, until
+    /// `visit` returns a result. A closed listener has none.
+    pub(crate) fn find<R>(
+        &self,
+        port: u16,
+        host: &[u8],
+        mut visit: impl FnMut(usize) -> Option<R>,
+    ) -> Option<R> {
+        let listener = self.ports.get(&port)?.get(host)?;
+        if !listener.is_open {
+            return None;
+        }
+        listener.hosts.find(host, |table| visit(*table))
+    }
+
+    pub(crate) fn has_port(&self, port: u16) -> bool {
+        self.ports.contains_key(&port)
+    }
+}
+
+/// Returns a host as it is written in a [`HostTable`].
+fn host_text(host: Option<&HostMatch>) -> String {
+    match host {
+        Some(HostMatch::Exact(name)) => name.clone(),
+        Some(HostMatch::Suffix(domain)) => format!("*{domain}"),
+        None => "*".to_owned(),
+    }
+}

@@ -1,0 +1,208 @@
+//! Listeners of generated Gateways as gateway replicas serve them, compared with the oracle. Every
+//! tenant follows from its seed.
+
+use std::sync::Arc;
+
+use canal_compiler::oracle::{OracleRequest, RoutingVerdict};
+use canal_compiler::oracle_ingress::{IngressVerdict, decide};
+use canal_compiler::{build_ir, lower};
+use canal_differential::policy::Policy;
+use canal_differential::target::received;
+use canal_gateway_config::{RouteOutcome, Snapshot, SnapshotBuilder};
+use canal_model::ids::{Generation, ServiceKey};
+use canal_router::{RoutableRequest, routing_path};
+
+const TENANTS: u64 = if cfg!(debug_assertions) { 200 } else { 2_000 };
+const HOSTS: [&str; 7] = [
+    "a.example.com",
+    "b.example.com",
+    "*.example.com",
+    "*.com",
+    "x.a.example.com",
+    "*.a.example.com",
+    "other.test",
+];
+const ASKED: [&str; 9] = [
+    "a.example.com",
+    "A.example.com.",
+    "b.example.com",
+    "x.a.example.com",
+    "y.a.example.com",
+    "example.com",
+    "other.test",
+    "nothing.test",
+    "",
+];
+const PATHS: [&str; 4] = ["/", "/one", "/one/two", "/three"];
+const PORTS: [u16; 3] = [80, 8080, 9090];
+
+/// A generator of numbers (splitmix64).
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % end as u64) as usize
+    }
+
+    fn of<'a, T>(&mut self, list: &'a [T]) -> &'a T {
+        &list[self.below(list.len())]
+    }
+}
+
+const PARENTS: &str = "apiVersion: canal.mesh/v1
+kind: Tenant
+metadata: {name: alpha}
+spec: {vni: 101, trustDomain: alpha.example, podCidrs: [10.1.0.0/16], gatewayCidrs: [10.250.0.0/20]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {clusterIP: 10.96.0.1, selector: {app: web}, ports: [{name: http, port: 80}]}
+---
+";
+
+/// Returns the objects of a tenant: a Gateway with some listeners, and some routes on them.
+fn objects(draw: &mut Draw) -> String {
+    let mut text = PARENTS.to_owned()
+        + "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: public, namespace: shop}\n\
+           spec:\n  gatewayClassName: canal\n  listeners:\n";
+    let listeners = 1 + draw.below(5);
+    for n in 0..listeners {
+        let port = draw.of(&PORTS[..2]);
+        let host = match draw.below(3) {
+            0 => String::new(),
+            _ => format!(", hostname: \"{}\"", draw.of(&HOSTS)),
+        };
+        // Some listeners are closed: of another protocol, or by a conflict.
+        let protocol = draw.of(&["HTTP", "HTTP", "HTTP", "HTTPS"]);
+        text += &format!("  - {{name: l{n}, port: {port}, protocol: {protocol}{host}}}\n");
+    }
+    for n in 0..1 + draw.below(5) {
+        let hosts: Vec<String> = (0..draw.below(4))
+            .map(|_| format!("\"{}\"", draw.of(&HOSTS)))
+            .collect();
+        let section = match draw.below(3) {
+            0 => format!(", sectionName: l{}", draw.below(listeners)),
+            _ => String::new(),
+        };
+        text += &format!(
+            "---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: r{n}, namespace: shop}}\n\
+             spec:\n  parentRefs: [{{name: public{section}}}]\n  hostnames: [{}]\n  rules:\n",
+            hosts.join(", ")
+        );
+        for _ in 0..1 + draw.below(3) {
+            let kind = draw.of(&["Exact", "PathPrefix"]);
+            let path = draw.of(&PATHS);
+            text += &format!(
+                "  - {{matches: [{{path: {{type: {kind}, value: {path}}}}}], backendRefs: [{{name: web, port: 80}}]}}\n"
+            );
+        }
+    }
+    text
+}
+
+struct PlainRequest<'a> {
+    host: &'a str,
+    path: &'a str,
+}
+
+impl RoutableRequest for PlainRequest<'_> {
+    fn host(&self) -> &[u8] {
+        self.host.as_bytes()
+    }
+    fn method(&self) -> &[u8] {
+        b"GET"
+    }
+    fn path(&self) -> &[u8] {
+        self.path.as_bytes()
+    }
+    fn query(&self) -> Option<&[u8]> {
+        None
+    }
+    fn header(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
+}
+
+/// Returns what a replica does with a request: the rule, `404`, or `reset`.
+fn served(snapshot: &Snapshot, key: &ServiceKey, (port, host, path): (u16, &str, &str)) -> String {
+    let service = snapshot
+        .tenant("alpha")
+        .and_then(|tenant| tenant.service(key));
+    let Some(view) = service.and_then(|service| service.port(port)) else {
+        return "reset".to_owned();
+    };
+    assert!(view.routed, "a Gateway has no endpoints of its own");
+    let routes = service.and_then(|service| service.routes.as_ref());
+    let normal = routing_path(path.as_bytes()).filter(|_| view.routed_by_path);
+    let path = normal.as_deref().unwrap_or(path);
+    let request = PlainRequest { host, path };
+    match routes
+        .expect("a Gateway has routes")
+        .decide(port, &request, 0)
+    {
+        (RouteOutcome::Target(_), Some(found)) => found.rule.key.to_string(),
+        (RouteOutcome::Nowhere, _) => "404".to_owned(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn listeners_route_as_the_oracle_says() {
+    let (mut compared, mut routed) = (0, 0);
+    for seed in 0..TENANTS {
+        let text = objects(&mut Draw(seed));
+        let policy = Policy::of(&[("tenant.yaml".to_owned(), text.clone())]);
+        let ir = build_ir(&policy.input()).0.expect("the tenant is valid");
+        let (replica, az) = ("gw".parse().unwrap(), "az1".parse().unwrap());
+        let placement = lower::placement_on(&ir, &replica, &"b1".parse().unwrap());
+        let resources = received(&lower::gateway(&ir, &replica, &az, &placement));
+        let resources: Vec<_> = resources.into_iter().map(Arc::new).collect();
+        let mut builder = SnapshotBuilder::new("gw", None, None);
+        let snapshot = builder.apply(&resources, &[], Generation(1));
+        let gateway = &ir.ingress[0];
+        let is_http = |port| {
+            let mut listeners = gateway.listeners.iter();
+            listeners
+                .any(|it| it.listener.port == port && it.listener.protocol.to_string() == "HTTP")
+        };
+        for port in PORTS {
+            for host in ASKED {
+                for path in ["/", "/one", "//one/./two", "/one/", "/four"] {
+                    let request = OracleRequest {
+                        service: gateway.service.clone(),
+                        port,
+                        host: host.to_owned(),
+                        method: "GET".to_owned(),
+                        target: path.to_owned(),
+                        headers: Vec::new(),
+                    };
+                    let expected = match decide(gateway, &request) {
+                        IngressVerdict::NoListener => "reset".to_owned(),
+                        // A port without a listener for HTTP is not served.
+                        _ if !is_http(port) => "reset".to_owned(),
+                        IngressVerdict::NoHost | IngressVerdict::Closed(_) => "404".to_owned(),
+                        IngressVerdict::Routed { verdict, .. } => match verdict {
+                            RoutingVerdict::NoRule => "404".to_owned(),
+                            RoutingVerdict::Split { rule, .. } => rule.to_string(),
+                            other => panic!("{other:?}"),
+                        },
+                    };
+                    let got = served(&snapshot, &gateway.service, (port, host, path));
+                    assert_eq!(
+                        got, expected,
+                        "seed {seed}: {port} {host} {path}\n{text}\n{ir}"
+                    );
+                    compared += 1;
+                    routed += usize::from(!["404", "reset"].contains(&got.as_str()));
+                }
+            }
+        }
+    }
+    assert!(
+        compared > 20_000 && routed * 10 > compared,
+        "{routed} of {compared}"
+    );
+}

@@ -1,0 +1,161 @@
+//! Converts Gateways for clients outside the mesh between `canal_model::program` and their wire
+//! form, with validation.
+
+use canal_model::ids::ServiceId;
+use canal_model::ingress::is_gateway_service;
+use canal_model::limits::LISTENERS_PER_GATEWAY_MAX;
+use canal_model::program::{IngressGateway, IngressListener, VirtualHost};
+
+use super::ResourceDecodeError;
+use super::decode::{self, DecodeContext};
+use super::encode;
+use crate::program as w;
+
+impl From<&IngressGateway> for w::IngressGateway {
+    fn from(gateway: &IngressGateway) -> Self {
+        let listener = |it: &IngressListener| w::IngressListener {
+            name: it.name.clone(),
+            port: it.port.into(),
+            host: it.host.as_ref().map(encode::host),
+            open: it.is_open,
+            virtual_hosts: it.virtual_hosts.iter().map(virtual_host).collect(),
+        };
+        Self {
+            key: encode::key(&gateway.key),
+            id: gateway.id.get(),
+            listeners: gateway.listeners.iter().map(listener).collect(),
+        }
+    }
+}
+
+fn virtual_host(host: &VirtualHost) -> w::VirtualHost {
+    let routes = host.routes.iter().map(|(namespace, name)| w::ObjectRef {
+        namespace: namespace.to_string(),
+        name: name.to_string(),
+    });
+    w::VirtualHost {
+        host: host.host.as_ref().map(encode::host),
+        routes: routes.collect(),
+    }
+}
+
+pub(super) fn decode(
+    name: &str,
+    gateway: w::IngressGateway,
+) -> Result<IngressGateway, ResourceDecodeError> {
+    let at = DecodeContext(name);
+    let count = gateway.listeners.len();
+    if count > LISTENERS_PER_GATEWAY_MAX {
+        return at.err(
+            "listeners",
+            format!("has {count} listeners, more than {LISTENERS_PER_GATEWAY_MAX}"),
+        );
+    }
+    let key = at.key("key", gateway.key)?;
+    // Another service would lose its own rules to the Gateway's.
+    if !is_gateway_service(&key) {
+        return at.err("key", format!("{key} does not stand for a Gateway"));
+    }
+    let listeners = gateway.listeners.into_iter().map(|it| {
+        let virtual_hosts = it.virtual_hosts.into_iter();
+        Ok(IngressListener {
+            name: it.name,
+            port: at.port("listeners.port", it.port)?,
+            host: it.host.map(|host| decode::host(&at, host)).transpose()?,
+            is_open: it.open,
+            virtual_hosts: virtual_hosts
+                .map(|host| decode_host(&at, host))
+                .collect::<Result<_, _>>()?,
+        })
+    });
+    Ok(IngressGateway {
+        id: ServiceId::new(gateway.id).or_else(|e| at.err("id", e))?,
+        listeners: listeners.collect::<Result<_, ResourceDecodeError>>()?,
+        key,
+    })
+}
+
+fn decode_host(
+    at: &DecodeContext<'_>,
+    written: w::VirtualHost,
+) -> Result<VirtualHost, ResourceDecodeError> {
+    let routes = written.routes.iter().map(|route| {
+        Ok((
+            at.name("virtual_hosts.routes", &route.namespace)?,
+            at.name("virtual_hosts.routes", &route.name)?,
+        ))
+    });
+    Ok(VirtualHost {
+        routes: routes.collect::<Result<_, ResourceDecodeError>>()?,
+        host: written
+            .host
+            .map(|host| decode::host(at, host))
+            .transpose()?,
+    })
+}
+
+#[cfg(test)]
+pub(super) fn sample() -> IngressGateway {
+    use canal_model::program::HostMatch;
+    let route = |name: &str| ("infra".parse().unwrap(), name.parse().unwrap());
+    let listener = |name: &str, host, virtual_hosts| IngressListener {
+        name: name.to_owned(),
+        port: 80,
+        host,
+        is_open: name != "closed",
+        virtual_hosts,
+    };
+    let any = VirtualHost {
+        host: None,
+        routes: [route("a"), route("b")].into(),
+    };
+    let suffix = VirtualHost {
+        host: Some(HostMatch::Suffix(".example.com".into())),
+        routes: [route("a")].into(),
+    };
+    let exact = Some(HostMatch::Exact("www.example.com".into()));
+    IngressGateway {
+        key: "alpha/infra/web.gateway".parse().unwrap(),
+        id: ServiceId::new(9).unwrap(),
+        listeners: vec![
+            listener("http", None, vec![suffix, any]),
+            listener("closed", exact, Vec::new()),
+        ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_gateway_is_refused() {
+        let refused = |change: &dyn Fn(&mut w::IngressGateway)| {
+            let mut gateway = w::IngressGateway::from(&sample());
+            change(&mut gateway);
+            decode("alpha/infra/web.gateway", gateway)
+                .unwrap_err()
+                .to_string()
+        };
+        let service = refused(&|it| it.key.as_mut().unwrap().name = "web".into());
+        assert!(
+            service.contains("does not stand for a Gateway"),
+            "{service}"
+        );
+        let many = refused(&|it| {
+            let listener = it.listeners[0].clone();
+            it.listeners = vec![listener; LISTENERS_PER_GATEWAY_MAX + 1];
+        });
+        assert!(many.contains("more than 512"), "{many}");
+        let port = refused(&|it| it.listeners[0].port = 0);
+        assert!(port.contains("listeners.port"), "{port}");
+        let host = refused(&|it| {
+            it.listeners[0].virtual_hosts[0].host = Some(w::HostMatch { host: None });
+        });
+        assert!(host.contains("hosts"), "{host}");
+        let route = refused(&|it| {
+            it.listeners[0].virtual_hosts[0].routes[0].name = "A B".into();
+        });
+        assert!(route.contains("virtual_hosts.routes"), "{route}");
+    }
+}
