@@ -175,6 +175,7 @@ async fn hold(
     let (mut is_whole, mut is_last) = (false, false);
     while !end.is_over() && !is_last {
         is_last = end.is_stopped();
+        // After the stop only a broken session gets another attempt.
         if is_last && is_whole {
             return tally;
         }

@@ -84,6 +84,7 @@ pub fn decode<T: for<'de> Deserialize<'de>>(root: &YamlNode, empty: Empty) -> De
             }
             Err(error) => error.at(root, String::new),
         };
+        // `DecodeError::at` has set a location, so this branch is never taken.
         let Some(place) = error.location else {
             return DecodeResult {
                 object: None,
@@ -92,6 +93,7 @@ pub fn decode<T: for<'de> Deserialize<'de>>(root: &YamlNode, empty: Empty) -> De
             };
         };
         // A field that is missing only because the decoder dropped it was already reported.
+        // A dropped value that fails again, as an empty map, was reported too.
         let follows = error
             .missing
             .is_some_and(|field| cuts.made_missing(root, place.id, field));
@@ -109,6 +111,7 @@ pub fn decode<T: for<'de> Deserialize<'de>>(root: &YamlNode, empty: Empty) -> De
             });
         }
         let next = match place.id {
+            // The root cannot be dropped, because no object would be left.
             id if id == root.id => None,
             // Beyond the limit, one cut removes the whole field, so that the number of passes is
             // bounded.

@@ -223,6 +223,7 @@ fn receiver(
                 chain: [chain; BUCKETS],
             },
         )?;
+        // This path is measured without the redirector, but needs the VXLAN device it created.
         if way == SocketPath::Device {
             let out = Command::new("tc")
                 .args(["-n", name, "filter", "del", "dev", "eth0", "ingress"])

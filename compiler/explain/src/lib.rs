@@ -800,6 +800,7 @@ impl<'a> WorkloadPath<'a> {
             None => drop(facts.unseen.insert(Attribute::SourceAddress)),
         }
         let Some((workload, port)) = self.workload else {
+            // The gateway answers, so clauses on the address and port of a pod stay undecided.
             let unseen = [Attribute::DestinationPort, Attribute::DestinationAddress];
             facts.unseen.extend(unseen);
             return facts;

@@ -40,6 +40,7 @@ pub(crate) fn resolve(
     services: &BTreeMap<ServiceKey, Service>,
     report: &mut DiagnosticCollector,
 ) -> Vec<Throttle> {
+    // Without a valid Tenant object, which is reported elsewhere, the tenant gets no resources.
     let Some(tenant) = tenant else {
         return Vec::new();
     };

@@ -793,6 +793,7 @@ fn trust_resources(
     }
     let mut out = BTreeMap::new();
     for (tenant, view) in &catalog.tenants {
+        // A tenant without a valid Tenant object gets no resources.
         let Some(own) = domain_of(tenant, view) else {
             continue;
         };
@@ -805,6 +806,7 @@ fn trust_resources(
             theirs.is_some_and(|theirs| other.0 != *tenant && theirs.federations.contains(&own))
         };
         let mut resources = trust.bundle_resources(&own, view.federations.iter().filter(is_mutual));
+        // A tenant with local keys may have its own key server, which its Terminations use.
         let wants_key_servers = key_policy(view).location == KeyLocation::KeyServer
             || view.of(ResourceKind::KeyServer).next().is_some();
         let gateways = serving

@@ -290,6 +290,7 @@ impl TenantFileSet {
         // Two writes within one clock tick leave the same fingerprint; the watcher's event still
         // forces a read.
         if is_known
+            // A file that cannot be opened has no fingerprint, and the reason may have changed.
             && stamp.is_some()
             && state.stamp == stamp
             && !visit.is_in(&visit.hints.touched, name)

@@ -184,6 +184,7 @@ impl StreamTask {
                     }
                     catalog = catalogs.borrow_and_update().clone();
                 }
+                // A subscriber that wants only some kinds never subscribes to all of them.
                 () = &mut opening, if !opened => opened = true,
             }
         }

@@ -365,6 +365,7 @@ impl HbonePool {
                 .send_connect(target, taken, request.clone(), reused, limit)
                 .await
             {
+                // A reused connection may be stale, but a dead new one shows a dead peer.
                 Err((_, again))
                     if tries_left > 0
                         && (again == ReconnectDecision::Closing

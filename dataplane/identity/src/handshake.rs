@@ -269,6 +269,7 @@ impl ServerIdentity {
                         .await
                 }
                 None => {
+                    // These bytes reached no key server, so the alert is sent from here.
                     if matches!(e, TlsError::KeyServer(KeyServerError::Peer(_))) {
                         canal_keyserver_client::turn_away(&mut io).await;
                     }

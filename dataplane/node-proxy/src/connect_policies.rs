@@ -63,6 +63,7 @@ pub fn decide_destinations(tenant: &NodeTenantView) -> TenantDestinations {
         .extend(tenant.entrance_addresses().map(|ip| {
             let destination = match tenant.gateway_address_target(ip) {
                 Some(GatewayAddressTarget::Service(service)) => of_service(service),
+                // Pods may use only the DNS of the tier there, as in `decide_outbound`.
                 Some(GatewayAddressTarget::Tier) => Destination::new(GATEWAY_ADDRESS, &[DNS_PORT]),
                 // No service has the address yet, so it must not be dialled past the mesh.
                 None => Destination::new(GATEWAY_ADDRESS, &[]),

@@ -265,6 +265,7 @@ fn permit(
         .headers
         .get(SOURCE)
         .map(|v| v.to_str().unwrap_or_default());
+    // No identity depends on the stated address, so an unreadable one counts as not stated.
     let from = incoming
         .headers
         .get(FORWARDED)

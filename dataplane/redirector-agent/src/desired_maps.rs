@@ -133,6 +133,7 @@ pub fn decide_content<'a>(
                 );
             }
             Resource::Throttle(throttle) => {
+                // A service without an ID has no sessions to throttle, so it has no scope.
                 if let Some(scope) = scope(throttle) {
                     throttles.insert(scope, throttle);
                 }

@@ -239,6 +239,7 @@ pub fn grow(mesh: &Mesh, is_timed: bool) -> ScaleOutFigures {
             .unwrap_or_else(|e| panic!("{name}: {e}"));
     }
     until(deadline(SETTLED_WITHIN), "six replicas are heads", || {
+        // An equal share of the 128 buckets is at least 21 for each of six replicas.
         heads(mesh).1.values().filter(|heads| **heads >= 21).count() == 6
     });
     println!(
