@@ -103,15 +103,7 @@ impl fmt::Display for Ir {
                 for (number, (rule, http)) in (1..).zip(service.routes.on_port(port.port)) {
                     end = "404";
                     let hosts = text::hosts(&rule.hosts);
-                    writeln!(
-                        f,
-                        "    {number} {hosts}{} => {}{}{} [{}]",
-                        text::http_match(http),
-                        text::action(&rule.action),
-                        text::filters(rule),
-                        text::attempts(rule.attempts.as_deref()),
-                        text::origin(&rule.key)
-                    )?;
+                    writeln!(f, "    {number} {hosts}{}", text::match_of_rule(rule, http))?;
                 }
                 writeln!(f, "    else => {end}")?;
             }

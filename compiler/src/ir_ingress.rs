@@ -103,15 +103,7 @@ impl fmt::Display for GatewayIr {
             for host in virtual_hosts {
                 writeln!(f, "    host {}", text::host(host.host.as_ref()))?;
                 for (number, (rule, http)) in (1..).zip(self.matches(host)) {
-                    writeln!(
-                        f,
-                        "      {number} {} => {}{}{} [{}]",
-                        text::http_match(http),
-                        text::action(&rule.action),
-                        text::filters(rule),
-                        text::attempts(rule.attempts.as_deref()),
-                        text::origin(&rule.key)
-                    )?;
+                    writeln!(f, "      {number} {}", text::match_of_rule(rule, http))?;
                 }
             }
             writeln!(f, "    else => 404")?;

@@ -422,6 +422,18 @@ pub fn attempts(policy: Option<&AttemptPolicy>) -> String {
     }
 }
 
+/// Formats one match of a rule with what the rule does, as the IR lists it.
+pub fn match_of_rule(rule: &RouteRule, http: &HttpMatch) -> String {
+    format!(
+        "{} => {}{}{} [{}]",
+        http_match(http),
+        action(&rule.action),
+        filters(rule),
+        attempts(rule.attempts.as_deref()),
+        origin(&rule.key)
+    )
+}
+
 /// Formats the action of a rule.
 pub fn action(action: &RouteAction) -> String {
     match action {

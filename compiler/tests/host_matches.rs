@@ -2,13 +2,13 @@
 //! closes, and those before it work.
 
 use std::fmt::Write;
-use std::sync::Arc;
 
+use canal_compiler::build_ir;
 use canal_compiler::limits::{
     HOST_MATCHES_PER_TENANT_MAX, HOSTS_PER_ROUTE_MAX, RULES_PER_ROUTE_MAX,
 };
-use canal_compiler::{CompileInput, build_ir, service_keys};
-use canal_model::ids::{ServiceId, TenantName};
+
+use crate::parsed_tenant::ParsedTenant;
 
 const OBJECTS: &str = "
 apiVersion: canal.mesh/v1
@@ -64,20 +64,8 @@ fn routes(own: usize) -> String {
 
 /// Returns the listeners that are closed, and the diagnostics about them.
 fn closed(text: &str) -> (Vec<String>, Vec<String>) {
-    let parsed = canal_sources::parse("limits.yaml", text);
-    assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
-    let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
-    let tenant = TenantName::new("alpha").unwrap();
-    let keys = service_keys(&tenant, &documents).into_iter().zip(1..);
-    let ids = keys
-        .map(|(key, id)| (key, ServiceId::new(id).unwrap()))
-        .collect();
-    let (ir, diagnostics) = build_ir(&CompileInput {
-        tenant: &tenant,
-        documents: &documents,
-        service_ids: &ids,
-        jwks: &Default::default(),
-    });
+    let tenant = ParsedTenant::parse("alpha", "limits.yaml", text);
+    let (ir, diagnostics) = build_ir(&tenant.input());
     let gateways = ir.unwrap().ingress.into_iter();
     let listeners = gateways.flat_map(|gateway| gateway.listeners);
     let closed = listeners.filter(|it| it.listener.closed.is_some());
