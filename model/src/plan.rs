@@ -33,8 +33,8 @@ pub struct PlannedService {
     pub key: ServiceKey,
     pub vni: Vni,
     /// Gateway number: it selects the service's address in each AZ's part of the tenant's ranges.
-    /// It counts from 1 and never changes.
-    /// A Gateway's may change, and is 0 if it has no address.
+    /// It counts from 1. A service keeps its number; that of a Gateway changes with its address, and
+    /// is 0 without one.
     pub number: u32,
     /// The network that has the addresses of a Gateway; `None` for any other service, and for a
     /// Gateway without an address.

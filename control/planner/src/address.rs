@@ -176,8 +176,8 @@ pub(crate) fn place_of(ranges: &[IpNet], az: u8, address: IpAddr) -> Option<u32>
     None
 }
 
-/// Returns every service's gateway number, except those of Gateways: the one in the parent plan, otherwise the lowest that is
-/// free in its tenant.
+/// Returns the gateway number of every service except Gateways: the one in the parent plan,
+/// otherwise the lowest that is free in its tenant.
 pub(crate) fn numbers<'a>(
     demands: &'a Demands,
     parent: &Plan,

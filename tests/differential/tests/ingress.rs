@@ -105,12 +105,12 @@ fn objects(draw: &mut Draw) -> String {
     text
 }
 
-struct PlainRequest<'a> {
+struct IngressRequest<'a> {
     host: &'a str,
     path: &'a str,
 }
 
-impl RoutableRequest for PlainRequest<'_> {
+impl RoutableRequest for IngressRequest<'_> {
     fn host(&self) -> &[u8] {
         self.host.as_bytes()
     }
@@ -138,7 +138,7 @@ fn served(snapshot: &Snapshot, key: &ServiceKey, (port, host, path): (u16, &str,
     let routes = service.and_then(|service| service.routes.as_ref());
     let normal = routing_path(path.as_bytes()).filter(|_| view.routed_by_path);
     let path = normal.as_deref().unwrap_or(path);
-    let request = PlainRequest { host, path };
+    let request = IngressRequest { host, path };
     match routes
         .expect("a Gateway has routes")
         .decide(port, &request, 0)
