@@ -174,6 +174,7 @@ async fn tunnel(
         () = std::future::poll_fn(|cx| incoming.poll_abandoned(cx)) => {
             return local.records.closed(&flow, &meter, Some((&RESET, "the peer closed the connection")));
         }
+        // A policy change may deny the tunnel while it waits for the application.
         no = open.over() => {
             let (fault, why) = local.records.cut(&no);
             incoming.refuse(no.refusal.status());
@@ -218,6 +219,7 @@ async fn tunnel(
             .await
         }
         Err(e) => {
+            // The application must not take a lost tunnel for an orderly end of the client's bytes.
             sys::reset_on_close(&app);
             local
                 .records
@@ -261,12 +263,12 @@ fn permit(
         context.policy.load_full(),
     );
     // A value that is not text becomes empty and is refused, because it is not an identity.
-    let forwarded_source = incoming
+    let stated_identity = incoming
         .headers
         .get(SOURCE)
         .map(|v| v.to_str().unwrap_or_default());
     // No identity depends on the stated address, so an unreadable one counts as not stated.
-    let from = incoming
+    let stated_address = incoming
         .headers
         .get(FORWARDED)
         .and_then(|v| v.to_str().ok())
@@ -274,7 +276,7 @@ fn permit(
     let caller = TunnelClient {
         peer: &peer.identity,
         address: ends.peer.ip(),
-        forwarded: (forwarded_source, from),
+        forwarded: (stated_identity, stated_address),
     };
     let decided = decide_inbound(
         &view,

@@ -481,6 +481,7 @@ async fn drive(
     .into_iter()
     .collect();
     let mut h2 = std::pin::pin!(std::future::poll_fn(|cx| {
+        // The window grows with the bytes read, which only this poll reads.
         growth.apply_to_client(&mut h2);
         let end = h2.poll_unpin(cx);
         if end.is_pending() {
@@ -489,6 +490,7 @@ async fn drive(
         end
     }));
     tokio::select! {
+        // First the events, so that no frame of a peer that lost trust is processed.
         biased;
         Some(event) = events.next() => match event {
             // Dropping h2 fails every stream at once.
@@ -496,6 +498,7 @@ async fn drive(
             ConnectionEvent::TrustLost(why) => return why.into(),
             ConnectionEvent::Retired => {}
         },
+        // If the pool retired the connection, its reason explains the end better than HTTP/2's.
         r = &mut h2 => return connection.retired.get().unwrap_or(h2_end(r)),
     }
     // A retired connection lets its streams finish without a limit, but still detects a dead peer.
