@@ -5,9 +5,10 @@ use std::fmt::Display;
 
 use canal_model::program::{
     AppProtocol, Backend, BackendTarget, DirectAudience, DirectEndpoint, GatewayAddress,
-    GatewayReplica, HostMatch, HttpMatch, IngressGateway, Node, OutboundTrafficPolicy, PathMatch,
-    PolicyPaths, RateLimit, Replica, Resource, RouteAction, RouteKey, RouteRule, Service,
-    ServicePort, Tenant, TextMatch, Throttle, TunnelProtocol, UpstreamPool, ValueMatch, Workload,
+    GatewayReplica, HostMatch, HttpMatch, IngressGateway, ListenerCertificate, Node,
+    OutboundTrafficPolicy, PathMatch, PolicyPaths, RateLimit, Replica, Resource, RouteAction,
+    RouteKey, RouteRule, Service, ServicePort, Tenant, TextMatch, Throttle, TunnelProtocol,
+    UpstreamPool, ValueMatch, Workload,
 };
 use canal_model::route_attempts::{
     AttemptPolicy, BackoffJitter, RetryBackoff, RouteTimeouts, TimeoutSpan,
@@ -28,6 +29,7 @@ pub fn resource(resource: &Resource) -> String {
         .concat()
         .join("\n"),
         Resource::Ingress(it) => ingress(it),
+        Resource::ListenerCertificate(it) => listener_certificate(it),
         Resource::Workload(it) => workload(it),
         Resource::Route(it) => route(it),
         Resource::Node(it) => node(it),
@@ -92,7 +94,11 @@ fn ingress(gateway: &IngressGateway) -> String {
     for listener in &gateway.listeners {
         let state = if listener.is_open { "open" } else { "closed" };
         let (name, port, of) = (&listener.name, listener.port, host(listener.host.as_ref()));
-        text += &format!("\n  listener {name} {port} for {of} {state}");
+        let protocol = listener.certificates.as_ref().map_or("", |_| " https");
+        text += &format!("\n  listener {name} {port}{protocol} for {of} {state}");
+        for (namespace, secret) in listener.certificates.iter().flatten() {
+            text += &format!("\n    certificate {namespace}/{secret}");
+        }
         for virtual_host in &listener.virtual_hosts {
             let routes = virtual_host.routes.iter();
             let routes: Vec<String> = routes.map(|(ns, name)| format!("{ns}/{name}")).collect();
@@ -101,6 +107,16 @@ fn ingress(gateway: &IngressGateway) -> String {
         }
     }
     text
+}
+
+/// The text shows nothing of the key, not even a digest.
+fn listener_certificate(it: &ListenerCertificate) -> String {
+    let (namespace, name) = &it.secret;
+    format!(
+        "certificate {namespace}/{name} of {} for {}",
+        it.gateway,
+        list(&it.certificate.names)
+    )
 }
 
 pub(crate) fn throttle(throttle: &Throttle) -> String {

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod authorization;
+pub mod certificate;
 pub mod diagnostic;
 pub mod fleet;
 pub mod identity;

@@ -11,6 +11,7 @@ mod encode_authorization;
 mod encode_tier;
 mod encode_trust;
 mod ingress;
+mod listener_certificate;
 pub mod manifest;
 pub mod parts;
 pub mod refused;
@@ -128,6 +129,7 @@ codecs! {
     GatewayReplica = wire::Gateway, decode::gateway;
     Service = wire::Service, decode::service;
     Ingress = wire::IngressGateway, ingress::decode;
+    ListenerCertificate = wire::ListenerCertificate, listener_certificate::decode;
     Workload = wire::Workload, decode::workload;
     Route = wire::Route, decode::route;
     Node = wire::Node, decode_tier::node;

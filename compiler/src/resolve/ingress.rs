@@ -35,6 +35,7 @@ pub(crate) fn resolve(
     input: &CompileInput<'_>,
     corpus: &TenantObjects<'_>,
     is_on_tier: bool,
+    budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
 ) -> Ingress {
     let objects = ListenerObjects {
@@ -42,8 +43,14 @@ pub(crate) fn resolve(
         gateways: written(&corpus.gateways),
         listener_sets: written(&corpus.listener_sets),
         namespaces: written(&corpus.namespaces),
+        secrets: written(&corpus.secrets),
+        grants: written(&corpus.grants),
     };
     let listeners = canal_attachment::resolve(input.tenant, &objects, &mut |it| report.add(it));
+    let certificates = listeners.gateways().flat_map(|it| it.certificates.values());
+    for certificate in certificates {
+        budget.add_certificate(certificate);
+    }
     let own = corpus.gateways.iter().filter(|gateway| {
         let metadata = &gateway.object.metadata;
         listeners.is_own(&metadata.namespace, &metadata.name)

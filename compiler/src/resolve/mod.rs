@@ -159,7 +159,7 @@ fn routes(
         subsets: &subsets,
         grants: &corpus.grants,
     };
-    let mut ingress = ingress::resolve(input, corpus, is_on_tier, report);
+    let mut ingress = ingress::resolve(input, corpus, is_on_tier, budget, report);
     let (mut rules, taken) = http_route::resolve(
         &corpus.http_routes,
         &destinations,

@@ -145,6 +145,9 @@ const ACCOUNT_NOISE: [&str; 4] = [
     "automountServiceAccountToken",
 ];
 
+/// Fields of Secrets that only an API server reads.
+const SECRET_NOISE: [&str; 1] = ["immutable"];
+
 const SERVICE_NOISE: [&str; 10] = [
     "spec.ipFamilies",
     "spec.ipFamilyPolicy",
@@ -498,9 +501,11 @@ pub(crate) fn classify_field(
         ObjectKind::Namespace | ObjectKind::ServiceAccount if ACCOUNT_NOISE.contains(&pattern) => {
             return FieldVerdict::Noise;
         }
+        ObjectKind::Secret if SECRET_NOISE.contains(&pattern) => return FieldVerdict::Noise,
         ObjectKind::EndpointSlice
         | ObjectKind::Endpoints
         | ObjectKind::Namespace
+        | ObjectKind::Secret
         | ObjectKind::ServiceAccount => &[],
         ObjectKind::GatewayClass | ObjectKind::Gateway if GATEWAY_NOISE.contains(&pattern) => {
             return FieldVerdict::Noise;

@@ -54,7 +54,7 @@ pub use route_filters::{MatchedFilters, edit_response};
 pub use routes::{MatchedRule, RouteOutcome, RouteTarget, ServiceRoutes};
 use shards::ShardedMap;
 pub use tenant_builds::{BuildStep, FinishedStep, IMMEDIATE_BYTES_MAX, TenantBuilds};
-pub use termination::TerminationView;
+pub use termination::{ListenerTermination, PortTermination, TerminationView};
 pub use throttle::{RequestThrottle, admit_all};
 pub use workload_labels::{UNKNOWN, WorkloadLabels};
 
@@ -245,7 +245,7 @@ pub struct PortView {
     /// True if routes match more of the path than `/`; then the path is normalized before routing.
     pub routed_by_path: bool,
     /// Termination of TLS from clients without a node proxy, if configured.
-    pub termination: Option<Arc<TerminationView>>,
+    pub termination: Option<Arc<PortTermination>>,
 }
 
 /// One workload, for example a pod.

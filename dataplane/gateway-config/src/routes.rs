@@ -282,6 +282,14 @@ impl ServiceRoutes {
         routers.any(|router| router.reads_path(port))
     }
 
+    /// True if a request on a TLS connection belongs to another listener of the port than the
+    /// connection, whose client sent this server name. The client must use another connection for
+    /// the host (GEP-3567).
+    pub fn is_misdirected(&self, port: u16, server_name: Option<&str>, host: &[u8]) -> bool {
+        let listeners = self.compiled.listeners.as_ref();
+        listeners.is_some_and(|it| it.is_misdirected(port, server_name, host))
+    }
+
     /// Routes a request to this port, and returns the rule that matched. `random` selects among
     /// weighted backends.
     pub fn decide<R: RoutableRequest>(

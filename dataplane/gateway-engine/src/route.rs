@@ -99,6 +99,9 @@ pub(crate) fn request<R: RoutableRequest>(
         .throttle(worker)
         .and_then(|()| admit(worker, session, &resolved))
         .and_then(|admission| {
+            if session.tls && is_misdirected(session, &resolved, request) {
+                return Err(ProxyError::Misdirected);
+            }
             Ok((
                 decide(worker, &snapshot, &resolved, request, record.texts.as_mut())?,
                 admission,
@@ -153,6 +156,24 @@ fn admit(
     }
     session.establish();
     worker.limits.request(&session.account)
+}
+
+/// True if a request on a connection with TLS must come over another connection.
+#[cold]
+fn is_misdirected<R: RoutableRequest>(
+    session: &ClientSession,
+    resolved: &ResolvedDestination,
+    request: &R,
+) -> bool {
+    let ResolvedDestination::Service { service, port } = resolved else {
+        return false;
+    };
+    let (port, name) = (
+        service.ports[*port].port,
+        session.principal.server_name.as_deref(),
+    );
+    let routes = service.routes.as_ref();
+    routes.is_some_and(|routes| routes.is_misdirected(port, name, request.host()))
 }
 
 /// A request with another path.

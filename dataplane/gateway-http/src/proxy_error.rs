@@ -126,6 +126,9 @@ pub enum ProxyError {
     ClientGone,
     /// Routes exist, but none matches.
     NoRoute,
+    /// The request's host belongs to another listener of the port than the server name of its
+    /// connection.
+    Misdirected,
     /// The route itself is an error, because its source is broken.
     Route { status: u16, reason: String },
     /// No error: the rule answers the request itself.
@@ -203,6 +206,7 @@ impl ProxyError {
             // This status is never sent; logs show it as nginx does.
             ProxyError::ClientGone => 499,
             ProxyError::NoRoute => 404,
+            ProxyError::Misdirected => 421,
             ProxyError::Route { status, .. } => *status,
             ProxyError::Answered(reply) => reply.status,
             ProxyError::TenantBusy
@@ -240,7 +244,7 @@ impl ProxyError {
             ProxyError::Rejected(_) | ProxyError::ExtAuthzFailed(_) => ResponseFlag::Unauthorized,
             ProxyError::RequestTimeout => ResponseFlag::StreamIdle,
             ProxyError::ClientGone => ResponseFlag::DownstreamGone,
-            ProxyError::NoRoute => ResponseFlag::NoRoute,
+            ProxyError::NoRoute | ProxyError::Misdirected => ResponseFlag::NoRoute,
             ProxyError::Route { .. } => ResponseFlag::RouteRefused,
             ProxyError::NoService | ProxyError::TenantClosed => ResponseFlag::NoCluster,
             ProxyError::NoEndpoint => ResponseFlag::NoHealthy,
@@ -275,6 +279,7 @@ impl ProxyError {
             ProxyError::RequestTimeout => "request_timeout",
             ProxyError::ClientGone => "client_gone",
             ProxyError::NoRoute => "no_route",
+            ProxyError::Misdirected => "misdirected",
             ProxyError::Route { .. } => "route_refused",
             ProxyError::Answered(_) => "direct_response",
             ProxyError::NoService => "no_service",
@@ -332,6 +337,7 @@ impl ProxyError {
             ProxyError::RequestTimeout => "the request did not arrive in time",
             ProxyError::ClientGone => "",
             ProxyError::NoRoute => "no route matches this request",
+            ProxyError::Misdirected => "this host needs a connection of its own",
             ProxyError::Route { .. } => "the route for this request is not usable",
             ProxyError::Answered(reply) => &reply.body,
             ProxyError::NoService => "no such service",
@@ -374,6 +380,7 @@ impl ProxyError {
             | ProxyError::Denied(_)
             | ProxyError::Unauthenticated(_)
             | ProxyError::UnsafePath(_)
+            | ProxyError::Misdirected
             | ProxyError::Rejected(_) => ErrorSide::Client,
             ProxyError::NoRoute
             | ProxyError::Route { .. }

@@ -17,11 +17,12 @@ use rustls::ServerConfig;
 use rustls::server::{Acceptor, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::version::{TLS12, TLS13};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_rustls::LazyConfigAcceptor;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio_rustls::server::TlsStream;
+use tokio_rustls::{LazyConfigAcceptor, StartHandshake};
 
 use crate::handshake::{in_time, usable};
+use crate::listener_certificates::CertificateSelector;
 
 /// Connections that a terminator accepts.
 #[derive(Debug, Clone)]
@@ -50,6 +51,8 @@ pub struct Terminator {
 enum TerminationKey {
     Here(Credential),
     There(RemoteKey),
+    /// Certificates of a listener, which never change: new ones make a new terminator.
+    Listener(Arc<CertificateSelector>),
 }
 
 #[derive(Debug)]
@@ -62,6 +65,7 @@ struct CachedServerConfig {
 enum CachedKeyId {
     Here(Arc<Certificate>),
     There(Arc<CertifiedKey>),
+    Listener,
 }
 
 /// A connection after TLS termination.
@@ -99,6 +103,20 @@ impl Terminator {
         }
     }
 
+    /// Creates a terminator with the certificates of a listener.
+    pub fn with_certificates(
+        terms: TerminationConfig,
+        certificates: CertificateSelector,
+        trust: TrustView,
+    ) -> Self {
+        Self {
+            terms,
+            key: TerminationKey::Listener(Arc::new(certificates)),
+            trust,
+            cached: ArcSwapOption::empty(),
+        }
+    }
+
     /// Performs the handshake as the server. `on_hello` is called when the client's ClientHello is
     /// complete.
     ///
@@ -130,12 +148,23 @@ impl Terminator {
     {
         let start = LazyConfigAcceptor::new(Acceptor::default(), io).await?;
         on_hello();
-        let server_name = start
-            .client_hello()
-            .server_name()
-            .map(str::to_ascii_lowercase);
+        self.finish(start).await
+    }
+
+    /// Performs the handshake after the client's ClientHello.
+    async fn finish<IO>(
+        &self,
+        start: StartHandshake<IO>,
+    ) -> Result<TerminatedConnection<IO>, TlsError>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let server_name = server_name(&start);
         let stream = match &self.key {
             TerminationKey::Here(credential) => start.into_stream(self.here(credential)?).await?,
+            TerminationKey::Listener(selector) => {
+                start.into_stream(self.listener(selector)?).await?
+            }
             TerminationKey::There(signed) => {
                 let config = self.there(signed).await?;
                 signed.handshake(start, config).await?
@@ -185,6 +214,19 @@ impl Terminator {
         Ok(config)
     }
 
+    fn listener(&self, selector: &Arc<CertificateSelector>) -> Result<Arc<ServerConfig>, TlsError> {
+        if let Some(made) = &*self.cached.load() {
+            return Ok(made.config.clone());
+        }
+        let tickets = self.terms.clients == ClientCertificates::None;
+        let config = Arc::new(self.config(selector.clone(), tickets)?);
+        self.cached.store(Some(Arc::new(CachedServerConfig {
+            of: CachedKeyId::Listener,
+            config: config.clone(),
+        })));
+        Ok(config)
+    }
+
     async fn there(&self, signed: &RemoteKey) -> Result<Arc<ServerConfig>, TlsError> {
         let key = signed.certified().await.map_err(TlsError::KeyServer)?;
         if let Some(made) = &*self.cached.load()
@@ -207,7 +249,7 @@ impl Terminator {
         let trust = self.trust.clone();
         match &self.key {
             TerminationKey::Here(credential) => Ok(usable(credential)?.verifier(domain, trust)),
-            TerminationKey::There(_) => {
+            TerminationKey::There(_) | TerminationKey::Listener(_) => {
                 let unusable = |why: String| TlsError::Protocol(rustls::Error::General(why));
                 PeerVerifier::new(domain, &[], trust).map_err(unusable)
             }
@@ -251,4 +293,70 @@ impl Terminator {
         }
         Ok(config)
     }
+}
+
+/// Returns the server name (SNI) of a ClientHello in lower case.
+fn server_name<IO>(start: &StartHandshake<IO>) -> Option<String>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    let hello = start.client_hello();
+    hello.server_name().map(str::to_ascii_lowercase)
+}
+
+/// The terminator of a listener that a server name selects.
+#[derive(Debug, Clone, Copy)]
+pub enum ListenerChoice<'t> {
+    Terminator(&'t Terminator),
+    /// The listener is closed, or its certificate has not arrived.
+    NoCertificate,
+    /// No listener is for the name.
+    NoListener,
+}
+
+/// A fatal alert in a TLS record (RFC 8446 §6), with its code as the last byte. Before the
+/// ServerHello, alerts are in plaintext.
+const fn fatal_alert(code: u8) -> [u8; 7] {
+    [0x15, 0x03, 0x03, 0x00, 0x02, 0x02, code]
+}
+
+/// The alert unrecognized_name (RFC 6066 §3).
+const UNRECOGNIZED_NAME: [u8; 7] = fatal_alert(112);
+/// The alert internal_error: the client can do nothing about it.
+const INTERNAL_ERROR: [u8; 7] = fatal_alert(80);
+
+/// Performs the handshake as the server, with the terminator that `choose` returns for the client's
+/// server name in lower case. `on_hello` is called when the client's ClientHello is complete.
+///
+/// # Errors
+/// There is no such terminator, which an alert tells the client; or the handshake fails, or
+/// [`canal_tls::HANDSHAKE_TIMEOUT`] passes.
+pub async fn accept_by_server_name<'t, IO>(
+    io: IO,
+    trust: &TrustView,
+    on_hello: impl Fn(),
+    choose: impl FnOnce(Option<&str>) -> ListenerChoice<'t>,
+) -> Result<TerminatedConnection<IO>, TlsError>
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let handshake = async {
+        let mut start = LazyConfigAcceptor::new(Acceptor::default(), io).await?;
+        on_hello();
+        let name = server_name(&start);
+        let (alert, error) = match choose(name.as_deref()) {
+            ListenerChoice::Terminator(terminator) => return terminator.finish(start).await,
+            ListenerChoice::NoCertificate => (INTERNAL_ERROR, TlsError::NoListenerCertificate),
+            ListenerChoice::NoListener => (UNRECOGNIZED_NAME, TlsError::UnrecognizedName(name)),
+        };
+        // A client that does not read the alert is refused all the same.
+        let _ = start.io.write_all(&alert).await;
+        let _ = start.io.shutdown().await;
+        Err(error)
+    };
+    let accepted = in_time(handshake).await;
+    if let Err(e) = &accepted {
+        trust.record_failure("termination", e.refusal());
+    }
+    accepted
 }

@@ -222,6 +222,7 @@ fn parents() -> Vec<Resource> {
             policy_paths: p::PolicyPaths::Legacy,
         }),
         Resource::Ingress(super::ingress::sample()),
+        Resource::ListenerCertificate(super::listener_certificate::sample()),
         Resource::Workload(p::Workload {
             tenant: "alpha".parse().unwrap(),
             namespace: "b".parse().unwrap(),
@@ -545,7 +546,7 @@ fn a_snapshot_is_used_whole_or_not_at_all() {
 /// [`state_file::FORMAT`].
 #[test]
 fn a_snapshots_format_is_of_these_kinds() {
-    assert_eq!((state_file::FORMAT, ResourceKind::ALL.len()), (3, 21));
+    assert_eq!((state_file::FORMAT, ResourceKind::ALL.len()), (3, 22));
 }
 
 #[test]

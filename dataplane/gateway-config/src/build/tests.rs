@@ -592,6 +592,7 @@ fn gateway(hosts: &[(&str, bool)]) -> Arc<Resource> {
         port: 80,
         host: Some(HostMatch::Exact((*host).to_owned())),
         is_open: *is_open,
+        certificates: None,
         virtual_hosts: vec![VirtualHost {
             host: None,
             routes: [("ns".parse().unwrap(), "r".parse().unwrap())].into(),

@@ -15,6 +15,7 @@ mod filters;
 mod hbone;
 mod http1;
 mod http2;
+mod https_listeners;
 mod interim;
 mod lifecycle;
 mod limits;
