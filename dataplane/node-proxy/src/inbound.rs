@@ -174,7 +174,6 @@ async fn tunnel(
         () = std::future::poll_fn(|cx| incoming.poll_abandoned(cx)) => {
             return local.records.closed(&flow, &meter, Some((&RESET, "the peer closed the connection")));
         }
-        // A policy change may deny the tunnel while it waits for the application.
         no = open.over() => {
             let (fault, why) = local.records.cut(&no);
             incoming.refuse(no.refusal.status());

@@ -481,7 +481,6 @@ async fn drive(
     .into_iter()
     .collect();
     let mut h2 = std::pin::pin!(std::future::poll_fn(|cx| {
-        // The window grows with the bytes read, which only this poll reads.
         growth.apply_to_client(&mut h2);
         let end = h2.poll_unpin(cx);
         if end.is_pending() {
