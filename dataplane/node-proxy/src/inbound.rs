@@ -136,7 +136,8 @@ async fn authenticate(
     Ok((permit, tls, peer_identity))
 }
 
-/// Carries one tunnel from its CONNECT to its end.
+/// Carries one tunnel from its CONNECT to its end. If the tunnel is lost, the application's
+/// connection is reset: a FIN would look like the orderly end of the client's bytes.
 async fn tunnel(
     local: Rc<WorkerLocal>,
     context: Arc<PodContext>,
@@ -218,7 +219,6 @@ async fn tunnel(
             .await
         }
         Err(e) => {
-            // The application must not take a lost tunnel for an orderly end of the client's bytes.
             sys::reset_on_close(&app);
             local
                 .records

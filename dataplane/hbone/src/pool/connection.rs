@@ -506,8 +506,7 @@ async fn drive(
         .get()
         .unwrap_or(HboneCloseReason::Retired);
     let emptied = async {
-        // A slow poll is sufficient, because it matters only for a peer that does not close in
-        // order.
+        // A slow poll suffices: it matters only for a peer that does not close in order.
         while connection.streams.get() > 0 {
             tokio::time::sleep(CLOSE_TIMEOUT).await;
         }
