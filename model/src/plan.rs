@@ -33,8 +33,8 @@ pub struct PlannedService {
     pub key: ServiceKey,
     pub vni: Vni,
     /// Gateway number: it selects the service's address in each AZ's part of the tenant's ranges.
-    /// It counts from 1. A service keeps its number; that of a Gateway changes with its address, and
-    /// is 0 without one.
+    /// It counts from 1. A service keeps its number; that of a Gateway changes with its address,
+    /// and is 0 without one.
     pub number: u32,
     /// The network that has the addresses of a Gateway; `None` for any other service, and for a
     /// Gateway without an address.
@@ -203,22 +203,22 @@ impl fmt::Display for UnmetConstraint {
             UnmetConstraint::FewAtHome {
                 service,
                 az,
-                required: wanted,
-                assigned: given,
+                required,
+                assigned,
             } => {
                 write!(
                     f,
-                    "{service}: {given} of {wanted} backends in its home AZ {az}; fix: add backends there"
+                    "{service}: {assigned} of {required} backends in its home AZ {az}; fix: add backends there"
                 )
             }
             UnmetConstraint::FewAway {
                 service,
-                required: wanted,
-                assigned: given,
+                required,
+                assigned,
             } => {
                 write!(
                     f,
-                    "{service}: {given} of {wanted} backends outside its home AZ; fix: add backends in another AZ"
+                    "{service}: {assigned} of {required} backends outside its home AZ; fix: add backends in another AZ"
                 )
             }
             UnmetConstraint::Shared { service, with } => {

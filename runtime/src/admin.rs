@@ -158,6 +158,8 @@ impl AdminRoutes {
         let path = request.uri().path().to_string();
         let here: Vec<_> = self.list.iter().filter(|r| r.path == path).collect();
         if let Some(route) = here.iter().find(|r| r.method == request.method()) {
+            // Only the unix socket checks the peer's user, and such a route changes the process or
+            // shows tenants' data.
             if route.reach == Reach::Socket && reach != Reach::Socket {
                 let why = format!(
                     "{} {path} is not served on TCP; fix: use the process's unix socket, e.g. \
@@ -196,6 +198,7 @@ impl AdminRoutes {
                 StatusCode::METHOD_NOT_ALLOWED,
                 format!("use {}\n", methods.join(", ")),
             );
+            // The conversion does not fail: methods have only characters that a header may have.
             if let Ok(allow) = HeaderValue::from_str(&methods.join(", ")) {
                 r.headers_mut().insert(ALLOW, allow);
             }

@@ -144,18 +144,18 @@ pub async fn run(args: &HeldSessionsArgs, stop: watch::Receiver<bool>) -> anyhow
     for number in 0..args.count {
         sessions.spawn(hold(args.clone(), number, started, end.clone()));
     }
-    let mut whole = SessionTally::default();
+    let mut total = SessionTally::default();
     while let Some(session) = sessions.join_next().await {
-        whole.merge(session?);
+        total.merge(session?);
     }
     let (broken, unopened) = (
-        whole.broken.values().sum::<u64>(),
-        whole.unopened.values().sum::<u64>(),
+        total.broken.values().sum::<u64>(),
+        total.unopened.values().sum::<u64>(),
     );
     Ok(json!({
-        "ok": broken == 0 && unopened == 0 && whole.sessions_opened >= args.count as u64,
-        "sessions": args.count, "opened": whole.sessions_opened, "held": whole.sessions_held, "exchanges": whole.exchanges, "broken": broken, "unopened": unopened,
-        "broken_by": whole.broken, "unanswered": whole.unanswered, "breaks": whole.breaks, "unopened_by": whole.unopened, "gap_ms_max": whole.gap_max.as_secs_f64() * 1e3,
+        "ok": broken == 0 && unopened == 0 && total.sessions_opened >= args.count as u64,
+        "sessions": args.count, "opened": total.sessions_opened, "held": total.sessions_held, "exchanges": total.exchanges, "broken": broken, "unopened": unopened,
+        "broken_by": total.broken, "unanswered": total.unanswered, "breaks": total.breaks, "unopened_by": total.unopened, "gap_ms_max": total.gap_max.as_secs_f64() * 1e3,
     }))
 }
 
@@ -171,15 +171,16 @@ async fn hold(
     let due = started + Duration::from_secs_f64(number as f64 / args.open_rate);
     end.sleep(due.saturating_duration_since(Instant::now()))
         .await;
-    let mut whole_at = Instant::now();
-    let (mut is_whole, mut is_last) = (false, false);
+    let mut gap_start = Instant::now();
+    let mut has_survived = false;
+    let mut is_last = false;
     while !end.is_over() && !is_last {
         is_last = end.is_stopped();
         // After the stop only a broken session gets another attempt.
-        if is_last && is_whole {
+        if is_last && has_survived {
             return tally;
         }
-        match within(
+        match with_timeout(
             &args,
             &end,
             TcpStream::connect(&args.addresses[number % args.addresses.len()]),
@@ -190,7 +191,7 @@ async fn hold(
                 tally.sessions_opened += 1;
                 let (port, before) = (stream.local_addr().map_or(0, |a| a.port()), tally.exchanges);
                 if let Some(problem) =
-                    converse(stream, &args, number, &end, &mut whole_at, &mut tally).await
+                    converse(stream, &args, number, &end, &mut gap_start, &mut tally).await
                 {
                     *tally.broken.entry(problem.kind().to_string()).or_default() += 1;
                     let (at, exchanges) =
@@ -199,7 +200,7 @@ async fn hold(
                     tally.breaks.push(json!({"at_s": at, "port": port, "exchanges": exchanges, "why": problem.to_string()}));
                 } else {
                     tally.sessions_held += u64::from(tally.exchanges > before);
-                    is_whole = true;
+                    has_survived = true;
                 }
             }
             Some(Err(problem)) => {
@@ -222,7 +223,7 @@ async fn converse(
     args: &HeldSessionsArgs,
     number: usize,
     end: &RunEnd,
-    whole_at: &mut Instant,
+    gap_start: &mut Instant,
     tally: &mut SessionTally,
 ) -> Option<std::io::Error> {
     // With Nagle's algorithm the times would measure it instead of the path.
@@ -244,16 +245,17 @@ async fn converse(
                 Err(std::io::Error::other("another session's bytes"))
             }
         };
-        match within(args, end, exchange).await {
+        match with_timeout(args, end, exchange).await {
             Some(Ok(())) => tally.exchanges += 1,
             Some(Err(problem)) => return Some(problem),
+            // The run ended during the exchange, which says nothing about the session.
             None => return None,
         }
-        // `whole_at` is older than this exchange if the session broke in between, so the gap
+        // `gap_start` is older than this exchange if the session broke in between, so the gap
         // includes the time to open it again.
-        tally.gap_max = tally.gap_max.max(whole_at.elapsed());
+        tally.gap_max = tally.gap_max.max(gap_start.elapsed());
         end.sleep(Duration::from_millis(args.interval_ms)).await;
-        *whole_at = Instant::now();
+        *gap_start = Instant::now();
         if end.is_over() || is_last {
             return None;
         }
@@ -261,8 +263,8 @@ async fn converse(
     None
 }
 
-/// Returns the outcome, a timeout after `patience_ms`, or `None` once the run is over.
-async fn within<T>(
+/// Returns the outcome of `work`, a timeout after `patience_ms`, or `None` once the run is over.
+async fn with_timeout<T>(
     args: &HeldSessionsArgs,
     end: &RunEnd,
     work: impl Future<Output = std::io::Result<T>>,

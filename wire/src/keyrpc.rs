@@ -230,25 +230,28 @@ pub struct Frame<'a> {
 /// the channel must be closed. Any other error affects only one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    #[error("a frame announces {0} bytes; at most {max} are allowed", max = FRAME_MAX - 4)]
+    #[error("a frame announces {0} bytes; at most {max} are allowed; {FRAME_FIX}", max = FRAME_MAX - 4)]
     Long(u32),
-    #[error("a frame announces {0} bytes; at least {LENGTH_MIN} are required")]
+    #[error("a frame announces {0} bytes; at least {LENGTH_MIN} are required; {FRAME_FIX}")]
     Short(u32),
-    #[error("{0:#04x} is not a known kind of {1}")]
+    #[error("{0:#04x} is not a known kind of {1}; {FRAME_FIX}")]
     Kind(u8, &'static str),
-    #[error("the body ends inside {0}")]
+    #[error("the body ends inside {0}; {FRAME_FIX}")]
     Truncated(&'static str),
-    #[error("{0} bytes follow the last field")]
+    #[error("{0} bytes follow the last field; {FRAME_FIX}")]
     Trailing(usize),
-    #[error("{0} has {1} entries or bytes; at most {2} may be")]
+    #[error("{0} has {1} entries or bytes; at most {2} are allowed; {FRAME_FIX}")]
     Oversized(&'static str, usize, usize),
-    #[error("{0} is {1:#06x}, which is not a known value")]
+    #[error("{0} is {1:#06x}, which is not a known value; {FRAME_FIX}")]
     Value(&'static str, u16),
-    #[error("{0} is not valid UTF-8")]
+    #[error("{0} is not valid UTF-8; {FRAME_FIX}")]
     Text(&'static str),
-    #[error("{0} is not a valid name")]
+    #[error("{0} is not a valid name; {FRAME_FIX}")]
     Name(&'static str),
 }
+
+/// Fix of every [`FrameError`]: builds of one release send each other only valid frames.
+const FRAME_FIX: &str = "fix: run key servers, nodes and gateways of one release";
 
 impl FrameError {
     /// Returns whether the channel has to be closed.
@@ -428,7 +431,7 @@ impl KeyRequest<'_> {
             KeyRequest::More { bytes } => w.rest(bytes),
             KeyRequest::Sign {
                 key,
-                presented: shown,
+                presented,
                 scheme,
                 deadline_ms,
                 input,
@@ -437,7 +440,7 @@ impl KeyRequest<'_> {
                 w.short(
                     SPKI_HASH,
                     // An empty hash stands for the present key.
-                    shown.as_ref().map_or(&[], |hash| hash),
+                    presented.as_ref().map_or(&[], |hash| hash),
                     size_of::<SpkiHash>(),
                 )?;
                 w.0.extend_from_slice(&scheme.to_be_bytes());

@@ -33,7 +33,9 @@ const STORE_PREFIX: &str = "store~";
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResourceDecodeError {
     /// The bytes are not the protobuf message that the type URL names.
-    #[error("{kind} {name}: the bytes are not a {kind} message: {why}")]
+    #[error(
+        "{kind} {name}: the bytes are not a {kind} message: {why}; fix: run a controller of this data plane's version"
+    )]
     Bytes {
         kind: &'static str,
         name: String,
@@ -50,7 +52,9 @@ pub enum ResourceDecodeError {
     #[error("unknown resource type {0:?}; this build knows those of canal.program.v1: {known}; fix: run a controller of this data plane's version", known = kind_labels())]
     Type(String),
     /// The name on the envelope is not the name in the resource.
-    #[error("the envelope names {envelope:?} but contains {inner:?}")]
+    #[error(
+        "the envelope names {envelope:?} but contains {inner:?}; fix: run a released build of the controller"
+    )]
     Name { envelope: String, inner: String },
 }
 

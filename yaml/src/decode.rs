@@ -58,12 +58,12 @@ pub enum Empty {
 
 /// Decodes `root` as a `T`.
 pub fn decode<T: for<'de> Deserialize<'de>>(root: &YamlNode, empty: Empty) -> DecodeResult<T> {
-    let mut cuts = DroppedValues::default();
+    let mut dropped = DroppedValues::default();
     let mut broken: Vec<InvalidValue> = Vec::new();
     loop {
         let notes = RefCell::new(DecodeNotes::default());
         let context = DecodeState {
-            cuts: &cuts,
+            dropped: &dropped,
             empty,
             notes: &notes,
         };
@@ -85,7 +85,7 @@ pub fn decode<T: for<'de> Deserialize<'de>>(root: &YamlNode, empty: Empty) -> De
             Err(error) => error.at(root, String::new),
         };
         // `DecodeError::at` has set a location, so this branch is never taken.
-        let Some(place) = error.location else {
+        let Some(location) = error.location else {
             return DecodeResult {
                 object: None,
                 broken,
@@ -94,36 +94,37 @@ pub fn decode<T: for<'de> Deserialize<'de>>(root: &YamlNode, empty: Empty) -> De
         };
         // A field that is missing only because the decoder dropped it was already reported.
         // A dropped value that fails again, as an empty map, was reported too.
-        let follows = error
+        let is_consequence = error
             .missing
-            .is_some_and(|field| cuts.made_missing(root, place.id, field));
-        if !follows && !cuts.is_hollow(place.id) {
+            .is_some_and(|field| dropped.made_missing(root, location.id, field));
+        if !is_consequence && !dropped.is_emptied(location.id) {
             let path = match error.missing {
-                Some(field) if place.path.is_empty() => field.to_owned(),
-                Some(field) => format!("{}.{field}", place.path),
-                None => place.path.clone(),
+                Some(field) if location.path.is_empty() => field.to_owned(),
+                Some(field) => format!("{}.{field}", location.path),
+                None => location.path.clone(),
             };
             broken.push(InvalidValue {
                 path,
-                spot: place.spot,
+                spot: location.spot,
                 problem: error.problem,
                 fix: error.fix,
             });
         }
-        let next = match place.id {
+        let next = match location.id {
             // The root cannot be dropped, because no object would be left.
             id if id == root.id => None,
-            // Beyond the limit, one cut removes the whole field, so that the number of passes is
+            // Beyond the limit, the whole field is dropped at once, so that the number of passes is
             // bounded.
             id if broken.len() < FINDINGS_PER_DOCUMENT_MAX => Some(id),
-            _ => whole_field(root, &place.path).map(|(path, key, value)| {
+            _ => whole_field(root, &location.path).map(|(path, key, value)| {
                 let (problem, fix) =
                     (format!("the document has more than {FINDINGS_PER_DOCUMENT_MAX} errors, so this part is left out"), "fix those above first");
                 broken.push(InvalidValue { path, spot: key.spot, problem, fix: fix.to_owned() });
                 value.id
             }),
         };
-        if !next.is_some_and(|id| cuts.cut(id)) {
+        // Without a further value to drop, the next pass would fail in the same way.
+        if !next.is_some_and(|id| dropped.drop_value(id)) {
             broken.append(&mut notes.empty);
             return DecodeResult {
                 object: None,
@@ -147,33 +148,36 @@ fn whole_field<'t>(root: &'t YamlNode, path: &str) -> Option<(String, &'t YamlKe
     Some((format!("{outer}.{inner}"), key, value))
 }
 
-/// Largest fraction that is read as an integer: beyond it, not every integer is a fraction.
+/// Largest floating-point number that is read as an integer, 2^53: above it, a floating-point
+/// number may stand for several integers.
 const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
 
-/// Values that count as absent. An item of a list is first replaced by an empty map, so that the
-/// indexes of its neighbors stay correct.
+/// Values that count as absent. The decoder first replaces an item of a list by an empty map, so
+/// that the indexes of its neighbors stay correct. An item that fails even so is removed.
 #[derive(Default)]
 struct DroppedValues {
-    hollow: HashSet<u32>,
-    removed: HashSet<u32>,
+    /// Fields that count as absent, and items of lists that are read as an empty map.
+    emptied: HashSet<u32>,
+    /// Items of lists that are skipped.
+    removed_items: HashSet<u32>,
 }
 
 impl DroppedValues {
-    /// Drops a value, or removes the list item that already was. Returns false if there is nothing
-    /// left to drop.
-    fn cut(&mut self, id: u32) -> bool {
-        self.hollow.insert(id) || self.removed.insert(id)
+    /// Drops a value. If the value was dropped before, removes it as an item of its list. Returns
+    /// false if it was removed before.
+    fn drop_value(&mut self, id: u32) -> bool {
+        self.emptied.insert(id) || self.removed_items.insert(id)
     }
-    fn is_hollow(&self, id: u32) -> bool {
-        self.hollow.contains(&id)
+    fn is_emptied(&self, id: u32) -> bool {
+        self.emptied.contains(&id)
     }
     /// Returns true if `field` of the map `id` is missing only because it was dropped.
     fn made_missing(&self, root: &YamlNode, id: u32, field: &str) -> bool {
-        !self.hollow.is_empty()
+        !self.emptied.is_empty()
             && root
                 .find(id)
                 .and_then(|map| map.field(field))
-                .is_some_and(|value| self.hollow.contains(&value.id))
+                .is_some_and(|value| self.emptied.contains(&value.id))
     }
 }
 
@@ -186,7 +190,7 @@ struct DecodeNotes {
 
 #[derive(Clone, Copy)]
 struct DecodeState<'t> {
-    cuts: &'t DroppedValues,
+    dropped: &'t DroppedValues,
     empty: Empty,
     notes: &'t RefCell<DecodeNotes>,
 }
@@ -213,8 +217,8 @@ impl<'t> ValueReader<'t> {
         }
     }
 
-    fn is_hollow(&self) -> bool {
-        self.context.cuts.is_hollow(self.node.id)
+    fn is_emptied(&self) -> bool {
+        self.context.dropped.is_emptied(self.node.id)
     }
 
     /// Returns a whole number that is written as a fraction, such as `90.0`. Kubernetes' own tools
@@ -237,7 +241,7 @@ impl<'t> ValueReader<'t> {
         drops_empty: bool,
     ) -> Result<V::Value, DecodeError> {
         let entries: &[_] = match &self.node.value {
-            _ if self.is_hollow() => &[],
+            _ if self.is_emptied() => &[],
             YamlValue::Map(entries) => entries,
             _ => return Err(serde::de::Error::invalid_type(self.unexpected(), &visitor)),
         };
@@ -270,7 +274,7 @@ impl<'de> Deserializer<'de> for ValueReader<'_> {
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         let result = match &self.node.value {
-            _ if self.is_hollow() => self.visit_map(visitor, &[], false),
+            _ if self.is_emptied() => self.visit_map(visitor, &[], false),
             YamlValue::Null => visitor.visit_unit(),
             YamlValue::Bool(value) => visitor.visit_bool(*value),
             YamlValue::Unsigned(value) => visitor.visit_u64(*value),
@@ -318,7 +322,7 @@ impl<'de> Deserializer<'de> for ValueReader<'_> {
         visitor: V,
     ) -> Result<V::Value, DecodeError> {
         let result = match &self.node.value {
-            YamlValue::Text(text) if !self.is_hollow() => visitor.visit_enum(EnumVariant(text)),
+            YamlValue::Text(text) if !self.is_emptied() => visitor.visit_enum(EnumVariant(text)),
             _ => Err(serde::de::Error::invalid_type(
                 self.unexpected(),
                 &"one word",
@@ -393,7 +397,7 @@ impl<'de, 't> MapAccess<'de> for MapReader<'t> {
             let Some(entry) = self.entries.next() else {
                 return Ok(None);
             };
-            if self.reader.context.cuts.is_hollow(entry.1.id) || self.skips_empty(entry) {
+            if self.reader.context.dropped.is_emptied(entry.1.id) || self.skips_empty(entry) {
                 continue;
             }
             self.value = Some(entry);
@@ -448,7 +452,7 @@ impl<'de> SeqAccess<'de> for ListReader<'_> {
             let Some((index, node)) = self.items.next() else {
                 return Ok(None);
             };
-            if self.reader.context.cuts.removed.contains(&node.id) {
+            if self.reader.context.dropped.removed_items.contains(&node.id) {
                 continue;
             }
             let path = self.reader.path.to(PathStep::Index(index));

@@ -291,12 +291,14 @@ async fn accept_all<L: AdminListener>(
                 continue;
             }
         };
+        // The peer is another user than the process's own and root.
         if !io.is_permitted() {
             counters.refused("user");
             continue;
         }
         match budget.admit() {
             AdminAdmission::Room => {}
+            // The new connection is served; the counter is about the idle one that was closed.
             AdminAdmission::Displaced => counters.refused("displaced"),
             AdminAdmission::Full => {
                 counters.refused("full");
@@ -391,9 +393,11 @@ async fn connection<IO: AdminStream>(
                     return Ok(text(StatusCode::FORBIDDEN, fix));
                 }
             };
+            // No handler answers 403: `AdminRoutes::answer` refused a socket-only route on TCP.
             if response.status() == StatusCode::FORBIDDEN {
                 counters.refused("socket_only");
             }
+            // A stream sends no further request, but must not count as idle and give way.
             if response.extensions().get::<Streamed>().is_some() {
                 activity.record_stream();
             }

@@ -90,10 +90,11 @@ impl SeriesCache {
             return slots;
         }
         let found = core.add_part(labels, rest, &mut self.arena.borrow_mut());
-        // The worker whose series gave way must look up its handles again.
+        // Any worker may have a handle of the series that gave way, so all look theirs up again.
         if found.moved_one {
             self.generation.fetch_add(1, Relaxed);
         }
+        // The owner's share is used up, so the value is counted in the owner's `other` series.
         if !found.is_own {
             return self.remember_full(core, owner, full_hash, found.slots, now);
         }
@@ -102,6 +103,7 @@ impl SeriesCache {
         if let Ok(old) = entries.find_entry(hash, same) {
             old.remove();
         }
+        // The threshold grows with the table, so that an insertion costs little on average.
         if entries.len() >= self.clean_at.get() {
             entries.retain(|e| !e.slots.is_ended());
             self.clean_at.set(ENTRIES_MIN.max(entries.len() * 2));

@@ -132,6 +132,7 @@ pub(super) fn write(out: &mut String, limits: &[TenantLimitUsage]) {
         text::head(out, name, help, kind);
         for (kind, table) in &tables {
             for (holder, row) in &table.rows {
+                // The sum of the unlisted holders has no maximum.
                 let Some(value) = value(row) else { continue };
                 out.push_str(name);
                 text::labels(out, LABELS, &[kind.label(), holder], None);

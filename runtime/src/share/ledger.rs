@@ -178,6 +178,7 @@ impl Ledger {
                     - freed
             }
         };
+        // Within the capacity, only the part that stays free for further tenants is missing.
         let refusal = if total > self.capacity {
             ShareRefusal::Full
         } else {
@@ -191,7 +192,8 @@ impl Ledger {
             return Ok(chosen);
         }
         // A holder that gives way must have more than the requester would get; else two holders
-        // would revoke each other endlessly.
+        // would revoke each other endlessly. The provider never gives way, so every holder gives
+        // way to it.
         let least = if *holder == ShareHolder::Provider {
             0
         } else {

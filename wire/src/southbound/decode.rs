@@ -198,6 +198,7 @@ pub(super) fn direct_endpoint(
             );
         }
     }
+    // Nodes dial the pod itself, so without an address every connection to it would fail.
     if d.addresses.is_empty() {
         return at.err("addresses", "is empty");
     }
@@ -236,6 +237,7 @@ pub(super) fn direct_endpoint(
 
 pub(super) fn workload(name: &str, x: w::Workload) -> Result<p::Workload, ResourceDecodeError> {
     let at = DecodeContext(name);
+    // An unknown number reads as HBONE, so that no connection is sent unencrypted by mistake.
     let tunnel = match x.tunnel_protocol() {
         w::workload::TunnelProtocol::Hbone => p::TunnelProtocol::Hbone,
         w::workload::TunnelProtocol::None => p::TunnelProtocol::None,

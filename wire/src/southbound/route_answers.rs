@@ -1,4 +1,4 @@
-//! Wire form of the answers that a gateway gives itself. It validates what arrives: nothing could end
+//! Wire form of the answers that a gateway gives itself. The decoder accepts no text that could end
 //! a header line.
 
 use canal_model::route_filters as m;
@@ -91,6 +91,8 @@ fn redirect(
             format!("{} is not a redirect", received.status),
         );
     };
+    // The wire form writes an absent scheme or host as empty text: the redirect keeps that of the
+    // request.
     let scheme = match received.scheme.as_str() {
         "" => None,
         text => match m::UrlScheme::of(text) {

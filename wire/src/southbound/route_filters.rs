@@ -103,6 +103,7 @@ pub(super) fn headers(
         }
     };
     let pair = |header: w::Header| {
+        // A control character, such as a line feed, could end the header line.
         let is_value = header
             .value
             .bytes()

@@ -147,6 +147,7 @@ pub fn decode(
     }
     let store =
         match snapshot.store.as_str() {
+            // The controller named no store.
             "" => None,
             text => Some(text.parse().map_err(|e: canal_model::ids::IdError| {
                 StateFileFormatError::Form(e.to_string())
