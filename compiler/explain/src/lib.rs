@@ -286,6 +286,7 @@ fn decide_route(ir: &Ir, journey: &RequestDescription) -> (String, Vec<BackendTa
             )
         }
         Route::Answer { answer, .. } => {
+            // `None` is a redirect that the gateway refuses with 400.
             is_answered = answer.is_some();
             let answer = answer_text(answer.as_deref());
             (
@@ -321,6 +322,7 @@ pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
     };
     let mut steps = Vec::new();
     for target in &targets {
+        // A broken reference has no endpoints: the gateway refuses the request.
         let BackendTarget::Service { service, port, .. } = target else {
             continue;
         };
