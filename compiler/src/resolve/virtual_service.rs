@@ -266,14 +266,11 @@ fn attach(
         let mut routes = rule.route.iter();
         let fans_out = routes.any(|r| to.follows_dialled_port(namespace, &r.destination));
         for (number, (group, matches)) in groups.iter().enumerate() {
-            let part = if groups.len() > 1 {
-                format!(".{number}")
-            } else {
-                String::new()
-            };
+            let part = (groups.len() > 1)
+                .then(|| format!(".{number}"))
+                .unwrap_or_default();
             for port in rule_ports(group.port, fans_out, &ports) {
-                // A rule for all ports has no destination that follows the dialled port, so any
-                // port stands for it.
+                // A rule for all ports has no destination that follows the dialled port.
                 let dialled = port.or(ports.first().copied()).unwrap_or_default();
                 let action = action(sourced, (rule, &answer), dialled, to, &mut reading);
                 let action = route_filters::guard(filters.as_deref(), action, &mut reading);
