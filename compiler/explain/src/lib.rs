@@ -1,6 +1,6 @@
 //! Explains what happens to a request on its whole path, according to the oracles. The explanation
 //! has the route, and at each hop the policy that decides and why the others do not. It serves
-//! `canal explain` and golden tests. Nothing is sent, and tokens are assumed to be valid. Start at
+//! `canal explain` and golden tests. It sends nothing, and assumes that tokens are valid. Start at
 //! [`explain`].
 
 #![forbid(unsafe_code)]

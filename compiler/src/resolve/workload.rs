@@ -1,5 +1,5 @@
-//! Resolves Pods to workloads with the service ports that they serve. A pod without an address or a
-//! node is not yet there; it gets no diagnostic.
+//! Resolves Pods to workloads with the service ports that they serve. Kubernetes has not finished
+//! to start a pod without a node or an address, so the compiler leaves it out without a diagnostic.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
