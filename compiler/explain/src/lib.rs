@@ -509,12 +509,12 @@ impl<'a> WorkloadPath<'a> {
             .security
             .authorizations
             .iter()
-            .filter(|policy| self.is_judged_by(&policy.target))
+            .filter(|policy| self.is_covered_by(&policy.target))
             .collect()
     }
 
     /// Returns whether a policy with this target applies to the endpoint, or to the answer.
-    fn is_judged_by(&self, target: &PolicyTarget) -> bool {
+    fn is_covered_by(&self, target: &PolicyTarget) -> bool {
         if self.workload.is_some() {
             return is_for(target, &self.destination());
         }
@@ -894,7 +894,7 @@ impl<'a> WorkloadPath<'a> {
     fn token(&self) -> Result<BTreeMap<Attribute, Vec<OracleValue>>, String> {
         let dialled = self.dialled();
         let is_own = |policy: &&Authentication| {
-            self.is_judged_by(&policy.target)
+            self.is_covered_by(&policy.target)
                 || dialled
                     .as_ref()
                     .is_some_and(|dialled| is_for(&policy.target, dialled))
