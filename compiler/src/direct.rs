@@ -27,7 +27,7 @@ use crate::ir::{Ir, ServiceIr};
 use crate::lower::{
     PlacementLimits, PortRule, RefusalReason, RuleTarget, TARGETS, TargetName, last_target,
 };
-use crate::oracle_authorization::{OracleDestination, is_for};
+use canal_oracle::authorization::{OracleDestination, is_for};
 
 /// The tenant's settings of the direct path.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -5,7 +5,7 @@
 //! - The host is compared without port, in lower case, and without a trailing dot. `*.x` matches
 //!   one or more labels before `.x`.
 //! - The path is compared without the query. If a match of the port requires more than `/`, the
-//!   path is compared in its normalized form ([`crate::oracle_authorization::routing_path`]);
+//!   path is compared in its normalized form ([`canal_oracle::authorization::routing_path`]);
 //!   otherwise the path may be anything.
 //! - `PathPrefix /a/` is `PathPrefix /a`: it matches `/a` and everything that starts with `/a/`.
 //! - Header names are compared in lower case. A header that is sent several times has one value,
@@ -23,10 +23,10 @@ use canal_model::program::{
 use canal_model::route_attempts::AttemptPolicy;
 
 use crate::ir::Ir;
-use crate::oracle_answers::{self, OracleAnswer};
-use crate::oracle_authorization::routing_path;
-use crate::oracle_filters::{self, ForwardedRequest};
 use crate::pattern;
+use canal_oracle::answers::{self, OracleAnswer};
+use canal_oracle::authorization::routing_path;
+use canal_oracle::filters::{self, ForwardedRequest};
 
 /// The parts of a request that routing uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub enum RoutingVerdict {
         attempts: Option<Box<AttemptPolicy>>,
     },
     /// The gateway answers the request itself. It is authorized by
-    /// [`crate::oracle_authorization::is_for_answers`]. `None`: the redirect's path gets a dot
+    /// [`canal_oracle::authorization::is_for_answers`]. `None`: the redirect's path gets a dot
     /// segment, so the answer is 400.
     Answer {
         rule: RouteKey,
@@ -96,7 +96,7 @@ pub(crate) fn verdict_of(
         },
         RouteAction::Answer(answer) => RoutingVerdict::Answer {
             rule: rule.key.clone(),
-            answer: oracle_answers::answer(
+            answer: answers::answer(
                 answer,
                 rule.filters.as_deref(),
                 &http.path,
@@ -124,7 +124,7 @@ pub fn forwarded(ir: &Ir, request: &OracleRequest) -> Option<ForwardedRequest> {
     let RouteAction::Split(_) = rule.action else {
         return None;
     };
-    oracle_filters::forwarded(rule.filters.as_deref(), &http.path, sent(request))
+    filters::forwarded(rule.filters.as_deref(), &http.path, sent(request))
 }
 
 /// Returns the parts of a request that filters and answers depend on.

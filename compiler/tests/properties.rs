@@ -9,10 +9,6 @@ use std::sync::Arc;
 use canal_compiler::direct::paths;
 use canal_compiler::limits::WEIGHT_MAX;
 use canal_compiler::oracle::{self, OracleRequest, RoutingVerdict, decide, holds, reads_path};
-use canal_compiler::oracle_answers;
-use canal_compiler::oracle_authorization::{
-    OracleDecision as Judgement, OracleDestination, decide as evaluate, is_for, routing_path,
-};
 use canal_compiler::{build_ir, compile};
 use canal_generated_policies::authorization::{GeneratedPolicies, policies};
 use canal_generated_policies::routing::{GeneratedRouting, cases};
@@ -21,6 +17,10 @@ use canal_model::policy::kubernetes::DIRECT_ANNOTATION;
 use canal_model::policy::{Document, Object};
 use canal_model::program::{
     AppProtocol, BackendTarget, HttpMatch, Resource, RouteAction, RouteRule, Service, Workload,
+};
+use canal_oracle::answers;
+use canal_oracle::authorization::{
+    OracleDecision as Judgement, OracleDestination, decide as evaluate, is_for, routing_path,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -81,7 +81,7 @@ fn decide_by_resources(resources: &[Resource], sent: &OracleRequest) -> RoutingV
         },
         RouteAction::Answer(answer) => RoutingVerdict::Answer {
             rule,
-            answer: oracle_answers::answer(
+            answer: answers::answer(
                 &answer,
                 winner.filters.as_deref(),
                 &http.path,

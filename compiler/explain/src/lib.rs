@@ -23,12 +23,12 @@ use canal_compiler::direct::{self, PathReason, PortPath};
 use canal_compiler::ir::Ir;
 use canal_compiler::lower::{RefusalReason, TargetName, last_target};
 use canal_compiler::oracle::{self, OracleRequest, RoutingVerdict as Route};
-use canal_compiler::oracle_answers::OracleAnswer;
-use canal_compiler::oracle_authorization::{
+use canal_compiler::{text, text_security};
+use canal_oracle::answers::OracleAnswer;
+use canal_oracle::authorization::{
     OracleDecision, OracleDestination, OracleFacts, OracleShadowMatch, OracleTruth, OracleValue,
     decide, hits, is_for, is_for_answers, peer_mode, policy_path,
 };
-use canal_compiler::{text, text_security};
 
 mod policy_trace;
 mod token_facts;

@@ -4,10 +4,10 @@
 use canal_model::authorization::{AllOf, Authorization, AuthorizationAction, PolicyRule};
 
 use super::PolicyTrace;
-use canal_compiler::oracle_authorization::{
+use canal_compiler::text_security;
+use canal_oracle::authorization::{
     OracleFacts, OracleTruth, OracleValue, all_hold, clause_holds, rule_holds,
 };
-use canal_compiler::text_security;
 
 pub(super) fn explain_policies(policy: &Authorization, facts: &OracleFacts) -> PolicyTrace {
     let dry = if policy.dry_run { ", dry run" } else { "" };

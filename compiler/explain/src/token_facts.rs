@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use canal_model::authorization::{Attribute, Authorization, JwtRule};
 use serde_json::Value as Json;
 
-use canal_compiler::oracle_authorization::OracleValue;
+use canal_oracle::authorization::OracleValue;
 
 /// Returns the facts from a valid token.
 pub(super) fn claimed(

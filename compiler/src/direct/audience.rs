@@ -1,5 +1,5 @@
 //! Determines which nodes receive a direct endpoint: those with a workload that the endpoint's
-//! policies admit at one of its ports. Pure. [`crate::oracle_authorization`] evaluates the
+//! policies admit at one of its ports. Pure. [`canal_oracle::authorization`] evaluates the
 //! policies. This module does not decide which ports are direct.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -13,7 +13,7 @@ use canal_model::program::{DirectAudience, TunnelProtocol, Workload};
 
 use crate::ir::Ir;
 use crate::limits::DIRECT_EVALUATIONS_PER_TENANT_MAX;
-use crate::oracle_authorization::{
+use canal_oracle::authorization::{
     OracleDecision, OracleDestination, OracleFacts, OracleValue, decide, is_for,
 };
 

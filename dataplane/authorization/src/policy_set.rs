@@ -44,11 +44,16 @@ impl AuthorizationDecision<'_> {
 /// Progress through the external authorizers of a destination, in their order: those before it need
 /// not be called any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct ExtAuthzProgress(usize);
+pub struct ExtAuthzProgress {
+    /// Number of authorizers, from the first one on, that have granted the request.
+    granted: usize,
+}
 
 impl ExtAuthzProgress {
     /// All authorizers have granted the request, because an earlier hop has called them.
-    pub const ALL: ExtAuthzProgress = ExtAuthzProgress(usize::MAX);
+    pub const ALL: ExtAuthzProgress = ExtAuthzProgress {
+        granted: usize::MAX,
+    };
 }
 
 /// A policy that matched without an effect on the decision.
@@ -262,11 +267,12 @@ impl PolicySet {
         let mut undecided = None;
         for (n, custom) in self.customs.iter().enumerate() {
             match first(&custom.policies, facts, false) {
-                (Truth::Yes, Some((policy, _))) if n >= progress.0 => {
+                // An authorizer that has granted the request is not called a second time.
+                (Truth::Yes, Some((policy, _))) if n >= progress.granted => {
                     return AuthorizationDecision::CallAuthorizer {
                         authorizer: &custom.authorizer,
                         policy,
-                        then: ExtAuthzProgress(n + 1),
+                        then: ExtAuthzProgress { granted: n + 1 },
                     };
                 }
                 // The hop that called the authorizers has observed all attributes.
@@ -301,6 +307,8 @@ impl PolicySet {
                     undecided =
                         undecided.or(Some(AuthorizationDecision::Undecided { policy, attribute }))
                 }
+                // As in Istio: if there are ALLOW policies, a request that none of them matches is
+                // denied.
                 _ => {
                     return AuthorizationDecision::Deny {
                         policy: None,

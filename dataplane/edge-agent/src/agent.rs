@@ -268,6 +268,7 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     let shared = begin(&config, &registry)?;
     let subscriber = subscribe(&config, &shared, &registry, process_drain.clone());
     let watcher = traffic.watcher();
+    // The agent serves no connections, so the drain of this branch waits for nothing.
     drop(traffic);
     let board = EdgeDump {
         config: config.clone(),
@@ -541,10 +542,11 @@ fn look_after(shared: &AgentShared, audits: bool) {
     shared.counts.attached(look.attached);
     let (fixed, what) = match decide_repair(look) {
         RepairAction::Nothing => (Ok(()), None),
+        // The first attachment after the start repairs nothing, so it is not counted as a repair.
         RepairAction::Attach => (kernel.attach(), look.live.then_some("attachment")),
         RepairAction::Reload => (kernel.reload(), Some("pins")),
     };
-    // Without programs there is nothing to audit; the next check tries again.
+    // Without the programs there is nothing to audit. The next check tries again.
     if let Err(error) = &fixed {
         tracing::error!(%error, ?look, "edge: could not reinstall missing programs or maps; retrying");
         return;
@@ -572,6 +574,8 @@ fn look_after(shared: &AgentShared, audits: bool) {
             "edge: cannot read the maps, so external changes stay unrepaired; retrying"
         ),
     }
+    // A program that was never attached is attached only now, when its maps are filled: with empty
+    // maps it would drop packets.
     let kernel = reconciler.tables();
     if !kernel.is_live()
         && has_state

@@ -350,6 +350,7 @@ pub fn decide_maps(
     } else {
         by.nodes(inputs.nodes(), &mut maps);
     }
+    // After both `services` and `tables`, because it compares tables with addresses.
     maps.expect_clients();
     by.replicas(inputs.replicas(), &mut maps);
     by.hosts(&input.hosts, address, &mut maps);
@@ -647,6 +648,8 @@ impl MapContext<'_> {
             nodes.insert((vni, n.underlay), n);
             for net in n.pod_cidrs.iter().map(IpNet::trunc) {
                 if let Err(by) = claim(&mut prefixes, (vni, net), n)
+                    // A node may list one prefix twice, for example as `10.1.0.1/24` and as
+                    // `10.1.0.0/24`.
                     && by.name != n.name
                 {
                     let reason = OmissionReason::Taken(format!("{}/{}", by.tenant, by.name));

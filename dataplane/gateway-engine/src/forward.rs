@@ -190,6 +190,17 @@ pub(crate) struct UpgradedUpstream {
     pub(crate) version: u64,
 }
 
+impl UpgradedUpstream {
+    /// Boxed, so that requests that are not upgraded do not move it.
+    fn new(up: Http1Io, chosen: SelectedEndpoint, version: u64) -> Box<Self> {
+        Box::new(Self {
+            up,
+            chosen,
+            version,
+        })
+    }
+}
+
 /// State of a request that does not depend on the client's HTTP version.
 pub(crate) struct RequestState {
     worker: Rc<Worker>,
@@ -382,9 +393,9 @@ pub(crate) struct HttpRequest<D> {
     client: D,
     state: RequestState,
     /// The exchange of the last attempt, if the next one goes on with it.
-    suspended: Option<SuspendedExchange>,
+    suspended: Option<Box<SuspendedExchange>>,
     /// The body of the last attempt, if the next one begins with it again.
-    replayed: Option<ReplayedBody>,
+    replayed: Option<Box<ReplayedBody>>,
 }
 
 impl<D: HttpDownstream> HttpRequest<D> {
@@ -398,8 +409,9 @@ impl<D: HttpDownstream> HttpRequest<D> {
     }
 
     /// Gets a connection to the endpoint and writes the head on it, unless the bytes of a suspended
-    /// exchange follow.
-    async fn begin_attempt(
+    /// exchange follow. `IS_LIMITED`: within the times of a rule. Each of the two callers has its
+    /// own instance, which the compiler inlines; a shared one would be moved for each request.
+    async fn begin_attempt<const IS_LIMITED: bool>(
         &mut self,
         routed: &RoutedRequest,
         selected: &SelectedEndpoint,
@@ -431,7 +443,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
     ) -> Result<UpstreamSide, ProxyError> {
         limits.begin_attempt();
         let (worker, is_sent) = (self.state.worker.clone(), self.is_sent());
-        let work = self.begin_attempt(routed, selected, attempt);
+        let work = self.begin_attempt::<true>(routed, selected, attempt);
         let begun = limits.within(&worker, is_sent, work).await;
         self.state.limits = Some(limits);
         begun
@@ -471,7 +483,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
             || self
                 .replayed
                 .as_ref()
-                .is_some_and(ReplayedBody::is_source_done)
+                .is_some_and(|body| body.is_source_done())
     }
 }
 
@@ -655,7 +667,10 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
     ) -> Result<ExchangeEnd, FailedAttempt> {
         let is_complete = self.client.is_complete(&self.state.info);
         let begun = match self.state.limits.take() {
-            None => self.begin_attempt(routed, &selected, attempt).await,
+            None => {
+                self.begin_attempt::<false>(routed, &selected, attempt)
+                    .await
+            }
             Some(limits) => {
                 Box::pin(self.begin_limited_attempt(limits, routed, &selected, attempt)).await
             }
@@ -717,12 +732,8 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             ExchangeOutcome::Failed { fault, .. } => Ok(ExchangeEnd::Broken(fault)),
             ExchangeOutcome::Upgraded => {
                 let up = exchange.into_upgraded();
-                let upgraded = |up| UpgradedUpstream {
-                    up,
-                    chosen: selected,
-                    version: routed.version,
-                };
-                Ok(ExchangeEnd::Upgraded(up.map(upgraded).map(Box::new)))
+                let upgraded = |up| UpgradedUpstream::new(up, selected, routed.version);
+                Ok(ExchangeEnd::Upgraded(up.map(upgraded)))
             }
             ExchangeOutcome::Done { request_done } => {
                 session.note_answer();

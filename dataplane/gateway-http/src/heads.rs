@@ -73,7 +73,8 @@ pub fn request_1_to_1(
     into: &mut Vec<u8>,
 ) -> Result<(), MessageRefusal> {
     let forwarded = forwarded_for(view.fields().all(FieldName::XForwardedFor), add.client_ip);
-    // A mutation of the cookies read all lines.
+    // A mutation of the cookies was computed from all lines, so it already replaces them by one
+    // line.
     let cookies = several_cookies(view).filter(|_| {
         !add.changes
             .is_some_and(|changes| changes.header(FieldName::Cookie.text()))
@@ -205,6 +206,8 @@ pub fn request_1_to_2(
     add: &Additions<'_>,
 ) -> Result<Request<()>, ProxyError> {
     let bad = || ProxyError::BadRequest(MessageRefusal::BadTarget);
+    // HTTP/2 has `:authority` instead of Host. Content-Length is set from the framing below,
+    // because a request may carry it twice.
     let skip = [FieldName::Host, FieldName::Expect, FieldName::ContentLength];
     let mut headers = map_of(view.end_to_end(), &skip)
         .ok_or(ProxyError::BadRequest(MessageRefusal::BadFieldName))?;
@@ -217,6 +220,7 @@ pub fn request_1_to_2(
     let changed = add
         .changes
         .and_then(|changes| changes.target(view.path(), view.query()));
+    // An OPTIONS request for the whole server has no path that a mutation could change.
     let path = if view.path() == b"*" {
         PathAndQuery::from_static("*")
     } else if let Some(changed) = changed {
@@ -296,6 +300,7 @@ pub fn check_2(request: http::request::Parts) -> Result<ValidatedHttp2Request, P
         ..
     } = request;
     if method == Method::CONNECT {
+        // Tunnels are opened on HBONE connections only.
         return Err(ProxyError::Method);
     }
     let bad = |name| Err(ProxyError::BadHttp2(name));
@@ -336,6 +341,7 @@ pub fn check_2(request: http::request::Parts) -> Result<ValidatedHttp2Request, P
     if split_authority(authority).is_none() {
         return bad("h2_bad_authority");
     }
+    // `split_authority` accepts ASCII only, so nothing is lost here.
     let authority = String::from_utf8_lossy(authority).into_owned();
     // Receivers of HTTP/1.1 may choose different ones, which would smuggle a request.
     if headers.get_all(CONTENT_LENGTH).iter().nth(1).is_some() {

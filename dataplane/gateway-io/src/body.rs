@@ -255,6 +255,7 @@ impl BodyPump {
                 return Poll::Ready(Ok(()));
             }
             self.waiting_for_source = true;
+            // The fast path copies no bytes that could be kept for a replay.
             if self.replay.is_none()
                 && self.copy(source, sink, limits).map_err(BodyError::Source)?
             {
@@ -285,6 +286,8 @@ impl BodyPump {
                     last,
                 })) => {
                     self.payload_bytes += payload;
+                    // The client gets new HTTP/2 window only after the sink has accepted these
+                    // bytes.
                     if matches!(source, BodySource::Http2 { .. }) {
                         self.window_to_release += bytes.len();
                     }

@@ -105,6 +105,7 @@ impl OutHead {
         if unchanged {
             self.source(view.head.line.method.start, first_line);
         } else if view.form() == TargetForm::Authority {
+            // Only CONNECT has a target in authority form, and it has no path to rewrite.
             self.request_line(view.method(), view.target(), None)?;
         } else {
             match out.target {

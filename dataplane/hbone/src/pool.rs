@@ -658,6 +658,7 @@ impl HbonePool {
         counters.handshakes.inc();
         let account = counters.account(host.buffer_budget(target.source.identity()));
         let established = connection::establish(config, target, bucket, account, counters).await;
+        // Before the result is examined, so that a failed position is free again too.
         slot.opening
             .borrow_mut()
             .retain(|opening| *opening != place);

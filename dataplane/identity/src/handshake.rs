@@ -197,7 +197,9 @@ impl ServerIdentity {
                     self.handshake(credential, PrefixedStream::new(Vec::new(), io), &on_hello)
                         .await
                 }
-                KeySource::There(there) => self.record_handshake_result(there, io, &on_hello).await,
+                KeySource::There(remote) => {
+                    self.handshake_with_remote_key(remote, io, &on_hello).await
+                }
             }
         });
         counted(&self.trust, "server", accepted.await)
@@ -234,25 +236,31 @@ impl ServerIdentity {
     }
 
     /// Performs the handshake with a key server.
-    async fn record_handshake_result<IO: Transport>(
+    async fn handshake_with_remote_key<IO: Transport>(
         &self,
-        there: &RemoteKeySource,
+        remote: &RemoteKeySource,
         mut io: IO,
         on_hello: impl Fn(),
     ) -> Result<(MtlsStream<IO>, VerifiedPeer), TlsError> {
-        let mut given = Vec::new();
-        let shaken = match there.requester() {
+        let mut received = Vec::new();
+        let outcome = match remote.requester() {
             Ok(requester) => {
-                let terms = there.terms(&Arc::from([]));
-                canal_keyserver_client::as_server(&mut io, requester, &terms, &mut given, &on_hello)
-                    .await
+                let terms = remote.terms(&Arc::from([]));
+                canal_keyserver_client::as_server(
+                    &mut io,
+                    requester,
+                    &terms,
+                    &mut received,
+                    &on_hello,
+                )
+                .await
             }
-            Err(none) => Err(none),
+            Err(no_key_server) => Err(no_key_server),
         };
-        match shaken {
-            Ok(shaken) => {
-                let identity = shaken.peer.clone();
-                let stream = MtlsStream::of_remote(io, shaken, EndpointRole::Server, &self.trust)?;
+        match outcome {
+            Ok(result) => {
+                let identity = result.peer.clone();
+                let stream = MtlsStream::of_remote(io, result, EndpointRole::Server, &self.trust)?;
                 Ok((
                     stream,
                     VerifiedPeer {
@@ -261,15 +269,17 @@ impl ServerIdentity {
                     },
                 ))
             }
-            Err(e) => match there.fall_back(&e) {
+            Err(e) => match remote.fall_back(&e) {
                 // Nothing was sent to the peer yet, so the local handshake reads the same bytes
                 // again.
                 Some(credential) => {
-                    self.handshake(credential, PrefixedStream::new(given, io), on_hello)
+                    self.handshake(credential, PrefixedStream::new(received, io), on_hello)
                         .await
                 }
                 None => {
-                    // These bytes reached no key server, so the alert is sent from here.
+                    // These bytes reached no key server, so the alert is sent from here. `TooMuch`
+                    // may follow the key server's ServerHello. From there on an alert must be
+                    // encrypted, with keys that this process does not have (RFC 8446 §6).
                     if matches!(e, TlsError::KeyServer(KeyServerError::Peer(_))) {
                         canal_keyserver_client::turn_away(&mut io).await;
                     }
@@ -463,25 +473,26 @@ impl PinnedIdentity {
     /// Performs the handshake with a key server.
     async fn handshake_with_remote_key<IO: Transport>(
         &self,
-        there: &RemoteKeySource,
+        remote: &RemoteKeySource,
         mut io: IO,
         expected: &Arc<[Identity]>,
     ) -> Result<(MtlsStream<IO>, Identity), TlsError> {
-        let shaken = match there.requester() {
+        let outcome = match remote.requester() {
             Ok(requester) => {
-                canal_keyserver_client::as_client(&mut io, requester, &there.terms(expected)).await
+                canal_keyserver_client::as_client(&mut io, requester, &remote.terms(expected)).await
             }
-            Err(none) => Err(none),
+            Err(no_key_server) => Err(no_key_server),
         };
-        match shaken {
-            Ok(shaken) => {
-                let identity = shaken.peer.clone();
+        match outcome {
+            Ok(result) => {
+                let identity = result.peer.clone();
                 Ok((
-                    MtlsStream::of_remote(io, shaken, EndpointRole::Client, &self.calls.trust)?,
+                    MtlsStream::of_remote(io, result, EndpointRole::Client, &self.calls.trust)?,
                     identity,
                 ))
             }
-            Err(e) => match there.fall_back(&e) {
+            Err(e) => match remote.fall_back(&e) {
+                // No key server has answered, so nothing was sent to the peer.
                 Some(credential) => {
                     self.calls
                         .handshake_with_local_key(&usable(credential)?, io, expected)

@@ -102,6 +102,7 @@ fn hello_is_whole(bytes: &[u8]) -> Result<bool, TlsError> {
     let mut wanted = None;
     loop {
         let [kind, major, _, high, low, body @ ..] = rest else {
+            // A client may add tiny records without end, so their sum is limited too.
             return if bytes.len() > keyrpc::BEGIN_BYTES_MAX {
                 too_much
             } else {
@@ -119,10 +120,11 @@ fn hello_is_whole(bytes: &[u8]) -> Result<bool, TlsError> {
                     wanted =
                         Some(4 + (usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c)))
                 }
-                [1, ..] if length >= 4 => {}
-                // The message's header of 4 bytes has not arrived yet.
+                // The message's header of 4 bytes has not arrived completely.
                 [] => {}
-                // A header that is split across records is refused.
+                [1, ..] if length >= 4 => {}
+                // The record is shorter than the message's header. No client splits it, so it is
+                // refused.
                 [1, ..] => {
                     return not("a ClientHello whose message header is split across records");
                 }
@@ -162,6 +164,8 @@ async fn run_handshake<IO: Transport>(
         expected: terms
             .expected
             .iter()
+            // A frame has no space for more. A peer with one of the others is refused, which is
+            // safe.
             .take(keyrpc::EXPECTED_MAX)
             .cloned()
             .collect(),
@@ -200,6 +204,8 @@ async fn run_handshake<IO: Transport>(
                 }));
             }
             KeyServerAnswer::Signature(_) | KeyServerAnswer::Certificates(_) => {
+                // A key server that answers another request than this one is broken, so its bytes
+                // are not used.
                 return Err(TlsError::KeyServer(KeyServerError::Answer {
                     server: server.clone(),
                     what: "no handshake",

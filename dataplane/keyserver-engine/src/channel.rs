@@ -486,16 +486,16 @@ impl RequesterChannel {
         let refused = |r| {
             RequestRejection::new(r, "the maximum number of requests is in progress").of(tenant)
         };
-        let shakes = matches!(
+        let is_handshake = matches!(
             operation,
             KeyOperation::ClientHandshake | KeyOperation::ServerHandshake
         );
         // A handshake may wait long for its peer, so it gives way to other tenants'; everything
         // else ends in a moment.
-        let place = self
+        let permit = self
             .core
             .quotas
-            .take(tenant, &self.caller.requester, shakes)
+            .take(tenant, &self.caller.requester, is_handshake)
             .map_err(refused)?;
         let mut table = lock(&self.table);
         // Two requests with one id could not be distinguished in their answers.
@@ -507,7 +507,7 @@ impl RequesterChannel {
             .of(tenant));
         }
         // Only handshakes stay for many frames, so only they are counted as in flight.
-        let under_way = shakes.then(|| {
+        let in_flight = is_handshake.then(|| {
             self.core.counts.handshakes.add(1);
             HandshakeGaugeGuard(self.core.counts.handshakes.clone())
         });
@@ -525,8 +525,8 @@ impl RequesterChannel {
             progress: RequestProgress::Busy {
                 pending: Vec::new(),
             },
-            permit: place,
-            in_flight: under_way,
+            permit,
+            in_flight,
         };
         table.insert(id, entry);
         Ok(ticket)

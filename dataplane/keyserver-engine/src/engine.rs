@@ -367,7 +367,7 @@ async fn start_channel(
         return core.counts.unauthenticated("not_a_requester");
     };
     let tenant = caller.tenant.as_ref().unwrap_or(&listener_state.provider);
-    let (Some(_held), Ok(_door)) = (
+    let (Some(_channel), Ok(_quota)) = (
         core.counts.channels.take(),
         listener_state
             .channel_quotas
@@ -391,6 +391,8 @@ async fn start_channel(
         () = drain.forced() => ChannelEndReason::Forced,
     };
     channel.clear();
+    // The requester is gone or not trusted any more, so answers that are still queued have no
+    // reader.
     writer.abort();
     core.counts.count_channel_end(ended);
     tracing::info!(requester = %caller.requester, reason = ?ended, "key server: a channel ended");

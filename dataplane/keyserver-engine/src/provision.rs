@@ -412,9 +412,9 @@ impl Inner {
         if want.under_way {
             return Ok(());
         }
+        // A CA that fails is not called again for every requester that waits.
         if want
             .retry_at
-            // A CA that fails is not asked again for every requester that waits.
             .is_some_and(|at| at > Instant::now() || at > since)
             && !want.error.is_empty()
         {
@@ -423,6 +423,7 @@ impl Inner {
         // The certificate is missing or no longer valid, whatever its planned renewal.
         want.renew_at = None;
         want.queued = true;
+        // A requester waits for this name, while the names behind it are only renewed early.
         queue.push_front(name.clone());
         Ok(())
     }

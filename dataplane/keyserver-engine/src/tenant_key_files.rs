@@ -292,6 +292,7 @@ impl TenantKeyFiles {
             );
         }
         drop(known);
+        // This reports a broken allow list now, and not only when a requester asks for a key.
         drop(self.fresh());
     }
 

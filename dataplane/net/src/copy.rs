@@ -135,46 +135,46 @@ pub async fn both<A: Leg, B: Leg>(
     meter: &Meter,
     idle: Option<Duration>,
 ) -> CopyEnd {
-    let (mut there, mut back) = (CopyDirection::default(), CopyDirection::default());
+    let (mut a_to_b, mut b_to_a) = (CopyDirection::default(), CopyDirection::default());
     let mut stalls = StallTimer::default();
     let copied = std::future::poll_fn(|cx| {
         // A leg that was reset ends both directions at once. A leg that only accepts no more bytes
         // may already have sent some that are worth delivering, such as a response before a close.
         // So the other direction continues to its end, which is near.
-        match there.poll(cx, a, b, |n| meter.add(CopySide::A, n)) {
+        match a_to_b.poll(cx, a, b, |n| meter.add(CopySide::A, n)) {
             Poll::Ready(Err(CopyError::Source(error))) => {
                 return Poll::Ready(Err(CopyFailure::of(CopySide::A, error)));
             }
-            Poll::Ready(Err(CopyError::Sink(error))) => there.give_up(error),
+            Poll::Ready(Err(CopyError::Sink(error))) => a_to_b.give_up(error),
             _ => {}
         }
-        match back.poll(cx, b, a, |n| meter.add(CopySide::B, n)) {
+        match b_to_a.poll(cx, b, a, |n| meter.add(CopySide::B, n)) {
             Poll::Ready(Err(CopyError::Source(error))) => {
                 return Poll::Ready(Err(CopyFailure::of(
                     CopySide::B,
-                    there.broken.take().unwrap_or(error),
+                    a_to_b.broken.take().unwrap_or(error),
                 )));
             }
-            Poll::Ready(Err(CopyError::Sink(error))) => back.give_up(error),
+            Poll::Ready(Err(CopyError::Sink(error))) => b_to_a.give_up(error),
             _ => {}
         }
-        let is_due = stalls.poll(cx, there.is_blocked() || back.is_blocked());
-        if let Poll::Ready(error) = there.poll_stalled(cx, a, back.broken.is_some(), is_due) {
+        let is_due = stalls.poll(cx, a_to_b.is_blocked() || b_to_a.is_blocked());
+        if let Poll::Ready(error) = a_to_b.poll_stalled(cx, a, b_to_a.broken.is_some(), is_due) {
             return Poll::Ready(Err(CopyFailure {
                 side: CopySide::A,
                 error,
                 is_stalled: true,
             }));
         }
-        if let Poll::Ready(error) = back.poll_stalled(cx, b, there.broken.is_some(), is_due) {
+        if let Poll::Ready(error) = b_to_a.poll_stalled(cx, b, a_to_b.broken.is_some(), is_due) {
             return Poll::Ready(Err(CopyFailure {
                 side: CopySide::B,
                 error,
                 is_stalled: true,
             }));
         }
-        match (there.is_complete, back.is_complete) {
-            (true, true) => Poll::Ready(match (there.broken.take(), back.broken.take()) {
+        match (a_to_b.is_complete, b_to_a.is_complete) {
+            (true, true) => Poll::Ready(match (a_to_b.broken.take(), b_to_a.broken.take()) {
                 (Some(error), _) => Err(CopyFailure::of(CopySide::B, error)),
                 (None, Some(error)) => Err(CopyFailure::of(CopySide::A, error)),
                 (None, None) => Ok(()),

@@ -136,7 +136,8 @@ async fn authenticate(
     Ok((permit, tls, peer_identity))
 }
 
-/// Carries one tunnel from its CONNECT to its end.
+/// Carries one tunnel from its CONNECT to its end. If the tunnel is lost, the application's
+/// connection is reset: a FIN would look like the orderly end of the client's bytes.
 async fn tunnel(
     local: Rc<WorkerLocal>,
     context: Arc<PodContext>,
@@ -261,12 +262,12 @@ fn permit(
         context.policy.load_full(),
     );
     // A value that is not text becomes empty and is refused, because it is not an identity.
-    let forwarded_source = incoming
+    let stated_identity = incoming
         .headers
         .get(SOURCE)
         .map(|v| v.to_str().unwrap_or_default());
     // No identity depends on the stated address, so an unreadable one counts as not stated.
-    let from = incoming
+    let stated_address = incoming
         .headers
         .get(FORWARDED)
         .and_then(|v| v.to_str().ok())
@@ -274,7 +275,7 @@ fn permit(
     let caller = TunnelClient {
         peer: &peer.identity,
         address: ends.peer.ip(),
-        forwarded: (forwarded_source, from),
+        forwarded: (stated_identity, stated_address),
     };
     let decided = decide_inbound(
         &view,

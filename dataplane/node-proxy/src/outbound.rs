@@ -103,7 +103,7 @@ pub(crate) async fn carry(
         () = wait_for_reset(&client) => Err(NodeRefusal::TenantUnknown),
         () = drain.forced() => Err(NodeRefusal::TenantUnknown),
     };
-    let (view, pod, way) = match decided {
+    let (view, pod, route) = match decided {
         Ok(decided) => decided,
         Err(reason) => return refuse(reason, Some(origin), client),
     };
@@ -111,7 +111,7 @@ pub(crate) async fn carry(
     // contain the identity.
     let labels = context.labels.load_full();
     let mut flow = flow(
-        &way,
+        &route,
         &labels,
         &view,
         &pod,
@@ -121,7 +121,7 @@ pub(crate) async fn carry(
     );
     let meter = local.records.count_opened(&flow);
     let dialled = tokio::select! {
-        dialled = dial(&local, &context, &view, &pod, &way, &flow) => dialled,
+        dialled = dial(&local, &context, &view, &pod, &route, &flow) => dialled,
         () = wait_for_reset(&client) => return local.records.closed(&flow, &meter, Some((&RESET, "the application closed the connection"))),
         () = drain.forced() => return local.records.closed(&flow, &meter, Some((&CUT, ""))),
     };
@@ -171,7 +171,7 @@ async fn decide(
 ) -> Result<(Arc<NodeSnapshot>, Arc<LocalPod>, OutboundRoute), NodeRefusal> {
     let by_now = || {
         let (view, pod) = (local.shared.view.load_full(), context.pod.load_full());
-        decide_outbound(&view, &pod, origin).map(|way| (view, pod, way))
+        decide_outbound(&view, &pod, origin).map(|route| (view, pod, route))
     };
     let has_begun = local.shared.view.load().generation != Generation::default();
     match by_now() {
@@ -257,7 +257,7 @@ fn source_address(pod: &LocalPod, origin: SocketAddr, peer: SocketAddr) -> Socke
 }
 
 fn flow(
-    way: &OutboundRoute,
+    route: &OutboundRoute,
     labels: &Arc<EndpointLabels>,
     view: &NodeSnapshot,
     pod: &LocalPod,
@@ -265,13 +265,13 @@ fn flow(
     origin: SocketAddr,
     started: Instant,
 ) -> FlowRecord {
-    let (service, mesh) = match way {
+    let (service, mesh) = match route {
         OutboundRoute::Mesh { service, .. } | OutboundRoute::Direct { service, .. } => {
             (service.clone(), true)
         }
         OutboundRoute::Own(_) | OutboundRoute::Passthrough(_) => (None, false),
     };
-    let destination = match (way, view.tenant(&pod.tenant)) {
+    let destination = match (route, view.tenant(&pod.tenant)) {
         // The pod is its own destination.
         (OutboundRoute::Own(_), _) => labels.clone(),
         (OutboundRoute::Direct { peers, .. }, _) => {
@@ -293,6 +293,7 @@ fn flow(
                 ..EndpointLabels::default()
             })
         }
+        // A destination outside the mesh has no workload labels.
         _ => Arc::default(),
     };
     FlowRecord {
@@ -318,15 +319,15 @@ async fn dial(
     context: &PodContext,
     view: &NodeSnapshot,
     pod: &LocalPod,
-    way: &OutboundRoute,
+    route: &OutboundRoute,
     flow: &FlowRecord,
 ) -> Result<OutboundStream, OutboundError> {
-    match way {
+    match route {
         OutboundRoute::Own(to) | OutboundRoute::Passthrough(to) => {
-            let local = matches!(way, OutboundRoute::Own(_));
             let options = ConnectOptions {
                 mark: Some(PROXY_MARK),
-                local,
+                // Only a probe detects that a peer on this kernel has closed with bytes unread.
+                local: matches!(route, OutboundRoute::Own(_)),
                 ..ConnectOptions::default()
             };
             match sys::connect(Some(&context.netns), *to, &options).await {
@@ -346,7 +347,7 @@ async fn dial(
             let Some(identity) = identity(context).await else {
                 return no_upstream(NodeRefusal::NoIdentity, "no certificate in time");
             };
-            if let OutboundRoute::Direct { peers, .. } = way {
+            if let OutboundRoute::Direct { peers, .. } = route {
                 match dial_direct(local, context, peers, pod, &identity, flow).await {
                     Some(tunnel) => return Ok(tunnel),
                     // No pod answered 200, so no byte was delivered, and a gateway can carry the
@@ -414,6 +415,7 @@ async fn dial_direct(
         )?;
         tried[attempt] = at;
         let peer = peers.peers.get(at)?;
+        // `decide_peer` skips pods that this pod cannot reach, so there is an address.
         let address = peer.address(pod, dialled)?;
         let target = TunnelTarget {
             source: identity.client.clone(),

@@ -185,12 +185,15 @@ impl NodeSnapshot {
                 .tenant()
                 .and_then(|name| Some((tenants.get_mut(name)?, rules.get_mut(name)?)))
             else {
+                // Without its Tenant object a resource cannot be served.
                 continue;
             };
             match r {
                 Resource::GatewayReplica(g) => {
                     t.replicas.push(Arc::new(GatewayEndpoint::replica(g)))
                 }
+                // An address on an ingress network is for clients outside the tenant, not for its
+                // pods.
                 Resource::Address(a) if a.network.is_none() => t.add_address(a),
                 Resource::Service(s) => t.add_service(Arc::new(s.clone())),
                 Resource::DirectEndpoint(d) => direct.entry(d.tenant.clone()).or_default().push(d),

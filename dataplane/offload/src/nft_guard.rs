@@ -330,6 +330,9 @@ fn bare_resets() -> String {
 /// Returns the rules for the pod's namespace: for what its sockets send, and for what comes in.
 /// With `is_counted_outside` the node's end counts what leaves.
 fn pod_rules(outside: OutsidePackets, resolvers: &[IpAddr], is_counted_outside: bool) -> String {
+    // ICMPv6 types 133 to 137 are neighbour discovery, and 130 to 132 and 143 multicast listener
+    // discovery. A hop limit of 255 or 1 proves that the sender is on the same link (RFC 4861, RFC
+    // 3810).
     let mut out = format!(
         "    oifname \"lo\" counter name passed_loopback accept
     meta l4proto tcp ct state != invalid counter name passed_tcp accept
@@ -365,6 +368,7 @@ fn pod_rules(outside: OutsidePackets, resolvers: &[IpAddr], is_counted_outside: 
         } else {
             settle(outside, reason)
         };
+        // Writing to a string cannot fail.
         let _ = writeln!(out, "    {what} {settled}");
         let _ = writeln!(into, "    {what} {}", settle(outside, reason));
     }

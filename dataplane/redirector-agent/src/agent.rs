@@ -508,6 +508,7 @@ impl Inner {
             ..
         } = state;
         let number = orders.as_ref().map_or(0, |o| o.number);
+        // Before `reconcile`, which overwrites the tables that the moves are computed from.
         let changes = decide_changes(&reconciler.have().tables, &wanted.tables, number);
         let failed = reconciler.reconcile(wanted, *live);
         for (service, change) in moves.take(
@@ -525,7 +526,8 @@ impl Inner {
                 rebalance(service, change);
             }
         }
-        // Only sessions that are owned behind another head matter to the controller.
+        // Only sessions that are owned behind another head matter to the controller. Number 0 is in
+        // no table: the controller has not numbered this replica yet.
         let behind = number != 0
             && wanted
                 .tables
@@ -615,6 +617,8 @@ impl Inner {
                 self.counts
                     .owned(owned.values().map(|o| u64::from(o.sessions)).sum());
                 scan.before = std::mem::replace(&mut scan.owned, owned);
+                // A report joins the last two scans, so it needs the mark from before the older
+                // one.
                 scan.marks = [scan.marks[1], purpose.mark];
                 (scan.generation, scan.versions) = (purpose.generation, purpose.versions);
                 scan.error.clear();

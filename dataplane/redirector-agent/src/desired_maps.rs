@@ -99,9 +99,10 @@ pub fn table(resource: &Resource) -> Option<&BucketTable> {
     }
 }
 
-/// Returns the content that the maps of a replica in `az` should have. If two resources claim one
-/// entry, the one with the smaller name gets it. No tenant has more of a map than its share, and a
-/// tenant beyond it loses only entries of its own.
+/// Returns the content that the maps of a replica in `az` should have. If two tables have the same
+/// service ID, the one with the smaller name is used. Of two replicas with one number, and of two
+/// throttles with one scope, the last one is used. No tenant has more of a map than its share, and
+/// a tenant beyond it loses only entries of its own.
 pub fn decide_content<'a>(
     resources: impl Iterator<Item = &'a Arc<Resource>>,
     az: &AzName,

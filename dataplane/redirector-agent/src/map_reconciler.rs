@@ -180,6 +180,7 @@ impl RedirectorReconciler {
         pass.put_missing("canal_tables", &fitting, &mut have.tables, |k, v| {
             kernel.put_table(*k, table(v))
         });
+        // An entry that this process has written is no leftover of the earlier process any more.
         leftovers
             .replicas
             .retain(|k| !have.replicas.contains_key(k));

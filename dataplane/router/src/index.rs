@@ -333,6 +333,7 @@ impl PathIndexBuilder {
         for edge in &self.edges {
             let text = edge_text(&self.texts, edge);
             let mut place = place_of(hash_of(&self.hash, edge.parent, text), places);
+            // Linear probing. It ends, because `LOAD` leaves vacant positions.
             while entries[place].parent != VACANT {
                 place = if place + 1 == places { 0 } else { place + 1 };
             }

@@ -8,15 +8,15 @@ use std::sync::Arc;
 use canal_authorization::{
     self as guard, AttributeVisibility, ExtAuthzProgress, PolicyDestination, PolicySet, ShadowKind,
 };
-use canal_compiler::oracle_authorization::{
-    self as oracle, OracleDecision, OracleDestination, OracleFacts, OracleShadowMatch,
-};
 use canal_compiler::{CompileInput, build_ir, compile, lower};
 use canal_model::authorization::{
     Attribute, Authorization, PeerAuthentication, PeerMode, PolicyKey,
 };
 use canal_model::ids::{AzName, NodeName, ReplicaName, ServiceKey};
 use canal_model::program::{Resource, Workload};
+use canal_oracle::authorization::{
+    self as oracle, OracleDecision, OracleDestination, OracleFacts, OracleShadowMatch,
+};
 
 use crate::target::received;
 

@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use canal_compiler::oracle::{self, RoutingVerdict};
-use canal_compiler::oracle_answers::OracleAnswer;
-use canal_compiler::oracle_filters::ForwardedRequest;
 use canal_gateway_config::{AnsweredRequest, MatchedFilters};
 use canal_h1::{MessageLimits as HeadLimits, RequestHead, RequestView, split_authority};
 use canal_model::ids::ServiceKey;
 use canal_model::program::{AppProtocol, Resource, RouteRule, Service};
 use canal_model::route_filters::UrlScheme;
 use canal_model::route_table::RouteTable;
+use canal_oracle::answers::OracleAnswer;
+use canal_oracle::filters::ForwardedRequest;
 use canal_router::{
     RoutableRequest, RouteDecision, RouteMatch, Router, RouterLimits, routing_path,
 };

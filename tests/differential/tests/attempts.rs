@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use canal_compiler::oracle_attempts::{OracleOutcome, is_retried, wait};
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_http::retry_policy::{AttemptOutcome, backoff, wants_retry};
 use canal_model::route_attempts::{
     BackoffJitter, RetryBackoff, RetryCondition, RetryConditions, RetryPolicy,
 };
+use canal_oracle::attempts::{OracleOutcome, is_retried, wait};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};

@@ -2,11 +2,10 @@
 //! principals, paths and values collide.
 //!
 //! For tests only (feature `generate`): implementations of authorization compare themselves with
-//! [`canal_compiler::oracle_authorization`] on these cases.
+//! [`canal_oracle::authorization`] on these cases.
 
 use std::collections::BTreeMap;
 
-use canal_compiler::oracle_authorization::{OracleFacts, OracleValue};
 use canal_model::authorization::Attribute;
 use canal_model::policy::canal::{AuthorizerService, ExternalAuthorizer, ExternalAuthorizerSpec};
 use canal_model::policy::istio_security::{
@@ -17,6 +16,7 @@ use canal_model::policy::istio_security::{
 };
 use canal_model::policy::{Metadata, Object};
 use canal_model::program::Labels;
+use canal_oracle::authorization::{OracleFacts, OracleValue};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use canal_compiler::ir::Ir;
 use canal_compiler::oracle::OracleRequest;
-use canal_compiler::oracle_authorization::OracleTruth;
 use canal_compiler::{CompileInput, build_ir, service_keys};
 use canal_explain::{
     EnforcementPoint, Explanation, HopDecision, HopExplanation, RequestDescription, explain,
@@ -16,6 +15,7 @@ use canal_explain::{
 use canal_model::identity::Identity;
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 use canal_model::policy::{Document, Object};
+use canal_oracle::authorization::OracleTruth;
 use canal_wire::api::GetRequest;
 use clap::Args;
 use serde_json::{Value, json};

@@ -8,7 +8,7 @@ use canal_model::identity::Identity;
 use canal_model::ids::{Namespace, ServiceAccount, TrustDomain};
 use ipnet::IpNet;
 
-use crate::oracle_authorization::normal_path;
+use canal_oracle::authorization::normal_path;
 
 /// Istio's name for the mesh's own trust domain.
 const OWN_TRUST_DOMAIN: &str = "cluster.local";

@@ -156,14 +156,14 @@ impl ReplayedBody {
 
 impl SuspendedExchange {
     /// Returns the body, to be sent from its beginning to another endpoint.
-    pub(crate) fn into_replay(self) -> Option<ReplayedBody> {
+    pub(crate) fn into_replay(self) -> Option<Box<ReplayedBody>> {
         ReplayedBody::of(self.up, self.up_reader)
     }
 }
 
 impl ReplayedBody {
-    fn of(mut up: BodyPump, up_reader: BodyReader) -> Option<Self> {
-        up.rewind().then_some(Self { up, up_reader })
+    fn of(mut up: BodyPump, up_reader: BodyReader) -> Option<Box<Self>> {
+        up.rewind().then(|| Box::new(Self { up, up_reader }))
     }
 }
 
@@ -280,12 +280,13 @@ impl<'a> Exchange<'a> {
     }
 
     /// Begins the body of a failed attempt again.
-    pub(crate) fn replay(&mut self, body: ReplayedBody) {
-        (self.up, self.up_reader) = (body.up, body.up_reader);
+    pub(crate) fn replay(&mut self, body: Box<ReplayedBody>) {
+        let ReplayedBody { up, up_reader } = *body;
+        (self.up, self.up_reader) = (up, up_reader);
     }
 
     /// Returns the body for another attempt, if all of it that was read is available.
-    pub(crate) fn into_replay(self) -> Option<ReplayedBody> {
+    pub(crate) fn into_replay(self) -> Option<Box<ReplayedBody>> {
         ReplayedBody::of(self.up, self.up_reader)
     }
 
@@ -439,27 +440,27 @@ impl<'a> Exchange<'a> {
 
     /// Ends this part of an exchange whose request did not reach the application. Returns the data
     /// with which the next attempt continues the request, if all sent bytes are still available.
-    pub(crate) fn suspend(self) -> Option<SuspendedExchange> {
+    pub(crate) fn suspend(self) -> Option<Box<SuspendedExchange>> {
         let UpstreamSide::Http1(mut back) = self.back else {
             return None;
         };
         let sent = back.wire.io.take_sent()?;
-        Some(SuspendedExchange {
+        Some(Box::new(SuspendedExchange {
             sent,
             unsent: std::mem::take(&mut back.wire.outbox),
             up: self.up,
             up_reader: self.up_reader,
-        })
+        }))
     }
 
     /// Goes on with a suspended exchange on this one's connection, on which nothing was sent yet.
-    pub(crate) fn resume(&mut self, suspended: SuspendedExchange) {
+    pub(crate) fn resume(&mut self, suspended: Box<SuspendedExchange>) {
         let SuspendedExchange {
             sent,
             mut unsent,
             up,
             up_reader,
-        } = suspended;
+        } = *suspended;
         if let UpstreamSide::Http1(back) = &mut self.back {
             let outbox = &mut back.wire.outbox;
             sent.into_iter().for_each(|piece| outbox.push(piece));

@@ -489,6 +489,7 @@ async fn drive(
         end
     }));
     tokio::select! {
+        // First the events, so that no frame of a peer that lost trust is processed.
         biased;
         Some(event) = events.next() => match event {
             // Dropping h2 fails every stream at once.
@@ -496,6 +497,7 @@ async fn drive(
             ConnectionEvent::TrustLost(why) => return why.into(),
             ConnectionEvent::Retired => {}
         },
+        // If the pool retired the connection, its reason explains the end better than HTTP/2's.
         r = &mut h2 => return connection.retired.get().unwrap_or(h2_end(r)),
     }
     // A retired connection lets its streams finish without a limit, but still detects a dead peer.
@@ -504,8 +506,7 @@ async fn drive(
         .get()
         .unwrap_or(HboneCloseReason::Retired);
     let emptied = async {
-        // A slow poll is sufficient, because it matters only for a peer that does not close in
-        // order.
+        // A slow poll suffices: it matters only for a peer that does not close in order.
         while connection.streams.get() > 0 {
             tokio::time::sleep(CLOSE_TIMEOUT).await;
         }

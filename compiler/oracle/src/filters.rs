@@ -5,7 +5,7 @@
 //! - Headers are removed first, then set, then added. A header that is set or removed is removed in
 //!   every spelling with `_` for `-` too.
 //! - A path is rewritten in the form that routes compare
-//!   ([`crate::oracle_authorization::routing_path`]); the query stays as it was sent.
+//!   ([`crate::authorization::routing_path`]); the query stays as it was sent.
 //! - Gateway API (HTTPPathModifier): the elements of the prefix are replaced; a slash at the end of
 //!   the prefix or of the replacement has no meaning. Istio: the text of the prefix is replaced.
 //! - A path that gets a dot segment by its rewrite is not forwarded.
@@ -14,7 +14,7 @@
 use canal_model::program::PathMatch;
 use canal_model::route_filters::{PathRewrite, RouteFilters};
 
-use crate::oracle_authorization::routing_path;
+use crate::authorization::routing_path;
 
 /// The parts of a request that filters change: as the client sent them, or as the endpoint receives
 /// them.

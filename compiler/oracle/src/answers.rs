@@ -3,7 +3,7 @@
 //!
 //! The rules, which every faster implementation must follow:
 //! - The parts of the URL that a redirect does not name stay as the client sent them; the query
-//!   always does. The path is rewritten as for an endpoint ([`crate::oracle_filters`]).
+//!   always does. The path is rewritten as for an endpoint ([`crate::filters`]).
 //! - The default port of the URL's scheme is left out. The port of the request's host also is if it
 //!   is the default one of the client's scheme, and the redirect changes the scheme.
 //! - A path that gets a dot segment by its rewrite is answered with 400.
@@ -11,7 +11,7 @@
 use canal_model::program::PathMatch;
 use canal_model::route_filters::{RedirectPort, RouteAnswer, RouteFilters, UrlRedirect, UrlScheme};
 
-use crate::oracle_filters::{ForwardedRequest, has_dot_segment, rewritten_target};
+use crate::filters::{ForwardedRequest, has_dot_segment, rewritten_target};
 
 /// A response of the gateway, without the headers that frame it.
 #[derive(Debug, Clone, PartialEq, Eq)]
