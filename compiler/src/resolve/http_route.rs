@@ -312,11 +312,13 @@ fn attach(
         let action = route_filters::guard(filters.as_deref(), action, &mut reading);
         let without_room = without_room(route.document, &field, regexes.take_exceeded(), report);
         for (parent, fault) in parents {
+            // A parent's fault, and a Gateway that is full, concern the rule at that parent only.
             let reason = fault.as_ref().or_else(|| without_room.get(&parent.service));
             let refusal = reason.cloned().map(|reason| RouteAction::Refuse {
                 status: STATUS_BROKEN,
                 reason,
             });
+            // A rule that refuses has neither filters nor retries: they are for its backends.
             let is_within = add(RouteRule {
                 key: key(route, parent, at),
                 parent: parent.service.clone(),

@@ -232,6 +232,7 @@ fn attach(
         service: format!("{}/{}", service.key.namespace, service.key.name),
         gateways: Vec::new(),
     };
+    // A broken object refuses all requests, even if none of its rules could be read.
     let implied = [VirtualServiceRoute::default()];
     let written = if spec.http.is_empty() {
         &implied
@@ -265,12 +266,11 @@ fn attach(
         let mut routes = rule.route.iter();
         let fans_out = routes.any(|r| to.follows_dialled_port(namespace, &r.destination));
         for (number, (group, matches)) in groups.iter().enumerate() {
-            let part = if groups.len() > 1 {
-                format!(".{number}")
-            } else {
-                String::new()
-            };
+            let part = (groups.len() > 1)
+                .then(|| format!(".{number}"))
+                .unwrap_or_default();
             for port in rule_ports(group.port, fans_out, &ports) {
+                // A rule for all ports has no destination that follows the dialled port.
                 let dialled = port.or(ports.first().copied()).unwrap_or_default();
                 let action = action(sourced, (rule, &answer), dialled, to, &mut reading);
                 let action = route_filters::guard(filters.as_deref(), action, &mut reading);
@@ -367,6 +367,7 @@ fn groups(
             conditions.len()
         );
         rule.broken("match", FieldIssue::new("", problem, "split the rule"));
+        // The broken rule refuses every request, whatever its matches were.
         conditions = &implied;
     }
     let mut groups: BTreeMap<RouteGroup, Vec<HttpMatch>> = BTreeMap::new();
@@ -443,8 +444,8 @@ fn authority(
             );
             Vec::new()
         }
-        Err(complaint) => {
-            rule.broken(&format!("{field}.authority"), complaint);
+        Err(issue) => {
+            rule.broken(&format!("{field}.authority"), issue);
             Vec::new()
         }
     }
@@ -457,15 +458,14 @@ fn http_match(
     written: &HttpMatchRequest,
     rule: &mut RuleContext<'_>,
 ) -> HttpMatch {
+    // A rule with a broken path refuses every request that it might have matched.
     let everything = PathMatch::StringPrefix("/".to_owned());
     let uri = match &written.uri {
         None => everything,
-        Some(condition) => {
-            uri(condition, written.ignore_uri_case, rule).unwrap_or_else(|complaint| {
-                rule.broken(&format!("{field}.uri"), complaint);
-                everything
-            })
-        }
+        Some(condition) => uri(condition, written.ignore_uri_case, rule).unwrap_or_else(|issue| {
+            rule.broken(&format!("{field}.uri"), issue);
+            everything
+        }),
     };
     rule.warn_of_form(&format!("{field}.uri"), &uri);
     let method = written
@@ -479,12 +479,12 @@ fn http_match(
                 // A method is a token, as a header's name is (RFC 9110 §9.1).
             } if header_name(method).is_ok() => Some(method.clone()),
             _ => {
-                let complaint = FieldIssue::new(
+                let issue = FieldIssue::new(
                     "",
                     "methods are compared as a whole in this version",
                     "write method.exact, as in exact: GET",
                 );
-                rule.broken(&format!("{field}.method"), complaint);
+                rule.broken(&format!("{field}.method"), issue);
                 None
             }
         });
