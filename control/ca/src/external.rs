@@ -112,11 +112,13 @@ pub fn check_answer(
         leaf.validity().not_before.timestamp(),
         leaf.validity().not_after.timestamp(),
     );
+    // A time before 1970 counts as 1970: `verify` refuses a certificate that has expired.
     let (from, until) = (
         u64::try_from(from).unwrap_or(0),
         u64::try_from(until).unwrap_or(0),
     );
     let left = until.saturating_sub(now);
+    // The clocks of the CA and of the controller may differ by the skew.
     if left > LIFETIME_SECONDS_MAX + SKEW_SECONDS {
         return Err(ExternalCertificateError::Lifetime(left));
     }

@@ -279,6 +279,7 @@ impl Membership {
     ) -> bool {
         let has = known.served(report.generation);
         let plan = self.plan_at(has);
+        // A replica that leaves without being registered changes nothing.
         let Some(member) = self.members.get_mut(name) else {
             return false;
         };
@@ -313,7 +314,7 @@ impl Membership {
         }
         if report.leaving {
             member.gone = true;
-            // A replica that leaves has closed all its sessions, or ends now.
+            // The replica has closed all its sessions, or its process ends now with them.
             self.ownership.forget(number);
             return true;
         }

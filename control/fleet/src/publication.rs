@@ -57,6 +57,7 @@ pub(crate) fn demands(catalog: &Catalog, rules: ShardingRules) -> Demands {
         if view.ingress.is_network {
             demands.ingress.networks.insert(name.clone(), tenant.vni);
         }
+        // There is no capacity of which a percentage could be taken.
         let share = tenant.shares.get(ShareKind::IngressAddresses);
         demands.ingress.max.insert(name.clone(), share.of(u64::MAX));
         add_gateways(view, tenant.vni, &mut demands);
@@ -65,6 +66,7 @@ pub(crate) fn demands(catalog: &Catalog, rules: ShardingRules) -> Demands {
             let Resource::Service(service) = &entry.resource else {
                 continue;
             };
+            // A service without workloads has no weight, but is placed too.
             let weight = weights.get(&service.key).copied().unwrap_or(0);
             let home = view.homes.get(&service.key).cloned();
             demands.services.insert(
@@ -207,6 +209,7 @@ pub(crate) fn build_publication(
     let planned = tables(plan, last.0);
     for (key, seated) in &planned {
         let before = last.0.get(key);
+        // An unchanged table was published when its replicas had the tenant.
         if before.is_some_and(|b| Arc::ptr_eq(&b.table, &seated.table))
             || newcomers(before, seated).all(|n| roster.is_ready(n, &seated.table.service.tenant))
         {

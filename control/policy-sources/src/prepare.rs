@@ -262,6 +262,7 @@ impl Preparer {
             .map(|v| v.diagnostics.clone())
             .unwrap_or_default();
         plan.add_findings(&was, &validated.compiled.diagnostics, is_delete);
+        // No objection refuses a delete, because what remains fails closed.
         if !is_delete {
             plan.diagnostics.extend(
                 validated
@@ -420,6 +421,7 @@ impl Preparer {
                 Objection::new(reason, *limit.refuse(&sources.name, amount))
             })
             .collect();
+        // The compiler stopped at the share, so what it made is only a part.
         if !excess.is_empty() {
             compiled.resources = Vec::new();
         }

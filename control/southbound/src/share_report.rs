@@ -76,6 +76,7 @@ impl ShareReport {
     ) -> Result<Self, ShareReportError> {
         let own = match principal {
             Principal::Node { tenant, .. } => Some(tenant),
+            // A key server without a tenant is the provider's, and serves all tenants.
             Principal::KeyServer { tenant, .. } => tenant.as_ref(),
             Principal::Gateway { .. } | Principal::Edge { .. } => None,
             Principal::Operator { .. } => {

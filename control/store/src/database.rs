@@ -637,6 +637,7 @@ impl Store {
         inner: &mut Inner,
         f: impl FnOnce(&WriteTransaction) -> Result<TransactionOutcome, redb::Error>,
     ) -> Result<(), StoreError> {
+        // Opening the file after a failure reads the sequence from it again.
         let sequence = {
             self.ensure_open(inner)?;
             inner.sequence + 1

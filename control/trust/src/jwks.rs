@@ -415,6 +415,7 @@ impl Fetcher {
             *of_tenant += 1;
             let (origin, etag) = (self.origin.clone(), known.etag.clone());
             self.tasks.spawn(async move {
+                // A set beyond the tenant's limit is an error, like one that cannot be fetched.
                 let brought = if is_over {
                     Err(JwksError::Uris)
                 } else {

@@ -191,6 +191,17 @@ pub(crate) struct UpgradedUpstream {
     pub(crate) version: u64,
 }
 
+impl UpgradedUpstream {
+    /// Boxed, so that requests that are not upgraded do not move it.
+    fn new(up: Http1Io, chosen: SelectedEndpoint, version: u64) -> Box<Self> {
+        Box::new(Self {
+            up,
+            chosen,
+            version,
+        })
+    }
+}
+
 /// State of a request that does not depend on the client's HTTP version.
 pub(crate) struct RequestState {
     worker: Rc<Worker>,
@@ -736,12 +747,8 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             ExchangeOutcome::Failed { fault, .. } => Ok(ExchangeEnd::Broken(fault)),
             ExchangeOutcome::Upgraded => {
                 let up = exchange.into_upgraded();
-                let upgraded = |up| UpgradedUpstream {
-                    up,
-                    chosen: selected,
-                    version: routed.version,
-                };
-                Ok(ExchangeEnd::Upgraded(up.map(upgraded).map(Box::new)))
+                let upgraded = |up| UpgradedUpstream::new(up, selected, routed.version);
+                Ok(ExchangeEnd::Upgraded(up.map(upgraded)))
             }
             ExchangeOutcome::Done { request_done } => {
                 session.note_answer();

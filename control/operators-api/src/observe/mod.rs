@@ -234,9 +234,12 @@ impl ObservationRegistry {
         };
         let cost = answer.data.len() as u64 + OBSERVE_ANSWER_COST;
         let event = match answer.end {
+            // The end of an observation needs no credit, so one answer without data may exceed the
+            // window.
             _ if session.queued.load(Relaxed) + cost
                 > OBSERVE_WINDOW_BYTES + OBSERVE_ANSWER_COST =>
             {
+                // If the order does not fit, the answers that still come find no session.
                 let _ = link.orders.try_send(Ok(ObserveOrder {
                     id: answer.id,
                     order: Some(Order::End(true)),

@@ -241,6 +241,7 @@ impl SubscriberStream {
                 subscription.requested.remove(name.as_str());
             }
         }
+        // Only requests without a nonce continue a list that is too long for one message.
         let is_listing = !request.initial_resource_versions.is_empty()
             && (first || request.response_nonce.is_empty());
         let names_changed = !request.resource_names_subscribe.is_empty()

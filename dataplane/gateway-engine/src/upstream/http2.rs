@@ -66,6 +66,7 @@ async fn open(
         }
     }
     let mut guard = AbandonGuard(on, true);
+    // The UID of a workload begins with its tenant, which pays for the bytes of this connection.
     let account = chosen
         .endpoint()
         .workload

@@ -723,6 +723,7 @@ fn only_connections_of_moved_buckets_are_asked_to_leave() {
                 moved as f64,
             )
             .await;
+        // Another connection that is asked by mistake would be counted within this time.
         tokio::time::sleep(std::time::Duration::from_secs(1)).await;
         let asked = replica
             .fixture
