@@ -228,12 +228,8 @@ impl HopDecision {
 fn rule_text(ir: &Ir, request: &OracleRequest) -> String {
     let rule = oracle::deciding_rule(ir, request);
     rule.map(|rule| {
-        let (action, filters) = (text::action(&rule.action), text::filters(rule));
-        format!(
-            "{} => {action}{filters}{}",
-            rule.key,
-            text::attempts(rule.attempts.as_deref())
-        )
+        let (action, effects) = (text::action(&rule.action), text::effects(rule));
+        format!("{} => {action}{effects}", rule.key)
     })
     .unwrap_or_default()
 }

@@ -13,6 +13,8 @@ mod node;
 mod policy;
 mod route_answers;
 mod route_attempts;
+mod route_effects;
+mod route_faults;
 mod route_fields;
 mod route_filters;
 mod service;

@@ -13,11 +13,12 @@ use canal_model::program::{
 use canal_model::route_filters::RouteAnswer;
 
 use super::destination::DestinationIndex;
+use super::route_answers;
+use super::route_effects::RouteEffects;
 use super::route_fields::{
     FieldIssue, RegexBudget, RuleContext, conditions, header_name, path, text,
 };
 use super::tenant_objects::Sourced;
-use super::{route_answers, route_attempts, route_filters};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
     HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX,
@@ -256,9 +257,8 @@ fn attach(
             broken,
             regexes: &mut regexes,
         };
-        let filters = route_filters::of_virtual_service(rule, &mut reading);
+        let effects = RouteEffects::of_virtual_service(rule, &mut reading);
         let answer = route_answers::of_virtual_service(rule, &mut reading);
-        let attempts = route_attempts::of_virtual_service(rule, &mut reading);
         let groups = groups(at, rule, service, &mut reading);
         // A destination without a port may need one rule for each port of the service, because its
         // port is the dialled one.
@@ -266,26 +266,27 @@ fn attach(
         let mut routes = rule.route.iter();
         let fans_out = routes.any(|r| to.follows_dialled_port(namespace, &r.destination));
         for (number, (group, matches)) in groups.iter().enumerate() {
-            let part = (groups.len() > 1)
-                .then(|| format!(".{number}"))
-                .unwrap_or_default();
+            let part = part_of(number, groups.len());
             for port in rule_ports(group.port, fans_out, &ports) {
                 // A rule for all ports has no destination that follows the dialled port.
                 let dialled = port.or(ports.first().copied()).unwrap_or_default();
                 let action = action(sourced, (rule, &answer), dialled, to, &mut reading);
-                let action = route_filters::guard(filters.as_deref(), action, &mut reading);
+                let action = effects.guard(action, &mut reading);
                 let suffix = port.map(|port| format!(":{port}")).unwrap_or_default();
                 let rule = format!("{}{suffix}.{at}{part}", service.key.name);
-                let is_within = add(RouteRule {
+                let mut rule = RouteRule {
                     key: key(sourced, service, rule),
                     parent: service.key.clone(),
                     parent_port: port,
                     hosts: group.hosts.clone(),
                     matches: matches.clone(),
-                    filters: route_filters::of_action(filters.as_deref(), &action),
-                    attempts: route_attempts::of_action(attempts.as_deref(), &action),
                     action,
-                });
+                    filters: None,
+                    attempts: None,
+                    faults: None,
+                };
+                effects.apply(&mut rule);
+                let is_within = add(rule);
                 if !is_within {
                     return false;
                 }
@@ -293,6 +294,15 @@ fn attach(
         }
     }
     true
+}
+
+/// Returns the end of the names of a rule's parts, if it has several.
+fn part_of(number: usize, parts: usize) -> String {
+    if parts > 1 {
+        format!(".{number}")
+    } else {
+        String::new()
+    }
 }
 
 /// Returns the ports that a rule is attached to, one by one; `None` stands for all.
