@@ -308,6 +308,7 @@ impl Membership {
         (member.sessions, member.accepted, member.version) =
             (report.sessions, report.accepted, report.version);
         member.owned = report.owned.len();
+        // An edge receives the tunnels only when it has another version of them.
         if (member.cores, &member.tunnel_ports) != (report.cores, &report.tunnel_ports) {
             (member.cores, member.tunnel_ports) = (report.cores, report.tunnel_ports);
             self.tunnels_version += 1;

@@ -288,7 +288,7 @@ impl JwksSource {
         let mut headers: Vec<(HeaderName, HeaderValue)> =
             vec![(ACCEPT, HeaderValue::from_static("application/json"))];
         headers.extend(etag.map(|etag| (IF_NONE_MATCH, etag)));
-        let ask = FetchRequest {
+        let request = FetchRequest {
             method: Method::GET,
             uri: &uri,
             headers,
@@ -296,7 +296,7 @@ impl JwksSource {
             bytes: JWKS_BYTES_MAX,
             time: FETCH,
         };
-        let FetchResponse { status, etag, body } = self.client.send(ask).await?;
+        let FetchResponse { status, etag, body } = self.client.send(request).await?;
         // The tenant's last set stays in use.
         if status == StatusCode::NOT_MODIFIED {
             return Ok(JwksFetch::Unchanged);
