@@ -228,6 +228,7 @@ static __noinline __attribute__((unused)) int frame_parse(struct __sk_buff *skb,
 	int verdict, torn;
 
 	__builtin_memset(f, 0, sizeof(*f));
+	/* A program can read only the linear part of a packet, so the headers are moved there. */
 	if (skb->data_end - skb->data < read && bpf_skb_pull_data(skb, read))
 		return FRAME_MALFORMED;
 	data = (void *)(long)skb->data;
@@ -275,6 +276,7 @@ static __noinline __attribute__((unused)) int frame_parse(struct __sk_buff *skb,
 		return FRAME_PROTOCOL;
 	left = f->whole = length - (FRAME_INNER_IP - FRAME_IP);
 	verdict = frame_ip(data, end, FRAME_INNER_IP, left, f->v6, !torn, &f->flow, &f->protocol, &header, &left, &f->dont_fragment);
+	/* Headers that look malformed in a first fragment may go on in the next one. */
 	if (verdict)
 		return torn ? FRAME_FRAGMENT : verdict;
 	f->length = left;

@@ -179,13 +179,14 @@ impl Inner {
         out: &mut Vec<u8>,
     ) {
         let mood = *self.mood.lock().expect("no panic");
-        let asks = matches!(
+        let is_operation = matches!(
             request,
             KeyRequest::Begin(_) | KeyRequest::Sign { .. } | KeyRequest::Chain { .. }
         );
-        self.requests.fetch_add(asks.into(), Relaxed);
-        match (mood, asks) {
+        self.requests.fetch_add(is_operation.into(), Relaxed);
+        match (mood, is_operation) {
             (FakeBehavior::Mute, _) => return,
+            // A slow server still answers PINGs, so that clients see that it lives.
             (FakeBehavior::Slow, _)
                 if !matches!(request, KeyRequest::Ping | KeyRequest::Abandon) =>
             {
@@ -203,18 +204,21 @@ impl Inner {
                 self.abandoned.fetch_add(1, Relaxed);
             }
             KeyRequest::Begin(b) => {
-                let Some(held) = self.find(&KeyName::Identity(b.identity.clone())) else {
+                let Some(certificate) = self.find(&KeyName::Identity(b.identity.clone())) else {
                     return unknown(id, out);
                 };
                 let expected: Arc<[Identity]> = b.expected.clone().into();
-                under_way.insert(id, FakeHandshake::new(&held, b.role, &b.alpn, expected));
+                under_way.insert(
+                    id,
+                    FakeHandshake::new(&certificate, b.role, &b.alpn, expected),
+                );
                 step(under_way, id, b.bytes, out);
             }
             KeyRequest::More { bytes } => step(under_way, id, bytes, out),
             KeyRequest::Chain { key } => match self.find(&key) {
-                Some(held) => encode_response(
+                Some(certificate) => encode_response(
                     &KeyResponse::Certificates {
-                        chain: held.chain().iter().map(|c| &**c).collect(),
+                        chain: certificate.chain().iter().map(|c| &**c).collect(),
                     },
                     id,
                     out,
@@ -223,18 +227,18 @@ impl Inner {
             },
             KeyRequest::Sign {
                 key,
-                presented: shown,
+                presented: claimed,
                 scheme,
                 input,
                 ..
             } => {
-                let Some(held) = self.find(&key) else {
+                let Some(certificate) = self.find(&key) else {
                     return unknown(id, out);
                 };
-                if shown.is_some_and(|shown| shown != spki_of(&held.chain()[0])) {
+                if claimed.is_some_and(|claimed| claimed != spki_of(&certificate.chain()[0])) {
                     return refuse(KeyRefusal::OtherKey, "the test gave it another", id, out);
                 }
-                match held.certified().key.choose_scheme(&[scheme.into()]) {
+                match certificate.certified().key.choose_scheme(&[scheme.into()]) {
                     Some(signer) => encode_response(
                         &KeyResponse::Signature {
                             bytes: &signer.sign(input).expect("it signs"),
@@ -394,7 +398,7 @@ fn step(under_way: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out:
         canal_tls::PeerRole::Client
     };
     let chain = h.connection.peer_certificates();
-    let (peer, shown) = h
+    let (peer, leaf) = h
         .verifier
         .peer(role, h.expected.as_ref(), chain)
         .expect("verified before");
@@ -415,9 +419,10 @@ fn step(under_way: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out:
         server_traffic: &of("SERVER_TRAFFIC_SECRET_0"),
         peer,
         leaf: &chain.expect("mutual")[0],
-        above: shown.above(),
+        above: leaf.above(),
     };
     encode_response(&KeyResponse::Done(done), id, out);
+    // The guard borrows from the handshake, which is removed next.
     drop(secrets);
     under_way.remove(&id);
 }

@@ -318,7 +318,10 @@ impl ProcessSupervisor {
                 if matches!(next, SupervisorStep::Rest) {
                     self.show(ProcessPhase::Stopped);
                 }
+                // The sender of the order may have given up waiting.
                 let _ = done.send(());
+                // An order to start changes nothing here: the process still waits for its
+                // conditions.
                 if !matches!(next, SupervisorStep::Start) {
                     return next;
                 }

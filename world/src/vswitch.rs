@@ -94,7 +94,7 @@ fn from_nodes(plan: &WorldPlan, az: usize, nodes: &[(&HostPlan, usize)]) -> Vec<
             .iter()
             .map(|host| format!("\"{}\" . {}", host.router_device(), host.ip4)),
     );
-    let only = list(
+    let server_devices = list(
         servers
             .iter()
             .map(|host| format!("\"{}\"", host.router_device())),
@@ -127,6 +127,7 @@ fn from_nodes(plan: &WorldPlan, az: usize, nodes: &[(&HostPlan, usize)]) -> Vec<
             .map(|host| host.ip4.to_string()),
     );
     let outside = (!outside.is_empty()).then(|| format!("ip daddr {{ {outside} }} accept"));
+    // Of TCP only SYNs are refused, so that nodes can answer connections of the provider's hosts.
     let closed = [
         format!(
             "ip daddr {PROVIDERS} tcp flags & (syn | ack) == syn counter name refused_provider drop"
@@ -134,13 +135,13 @@ fn from_nodes(plan: &WorldPlan, az: usize, nodes: &[(&HostPlan, usize)]) -> Vec<
         format!("ip daddr {PROVIDERS} meta l4proto udp counter name refused_provider drop"),
     ];
     // A tenant's key server may dial the controller, and no other host.
-    let servers = (!only.is_empty()).then(|| {
+    let servers = (!server_devices.is_empty()).then(|| {
         let dialled = format!(
-            "iifname {{ {only} }} tcp flags & (syn | ack) == syn counter name refused_provider drop"
+            "iifname {{ {server_devices} }} tcp flags & (syn | ack) == syn counter name refused_provider drop"
         );
         [
             dialled,
-            format!("iifname {{ {only} }} meta l4proto udp counter name refused_provider drop"),
+            format!("iifname {{ {server_devices} }} meta l4proto udp counter name refused_provider drop"),
         ]
     });
     let rules = rules

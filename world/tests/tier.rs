@@ -612,6 +612,7 @@ fn an_az_falls_and_rises() {
 
     world.stop("gw-4b").expect("stopped by hand");
     world.cut_az("az2", true).expect("cut");
+    // A supervisor restarts a process that ends unexpectedly after 250 ms.
     std::thread::sleep(Duration::from_millis(600));
     for host in ["edge-2", "gw-3a", "a-n2", "alpha/web-1", "beta/free-1"] {
         assert_eq!(

@@ -239,6 +239,7 @@ fn main() -> ExitCode {
                 "canal-controller: --log {:?}: {e}; fix: write a filter such as info or canal_controller_core=debug,info",
                 flags.log
             );
+            // clap ends with the same code for a wrong command line.
             return ExitCode::from(2);
         }
     };
@@ -272,6 +273,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
     // The handlers are installed first, so that an early SIGTERM also ends the process in order.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    // The limits of connections below follow from the files that the process may really open.
     let files = raise_file_limit(flags.limits.files());
     if files < flags.limits.files() {
         tracing::warn!(

@@ -200,7 +200,7 @@ impl GatewayFlags {
         };
         let feed = match (self.snapshot, self.root_ca, self.token_file) {
             (Some(file), ..) => ProgramSource::Snapshot(file),
-            // clap requires both files with --controller.
+            // clap requires both files with --controller, so the defaults are never used.
             (None, root, token) => ProgramSource::Controller(ControllerEndpoint {
                 addresses: self.controllers,
                 root: root.unwrap_or_default(),

@@ -191,7 +191,7 @@ fn begin(
         .as_ref()
         .map(|tier| tier::names(tier, &registry, process_drain, watcher.clone()))
         .transpose()?;
-    let around = EngineDependencies {
+    let dependencies = EngineDependencies {
         registry: registry.clone(),
         drain: traffic,
         identities: keyring,
@@ -202,7 +202,7 @@ fn begin(
     let settings = config.engine.clone();
     let (engine, subscriber, replica_of_tier) = match &config.feed {
         ProgramSource::Controller(controller) => {
-            let engine = Arc::new(GatewayEngine::start(settings, around)?);
+            let engine = Arc::new(GatewayEngine::start(settings, dependencies)?);
             let replica = match (&config.tier, names) {
                 (Some(tier), Some(names)) => Some(Arc::new(tier::start(
                     tier,
@@ -232,7 +232,10 @@ fn begin(
             let (state, generation) = load(file)?;
             (
                 Arc::new(GatewayEngine::start_with(
-                    settings, around, &state, generation,
+                    settings,
+                    dependencies,
+                    &state,
+                    generation,
                 )?),
                 None,
                 None,
@@ -509,7 +512,7 @@ fn serve_operators(
                 Some(lines) => admin::stream("application/x-ndjson", lines),
                 None => admin::text(
                     http::StatusCode::SERVICE_UNAVAILABLE,
-                    "too many listeners; close one\n",
+                    "too many clients read the tap; fix: close one of them\n",
                 ),
             })
         });

@@ -84,6 +84,7 @@ pub(crate) async fn run(
     serve_operators(&config, &process_state, level, &process, &process_drain)?;
     let for_dump = process_state.clone();
     let dump = Box::new(move |_: Option<&TenantName>| for_dump.dump());
+    // A key server carries no requests that a tap or an access log could show.
     let sources = ObserveSources {
         dump,
         tap: None,
@@ -99,6 +100,7 @@ pub(crate) async fn run(
     tokio::spawn(async move { engine.serve(listener, requests).await });
     let clean = drain::on_signals(signals, trigger, config.drain_limit, GRACE).await;
     tracing::info!(clean, "key server: drained, the process ends");
+    // Admin, southbound and certificates end only now, because the drain needs them.
     process.force();
     Ok(clean)
 }

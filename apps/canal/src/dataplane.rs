@@ -85,11 +85,11 @@ async fn send(
     method: Method,
     path: &str,
 ) -> VerbResult<Response<Incoming>> {
-    let place = page_name(running, host, page, path)?;
+    let location = page_name(running, host, page, path)?;
     let unreachable = |what: String| {
         VerbError::new(
             ExitStatus::Unreachable,
-            place.clone(),
+            location.clone(),
             what,
             format!("check that it runs (`canal world list`, `canal logs {host}`)"),
         )
@@ -127,7 +127,7 @@ async fn send(
     match response.status() {
         StatusCode::OK => Ok(response),
         status => Err(VerbError::failed(
-            place,
+            location,
             format!("answered {status}"),
             "use a `canal` of the data plane's version",
         )),

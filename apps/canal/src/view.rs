@@ -209,16 +209,17 @@ fn mesh_lines(current: &WorldSample, last: Option<&WorldSample>) -> Vec<String> 
             .as_ref()
             .ok()
             .and_then(|s| s.subscribers.iter().find(|s| s.name == *name));
-        let (link, generation, sent) = match subscriber {
+        let (connection, generation, sent) = match subscriber {
             Some(s) => (
                 if s.connected { "connected" } else { "away" }.to_owned(),
                 format!("{} of {}", s.generation_acked, s.generation_wanted),
                 size(s.bytes_sent),
             ),
-            // The controller does not subscribe to itself.
+            // The controller does not subscribe to itself. Its row shows the generation that it
+            // publishes, or the reason why it gave no answer.
             None if host.environment.kind == "controller" => match &current.status {
                 Ok(status) => (
-                    "is it".to_owned(),
+                    "answers".to_owned(),
                     status.generation.to_string(),
                     String::new(),
                 ),
@@ -235,7 +236,7 @@ fn mesh_lines(current: &WorldSample, last: Option<&WorldSample>) -> Vec<String> 
             running_world::phase(&host.pulse),
             cpu,
             host.pulse.restarts.to_string(),
-            link,
+            connection,
             generation,
             sent,
         ]);

@@ -52,6 +52,7 @@ pub(crate) struct PlannedTier {
 
 impl TierSize {
     pub(crate) fn tier(&self) -> anyhow::Result<PlannedTier> {
+        // An AZ has one of the eighths 1 to 7 of a tenant's gateway range (canal_planner::address).
         ensure!(
             (1..=7).contains(&self.azs),
             "{} AZs are out of range; fix: use 1 to 7",

@@ -182,7 +182,8 @@ impl NetnsPair {
 }
 
 /// Creates a receiver's programs, if it has any, and the socket where packets end. The socket's
-/// buffer stays full, so that packets are dropped there.
+/// buffer stays full, so that packets are dropped there. docs/glossary.md explains buckets, chains
+/// and tables.
 fn receiver(
     way: SocketPath,
     name: &str,
@@ -213,6 +214,7 @@ fn receiver(
         redirector
             .replicas()
             .put(&1, &Replica::new(address, true))?;
+        // This replica is the only member of every chain, so no packet is forwarded to another one.
         let mut chain = [0; CHAIN];
         chain[0] = 1;
         redirector.tables().put(

@@ -55,6 +55,7 @@ pub(crate) fn run(size: &ConnectionsSize, record: &FigureFile) -> anyhow::Result
     let (mesh, plain) = (address("mesh")?, address("plain")?);
     warm_up(&scene, [("mesh", &mesh), ("plain", &plain)])?;
     let (seconds, at_once) = (size.seconds.to_string(), size.at_once.to_string());
+    // The rate is divided among the 16 clients of `clients`.
     let rate = (f64::from(size.rate) / 16.0).to_string();
     println!(
         "| load | connections per second | failed | CPU of the destination's node proxy per connection | of the machine |"

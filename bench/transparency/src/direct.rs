@@ -251,6 +251,7 @@ fn compare(
             Bound::AtMost(CPU_MAX),
         )
     };
+    // Positions are those of `paths`: 0 is direct, 1 and 2 are the HAProxy pairs, 4 has no mesh.
     Ok(vec![
         beside(1),
         beside(2),

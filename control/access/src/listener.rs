@@ -152,11 +152,11 @@ impl ControlListener {
         (limits, sources): (Arc<TenantLimits>, watch::Receiver<Arc<Sources>>),
         stopping: CancellationToken,
     ) {
-        let mut look = tokio::time::interval(RENEWAL_CHECK_INTERVAL);
+        let mut renewal = tokio::time::interval(RENEWAL_CHECK_INTERVAL);
         loop {
             let accepted = tokio::select! {
                 () = stopping.cancelled() => return,
-                _ = look.tick() => {
+                _ = renewal.tick() => {
                     self.renew();
                     continue;
                 }
@@ -164,6 +164,7 @@ impl ControlListener {
             };
             let (tcp, source) = match accepted {
                 Ok(accepted) => accepted,
+                // Without the pause, a process that is out of file descriptors would try endlessly.
                 Err(e) => {
                     metrics.count(metrics::REFUSED, &[("reason", "accept")]);
                     tracing::error!(error = %e, "listener: accepting a connection failed; retrying");

@@ -143,7 +143,7 @@ impl Principals {
                 }
                 Ok((hash, principal)) => {
                     match backend(row, &principal, &backends) {
-                        Ok(held) => backends.extend(held.map(|b| (principal.clone(), b))),
+                        Ok(own) => backends.extend(own.map(|b| (principal.clone(), b))),
                         Err(why) => faults.push(format!(
                             "entry {} ({} {}): {why}",
                             i + 1,
@@ -245,6 +245,7 @@ fn entry(row: &PrincipalRow) -> Result<(TokenHash, Principal), String> {
             name: EdgeName::new(&row.name).map_err(|e| e.to_string())?,
             az: az()?,
         },
+        // A key server without a tenant is the provider's, and serves all tenants.
         "keyserver" => {
             let tenant = row
                 .tenant
@@ -258,6 +259,7 @@ fn entry(row: &PrincipalRow) -> Result<(TokenHash, Principal), String> {
                 tenant,
             }
         }
+        // An operator without a tenant is the provider's, and may change every tenant.
         "operator" => {
             let tenant = row
                 .tenant

@@ -101,6 +101,7 @@ impl ControllerCa {
                 why: e.to_string(),
             }
         };
+        // Every client may read root.pem; root.key has a mode of its own.
         DirBuilder::new()
             .recursive(true)
             .mode(0o755)
@@ -116,6 +117,7 @@ impl ControllerCa {
         };
         let root = match (pem, key) {
             (Some(pem), Some(key)) => {
+                // A sealed key is binary, so only a key in plaintext begins like PEM.
                 let is_plain = key.starts_with(b"-----BEGIN");
                 let plain = match sealer {
                     _ if is_plain => key,
@@ -140,6 +142,7 @@ impl ControllerCa {
                 }
                 root
             }
+            // A new root would cut off every client that trusts the old one.
             (Some(_), None) => return Err(pair("root.pem exists, but root.key does not".into())),
             // No client has seen a key without a certificate: an earlier start ended between the
             // two writes, so both are replaced.

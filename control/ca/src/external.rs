@@ -112,11 +112,13 @@ pub fn check_answer(
         leaf.validity().not_before.timestamp(),
         leaf.validity().not_after.timestamp(),
     );
+    // A time before 1970 counts as 1970: `verify` refuses a certificate that has expired.
     let (from, until) = (
         u64::try_from(from).unwrap_or(0),
         u64::try_from(until).unwrap_or(0),
     );
     let left = until.saturating_sub(now);
+    // The clocks of the CA and of the controller may differ by the skew.
     if left > LIFETIME_SECONDS_MAX + SKEW_SECONDS {
         return Err(ExternalCertificateError::Lifetime(left));
     }
@@ -126,8 +128,10 @@ pub fn check_answer(
         .map(|der| pem_of(der))
         .filter(|pem| !roots.contains(pem))
         .collect();
+    // The folder's cert-chain.pem may repeat the intermediate that the CA sent.
     chain.dedup();
     verify(&chain, roots, now).map_err(ExternalCertificateError::Chain)?;
+    // The first configured root counts as the one that signs.
     let root = roots
         .first()
         .map(|r| root_fingerprint(r))

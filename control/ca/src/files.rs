@@ -205,6 +205,7 @@ impl TenantAuthority {
                 u64::try_from(c.validity().not_after.timestamp()).unwrap_or(0)
             })
         };
+        // A leaf can be verified only as long as every certificate above it is valid.
         let not_after = chain.iter().map(end).min().unwrap_or(0);
         // A root that signs is listed in root-cert.pem and is not sent with leaves.
         let intermediates = chain
@@ -231,6 +232,7 @@ impl TenantAuthority {
             roots,
             not_after,
         };
+        // Data planes verify a leaf with its whole chain, which the checks above do not do.
         authority
             .trial(now)
             .map_err(|why| AuthorityFilesError::Trial {

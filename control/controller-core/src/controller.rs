@@ -94,6 +94,7 @@ impl Controller {
         let opened = OpenedFiles::open(&config)?;
         let (principals_now, principals) =
             watch::channel(Arc::new(first_principals(&config.principals)?));
+        // The ports are only bound here. They are served last, when the catalog has all sources.
         let ports = ControllerPorts::bind(&config, opened.infra.clone()).await?;
         let (channels, basis, commits) = WriterChannels::new();
         let WriterChannels {

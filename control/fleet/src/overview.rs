@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use canal_catalog::Catalog;
 use canal_controller_metrics::{self as metrics, GaugeValues};
-use canal_model::fleet::{Demands, Fleet as Ships, ReplicaState, ShardingRules};
+use canal_model::fleet::{Demands, Fleet, ReplicaState, ShardingRules};
 use canal_model::ids::{AzName, BackendName, ReplicaNumber, ServiceId, TenantName};
 use canal_model::plan::{Plan, PlannedService, PlannedTable};
 use canal_planner::address::addresses;
@@ -24,7 +24,7 @@ const FAILURES_MAX: u32 = 8;
 pub struct FleetOverview {
     plan: Arc<Plan>,
     demands: Demands,
-    ships: Ships,
+    fleet: Fleet,
     edges_alive: BTreeSet<AzName>,
     replicas: Vec<api::ReplicaStatus>,
     edges: Vec<api::EdgeStatus>,
@@ -49,7 +49,7 @@ impl FleetOverview {
         };
         Self {
             demands: publication::demands(catalog, ShardingRules::default()),
-            ships: roster.fleet(now),
+            fleet: roster.fleet(now),
             edges_alive: roster
                 .edges()
                 .values()
@@ -126,7 +126,7 @@ impl FleetOverview {
             plan: self.plan.number,
             unmet_constraints: notes,
             findings: provider(
-                canal_planlint::check(&self.ships, &self.demands, &self.plan)
+                canal_planlint::check(&self.fleet, &self.demands, &self.plan)
                     .iter()
                     .map(ToString::to_string)
                     .collect(),
@@ -136,7 +136,7 @@ impl FleetOverview {
     }
 
     fn is_open(&self, service: &PlannedService, az: &AzName) -> bool {
-        self.edges_alive.contains(az) && canal_planner::is_open(&self.ships, service, az)
+        self.edges_alive.contains(az) && canal_planner::is_open(&self.fleet, service, az)
     }
 
     fn placed_service(&self, id: ServiceId, service: &PlannedService) -> api::PlacedService {
@@ -171,7 +171,7 @@ impl FleetOverview {
         let ranges = service.ranges(&self.demands);
         let table = |(az, t): (&AzName, &Arc<PlannedTable>)| {
             let given = self
-                .ships
+                .fleet
                 .azs
                 .get(az)
                 .and_then(|n| addresses(ranges, *n, service.number).ok())
@@ -222,7 +222,7 @@ impl FleetOverview {
             }
         }
         let name = |n: ReplicaNumber| {
-            self.ships
+            self.fleet
                 .replicas
                 .get(&n)
                 .map_or_else(|| format!("#{}", n.get()), |r| r.name.to_string())

@@ -107,7 +107,7 @@ impl FleetService {
     ) -> Result<ReplicaReportResponse, ReportError> {
         let report = ReplicaReport::read(m)?;
         is_own_az(az, &report.az)?;
-        if let Some(wanted) = self
+        if let Some(expected) = self
             .principals
             .borrow()
             .backend(principal)
@@ -115,7 +115,7 @@ impl FleetService {
             .filter(|b| **b != report.backend)
         {
             return Err(ReportError::Backend {
-                expected: wanted.clone(),
+                expected: expected.clone(),
                 reported: report.backend,
             });
         }
@@ -138,7 +138,7 @@ impl FleetService {
         };
         self.metrics
             .count(metrics::FLEET_REPORTS, &[("from", "replica")]);
-        // Reports come ten times a second; the planner runs only after a change.
+        // Each replica reports up to five times a second; the planner runs only after a change.
         if news {
             fleet.wake.notify_one();
         }

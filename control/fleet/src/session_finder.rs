@@ -131,6 +131,7 @@ pub async fn find_sessions(
         let queried = queries
             .query_edges(tenant, client, az.clone(), (owned.service, owned.port))
             .ok_or_else(too_many)?;
+        // An AZ whose edges do not report is shown without paths, and is not waited for.
         let edges = names.edges.get(&az).cloned().unwrap_or_default();
         wait(fleet, EDGES_TIMEOUT, || {
             edges.iter().all(|name| queried.paths().contains_key(name))

@@ -341,7 +341,7 @@ impl Admin for AdminService {
         let act = move |trust: &TrustAuthorities, name: &DomainName| {
             trust.rotate(name, request.force).map(str::to_string)
         };
-        self.on_trust(call, &request.tenant, act).await
+        self.run_trust_order(call, &request.tenant, act).await
     }
 
     async fn revoke(
@@ -369,7 +369,8 @@ impl Admin for AdminService {
                 ));
             }
         };
-        self.on_trust(call, &request.tenant, move |trust, name| match &target {
+        self.run_trust_order(call, &request.tenant, move |trust, name| match &target {
+            // Another trust domain's CA issued the identity's certificates.
             RevocationTarget::Identity(identity) if identity.trust_domain != name.1 => {
                 Err(DomainError::Foreign(identity.clone(), name.1.clone()).into())
             }
@@ -406,7 +407,7 @@ impl Admin for AdminService {
         let call = self.operator("ca_restore", &request)?;
         let request = request.into_inner();
         let identity = parsed::<Identity>(&request.identity)?;
-        self.on_trust(call, &request.tenant, move |trust, name| {
+        self.run_trust_order(call, &request.tenant, move |trust, name| {
             trust.restore(name, &identity)
         })
         .await
@@ -516,8 +517,9 @@ impl AdminService {
         }))
     }
 
-    /// Carries out an operator's order on the CA of a tenant's trust domain.
-    async fn on_trust(
+    /// Calls `act` with the CA of the tenant's trust domain, on a thread for blocking work. Records
+    /// the outcome of the operator's call, and returns the state of the domain afterwards.
+    async fn run_trust_order(
         &self,
         mut call: OperatorCall,
         tenant: &str,
@@ -554,6 +556,7 @@ impl AdminService {
                 note,
             })
         });
+        // The thread panicked, or the runtime shuts down.
         let done = order
             .await
             .map_err(|_| Status::internal("the order could not be carried out; fix: try again"))?;

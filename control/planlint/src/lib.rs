@@ -288,23 +288,23 @@ fn check_placement(
             });
         }
     }
-    let there = fleet
+    let home_backends = fleet
         .backends
         .values()
         .filter(|az| **az == placement.home)
         .count();
     let (home, away) = required_backends(&demands.rules);
-    for (wanted, has, given, noted, at_home) in [
+    for (required, existing, assigned, noted, at_home) in [
         (
             home,
-            there,
+            home_backends,
             placement.at_home(),
             noted.few_home.contains(&service.key),
             true,
         ),
         (
             away,
-            fleet.backends.len() - there,
+            fleet.backends.len() - home_backends,
             placement.away(),
             noted.few_away.contains(&service.key),
             false,
@@ -312,16 +312,16 @@ fn check_placement(
     ] {
         // Missing backends are acceptable only if the AZs have no more and the plan lists an unmet
         // constraint for them.
-        if given < wanted.min(has) || given < wanted && !noted {
+        if assigned < required.min(existing) || assigned < required && !noted {
             findings.push(if at_home {
                 Finding::FewAtHome {
                     service: key(),
-                    assigned: given,
+                    assigned,
                 }
             } else {
                 Finding::FewAway {
                     service: key(),
-                    assigned: given,
+                    assigned,
                 }
             });
         }
@@ -330,6 +330,7 @@ fn check_placement(
         .services
         .get(&id)
         .and_then(|demand| demand.home.as_ref());
+    // A requested AZ without backends cannot be the home; the plan notes it as an unmet constraint.
     if let Some(az) = home_az
         .filter(|az| **az != placement.home && fleet.backends.values().any(|other| other == *az))
     {

@@ -91,14 +91,16 @@ fn check_service(
     // Backends may be exchanged for uniqueness if this service lost or lacked a backend, or shared
     // all of them: one backend, or all if one does not help.
     let (home, away) = required_backends(&step.demands.rules);
-    let is_whole = |placement: &Placement| placement.at_home() == home && placement.away() == away;
+    let has_required =
+        |placement: &Placement| placement.at_home() == home && placement.away() == away;
     let stays = |az: &AzName, backend| step.fleet.backends.get(backend) == Some(az);
-    let is_touched = from
+    let lost_backend = from
         .backends
         .iter()
         .any(|(az, backends)| backends.iter().any(|backend| !stays(az, backend)));
-    let may_exchange = is_touched
-        || !is_whole(from)
+    // A service whose home moved needs its required number of backends in the new home AZ.
+    let may_exchange = lost_backend
+        || !has_required(from)
         || crowded.contains(&id)
         || from.home != to.home && !is_exchange;
     if may_exchange {
@@ -107,6 +109,7 @@ fn check_service(
     if is_exchange {
         return true;
     }
+    // Nothing allows this service to lose a backend.
     let left = from
         .all()
         .filter(|backend| !to.all().any(|other| other == *backend));
@@ -217,6 +220,7 @@ fn check_table(
         .zip(&after.chains)
         .filter(|(before, after)| {
             let head = |chain: &[ChainMember]| chain.first().map(|member| member.replica);
+            // A bucket without a head had no sessions that could move.
             head(before).is_some() && head(before) != head(after)
         });
     let moved = moved.count();

@@ -65,7 +65,10 @@ pub(crate) struct ShardAssignment<'a> {
     /// Home AZs in which a search among all backends found no free combination. They are not
     /// searched again, since free combinations only decrease.
     exhausted: Vec<bool>,
-    want: (usize, usize),
+    /// Number of backends that each service needs in its home AZ.
+    home_required: usize,
+    /// Number of backends that each service needs in other AZs.
+    away_required: usize,
 }
 
 impl<'a> ShardAssignment<'a> {
@@ -84,22 +87,18 @@ impl<'a> ShardAssignment<'a> {
             zones[*zone].push(slot);
             slots.insert(*name, slot);
         }
-        let home = demands
+        // A service without a backend could not be reached, whatever the rules say.
+        let home_required = demands
             .rules
             .home
             .clamp(1, ShardingRules::BACKENDS_PER_SERVICE_MAX);
-        let want = (
-            home,
-            demands
-                .rules
-                .away
-                .min(ShardingRules::BACKENDS_PER_SERVICE_MAX - home),
-        );
-        let (load, zone_load, exhausted) = (
-            vec![0; backends.len()],
-            vec![0; azs.len()],
-            vec![false; azs.len()],
-        );
+        let away_required = demands
+            .rules
+            .away
+            .min(ShardingRules::BACKENDS_PER_SERVICE_MAX - home_required);
+        let load = vec![0; backends.len()];
+        let zone_load = vec![0; azs.len()];
+        let exhausted = vec![false; azs.len()];
         ShardAssignment {
             demands,
             azs,
@@ -111,7 +110,8 @@ impl<'a> ShardAssignment<'a> {
             index: ShardSetIndex::default(),
             settled: BTreeMap::new(),
             exhausted,
-            want,
+            home_required,
+            away_required,
         }
     }
 
@@ -132,9 +132,9 @@ impl<'a> ShardAssignment<'a> {
             let set = shards.retained(live[id], home);
             // A service that lost a backend is settled later, so that its remaining backends do not
             // displace a service that lost nothing.
-            let is_whole =
+            let has_all =
                 set.slots().count() == live[id].all().count() && shards.lacks(&set, home) == (0, 0);
-            if is_whole && shards.index.clash(&set).is_none() {
+            if has_all && shards.index.clash(&set).is_none() {
                 shards.settle(*id, demand, home, set);
             } else {
                 open.push((*id, Some((home, set))));
@@ -173,7 +173,7 @@ impl<'a> ShardAssignment<'a> {
         let request = demand.home.as_ref().and_then(|az| self.zone(az));
         request.or_else(|| {
             (0..self.azs.len()).min_by(|a, b| {
-                let few = |zone: AzIndex| self.zones[zone].len() < self.want.0;
+                let few = |zone: AzIndex| self.zones[zone].len() < self.home_required;
                 let share = |zone: AzIndex, other: AzIndex| {
                     u128::from(self.zone_load[zone]) * self.zones[other].len() as u128
                 };
@@ -200,7 +200,8 @@ impl<'a> ShardAssignment<'a> {
             })
             .collect();
         there.sort_by_key(|slot| (self.load[usize::from(*slot)], *slot));
-        let (mut home_left, mut away_left) = self.want;
+        let mut home_left = self.home_required;
+        let mut away_left = self.away_required;
         there.retain(|slot| {
             let left = if self.zone_of(*slot) == home {
                 &mut home_left
@@ -228,9 +229,8 @@ impl<'a> ShardAssignment<'a> {
         let away = set.slots().count() - at_home;
         let there = self.zones[home].len();
         (
-            self.want.0.min(there).saturating_sub(at_home),
-            self.want
-                .1
+            self.home_required.min(there).saturating_sub(at_home),
+            self.away_required
                 .min(self.backends.len() - there)
                 .saturating_sub(away),
         )
@@ -393,18 +393,18 @@ impl<'a> ShardAssignment<'a> {
                 });
             }
             let (at_home, away) = (placement.at_home(), placement.away());
-            if at_home < self.want.0 {
+            if at_home < self.home_required {
                 notes.push(UnmetConstraint::FewAtHome {
                     service: service(),
                     az: placement.home.clone(),
-                    required: self.want.0,
+                    required: self.home_required,
                     assigned: at_home,
                 });
             }
-            if away < self.want.1 {
+            if away < self.away_required {
                 notes.push(UnmetConstraint::FewAway {
                     service: service(),
-                    required: self.want.1,
+                    required: self.away_required,
                     assigned: away,
                 });
             }

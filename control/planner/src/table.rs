@@ -245,6 +245,7 @@ fn close(
     before: Option<&Arc<PlannedTable>>,
     request: &TableRequest,
 ) -> TableResult {
+    // A later plan that finds the table closing must not begin the wait again.
     if table.closing == 0 {
         table.closing = request.number;
     }
@@ -257,6 +258,7 @@ fn close(
         .collect();
     let report = |member: ReplicaNumber| request.ownership.report(member);
     if table.confirmed < closing {
+        // A replica that is down forwards no packets, so it needs to confirm nothing.
         let has = |member: &ReplicaNumber| {
             !request.is_up(*member) || report(*member).is_some_and(|report| report.plan >= closing)
         };
@@ -280,6 +282,7 @@ fn close(
                     .get(&request.service)
                     .is_none_or(|owned| owned.buckets.0 == 0)
         }
+        // A replica that has sent no report to this controller may still have sessions.
         None => false,
     };
     if table.confirmed >= closing && members.iter().all(owns_none) {

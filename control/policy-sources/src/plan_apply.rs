@@ -155,6 +155,7 @@ impl ApplyPlan {
                 return;
             }
         }
+        // A file that could not be parsed has diagnostics, which say more.
         if documents.is_empty() && self.diagnostics.is_empty() {
             self.refuse(
                 None,

@@ -50,12 +50,12 @@ pub fn clashes<'a>(
     live: impl Fn(&TenantName) -> Option<&'a TenantClaims>,
     claims: &'a TenantClaims,
 ) -> Vec<Diagnostic> {
-    let elders = order
+    let older = order
         .iter()
         .filter(|name| **name != claims.tenant)
         .filter_map(live);
     // Later claims yield to earlier ones, so the tenant that changes comes last.
-    let found = collisions(elders.chain(std::iter::once(claims)));
+    let found = collisions(older.chain(std::iter::once(claims)));
     if !found.withheld.contains(&claims.tenant) {
         return Vec::new();
     }
@@ -262,6 +262,7 @@ impl Preparer {
             .map(|v| v.diagnostics.clone())
             .unwrap_or_default();
         plan.add_findings(&was, &validated.compiled.diagnostics, is_delete);
+        // No objection refuses a delete, because what remains fails closed.
         if !is_delete {
             plan.diagnostics.extend(
                 validated
@@ -420,6 +421,7 @@ impl Preparer {
                 Objection::new(reason, *limit.refuse(&sources.name, amount))
             })
             .collect();
+        // The compiler stopped at the share, so what it made is only a part.
         if !excess.is_empty() {
             compiled.resources = Vec::new();
         }

@@ -279,6 +279,7 @@ impl TenantSources {
         // Resources that data planes would refuse must not be published as they are.
         let EnforcedResources { resources, bytes } =
             wire_check::enforce(resources, max.bytes, &mut diagnostics);
+        // The size of a compilation that stopped shows the excess; its resources are only a part.
         if !is_stopped {
             size.bytes = bytes;
         }

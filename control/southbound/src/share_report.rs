@@ -1,6 +1,6 @@
 //! A data plane's report on its limits: how much tenants have taken of each, and which of their
-//! resources it omits for lack of capacity. It is checked once and shown in `canal status`. Nothing
-//! is decided by it.
+//! resources it omits for lack of capacity. The controller checks it once and shows it in `canal
+//! status`. It decides nothing by it.
 
 use canal_catalog::Catalog;
 use canal_model::ids::TenantName;
@@ -76,6 +76,7 @@ impl ShareReport {
     ) -> Result<Self, ShareReportError> {
         let own = match principal {
             Principal::Node { tenant, .. } => Some(tenant),
+            // A key server without a tenant is the provider's, and serves all tenants.
             Principal::KeyServer { tenant, .. } => tenant.as_ref(),
             Principal::Gateway { .. } | Principal::Edge { .. } => None,
             Principal::Operator { .. } => {

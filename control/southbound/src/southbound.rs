@@ -85,7 +85,7 @@ impl AggregatedDiscoveryService for DiscoveryService {
             session,
             names: StreamNames::default(),
             node_info_received: false,
-            is_store_told: false,
+            has_named_store: false,
         };
         tokio::spawn(pump.run(request.into_inner(), sender));
         Ok(Response::new(ReceiverStream::new(receiver)))
@@ -102,7 +102,7 @@ struct StreamTask {
     /// True once the subscriber has sent its node information.
     node_info_received: bool,
     /// True once a response of this stream has named the store.
-    is_store_told: bool,
+    has_named_store: bool,
 }
 
 impl StreamTask {
@@ -197,7 +197,7 @@ impl StreamTask {
             self.shared.metrics.count(metrics::BEHIND_LOG, &[]);
         }
         let mut response = response?;
-        if !std::mem::replace(&mut self.is_store_told, true) {
+        if !std::mem::replace(&mut self.has_named_store, true) {
             response.control_plane = Some(canal_wire::southbound::control_plane(self.shared.store));
         }
         Some(response)
@@ -209,12 +209,13 @@ impl StreamTask {
         request: DeltaDiscoveryRequest,
         catalog: &Catalog,
     ) -> Result<(), Status> {
+        // The first request of a stream describes the data plane; later ones may repeat it.
         if let Some(node) = request.node.as_ref().filter(|_| !self.node_info_received) {
             self.node_info_received = true;
-            self.stream.is_build(&node.user_agent_version);
+            self.stream.record_build(&node.user_agent_version);
         }
         let url = request.type_url.clone();
-        let heard = self.session.handle_request(request, catalog).map_err(|e| {
+        let message = self.session.handle_request(request, catalog).map_err(|e| {
             self.shared.metrics.refuse(e.reason());
             Status::resource_exhausted(e.to_string())
         })?;
@@ -238,7 +239,7 @@ impl StreamTask {
         }
         self.hold_names()?;
         let metrics = &self.shared.metrics;
-        match &heard {
+        match &message {
             SubscriberMessage::Subscription => {}
             SubscriberMessage::Ack => metrics.count(metrics::ACKS, &[]),
             SubscriberMessage::Nack { reason } => {
@@ -251,7 +252,7 @@ impl StreamTask {
         self.stream.record_message(
             self.session.progress(),
             self.session.is_waiting(),
-            matches!(heard, SubscriberMessage::Nack { .. }),
+            matches!(message, SubscriberMessage::Nack { .. }),
         );
         Ok(())
     }

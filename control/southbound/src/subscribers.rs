@@ -417,7 +417,7 @@ impl OpenStream {
     }
 
     /// Records which build the subscriber runs.
-    pub(crate) fn is_build(&self, version: &str) {
+    pub(crate) fn record_build(&self, version: &str) {
         self.update(|r| r.version = version.chars().take(100).collect());
     }
 

@@ -637,6 +637,7 @@ impl Store {
         inner: &mut Inner,
         f: impl FnOnce(&WriteTransaction) -> Result<TransactionOutcome, redb::Error>,
     ) -> Result<(), StoreError> {
+        // Opening the file after a failure reads the sequence from it again.
         let sequence = {
             self.ensure_open(inner)?;
             inner.sequence + 1
@@ -724,7 +725,7 @@ fn write_edits(
         let had = old.is_some();
         match edit {
             ObjectEdit::Put { yaml, .. } => {
-                // The time of the first apply survives later changes.
+                // The time of the first apply survives later changes, unless the row is damaged.
                 let created = old
                     .as_deref()
                     .and_then(|v| serde_json::from_slice::<ObjectRow>(v).ok())

@@ -149,6 +149,7 @@ impl Store {
                     limit,
                 }));
             };
+            // The process may be new, so it must acknowledge its tenants before it gets sessions.
             let state = ReplicaState::Joining;
             let replica = StoredReplica {
                 name: name.clone(),

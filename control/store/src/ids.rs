@@ -114,6 +114,7 @@ pub(crate) fn decide_allocation<K: BindingKey>(
     let mut out = Allocation {
         bound: Vec::new(),
         displaced: Vec::new(),
+        // The counter of a store without ids is 0, but `fresh` counts from 1.
         next: book.next.max(1),
     };
     let mut taken: HashMap<&TenantName, u32> = HashMap::new();

@@ -336,7 +336,6 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     subscriber.stop().await;
     process.force();
     drop(process_drain);
-    // `force` has ended the prober. Its panic was reported above, so the result is ignored here.
     let _ = tokio::task::spawn_blocking(move || prober.join()).await;
     Ok(clean)
 }

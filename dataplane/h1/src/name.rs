@@ -72,38 +72,52 @@ static SLOTS: [u8; 256] = {
     slots
 };
 
-/// Folds eight letters to lower case at once: carries out of the low seven bits show which bytes
-/// are `A` to `Z`.
-fn lower(word: u64) -> u64 {
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    let low = word & (ONES * 0x7f);
-    let after_z = low + ONES * (0x7f - b'Z' as u64);
-    let from_a = low + ONES * (0x80 - b'A' as u64);
-    let upper = !word & (from_a ^ after_z) & (ONES * 0x80);
-    word | (upper >> 2)
+/// Compares eight bytes of a known name with eight of `text`, in any case. Interning is a third of
+/// parsing, so names are not compared byte by byte.
+#[inline]
+fn is_same_word(known: u64, text: u64) -> bool {
+    const BYTES: u64 = 0x0101_0101_0101_0101;
+    // Upper and lower case differ in bit 5. Letters have bit 6; in digits and hyphens, which have
+    // not, bit 5 counts too.
+    let counted = (BYTES * 0xdf) | ((!known >> 1) & (BYTES * 0x20));
+    (known ^ text) & counted == 0
 }
 
-/// Returns true if `text`, in any case, equals `known`, which is lower case. Interning is a third
-/// of parsing, so names are compared eight bytes at a time.
+/// Returns true if `text`, in any case, equals `known`, which has lower-case letters, digits and
+/// hyphens.
+#[inline]
 fn is_same_name(known: &[u8], text: &[u8]) -> bool {
     if known.len() != text.len() {
         return false;
     }
-    let (Some(known_end), Some(text_end)) = (known.last_chunk::<8>(), text.last_chunk::<8>())
-    else {
-        return text.eq_ignore_ascii_case(known);
-    };
-    // The last eight bytes overlap the word before them, so no byte is compared on its own.
-    let is_same = |known: &[u8; 8], text: &[u8; 8]| {
-        u64::from_le_bytes(*known) == lower(u64::from_le_bytes(*text))
-    };
-    let (known_words, _) = known.as_chunks::<8>();
-    let (text_words, _) = text.as_chunks::<8>();
-    is_same(known_end, text_end)
-        && known_words
+    // The last bytes are compared first: they overlap those of the word before them, so that no
+    // byte is compared on its own.
+    match (known.last_chunk::<8>(), text.last_chunk::<8>()) {
+        (Some(known_end), Some(text_end)) => {
+            let is_same = |known: &[u8; 8], text: &[u8; 8]| {
+                is_same_word(u64::from_le_bytes(*known), u64::from_le_bytes(*text))
+            };
+            let (known_words, _) = known.as_chunks::<8>();
+            let (text_words, _) = text.as_chunks::<8>();
+            let mut words = known_words.iter().zip(text_words);
+            is_same(known_end, text_end) && words.all(|(known, text)| is_same(known, text))
+        }
+        _ => is_same_word(short_word(known), short_word(text)),
+    }
+}
+
+/// Returns the bytes of a text of less than eight bytes, some of them twice. Texts of the same
+/// length have theirs at the same places.
+#[inline]
+fn short_word(text: &[u8]) -> u64 {
+    match (text.first_chunk::<4>(), text.last_chunk::<4>()) {
+        (Some(first), Some(last)) => {
+            u64::from(u32::from_le_bytes(*first)) << 32 | u64::from(u32::from_le_bytes(*last))
+        }
+        _ => text
             .iter()
-            .zip(text_words)
-            .all(|(k, t)| is_same(k, t))
+            .fold(0, |word, byte| word << 8 | u64::from(*byte)),
+    }
 }
 
 impl FieldName {
@@ -234,13 +248,19 @@ mod tests {
     }
 
     #[test]
-    fn words_are_lowered_as_bytes_are() {
-        for b in 0..=u8::MAX {
-            for shift in 0..8 {
-                let mut bytes = [0xff; 8];
-                bytes[shift] = b;
-                let want = u64::from_le_bytes(bytes.map(|b| b.to_ascii_lowercase()));
-                assert_eq!(lower(u64::from_le_bytes(bytes)), want, "{b:#x}");
+    fn words_and_short_texts_are_compared_as_bytes_are() {
+        let known = (b'a'..=b'z').chain(b'0'..=b'9').chain([b'-']);
+        for known in known {
+            for byte in 0..=u8::MAX {
+                let want = known.eq_ignore_ascii_case(&byte);
+                for shift in 0..8 {
+                    let (mut word, mut other) = ([b'a'; 8], [b'A'; 8]);
+                    (word[shift], other[shift]) = (known, byte);
+                    for length in shift + 1..=8 {
+                        let is_same = is_same_name(&word[..length], &other[..length]);
+                        assert_eq!(is_same, want, "{known:#x} {byte:#x} {shift} {length}");
+                    }
+                }
             }
         }
     }

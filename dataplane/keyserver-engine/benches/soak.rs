@@ -143,19 +143,22 @@ async fn main() -> ExitCode {
         .skip(1)
         .filter_map(|a| a.parse().ok())
         .collect();
-    let (signs, shakes) = (
+    let (signature_count, handshake_count) = (
         numbers.first().copied().unwrap_or(1_000_000),
         numbers.get(1).copied().unwrap_or(100_000),
     );
     let fixture = KeyServerFixture::start(ServerSetup::default()).await;
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
-    let run = async |part: usize| {
-        signatures(&fixture, NODE, WEB, 0x0403, signs * 9 / 10 / part).await;
-        signatures(&fixture, RSA_NODE, SLOW, 0x0804, signs / 10 / part).await;
-        handshakes(&fixture, NODE, WEB, "alpha", shakes * 9 / 10 / part).await;
-        handshakes(&fixture, RSA_NODE, SLOW, "rsa", shakes / 10 / part).await;
+    let run = async |divisor: usize| {
+        let (signature_part, handshake_part) =
+            (signature_count / divisor, handshake_count / divisor);
+        signatures(&fixture, NODE, WEB, 0x0403, signature_part * 9 / 10).await;
+        signatures(&fixture, RSA_NODE, SLOW, 0x0804, signature_part / 10).await;
+        handshakes(&fixture, NODE, WEB, "alpha", handshake_part * 9 / 10).await;
+        handshakes(&fixture, RSA_NODE, SLOW, "rsa", handshake_part / 10).await;
     };
+    // The first tenth fills caches and pools, so that growth afterwards is a leak.
     run(10).await;
     let before = footprint();
     run(1).await;
@@ -169,11 +172,14 @@ async fn main() -> ExitCode {
     .await;
     let after = footprint();
     println!("before: {before:?}, after: {after:?}");
-    for lane in ["ecdsa", "rsa"] {
-        let of =
-            |name: &str| fixture.value(&format!("canal_key_batch_{name}{{algorithm=\"{lane}\"}}"));
+    for algorithm in ["ecdsa", "rsa"] {
+        let of = |name: &str| {
+            fixture.value(&format!(
+                "canal_key_batch_{name}{{algorithm=\"{algorithm}\"}}"
+            ))
+        };
         println!(
-            "{lane}: {:.2} operations in a batch, {} waited",
+            "{algorithm}: {:.2} operations in a batch, {} waited",
             of("size_sum") / of("size_count"),
             of("waited_total")
         );

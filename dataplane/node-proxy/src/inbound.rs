@@ -136,7 +136,8 @@ async fn authenticate(
     Ok((permit, tls, peer_identity))
 }
 
-/// Carries one tunnel from its CONNECT to its end.
+/// Carries one tunnel from its CONNECT to its end. If the tunnel is lost, the application's
+/// connection is reset: a FIN would look like the orderly end of the client's bytes.
 async fn tunnel(
     local: Rc<WorkerLocal>,
     context: Arc<PodContext>,
@@ -174,7 +175,6 @@ async fn tunnel(
         () = std::future::poll_fn(|cx| incoming.poll_abandoned(cx)) => {
             return local.records.closed(&flow, &meter, Some((&RESET, "the peer closed the connection")));
         }
-        // A policy change may deny the tunnel while it waits for the application.
         no = open.over() => {
             let (fault, why) = local.records.cut(&no);
             incoming.refuse(no.refusal.status());
@@ -219,7 +219,6 @@ async fn tunnel(
             .await
         }
         Err(e) => {
-            // The application must not take a lost tunnel for an orderly end of the client's bytes.
             sys::reset_on_close(&app);
             local
                 .records

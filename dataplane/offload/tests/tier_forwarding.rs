@@ -127,12 +127,12 @@ fn pod(node: &LabNetns) -> LabNetns {
 fn fill_edge(e: &EdgeProgram) {
     let a = |s: &str| -> IpAddr { s.parse().unwrap() };
     e.hosts().put(&address_be(EDGE), &0).unwrap();
-    let way = Return::new(
+    let returned_addresses = Return::new(
         TENANT,
         Some("10.9.0.1".parse().unwrap()),
         Some("fd09::1".parse().unwrap()),
     );
-    e.returns().put(&SERVICE, &way).unwrap();
+    e.returns().put(&SERVICE, &returned_addresses).unwrap();
     e.nodes().put(&NodeKey::new(TENANT, NODE), &1).unwrap();
     for at in ["10.9.0.1", "fd09::1"] {
         e.addresses()
@@ -175,7 +175,7 @@ impl TierForwardingFixture {
         })
         .unwrap();
         fill_edge(&edge);
-        let road = Self {
+        let net = Self {
             pod,
             edge,
             members,
@@ -183,21 +183,21 @@ impl TierForwardingFixture {
             _hosts: [node, host],
         };
         for n in 1..=2u8 {
-            road.edge
+            net.edge
                 .hosts()
                 .put(&address_be(replica(n)), &n.into())
                 .unwrap();
-            road.members.iter().for_each(|m| {
+            net.members.iter().for_each(|m| {
                 m.redirector
                     .hosts()
                     .put(&address_be(replica(n)), &n.into())
                     .unwrap()
             });
-            road.set_replica(n, true);
+            net.set_replica(n, true);
         }
-        road.configure_edge(&[1, 2]);
-        road.configure_replicas(&[1, 2]);
-        road
+        net.configure_edge(&[1, 2]);
+        net.configure_replicas(&[1, 2]);
+        net
     }
 
     fn set_replica(&self, n: u8, up: bool) {

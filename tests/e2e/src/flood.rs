@@ -128,6 +128,8 @@ async fn hold(
     mut tcp: TcpStream,
     opening: tokio::sync::SemaphorePermit<'_>,
 ) -> std::io::Result<()> {
+    // The permit limits how many connections are being opened, so each arm drops it once the
+    // connection is in its state.
     match hold {
         Hold::Silent => drop(opening),
         Hold::Bytes(bytes) => {

@@ -108,8 +108,7 @@ pub fn tunnel(world: &World, tunnel: &TunnelRequest<'_>) -> TunnelAttempt {
 pub struct TunnelLoad {
     /// Number of tunnels that reached an application.
     pub reached: u64,
-    /// Number of tunnels that reached an application only at an immediate second attempt, as
-    /// clients with a connection pool make it.
+    /// Number of immediate second attempts, which clients with a connection pool make too.
     pub again: u64,
     /// Results of the other tunnels.
     pub failed: Vec<TunnelAttempt>,
@@ -132,6 +131,7 @@ pub fn load(world: &World, tunnel: &TunnelRequest<'_>, clients: usize, seconds: 
                     .unwrap_or_else(late)
             };
             let mut opened = attempt().await;
+            // A client with a connection pool also tries a refused tunnel once more.
             if !opened.reached() {
                 load.again += 1;
                 opened = attempt().await;

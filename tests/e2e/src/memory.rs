@@ -63,6 +63,7 @@ pub fn in_process(pid: u32, publics: &Publics) -> Vec<FoundKey> {
             continue;
         };
         let name = words.last().unwrap_or_default();
+        // A key in use is in writable memory; `[vvar]` and `[vdso]` belong to the kernel.
         if !rights.starts_with("rw") || name.starts_with("[v") {
             continue;
         }

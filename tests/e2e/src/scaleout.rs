@@ -197,7 +197,8 @@ pub fn up(name: &str) -> Mesh {
 
 /// Adds four replicas under the load of eight clients, and counts which replicas answer. With
 /// `is_timed` it counts after the time within which connections have moved; otherwise until each
-/// new replica has answered.
+/// new replica has answered. A bucket is a part of a service's sessions, and its head is the
+/// replica that gets the new ones (docs/glossary.md, cloud tier).
 pub fn grow(mesh: &Mesh, is_timed: bool) -> ScaleOutFigures {
     let loaded: Vec<String> = (0..CLIENTS - 1).map(client).collect();
     let loads: Vec<Child> = loaded

@@ -194,6 +194,7 @@ fn another_azs_address_is_the_answer_only_while_the_local_one_is_closed() {
     };
     assert!(all(PARTS1), "{name} is AZ 1's");
     for replica in &replicas {
+        // The kill keeps the replica from draining, and the stop its supervisor from a restart.
         mesh.world.kill(replica, Signal::Kill).unwrap();
         mesh.world.stop(replica).unwrap();
     }

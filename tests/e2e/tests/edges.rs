@@ -271,6 +271,7 @@ fn sessions_of_tunnels_spread_over_a_replica_s_cores() {
         (GATE_SESSIONS, "500")
     };
     if is_timed() {
+        // Sessions of earlier tests count as owned until they have left TIME_WAIT after 60 s.
         mesh.rest(Duration::from_secs(90));
     }
     let count = count.to_string();
@@ -296,6 +297,7 @@ fn sessions_of_tunnels_spread_over_a_replica_s_cores() {
     ]);
     let client = mesh.spawn(PROXYLESS, &argv);
     if is_timed() {
+        // All 2,000 sessions are open by then, at 400 each second.
         std::thread::sleep(Duration::from_secs(12));
     }
     let before: BTreeMap<&str, Vec<u64>> = REPLICAS
@@ -310,6 +312,7 @@ fn sessions_of_tunnels_spread_over_a_replica_s_cores() {
             .collect()
     };
     if is_timed() {
+        // Each session sends three times in this time.
         std::thread::sleep(Duration::from_secs(12));
     }
     for replica in REPLICAS {

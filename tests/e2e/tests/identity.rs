@@ -528,6 +528,7 @@ fn federation_needs_both_and_a_policy() {
         TunnelAttempt::Refused(_)
     ));
     mesh().apply("beta", &federation("alpha"));
+    // Gives the change time to reach the data planes, because its effect must be none.
     std::thread::sleep(Duration::from_secs(1));
     assert!(matches!(
         closed("beta alone wishes it"),

@@ -666,6 +666,7 @@ fn meshed_requests(
         let own = all
             .iter()
             .find(|address| address.starts_with(number))
+            // A service without an address in the pod's AZ is reached by that of another one.
             .or_else(|| all.iter().find(|address| address.starts_with("10.")));
         let to = own
             .and_then(|address| address.parse::<IpAddr>().ok())

@@ -499,6 +499,7 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
             }
         }
     }
+    // The loads have opened their connections, so that some of them end with the backend.
     std::thread::sleep(Duration::from_secs(3));
     // All hosts fail at once.
     std::thread::scope(|scope| {
@@ -679,6 +680,7 @@ fn a_grey_failure_gets_no_new_session() {
     };
     let (stopped_at, back, sessions) = std::thread::scope(|scope| {
         let watch = scope.spawn(|| new_sessions((to, 80).into(), GREY + Duration::from_secs(7)));
+        // Some sessions are answered first, so that lost ones are those of the failure.
         std::thread::sleep(Duration::from_secs(1));
         let (stopped, stopped_at) = (
             mesh.world.stop_threads(&victim, "gateway-").unwrap(),

@@ -99,7 +99,7 @@ async fn measure(
 
 /// Checks that the tester always gets v3, and that others never do.
 pub(crate) async fn header_route(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
-    let mut promises = Vec::new();
+    let mut expectations = Vec::new();
     for (tenant, v6) in [("alpha", true), ("beta", false)] {
         let url = format!("http://{}/productpage", at(v6, PAGE, 9080));
         for (user, version, want) in [
@@ -123,14 +123,14 @@ pub(crate) async fn header_route(world: &DemoWorld) -> VerbResult<Vec<Expectatio
             let report = world.report(&client(tenant), &argv).await?;
             let share = share(&report, version);
             let is_met = report["failed"] == 0 && (share - want).abs() < f64::EPSILON;
-            promises.push(Expectation::new(
+            expectations.push(Expectation::new(
                 is_met,
                 format!("{tenant}: with `{header}`, {want:.0} % of 200 pages show {version}"),
                 counts(&report),
             ));
         }
     }
-    Ok(promises)
+    Ok(expectations)
 }
 
 #[cfg(test)]

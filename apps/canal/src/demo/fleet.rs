@@ -104,12 +104,12 @@ pub(crate) async fn run(
     let drained = drain(world).await?;
     let (replaced, lines) = replace(world).await?;
     screen.note(titled("canal gateway list, after the replacement", lines));
-    let mut promises = vec![drained, replaced];
+    let mut expectations = vec![drained, replaced];
     for (tenant, load, argv) in loads {
         let report = parse(&world.listen(load, &argv).await?, &argv)?;
-        promises.push(evaluate(tenant, &report));
+        expectations.push(evaluate(tenant, &report));
     }
-    Ok(promises)
+    Ok(expectations)
 }
 
 fn titled(title: &str, lines: Vec<String>) -> Vec<String> {

@@ -150,6 +150,7 @@ fn lines(
     meshed: &Value,
     alone: &Value,
 ) -> Vec<String> {
+    // A run without requests must not divide by zero.
     let requests = meshed["requests"].as_f64().unwrap_or(0.0).max(1.0);
     let mut table = TextTable::new(&[
         "HOP",

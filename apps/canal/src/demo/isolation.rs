@@ -17,9 +17,9 @@ const VAULT: u8 = 40;
 const POD: &str = "bookinfo/details-0";
 
 pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
-    let mut promises = Vec::new();
+    let mut expectations = Vec::new();
     for v6 in [false, true] {
-        promises.push(
+        expectations.push(
             apart(
                 world,
                 &format!("the service at {}", at(v6, DETAILS, 9080)),
@@ -35,14 +35,14 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
         &format!("{own}:9080"),
     )
     .await?;
-    promises.push(Expectation {
+    expectations.push(Expectation {
         is_met: pods.is_met && own == same,
         ..pods
     });
     for v6 in [false, true] {
-        promises.push(hidden(world, v6).await?);
+        expectations.push(hidden(world, v6).await?);
     }
-    promises.push(
+    expectations.push(
         refused(
             world,
             "the mesh port of that pod",
@@ -50,7 +50,7 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
         )
         .await?,
     );
-    Ok(promises)
+    Ok(expectations)
 }
 
 /// Checks that both tenants can dial one address at the same time, and reach their own pods.

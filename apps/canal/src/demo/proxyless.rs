@@ -24,7 +24,7 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
         .iter()
         .filter(|node| node.environment.job.is_some())
         .count();
-    let mut promises = vec![Expectation::new(
+    let mut expectations = vec![Expectation::new(
         running == 0 && !nodes.is_empty(),
         "gamma's nodes run no process of the mesh",
         format!(
@@ -49,7 +49,7 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
         ];
         let output = world.run(&client("gamma"), &argv).await?;
         let is_met = output.code == Some(0) && output.stdout.starts_with("200 ");
-        promises.push(Expectation::new(
+        expectations.push(Expectation::new(
             is_met,
             format!("gamma: curl {family} finds {NAME} at a gateway address, and is answered"),
             output.brief(),
@@ -62,7 +62,7 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
             &["canal-samples", "load", &url, "-n", "500", "-c", "4"],
         )
         .await?;
-    promises.push(Expectation::new(
+    expectations.push(Expectation::new(
         is_own(&report, "gamma"),
         "gamma: 500 requests are answered by its own pod",
         counts(&report),
@@ -71,10 +71,10 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
     let output = world
         .run(&client("gamma"), &["curl", "-sS", "--max-time", "5", &url])
         .await?;
-    promises.push(Expectation::new(
+    expectations.push(Expectation::new(
         output.code == Some(NO_SUCH_NAME),
         "gamma: the name of beta's vault does not exist",
         output.brief(),
     ));
-    Ok(promises)
+    Ok(expectations)
 }

@@ -46,7 +46,7 @@ pub(crate) struct DemoOutput {
     form: OutputForm,
     number: u32,
     steps: Vec<Value>,
-    promises: Vec<Expectation>,
+    expectations: Vec<Expectation>,
     notes: Vec<String>,
 }
 
@@ -56,7 +56,7 @@ impl DemoOutput {
             form,
             number: 0,
             steps: Vec::new(),
-            promises: Vec::new(),
+            expectations: Vec::new(),
             notes: Vec::new(),
         }
     }
@@ -87,49 +87,56 @@ impl DemoOutput {
     /// Shows the results of a step's expectations. A step that could not run counts as one failed
     /// expectation.
     pub(crate) fn end(&mut self, step: DemoStep, seen: VerbResult<Vec<Expectation>>) {
-        let promises = seen.unwrap_or_else(|failure| {
+        let expectations = seen.unwrap_or_else(|failure| {
             vec![Expectation::new(
                 false,
                 "the step can be done",
                 failure.to_string(),
             )]
         });
-        for promise in &promises {
-            let mark = if promise.is_met { "held  " } else { "BROKEN" };
-            self.print_line(&format!("   {mark}  expected {}", promise.expected));
+        for expectation in &expectations {
+            let mark = if expectation.is_met {
+                "held  "
+            } else {
+                "BROKEN"
+            };
+            self.print_line(&format!("   {mark}  expected {}", expectation.expected));
             self.print_line(&format!(
                 "           seen {}",
-                promise.observation.replace('\n', "\n                ")
+                expectation.observation.replace('\n', "\n                ")
             ));
         }
         for line in std::mem::take(&mut self.notes) {
             self.print_line(&format!("   {line}"));
         }
-        let each = promises
+        let each = expectations
             .iter()
             .map(|p| json!({ "expected": p.expected, "seen": p.observation, "held": p.is_met }));
         let seconds = step.started.elapsed().as_secs_f64();
         self.steps.push(json!({ "title": step.title, "seconds": seconds, "promises": each.collect::<Vec<_>>() }));
-        self.promises.extend(promises);
+        self.expectations.extend(expectations);
     }
 
     pub(crate) fn all_held(&self) -> bool {
-        !self.promises.is_empty() && self.promises.iter().all(|p| p.is_met)
+        !self.expectations.is_empty() && self.expectations.iter().all(|p| p.is_met)
     }
 
     /// Prints the summary, and with JSON the report.
     pub(crate) fn finish(&self, elapsed: Duration) -> VerbResult {
-        let is_met = self.promises.iter().filter(|p| p.is_met).count();
+        let is_met = self.expectations.iter().filter(|p| p.is_met).count();
         let text = format!(
             "{is_met} of {} expectations passed in {:.0} s; the world was removed",
-            self.promises.len(),
+            self.expectations.len(),
             elapsed.as_secs_f64()
         );
         self.print_line(&format!("\n{text}"));
         if !self.all_held() {
-            self.promises.iter().filter(|p| !p.is_met).for_each(|p| {
-                self.print_line(&format!("   FAILED  {}: {}", p.expected, p.observation))
-            });
+            self.expectations
+                .iter()
+                .filter(|p| !p.is_met)
+                .for_each(|p| {
+                    self.print_line(&format!("   FAILED  {}: {}", p.expected, p.observation))
+                });
         }
         match self.form {
             OutputForm::Table => Ok(()),
@@ -147,7 +154,7 @@ mod tests {
     use crate::exit::VerbError;
 
     #[test]
-    fn a_failed_step_is_a_broken_promise() {
+    fn a_failed_step_is_a_failed_expectation() {
         let mut screen = DemoOutput::new(OutputForm::Json);
         assert!(
             !screen.all_held(),

@@ -38,21 +38,21 @@ pub(crate) fn family(v6: bool) -> &'static str {
 }
 
 pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
-    let mut promises = Vec::new();
+    let mut expectations = Vec::new();
     for (tenant, v6) in [
         ("alpha", false),
         ("alpha", true),
         ("beta", false),
         ("beta", true),
     ] {
-        promises.push(page(world, tenant, v6).await?);
+        expectations.push(page(world, tenant, v6).await?);
     }
     for (tenant, v6) in [("alpha", false), ("beta", true)] {
-        promises.push(grpc(world, tenant, v6).await?);
-        promises.push(websocket(world, tenant, v6).await?);
-        promises.push(redis(world, tenant, v6).await?);
+        expectations.push(grpc(world, tenant, v6).await?);
+        expectations.push(websocket(world, tenant, v6).await?);
+        expectations.push(redis(world, tenant, v6).await?);
     }
-    Ok(promises)
+    Ok(expectations)
 }
 
 async fn page(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectation> {

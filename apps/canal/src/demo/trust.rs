@@ -24,7 +24,7 @@ pub(crate) async fn run(
     world: &DemoWorld,
     screen: &mut DemoOutput,
 ) -> VerbResult<Vec<Expectation>> {
-    let mut promises = vec![
+    let mut expectations = vec![
         expect_status(
             world,
             "200",
@@ -35,7 +35,7 @@ pub(crate) async fn run(
     let took = world
         .apply("alpha", "details-readers.yaml", POLICY.to_owned())
         .await?;
-    promises.push(
+    expectations.push(
         expect_status(
             world,
             "403",
@@ -46,14 +46,14 @@ pub(crate) async fn run(
         )
         .await?,
     );
-    promises.push(page(world).await?);
+    expectations.push(page(world).await?);
     for (source, outcome) in [
         ("bookinfo/client", "denies"),
         ("bookinfo/productpage", "passes"),
     ] {
         let lines = world.canal(&explain(source)).await?;
         let is_met = lines.iter().any(|line| line.contains(outcome));
-        promises.push(Expectation::new(
+        expectations.push(Expectation::new(
             is_met,
             format!("`canal explain` reports of {source}: {outcome}"),
             lines.last().cloned().unwrap_or_default(),
@@ -73,7 +73,7 @@ pub(crate) async fn run(
             "bookinfo",
         ])
         .await?;
-    promises.push(
+    expectations.push(
         expect_status(
             world,
             "200",
@@ -81,8 +81,8 @@ pub(crate) async fn run(
         )
         .await?,
     );
-    promises.extend(keys(world).await?);
-    Ok(promises)
+    expectations.extend(keys(world).await?);
+    Ok(expectations)
 }
 
 fn explain(source: &str) -> [&str; 9] {
@@ -149,7 +149,7 @@ async fn page(world: &DemoWorld) -> VerbResult<Expectation> {
 
 /// Checks that beta's private keys are only in key servers.
 async fn keys(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
-    let mut promises = Vec::new();
+    let mut expectations = Vec::new();
     for node in ["beta-n1", "beta-n2"] {
         let files = world
             .run(
@@ -181,7 +181,7 @@ async fn keys(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
         let count: f64 = answers
             .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
             .sum();
-        promises.push(Expectation::new(
+        expectations.push(Expectation::new(
             files.stdout.trim() == "0" && count > 0.0,
             format!("{node} performs TLS handshakes without a private key: a key server signs"),
             format!(
@@ -190,5 +190,5 @@ async fn keys(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
             ),
         ));
     }
-    Ok(promises)
+    Ok(expectations)
 }

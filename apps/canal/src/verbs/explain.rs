@@ -239,6 +239,7 @@ const PLACEHOLDER_JWKS: &str = r#"{"keys":[{"kty":"EC"}]}"#;
 fn journey(args: &ExplainArgs, ir: &Ir) -> Done<RequestDescription> {
     let usage =
         |place: &str, what: String, fix: &str| VerbError::new(ExitStatus::Usage, place, what, fix);
+    // A missing port reads as empty, which the parser below refuses.
     let (name, port) = args.to.rsplit_once(':').unwrap_or((&args.to, ""));
     let fix = "write namespace/service:port";
     let port: u16 = port
@@ -277,6 +278,7 @@ fn journey(args: &ExplainArgs, ir: &Ir) -> Done<RequestDescription> {
         )
     })?;
     let (identity, address) = parse_client(&args.from, ir)?;
+    // Without --host, the client requests the service by its short name, as in `http://cart`.
     let host = args
         .host
         .clone()
@@ -291,6 +293,7 @@ fn journey(args: &ExplainArgs, ir: &Ir) -> Done<RequestDescription> {
     };
     Ok(RequestDescription {
         identity,
+        // --from-ip replaces the address of a pod with the identity.
         address: args.from_ip.or(address),
         direct: args.direct,
         request,

@@ -602,7 +602,7 @@ fn fleet_lines(fleet: &FleetResponse) -> Vec<String> {
         ]);
     }
     lines.extend(services.lines());
-    // Only the provider gets it.
+    // The controller shows the blast radius only to the provider.
     if !fleet.blast.is_empty() {
         lines.push(String::new());
         let mut blast = TextTable::new(&["BACKENDS FAILING AT ONCE", "SERVICES LOST ON AVERAGE"]);
@@ -661,6 +661,7 @@ fn explained_lines(explained: &ExplainResponse) -> Vec<String> {
                 s.standbys.to_string(),
             ]);
         }
+        // A table without members would print only its head line.
         if !t.members.is_empty() {
             lines.extend(chain_table.lines());
         }

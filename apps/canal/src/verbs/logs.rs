@@ -61,6 +61,7 @@ pub(crate) async fn run(args: LogsArgs) -> VerbResult {
             fix,
         ));
     }
+    // The process log is a file of a world's host. The controller relays only access logs.
     if args.mesh.server.is_some() || args.access {
         return access_log(&args).await;
     }

@@ -150,6 +150,7 @@ async fn locally(args: &TapArgs) -> VerbResult {
             None => break,
         }
     }
+    // The failures are printed already; the exit status tells scripts whether all gateways failed.
     match failed {
         0 => Ok(()),
         n if n == gateways.len() => Err(VerbError::already_printed(ExitStatus::Unreachable)),

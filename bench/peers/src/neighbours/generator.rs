@@ -170,6 +170,8 @@ pub(crate) fn run(load: &LoadSpec<'_>, request: &[u8]) -> anyhow::Result<LoadOut
                     .lateness
                     .push(now.saturating_duration_since(next).as_secs_f64() * 1e3);
             }
+            // Exponential gaps make the arrivals a Poisson process, as those of many independent
+            // clients are.
             next += Duration::from_secs_f64(-(1.0 - random.random::<f64>()).ln() / total);
         }
         if now >= end && (waiting == 0 || now >= end + LAST_ANSWERS) {

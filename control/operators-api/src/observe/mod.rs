@@ -1,7 +1,7 @@
 //! Operators observe data planes. This module has the streams that data planes keep open for that,
-//! and the observations on them. `target` decides which operator may see what. What data planes
-//! answer is not read here. Start at [`begin`] for operators, and at [`ObservationService`] for
-//! data planes.
+//! and the observations on them. `target` decides which operator may see what. This module passes
+//! on the answers of data planes without reading them. Start at [`begin`] for operators, and at
+//! [`ObservationService`] for data planes.
 
 mod link;
 mod relay;
@@ -234,9 +234,12 @@ impl ObservationRegistry {
         };
         let cost = answer.data.len() as u64 + OBSERVE_ANSWER_COST;
         let event = match answer.end {
+            // The end of an observation needs no credit, so one answer without data may exceed the
+            // window.
             _ if session.queued.load(Relaxed) + cost
                 > OBSERVE_WINDOW_BYTES + OBSERVE_ANSWER_COST =>
             {
+                // If the order does not fit, the answers that still come find no session.
                 let _ = link.orders.try_send(Ok(ObserveOrder {
                     id: answer.id,
                     order: Some(Order::End(true)),

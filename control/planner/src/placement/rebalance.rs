@@ -248,6 +248,7 @@ impl Balance<'_, '_> {
                     .iter()
                     .map(|(slot, _)| (*slot, sides[to]))
                     .collect();
+                // `live` returned the least loaded backends first.
                 for (slot, _) in zones[from].iter().rev() {
                     searches.push(MoveSearch {
                         scale,
@@ -403,8 +404,8 @@ impl Balance<'_, '_> {
         let demand = &self.shards.demands.services[&id];
         let request = demand.home.as_ref().and_then(|az| self.shards.zone(az));
         request.is_none()
-            && count(from) == self.shards.want.0
-            && count(to) + 1 == self.shards.want.0
+            && count(from) == self.shards.home_required
+            && count(to) + 1 == self.shards.home_required
     }
 
     fn carry_out(&mut self, exchange: &ShardMove) {

@@ -38,12 +38,11 @@ pub(super) fn confirm(table: &mut PlannedTable, request: &TableRequest, heads: &
 /// Marks members that may own sessions as owners, and owners that have proved to own none as
 /// standbys.
 pub(super) fn update_owners(table: &mut PlannedTable, request: &TableRequest, vacant: &Vacant) {
-    let (version, confirmed, heard) = (
-        table.version.max(1),
-        table.confirmed,
-        table.reports_received,
-    );
-    let mut stood_in = false;
+    // In a member, version 0 means that it owns nothing.
+    let version = table.version.max(1);
+    let confirmed = table.confirmed;
+    let reports_received = table.reports_received;
+    let mut has_stood_in = false;
     for (bucket, chain) in table.chains.iter_mut().enumerate() {
         // A SYN goes to the first member that is up, so a standby gets it while all members before
         // it are down.
@@ -52,6 +51,8 @@ pub(super) fn update_owners(table: &mut PlannedTable, request: &TableRequest, va
             || chain
                 .first()
                 .is_some_and(|head| !request.is_up(head.replica));
+        // The head owns its sessions by its position. In a vacant bucket, the first member is not
+        // the head yet.
         for member in chain.iter_mut().skip(usize::from(!is_vacant)) {
             let report = request.ownership.report(member.replica);
             let owns = report.is_some_and(|report| report.owns(request.service, bucket));
@@ -62,21 +63,21 @@ pub(super) fn update_owners(table: &mut PlannedTable, request: &TableRequest, va
                 } else {
                     version
                 };
-                stood_in |= dead_before && is_up;
+                has_stood_in |= dead_before && is_up;
             // The report must be about the present table. Its scans must have begun after all
             // possible senders confirmed that table: a late sender may have forwarded a SYN after
             // an earlier scan.
             } else if let Some(report) = report
                 && report.version(request.service) >= member.owner_until_version
                 && confirmed >= member.owner_until_version
-                && report.scanned_after >= heard
+                && report.scanned_after >= reports_received
             {
                 member.owner_until_version = 0;
             }
             dead_before &= !is_up;
         }
     }
-    if stood_in {
+    if has_stood_in {
         // Scans from before a replica replaced a dead head do not prove that it owns nothing now.
         table.reports_received = request.ownership.last_report_number();
     }

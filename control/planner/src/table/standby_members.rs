@@ -18,15 +18,19 @@ pub(super) fn set(table: &mut PlannedTable, request: &TableRequest, heads: &[&Fl
     // Counts how often a replica is the first to take over from a head.
     let mut after: BTreeMap<(ReplicaNumber, ReplicaNumber), usize> = BTreeMap::new();
     for (bucket, chain) in table.chains.iter_mut().enumerate() {
+        // `move_heads` found no replica that could be the head.
         let Some(head) = chain.first().map(|member| member.replica) else {
             continue;
         };
         let is_head = |number: ReplicaNumber| heads.iter().any(|head| head.number == number);
-        let mut place = 0;
+        // `move_heads` decides about the head. An owner stays until it has proved that it owns
+        // nothing.
+        let mut position = 0;
         chain.retain(|member| {
-            place += 1;
-            place == 1 || member.is_owner() || is_head(member.replica)
+            position += 1;
+            position == 1 || member.is_owner() || is_head(member.replica)
         });
+        // Of a chain's slots, one is the head's and one stays free for the next head.
         let wanted = request
             .standby
             .min(CHAIN_LENGTH_MAX - 2)

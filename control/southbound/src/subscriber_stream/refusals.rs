@@ -112,6 +112,7 @@ impl SubscriberStream {
         // tenants.
         items.sort_by_cached_key(|item| owner_of(&item.key()));
         let owners: Vec<ResourceOwner> = items.iter().map(|item| owner_of(&item.key())).collect();
+        // The faulty resource is alone, or the tenant's splits are used up.
         let Some(at) = self.split_at(&owners) else {
             for item in &items {
                 self.set_aside(item, nack.text.clone());

@@ -195,6 +195,7 @@ pub(super) fn load(database: &Database) -> Result<LoadedState, redb::Error> {
         let tenant = TenantName::new(entry?.0.value().0).map_err(damaged)?;
         *counts.entry(tenant).or_insert(0) += 1;
     }
+    // These counters stay below 2^32; a damaged one that does not allows no new id.
     let number = |name: &str| -> Result<u32, redb::Error> {
         Ok(u32::try_from(counter(name)?).unwrap_or(u32::MAX))
     };

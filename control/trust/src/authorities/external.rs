@@ -121,7 +121,7 @@ impl ExternalCaClient {
     ) -> Result<String, ExternalCaError> {
         // Requests must not gather at a slow CA: a client that waits would have gone before its
         // turn.
-        let _room = self
+        let _permit = self
             .request_permits
             .try_acquire()
             .map_err(|_| ExternalCaError::Busy)?;
@@ -153,7 +153,7 @@ impl ExternalCaClient {
         let client = own.as_ref().unwrap_or(&self.client);
         let mut attempt = 0;
         loop {
-            let ask = FetchRequest {
+            let fetch_request = FetchRequest {
                 method: Method::POST,
                 uri: &uri,
                 headers: vec![(CONTENT_TYPE, HeaderValue::from_static("application/json"))],
@@ -162,7 +162,7 @@ impl ExternalCaClient {
                 time: ATTEMPT,
             };
             attempt += 1;
-            match client.send(ask).await {
+            match client.send(fetch_request).await {
                 Ok(answer) => return Ok(certificate(&answer.body)? + "\n" + &above),
                 // Signing again is safe: an unused certificate only expires.
                 Err(fault) if fault.is_passing() && attempt < ATTEMPTS => {

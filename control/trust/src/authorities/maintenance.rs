@@ -94,13 +94,13 @@ impl TrustAuthorities {
             }
         };
         locked(&self.waiting).insert(name.clone(), waiting);
-        let sight = RotationState {
+        let state = RotationState {
             phase,
             since: domain.record.since,
             clear_since,
             now,
         };
-        let stepped = match decide_step(&sight, &self.rotation_timeouts) {
+        let stepped = match decide_step(&state, &self.rotation_timeouts) {
             RotationStep::Stay => return,
             RotationStep::Switch => self.step(name, phase, |d| d.switch(now)),
             RotationStep::Retire => self.step(name, phase, |d| d.retire(now)),
@@ -209,6 +209,7 @@ fn subscribers_without_root(
                 None if holders.contains(&principal.to_string()) => {
                     _ = out.insert(format!("{principal}: is not connected"))
                 }
+                // It has no certificate, and receives the new root when it connects.
                 None => {}
             }
         }

@@ -30,9 +30,10 @@ impl TrustAuthorities {
             .filter(|r| r.until > now)
             .collect();
         let source = self.source(&name.1);
-        let sight = RotationState {
+        let state = RotationState {
             phase: domain.phase(),
             since: domain.record.since,
+            // Only the decision on the next step needs it, which is not made here.
             clear_since: None,
             now,
         };
@@ -42,11 +43,11 @@ impl TrustAuthorities {
             tenant: name.0.to_string(),
             trust_domain: name.1.to_string(),
             source: source.name().into(),
-            phase: sight.phase.as_str().into(),
+            phase: state.phase.as_str().into(),
             since: domain.record.since,
             roots: roots(&source, &domain, &rows),
             waiting,
-            overdue: is_overdue(&sight, &self.rotation_timeouts),
+            overdue: is_overdue(&state, &self.rotation_timeouts),
             issued: rows.len() as u64,
             revoked: domain
                 .record

@@ -125,6 +125,7 @@ impl SnapshotBuilder {
         }
         for resource in upserts {
             match &**resource {
+                // A tenant's rule must not decide about another tenant's service.
                 Resource::Route(rule) if rule.key.tenant == rule.parent.tenant => {
                     let of_service = rules
                         .entry(rule.parent.clone())

@@ -97,6 +97,7 @@ async fn open_relay_ends_when_its_tenant_closes() {
     client.send(b"x").await;
     assert_eq!(client.exactly(1).await, b"x");
     close(&fixture, &["beta"]);
+    // A wrong end would come within this time: a relay ends soon after its tenant closes.
     tokio::time::sleep(std::time::Duration::from_millis(300)).await;
     assert_eq!(
         fixture.metric("istio_tcp_connections_closed_total", &[]),

@@ -243,6 +243,8 @@ fn bytes_before_a_reset_arrive_through_tunnels() {
         for _ in 0..4 {
             let mut client = mesh.client("10.96.0.1:80").await;
             client.send(b"!").await;
+            // The client reads late, so that the reset reaches the node while the bytes are still
+            // unread.
             tokio::time::sleep(Duration::from_millis(500)).await;
             assert!(!client.closed().await, "a reset");
             assert!(

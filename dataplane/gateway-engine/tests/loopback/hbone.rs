@@ -901,6 +901,7 @@ fn a_node_that_gets_goaway_opens_its_next_tunnel_on_a_new_connection() {
     local(|| async {
         let origin = OriginServer::echo().await;
         let times = GatewayTimeouts {
+            // The drain must not close the old tunnel as idle before its last request.
             drain_idle: Duration::from_secs(20),
             ..GatewayTimeouts::default()
         };
@@ -926,6 +927,7 @@ fn a_node_that_gets_goaway_opens_its_next_tunnel_on_a_new_connection() {
         stays.send(request).await;
         assert_eq!(stays.answer().await.unwrap().field("connection"), None);
         assert_eq!(mesh.fixture.engine.sessions(), (1, 1));
+        // The second call repeats the state, which must change nothing.
         mesh.fixture.engine.set_soft_drain(true);
         mesh.fixture.engine.set_soft_drain(true);
         let begun = Instant::now();
@@ -963,6 +965,7 @@ fn a_node_that_gets_goaway_opens_its_next_tunnel_on_a_new_connection() {
         until_sessions(&mesh.fixture, 0).await;
         mesh.fixture.engine.set_soft_drain(false);
         let mut back = tunnel().await;
+        // This is longer than a turn of a soft drain, so a drain that still runs would be noticed.
         tokio::time::sleep(Duration::from_millis(1500)).await;
         back.send(request).await;
         assert_eq!(back.answer().await.unwrap().field("connection"), None);

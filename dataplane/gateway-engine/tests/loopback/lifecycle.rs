@@ -343,6 +343,7 @@ async fn worker_that_stands_still_is_reported_until_it_turns_again() {
     // Workers that end gracefully are not reported as stuck.
     fixture.drain(Duration::from_secs(1));
     assert!(fixture.join_workers(Duration::from_secs(5)).await);
+    // The watchdog reports a silent worker after eight polls of 100 ms, so it would do so by then.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     assert!(fixture.engine.stuck_workers().is_empty());
 }

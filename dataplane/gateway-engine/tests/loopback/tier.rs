@@ -487,8 +487,8 @@ fn tunnels_reach_only_the_service_of_their_listener() {
             (WEB[0], "10.96.0.1:81", 503, "unknown_port", 1.0),
         ] {
             match replica.get(TENANT, id, authority).await {
-                Err(HboneError::Refused { status: given, .. }) => {
-                    assert_eq!(given, status, "{authority}")
+                Err(HboneError::Refused { status: actual, .. }) => {
+                    assert_eq!(actual, status, "{authority}")
                 }
                 other => panic!("{authority}: {other:?}"),
             }
@@ -687,6 +687,7 @@ fn only_connections_of_moved_buckets_are_asked_to_leave() {
             };
             let stream = sys::connect(None, address, &options).await.unwrap();
             let bucket = tier::bucket(stream.local_addr().unwrap(), port, web);
+            // The call of `rebalance` below moves buckets 0 to 63 of WEB[0], one by each bit.
             held.push((
                 n < 16 && bucket < 64,
                 HttpClient {
@@ -724,6 +725,7 @@ fn only_connections_of_moved_buckets_are_asked_to_leave() {
                 moved as f64,
             )
             .await;
+        // Another connection that is asked by mistake would be counted within this time.
         tokio::time::sleep(std::time::Duration::from_secs(1)).await;
         let asked = replica
             .fixture

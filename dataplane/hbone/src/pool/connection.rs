@@ -481,7 +481,6 @@ async fn drive(
     .into_iter()
     .collect();
     let mut h2 = std::pin::pin!(std::future::poll_fn(|cx| {
-        // The window grows with the bytes read, which only this poll reads.
         growth.apply_to_client(&mut h2);
         let end = h2.poll_unpin(cx);
         if end.is_pending() {
@@ -507,8 +506,7 @@ async fn drive(
         .get()
         .unwrap_or(HboneCloseReason::Retired);
     let emptied = async {
-        // A slow poll is sufficient, because it matters only for a peer that does not close in
-        // order.
+        // A slow poll suffices: it matters only for a peer that does not close in order.
         while connection.streams.get() > 0 {
             tokio::time::sleep(CLOSE_TIMEOUT).await;
         }

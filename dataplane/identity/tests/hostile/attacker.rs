@@ -320,14 +320,14 @@ pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
     opening: &Opening,
     script: AttackScript,
 ) -> AttackerView {
-    let (mut seen, mut transcript, mut pending) =
+    let (mut view, mut transcript, mut pending) =
         (AttackerView::default(), opening.hello.clone(), Vec::new());
-    let (mut lane, mut schedule, mut later): (
+    let (mut lane, mut schedule, mut after_data): (
         Option<RecordDirection>,
         Option<Schedule>,
         Option<Vec<u8>>,
     ) = (None, None, None);
-    seen.push(&mut io, &opening.wire).await;
+    view.push(&mut io, &opening.wire).await;
     if opening.close {
         let _ = io.shutdown().await;
     }
@@ -336,9 +336,9 @@ pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
             (Some(lane), DATA) => lane.open(&bytes).expect("the server protects its records"),
             _ => (bytes[0], bytes[5..].to_vec()),
         };
-        seen.note(kind, &content);
+        view.note(kind, &content);
         if kind == DATA {
-            seen.end(&mut io, &mut later).await;
+            view.end(&mut io, &mut after_data).await;
         }
         if kind != HANDSHAKE || opening.hello.is_empty() {
             continue;
@@ -347,11 +347,12 @@ pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
         for m in messages(&mut pending) {
             transcript.extend_from_slice(&m);
             match (m[0], &opening.second) {
+                // A HelloRetryRequest is a ServerHello with a fixed random (RFC 8446 §4.1.3).
                 (SERVER_HELLO, second) if m[6..38] == RETRY => {
                     transcript = [rolled_up(&opening.hello), m].concat();
                     if let Some(second) = second {
                         transcript.extend_from_slice(&second.hello);
-                        seen.push(&mut io, &second.wire).await;
+                        view.push(&mut io, &second.wire).await;
                     }
                 }
                 (SERVER_HELLO, _) => {
@@ -364,7 +365,7 @@ pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
                     let made = schedule.clone().expect("the hello came first");
                     let (client, server) = made.traffic(&transcript);
                     lane = Some(RecordDirection::new(&server));
-                    let mut speech = MessageFlight {
+                    let mut flight = MessageFlight {
                         side: Side::Client,
                         out: Vec::new(),
                         transcript: transcript.clone(),
@@ -375,15 +376,15 @@ pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
                         traffic: Some(client),
                         fixture,
                     };
-                    script(fixture, &mut speech);
-                    later = seen.open(&mut io, speech).await;
+                    script(fixture, &mut flight);
+                    after_data = view.open(&mut io, flight).await;
                 }
                 (KEY_UPDATE, _) => lane = lane.as_ref().map(RecordDirection::updated),
                 _ => {}
             }
         }
     }
-    seen
+    view
 }
 
 /// Acts as a server that reads one ClientHello and then sends all of `script`, without waiting.
@@ -392,17 +393,17 @@ pub(crate) async fn ambush<IO: AsyncRead + AsyncWrite + Unpin>(
     mut io: IO,
     script: AttackScript,
 ) -> AttackerView {
-    let (mut seen, mut hello) = (AttackerView::default(), Vec::new());
+    let (mut view, mut hello) = (AttackerView::default(), Vec::new());
     let hello = loop {
         let Some(bytes) = read_record(&mut io).await else {
-            return seen;
+            return view;
         };
         hello.extend_from_slice(&bytes[5..]);
         if let Some(hello) = messages(&mut hello).pop() {
             break hello;
         }
     };
-    let mut speech = MessageFlight {
+    let mut flight = MessageFlight {
         side: Side::Server,
         out: Vec::new(),
         transcript: hello.clone(),
@@ -413,28 +414,30 @@ pub(crate) async fn ambush<IO: AsyncRead + AsyncWrite + Unpin>(
         traffic: None,
         fixture,
     };
-    script(fixture, &mut speech);
-    let flight = speech.transcript.clone();
-    let mut lanes: Vec<RecordDirection> = Vec::new();
-    if let Some(schedule) = &speech.schedule {
-        lanes = vec![
+    script(fixture, &mut flight);
+    let transcript = flight.transcript.clone();
+    // The client protects its Finished with keys of the handshake, and what follows with keys of
+    // application data. Whichever opens a record is the right one.
+    let mut client_keys: Vec<RecordDirection> = Vec::new();
+    if let Some(schedule) = &flight.schedule {
+        client_keys = vec![
             RecordDirection::new(&schedule.client),
-            RecordDirection::new(&schedule.traffic(&flight).0),
+            RecordDirection::new(&schedule.traffic(&transcript).0),
         ];
     }
-    let mut later = seen.open(&mut io, speech).await;
+    let mut after_data = view.open(&mut io, flight).await;
     while let Some(bytes) = read_record(&mut io).await {
         let opened = if bytes[0] == DATA {
-            lanes.iter_mut().find_map(|l| l.open(&bytes))
+            client_keys.iter_mut().find_map(|l| l.open(&bytes))
         } else {
             Some((bytes[0], bytes[5..].to_vec()))
         };
         if let Some((kind, content)) = opened {
-            seen.note(kind, &content);
+            view.note(kind, &content);
             if kind == DATA {
-                seen.end(&mut io, &mut later).await;
+                view.end(&mut io, &mut after_data).await;
             }
         }
     }
-    seen
+    view
 }

@@ -116,6 +116,7 @@ pub(crate) fn compare_runs(
             let entry = counts.entry(what).or_insert((0, detail));
             entry.0 += 1;
         }
+        // No problem can any more occur in most of the rounds, so the rest need not run.
         if counts
             .values()
             .all(|(count, _)| *count + (ROUNDS - 1 - round) <= ROUNDS / 2)

@@ -111,6 +111,8 @@ fn segment(
         InnerProtocol::Tcp(flags) => {
             segment.extend(from.port().to_be_bytes());
             segment.extend(to.port().to_be_bytes());
+            // Sequence number 0xca0a0001, no acknowledgment, five words of header, the largest
+            // window.
             segment.extend([
                 0xca, 0x0a, 0, 1, 0, 0, 0, 0, 0x50, flags, 0xff, 0xff, 0, 0, 0, 0,
             ]);

@@ -109,6 +109,7 @@ fn read(words: &[&str]) -> Result<SpoofCommand> {
         Some(vni) if vni >> 24 == 0 => Some(VxlanHeader {
             vni,
             hop: parsed("hop", take("hop"))?.unwrap_or(0),
+            // By default the inner frame has the edges' MAC address, as that of a node has.
             mac: take("mac").map_or(Ok([0x02, 0xca, 0x0a, 0x01, 0, 0x02]), mac)?,
             via: parsed("via", take("via"))?.ok_or_else(|| bad("no via"))?,
             outer: parsed("outer", take("outer"))?,
