@@ -364,8 +364,9 @@ impl FakeHandshake {
     }
 }
 
-fn step(under_way: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out: &mut Vec<u8>) {
-    let Some(h) = under_way.get_mut(&id) else {
+fn step(handshakes: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out: &mut Vec<u8>) {
+    let Some(h) = handshakes.get_mut(&id) else {
+        // The handshake ended before these bytes came.
         return;
     };
     let taken = h.take(bytes);
@@ -383,7 +384,7 @@ fn step(under_way: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out:
             id,
             out,
         );
-        under_way.remove(&id);
+        handshakes.remove(&id);
         return;
     }
     if h.connection.is_handshaking() {
@@ -424,5 +425,5 @@ fn step(under_way: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out:
     encode_response(&KeyResponse::Done(done), id, out);
     // The guard borrows from the handshake, which is removed next.
     drop(secrets);
-    under_way.remove(&id);
+    handshakes.remove(&id);
 }
