@@ -831,6 +831,7 @@ fn a_request_that_crashes_replicas_affects_one_service_only() {
     let others = loads_beside(victim, &all, tables);
     let begun = Instant::now();
     if is_timed() {
+        // The losses and gaps are measured from a steady state.
         std::thread::sleep(Duration::from_secs(2));
     }
     let mut own = kill_by_request(victim, &before);

@@ -91,6 +91,7 @@ async fn authorizer() -> (OriginServer, Arc<AuthorizerCalls>) {
                 "/envoy.service.auth.v3.Authorization/Check"
             );
             let (body, _) = http2::read_all(request.into_body()).await.unwrap();
+            // The first five bytes frame the message, as gRPC demands.
             let checks = proto::CheckRequest::decode(&body[5..]).unwrap();
             let path = checks
                 .attributes
