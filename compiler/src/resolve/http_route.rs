@@ -17,12 +17,13 @@ use canal_model::program::{
 
 use super::destination::DestinationIndex;
 use super::ingress::Ingress;
+use super::route_answers;
+use super::route_effects::RouteEffects;
 use super::route_fields::{
     FieldIssue, GatewayRegexBudget, RegexBudget, RuleContext, STATUS_BROKEN, conditions,
     header_name, parent_service, path, text,
 };
 use super::tenant_objects::Sourced;
-use super::{route_answers, route_attempts, route_filters};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
     HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX,
@@ -306,29 +307,31 @@ fn attach(
             broken,
             regexes,
         };
-        let filters = route_filters::of_http_route(&rule.filters, &rule.matches, &mut reading);
-        let attempts = route_attempts::of_http_route(rule, &mut reading);
+        let effects = RouteEffects::of_http_route(rule, &mut reading);
         let (matches, action) = checked(route, at, rule, to, &mut reading);
-        let action = route_filters::guard(filters.as_deref(), action, &mut reading);
+        let action = effects.guard(action, &mut reading);
         let without_room = without_room(route.document, &field, regexes.take_exceeded(), report);
         for (parent, fault) in parents {
+            // A parent's fault, and a Gateway that is full, concern the rule at that parent only.
             let reason = fault.as_ref().or_else(|| without_room.get(&parent.service));
             let refusal = reason.cloned().map(|reason| RouteAction::Refuse {
                 status: STATUS_BROKEN,
                 reason,
             });
-            let is_within = add(RouteRule {
+            // A rule that refuses has neither filters nor retries: they are for its backends.
+            let mut rule = RouteRule {
                 key: key(route, parent, at),
                 parent: parent.service.clone(),
                 parent_port: parent.port,
                 hosts: hosts.clone(),
                 matches: matches.clone(),
-                filters: route_filters::of_action(filters.as_deref(), &action)
-                    .filter(|_| refusal.is_none()),
-                attempts: route_attempts::of_action(attempts.as_deref(), &action)
-                    .filter(|_| refusal.is_none()),
                 action: refusal.unwrap_or_else(|| action.clone()),
-            });
+                filters: None,
+                attempts: None,
+                faults: None,
+            };
+            effects.apply(&mut rule);
+            let is_within = add(rule);
             if !is_within {
                 return;
             }
