@@ -48,8 +48,8 @@ pub struct Terminator {
 
 #[derive(Debug)]
 enum TerminationKey {
-    Here(Credential),
-    There(RemoteKey),
+    Local(Credential),
+    Remote(RemoteKey),
 }
 
 #[derive(Debug)]
@@ -60,8 +60,8 @@ struct CachedServerConfig {
 
 #[derive(Debug)]
 enum CachedKeyId {
-    Here(Arc<Certificate>),
-    There(Arc<CertifiedKey>),
+    Local(Arc<Certificate>),
+    Remote(Arc<CertifiedKey>),
 }
 
 /// A connection after TLS termination.
@@ -83,7 +83,7 @@ impl Terminator {
     pub fn new(terms: TerminationConfig, credential: Credential, trust: TrustView) -> Self {
         Self {
             terms,
-            key: TerminationKey::Here(credential),
+            key: TerminationKey::Local(credential),
             trust,
             cached: ArcSwapOption::empty(),
         }
@@ -93,7 +93,7 @@ impl Terminator {
     pub fn signed(terms: TerminationConfig, key: RemoteKey, trust: TrustView) -> Self {
         Self {
             terms,
-            key: TerminationKey::There(key),
+            key: TerminationKey::Remote(key),
             trust,
             cached: ArcSwapOption::empty(),
         }
@@ -135,9 +135,11 @@ impl Terminator {
             .server_name()
             .map(str::to_ascii_lowercase);
         let stream = match &self.key {
-            TerminationKey::Here(credential) => start.into_stream(self.here(credential)?).await?,
-            TerminationKey::There(signed) => {
-                let config = self.there(signed).await?;
+            TerminationKey::Local(credential) => {
+                start.into_stream(self.local_config(credential)?).await?
+            }
+            TerminationKey::Remote(signed) => {
+                let config = self.remote_config(signed).await?;
                 signed.handshake(start, config).await?
             }
         };
@@ -165,10 +167,10 @@ impl Terminator {
         })
     }
 
-    fn here(&self, credential: &Credential) -> Result<Arc<ServerConfig>, TlsError> {
+    fn local_config(&self, credential: &Credential) -> Result<Arc<ServerConfig>, TlsError> {
         let own = usable(credential)?;
         if let Some(made) = &*self.cached.load()
-            && matches!(&made.of, CachedKeyId::Here(c) if Arc::ptr_eq(c, &own))
+            && matches!(&made.of, CachedKeyId::Local(c) if Arc::ptr_eq(c, &own))
         {
             return Ok(made.config.clone());
         }
@@ -179,16 +181,16 @@ impl Terminator {
             self.terms.clients == ClientCertificates::None,
         )?);
         self.cached.store(Some(Arc::new(CachedServerConfig {
-            of: CachedKeyId::Here(own),
+            of: CachedKeyId::Local(own),
             config: config.clone(),
         })));
         Ok(config)
     }
 
-    async fn there(&self, signed: &RemoteKey) -> Result<Arc<ServerConfig>, TlsError> {
+    async fn remote_config(&self, signed: &RemoteKey) -> Result<Arc<ServerConfig>, TlsError> {
         let key = signed.certified().await.map_err(TlsError::KeyServer)?;
         if let Some(made) = &*self.cached.load()
-            && matches!(&made.of, CachedKeyId::There(k) if Arc::ptr_eq(k, &key))
+            && matches!(&made.of, CachedKeyId::Remote(k) if Arc::ptr_eq(k, &key))
         {
             return Ok(made.config.clone());
         }
@@ -196,7 +198,7 @@ impl Terminator {
         // not refuse it.
         let config = Arc::new(self.config(Arc::new(FixedCertResolver(key.clone())), false)?);
         self.cached.store(Some(Arc::new(CachedServerConfig {
-            of: CachedKeyId::There(key),
+            of: CachedKeyId::Remote(key),
             config: config.clone(),
         })));
         Ok(config)
@@ -206,8 +208,8 @@ impl Terminator {
         let domain = self.terms.trust_domain.clone();
         let trust = self.trust.clone();
         match &self.key {
-            TerminationKey::Here(credential) => Ok(usable(credential)?.verifier(domain, trust)),
-            TerminationKey::There(_) => {
+            TerminationKey::Local(credential) => Ok(usable(credential)?.verifier(domain, trust)),
+            TerminationKey::Remote(_) => {
                 let unusable = |why: String| TlsError::Protocol(rustls::Error::General(why));
                 PeerVerifier::new(domain, &[], trust).map_err(unusable)
             }
