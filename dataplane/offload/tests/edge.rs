@@ -708,6 +708,7 @@ fn oversize_packets_are_answered_from_the_dialed_address() {
                 } else {
                     HEAD + 20 + 8
                 };
+                // The program quotes this much of the packet (`SHOWN` in too_big.h).
                 assert_eq!(t.frame[icmp..], inner[..68], "{case}: what it is about");
             }
             Err("too_big") => assert_eq!(

@@ -551,6 +551,7 @@ async fn requests_that_http1_could_misread_are_refused() {
             400,
             "h2_duplicate_host",
         ),
+        // A field value may have bytes beyond ASCII (RFC 9110 §5.5).
         ("GET", &[("x-a", "b\u{e9}")], 200, ""),
     ];
     for (method, fields, status, reason) in cases {
