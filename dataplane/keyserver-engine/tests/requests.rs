@@ -377,6 +377,7 @@ async fn keyless_is_refused_at_once() {
         ServerReply::Signature(_)
     ));
     // Clients of TLS 1.2 are served as well, with this key and no other.
+    // What TLS 1.2 signs: both randoms, the named curve X25519, and a public key of 32 bytes.
     let ecdhe = [&[1; 64][..], &[3, 0, 29, 32], &[9; 32]].concat();
     assert!(matches!(
         gateway

@@ -208,7 +208,6 @@ fn private_keys_are_only_in_key_servers_and_there_sealed() {
             .find(|line| line.starts_with("Max core file size"))
             .unwrap_or_default();
         assert!(
-            // The soft limit follows the four words of the name.
             core.split_whitespace().nth(4) == Some("0"),
             "{host}: {core}"
         );
