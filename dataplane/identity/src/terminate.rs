@@ -49,8 +49,8 @@ pub struct Terminator {
 
 #[derive(Debug)]
 enum TerminationKey {
-    Here(Credential),
-    There(RemoteKey),
+    Local(Credential),
+    Remote(RemoteKey),
     /// Certificates of a listener, which never change: new ones make a new terminator.
     Listener(Arc<CertificateSelector>),
 }
@@ -63,8 +63,8 @@ struct CachedServerConfig {
 
 #[derive(Debug)]
 enum CachedKeyId {
-    Here(Arc<Certificate>),
-    There(Arc<CertifiedKey>),
+    Local(Arc<Certificate>),
+    Remote(Arc<CertifiedKey>),
     Listener,
 }
 
@@ -87,7 +87,7 @@ impl Terminator {
     pub fn new(terms: TerminationConfig, credential: Credential, trust: TrustView) -> Self {
         Self {
             terms,
-            key: TerminationKey::Here(credential),
+            key: TerminationKey::Local(credential),
             trust,
             cached: ArcSwapOption::empty(),
         }
@@ -97,7 +97,7 @@ impl Terminator {
     pub fn signed(terms: TerminationConfig, key: RemoteKey, trust: TrustView) -> Self {
         Self {
             terms,
-            key: TerminationKey::There(key),
+            key: TerminationKey::Remote(key),
             trust,
             cached: ArcSwapOption::empty(),
         }
@@ -161,12 +161,14 @@ impl Terminator {
     {
         let server_name = server_name(&start);
         let stream = match &self.key {
-            TerminationKey::Here(credential) => start.into_stream(self.here(credential)?).await?,
+            TerminationKey::Local(credential) => {
+                start.into_stream(self.local_config(credential)?).await?
+            }
             TerminationKey::Listener(selector) => {
                 start.into_stream(self.listener(selector)?).await?
             }
-            TerminationKey::There(signed) => {
-                let config = self.there(signed).await?;
+            TerminationKey::Remote(signed) => {
+                let config = self.remote_config(signed).await?;
                 signed.handshake(start, config).await?
             }
         };
@@ -194,10 +196,10 @@ impl Terminator {
         })
     }
 
-    fn here(&self, credential: &Credential) -> Result<Arc<ServerConfig>, TlsError> {
+    fn local_config(&self, credential: &Credential) -> Result<Arc<ServerConfig>, TlsError> {
         let own = usable(credential)?;
         if let Some(made) = &*self.cached.load()
-            && matches!(&made.of, CachedKeyId::Here(c) if Arc::ptr_eq(c, &own))
+            && matches!(&made.of, CachedKeyId::Local(c) if Arc::ptr_eq(c, &own))
         {
             return Ok(made.config.clone());
         }
@@ -208,7 +210,7 @@ impl Terminator {
             self.terms.clients == ClientCertificates::None,
         )?);
         self.cached.store(Some(Arc::new(CachedServerConfig {
-            of: CachedKeyId::Here(own),
+            of: CachedKeyId::Local(own),
             config: config.clone(),
         })));
         Ok(config)
@@ -227,10 +229,10 @@ impl Terminator {
         Ok(config)
     }
 
-    async fn there(&self, signed: &RemoteKey) -> Result<Arc<ServerConfig>, TlsError> {
+    async fn remote_config(&self, signed: &RemoteKey) -> Result<Arc<ServerConfig>, TlsError> {
         let key = signed.certified().await.map_err(TlsError::KeyServer)?;
         if let Some(made) = &*self.cached.load()
-            && matches!(&made.of, CachedKeyId::There(k) if Arc::ptr_eq(k, &key))
+            && matches!(&made.of, CachedKeyId::Remote(k) if Arc::ptr_eq(k, &key))
         {
             return Ok(made.config.clone());
         }
@@ -238,7 +240,7 @@ impl Terminator {
         // not refuse it.
         let config = Arc::new(self.config(Arc::new(FixedCertResolver(key.clone())), false)?);
         self.cached.store(Some(Arc::new(CachedServerConfig {
-            of: CachedKeyId::There(key),
+            of: CachedKeyId::Remote(key),
             config: config.clone(),
         })));
         Ok(config)
@@ -248,8 +250,8 @@ impl Terminator {
         let domain = self.terms.trust_domain.clone();
         let trust = self.trust.clone();
         match &self.key {
-            TerminationKey::Here(credential) => Ok(usable(credential)?.verifier(domain, trust)),
-            TerminationKey::There(_) | TerminationKey::Listener(_) => {
+            TerminationKey::Local(credential) => Ok(usable(credential)?.verifier(domain, trust)),
+            TerminationKey::Remote(_) | TerminationKey::Listener(_) => {
                 let unusable = |why: String| TlsError::Protocol(rustls::Error::General(why));
                 PeerVerifier::new(domain, &[], trust).map_err(unusable)
             }

@@ -172,6 +172,8 @@ fn both_roles_and_both_algorithms_end_well_in_any_pieces() {
                         done.suite,
                         handshake.received - done.consumed
                     ),
+                    // TLS_AES_256_GCM_SHA384, whose traffic secrets are 48 bytes, a key of 32 and
+                    // an IV of 12.
                     (PEER, 0x1302, 0),
                     "{what}"
                 );
@@ -509,6 +511,7 @@ fn unknown_peers_are_refused_by_name() {
     .concat();
     let mut handshake = server();
     let mut refused = None;
+    // Six records of 16 KiB are more than HANDSHAKE_BYTES_MAX.
     for _ in 0..6 {
         match handshake.step(&endless) {
             HandshakeStep::Wait { .. } => {}
