@@ -14,6 +14,7 @@ use canal_model::request_fraction::RequestFraction;
 use canal_model::route_attempts::{
     AttemptPolicy, BackoffJitter, RetryBackoff, RouteTimeouts, TimeoutSpan,
 };
+use canal_model::route_cors::{CorsDialect, CorsList, CorsPolicy, OriginHost, OriginMatch};
 use canal_model::route_faults::{AbortStatus, FaultPolicy};
 use canal_model::route_filters::{HeaderModifier, PathRewrite, RedirectPort, RouteAnswer};
 
@@ -370,7 +371,10 @@ fn condition(what: &str, condition: &ValueMatch) -> String {
 
 /// Formats all that a rule does with its requests beside its action, with a comma before each.
 pub fn effects(rule: &RouteRule) -> String {
-    filters(rule) + &attempts(rule.attempts.as_deref()) + &faults(rule.faults.as_deref())
+    filters(rule)
+        + &attempts(rule.attempts.as_deref())
+        + &faults(rule.faults.as_deref())
+        + &cors(rule.cors.as_deref())
 }
 
 /// Formats the filters of a rule, with a comma before each; returns an empty text for none.
@@ -457,6 +461,49 @@ pub fn faults(policy: Option<&FaultPolicy>) -> String {
         text += &format!(", abort with {status} for {}", percent(abort.fraction));
     }
     text
+}
+
+/// Formats cross-origin resource sharing, with a comma before it; returns an empty text for none.
+pub fn cors(policy: Option<&CorsPolicy>) -> String {
+    let Some(policy) = policy else {
+        return String::new();
+    };
+    let origins = policy.origins.iter().map(|origin| match origin {
+        OriginMatch::Any => "any".to_owned(),
+        OriginMatch::Exact(text) => format!("= {text:?}"),
+        OriginMatch::Prefix(text) => format!("from {text:?}"),
+        OriginMatch::Regex(pattern) => format!("~ {pattern:?}"),
+        OriginMatch::Host { scheme, host, port } => {
+            let host = match host {
+                OriginHost::Any => "*".to_owned(),
+                OriginHost::Exact(name) => name.clone(),
+                OriginHost::Suffix(end) => format!("*{end}"),
+            };
+            format!("{}://{host}:{port}", scheme.text())
+        }
+    });
+    let mut text = format!(", origins {}", list(&origins.collect::<Vec<_>>()));
+    for (what, names) in [("methods", &policy.methods), ("headers", &policy.headers)] {
+        text += &match names {
+            CorsList::Unnamed => String::new(),
+            CorsList::Requested => format!(" {what} as requested"),
+            CorsList::Listed(names) => format!(" {what} {names}"),
+        };
+    }
+    if let Some(names) = &policy.exposed {
+        text += &format!(" exposed {names}");
+    }
+    if let Some(seconds) = policy.max_age {
+        text += &format!(" for {seconds}s");
+    }
+    if policy.credentials {
+        text += " with credentials";
+    }
+    text + match policy.dialect {
+        CorsDialect::GatewayApi => "",
+        CorsDialect::IstioForward => ", other preflights forwarded",
+        CorsDialect::IstioIgnore => ", other preflights answered",
+    }
 }
 
 fn percent(fraction: RequestFraction) -> String {

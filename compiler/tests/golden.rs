@@ -348,10 +348,12 @@ fn verdict_text(ir: &Ir, verdict: RoutingVerdict) -> String {
             backends,
             attempts,
             faults,
+            cors,
         } => {
             let attempts = text::attempts(attempts.as_deref());
             let faults = text::faults(faults.as_deref());
-            let mut shares = format!("{} {}{attempts}{faults}", rule.kind, rule.rule);
+            let cors = text::cors(cors.as_deref());
+            let mut shares = format!("{} {}{attempts}{faults}{cors}", rule.kind, rule.rule);
             for backend in &backends {
                 let able: Vec<String> = endpoints(ir, &backend.target)
                     .iter()

@@ -18,6 +18,7 @@ pub mod principal;
 pub mod program;
 pub mod request_fraction;
 pub mod route_attempts;
+pub mod route_cors;
 pub mod route_faults;
 pub mod route_filters;
 pub mod route_table;

@@ -15,6 +15,7 @@ use crate::ids::{
     ServiceAccount, ServiceId, ServiceKey, TenantName, TrustDomain, Vni,
 };
 use crate::route_attempts::AttemptPolicy;
+use crate::route_cors::CorsPolicy;
 use crate::route_faults::FaultPolicy;
 use crate::route_filters::{RouteAnswer, RouteFilters};
 use crate::share::Shares;
@@ -527,6 +528,8 @@ pub struct RouteRule {
     pub attempts: Option<Box<AttemptPolicy>>,
     /// Faults that are injected into requests; `None` for nearly all rules.
     pub faults: Option<Box<FaultPolicy>>,
+    /// Cross-origin resource sharing; `None` for nearly all rules.
+    pub cors: Option<Box<CorsPolicy>>,
 }
 
 /// A host to match, lower case, without port.

@@ -13,6 +13,7 @@ mod node;
 mod policy;
 mod route_answers;
 mod route_attempts;
+mod route_cors;
 mod route_effects;
 mod route_faults;
 mod route_fields;

@@ -336,6 +336,7 @@ impl ProxyError {
             ProxyError::Denied(denial) => &denial.detail,
             ProxyError::Unauthenticated(bad) => bad.name(),
             ProxyError::Rejected(_) => "ext_authz_denied",
+            ProxyError::Answered(reply) => reply.detail,
             _ => self.name(),
         }
     }

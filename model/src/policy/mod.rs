@@ -5,6 +5,7 @@
 
 pub mod attempts;
 pub mod canal;
+pub mod cors;
 pub mod endpoints;
 pub mod faults;
 pub mod gateway_api;

@@ -137,6 +137,7 @@ fn rule(name: &str, of: &str, to: &str, subset: &str) -> Arc<Resource> {
         filters: None,
         attempts: None,
         faults: None,
+        cors: None,
         action: RouteAction::Split(vec![Backend {
             weight: 1,
             target: BackendTarget::Service {

@@ -138,6 +138,7 @@ pub(crate) fn route(
         filters: None,
         attempts: None,
         faults: None,
+        cors: None,
         action,
     })
 }

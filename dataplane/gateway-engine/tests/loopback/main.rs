@@ -8,6 +8,7 @@ mod authorizers;
 mod balance;
 mod builds;
 mod closed;
+mod cors;
 mod credit;
 mod exchanges;
 mod faults;
