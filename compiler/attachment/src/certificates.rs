@@ -22,6 +22,9 @@ type CertificateFault = (ListenerFaultReason, String);
 
 /// A problem with one reference, and its fix.
 struct ReferenceProblem {
+    /// Whether only another object is missing, which may come later: cert-manager writes Secrets for
+    /// Gateways that exist.
+    is_pending: bool,
     reason: ListenerFaultReason,
     problem: String,
     fix: String,
@@ -99,7 +102,12 @@ impl<'a> CertificateIndex<'a> {
                 Ok(key) if named.contains(&key) => {}
                 Ok(key) => named.push(key),
                 Err(found) => {
-                    report.error(format!("{refs}[{at}]"), found.problem.clone(), &found.fix);
+                    let field = format!("{refs}[{at}]");
+                    if found.is_pending {
+                        report.warning(field, found.problem.clone(), &found.fix);
+                    } else {
+                        report.error(field, found.problem.clone(), &found.fix);
+                    }
                     first_fault.get_or_insert((found.reason, found.problem));
                 }
             }
@@ -118,19 +126,27 @@ impl<'a> CertificateIndex<'a> {
         reference: &SecretReference,
         certificates: &mut GatewayCertificates,
     ) -> Result<SecretKey, ReferenceProblem> {
-        let refuse = |reason, problem: String, fix: &str| {
+        let problem_of = |is_pending, reason, problem: String, fix: &str| {
             let fix = fix.to_owned();
             Err(ReferenceProblem {
+                is_pending,
                 reason,
                 problem,
                 fix,
             })
         };
-        let invalid = ListenerFaultReason::InvalidCertificateRef;
+        let refuse = |problem, fix: &str| {
+            problem_of(
+                false,
+                ListenerFaultReason::InvalidCertificateRef,
+                problem,
+                fix,
+            )
+        };
         if !reference.group.is_empty() || reference.kind != "Secret" {
             let (kind, group) = (shorten(&reference.kind), shorten(&reference.group));
             let problem = format!("a certificate cannot be a {kind:?} of group {group:?}");
-            return refuse(invalid, problem, "write kind: Secret, and no group");
+            return refuse(problem, "write kind: Secret, and no group");
         }
         let namespace = reference.namespace.as_ref().unwrap_or(own);
         let name = &reference.name;
@@ -141,25 +157,22 @@ impl<'a> CertificateIndex<'a> {
             let fix = format!(
                 "write a ReferenceGrant in {namespace} from {kind}s in {own} to that Secret"
             );
-            return refuse(ListenerFaultReason::RefNotPermitted, problem, &fix);
+            return problem_of(true, ListenerFaultReason::RefNotPermitted, problem, &fix);
         }
         let Some(&secret) = self.secrets.get(&(namespace, name)) else {
             let problem = format!("there is no Secret {namespace}/{name}");
-            return refuse(invalid, problem, "create it or correct the name");
+            let reason = ListenerFaultReason::InvalidCertificateRef;
+            return problem_of(true, reason, problem, "create it or correct the name");
         };
         let certificate = match &secret.certificate {
             Some(Ok(certificate)) => certificate,
             Some(Err(found)) => {
                 let problem = format!("Secret {namespace}/{name}: {}", found.problem);
-                return refuse(invalid, problem, found.fix);
+                return refuse(problem, found.fix);
             }
             None => {
                 let problem = format!("Secret {namespace}/{name} is not of type {TLS_SECRET}");
-                return refuse(
-                    invalid,
-                    problem,
-                    "write it with that type, tls.crt and tls.key",
-                );
+                return refuse(problem, "write it with that type, tls.crt and tls.key");
             }
         };
         let key = (namespace.clone(), name.clone());
@@ -171,7 +184,7 @@ impl<'a> CertificateIndex<'a> {
             let problem = format!(
                 "with Secret {namespace}/{name} the tenant's listeners have more than {CERTIFICATES_PER_TENANT_MAX} certificates or {CERTIFICATE_BYTES_PER_TENANT_MAX} bytes of them"
             );
-            return refuse(invalid, problem, "use certificates with several names");
+            return refuse(problem, "use certificates with several names");
         }
         self.certificates_left -= 1;
         self.bytes_left -= bytes;
