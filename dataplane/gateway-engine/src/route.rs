@@ -213,6 +213,7 @@ fn decide<R: RoutableRequest>(
             }
             match outcome {
                 RouteOutcome::Target(target) => {
+                    // Most rules have no filters; their requests need no counted reference.
                     if target.filters.reads_rule() {
                         matched = rule.map(|rule| rule.filters());
                     }

@@ -911,6 +911,7 @@ fn the_three_listeners_leave_the_map_when_they_close() {
         "both of the group"
     );
     r.steering.clear_sockets(ServiceListener::Hbone).unwrap();
+    // A listener that is already removed is no error.
     r.steering.clear_sockets(ServiceListener::Hbone).unwrap();
     let _own = r.netns.listen("[::]:15008");
     let e = t.dial("240.0.0.7:15008").unwrap_err();
