@@ -238,6 +238,7 @@ fn decide<R: RoutableRequest>(
             }
             match outcome {
                 RouteOutcome::Target(target) => {
+                    // Most rules have no filters; their requests need no counted reference.
                     if target.filters.reads_rule() {
                         matched = rule.map(|rule| routes.filters(rule, request));
                     }

@@ -252,15 +252,15 @@ async fn all_pairings_carry_heads_bodies_and_trailers() {
         let (body, _) = read_all(response.into_body()).await.unwrap();
         let head = String::from_utf8_lossy(&body[..body.len() - data.len()]).into_owned();
         assert!(body.ends_with(&data), "{protocol:?}");
-        for there in [
+        for field in [
             "x-keep: yes",
             "x-forwarded-for: 127.0.0.1",
             "x-request-id: ",
             "te: trailers",
         ] {
             assert!(
-                head.contains(there),
-                "{protocol:?}: {there:?} not in {head}"
+                head.contains(field),
+                "{protocol:?}: {field:?} not in {head}"
             );
         }
         if protocol == AppProtocol::Http1 {

@@ -257,6 +257,8 @@ fn the_secrets_are_those_of_the_connection() {
         out
     };
     use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+    // The server expands the traffic secret of 48 bytes, and puts the key of 32 and the IV of 12
+    // behind it.
     let key = LessSafeKey::new(
         UnboundKey::new(&AES_256_GCM, &label(&done.client_traffic[..48], b"key", 32)).unwrap(),
     );
@@ -277,6 +279,7 @@ fn the_secrets_are_those_of_the_connection() {
             &mut body,
         )
         .unwrap();
+    // The content type application_data (23) follows the content (RFC 8446 §5.2).
     assert_eq!(plain, b"hello\x17");
 }
 
