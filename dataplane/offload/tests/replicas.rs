@@ -813,8 +813,8 @@ fn the_gateway_dials_tenants_by_mark_and_receives_only_from_them() {
     };
     reset("10.1.2.2:8081", "250.1.0.2:999");
     reset("[fd02::2]:8081", "[fdca:a1:0:250::fa01:2]:999");
-    // The tenant's endpoint replies with another tenant's VNI, to which the routes of table 113 lead.
-    // Nothing of that may arrive.
+    // The routes of table 113 lead into another tenant's tunnel, so the endpoint replies with that
+    // tenant's VNI. Nothing of that may arrive.
     t.edge.ip("rule del from 10.1.2.2 lookup 112");
     t.edge.ip("rule add from 10.1.2.2 lookup 113");
     let e = dial_for(
