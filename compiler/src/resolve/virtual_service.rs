@@ -287,8 +287,7 @@ fn attach(
                     cors: None,
                 };
                 effects.apply(&mut rule);
-                let is_within = add(rule);
-                if !is_within {
+                if !add(rule) {
                     return false;
                 }
             }
