@@ -14,9 +14,22 @@ use crate::ir::{Ir, ServiceIr};
 use crate::ir_ingress::{GatewayIr, ListenerIr};
 use crate::limits::HOST_MATCHES_PER_TENANT_MAX;
 use crate::resolve::{Ingress, ResolvedTenant};
+use crate::resource_budget::ResourceBudget;
+use crate::route_weight::RouteWeights;
+
+/// What a route adds to each table of a gateway that has it.
+#[derive(Default)]
+struct RouteSize {
+    matches: usize,
+    bytes: u64,
+}
 
 /// Builds the IR; `None` if the tenant has no valid Tenant object and must not be published.
-pub(crate) fn build(checked: ResolvedTenant, report: &mut DiagnosticCollector) -> Option<Ir> {
+pub(crate) fn build(
+    checked: ResolvedTenant,
+    budget: &mut ResourceBudget,
+    report: &mut DiagnosticCollector,
+) -> Option<Ir> {
     let tenant = checked.tenant?;
     let mut rules: BTreeMap<ServiceKey, Vec<Arc<RouteRule>>> = BTreeMap::new();
     for rule in checked.rules {
@@ -26,7 +39,7 @@ pub(crate) fn build(checked: ResolvedTenant, report: &mut DiagnosticCollector) -
             .push(Arc::new(rule));
     }
     let mut ingress = ingress(checked.ingress, &mut rules);
-    close_beyond_limit(&mut ingress, report);
+    close_beyond_limit(&mut ingress, budget, report);
     let services = checked.services.into_iter().map(|(key, service)| {
         let routes = RouteTable::new(rules.remove(&key).unwrap_or_default());
         (key, ServiceIr { service, routes })
@@ -88,37 +101,59 @@ fn ingress(
     gateways.collect()
 }
 
-/// Closes the listeners with whose hosts the tenant has more matches than its limit. Gateways
-/// compile the routes of a host together, and routes that several hosts have in common only once.
-fn close_beyond_limit(gateways: &mut [GatewayIr], report: &mut DiagnosticCollector) {
+/// Closes the listeners with whose hosts the tenant has more matches than its limit, or larger route
+/// tables than its share. Gateways compile the routes of a host together, and routes that several
+/// hosts have in common only once: a route is in a table for each distinct set of routes.
+fn close_beyond_limit(
+    gateways: &mut [GatewayIr],
+    budget: &mut ResourceBudget,
+    report: &mut DiagnosticCollector,
+) {
     let mut left = HOST_MATCHES_PER_TENANT_MAX;
     for gateway in gateways {
-        let mut matches: BTreeMap<(Namespace, ObjectName), usize> = BTreeMap::new();
+        let mut weights: BTreeMap<(Namespace, ObjectName), RouteSize> = BTreeMap::new();
         for rule in gateway.routes.rules() {
             let route = (rule.key.namespace.clone(), rule.key.name.clone());
-            *matches.entry(route).or_default() += rule.matches.len();
+            let size = weights.entry(route).or_default();
+            size.matches += rule.matches.len();
+            size.bytes += RouteWeights::default().add(rule);
         }
         let mut counted: BTreeSet<BTreeSet<(Namespace, ObjectName)>> = BTreeSet::new();
+        let mut charged: BTreeSet<(Namespace, ObjectName)> = BTreeSet::new();
         for listener in &mut gateway.listeners {
-            let of_set = |routes: &BTreeSet<_>| -> usize {
-                routes.iter().filter_map(|route| matches.get(route)).sum()
-            };
-            let mut cost = 0_usize;
+            let mut cost = RouteSize::default();
             for host in &listener.virtual_hosts {
-                if counted.insert(host.routes.clone()) {
-                    cost = cost.saturating_add(of_set(&host.routes));
+                if !counted.insert(host.routes.clone()) {
+                    continue;
+                }
+                for route in &host.routes {
+                    let Some(size) = weights.get(route) else {
+                        continue;
+                    };
+                    cost.matches = cost.matches.saturating_add(size.matches);
+                    // The first table of a route was charged with its rules.
+                    if !charged.insert(route.clone()) {
+                        cost.bytes = cost.bytes.saturating_add(size.bytes);
+                    }
                 }
             }
-            if let Some(rest) = left.checked_sub(cost) {
+            let rest = left.checked_sub(cost.matches);
+            if let Some(rest) = rest.filter(|_| budget.take_route_table(cost.bytes)) {
                 left = rest;
                 continue;
             }
+            let problem = match rest {
+                None => format!(
+                    "with its hosts the tenant's listeners have more than {HOST_MATCHES_PER_TENANT_MAX} matches of routes"
+                ),
+                Some(_) => {
+                    "with its hosts the tenant's route tables exceed its share (routeTableBytes)"
+                        .to_owned()
+                }
+            };
             // Every later listener with matches is closed too.
             left = 0;
             listener.virtual_hosts.clear();
-            let problem = format!(
-                "with its hosts the tenant's listeners have more than {HOST_MATCHES_PER_TENANT_MAX} matches of routes"
-            );
             report.general(
                 format!(
                     "listener {} of {} is closed: {problem}",

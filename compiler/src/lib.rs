@@ -128,7 +128,7 @@ pub fn compile_within(input: &CompileInput<'_>, max: CompiledSize) -> CompileOut
     let mut report = DiagnosticCollector::default();
     let mut budget = ResourceBudget::new(max);
     let checked = resolve::resolve(input, &mut budget, &mut report);
-    let ir = build::build(checked, &mut report);
+    let ir = build::build(checked, &mut budget, &mut report);
     let diagnostics = report.into_sorted();
     let claims = claims_of(input.tenant, ir.as_ref());
     let homes = ir.as_ref().map(|ir| ir.homes.clone()).unwrap_or_default();
@@ -168,12 +168,9 @@ pub fn compile_within(input: &CompileInput<'_>, max: CompiledSize) -> CompileOut
 /// object.
 pub fn build_ir(input: &CompileInput<'_>) -> (Option<Ir>, Vec<Diagnostic>) {
     let mut report = DiagnosticCollector::default();
-    let checked = resolve::resolve(
-        input,
-        &mut ResourceBudget::new(CompiledSize::UNLIMITED),
-        &mut report,
-    );
-    let ir = build::build(checked, &mut report);
+    let mut budget = ResourceBudget::new(CompiledSize::UNLIMITED);
+    let checked = resolve::resolve(input, &mut budget, &mut report);
+    let ir = build::build(checked, &mut budget, &mut report);
     (ir, report.into_sorted())
 }
 

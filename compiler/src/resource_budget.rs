@@ -73,6 +73,17 @@ impl ResourceBudget {
         self.add_resource(texts)
     }
 
+    /// Counts bytes of one more route table with rules that were counted before. Returns false, and
+    /// counts nothing, if there is no room for it.
+    pub(crate) fn take_route_table(&mut self, bytes: u64) -> bool {
+        let used = self.used.route_table_bytes.saturating_add(bytes);
+        let has_room = used <= self.budget.route_table_bytes;
+        if has_room {
+            self.used.route_table_bytes = used;
+        }
+        has_room
+    }
+
     /// Counts the hosts of a route on a listener. Returns false if compiling must stop.
     pub(crate) fn add_attachment(&mut self, hosts: &[Option<HostMatch>]) -> bool {
         let bytes = hosts.iter().flatten().map(|host| match host {

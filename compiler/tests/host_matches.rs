@@ -3,10 +3,11 @@
 
 use std::fmt::Write;
 
-use canal_compiler::build_ir;
 use canal_compiler::limits::{
     HOST_MATCHES_PER_TENANT_MAX, HOSTS_PER_ROUTE_MAX, RULES_PER_ROUTE_MAX,
 };
+use canal_compiler::resource_budget::CompiledSize;
+use canal_compiler::{build_ir, compile_within};
 
 use crate::parsed_tenant::ParsedTenant;
 
@@ -86,4 +87,29 @@ fn a_listener_with_too_many_matches_on_its_hosts_closes() {
         panic!("{problems:?}")
     };
     assert!(problem.contains("more than 262144 matches"), "{problem}");
+}
+
+#[test]
+fn a_route_counts_for_each_table_that_gateways_build_of_it() {
+    let compiled = |own: usize, route_table_bytes: u64| {
+        let tenant = ParsedTenant::parse("alpha", "limits.yaml", &routes(own));
+        let max = CompiledSize {
+            route_table_bytes,
+            ..CompiledSize::UNLIMITED
+        };
+        compile_within(&tenant.input(), max)
+    };
+    let size = |own: usize| compiled(own, u64::MAX).size.route_table_bytes;
+    // Each host with a route of its own has a table, with all rules of the common route.
+    let (none, one, nine) = (size(0), size(1), size(9));
+    assert!(nine - one > 8 * (none / 2), "{none} {one} {nine}");
+    let within = compiled(9, nine);
+    assert!(within.diagnostics.is_empty() && !within.is_stopped);
+    let beyond = compiled(9, nine - 1);
+    assert!(!beyond.is_stopped, "the listener alone is closed");
+    let [problem] = beyond.diagnostics.as_slice() else {
+        panic!("{:?}", beyond.diagnostics)
+    };
+    assert!(problem.problem.contains("listener two"), "{problem}");
+    assert!(problem.problem.contains("routeTableBytes"), "{problem}");
 }

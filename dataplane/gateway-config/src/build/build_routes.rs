@@ -25,7 +25,7 @@ pub(crate) struct CompileJob {
 
 impl CompileJob {
     /// Returns the number of regexes, which decides how long the job takes unless there are very
-    /// many rules.
+    /// many rules. Those of a Gateway count for each of its tables.
     pub(crate) fn regexes(&self) -> usize {
         let of_match = |http: &HttpMatch| {
             let values = http.headers.iter().chain(&http.query);
@@ -39,7 +39,18 @@ impl CompileJob {
             .iter()
             .flat_map(|rule| &rule.matches)
             .map(of_match)
-            .sum()
+            .sum::<usize>()
+            .saturating_mul(self.table_count())
+    }
+
+    /// Returns how many tables the job builds: a Gateway has one for each distinct set of routes.
+    fn table_count(&self) -> usize {
+        let Some(gateway) = &self.gateway else {
+            return 1;
+        };
+        let hosts = gateway.listeners.iter().flat_map(|it| &it.virtual_hosts);
+        let sets: BTreeSet<_> = hosts.map(|host| &host.routes).collect();
+        sets.len()
     }
 
     pub(crate) fn service(&self) -> &ServiceKey {
