@@ -112,6 +112,10 @@ fn split_path(target: &[u8], from: usize, parts: TargetParts) -> TargetParts {
     }
 }
 
+/// Maximum number of bytes of a host name (RFC 1035 §2.3.4). Tables of wildcards look up each suffix
+/// of a host, so that a longer one would cost the gateway much time.
+const HOST_BYTES_MAX: usize = 255;
+
 /// Splits `host[:port]`. Returns `None` if the text is not one. The host keeps its brackets if it
 /// is an IPv6 literal.
 ///
@@ -131,6 +135,7 @@ pub fn split_authority(authority: &[u8]) -> Option<(&[u8], Option<u16>)> {
             .unwrap_or(authority.len())
         {
             0 => return None,
+            len if len > HOST_BYTES_MAX => return None,
             len => len,
         }
     };
@@ -199,5 +204,10 @@ mod tests {
             let want = want.map(|(h, p)| (h.as_bytes(), p));
             assert_eq!(split_authority(text.as_bytes()), want, "{text:?}");
         }
+        let longest = "a.".repeat(HOST_BYTES_MAX / 2) + "a";
+        assert_eq!(longest.len(), HOST_BYTES_MAX);
+        assert!(split_authority(longest.as_bytes()).is_some());
+        assert!(split_authority(format!("{longest}:80").as_bytes()).is_some());
+        assert_eq!(split_authority(format!("{longest}a").as_bytes()), None);
     }
 }
