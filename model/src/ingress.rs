@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::certificate::ServingCertificate;
 use crate::ids::{Namespace, ObjectName, SecretKey, ServiceKey, TenantName};
-use crate::program::HostMatch;
+use crate::program::{HostMatch, Labels};
 
 /// Ends the name of a Gateway's service. A Service's own name is one label, so the two never clash.
 const GATEWAY_SUFFIX: &str = ".gateway";
@@ -31,6 +31,16 @@ pub fn gateway_service(
 /// Returns whether a service stands for a Gateway.
 pub fn is_gateway_service(key: &ServiceKey) -> bool {
     key.name.as_str().ends_with(GATEWAY_SUFFIX)
+}
+
+/// Label by which policies select the pods of a Gateway (Gateway API's GatewayInfrastructure).
+const GATEWAY_NAME_LABEL: &str = "gateway.networking.k8s.io/gateway-name";
+
+/// Returns the labels by which policies select the Gateway for which a service stands; `None` if it
+/// stands for none.
+pub fn gateway_labels(key: &ServiceKey) -> Option<Labels> {
+    let name = key.name.as_str().strip_suffix(GATEWAY_SUFFIX)?;
+    Some(Labels::from([(GATEWAY_NAME_LABEL.into(), name.into())]))
 }
 
 /// One listener of a Gateway, of the Gateway's own or of a ListenerSet.

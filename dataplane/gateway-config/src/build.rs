@@ -596,7 +596,7 @@ impl SnapshotBuilder {
         let guard = self
             .policies
             .get(&key.tenant)
-            .and_then(|policies| policies.guard(&PolicyDestination::service(key)));
+            .and_then(|policies| policies.guard_of_service(key));
         let dialled = FilterChain::of_policies(guard.as_deref());
         let routes = self.routes_of(key, old.as_deref(), dialled);
         let ports = service.ports.iter().map(|p| PortView {

@@ -13,6 +13,7 @@ use canal_model::authorization::{
     Authentication, Authorization, Authorizer, PolicyKey, PolicyTarget,
 };
 use canal_model::ids::{Namespace, ServiceKey};
+use canal_model::ingress::gateway_labels;
 use canal_model::program::Labels;
 
 use crate::jwt::{JwtIssuers, JwtRequirements, TokenNames};
@@ -278,6 +279,18 @@ impl TenantPolicies {
         Some(self.combined(policies, issuers))
     }
 
+    /// Returns the policies of a service itself. A Gateway is in its namespace, as a workload is: it
+    /// also has the policies of its tenant and its namespace, and those that select it by its label.
+    pub fn guard_of_service(&self, service: &ServiceKey) -> Option<Arc<DestinationPolicy>> {
+        match gateway_labels(service) {
+            Some(labels) => {
+                let workload = PolicyDestination::workload(&service.namespace, &labels);
+                self.guard(&workload.serving(Some(service)))
+            }
+            None => self.guard(&PolicyDestination::service(service)),
+        }
+    }
+
     /// Returns the policies for the requests to a service that the gateway answers itself.
     /// `endpoints` are the labels of its endpoints (see [`applies_to_answers`]).
     pub fn guard_of_answers(
@@ -285,6 +298,11 @@ impl TenantPolicies {
         service: &ServiceKey,
         endpoints: &[&Labels],
     ) -> Option<Arc<DestinationPolicy>> {
+        // A Gateway has no endpoints: its own policies decide, and not those of all workloads of its
+        // namespace.
+        if gateway_labels(service).is_some() {
+            return self.guard_of_service(service);
+        }
         let (policies, issuers) = (
             self.authorizations.of_answers(service, endpoints),
             self.authentications.of_answers(service, endpoints),

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use canal_authorization::{PolicyDestination, applies};
 use canal_model::authorization::PolicyTarget;
-use canal_model::ids::{TenantName, TrustDomain};
-use canal_model::program::{Resource, ResourceKind};
+use canal_model::ids::{Namespace, TenantName, TrustDomain};
+use canal_model::ingress::gateway_labels;
+use canal_model::program::{Labels, Resource, ResourceKind};
 use canal_model::trust::TrustBundle;
 
 use super::{DirtySet, SnapshotBuilder};
@@ -95,11 +96,20 @@ impl SnapshotBuilder {
                 touched.members.insert(service);
             }
             let all = targets.len() > TARGETS_MAX;
-            let concerned = |w: &WorkloadView| {
-                all || targets
-                    .iter()
-                    .any(|t| applies(t, &PolicyDestination::workload(&w.namespace, &w.labels)))
+            let is_target = |namespace: &Namespace, labels: &Labels| {
+                let place = PolicyDestination::workload(namespace, labels);
+                all || targets.iter().any(|target| applies(target, &place))
             };
+            let gateways = self.services.iter().filter(|(key, state)| {
+                state.gateway.is_some()
+                    && key.tenant == *tenant
+                    && gateway_labels(key).is_some_and(|own| is_target(&key.namespace, &own))
+            });
+            for (gateway, _) in gateways {
+                touched.views.insert(gateway.clone());
+                touched.members.insert(gateway.clone());
+            }
+            let concerned = |w: &WorkloadView| is_target(&w.namespace, &w.labels);
             for workload in self
                 .workloads
                 .values()

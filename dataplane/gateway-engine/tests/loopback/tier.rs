@@ -14,6 +14,7 @@ use canal_hbone::{
     TunnelTarget, serve,
 };
 use canal_identity::{ClientIdentity, ClientIdentityFactory, ServerIdentity};
+use canal_model::authorization::{Attribute, AuthorizationAction, PolicyTarget};
 use canal_model::ids::ServiceId;
 use canal_model::program::*;
 use canal_net::copy::{Meter, both};
@@ -34,6 +35,7 @@ use crate::fixture::{
     EngineSetup, GatewayFixture, TENANT, key, pod, prefix, route, service_with_id, tenant,
 };
 use crate::origin::{OriginServer, Peer};
+use crate::policies::{clause, policy, rule};
 
 /// The replica's underlay address, and its source address for IPv6.
 const OWN: Ipv4Addr = Ipv4Addr::new(250, 1, 0, 1);
@@ -366,6 +368,46 @@ fn clients_of_a_gateway_are_routed_by_host_and_have_no_name() {
         fixture
             .until("canal_gateway_refused_connections_total", &reason, 1.0)
             .await;
+    });
+}
+
+#[test]
+fn policies_that_select_a_gateway_or_its_namespace_apply_at_it() {
+    let net = TierNetns::new();
+    net.run(|| async {
+        let at = SocketAddr::new(POD.parse().unwrap(), 8080);
+        let _origins = origins(&net, at).await;
+        let replica = ReplicaFixture::new(TunnelProtocol::None, at);
+        let fixture = &replica.fixture;
+        fixture.apply(gateway());
+        let to = service_address(GATEWAY, 80);
+        let denies = |namespace: &str, gateway: Option<&str>| {
+            let all = vec![rule(vec![clause(Attribute::Path, &["/*"])])];
+            let mut denies = policy("gate", AuthorizationAction::Deny, all);
+            let name = "gateway.networking.k8s.io/gateway-name";
+            if let Resource::Authorization(policy) = &mut denies {
+                let labels = gateway.map(|gateway| (name.to_owned(), gateway.to_owned()));
+                policy.target = PolicyTarget::Workloads {
+                    namespace: Some(namespace.parse().unwrap()),
+                    labels: labels.into_iter().collect(),
+                };
+            }
+            denies
+        };
+        for (namespace, gateway, want) in [
+            ("default", Some("public"), "HTTP/1.1 403 "),
+            ("default", Some("other"), "HTTP/1.1 200 "),
+            ("shop", Some("public"), "HTTP/1.1 200 "),
+            ("default", None, "HTTP/1.1 403 "),
+            ("shop", None, "HTTP/1.1 200 "),
+        ] {
+            fixture.apply(vec![denies(namespace, gateway)]);
+            let answer = plain_answer(to, "shop.example.com").await.unwrap();
+            assert!(
+                answer.starts_with(want),
+                "{namespace} {gateway:?}: {answer}"
+            );
+        }
     });
 }
 
