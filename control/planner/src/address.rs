@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use canal_model::fleet::{Demands, Fleet};
-use canal_model::ids::TenantName;
+use canal_model::fleet::{Demand, Demands, Fleet};
+use canal_model::ids::{ServiceId, TenantName};
 use canal_model::plan::{Plan, PlannedService, UnmetConstraint};
 use ipnet::IpNet;
 
@@ -176,19 +176,20 @@ pub(crate) fn place_of(ranges: &[IpNet], az: u8, address: IpAddr) -> Option<u32>
     None
 }
 
-/// Returns the gateway number of every service except Gateways: the one in the parent plan,
-/// otherwise the lowest that is free in its tenant.
-pub(crate) fn numbers<'a>(
+/// Iterates over all services except Gateways.
+fn ordinary_services(demands: &Demands) -> impl Iterator<Item = (&ServiceId, &Demand)> {
+    let services = demands.services.iter();
+    services.filter(|(id, _)| !demands.ingress.requested.contains_key(id))
+}
+
+/// Returns the gateway numbers that services other than Gateways have in the parent plan.
+pub(crate) fn keep_numbers<'a>(
     demands: &'a Demands,
     parent: &Plan,
     taken: &mut UsedGatewayNumbers<'a>,
 ) -> GatewayNumbers {
     let mut numbers = GatewayNumbers::new();
-    let services = || {
-        let services = demands.services.iter();
-        services.filter(|(id, _)| !demands.ingress.requested.contains_key(id))
-    };
-    for (id, demand) in services() {
+    for (id, demand) in ordinary_services(demands) {
         if let Some(before) = parent
             .services
             .get(id)
@@ -205,8 +206,18 @@ pub(crate) fn numbers<'a>(
             }
         }
     }
+    numbers
+}
+
+/// Gives every service without a gateway number, except Gateways, the lowest that is free in its
+/// tenant.
+pub(crate) fn add_numbers<'a>(
+    demands: &'a Demands,
+    numbers: &mut GatewayNumbers,
+    taken: &mut UsedGatewayNumbers<'a>,
+) {
     let mut from: BTreeMap<&TenantName, u32> = BTreeMap::new();
-    for (id, demand) in services() {
+    for (id, demand) in ordinary_services(demands) {
         if numbers.contains_key(id) {
             continue;
         }
@@ -218,7 +229,6 @@ pub(crate) fn numbers<'a>(
         taken.insert(*lowest);
         numbers.insert(*id, *lowest);
     }
-    numbers
 }
 
 /// Adds a note for every AZ of the service and every family in which it gets no address. `refused`

@@ -57,8 +57,9 @@ pub(crate) fn assign<'a>(
         // A Gateway that requests another address now loses this one, and gets that in the second
         // pass.
         let is_requested = |address: &IpAddr| pool.number_at(tenant, *address) == Some(number);
-        if requested.iter().all(is_requested) && pool.take(id, demand, tenant, number).is_ok() {
-            pool.placement.refused.remove(&id);
+        if requested.iter().all(is_requested) {
+            // The second pass finds the reason for a refusal.
+            let _ = pool.take(id, demand, tenant, number);
         }
     }
     for (id, demand, requested) in gateways() {

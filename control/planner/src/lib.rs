@@ -54,8 +54,10 @@ pub fn plan(
     let mut placements = shards.placements(&mut shared);
     let sites = sites(fleet);
     let mut taken = UsedGatewayNumbers::new();
+    // An ingress network's own services have numbers of the same ranges, and they keep them.
+    let mut numbers = address::keep_numbers(demands, parent, &mut taken);
     let ingress = ingress::assign(fleet, demands, parent, &mut taken);
-    let numbers = address::numbers(demands, parent, &mut taken);
+    address::add_numbers(demands, &mut numbers, &mut taken);
     let inputs = TableInputs {
         fleet,
         demands,

@@ -239,3 +239,26 @@ fn an_address_that_is_free_again_goes_to_a_gateway_that_waits() {
         ("198.51.100.6", "198.51.100.5")
     );
 }
+
+/// The tenant that is the network has services of its own, whose numbers are of the same ranges.
+#[test]
+fn a_service_of_the_ingress_network_keeps_its_number_when_a_gateway_comes() {
+    let with_own_service = |gateways: &[(u32, &str, &[&str])]| {
+        let mut all = demands(Some("198.51.100.0/24"), gateways);
+        let demand = Demand {
+            key: "clients/border/dns".parse().unwrap(),
+            vni: Vni::new(700).unwrap(),
+            weight: 1,
+            home: None,
+        };
+        all.services.insert(ServiceId::new(9).unwrap(), demand);
+        all
+    };
+    let before = next(&with_own_service(&[]), None);
+    let after = next(&with_own_service(&[(1, "alpha", &[])]), Some(&before));
+    let numbers: Vec<u32> = after.services.values().map(|it| it.number).collect();
+    assert_eq!(numbers, [2, 1]);
+    let requested = with_own_service(&[(1, "alpha", &["198.51.100.33"])]);
+    let refused = next(&requested, Some(&before));
+    assert!(list_addresses(&requested, &refused)[&1].contains("has the address"));
+}
