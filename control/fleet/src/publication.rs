@@ -57,9 +57,8 @@ pub(crate) fn demands(catalog: &Catalog, rules: ShardingRules) -> Demands {
         if view.ingress.is_network {
             demands.ingress.networks.insert(name.clone(), tenant.vni);
         }
-        // There is no capacity of which a percentage could be taken.
         let share = tenant.shares.get(ShareKind::IngressAddresses);
-        demands.ingress.max.insert(name.clone(), share.of(u64::MAX));
+        demands.ingress.max.insert(name.clone(), share);
         add_gateways(view, tenant.vni, &mut demands);
         let weights = weights(view);
         for entry in view.of(ResourceKind::Service) {

@@ -8,9 +8,10 @@ use std::net::IpAddr;
 use canal_model::fleet::{Demand, Demands, Fleet};
 use canal_model::ids::{ServiceId, TenantName};
 use canal_model::plan::{IngressNetwork, Plan};
+use canal_model::share::Share;
 use ipnet::IpNet;
 
-use crate::address::{capacity, place_of};
+use crate::address::{capacity, full_capacity, place_of};
 use crate::{GatewayNumbers, UsedGatewayNumbers};
 
 /// The networks and numbers of Gateways.
@@ -90,6 +91,18 @@ impl<'a> IngressPool<'a, '_> {
         self.demands.ranges.get(network).map_or(&[], Vec::as_slice)
     }
 
+    /// Returns the number of Gateways of a tenant that may have an address.
+    fn max(&self, tenant: &TenantName) -> u64 {
+        match self.demands.ingress.max.get(tenant) {
+            Some(Share::Amount(amount)) => *amount,
+            Some(percent) => {
+                let networks = self.demands.ingress.networks.keys();
+                percent.of(networks.map(|it| full_capacity(self.ranges(it))).sum())
+            }
+            None => 0,
+        }
+    }
+
     /// Returns the number to which an address belongs, in the part of any AZ.
     fn number_at(&self, network: &TenantName, address: IpAddr) -> Option<u32> {
         let mut azs = self.fleet.azs.values();
@@ -154,7 +167,7 @@ impl<'a> IngressPool<'a, '_> {
         number: u32,
     ) -> Result<(), String> {
         let tenant = &demand.key.tenant;
-        let max = self.demands.ingress.max.get(tenant).copied().unwrap_or(0);
+        let max = self.max(tenant);
         let address_counts = self.address_counts.entry(tenant).or_default();
         if *address_counts >= max {
             return Err(format!(

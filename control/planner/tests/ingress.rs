@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use canal_model::fleet::{Demand, Demands, Fleet, FleetReplica, Ownership, ReplicaState};
-use canal_model::ids::{ReplicaNumber, ServiceId, ServiceKey, Vni};
+use canal_model::ids::{ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni};
 use canal_model::plan::{Plan, UnmetConstraint};
+use canal_model::share::Share;
 use canal_planner::address::addresses;
 use canal_planner::plan;
 
@@ -49,7 +50,7 @@ fn demands(network: Option<&str>, gateways: &[(u32, &str, &[&str])]) -> Demands 
         demands
             .ranges
             .insert(tenant.clone(), vec!["10.1.0.0/18".parse().unwrap()]);
-        demands.ingress.max.insert(tenant, 3);
+        demands.ingress.max.insert(tenant, Share::Amount(3));
         let requested = requested.iter().map(|it| it.parse().unwrap());
         demands.ingress.requested.insert(id, requested.collect());
     }
@@ -261,4 +262,22 @@ fn a_service_of_the_ingress_network_keeps_its_number_when_a_gateway_comes() {
     let requested = with_own_service(&[(1, "alpha", &["198.51.100.33"])]);
     let refused = next(&requested, Some(&before));
     assert!(list_addresses(&requested, &refused)[&1].contains("has the address"));
+}
+
+/// An AZ's part of the /24 has 30 addresses, and that of the IPv6 range far more.
+#[test]
+fn a_share_in_percent_is_a_part_of_the_pool() {
+    let gateways: Vec<(u32, &str, &[&str])> = (1..=4).map(|id| (id, "alpha", &[][..])).collect();
+    let mut all = demands(Some("198.51.100.0/24"), &gateways);
+    let clients: TenantName = "clients".parse().unwrap();
+    let ranges = all.ranges.get_mut(&clients).unwrap();
+    ranges.push("2001:db8:100::/64".parse().unwrap());
+    let share = Share::Percent(10);
+    all.ingress.max.insert("alpha".parse().unwrap(), share);
+    let plan = next(&all, None);
+    let reason = list_addresses(&all, &plan).remove(&4).unwrap();
+    assert!(
+        reason.contains("the tenant's share is 3 addresses"),
+        "{reason}"
+    );
 }
