@@ -12,6 +12,7 @@ use crate::ids::{
     AzName, BackendName, ReplicaName, ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni,
 };
 use crate::program::BUCKETS;
+use crate::share::Share;
 
 /// State in a replica's life cycle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -135,8 +136,8 @@ pub struct IngressDemands {
     pub networks: BTreeMap<TenantName, Vni>,
     /// All Gateways, with the addresses that they request; one without addresses gets any.
     pub requested: BTreeMap<ServiceId, Vec<IpAddr>>,
-    /// The number of Gateways of each tenant that may have an address.
-    pub max: BTreeMap<TenantName, u64>,
+    /// Each tenant's share of the addresses of all ingress networks.
+    pub max: BTreeMap<TenantName, Share>,
 }
 
 /// A set of buckets of one service.

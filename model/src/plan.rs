@@ -2,8 +2,9 @@
 //! with what is known about owners. A plan is immutable and names its parent. Deciding is the
 //! planner's task, and publishing a plan to data planes is the controller's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -33,8 +34,8 @@ pub struct PlannedService {
     pub key: ServiceKey,
     pub vni: Vni,
     /// Gateway number: it selects the service's address in each AZ's part of the tenant's ranges.
-    /// It counts from 1. A service keeps its number; that of a Gateway changes with its address,
-    /// and is 0 without one.
+    /// It counts from 1. A service keeps its number; that of a Gateway changes with its address and
+    /// with the ranges of the pool, and is 0 without an address.
     pub number: u32,
     /// The network that has the addresses of a Gateway; `None` for any other service, and for a
     /// Gateway without an address.
@@ -53,12 +54,22 @@ pub struct IngressNetwork {
     /// The tenant that is the network.
     pub tenant: TenantName,
     pub vni: Vni,
+    /// The Gateway's addresses in the parts of all AZs, also of AZs that the fleet does not have.
+    /// The Gateway keeps them when an edit of the ranges gives them another number. A plan of an
+    /// older version has none.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub addresses: BTreeSet<IpAddr>,
 }
 
 impl PlannedService {
-    /// Returns the ranges that have the service's addresses; none for a Gateway without an address.
+    /// Returns the ranges that have the service's addresses; none for a Gateway without an address,
+    /// or whose addresses are only reserved because their network is absent.
     pub fn ranges<'a>(&self, demands: &'a Demands) -> &'a [IpNet] {
-        if self.network.is_none() && is_gateway_service(&self.key) {
+        let is_absent = match &self.network {
+            Some(network) => !demands.ingress.networks.contains_key(&network.tenant),
+            None => is_gateway_service(&self.key),
+        };
+        if is_absent {
             return &[];
         }
         let ranges = demands.ranges.get(self.address_owner());

@@ -22,6 +22,8 @@ pub struct FleetHandle {
     pub(crate) wake: Notify,
     /// Lock that is held while a replica's row is written.
     pub(crate) rows: Mutex<()>,
+    /// Lock that is held from the check of an unregistered member until its registration.
+    pub(crate) registration: tokio::sync::Mutex<()>,
     /// Numbers of closed (service, AZ) pairs and of waiting tables.
     pub(crate) counts: Mutex<FleetCounts>,
     /// Open queries of operators for sessions.
@@ -55,6 +57,7 @@ impl FleetHandle {
             plan: Mutex::new(Arc::new(plan)),
             wake: Notify::new(),
             rows: Mutex::default(),
+            registration: tokio::sync::Mutex::default(),
             counts: Mutex::default(),
             queries: SessionQueries::default(),
         })

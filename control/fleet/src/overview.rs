@@ -48,7 +48,7 @@ impl FleetOverview {
             version: e.version.clone(),
         };
         Self {
-            demands: publication::demands(catalog, ShardingRules::default()),
+            demands: publication::demands(catalog, ShardingRules::default(), &plan),
             fleet: roster.fleet(now),
             edges_alive: roster
                 .edges()

@@ -10,6 +10,7 @@ use canal_model::fleet::{Demand, Demands, Fleet, ReplicaState, ShardingRules};
 use canal_model::ids::{
     AzName, BackendName, ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni,
 };
+use canal_model::ingress::is_gateway_service;
 use canal_model::plan::{Plan, PlannedService};
 use canal_model::program::{BucketTable, GatewayAddress, Replica, Resource, ResourceKind};
 use canal_model::share::ShareKind;
@@ -36,8 +37,8 @@ pub(crate) struct TableMembers {
 /// Addresses and tables that are published to each tenant.
 pub(crate) type TenantPlacements = BTreeMap<TenantName, TenantPlacement>;
 
-/// Returns the demands of all tenants on the cloud tier.
-pub(crate) fn demands(catalog: &Catalog, rules: ShardingRules) -> Demands {
+/// Returns the demands of all tenants on the cloud tier. `plan` is the plan in force.
+pub(crate) fn demands(catalog: &Catalog, rules: ShardingRules, plan: &Plan) -> Demands {
     let mut demands = Demands {
         rules,
         ..Demands::default()
@@ -57,9 +58,8 @@ pub(crate) fn demands(catalog: &Catalog, rules: ShardingRules) -> Demands {
         if view.ingress.is_network {
             demands.ingress.networks.insert(name.clone(), tenant.vni);
         }
-        // There is no capacity of which a percentage could be taken.
         let share = tenant.shares.get(ShareKind::IngressAddresses);
-        demands.ingress.max.insert(name.clone(), share.of(u64::MAX));
+        demands.ingress.max.insert(name.clone(), share);
         add_gateways(view, tenant.vni, &mut demands);
         let weights = weights(view);
         for entry in view.of(ResourceKind::Service) {
@@ -80,7 +80,30 @@ pub(crate) fn demands(catalog: &Catalog, rules: ShardingRules) -> Demands {
             );
         }
     }
+    add_planned_services(catalog, plan, &mut demands);
     demands
+}
+
+/// Adds the planned services of tenants whose sources are not completely known. They keep their
+/// placement and their addresses until the sources are complete.
+fn add_planned_services(catalog: &Catalog, plan: &Plan, demands: &mut Demands) {
+    for (id, service) in &plan.services {
+        let view = catalog.tenants.get(&service.key.tenant);
+        if view.is_none_or(|view| view.complete) || demands.services.contains_key(id) {
+            continue;
+        }
+        if is_gateway_service(&service.key) {
+            demands.ingress.requested.insert(*id, Vec::new());
+        }
+        let demand = Demand {
+            key: service.key.clone(),
+            vni: service.vni,
+            // The number of its workloads is unknown.
+            weight: 0,
+            home: None,
+        };
+        demands.services.insert(*id, demand);
+    }
 }
 
 /// Adds the demands of a tenant's Gateways.
@@ -470,5 +493,45 @@ mod tests {
         );
         let again = canal_planner::plan(&fleet(), &demands, &Ownership::default(), Some(&next));
         assert_eq!(again, next, "the same question has the same answer");
+    }
+
+    /// Services of a tenant that is gone are not kept.
+    #[test]
+    fn services_of_a_tenant_with_incomplete_sources_keep_their_place_in_the_plan() {
+        let mut all = Demands::default();
+        demand(&mut all, 1, "alpha/shop/cart");
+        demand(&mut all, 2, "alpha/shop/web.gateway");
+        demand(&mut all, 3, "gone/shop/cart");
+        let gateway = ServiceId::new(2).unwrap();
+        all.ingress.requested.insert(gateway, Vec::new());
+        let alpha: TenantName = "alpha".parse().unwrap();
+        all.ingress
+            .networks
+            .insert(alpha.clone(), Vni::new(1).unwrap());
+        let one = canal_model::share::Share::Amount(1);
+        all.ingress.max.insert(alpha.clone(), one);
+        let ownership = Ownership::default();
+        let plan = canal_planner::plan(&fleet(), &all, &ownership, None);
+        assert!(plan.services[&gateway].network.is_some());
+        let claims = canal_compiler::claims::TenantClaims {
+            tenant: alpha.clone(),
+            isolation: None,
+            gateways: Vec::new(),
+        };
+        let compiled = canal_catalog::CompiledTenant {
+            complete: false,
+            ..canal_catalog::CompiledTenant::nothing(claims)
+        };
+        let generation = canal_model::ids::Generation(1);
+        let mut catalog = Catalog::default();
+        catalog.tenants.insert(
+            alpha,
+            Arc::new(TenantCatalog::next(None, compiled, generation)),
+        );
+        let demands = demands(&catalog, ShardingRules::default(), &plan);
+        let next = canal_planner::plan(&fleet(), &demands, &ownership, Some(&plan));
+        let mut expected = plan.services.clone();
+        expected.remove(&ServiceId::new(3).unwrap());
+        assert_eq!(next.services, expected);
     }
 }

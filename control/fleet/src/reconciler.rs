@@ -3,6 +3,7 @@
 //! therefore do not cause continuous planning. Start at [`FleetReconciler::run`];
 //! [`FleetReconciler::apply_plan`] is the only way by which a plan comes into force.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -210,8 +211,9 @@ impl FleetReconciler {
         let shared = self.shared.clone();
         let now = Instant::now();
         let fleet = &shared.fleet;
-        let demands = Arc::new(publication::demands(catalog, ShardingRules::default()));
         let parent = fleet.plan();
+        let demands = publication::demands(catalog, ShardingRules::default(), &parent);
+        let demands = Arc::new(demands);
         let (ships, ownership, is_idle) = {
             let roster = fleet.roster();
             let is_idle = roster.is_empty() && parent.number == 0;
@@ -309,6 +311,7 @@ impl FleetReconciler {
         for note in plan.notes.iter().filter(|n| !before.notes.contains(n)) {
             tracing::warn!(plan = plan.number, %note, "fleet: the plan does not satisfy a soft constraint");
         }
+        log_lost_addresses(&before, plan);
         *locked(&self.shared.fleet.plan) = plan.clone();
         Ok(())
     }
@@ -477,6 +480,25 @@ impl FleetReconciler {
             }
         }
         done
+    }
+}
+
+/// Logs which Gateways lose addresses by a plan.
+fn log_lost_addresses(before: &Plan, plan: &Plan) {
+    for (id, service) in &plan.services {
+        let old = before.services.get(id).filter(|old| old.key == service.key);
+        let old = old.iter().flat_map(|old| &old.network);
+        let is_kept = |address: &IpAddr| {
+            let mut networks = service.network.iter();
+            networks.any(|network| network.addresses.contains(address))
+        };
+        let lost: Vec<&IpAddr> = old
+            .flat_map(|network| &network.addresses)
+            .filter(|address| !is_kept(address))
+            .collect();
+        if !lost.is_empty() {
+            tracing::warn!(plan = plan.number, service = %service.key, ?lost, "fleet: a Gateway has lost addresses, because it requests others or the pool no longer has them");
+        }
     }
 }
 

@@ -125,7 +125,7 @@ impl FleetService {
             .check_replica(name, &report, Instant::now())?;
         // A replica that leaves needs no number any more.
         if !is_registered && !report.leaving {
-            self.register(name, &report).await?;
+            self.register_unless_known(name, &report).await?;
         }
         let known = self.subscribers.delivery_progress(principal);
         fleet
@@ -146,6 +146,24 @@ impl FleetService {
             queries: fleet.queries.of_replicas(),
             ..orders
         })
+    }
+
+    /// Checks a replica's report again while no other member registers, and registers the replica.
+    async fn register_unless_known(
+        &self,
+        name: &ReplicaName,
+        report: &ReplicaReport,
+    ) -> Result<(), ReportError> {
+        // A member that registered meanwhile may have the same underlay.
+        let _alone = self.fleet.registration.lock().await;
+        let is_registered = self
+            .fleet
+            .roster()
+            .check_replica(name, report, Instant::now())?;
+        if is_registered {
+            return Ok(());
+        }
+        self.register(name, report).await
     }
 
     /// Registers a replica, in the store first.
@@ -190,8 +208,13 @@ impl FleetService {
         let fleet = &self.fleet;
         let unknown = fleet.roster().check_edge(name, &report, Instant::now())?;
         // An edge is on disk before its first report counts.
-        if let Some(replaces) = unknown {
-            self.keep_edge(name, &report, replaces).await?;
+        if unknown.is_some() {
+            // A member that registered meanwhile may have the same underlay.
+            let _alone = fleet.registration.lock().await;
+            let unknown = fleet.roster().check_edge(name, &report, Instant::now())?;
+            if let Some(replaces) = unknown {
+                self.keep_edge(name, &report, replaces).await?;
+            }
         }
         let known = self.subscribers.delivery_progress(principal);
         fleet.queries.record_edge_answers(name, &report.paths);
@@ -316,5 +339,63 @@ fn replica_orders(roster: &Membership, name: &ReplicaName) -> ReplicaReportRespo
         },
         queries: Vec::new(),
         mark: Some(roster.mark()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use canal_model::share::ShareKind;
+    use canal_runtime::{GiveWay, TenantLimit, TenantLimitConfig};
+    use canal_store::StoreLimits;
+
+    use super::*;
+    use crate::SilenceTimeouts;
+
+    #[tokio::test]
+    async fn of_two_new_replicas_with_one_underlay_only_one_is_registered() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(dir.path(), StoreLimits::default()).unwrap());
+        let fleet = Arc::new(FleetHandle::open(&store, SilenceTimeouts::default()).unwrap());
+        let (_catalogs, catalog) = watch::channel(Arc::new(Catalog::default()));
+        let (_principals, principals) = watch::channel(Arc::new(Principals::default()));
+        let streams = TenantLimit::new(TenantLimitConfig {
+            kind: ShareKind::ControllerStreams,
+            capacity: 8,
+            reserve: 0,
+            give_way: GiveWay::Oldest,
+        });
+        let service = FleetService {
+            fleet,
+            catalog,
+            principals,
+            subscribers: Subscribers::new(streams),
+            store,
+            metrics: Arc::default(),
+        };
+        let az: AzName = "az1".parse().unwrap();
+        let report = async |name: &str| {
+            let name: ReplicaName = name.parse().unwrap();
+            let principal = Principal::Gateway {
+                name: name.clone(),
+                az: az.clone(),
+            };
+            let request = ReplicaReportRequest {
+                backend: "b1".to_owned(),
+                az: az.to_string(),
+                underlay: "250.1.0.3".to_owned(),
+                ..ReplicaReportRequest::default()
+            };
+            service
+                .handle_replica_report(&principal, &name, &az, request)
+                .await
+        };
+        let (first, second) = tokio::join!(report("r1"), report("r2"));
+        assert!(first.is_ok(), "{:?}", first.err());
+        assert!(
+            matches!(second, Err(ReportError::UnderlayTaken { .. })),
+            "{second:?}"
+        );
+        assert_eq!(service.store.fleet().unwrap().replicas.len(), 1);
+        assert!(report("r1").await.is_ok());
     }
 }

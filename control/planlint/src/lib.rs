@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::IpAddr;
 
 use canal_model::fleet::{
     Demands, Fleet, FleetReplica, Ownership, Placement, ReplicaState, ShardingRules,
@@ -135,6 +136,12 @@ pub enum Finding {
     Apart { moved: usize },
     /// Between two plans: a gateway number or a home changed.
     Unstable { service: ServiceKey },
+    /// Between two plans: a Gateway has an address that another Gateway had, which did not give it
+    /// up.
+    AddressTaken {
+        service: ServiceKey,
+        address: IpAddr,
+    },
     /// The plan does not name its parent, or its number did not increase.
     Parent { number: u32, parent: u32 },
 }

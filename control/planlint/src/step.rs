@@ -2,6 +2,7 @@
 //! moves, versions are correct. Rules that a single plan can break are in the crate root.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use canal_model::fleet::Placement;
 use canal_model::ids::{AzName, BackendName, ReplicaNumber, ServiceId};
@@ -42,11 +43,36 @@ pub fn step(step: &PlanTransition) -> Vec<Finding> {
         }
     }
     rebalance::check(step, &balanced, &mut findings);
+    check_addresses(step, &mut findings);
     findings.sort();
     findings
 }
 
-/// Returns whether a Gateway may get another address: it had none, or loses it, or requests one.
+/// Checks that no Gateway has an address that another had, which is still there and requests none.
+fn check_addresses(step: &PlanTransition, findings: &mut Vec<Finding>) {
+    let mut owners: BTreeMap<IpAddr, ServiceId> = BTreeMap::new();
+    for (id, old) in &step.before.services {
+        let requested = step.demands.ingress.requested.get(id);
+        let new = step.after.services.get(id);
+        if requested.is_some_and(Vec::is_empty) && new.is_some_and(|new| new.key == old.key) {
+            let addresses = old.network.iter().flat_map(|it| &it.addresses);
+            owners.extend(addresses.map(|address| (*address, *id)));
+        }
+    }
+    for (id, new) in &step.after.services {
+        for address in new.network.iter().flat_map(|it| &it.addresses) {
+            if owners.get(address).is_some_and(|owner| owner != id) {
+                findings.push(Finding::AddressTaken {
+                    service: new.key.clone(),
+                    address: *address,
+                });
+            }
+        }
+    }
+}
+
+/// Returns whether a Gateway may get another number: it had none, or loses it, or requests one, or
+/// an edit of the ranges gave its address another one.
 fn may_renumber(
     step: &PlanTransition,
     id: ServiceId,
@@ -55,7 +81,13 @@ fn may_renumber(
 ) -> bool {
     let requested = step.demands.ingress.requested.get(&id);
     requested.is_some_and(|requested| !requested.is_empty())
-        || is_gateway_service(&new.key) && (old.number == 0 || new.network != old.network)
+        || is_gateway_service(&new.key)
+            && (old.number == 0
+                || new.network != old.network
+                || new
+                    .network
+                    .as_ref()
+                    .is_some_and(|it| !it.addresses.is_empty()))
 }
 
 /// Checks one service. Returns true if it moved for balance and for no other reason.

@@ -152,6 +152,18 @@ pub(crate) fn capacity(ranges: &[IpNet]) -> u32 {
     u32::try_from(of_family(true).max(of_family(false))).unwrap_or(u32::MAX)
 }
 
+/// Returns how many numbers have an address in every family of the ranges.
+pub(crate) fn full_capacity(ranges: &[IpNet]) -> u64 {
+    let of_family = |is_v4: bool| -> Option<u64> {
+        let ranges = ranges.iter();
+        let ranges = ranges.filter(|range| range.addr().is_ipv4() == is_v4);
+        let capacities = ranges.map(|range| part(range, 1).capacity);
+        capacities.reduce(u64::saturating_add)
+    };
+    let families = [of_family(true), of_family(false)];
+    families.into_iter().flatten().min().unwrap_or(0)
+}
+
 /// Returns the gateway number to which an address belongs in the AZ with number `az`; the inverse
 /// of [`addresses`].
 pub(crate) fn place_of(ranges: &[IpNet], az: u8, address: IpAddr) -> Option<u32> {

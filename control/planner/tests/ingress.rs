@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use canal_model::fleet::{Demand, Demands, Fleet, FleetReplica, Ownership, ReplicaState};
-use canal_model::ids::{ReplicaNumber, ServiceId, ServiceKey, Vni};
+use canal_model::ids::{ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni};
 use canal_model::plan::{Plan, UnmetConstraint};
+use canal_model::share::Share;
 use canal_planner::address::addresses;
 use canal_planner::plan;
 
@@ -49,7 +50,7 @@ fn demands(network: Option<&str>, gateways: &[(u32, &str, &[&str])]) -> Demands 
         demands
             .ranges
             .insert(tenant.clone(), vec!["10.1.0.0/18".parse().unwrap()]);
-        demands.ingress.max.insert(tenant, 3);
+        demands.ingress.max.insert(tenant, Share::Amount(3));
         let requested = requested.iter().map(|it| it.parse().unwrap());
         demands.ingress.requested.insert(id, requested.collect());
     }
@@ -58,7 +59,16 @@ fn demands(network: Option<&str>, gateways: &[(u32, &str, &[&str])]) -> Demands 
 
 fn next(demands: &Demands, parent: Option<&Plan>) -> Plan {
     let next = plan(&fleet(), demands, &Ownership::default(), parent);
-    let findings = canal_planlint::check(&fleet(), demands, &next);
+    let mut findings = canal_planlint::check(&fleet(), demands, &next);
+    if let Some(parent) = parent {
+        findings.extend(canal_planlint::step(&canal_planlint::PlanTransition {
+            fleet: &fleet(),
+            demands,
+            ownership: &Ownership::default(),
+            before: parent,
+            after: &next,
+        }));
+    }
     assert!(findings.is_empty(), "{findings:?}");
     next
 }
@@ -261,4 +271,122 @@ fn a_service_of_the_ingress_network_keeps_its_number_when_a_gateway_comes() {
     let requested = with_own_service(&[(1, "alpha", &["198.51.100.33"])]);
     let refused = next(&requested, Some(&before));
     assert!(list_addresses(&requested, &refused)[&1].contains("has the address"));
+}
+
+/// An AZ's part of the /24 has 30 addresses, and that of the IPv6 range far more.
+#[test]
+fn a_share_in_percent_is_a_part_of_the_pool() {
+    let gateways: Vec<(u32, &str, &[&str])> = (1..=4).map(|id| (id, "alpha", &[][..])).collect();
+    let mut all = demands(Some("198.51.100.0/24"), &gateways);
+    let clients: TenantName = "clients".parse().unwrap();
+    let ranges = all.ranges.get_mut(&clients).unwrap();
+    ranges.push("2001:db8:100::/64".parse().unwrap());
+    let share = Share::Percent(10);
+    all.ingress.max.insert("alpha".parse().unwrap(), share);
+    let plan = next(&all, None);
+    let reason = list_addresses(&all, &plan).remove(&4).unwrap();
+    assert!(
+        reason.contains("the tenant's share is 3 addresses"),
+        "{reason}"
+    );
+}
+
+const TWO_GATEWAYS: [(u32, &str, &[&str]); 2] = [(1, "alpha", &[]), (2, "beta", &[])];
+
+/// Returns a plan in which the Gateways have swapped the addresses of their ids' order: 1 has .34.
+fn plan_with_two_gateways(pool: &str) -> Plan {
+    let second = next(&demands(Some(pool), &TWO_GATEWAYS[1..]), None);
+    next(&demands(Some(pool), &TWO_GATEWAYS), Some(&second))
+}
+
+#[test]
+fn addresses_are_reserved_while_their_network_is_absent() {
+    let pool = "198.51.100.0/24";
+    let with_network = demands(Some(pool), &TWO_GATEWAYS);
+    let before = plan_with_two_gateways(pool);
+    let expected = list_addresses(&with_network, &before);
+    assert_eq!(expected[&1], "198.51.100.34");
+    let without = demands(None, &TWO_GATEWAYS);
+    let absent = next(&without, Some(&before));
+    assert!(list_addresses(&without, &absent)[&1].contains("is reserved"));
+    // The tenant may also stay and no longer be an ingress network.
+    let mut only_tenant = with_network.clone();
+    only_tenant.ingress.networks.clear();
+    let closed = next(&only_tenant, Some(&absent));
+    assert!(list_addresses(&only_tenant, &closed)[&2].contains("is reserved"));
+    // It comes back with another VNI.
+    let mut back = with_network;
+    let vni = Vni::new(701).unwrap();
+    back.ingress
+        .networks
+        .insert("clients".parse().unwrap(), vni);
+    let after = next(&back, Some(&closed));
+    assert_eq!(list_addresses(&back, &after), expected);
+    let networks = after.services.values().map(|it| it.network.as_ref());
+    assert!(networks.into_iter().all(|it| it.unwrap().vni == vni));
+}
+
+#[test]
+fn requested_addresses_are_assigned_before_others() {
+    let both: [(u32, &str, &[&str]); 2] = [(1, "alpha", &[]), (2, "beta", &["198.51.100.33"])];
+    let all = demands(Some("198.51.100.0/24"), &both);
+    let got = list_addresses(&all, &next(&all, None));
+    assert_eq!(
+        (got[&1].as_str(), got[&2].as_str()),
+        ("198.51.100.34", "198.51.100.33")
+    );
+}
+
+#[test]
+fn gateways_keep_their_addresses_when_the_ranges_are_edited() {
+    let pool = "198.51.100.0/24";
+    let before = plan_with_two_gateways(pool);
+    let with_ranges = |ranges: &[&str]| {
+        let mut all = demands(Some(pool), &TWO_GATEWAYS);
+        let ranges = ranges.iter().map(|it| it.parse().unwrap()).collect();
+        all.ranges.insert("clients".parse().unwrap(), ranges);
+        all
+    };
+    let expected = list_addresses(&with_ranges(&[pool]), &before);
+    let prepended = with_ranges(&["203.0.113.0/24", pool]);
+    let after = next(&prepended, Some(&before));
+    assert_eq!(list_addresses(&prepended, &after), expected);
+    let reordered = with_ranges(&[pool, "203.0.113.0/24"]);
+    let again = next(&reordered, Some(&after));
+    assert_eq!(list_addresses(&reordered, &again), expected);
+    // Their addresses no longer exist, so they get others.
+    let removed = with_ranges(&["203.0.113.0/24"]);
+    let others = next(&removed, Some(&again));
+    let got = list_addresses(&removed, &others);
+    assert_eq!(
+        (got[&1].as_str(), got[&2].as_str()),
+        ("203.0.113.33", "203.0.113.34")
+    );
+    // IPv6 addresses keep their order here and IPv4 addresses do not, so the number that has the
+    // IPv4 address of one Gateway may have the IPv6 address of the other. `next` checks that.
+    let dual = with_ranges(&[pool, "2001:db8:100::/64"]);
+    let dual_before = next(&dual, Some(&before));
+    let shifted = with_ranges(&["203.0.113.0/27", pool, "2001:db8:100::/64"]);
+    next(&shifted, Some(&dual_before));
+}
+
+/// A row of an older version has no addresses.
+#[test]
+fn a_plan_without_addresses_keeps_its_numbers() {
+    let pool = "198.51.100.0/24";
+    let mut old = plan_with_two_gateways(pool);
+    for service in old.services.values_mut() {
+        let text = r#"{"tenant":"clients","vni":700}"#;
+        service.network = Some(serde_json::from_str(text).unwrap());
+    }
+    let all = demands(Some(pool), &TWO_GATEWAYS);
+    let after = next(&all, Some(&old));
+    assert_eq!(list_addresses(&all, &after), list_addresses(&all, &old));
+    assert_eq!(after.services[&ServiceId::new(1).unwrap()].number, 2);
+    assert!(
+        after
+            .services
+            .values()
+            .all(|it| !it.network.as_ref().unwrap().addresses.is_empty())
+    );
 }
