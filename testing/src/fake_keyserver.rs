@@ -186,8 +186,8 @@ impl Inner {
         self.requests.fetch_add(is_operation.into(), Relaxed);
         match (behavior, is_operation) {
             (FakeBehavior::Mute, _) => return,
-            // A slow server still answers PINGs, so that clients see that it lives. `Abandon` has no
-            // answer that could be late.
+            // A slow server still answers PINGs, so that clients see that it lives.
+            // `Abandon` has no answer that could be late.
             (FakeBehavior::Slow, _)
                 if !matches!(request, KeyRequest::Ping | KeyRequest::Abandon) =>
             {
