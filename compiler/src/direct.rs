@@ -235,16 +235,18 @@ impl<'a> TargetPorts<'a> {
                 .map_or(ControlFlow::Continue(()), &mut *visitor)?;
             // The policy search is cached by namespace and labels, which many pods have in common.
             let policies = &self.policies;
-            let known = self
+            let policy_indices = self
                 .refusals_by_labels
                 .entry((&workload.namespace, &workload.labels))
                 .or_insert_with(|| {
-                    let place = OracleDestination {
+                    // `visit_service` has already visited the policies of the service.
+                    let destination = OracleDestination {
                         workload: Some((&workload.namespace, &workload.labels)),
                         service: None,
                     };
-                    let applies =
-                        |(_, (target, _)): &(usize, &(&PolicyTarget, _))| is_for(target, &place);
+                    let applies = |(_, (target, _)): &(usize, &(&PolicyTarget, _))| {
+                        is_for(target, &destination)
+                    };
                     policies
                         .iter()
                         .enumerate()
@@ -252,7 +254,7 @@ impl<'a> TargetPorts<'a> {
                         .map(|(index, _)| index)
                         .collect()
                 });
-            for index in known {
+            for index in policy_indices {
                 visitor(policies[*index].1.clone())?;
             }
             // A target without limits counts nothing.

@@ -31,32 +31,32 @@ use crate::parsed_tenant::ParsedTenant;
 /// Returns the decision from the resources alone: of all matches that hold, the one with the
 /// smallest precedence.
 fn decide_by_resources(resources: &[Resource], sent: &OracleRequest) -> RoutingVerdict {
-    let request = sent;
     let service = resources.iter().find_map(|resource| match resource {
-        Resource::Service(service) if service.key == request.service => Some(service),
+        Resource::Service(service) if service.key == sent.service => Some(service),
         _ => None,
     });
     let Some(port) = service
-        .and_then(|service: &Service| service.ports.iter().find(|port| port.port == request.port))
+        .and_then(|service: &Service| service.ports.iter().find(|port| port.port == sent.port))
     else {
         return RoutingVerdict::NoService;
     };
     let own: Vec<&RouteRule> = routes(resources)
         .filter(|rule| {
-            rule.parent == request.service
-                && rule.parent_port.is_none_or(|port| port == request.port)
+            rule.parent == sent.service && rule.parent_port.is_none_or(|port| port == sent.port)
         })
         .collect();
+    // Without rules, requests go to the service's own endpoints.
     if own.is_empty() || port.protocol == AppProtocol::Tcp {
         return RoutingVerdict::Service {
-            service: request.service.clone(),
-            port: request.port,
+            service: sent.service.clone(),
+            port: sent.port,
         };
     }
     let matches = own
         .iter()
         .flat_map(|rule| rule.matches.iter().map(move |http| (*rule, http)));
-    let mut request = request.clone();
+    let mut request = sent.clone();
+    // If one match depends on the path, data planes normalize it for all matches of the port.
     if matches.clone().any(|(_, http)| reads_path(&http.path)) {
         let query = request
             .target

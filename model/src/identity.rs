@@ -207,6 +207,7 @@ mod tests {
                 keys(Some("alpha")),
                 Some("spiffe://components.canal/ns/alpha/sa/keyserver.ks1"),
             ),
+            // Edges do not use the channel between requesters and key servers.
             (
                 Principal::Edge {
                     name: "e1".parse().unwrap(),

@@ -37,7 +37,7 @@ pub enum FakeBehavior {
 #[derive(Debug)]
 struct Inner {
     certificates: Mutex<HashMap<String, Arc<Certificate>>>,
-    mood: Mutex<FakeBehavior>,
+    behavior: Mutex<FakeBehavior>,
     requests: AtomicUsize,
     abandoned: AtomicUsize,
 }
@@ -81,7 +81,7 @@ impl FakeKeyServer {
         )));
         let inner = Arc::new(Inner {
             certificates: Mutex::default(),
-            mood: Mutex::new(FakeBehavior::Well),
+            behavior: Mutex::new(FakeBehavior::Well),
             requests: AtomicUsize::new(0),
             abandoned: AtomicUsize::new(0),
         });
@@ -122,8 +122,8 @@ impl FakeKeyServer {
             .insert(name.into(), Arc::new(certificate));
     }
 
-    pub fn set_behavior(&self, mood: FakeBehavior) {
-        *self.inner.mood.lock().expect("no panic") = mood;
+    pub fn set_behavior(&self, behavior: FakeBehavior) {
+        *self.inner.behavior.lock().expect("no panic") = behavior;
     }
 
     /// Returns the number of handshakes, signatures and chains requested so far.
@@ -178,15 +178,16 @@ impl Inner {
         request: KeyRequest<'_>,
         out: &mut Vec<u8>,
     ) {
-        let mood = *self.mood.lock().expect("no panic");
+        let behavior = *self.behavior.lock().expect("no panic");
         let is_operation = matches!(
             request,
             KeyRequest::Begin(_) | KeyRequest::Sign { .. } | KeyRequest::Chain { .. }
         );
         self.requests.fetch_add(is_operation.into(), Relaxed);
-        match (mood, is_operation) {
+        match (behavior, is_operation) {
             (FakeBehavior::Mute, _) => return,
             // A slow server still answers PINGs, so that clients see that it lives.
+            // `Abandon` has no answer that could be late.
             (FakeBehavior::Slow, _)
                 if !matches!(request, KeyRequest::Ping | KeyRequest::Abandon) =>
             {

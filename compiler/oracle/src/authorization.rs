@@ -559,7 +559,9 @@ fn normal(target: &str, keeps: bool) -> Option<String> {
     let mut segments: Vec<&str> = Vec::new();
     for part in &parts {
         match *part {
+            // Slashes are merged, so that another spelling of a path takes no other route.
             "" | "." => {}
+            // Routing drops a `..` above the root (RFC 3986 §5.2.4); a policy must not guess.
             ".." => allowed(segments.pop().is_some())?,
             other => {
                 // A server that drops path parameters interprets these segments as `..`, `.` or an
@@ -574,7 +576,7 @@ fn normal(target: &str, keeps: bool) -> Option<String> {
             }
         }
     }
-    // A last segment `.` or `..` names a folder (RFC 3986 §5.2.4).
+    // An empty last segment, `.` or `..` names a folder (RFC 3986 §5.2.4).
     let is_folder = matches!(parts.last(), Some(&("" | "." | ".."))) && !segments.is_empty();
     Some(format!(
         "/{}{}",

@@ -86,6 +86,7 @@ fn ports<'a>(
         report.error(route.document, "spec.rules", problem, "split the route");
         return Vec::new();
     }
+    // If the field could not be parsed, its fault is reported already.
     if spec.rules.is_empty() && route.fault("spec.rules").is_none() {
         report.error(
             route.document,
@@ -116,6 +117,7 @@ fn ports<'a>(
             );
             continue;
         }
+        // The fault of a faulty rule is reported already.
         if backends.is_empty() && !is_faulty {
             let problem = "the rule has no backend, so it opens no port";
             report.error(

@@ -41,6 +41,7 @@ pub(crate) fn resolve(
     let mut rules = Vec::new();
     let mut add = |rule| {
         let is_within = budget.add_rule(&rule);
+        // The caller drops all rules once the budget is exceeded, so one too many does no harm.
         rules.push(rule);
         is_within
     };

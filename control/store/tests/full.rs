@@ -48,6 +48,7 @@ fn writer_on_a_full_disk() {
     let now = std::fs::metadata(store.path()).unwrap().len();
     file_size_limit(Some(now + (256 << 10)));
     let mut landed = 1;
+    // Each write has two objects, because a refused one must leave neither.
     let refused = loop {
         assert!(landed < 1000, "the limit was never reached");
         match store.apply(&[put(landed), put(landed + 10_000)], Generation(2), 0) {
@@ -68,6 +69,7 @@ fn writer_on_a_full_disk() {
         expect,
         "reads go on, and show exactly what was acknowledged"
     );
+    // This write is larger than the refused one, so it cannot fit either.
     let again = store
         .apply(
             &(0..4).map(|n| put(20_000 + n)).collect::<Vec<_>>(),

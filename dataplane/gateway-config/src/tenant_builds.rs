@@ -257,6 +257,7 @@ impl TenantBuilds {
     /// Takes the result of a step. Returns the next snapshot if a tenant's tables are complete with
     /// it.
     pub fn finish(&mut self, step: FinishedStep) -> Option<Arc<Snapshot>> {
+        // While the step ran, a whole state may have dropped or replaced its build.
         let waiting = self
             .waiting
             .get_mut(&step.tenant)
@@ -302,13 +303,16 @@ impl TenantBuilds {
         } = self.waiting.remove(&step.tenant)?;
         // Security resources of later batches do not wait for the tables of those batches.
         let later = build.change.take_security(later);
+        // The tenant has left `waiting`, but with later changes it must stay closed.
         if later.is_empty() {
             self.open_built();
         }
+        // The routes without which these services were withheld are complete now.
         self.builder
             .release(|service| service.tenant == step.tenant);
         let snapshot = self.publish(&build.change, build.compiled);
         if !later.is_empty() {
+            // After the publication, because the jobs build on the rules that are in use.
             let change = of_later(later);
             let jobs = self.builder.compile_jobs(&change.upserts, &change.removals);
             self.wait(step.tenant, change, later_generation, (jobs, Vec::new()));

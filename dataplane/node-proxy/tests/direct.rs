@@ -67,6 +67,7 @@ fn direct_port_is_carried_to_a_ready_pod_as_the_service_and_recorded() {
     );
     let pods = PODS.map(|at| fixture.impostor(at, GatewayBehavior::SendAuthority, &shop));
     let mut seen = BTreeSet::new();
+    // The node selects one of the two pods at random, so 40 dials reach both.
     for _ in 0..40 {
         let printed = fixture.app("dial", &[VIP]).line();
         assert!(

@@ -331,6 +331,7 @@ fn loopback_and_udp_are_left_alone() {
             "[::ffff:127.0.0.1]:85",
             "left_loopback",
         ),
+        // The proxy's own port is no exception.
         (V4, V4, V4, "left_loopback"),
     ] {
         let before = count(&c, counter);
@@ -348,6 +349,7 @@ fn loopback_and_udp_are_left_alone() {
         );
         assert_eq!(count(&c, counter), before + 1, "{dial}");
     }
+    // An IPv4 socket dials an IPv6 address; the application must see the kernel's own refusal.
     let mut app = CaseProcess::start(&ns, Some(&cg), "wrong_family", &["[fd00::1]:80"]);
     assert_eq!(
         (app.line().as_str(), count(&c, "left_family")),

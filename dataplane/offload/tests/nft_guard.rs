@@ -149,11 +149,13 @@ fn passthrough_counts_unencrypted_packets_on_the_nodes_end() {
             );
         }
     }
+    // Three kinds to two targets: the pod's rules do not see frames.
     assert!(count(&lab, &held, "left_watched") >= 6);
     // The next process finds the pod's mode and counts. Then the pod is stopped, and the guard
     // removed.
     drop(held);
     let next = guard(&lab);
+    // Datagrams of UDP sockets and of frames, to two targets each.
     assert!(count(&lab, &next, "clear_udp") >= 4);
     let mut client = lab.sender("udp", targets()[0]);
     client.go_on();

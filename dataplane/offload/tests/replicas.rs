@@ -496,26 +496,28 @@ fn packets_without_a_listener_are_refused_from_the_service_address() {
             .within(|| Socket::new(domain, Type::RAW, Some(protocol)).unwrap())
             .into();
         raw.set_read_timeout(Some(wait())).unwrap();
-        let asking = t.edge.within(|| UdpSocket::bind(own).unwrap());
-        asking.set_read_timeout(Some(wait())).unwrap();
-        asking.connect(service).unwrap();
-        asking.send(b"anybody?").unwrap();
-        let error = asking.recv(&mut [0; 16]).unwrap_err();
+        let client = t.edge.within(|| UdpSocket::bind(own).unwrap());
+        client.set_read_timeout(Some(wait())).unwrap();
+        client.connect(service).unwrap();
+        client.send(b"anybody?").unwrap();
+        let error = client.recv(&mut [0; 16]).unwrap_err();
         assert_eq!(
             error.kind(),
             std::io::ErrorKind::ConnectionRefused,
             "{service}: {error}"
         );
-        let mut room = [0; 1500];
+        let mut packet = [0; 1500];
+        // Raw IPv4 sockets deliver the IP header too, raw IPv6 sockets do not (RFC 3542 §3).
         let header = if service.is_ipv6() { 0 } else { 20 };
         let from = loop {
-            let (length, from) = raw.recv_from(&mut room).unwrap();
-            if length > header && room[header] == unreachable {
+            let (length, from) = raw.recv_from(&mut packet).unwrap();
+            if length > header && packet[header] == unreachable {
                 break from.ip();
             }
         };
         assert_eq!(from, service.ip());
     }
+    // The tunnel device's program has sent one error in each family as a response of the service.
     assert_eq!(
         t.members[0]
             .redirector

@@ -203,6 +203,7 @@ fn happen(mesh: &Mesh, event: ChaosEvent, round: u64) {
             ready("edge-1");
         }
         ChaosEvent::KillGateway(n) => {
+            // The host's process supervisor restarts a killed process, so nothing else starts it.
             world
                 .kill(GATEWAYS[n], Signal::Kill)
                 .unwrap_or_else(|e| panic!("{}: {e}", GATEWAYS[n]));

@@ -46,6 +46,7 @@ pub(in crate::resolve) fn resolve(
     (sets, budget): (&mut KeySets<'_>, &mut ResourceBudget),
     report: &mut DiagnosticCollector,
 ) -> Vec<Authentication> {
+    // A key made for a further target must not be that of an object that comes later in the list.
     let mut taken: BTreeSet<PolicyKey> = declared
         .iter()
         .map(|sourced| key(tenant, &sourced.object.metadata))

@@ -506,14 +506,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(Store::open(dir.path(), canal_store::StoreLimits::default()).unwrap());
         let name: DomainName = ("alpha".parse().unwrap(), "alpha.example".parse().unwrap());
+        // One tenant may have half of the 40 certificates.
         let limit = limit(40, 50);
-        let ledger = Arc::new(IssuanceLog::open(store.clone(), limit.clone(), 0).unwrap());
+        let log = Arc::new(IssuanceLog::open(store.clone(), limit.clone(), 0).unwrap());
         let adds: Vec<_> = (0..20)
             .map(|i| {
-                let (ledger, name) = (ledger.clone(), name.clone());
+                let (log, name) = (log.clone(), name.clone());
                 tokio::spawn(async move {
-                    ledger
-                        .add(name, row(&format!("{i:02}"), "n1", "r", 0, 10 + i))
+                    log.add(name, row(&format!("{i:02}"), "n1", "r", 0, 10 + i))
                         .await
                 })
             })
@@ -522,10 +522,10 @@ mod tests {
             add.await.unwrap().unwrap();
         }
         assert_eq!(
-            (store.issued().unwrap().len(), ledger.of(&name).len()),
+            (store.issued().unwrap().len(), log.of(&name).len()),
             (20, 20)
         );
-        let full = ledger
+        let full = log
             .add(name.clone(), row("x", "n1", "r", 0, 9))
             .await
             .unwrap_err()
@@ -537,22 +537,19 @@ mod tests {
             "{full}"
         );
         let other: DomainName = ("beta".parse().unwrap(), "beta.example".parse().unwrap());
-        ledger.add(other, row("y", "m1", "r", 0, 9)).await.unwrap();
-        assert_eq!(ledger.prune(&store, 25).unwrap(), 16);
-        assert_eq!(
-            (store.issued().unwrap().len(), ledger.of(&name).len()),
-            (5, 5)
-        );
-        ledger
-            .add(name.clone(), row("x", "n1", "r", 0, 99))
+        log.add(other, row("y", "m1", "r", 0, 9)).await.unwrap();
+        // Of alpha 15 have expired by then, and the one of beta.
+        assert_eq!(log.prune(&store, 25).unwrap(), 16);
+        assert_eq!((store.issued().unwrap().len(), log.of(&name).len()), (5, 5));
+        log.add(name.clone(), row("x", "n1", "r", 0, 99))
             .await
             .unwrap();
         assert_eq!(
             limit.usage().used,
             6,
-            "what has ended is no longer on the account"
+            "expired certificates no longer count against the limit"
         );
-        drop(ledger);
+        drop(log);
         let again = IssuanceLog::open(store, super::tests::limit(40, 50), 28).unwrap();
         assert_eq!(
             again.of(&name).len(),

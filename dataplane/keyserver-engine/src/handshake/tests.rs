@@ -346,6 +346,7 @@ fn peers_with_wrong_leaves(ca: &TestCa) -> Vec<PeerCase> {
             issued(foreign, fine),
             KeyRefusal::PeerTrustDomain,
         ),
+        // A server must have one of the expected identities, so its trust domain is not compared.
         (
             "server of another tenant",
             server,

@@ -77,6 +77,7 @@ fn over_ipv6() -> Vec<DirectFrame> {
     let behind =
         |first: u8, header: &[u8], p: &[u8]| v6(&ip(from, here, first, &[header, p].concat()));
     let options = [17, 0, 1, 4, 0, 0, 0, 0];
+    // The program parses four extension headers at most.
     let many: Vec<u8> = (0..5)
         .flat_map(|i| [if i == 4 { 17 } else { 60 }, 0, 1, 4, 0, 0, 0, 0])
         .chain(VXLAN)
@@ -118,6 +119,7 @@ fn over_ipv6() -> Vec<DirectFrame> {
             PASSED,
             "passed",
         ),
+        // The UDP header of a fragment, with the port, may be in another fragment.
         (
             "a fragment of UDP over IPv6",
             behind(44, &[17, 0, 0, 1, 0, 0, 0, 7], &VXLAN),
@@ -131,7 +133,7 @@ fn over_ipv6() -> Vec<DirectFrame> {
             "passed",
         ),
         (
-            "multicast listeners",
+            "a multicast listener report",
             behind(0, &[58, 0, 5, 2, 0, 0, 1, 0], &[143, 0, 0, 0, 0, 0, 0, 0]),
             PASSED,
             "passed",

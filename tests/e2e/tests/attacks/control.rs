@@ -350,6 +350,7 @@ fn forged_requests() -> Vec<Attack> {
             },
             own_certificate,
         )
+        // Any refusal counts: the controller refuses the identity before it looks up the service.
         .counted("controller", CERTIFICATES, &[]),
         Attack::new(
             "a certificate by an operator's token",

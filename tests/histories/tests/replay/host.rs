@@ -76,6 +76,8 @@ impl Host {
         });
         steering.set(ServiceListener::Plain, &listener).unwrap();
         let address = underlay(slot);
+        // `load` touches no device: packets reach the program by test runs, and `begin` sets number
+        // and edge.
         let redirector = RedirectorPrograms::load(&RedirectorOptions {
             netns: None,
             device: "lo".into(),

@@ -83,6 +83,7 @@ fn streams_send_the_same_programs_as_the_goldens() {
     let mut compared = 0;
     for entry in fs::read_dir(folder()).unwrap() {
         let path = entry.unwrap().path();
+        // A file `_NAME.yaml` is no policy of its own; `#with NAME` includes it in others.
         if path.extension().is_none_or(|e| e != "yaml")
             || path.file_name().unwrap().to_string_lossy().starts_with('_')
         {
@@ -100,6 +101,7 @@ fn streams_send_the_same_programs_as_the_goldens() {
             service_ids: &service_ids,
             jwks: &BTreeMap::new(),
         };
+        // A golden without a valid Tenant object has no program to compare.
         let Some(ir) = build_ir(&input).0 else {
             continue;
         };
