@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use canal_model::ids::{Namespace, ObjectName, ServiceKey};
+use canal_model::ids::ServiceKey;
 use canal_model::ingress::{ListenerFault, ListenerFaultReason, host_order};
-use canal_model::program::{HostMatch, RouteRule, VirtualHost};
+use canal_model::program::{HostMatch, RouteObject, RouteRule, VirtualHost};
 use canal_model::route_table::RouteTable;
 
 use crate::diagnostic_collector::DiagnosticCollector;
@@ -92,12 +92,11 @@ fn ingress(
 fn close_beyond_limit(gateways: &mut [GatewayIr], report: &mut DiagnosticCollector) {
     let mut left = HOST_MATCHES_PER_TENANT_MAX;
     for gateway in gateways {
-        let mut matches: BTreeMap<(Namespace, ObjectName), usize> = BTreeMap::new();
+        let mut matches: BTreeMap<RouteObject, usize> = BTreeMap::new();
         for rule in gateway.routes.rules() {
-            let route = (rule.key.namespace.clone(), rule.key.name.clone());
-            *matches.entry(route).or_default() += rule.matches.len();
+            *matches.entry(rule.key.route()).or_default() += rule.matches.len();
         }
-        let mut counted: BTreeSet<BTreeSet<(Namespace, ObjectName)>> = BTreeSet::new();
+        let mut counted: BTreeSet<BTreeSet<RouteObject>> = BTreeSet::new();
         for listener in &mut gateway.listeners {
             let of_set = |routes: &BTreeSet<_>| -> usize {
                 routes.iter().filter_map(|route| matches.get(route)).sum()

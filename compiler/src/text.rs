@@ -6,8 +6,9 @@ use std::fmt::Display;
 use canal_model::program::{
     AppProtocol, Backend, BackendTarget, DirectAudience, DirectEndpoint, GatewayAddress,
     GatewayReplica, HostMatch, HttpMatch, IngressGateway, Node, OutboundTrafficPolicy, PathMatch,
-    PolicyPaths, RateLimit, Replica, Resource, RouteAction, RouteKey, RouteRule, Service,
-    ServicePort, Tenant, TextMatch, Throttle, TunnelProtocol, UpstreamPool, ValueMatch, Workload,
+    PolicyPaths, RateLimit, Replica, Resource, RouteAction, RouteKey, RouteObject, RouteRule,
+    Service, ServicePort, Tenant, TextMatch, Throttle, TunnelProtocol, UpstreamPool, ValueMatch,
+    Workload,
 };
 use canal_model::route_attempts::{
     AttemptPolicy, BackoffJitter, RetryBackoff, RouteTimeouts, TimeoutSpan,
@@ -95,12 +96,21 @@ fn ingress(gateway: &IngressGateway) -> String {
         text += &format!("\n  listener {name} {port} for {of} {state}");
         for virtual_host in &listener.virtual_hosts {
             let routes = virtual_host.routes.iter();
-            let routes: Vec<String> = routes.map(|(ns, name)| format!("{ns}/{name}")).collect();
+            let routes: Vec<String> = routes.map(route_object).collect();
             let of = host(virtual_host.host.as_ref());
             text += &format!("\n    host {of} routes {}", list(&routes));
         }
     }
     text
+}
+
+fn route_object(route: &RouteObject) -> String {
+    let RouteObject {
+        namespace,
+        name,
+        kind,
+    } = route;
+    format!("{kind}/{namespace}/{name}")
 }
 
 pub(crate) fn throttle(throttle: &Throttle) -> String {

@@ -9,6 +9,7 @@
 
 mod allowed;
 pub mod hostname;
+mod kinds;
 mod listeners;
 mod routes;
 

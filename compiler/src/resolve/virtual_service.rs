@@ -1,5 +1,5 @@
 //! Resolves VirtualServices for the mesh (Istio). Only the oldest one routes a service, and none
-//! does if an HTTPRoute routes it.
+//! does if an HTTPRoute or a GRPCRoute routes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use canal_model::route_filters::RouteAnswer;
 
 use super::destination::DestinationIndex;
 use super::route_fields::{
-    FieldIssue, RegexBudget, RuleContext, conditions, header_name, path, text,
+    FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN, conditions, header_name, path, text,
 };
 use super::tenant_objects::Sourced;
 use super::{route_answers, route_attempts, route_filters};
@@ -50,7 +50,7 @@ pub(crate) fn resolve(
         for (field, key) in services(virtual_service, to, report) {
             if taken.contains(&key) {
                 let problem = format!(
-                    "an HTTPRoute routes {}/{} already, so this object does not",
+                    "an HTTPRoute or GRPCRoute routes {}/{} already, so this object does not",
                     key.namespace, key.name
                 );
                 report.error(
@@ -253,6 +253,7 @@ fn attach(
             field,
             report,
             broken,
+            refusal_status: STATUS_BROKEN,
             regexes: &mut regexes,
         };
         let filters = route_filters::of_virtual_service(rule, &mut reading);

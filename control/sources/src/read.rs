@@ -340,6 +340,9 @@ impl DocumentReader<'_> {
             ObjectKind::HttpRoute => self
                 .typed(kind, root, Empty::Refused)
                 .map(Object::HttpRoute),
+            ObjectKind::GrpcRoute => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::GrpcRoute),
             ObjectKind::UdpRoute => self.typed(kind, root, Empty::Refused).map(Object::UdpRoute),
             ObjectKind::ReferenceGrant => self
                 .typed(kind, root, Empty::Refused)

@@ -32,6 +32,7 @@ pub enum Object {
     Namespace(kubernetes::NamespaceObject),
     ServiceAccount(kubernetes::ServiceAccountObject),
     HttpRoute(gateway_api::HttpRoute),
+    GrpcRoute(gateway_api::GrpcRoute),
     UdpRoute(gateway_api::UdpRoute),
     ReferenceGrant(gateway_api::ReferenceGrant),
     VirtualService(istio::VirtualService),
@@ -68,6 +69,7 @@ pub enum ObjectKind {
     Gateway,
     ListenerSet,
     HttpRoute,
+    GrpcRoute,
     UdpRoute,
     ReferenceGrant,
     VirtualService,
@@ -84,7 +86,7 @@ pub enum ObjectKind {
 
 impl ObjectKind {
     /// All kinds of objects, in the order of listings.
-    pub const ALL: [ObjectKind; 25] = [
+    pub const ALL: [ObjectKind; 26] = [
         ObjectKind::Tenant,
         ObjectKind::GatewayReplica,
         ObjectKind::Node,
@@ -98,6 +100,7 @@ impl ObjectKind {
         ObjectKind::Gateway,
         ObjectKind::ListenerSet,
         ObjectKind::HttpRoute,
+        ObjectKind::GrpcRoute,
         ObjectKind::UdpRoute,
         ObjectKind::ReferenceGrant,
         ObjectKind::VirtualService,
@@ -128,6 +131,7 @@ impl ObjectKind {
             ObjectKind::Gateway => "Gateway",
             ObjectKind::ListenerSet => "ListenerSet",
             ObjectKind::HttpRoute => "HTTPRoute",
+            ObjectKind::GrpcRoute => "GRPCRoute",
             ObjectKind::UdpRoute => "UDPRoute",
             ObjectKind::ReferenceGrant => "ReferenceGrant",
             ObjectKind::VirtualService => "VirtualService",
@@ -164,6 +168,11 @@ impl ObjectKind {
             ObjectKind::GatewayClass | ObjectKind::Gateway | ObjectKind::HttpRoute => &[
                 "gateway.networking.k8s.io/v1",
                 "gateway.networking.k8s.io/v1beta1",
+            ],
+            // Gateway API served v1alpha2 until v1.2.
+            ObjectKind::GrpcRoute => &[
+                "gateway.networking.k8s.io/v1",
+                "gateway.networking.k8s.io/v1alpha2",
             ],
             ObjectKind::ListenerSet => &["gateway.networking.k8s.io/v1"],
             ObjectKind::UdpRoute => &["gateway.networking.k8s.io/v1alpha2"],
@@ -206,6 +215,7 @@ impl ObjectKind {
             "gateway" | "gateways" | "gtw" => ObjectKind::Gateway,
             "listenerset" | "listenersets" | "lset" => ObjectKind::ListenerSet,
             "httproute" | "httproutes" => ObjectKind::HttpRoute,
+            "grpcroute" | "grpcroutes" => ObjectKind::GrpcRoute,
             "udproute" | "udproutes" => ObjectKind::UdpRoute,
             "referencegrant" | "referencegrants" | "refgrant" => ObjectKind::ReferenceGrant,
             "virtualservice" | "virtualservices" | "vs" => ObjectKind::VirtualService,
@@ -278,6 +288,7 @@ impl Object {
             Object::Namespace(_) => ObjectKind::Namespace,
             Object::ServiceAccount(_) => ObjectKind::ServiceAccount,
             Object::HttpRoute(_) => ObjectKind::HttpRoute,
+            Object::GrpcRoute(_) => ObjectKind::GrpcRoute,
             Object::UdpRoute(_) => ObjectKind::UdpRoute,
             Object::ReferenceGrant(_) => ObjectKind::ReferenceGrant,
             Object::VirtualService(_) => ObjectKind::VirtualService,
@@ -309,6 +320,7 @@ impl Object {
             Object::Namespace(o) => &o.metadata,
             Object::ServiceAccount(o) => &o.metadata,
             Object::HttpRoute(o) => &o.metadata,
+            Object::GrpcRoute(o) => &o.metadata,
             Object::UdpRoute(o) => &o.metadata,
             Object::ReferenceGrant(o) => &o.metadata,
             Object::VirtualService(o) => &o.metadata,

@@ -27,7 +27,7 @@ const DEMANDED: [(&str, &str); 9] = [
         "CommonRouteSpec.parentRefs is optional",
     ),
     (
-        "the rule has no backend, so it answers 500",
+        "the rule has no backend, so it answers ",
         "HTTPRouteRule.backendRefs",
     ),
     ("all weights are 0", "HTTPRouteRule.backendRefs"),

@@ -35,6 +35,14 @@ const ASKED: [&str; 9] = [
 ];
 const PATHS: [&str; 4] = ["/", "/one", "/one/two", "/three"];
 const PORTS: [u16; 3] = [80, 8080, 9090];
+const REQUESTS: [(&str, &str); 6] = [
+    ("GET", "/"),
+    ("GET", "/one"),
+    ("GET", "//one/./two"),
+    ("GET", "/one/"),
+    ("POST", "/one/two"),
+    ("POST", "/four/two"),
+];
 
 /// A generator of numbers (splitmix64).
 struct Draw(u64);
@@ -81,7 +89,8 @@ fn objects(draw: &mut Draw) -> String {
         let protocol = draw.of(&["HTTP", "HTTP", "HTTP", "HTTPS"]);
         text += &format!("  - {{name: l{n}, port: {port}, protocol: {protocol}{host}}}\n");
     }
-    for n in 0..1 + draw.below(5) {
+    let mut counts = [0; 2];
+    for _ in 0..1 + draw.below(5) {
         let hosts: Vec<String> = (0..draw.below(4))
             .map(|_| format!("\"{}\"", draw.of(&HOSTS)))
             .collect();
@@ -89,16 +98,29 @@ fn objects(draw: &mut Draw) -> String {
             0 => format!(", sectionName: l{}", draw.below(listeners)),
             _ => String::new(),
         };
+        // Routes of both kinds have hosts in common; the older one keeps them.
+        let is_grpc = draw.below(6) == 0;
+        let kind = if is_grpc { "GRPCRoute" } else { "HTTPRoute" };
+        // A route of each kind may have the same name.
+        let name = counts[usize::from(is_grpc)];
+        counts[usize::from(is_grpc)] += 1;
+        let created = format!("2026-01-0{}T00:00:00Z", 1 + draw.below(3));
         text += &format!(
-            "---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: r{n}, namespace: shop}}\n\
+            "---\napiVersion: gateway.networking.k8s.io/v1\nkind: {kind}\n\
+             metadata: {{name: r{name}, namespace: shop, creationTimestamp: \"{created}\"}}\n\
              spec:\n  parentRefs: [{{name: public{section}}}]\n  hostnames: [{}]\n  rules:\n",
             hosts.join(", ")
         );
         for _ in 0..1 + draw.below(3) {
             let kind = draw.of(&["Exact", "PathPrefix"]);
             let path = draw.of(&PATHS);
+            let condition = match draw.of(&["service: one", "service: one, method: two", ""]) {
+                _ if !is_grpc => format!("path: {{type: {kind}, value: {path}}}"),
+                &"" => String::new(),
+                names => format!("method: {{{names}}}"),
+            };
             text += &format!(
-                "  - {{matches: [{{path: {{type: {kind}, value: {path}}}}}], backendRefs: [{{name: web, port: 80}}]}}\n"
+                "  - {{matches: [{{{condition}}}], backendRefs: [{{name: web, port: 80}}]}}\n"
             );
         }
     }
@@ -106,6 +128,7 @@ fn objects(draw: &mut Draw) -> String {
 }
 
 struct IngressRequest<'a> {
+    method: &'a str,
     host: &'a str,
     path: &'a str,
 }
@@ -115,7 +138,7 @@ impl RoutableRequest for IngressRequest<'_> {
         self.host.as_bytes()
     }
     fn method(&self) -> &[u8] {
-        b"GET"
+        self.method.as_bytes()
     }
     fn path(&self) -> &[u8] {
         self.path.as_bytes()
@@ -127,7 +150,12 @@ impl RoutableRequest for IngressRequest<'_> {
 }
 
 /// Returns what a replica does with a request: the rule, `404`, or `reset`.
-fn served(snapshot: &Snapshot, key: &ServiceKey, (port, host, path): (u16, &str, &str)) -> String {
+fn served(
+    snapshot: &Snapshot,
+    key: &ServiceKey,
+    port: u16,
+    IngressRequest { method, host, path }: IngressRequest<'_>,
+) -> String {
     let service = snapshot
         .tenant("alpha")
         .and_then(|tenant| tenant.service(key));
@@ -138,7 +166,7 @@ fn served(snapshot: &Snapshot, key: &ServiceKey, (port, host, path): (u16, &str,
     let routes = service.and_then(|service| service.routes.as_ref());
     let normal = routing_path(path.as_bytes()).filter(|_| view.routed_by_path);
     let path = normal.as_deref().unwrap_or(path);
-    let request = IngressRequest { host, path };
+    let request = IngressRequest { method, host, path };
     match routes
         .expect("a Gateway has routes")
         .decide(port, &request, 0)
@@ -151,7 +179,7 @@ fn served(snapshot: &Snapshot, key: &ServiceKey, (port, host, path): (u16, &str,
 
 #[test]
 fn listeners_route_as_the_oracle_says() {
-    let (mut compared, mut routed) = (0, 0);
+    let (mut compared, mut routed, mut by_grpc) = (0, 0, 0);
     for seed in 0..TENANTS {
         let text = objects(&mut Draw(seed));
         let policy = Policy::of(&[("tenant.yaml".to_owned(), text.clone())]);
@@ -170,12 +198,12 @@ fn listeners_route_as_the_oracle_says() {
         };
         for port in PORTS {
             for host in ASKED {
-                for path in ["/", "/one", "//one/./two", "/one/", "/four"] {
+                for (method, path) in REQUESTS {
                     let request = OracleRequest {
                         service: gateway.service.clone(),
                         port,
                         host: host.to_owned(),
-                        method: "GET".to_owned(),
+                        method: method.to_owned(),
                         target: path.to_owned(),
                         headers: Vec::new(),
                     };
@@ -190,19 +218,21 @@ fn listeners_route_as_the_oracle_says() {
                             other => panic!("{other:?}"),
                         },
                     };
-                    let got = served(&snapshot, &gateway.service, (port, host, path));
+                    let sent = IngressRequest { method, host, path };
+                    let got = served(&snapshot, &gateway.service, port, sent);
                     assert_eq!(
                         got, expected,
-                        "seed {seed}: {port} {host} {path}\n{text}\n{ir}"
+                        "seed {seed}: {port} {host} {method} {path}\n{text}\n{ir}"
                     );
                     compared += 1;
                     routed += usize::from(!["404", "reset"].contains(&got.as_str()));
+                    by_grpc += usize::from(got.contains("/GRPCRoute/"));
                 }
             }
         }
     }
     assert!(
-        compared > 20_000 && routed * 10 > compared,
-        "{routed} of {compared}"
+        compared > 20_000 && routed * 15 > compared && by_grpc * 20 > routed,
+        "{routed} of {compared}, {by_grpc} by GRPCRoutes"
     );
 }

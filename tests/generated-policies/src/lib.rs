@@ -6,5 +6,6 @@
 mod attempts;
 pub mod authorization;
 mod filters;
+mod grpc;
 pub mod routing;
 mod vocabulary;

@@ -594,7 +594,12 @@ fn gateway(hosts: &[(&str, bool)]) -> Arc<Resource> {
         is_open: *is_open,
         virtual_hosts: vec![VirtualHost {
             host: None,
-            routes: [("ns".parse().unwrap(), "r".parse().unwrap())].into(),
+            routes: [RouteObject {
+                namespace: "ns".parse().unwrap(),
+                name: "r".parse().unwrap(),
+                kind: "HTTPRoute".into(),
+            }]
+            .into(),
         }],
     };
     Arc::new(Resource::Ingress(IngressGateway {

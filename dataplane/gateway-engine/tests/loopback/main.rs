@@ -12,6 +12,7 @@ mod credit;
 mod exchanges;
 mod fidelity;
 mod filters;
+mod grpc;
 mod hbone;
 mod http1;
 mod http2;

@@ -304,7 +304,12 @@ fn gateway() -> Vec<Resource> {
         is_open,
         virtual_hosts: vec![VirtualHost {
             host: Some(HostMatch::Exact("shop.example.com".to_owned())),
-            routes: [("default".parse().unwrap(), "shop".parse().unwrap())].into(),
+            routes: [RouteObject {
+                namespace: "default".parse().unwrap(),
+                name: "shop".parse().unwrap(),
+                kind: "VirtualService".into(),
+            }]
+            .into(),
         }],
     };
     let backend = Backend {
