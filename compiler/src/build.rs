@@ -111,6 +111,7 @@ fn close_beyond_limit(gateways: &mut [GatewayIr], report: &mut DiagnosticCollect
                 left = rest;
                 continue;
             }
+            // Every later listener with matches is closed too.
             left = 0;
             listener.virtual_hosts.clear();
             let problem = format!(

@@ -400,6 +400,7 @@ pub fn refusals(
     for target in &mut decider.targets {
         let name = target.target.name();
         let before = all.len();
+        // Whether the search ended early does not matter: `all` has what it found.
         let _ = target.visit(rules, &mut |reason| {
             if !all.contains(&(name, reason.clone())) {
                 all.push((name, reason));

@@ -101,6 +101,7 @@ impl fmt::Display for Ir {
                 writeln!(f, "  {}", text::port(port))?;
                 let mut end = "the service";
                 for (number, (rule, http)) in (1..).zip(service.routes.on_port(port.port)) {
+                    // The gateway does not fall back to the service of a port that has rules.
                     end = "404";
                     let hosts = text::hosts(&rule.hosts);
                     writeln!(f, "    {number} {hosts}{}", text::match_of_rule(rule, http))?;

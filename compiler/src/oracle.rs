@@ -21,6 +21,7 @@ use canal_model::program::{
     RouteKey, RouteRule, TextMatch, ValueMatch, Workload,
 };
 use canal_model::route_attempts::AttemptPolicy;
+use canal_model::route_faults::FaultPolicy;
 
 use crate::ir::Ir;
 use crate::pattern;
@@ -56,6 +57,7 @@ pub enum RoutingVerdict {
         rule: RouteKey,
         backends: Vec<Backend>,
         attempts: Option<Box<AttemptPolicy>>,
+        faults: Option<Box<FaultPolicy>>,
     },
     /// The gateway answers the request itself. It is authorized by
     /// [`canal_oracle::authorization::is_for_answers`]. `None`: the redirect's path gets a dot
@@ -93,6 +95,7 @@ pub(crate) fn verdict_of(
             rule: rule.key.clone(),
             backends: backends.clone(),
             attempts: rule.attempts.clone(),
+            faults: rule.faults.clone(),
         },
         RouteAction::Answer(answer) => RoutingVerdict::Answer {
             rule: rule.key.clone(),

@@ -10,6 +10,7 @@ use canal_model::program::{
     BackendTarget, HostMatch, HttpMatch, PathMatch, RouteAction, RouteRule, TextMatch,
 };
 use canal_model::route_attempts::AttemptPolicy;
+use canal_model::route_faults::FaultPolicy;
 use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteAnswer, RouteFilters};
 
 use crate::pattern;
@@ -68,6 +69,10 @@ impl RouteWeights {
             + action_bytes(&rule.action)
             + rule.filters.as_deref().map_or(0, filter_bytes)
             + rule.attempts.as_deref().map_or(0, attempt_bytes)
+            + rule
+                .faults
+                .as_deref()
+                .map_or(0, |_| field_bytes(size_of::<FaultPolicy>()))
     }
 
     fn match_bytes(&mut self, rule: &RouteRule, http: &HttpMatch) -> u64 {

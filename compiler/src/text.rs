@@ -10,9 +10,11 @@ use canal_model::program::{
     Service, ServicePort, Tenant, TextMatch, Throttle, TunnelProtocol, UpstreamPool, ValueMatch,
     Workload,
 };
+use canal_model::request_fraction::RequestFraction;
 use canal_model::route_attempts::{
     AttemptPolicy, BackoffJitter, RetryBackoff, RouteTimeouts, TimeoutSpan,
 };
+use canal_model::route_faults::{AbortStatus, FaultPolicy};
 use canal_model::route_filters::{HeaderModifier, PathRewrite, RedirectPort, RouteAnswer};
 
 use crate::text_security;
@@ -282,12 +284,7 @@ fn route(rule: &RouteRule) -> String {
             http_match(http)
         ));
     }
-    lines.push(format!(
-        "  => {}{}{}",
-        action(&rule.action),
-        filters(rule),
-        attempts(rule.attempts.as_deref())
-    ));
+    lines.push(format!("  => {}{}", action(&rule.action), effects(rule)));
     lines.join("\n")
 }
 
@@ -365,8 +362,13 @@ fn condition(what: &str, condition: &ValueMatch) -> String {
     }
 }
 
+/// Formats all that a rule does with its requests beside its action, with a comma before each.
+pub fn effects(rule: &RouteRule) -> String {
+    filters(rule) + &attempts(rule.attempts.as_deref()) + &faults(rule.faults.as_deref())
+}
+
 /// Formats the filters of a rule, with a comma before each; returns an empty text for none.
-pub fn filters(rule: &RouteRule) -> String {
+fn filters(rule: &RouteRule) -> String {
     let Some(filters) = &rule.filters else {
         return String::new();
     };
@@ -432,14 +434,36 @@ pub fn attempts(policy: Option<&AttemptPolicy>) -> String {
     }
 }
 
+/// Formats the faults of a rule, with a comma before each; returns an empty text for none.
+pub fn faults(policy: Option<&FaultPolicy>) -> String {
+    let Some(FaultPolicy { delay, abort }) = policy else {
+        return String::new();
+    };
+    let mut text = String::new();
+    if let Some(delay) = delay {
+        text += &format!(", delay {:?} for {}", delay.time, percent(delay.fraction));
+    }
+    if let Some(abort) = abort {
+        let status = match abort.status {
+            AbortStatus::Http(status) => status.to_string(),
+            AbortStatus::Grpc(status) => format!("gRPC {status}"),
+        };
+        text += &format!(", abort with {status} for {}", percent(abort.fraction));
+    }
+    text
+}
+
+fn percent(fraction: RequestFraction) -> String {
+    format!("{}%", f64::from(fraction.millionths()) / 10_000.0)
+}
+
 /// Formats one match of a rule with what the rule does, as the IR lists it.
 pub fn match_of_rule(rule: &RouteRule, http: &HttpMatch) -> String {
     format!(
-        "{} => {}{}{} [{}]",
+        "{} => {}{} [{}]",
         http_match(http),
         action(&rule.action),
-        filters(rule),
-        attempts(rule.attempts.as_deref()),
+        effects(rule),
         origin(&rule.key)
     )
 }

@@ -342,9 +342,11 @@ fn verdict_text(ir: &Ir, verdict: RoutingVerdict) -> String {
             rule,
             backends,
             attempts,
+            faults,
         } => {
             let attempts = text::attempts(attempts.as_deref());
-            let mut shares = format!("{} {}{attempts}", rule.kind, rule.rule);
+            let faults = text::faults(faults.as_deref());
+            let mut shares = format!("{} {}{attempts}{faults}", rule.kind, rule.rule);
             for backend in &backends {
                 let able: Vec<String> = endpoints(ir, &backend.target)
                     .iter()

@@ -78,6 +78,7 @@ fn decide_by_resources(resources: &[Resource], sent: &OracleRequest) -> RoutingV
             rule,
             backends,
             attempts: winner.attempts.clone(),
+            faults: winner.faults.clone(),
         },
         RouteAction::Answer(answer) => RoutingVerdict::Answer {
             rule,

@@ -14,6 +14,7 @@ use crate::ids::{
     ServiceAccount, ServiceId, ServiceKey, TenantName, TrustDomain, Vni,
 };
 use crate::route_attempts::AttemptPolicy;
+use crate::route_faults::FaultPolicy;
 use crate::route_filters::{RouteAnswer, RouteFilters};
 use crate::share::Shares;
 use crate::trust::{Entitlement, KeyPolicy, KeyServer, Termination, TrustBundle};
@@ -517,6 +518,8 @@ pub struct RouteRule {
     /// Timeouts and retries; `None` if the rule asks for nothing. It is about quality of service: a
     /// data plane that does not know it serves the requests without.
     pub attempts: Option<Box<AttemptPolicy>>,
+    /// Faults that are injected into requests; `None` for nearly all rules.
+    pub faults: Option<Box<FaultPolicy>>,
 }
 
 /// A host to match, lower case, without port.

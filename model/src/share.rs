@@ -162,6 +162,8 @@ share_kinds! {
             "TLS handshakes in progress in a gateway process.";
         GatewayRequests, "gatewayRequests", "gateway_requests", "requests", Share::Percent(40),
             "Requests and tunnels in flight in a gateway process.";
+        GatewayDelayedRequests, "gatewayDelayedRequests", "gateway_delayed_requests", "requests", Share::Percent(10),
+            "Requests in flight in a gateway process that faults of rules delay.";
         GatewayBufferBytes, "gatewayBufferBytes", "gateway_buffer_bytes", "bytes", Share::Percent(25),
             "Bytes that a gateway process holds for readers that do not read.";
         GatewayBodyBytes, "gatewayBodyBytes", "gateway_body_bytes", "bytes", Share::Percent(25),

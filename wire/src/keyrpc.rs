@@ -262,7 +262,9 @@ impl FrameError {
 
 /// The reason why a message cannot be encoded: a field is larger than the protocol allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{what} has {count} entries or bytes; the key server protocol allows {max}")]
+#[error(
+    "{what} has {count} entries or bytes; the key server protocol allows {max}; fix: shorten it, for example leave the root out of a chain"
+)]
 pub struct EncodeError {
     pub what: &'static str,
     pub count: usize,

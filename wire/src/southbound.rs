@@ -16,6 +16,7 @@ pub mod parts;
 pub mod refused;
 mod route_answers;
 mod route_attempts;
+mod route_faults;
 mod route_filters;
 pub mod state_file;
 

@@ -80,7 +80,8 @@ pub(crate) fn settings(forwarding: Forwarding) -> Sysctls {
         ("net/ipv6/conf/default/addr_gen_mode", "1"),
         // Strict mode: a source to which the kernel would not route back over the same device is
         // forged. The stricter value of "all" and of the device applies, and devices start with
-        // "default".
+        // "default". On a tier host, "all" is 0, because a program of the host may turn the check
+        // off for its own device.
         (
             "net/ipv4/conf/all/rp_filter",
             if forwarding == Forwarding::Tier {

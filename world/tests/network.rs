@@ -342,6 +342,7 @@ fn cuts_losses_and_links_down_heal() {
         ("two AZs", "router-az1", "router-az2", "10.1.1.2:8080"),
     ];
     for (name, one, other, to) in cases {
+        // Pods do not reach addresses of the underlay, so a host of the underlay dials those.
         let from = if to.starts_with("250") {
             "load1"
         } else {

@@ -239,6 +239,7 @@ fn main() -> ExitCode {
                 "canal-controller: --log {:?}: {e}; fix: write a filter such as info or canal_controller_core=debug,info",
                 flags.log
             );
+            // clap ends with the same code for a wrong command line.
             return ExitCode::from(2);
         }
     };

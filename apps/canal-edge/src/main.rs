@@ -115,6 +115,7 @@ impl Flags {
             None => device::mtu(&self.device)
                 .with_context(|| format!("reading the MTU of {}; fix: name the device of the underlay in --device, or set --mtu", self.device))?
                 .checked_sub(VXLAN_OVERHEAD)
+                // IPv6 needs a link that carries 1280 bytes (RFC 8200 §5).
                 .filter(|mtu| *mtu >= 1280)
                 .with_context(|| format!("the MTU of {} leaves less than 1280 bytes inside VXLAN; fix: raise it, or set --mtu", self.device))?,
         };

@@ -100,6 +100,7 @@ mod tests {
             matches: (0..22).map(matching).collect(),
             filters: None,
             attempts: None,
+            faults: None,
             action: RouteAction::Split(vec![]),
         };
         let services =

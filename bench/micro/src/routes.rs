@@ -146,6 +146,7 @@ impl RuleSet {
             }],
             filters: None,
             attempts: None,
+            faults: None,
             action: RouteAction::Split(vec![Backend {
                 weight: 1,
                 target: BackendTarget::Service {

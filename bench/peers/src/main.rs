@@ -114,6 +114,7 @@ fn main() -> anyhow::Result<()> {
         // The order is reversed in every other round, so that being first is not an advantage.
         rows.reverse();
     }
+    // An odd number of rounds leaves the rows reversed, and the report has them in their order.
     if flags.runs % 2 == 1 {
         rows.reverse();
     }

@@ -120,6 +120,8 @@ fn measure(
     };
     let (clients, gateways) = (of("many/default/client-"), of("gw-"));
     let targets = addresses(&scene, &clients[0])?;
+    // These sessions end before the measurement begins: neither their table entries nor their CPU
+    // time are counted.
     scene.sample(
         &clients[0],
         &[

@@ -1,6 +1,6 @@
 //! Explains what happens to a request on its whole path, according to the oracles. The explanation
 //! has the route, and at each hop the policy that decides and why the others do not. It serves
-//! `canal explain` and golden tests. Nothing is sent, and tokens are assumed to be valid. Start at
+//! `canal explain` and golden tests. It sends nothing, and assumes that tokens are valid. Start at
 //! [`explain`].
 
 #![forbid(unsafe_code)]
@@ -228,12 +228,8 @@ impl HopDecision {
 fn rule_text(ir: &Ir, request: &OracleRequest) -> String {
     let rule = oracle::deciding_rule(ir, request);
     rule.map(|rule| {
-        let (action, filters) = (text::action(&rule.action), text::filters(rule));
-        format!(
-            "{} => {action}{filters}{}",
-            rule.key,
-            text::attempts(rule.attempts.as_deref())
-        )
+        let (action, effects) = (text::action(&rule.action), text::effects(rule));
+        format!("{} => {action}{effects}", rule.key)
     })
     .unwrap_or_default()
 }
@@ -286,6 +282,7 @@ fn decide_route(ir: &Ir, journey: &RequestDescription) -> (String, Vec<BackendTa
             )
         }
         Route::Answer { answer, .. } => {
+            // `None` is a redirect that the gateway refuses with 400.
             is_answered = answer.is_some();
             let answer = answer_text(answer.as_deref());
             (
@@ -321,6 +318,7 @@ pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
     };
     let mut steps = Vec::new();
     for target in &targets {
+        // A broken reference has no endpoints: the gateway refuses the request.
         let BackendTarget::Service { service, port, .. } = target else {
             continue;
         };
@@ -507,12 +505,12 @@ impl<'a> WorkloadPath<'a> {
             .security
             .authorizations
             .iter()
-            .filter(|policy| self.is_judged_by(&policy.target))
+            .filter(|policy| self.is_covered_by(&policy.target))
             .collect()
     }
 
     /// Returns whether a policy with this target applies to the endpoint, or to the answer.
-    fn is_judged_by(&self, target: &PolicyTarget) -> bool {
+    fn is_covered_by(&self, target: &PolicyTarget) -> bool {
         if self.workload.is_some() {
             return is_for(target, &self.destination());
         }
@@ -892,7 +890,7 @@ impl<'a> WorkloadPath<'a> {
     fn token(&self) -> Result<BTreeMap<Attribute, Vec<OracleValue>>, String> {
         let dialled = self.dialled();
         let is_own = |policy: &&Authentication| {
-            self.is_judged_by(&policy.target)
+            self.is_covered_by(&policy.target)
                 || dialled
                     .as_ref()
                     .is_some_and(|dialled| is_for(&policy.target, dialled))

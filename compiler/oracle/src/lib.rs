@@ -6,4 +6,5 @@
 pub mod answers;
 pub mod attempts;
 pub mod authorization;
+pub mod faults;
 pub mod filters;

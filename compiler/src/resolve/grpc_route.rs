@@ -6,15 +6,14 @@ use std::borrow::Cow;
 use canal_model::ids::Namespace;
 use canal_model::policy::ObjectKind;
 use canal_model::policy::gateway_api::{
-    GrpcMethodMatch, GrpcRouteFilter, GrpcRouteMatch, GrpcRule, HttpRouteFilter, Method,
-    ValueConditionType,
+    GrpcMethodMatch, GrpcRouteMatch, GrpcRule, Method, ValueConditionType,
 };
 use canal_model::program::{AppProtocol, Backend, BackendTarget, HttpMatch, PathMatch};
 
 use super::destination::DestinationIndex;
 use super::http_route::{ResolvedRule, backends, header_conditions, matches};
+use super::route_effects::RouteEffects;
 use super::route_fields::{FieldIssue, RuleContext, short, text};
-use super::route_filters;
 use crate::pattern;
 use crate::precedence::{self, GrpcMatchSpecificity, GrpcNameMatch};
 
@@ -29,8 +28,7 @@ pub(super) fn resolve_rule(
     to: &DestinationIndex<'_>,
     rule: &mut RuleContext<'_>,
 ) -> ResolvedRule {
-    let filters: Vec<HttpRouteFilter> = written.filters.iter().map(http_filter).collect();
-    let filters = route_filters::of_http_route(&filters, &[], rule);
+    let effects = RouteEffects::of_grpc_route(written, rule);
     let matches = matches(&written.matches, rule, &|at, condition, rule| {
         http_match([place, at], condition, rule)
     });
@@ -42,25 +40,8 @@ pub(super) fn resolve_rule(
     let action = rule.action("backendRefs", backends);
     ResolvedRule {
         matches,
-        action: route_filters::guard(filters.as_deref(), action, rule),
-        filters,
-        // Gateway API has no timeouts and retries of GRPCRoutes.
-        attempts: None,
-    }
-}
-
-/// Returns the filter of an HTTPRoute that changes the same. A GRPCRoute has no others.
-fn http_filter(written: &GrpcRouteFilter) -> HttpRouteFilter {
-    let GrpcRouteFilter {
-        kind,
-        request_header_modifier,
-        response_header_modifier,
-    } = written;
-    HttpRouteFilter {
-        kind: kind.clone(),
-        request_header_modifier: request_header_modifier.clone(),
-        response_header_modifier: response_header_modifier.clone(),
-        ..HttpRouteFilter::default()
+        action: effects.guard(action, rule),
+        effects,
     }
 }
 

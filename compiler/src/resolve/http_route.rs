@@ -15,19 +15,18 @@ use canal_model::program::{
     AppProtocol, Backend, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule,
     Service, ServicePort, TextMatch, ValueMatch,
 };
-use canal_model::route_attempts::AttemptPolicy;
-use canal_model::route_filters::RouteFilters;
 
 use super::destination::DestinationIndex;
 use super::grpc_route;
 use super::ingress::Ingress;
+use super::route_answers;
+use super::route_effects::RouteEffects;
 use super::route_fields::{
     FieldIssue, GatewayRegexBudget, RegexBudget, RuleContext, STATUS_BROKEN, STATUS_BROKEN_GRPC,
     conditions, header_name, parent_service, path, text,
 };
 use super::route_parts::{RouteParts, RuleList, yield_to_grpc};
 use super::tenant_objects::Sourced;
-use super::{route_answers, route_attempts, route_filters};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
     HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX,
@@ -54,8 +53,7 @@ type RegexBytesLeft = BTreeMap<ServiceKey, usize>;
 pub(super) struct ResolvedRule {
     pub(super) matches: Vec<HttpMatch>,
     pub(super) action: RouteAction,
-    pub(super) filters: Option<Box<RouteFilters>>,
-    pub(super) attempts: Option<Box<AttemptPolicy>>,
+    pub(super) effects: RouteEffects,
 }
 
 /// Returns the rules of all routes, which are the oldest first, and the services that have any.
@@ -320,32 +318,33 @@ fn attach(
             refusal_status,
             regexes,
         };
-        let resolved = resolve_rule(route, at, to, &mut reading);
         let ResolvedRule {
             matches,
             action,
-            filters,
-            attempts,
-        } = resolved;
+            effects,
+        } = resolve_rule(route, at, to, &mut reading);
         let without_room = without_room(route.document, &field, regexes.take_exceeded(), report);
         for (parent, fault) in parents {
+            // A parent's fault, and a Gateway that is full, concern the rule at that parent only.
             let reason = fault.as_ref().or_else(|| without_room.get(&parent.service));
             let refusal = reason.cloned().map(|reason| RouteAction::Refuse {
                 status: refusal_status,
                 reason,
             });
-            let is_within = add(RouteRule {
+            // A rule that refuses has neither filters nor retries: they are for its backends.
+            let mut rule = RouteRule {
                 key: key(route, parent, at),
                 parent: parent.service.clone(),
                 parent_port: parent.port,
                 hosts: hosts.clone(),
                 matches: matches.clone(),
-                filters: route_filters::of_action(filters.as_deref(), &action)
-                    .filter(|_| refusal.is_none()),
-                attempts: route_attempts::of_action(attempts.as_deref(), &action)
-                    .filter(|_| refusal.is_none()),
                 action: refusal.unwrap_or_else(|| action.clone()),
-            });
+                filters: None,
+                attempts: None,
+                faults: None,
+            };
+            effects.apply(&mut rule);
+            let is_within = add(rule);
             if !is_within {
                 return;
             }
@@ -439,8 +438,7 @@ fn http_rule(
     to: &DestinationIndex<'_>,
     rule: &mut RuleContext<'_>,
 ) -> ResolvedRule {
-    let filters = route_filters::of_http_route(&written.filters, &written.matches, rule);
-    let attempts = route_attempts::of_http_route(written, rule);
+    let effects = RouteEffects::of_http_route(written, rule);
     let matches = matches(&written.matches, rule, &|at, condition, rule| {
         http_match([place, at], condition, rule)
     });
@@ -458,9 +456,8 @@ fn http_rule(
     };
     ResolvedRule {
         matches,
-        action: route_filters::guard(filters.as_deref(), action, rule),
-        filters,
-        attempts,
+        action: effects.guard(action, rule),
+        effects,
     }
 }
 

@@ -45,22 +45,26 @@ pub(super) fn serve(
             addresses.map(move |address| ((&pod.namespace, *address), at))
         })
         .collect();
-    for said in &corpus.services {
-        let metadata = &said.object.metadata;
+    for declared in &corpus.services {
+        let metadata = &declared.object.metadata;
         let key = service_key(tenant, &metadata.namespace, metadata.name.clone());
         let own = written.remove(&key).unwrap_or_default();
+        // A Service that was left out has a diagnostic already.
         let Some(service) = services.get(&key) else {
             continue;
         };
-        if said.object.spec.selector.is_empty() && own.is_empty() {
+        if declared.object.spec.selector.is_empty() && own.is_empty() {
             report.warning(
-                said.document,
+                declared.document,
                 "spec.selector",
                 "the service has no selector and no EndpointSlice, so it has no endpoints",
                 "write the labels of its pods, or an EndpointSlice with their addresses",
             );
         }
-        for (document, _) in own.iter().filter(|_| !said.object.spec.selector.is_empty()) {
+        for (document, _) in own
+            .iter()
+            .filter(|_| !declared.object.spec.selector.is_empty())
+        {
             let problem = format!(
                 "Service {}/{} has a selector, which alone decides about its endpoints; these are left out",
                 key.namespace, key.name
@@ -68,7 +72,7 @@ pub(super) fn serve(
             let fix = "remove the Service's selector, or this object";
             report.warning(document, "metadata", problem, fix);
         }
-        if said.object.spec.selector.is_empty() {
+        if declared.object.spec.selector.is_empty() {
             add(service, &own, &pods, endpoints, report);
         }
     }
@@ -168,6 +172,7 @@ fn add(
                 if endpoints.is_full() {
                     return;
                 }
+                // EndpointSlices of one Service may list the same pod.
                 if !seen.insert((at, (port, target_port))) {
                     continue;
                 }

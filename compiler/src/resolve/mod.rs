@@ -14,6 +14,8 @@ mod node;
 mod policy;
 mod route_answers;
 mod route_attempts;
+mod route_effects;
+mod route_faults;
 mod route_fields;
 mod route_filters;
 mod route_parts;
@@ -99,6 +101,7 @@ pub(crate) fn resolve(
         &mut addresses,
         report,
     );
+    // `all` ends at the first workload beyond the budget, which then counts as exceeded.
     workloads
         .iter()
         .all(|workload| budget.add_workload(workload));
@@ -206,11 +209,11 @@ fn security(
         authorizers: &authorizers,
     };
     // Policies are checked against the paths that exist, and Terminations change what is observed.
-    let ground = policy::ReachablePods::new(services, workloads, &terminations);
+    let reachable = policy::ReachablePods::new(services, workloads, &terminations);
     let authorizations = policy::authorization::resolve(
         &known,
         &corpus.authorization_policies,
-        &ground,
+        &reachable,
         budget,
         report,
     );

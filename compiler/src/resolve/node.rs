@@ -202,6 +202,7 @@ fn underlay(
     let field = format!("status.addresses[{at}].address");
     let fix = "write the underlay address of its tunnel end";
     match address.address.parse::<Ipv4Addr>() {
+        // 0.0.0.0/8 stands for hosts of the present network (RFC 1122 §3.2.1.3).
         Ok(v4)
             if v4.is_loopback()
                 || v4.is_multicast()
@@ -263,6 +264,7 @@ fn ranges(
             .map(|(at, net)| (format!("spec.podCIDRs[{at}]"), net.trunc()))
             .collect()
     };
+    // A range that could not be parsed has a diagnostic already.
     if written.is_empty() && sourced.fault("spec").is_none() {
         report.error(
             sourced.document,

@@ -178,10 +178,11 @@ fn vips(
         }
     }
     // `None` is a headless Service, which needs no address.
-    let says_nothing = written
+    let is_unset = written
         .iter()
         .all(|cluster_ip| *cluster_ip == ClusterIp::Unset);
-    if says_nothing && service.fault("spec.clusterIP").is_none() {
+    // An address that could not be parsed has a diagnostic already.
+    if is_unset && service.fault("spec.clusterIP").is_none() {
         let fix = "write spec.clusterIPs, or clusterIP: None if clients dial the pods themselves";
         report.warning(
             service.document,
@@ -230,6 +231,7 @@ fn ports(
     let mut ports = Vec::new();
     for (at, written) in spec.ports.iter().enumerate() {
         let field = format!("spec.ports[{at}]");
+        // The fault has been reported, and what the port would be is unknown.
         if service.fault(&field).is_some() {
             continue;
         }
@@ -258,6 +260,7 @@ fn ports(
         let protocol = match declared_protocol(written.app_protocol.as_deref(), &written.name) {
             DeclaredProtocol::Known(protocol) => protocol,
             DeclaredProtocol::Unknown => {
+                // Only `appProtocol` can be unknown: a port's name need not state a protocol.
                 let protocol_name = written.app_protocol.as_deref().unwrap_or_default();
                 let problem = format!(
                     "{protocol_name:?} is an unknown protocol; a connection's first bytes decide"

@@ -57,6 +57,7 @@ pub(crate) fn resolve(
             faults.any(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.subsets["));
         for (at, subset) in rule.object.spec.subsets.iter().enumerate() {
             let field = format!("spec.subsets[{at}]");
+            // A subset with a fault is broken below, and its fault has been reported.
             if subset.name.is_empty() && rule.fault(&field).is_none() {
                 report.error(
                     rule.document,

@@ -101,6 +101,7 @@ impl<'a> TenantObjects<'a> {
             unique.insert(key, first);
         }
         let mut documents: Vec<&Document> = unique.into_values().collect();
+        // The last ones are left out if there are too many, which must not open anything.
         documents.sort_by(|a, b| {
             (rank(a.object.kind()), seniority(a)).cmp(&(rank(b.object.kind()), seniority(b)))
         });

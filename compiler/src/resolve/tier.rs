@@ -72,6 +72,7 @@ pub(crate) fn resolve(
                 );
             }
             Ok(home) if services.contains_key(&key) => drop(homes.insert(key, home)),
+            // A Service that was left out has a diagnostic already.
             Ok(_) => {}
         }
     }

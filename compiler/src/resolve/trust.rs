@@ -115,6 +115,7 @@ pub(crate) fn key_servers(
                 "port 0 is not valid",
                 "write the key server's port, such as 15013",
             );
+        // Any other fault of the object has been reported, and leaves it out.
         } else if sourced.fault("spec").is_none() {
             all.insert(
                 name.clone(),

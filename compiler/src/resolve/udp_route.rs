@@ -139,12 +139,12 @@ fn ports<'a>(
                         field,
                     },
                 )),
-                Err(complaint) => {
+                Err(issue) => {
                     report.error(
                         route.document,
-                        format!("{field}.{}", complaint.field),
-                        complaint.problem,
-                        complaint.fix,
+                        format!("{field}.{}", issue.field),
+                        issue.problem,
+                        issue.fix,
                     );
                 }
             }
@@ -172,9 +172,9 @@ fn is_attached(
     for (at, written) in refs.iter().enumerate() {
         match known.parent(route, written) {
             Ok(()) => is_attached = true,
-            Err(complaint) => {
-                let field = format!("spec.parentRefs[{at}].{}", complaint.field);
-                report.error(route.document, field, complaint.problem, complaint.fix);
+            Err(issue) => {
+                let field = format!("spec.parentRefs[{at}].{}", issue.field);
+                report.error(route.document, field, issue.problem, issue.fix);
             }
         }
     }

@@ -13,11 +13,12 @@ use canal_model::program::{
 use canal_model::route_filters::RouteAnswer;
 
 use super::destination::DestinationIndex;
+use super::route_answers;
+use super::route_effects::RouteEffects;
 use super::route_fields::{
     FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN, conditions, header_name, path, text,
 };
 use super::tenant_objects::Sourced;
-use super::{route_answers, route_attempts, route_filters};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
     HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX,
@@ -232,6 +233,7 @@ fn attach(
         service: format!("{}/{}", service.key.namespace, service.key.name),
         gateways: Vec::new(),
     };
+    // A broken object refuses all requests, even if none of its rules could be read.
     let implied = [VirtualServiceRoute::default()];
     let written = if spec.http.is_empty() {
         &implied
@@ -240,11 +242,8 @@ fn attach(
     };
     for (at, rule) in written.iter().take(RULES_PER_ROUTE_MAX).enumerate() {
         let field = format!("spec.http[{at}]");
-        let fault = sourced
-            .document
-            .faults
-            .iter()
-            .find(|f| f.field.starts_with(&field));
+        let mut faults = sourced.document.faults.iter();
+        let fault = faults.find(|f| f.field.starts_with(&field));
         let broken = broken
             .clone()
             .or_else(|| fault.map(|f| format!("{}: {}", f.field, f.problem)));
@@ -256,9 +255,8 @@ fn attach(
             refusal_status: STATUS_BROKEN,
             regexes: &mut regexes,
         };
-        let filters = route_filters::of_virtual_service(rule, &mut reading);
+        let effects = RouteEffects::of_virtual_service(rule, &mut reading);
         let answer = route_answers::of_virtual_service(rule, &mut reading);
-        let attempts = route_attempts::of_virtual_service(rule, &mut reading);
         let groups = groups(at, rule, service, &mut reading);
         // A destination without a port may need one rule for each port of the service, because its
         // port is the dialled one.
@@ -266,27 +264,27 @@ fn attach(
         let mut routes = rule.route.iter();
         let fans_out = routes.any(|r| to.follows_dialled_port(namespace, &r.destination));
         for (number, (group, matches)) in groups.iter().enumerate() {
-            let part = if groups.len() > 1 {
-                format!(".{number}")
-            } else {
-                String::new()
-            };
+            let part = part_of(number, groups.len());
             for port in rule_ports(group.port, fans_out, &ports) {
+                // A rule for all ports has no destination that follows the dialled port.
                 let dialled = port.or(ports.first().copied()).unwrap_or_default();
                 let action = action(sourced, (rule, &answer), dialled, to, &mut reading);
-                let action = route_filters::guard(filters.as_deref(), action, &mut reading);
+                let action = effects.guard(action, &mut reading);
                 let suffix = port.map(|port| format!(":{port}")).unwrap_or_default();
                 let rule = format!("{}{suffix}.{at}{part}", service.key.name);
-                let is_within = add(RouteRule {
+                let mut rule = RouteRule {
                     key: key(sourced, service, rule),
                     parent: service.key.clone(),
                     parent_port: port,
                     hosts: group.hosts.clone(),
                     matches: matches.clone(),
-                    filters: route_filters::of_action(filters.as_deref(), &action),
-                    attempts: route_attempts::of_action(attempts.as_deref(), &action),
                     action,
-                });
+                    filters: None,
+                    attempts: None,
+                    faults: None,
+                };
+                effects.apply(&mut rule);
+                let is_within = add(rule);
                 if !is_within {
                     return false;
                 }
@@ -294,6 +292,15 @@ fn attach(
         }
     }
     true
+}
+
+/// Returns the end of the names of a rule's parts, if it has several.
+fn part_of(number: usize, parts: usize) -> String {
+    if parts > 1 {
+        format!(".{number}")
+    } else {
+        String::new()
+    }
 }
 
 /// Returns the ports that a rule is attached to, one by one; `None` stands for all.
@@ -368,6 +375,7 @@ fn groups(
             conditions.len()
         );
         rule.broken("match", FieldIssue::new("", problem, "split the rule"));
+        // The broken rule refuses every request, whatever its matches were.
         conditions = &implied;
     }
     let mut groups: BTreeMap<RouteGroup, Vec<HttpMatch>> = BTreeMap::new();
@@ -444,8 +452,8 @@ fn authority(
             );
             Vec::new()
         }
-        Err(complaint) => {
-            rule.broken(&format!("{field}.authority"), complaint);
+        Err(issue) => {
+            rule.broken(&format!("{field}.authority"), issue);
             Vec::new()
         }
     }
@@ -458,15 +466,14 @@ fn http_match(
     written: &HttpMatchRequest,
     rule: &mut RuleContext<'_>,
 ) -> HttpMatch {
+    // A rule with a broken path refuses every request that it might have matched.
     let everything = PathMatch::StringPrefix("/".to_owned());
     let uri = match &written.uri {
         None => everything,
-        Some(condition) => {
-            uri(condition, written.ignore_uri_case, rule).unwrap_or_else(|complaint| {
-                rule.broken(&format!("{field}.uri"), complaint);
-                everything
-            })
-        }
+        Some(condition) => uri(condition, written.ignore_uri_case, rule).unwrap_or_else(|issue| {
+            rule.broken(&format!("{field}.uri"), issue);
+            everything
+        }),
     };
     rule.warn_of_form(&format!("{field}.uri"), &uri);
     let method = written
@@ -480,12 +487,12 @@ fn http_match(
                 // A method is a token, as a header's name is (RFC 9110 §9.1).
             } if header_name(method).is_ok() => Some(method.clone()),
             _ => {
-                let complaint = FieldIssue::new(
+                let issue = FieldIssue::new(
                     "",
                     "methods are compared as a whole in this version",
                     "write method.exact, as in exact: GET",
                 );
-                rule.broken(&format!("{field}.method"), complaint);
+                rule.broken(&format!("{field}.method"), issue);
                 None
             }
         });

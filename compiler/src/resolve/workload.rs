@@ -1,5 +1,5 @@
-//! Resolves Pods to workloads with the service ports that they serve. A pod without an address or a
-//! node is not yet there; it gets no diagnostic.
+//! Resolves Pods to workloads with the service ports that they serve. Kubernetes has not finished
+//! to start a pod without a node or an address, so the compiler leaves it out without a diagnostic.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -127,12 +127,14 @@ fn workload(
         spec,
         status,
     } = pod.object;
+    // The containers of such a pod have ended, and its address may be another pod's by now.
     if matches!(status.phase, PodPhase::Succeeded | PodPhase::Failed) {
         return None;
     }
     // A pod without a node is not scheduled yet.
     let node: NodeName = spec.node_name.clone()?;
     let own = pod_addresses(tenant, pod, addresses, report);
+    // The pod has no address yet, or each of its addresses has a diagnostic.
     if own.is_empty() {
         return None;
     }
@@ -183,6 +185,7 @@ fn pod_addresses(
         .enumerate()
         .map(|(at, pod_ip)| (format!("status.podIPs[{at}].ip"), pod_ip.ip))
         .collect();
+    // As in Kubernetes, `podIP` repeats the first of `podIPs`.
     if let Some(address) = status.pod_ip.filter(|_| written.is_empty()) {
         written.push(("status.podIP".to_owned(), address));
     }
@@ -205,6 +208,7 @@ fn pod_addresses(
                 problem,
                 "add its range to the Tenant's spec.podCidrs",
             );
+        // The address is the node's, which many pods share, so no pod claims it.
         } else if pod.object.spec.host_network {
             own.push(address);
         } else {
@@ -357,6 +361,7 @@ fn serve(
             .enumerate()
             .find(|(_, written)| written.port.get() == port.port)
         else {
+            // Not reached: each port of the service was made of one of these.
             continue;
         };
         let mut served = 0;
@@ -407,9 +412,11 @@ fn open(
     );
     let (mut opened, mut full) = (0, Vec::new());
     for at in &selected {
+        // Both lists have an item for each index.
         let Some(((pod, workload), ports)) = living.get(*at).zip(udp_ports.get_mut(*at)) else {
             continue;
         };
+        // Pods without the named port are normal during a rollout.
         let Some(target) = target_port(port.written, pod.object, Transport::Udp) else {
             continue;
         };

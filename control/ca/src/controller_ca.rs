@@ -101,6 +101,7 @@ impl ControllerCa {
                 why: e.to_string(),
             }
         };
+        // Every client may read root.pem; root.key has a mode of its own.
         DirBuilder::new()
             .recursive(true)
             .mode(0o755)

@@ -128,8 +128,10 @@ pub fn check_answer(
         .map(|der| pem_of(der))
         .filter(|pem| !roots.contains(pem))
         .collect();
+    // The folder's cert-chain.pem may repeat the intermediate that the CA sent.
     chain.dedup();
     verify(&chain, roots, now).map_err(ExternalCertificateError::Chain)?;
+    // The first configured root counts as the one that signs.
     let root = roots
         .first()
         .map(|r| root_fingerprint(r))

@@ -159,6 +159,7 @@ impl CatalogWriter {
                 sources.load_key_set(uri, set);
             }
         }
+        // New tenants come after those of the store, whose claims are older.
         all.extend(
             tenants
                 .keys()
@@ -195,6 +196,7 @@ impl CatalogWriter {
                 SourceState::Read(content) => Some((name, content)),
                 SourceState::Gone { .. } => None,
             });
+        // Files come second, because their objects take precedence over applied ones.
         for (name, content) in contents {
             shares.extend(
                 content

@@ -119,7 +119,7 @@ pub(crate) struct Membership {
     /// Newest plan whose tables are all in a generation, for the generations at which it changed.
     plans: VecDeque<(Generation, u32)>,
     /// Number of reports when the plan in force last had a table confirmed.
-    plan_heard: u64,
+    plan_reports_received: u64,
     /// Backends that have tables in motion.
     moving: BTreeSet<BackendName>,
     /// Incremented with each change of the tunnels.
@@ -152,7 +152,7 @@ impl Membership {
             report_session: rand::random(),
             first_published: BTreeMap::new(),
             plans: VecDeque::new(),
-            plan_heard: plan.reports_received(),
+            plan_reports_received: plan.reports_received(),
             moving: BTreeSet::new(),
             tunnels_version: 1,
         }
@@ -308,6 +308,7 @@ impl Membership {
         (member.sessions, member.accepted, member.version) =
             (report.sessions, report.accepted, report.version);
         member.owned = report.owned.len();
+        // An edge receives the tunnels only when it has another version of them.
         if (member.cores, &member.tunnel_ports) != (report.cores, &report.tunnel_ports) {
             (member.cores, member.tunnel_ports) = (report.cores, report.tunnel_ports);
             self.tunnels_version += 1;
@@ -335,7 +336,7 @@ impl Membership {
         // began before the plan last had a table confirmed: each may prove what no earlier one did.
         let news = self.ownership.report(number).is_none_or(|old| {
             (old.plan, &old.owned) != (report.plan, &report.owned)
-                || old.scanned_after < report.scanned_after.min(self.plan_heard)
+                || old.scanned_after < report.scanned_after.min(self.plan_reports_received)
         });
         self.ownership.record_report(number, report);
         differs || restarted || news
@@ -355,7 +356,7 @@ impl Membership {
     ) -> Result<Option<Vec<EdgeName>>, ReportError> {
         self.check_address(&report.az, report.underlay, None, Some(name))?;
         self.check_tunnel_end(report)?;
-        let is_heard = |edge: &EdgeMember| {
+        let is_reporting = |edge: &EdgeMember| {
             edge.last_report
                 .is_some_and(|at| now.duration_since(at) < self.times.edge_silent)
         };
@@ -367,7 +368,7 @@ impl Membership {
             .into_iter()
             .partition(|edge| edge.row.tunnel_end() == report.tunnel_end);
         // Edges with another tunnel end are replaced once they are silent.
-        if let Some(other) = differ.iter().find(|edge| is_heard(edge)) {
+        if let Some(other) = differ.iter().find(|edge| is_reporting(edge)) {
             let (holder, wanted) = (other.row.name.clone(), other.row.tunnel_end());
             return Err(ReportError::TunnelEnd {
                 az: report.az.clone(),
@@ -632,7 +633,7 @@ impl Membership {
             || self
                 .first_published
                 .get(&key)
-                .is_some_and(|(at, _)| *at <= member.whole_of(tenant))
+                .is_some_and(|(at, _)| *at <= member.acked_generation(tenant))
     }
 
     // ---- publications ----
@@ -693,7 +694,7 @@ impl Membership {
     /// Records which backends have tables in motion in the plan in force: tables with owners, or of
     /// a service that left the AZ.
     pub(crate) fn note_motion(&mut self, plan: &Plan) {
-        self.plan_heard = plan.reports_received();
+        self.plan_reports_received = plan.reports_received();
         let by_number: BTreeMap<ReplicaNumber, &BackendName> = self
             .members
             .values()
@@ -796,7 +797,7 @@ impl ReplicaRecord {
     }
 
     /// Returns the generation up to which the replica has everything of the tenant.
-    fn whole_of(&self, tenant: &TenantName) -> Generation {
+    fn acked_generation(&self, tenant: &TenantName) -> Generation {
         self.behind
             .get(tenant)
             .map_or(self.acked_through, |at| self.acked_through.min(*at))

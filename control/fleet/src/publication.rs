@@ -207,18 +207,19 @@ pub(crate) fn build_publication(
         closed: 0,
     };
     let planned = tables(plan, last.0);
-    for (key, seated) in &planned {
+    for (key, table_members) in &planned {
         let before = last.0.get(key);
         // An unchanged table was published when its replicas had the tenant.
-        if before.is_some_and(|b| Arc::ptr_eq(&b.table, &seated.table))
-            || newcomers(before, seated).all(|n| roster.is_ready(n, &seated.table.service.tenant))
+        if before.is_some_and(|b| Arc::ptr_eq(&b.table, &table_members.table))
+            || newcomers(before, table_members)
+                .all(|n| roster.is_ready(n, &table_members.table.service.tenant))
         {
-            out.tables.insert(key.clone(), seated.clone());
+            out.tables.insert(key.clone(), table_members.clone());
             continue;
         }
         out.waiting.insert(key.clone());
         // A plan counts as published only with all its tables.
-        out.plan = out.plan.min(seated.table.version.saturating_sub(1));
+        out.plan = out.plan.min(table_members.table.version.saturating_sub(1));
         if let Some(before) = before {
             out.tables.insert(key.clone(), before.clone());
         }
@@ -238,12 +239,12 @@ pub(crate) fn build_publication(
             .extend(addresses);
     }
     // Published tables and not planned ones: those that wait are left out.
-    for seated in out.tables.values() {
+    for table_members in out.tables.values() {
         parts
-            .entry(&seated.table.service.tenant)
+            .entry(&table_members.table.service.tenant)
             .or_default()
             .1
-            .push(seated.table.clone());
+            .push(table_members.table.clone());
     }
     for (tenant, (addresses, tables)) in parts {
         let before = last.1.get(tenant);
@@ -268,9 +269,9 @@ fn reuse_if_equal<T: Eq>(before: Option<&Arc<Vec<T>>>, now: Vec<T>) -> Arc<Vec<T
 /// Returns the replicas that are in a table and were not in the one before.
 fn newcomers<'a>(
     before: Option<&'a TableMembers>,
-    seated: &'a TableMembers,
+    planned: &'a TableMembers,
 ) -> impl Iterator<Item = ReplicaNumber> + 'a {
-    seated
+    planned
         .members
         .iter()
         .copied()
@@ -332,11 +333,11 @@ fn tier_placement(
         replicas,
         ..TierPlacement::default()
     };
-    let mut seated: BTreeMap<ServiceId, BTreeSet<&BackendName>> = BTreeMap::new();
+    let mut session_backends: BTreeMap<ServiceId, BTreeSet<&BackendName>> = BTreeMap::new();
     // Planned tables count, so that a tenant arrives before its table does; published tables still
     // have sessions.
     for ((id, _), table) in tables.0.iter().chain(tables.1) {
-        seated.entry(*id).or_default().extend(
+        session_backends.entry(*id).or_default().extend(
             table
                 .members
                 .iter()
@@ -346,7 +347,7 @@ fn tier_placement(
     let mut served: BTreeMap<&BackendName, (BTreeSet<&TenantName>, BTreeSet<ServiceId>)> =
         BTreeMap::new();
     for (id, service) in &plan.services {
-        let mut backends = seated.remove(id).unwrap_or_default();
+        let mut backends = session_backends.remove(id).unwrap_or_default();
         backends.extend(service.placement.iter().flat_map(|p| p.all()));
         for backend in backends {
             let served = served.entry(backend).or_default();

@@ -138,7 +138,7 @@ impl FleetService {
         };
         self.metrics
             .count(metrics::FLEET_REPORTS, &[("from", "replica")]);
-        // Reports come ten times a second; the planner runs only after a change.
+        // Each replica reports up to five times a second; the planner runs only after a change.
         if news {
             fleet.wake.notify_one();
         }

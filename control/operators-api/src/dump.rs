@@ -10,6 +10,7 @@ use canal_model::program::{
     TextMatch, ValueMatch,
 };
 use canal_model::route_attempts::{AttemptPolicy, RetryCondition, TimeoutSpan};
+use canal_model::route_faults::{AbortStatus, FaultPolicy};
 use canal_model::route_filters::{
     HeaderModifier, PathRewrite, RedirectPort, RouteAnswer, RouteFilters, UrlScheme,
 };
@@ -93,6 +94,7 @@ fn resource(r: &Resource) -> Value {
             "matches": r.matches.iter().map(http_match).collect::<Vec<_>>(), "action": action(&r.action),
             "filters": r.filters.as_deref().map(filters),
             "attempts": r.attempts.as_deref().map(attempts),
+            "faults": r.faults.as_deref().map(faults),
         }),
         Resource::Node(n) => json!({
             "az": n.az, "underlay": n.underlay.to_string(), "podCidrs": n.pod_cidrs.iter().map(ToString::to_string).collect::<Vec<_>>(),
@@ -200,6 +202,21 @@ fn attempts(policy: &AttemptPolicy) -> Value {
         },
         "retries": retries,
     })
+}
+
+fn faults(policy: &FaultPolicy) -> Value {
+    let delay = policy.delay.map(|delay| {
+        let time = u64::try_from(delay.time.as_millis()).unwrap_or(u64::MAX);
+        json!({ "timeMs": time, "millionths": delay.fraction.millionths() })
+    });
+    let abort = policy.abort.map(|abort| {
+        let status = match abort.status {
+            AbortStatus::Http(status) => json!({ "http": status }),
+            AbortStatus::Grpc(status) => json!({ "grpc": status }),
+        };
+        json!({ "status": status, "millionths": abort.fraction.millionths() })
+    });
+    json!({ "delay": delay, "abort": abort })
 }
 
 fn path_change(path: &PathRewrite) -> Value {

@@ -47,12 +47,15 @@ pub(crate) fn assign<'a>(
         let kept = before.and_then(|before| {
             let network = before.network.as_ref()?;
             let (tenant, vni) = demands.ingress.networks.get_key_value(&network.tenant)?;
+            // The ID may have been another Gateway's, and the network may have another VNI now.
             let is_same = *vni == network.vni && before.key == demand.key;
             is_same.then_some((tenant, before.number))
         });
         let Some((tenant, number)) = kept else {
             continue;
         };
+        // A Gateway that requests another address now loses this one, and gets that in the second
+        // pass.
         let is_requested = |address: &IpAddr| pool.number_at(tenant, *address) == Some(number);
         if requested.iter().all(is_requested) && pool.take(id, demand, tenant, number).is_ok() {
             pool.placement.refused.remove(&id);

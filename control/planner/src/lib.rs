@@ -87,6 +87,7 @@ pub fn plan(
     }
     notes.extend(shared.into_iter().chain(noted.into_values().flatten()));
     notes.sort();
+    // Without a parent plan, even an empty plan is new.
     if parent.number > 0 && parent.services == services && parent.notes == notes {
         return parent.clone();
     }

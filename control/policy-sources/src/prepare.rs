@@ -50,12 +50,12 @@ pub fn clashes<'a>(
     live: impl Fn(&TenantName) -> Option<&'a TenantClaims>,
     claims: &'a TenantClaims,
 ) -> Vec<Diagnostic> {
-    let elders = order
+    let older = order
         .iter()
         .filter(|name| **name != claims.tenant)
         .filter_map(live);
     // Later claims yield to earlier ones, so the tenant that changes comes last.
-    let found = collisions(elders.chain(std::iter::once(claims)));
+    let found = collisions(older.chain(std::iter::once(claims)));
     if !found.withheld.contains(&claims.tenant) {
         return Vec::new();
     }

@@ -314,7 +314,7 @@ fn are_only_mirrors(filters: &YamlNode) -> bool {
     matches!(&filters.value, YamlValue::List(items) if items.iter().all(is_mirror))
 }
 
-const VIRTUAL_SERVICE: [KnownField; 21] = [
+const VIRTUAL_SERVICE: [KnownField; 22] = [
     never(
         "spec.http[].rewrite.uriRegexRewrite",
         "rewriting a path by a regular expression is not supported in this version",
@@ -346,11 +346,15 @@ const VIRTUAL_SERVICE: [KnownField; 21] = [
         "delegation is not supported in this version",
         "write the rules in this object",
     ),
-    left_out_if(
-        "spec.http[].fault",
-        is_only_delay,
-        "fault injection is not supported in this version",
-        REMOVE,
+    left_out(
+        "spec.http[].fault.delay.exponentialDelay",
+        "exponential delays are not supported, as in Istio",
+        "write fixedDelay",
+    ),
+    never(
+        "spec.http[].fault.abort.http2Error",
+        "resets of HTTP/2 streams are not supported, as in Istio",
+        "write httpStatus or grpcStatus",
     ),
     left_out("spec.http[].mirror", MIRROR, KEEP_OR_REMOVE),
     left_out("spec.http[].mirrors", MIRROR, KEEP_OR_REMOVE),
@@ -403,11 +407,6 @@ const VIRTUAL_SERVICE: [KnownField; 21] = [
         "use regex with (?i)",
     ),
 ];
-
-/// Returns true if the fault only delays requests: without it, they are served at once.
-fn is_only_delay(fault: &YamlNode) -> bool {
-    has_only_fields(fault, &["delay"])
-}
 
 const TRAFFIC_POLICY: &str = "load balancing, connection pools, outlier detection and TLS settings are not supported in this version";
 
@@ -876,19 +875,17 @@ mod tests {
             ),
             ("VirtualService spec.http[].mirror {host: a}", true),
             (
-                "VirtualService spec.http[].fault {delay: {fixedDelay: 1s}}",
+                "VirtualService spec.http[].fault.delay.exponentialDelay 1s",
                 true,
             ),
             (
-                "VirtualService spec.http[].fault {abort: {httpStatus: 500}}",
+                "VirtualService spec.http[].fault.abort.http2Error CANCEL",
                 false,
             ),
-            ("VirtualService spec.http[].fault {aborts: {}}", false),
             (
                 "HTTPRoute spec.rules[].backendRefs[].filters [{type: RequestMirror, requestRedirect: {}}]",
                 false,
             ),
-            ("VirtualService spec.http[].fault x", false),
             ("VirtualService spec.http[].corsPolicy {}", false),
             (
                 "VirtualService spec.http[].match[].sourceLabels {a: b}",

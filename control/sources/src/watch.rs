@@ -180,6 +180,7 @@ impl InotifyReader {
                     tenants = scan.changed.len(),
                     "sources: configuration files changed"
                 );
+                // Only the diagnostics are compared with the next scan.
                 reported = Some(ScanResult {
                     changed: Vec::new(),
                     ..scan.clone()

@@ -1,6 +1,6 @@
 //! A data plane's report on its limits: how much tenants have taken of each, and which of their
-//! resources it omits for lack of capacity. It is checked once and shown in `canal status`. Nothing
-//! is decided by it.
+//! resources it omits for lack of capacity. The controller checks it once and shows it in `canal
+//! status`. It decides nothing by it.
 
 use canal_catalog::Catalog;
 use canal_model::ids::TenantName;

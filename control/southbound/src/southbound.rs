@@ -85,7 +85,7 @@ impl AggregatedDiscoveryService for DiscoveryService {
             session,
             names: StreamNames::default(),
             node_info_received: false,
-            is_store_told: false,
+            has_named_store: false,
         };
         tokio::spawn(pump.run(request.into_inner(), sender));
         Ok(Response::new(ReceiverStream::new(receiver)))
@@ -102,7 +102,7 @@ struct StreamTask {
     /// True once the subscriber has sent its node information.
     node_info_received: bool,
     /// True once a response of this stream has named the store.
-    is_store_told: bool,
+    has_named_store: bool,
 }
 
 impl StreamTask {
@@ -197,7 +197,7 @@ impl StreamTask {
             self.shared.metrics.count(metrics::BEHIND_LOG, &[]);
         }
         let mut response = response?;
-        if !std::mem::replace(&mut self.is_store_told, true) {
+        if !std::mem::replace(&mut self.has_named_store, true) {
             response.control_plane = Some(canal_wire::southbound::control_plane(self.shared.store));
         }
         Some(response)

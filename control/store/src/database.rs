@@ -725,7 +725,7 @@ fn write_edits(
         let had = old.is_some();
         match edit {
             ObjectEdit::Put { yaml, .. } => {
-                // The time of the first apply survives later changes.
+                // The time of the first apply survives later changes, unless the row is damaged.
                 let created = old
                     .as_deref()
                     .and_then(|v| serde_json::from_slice::<ObjectRow>(v).ok())

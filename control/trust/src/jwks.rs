@@ -1,7 +1,7 @@
-//! Key sets for JWTs (RFC 7517) that tenants name by URI. They are fetched here, and reported when
-//! they change. Only hosts on the provider's list are contacted, so that tenants cannot make the
-//! controller call arbitrary servers. The last good set stays in use, also across restarts. Start
-//! at [`follow`].
+//! Key sets for JWTs (RFC 7517) that tenants name by URI. This module fetches them, and reports
+//! those that changed. It contacts only hosts on the provider's list, so that tenants cannot make
+//! the controller call arbitrary servers. The last good set stays in use, also across restarts.
+//! Start at [`follow`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -161,23 +161,24 @@ struct JwksEntry {
     due: Instant,
     etag: Option<HeaderValue>,
     /// True once a good set was fetched or loaded from the store.
-    had: bool,
+    has_set: bool,
     failures: u32,
     fault: Option<JwksError>,
     under_way: bool,
 }
 
 /// Decides the delay until the next fetch of a key set.
-fn decide_pause(had: bool, failures: u32, refresh: Duration) -> Duration {
+fn decide_pause(has_set: bool, failures: u32, refresh: Duration) -> Duration {
     match failures {
         0 => refresh,
-        _ if had => refresh,
+        // The last good set stays in use, so the failure is not urgent.
+        _ if has_set => refresh,
         n => RETRY.saturating_mul(1 << (n - 1).min(16)).min(refresh),
     }
 }
 
 /// Returns all key sets of the tenants; the value is true for one that exceeds its tenant's limit.
-fn decide_places<'a>(
+fn list_key_sets<'a>(
     tenants: impl Iterator<Item = (&'a TenantName, &'a BTreeSet<String>)>,
 ) -> BTreeMap<JwksRef, bool> {
     let of = |(tenant, uris): (&'a TenantName, &'a BTreeSet<String>)| {
@@ -262,7 +263,7 @@ pub struct JwksSource {
 
 impl JwksSource {
     /// Fetches one key set. `etag` is that of the last set.
-    async fn bring(
+    async fn fetch(
         &self,
         tenant: &TenantName,
         uri: &str,
@@ -287,7 +288,7 @@ impl JwksSource {
         let mut headers: Vec<(HeaderName, HeaderValue)> =
             vec![(ACCEPT, HeaderValue::from_static("application/json"))];
         headers.extend(etag.map(|etag| (IF_NONE_MATCH, etag)));
-        let ask = FetchRequest {
+        let request = FetchRequest {
             method: Method::GET,
             uri: &uri,
             headers,
@@ -295,7 +296,7 @@ impl JwksSource {
             bytes: JWKS_BYTES_MAX,
             time: FETCH,
         };
-        let FetchResponse { status, etag, body } = self.client.send(ask).await?;
+        let FetchResponse { status, etag, body } = self.client.send(request).await?;
         // The tenant's last set stays in use.
         if status == StatusCode::NOT_MODIFIED {
             return Ok(JwksFetch::Unchanged);
@@ -329,13 +330,13 @@ pub struct JwksContext {
     pub updates: mpsc::Sender<KeySetUpdate>,
 }
 
-/// Fetches key sets for as long as the controller runs. `had` are those that the store had at the
-/// start.
-pub async fn follow(context: JwksContext, origin: JwksSource, had: BTreeSet<JwksRef>) {
+/// Fetches key sets for as long as the controller runs. `stored` are those that the store had at
+/// the start.
+pub async fn follow(context: JwksContext, origin: JwksSource, stored: BTreeSet<JwksRef>) {
     let mut fetcher = Fetcher {
         context,
         origin,
-        had,
+        stored,
         entries: BTreeMap::new(),
         tasks: JoinSet::new(),
     };
@@ -344,7 +345,7 @@ pub async fn follow(context: JwksContext, origin: JwksSource, had: BTreeSet<Jwks
         tokio::select! {
             () = tokio::time::sleep(DUE_CHECK_INTERVAL) => {}
             Some(done) = fetcher.tasks.join_next() => match done {
-                Ok((place, brought)) => fetcher.take(place, brought).await,
+                Ok((key_set, fetched)) => fetcher.take(key_set, fetched).await,
                 Err(_) => tracing::error!("trust: a fetch of a key set panicked, which is a bug in the controller"),
             },
         }
@@ -356,7 +357,7 @@ struct Fetcher {
     context: JwksContext,
     origin: JwksSource,
     /// Key sets that the store had at the start of the controller.
-    had: BTreeSet<JwksRef>,
+    stored: BTreeSet<JwksRef>,
     entries: BTreeMap<JwksRef, JwksEntry>,
     tasks: JoinSet<(JwksRef, Result<JwksFetch, JwksError>)>,
 }
@@ -367,7 +368,7 @@ impl Fetcher {
     fn follow_catalog(&mut self) {
         let catalog = self.context.catalog.borrow().clone();
         let now = Instant::now();
-        let wanted = decide_places(
+        let wanted = list_key_sets(
             catalog
                 .tenants
                 .iter()
@@ -376,35 +377,35 @@ impl Fetcher {
         // It is unknown which key sets a tenant needs whose sources cannot be read.
         let is_certain =
             |tenant: &TenantName| catalog.tenants.get(tenant).is_none_or(|view| view.complete);
-        let gone = |place: &&JwksRef| !wanted.contains_key(*place) && is_certain(&place.0);
+        let gone = |key_set: &&JwksRef| !wanted.contains_key(*key_set) && is_certain(&key_set.0);
         let gone: BTreeSet<JwksRef> = self
             .entries
             .keys()
-            .chain(&self.had)
+            .chain(&self.stored)
             .filter(gone)
             .cloned()
             .collect();
-        for place in gone {
-            self.entries.remove(&place);
-            self.had.remove(&place);
-            self.keep(&place, None);
+        for key_set in gone {
+            self.entries.remove(&key_set);
+            self.stored.remove(&key_set);
+            self.keep(&key_set, None);
         }
         let mut under_way: BTreeMap<TenantName, usize> = BTreeMap::new();
-        for (place, _) in self.entries.iter().filter(|(_, known)| known.under_way) {
-            *under_way.entry(place.0.clone()).or_default() += 1;
+        for (key_set, _) in self.entries.iter().filter(|(_, known)| known.under_way) {
+            *under_way.entry(key_set.0.clone()).or_default() += 1;
         }
-        for (place, is_over) in wanted {
-            let had = self.had.contains(&place);
+        for (key_set, is_over) in wanted {
+            let has_set = self.stored.contains(&key_set);
             let fresh = || JwksEntry {
                 due: now,
                 etag: None,
-                had,
+                has_set,
                 failures: 0,
                 fault: None,
                 under_way: false,
             };
-            let known = self.entries.entry(place.clone()).or_insert_with(fresh);
-            let of_tenant = under_way.entry(place.0.clone()).or_default();
+            let known = self.entries.entry(key_set.clone()).or_insert_with(fresh);
+            let of_tenant = under_way.entry(key_set.0.clone()).or_default();
             // One tenant with slow servers must not use all fetches.
             let is_full =
                 self.tasks.len() >= JWKS_FETCHES_MAX || *of_tenant >= JWKS_FETCHES_PER_TENANT_MAX;
@@ -416,37 +417,37 @@ impl Fetcher {
             let (origin, etag) = (self.origin.clone(), known.etag.clone());
             self.tasks.spawn(async move {
                 // A set beyond the tenant's limit is an error, like one that cannot be fetched.
-                let brought = if is_over {
+                let fetched = if is_over {
                     Err(JwksError::Uris)
                 } else {
-                    origin.bring(&place.0, &place.1, etag).await
+                    origin.fetch(&key_set.0, &key_set.1, etag).await
                 };
-                (place, brought)
+                (key_set, fetched)
             });
         }
     }
 
     /// Records the result of a fetch, and passes it on if it is news.
-    async fn take(&mut self, place: JwksRef, brought: Result<JwksFetch, JwksError>) {
-        let outcome = match &brought {
+    async fn take(&mut self, key_set: JwksRef, fetched: Result<JwksFetch, JwksError>) {
+        let outcome = match &fetched {
             Ok(JwksFetch::Set { .. }) => "fetched",
             Ok(JwksFetch::Unchanged) => "unchanged",
             Err(fault) => fault.name(),
         };
         self.context.metrics.count(
             metrics::JWKS_FETCHES,
-            &[("tenant", place.0.as_str()), ("outcome", outcome)],
+            &[("tenant", key_set.0.as_str()), ("outcome", outcome)],
         );
         let refresh = self.origin.options.refresh;
         // No tenant needs the set any more.
-        let Some(known) = self.entries.get_mut(&place) else {
+        let Some(known) = self.entries.get_mut(&key_set) else {
             return;
         };
         known.under_way = false;
         let (mut set, mut fault) = (None, None);
-        match brought {
+        match fetched {
             Ok(JwksFetch::Set { body, etag }) => {
-                (known.etag, known.had) = (etag, true);
+                (known.etag, known.has_set) = (etag, true);
                 set = Some(body);
             }
             Ok(JwksFetch::Unchanged) => {}
@@ -457,15 +458,15 @@ impl Fetcher {
         } else {
             0
         };
-        known.due = Instant::now() + decide_pause(known.had, known.failures, refresh);
+        known.due = Instant::now() + decide_pause(known.has_set, known.failures, refresh);
         let is_news = known.fault != fault;
         if let Some(fault) = fault.as_ref().filter(|_| is_news) {
-            let consequence = if known.had {
+            let consequence = if known.has_set {
                 "the last good key set stays in use"
             } else {
                 "tokens of its issuer are refused"
             };
-            tracing::warn!(tenant = %place.0, uri = place.1, %fault, "trust: could not fetch a key set; {consequence}");
+            tracing::warn!(tenant = %key_set.0, uri = key_set.1, %fault, "trust: could not fetch a key set; {consequence}");
         }
         known.fault.clone_from(&fault);
         // A repeated error changes nothing for the tenant.
@@ -473,10 +474,10 @@ impl Fetcher {
             return;
         }
         if let Some(set) = &set {
-            self.keep(&place, Some(set.clone()));
+            self.keep(&key_set, Some(set.clone()));
         }
         let fault = fault.map(|f| f.to_string());
-        let (tenant, uri) = place;
+        let (tenant, uri) = key_set;
         // The receiver ends with the controller only.
         let _ = self
             .context
@@ -492,9 +493,9 @@ impl Fetcher {
 
     /// Stores a key set for the next start, or deletes it if `body` is `None`. A failure is
     /// counted; it costs refused tokens after a restart.
-    fn keep(&self, place: &JwksRef, body: Option<String>) {
+    fn keep(&self, key_set: &JwksRef, body: Option<String>) {
         let context = self.context.clone();
-        let (tenant, uri) = place.clone();
+        let (tenant, uri) = key_set.clone();
         tokio::task::spawn_blocking(move || {
             if let Err(e) = context.store.put_jwks(&tenant, &uri, body.as_deref()) {
                 context
@@ -574,7 +575,7 @@ mod tests {
         let many: BTreeSet<String> = (0..=JWKS_URIS_MAX)
             .map(|i| format!("file:{i:03}"))
             .collect();
-        let places = decide_places([(&alpha, &many), (&beta, &many)].into_iter());
+        let places = list_key_sets([(&alpha, &many), (&beta, &many)].into_iter());
         let over: Vec<&str> = places
             .iter()
             .filter(|(_, over)| **over)

@@ -265,6 +265,7 @@ impl PolicySet {
         // An undecided policy does not end the search: a later one may decide regardless of the
         // unknown attribute.
         let mut undecided = None;
+        // The order is Istio's: CUSTOM, then DENY, then ALLOW.
         for (n, custom) in self.customs.iter().enumerate() {
             match first(&custom.policies, facts, false) {
                 // An authorizer that has granted the request is not called a second time.

@@ -154,6 +154,8 @@ mod tests {
             (1, u32::from(TUNNEL_PORT)),
             "the settings' tunnels"
         );
+        // Without aggregation the port is derived from the flow, within the upper quarter of all
+        // ports.
         place.aggregate = false;
         assert!(decide_path(&content, &place, &query).unwrap().tunnel_port >= 0xc000);
         content.replicas.clear();

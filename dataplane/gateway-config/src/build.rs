@@ -614,6 +614,8 @@ impl SnapshotBuilder {
         for vip in &view.vips {
             tenant.vips.insert(*vip, view.clone());
         }
+        // Clients reach a Gateway at addresses of its ingress network. `upsert_gateway` makes up
+        // its hostname, so a request by name must not find it.
         if !is_gateway {
             let host = view.names.hostname.clone();
             tenant.hosts.insert(host, view.clone());

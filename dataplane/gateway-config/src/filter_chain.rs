@@ -10,7 +10,7 @@ use canal_model::program::RouteRule;
 
 use super::DestinationPolicy;
 
-/// A set of filters: a bit each. The filters run in the order of their bits.
+/// A set of filters: a bit each.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FilterChain(u8);
 
@@ -26,10 +26,13 @@ impl FilterChain {
     /// Limits the time of the request and sends it again as the rule says. It runs around the
     /// attempts.
     const LIMIT_ATTEMPTS: Self = Self(8);
-    /// The filters that read the rule while the request is forwarded.
-    const OF_MATCHED_RULE: Self = Self(Self::CHANGE_HEADS.0 | Self::LIMIT_ATTEMPTS.0);
+    /// Delays and aborts requests as the rule says. It runs once, before all others.
+    const INJECT_FAULTS: Self = Self(16);
+    /// The filters that read the rule of a request that is forwarded.
+    const OF_MATCHED_RULE: Self =
+        Self(Self::CHANGE_HEADS.0 | Self::LIMIT_ATTEMPTS.0 | Self::INJECT_FAULTS.0);
     /// The filters that run once, before an endpoint is selected.
-    const BEFORE_BALANCE: Self = Self(Self::BUFFER_BODY.0 | Self::ANSWER.0);
+    const BEFORE_BALANCE: Self = Self(Self::BUFFER_BODY.0 | Self::ANSWER.0 | Self::INJECT_FAULTS.0);
 
     /// Returns the filters that policies require.
     pub fn of_policies<'a>(policies: impl IntoIterator<Item = &'a DestinationPolicy>) -> Self {
@@ -59,6 +62,9 @@ impl FilterChain {
         }
         if rule.attempts.is_some() {
             chain = chain.with(Self::LIMIT_ATTEMPTS);
+        }
+        if rule.faults.is_some() {
+            chain = chain.with(Self::INJECT_FAULTS);
         }
         chain
     }
@@ -92,6 +98,12 @@ impl FilterChain {
         self.has(Self::ANSWER)
     }
 
+    /// True if the rule injects faults.
+    #[inline]
+    pub fn injects_faults(self) -> bool {
+        self.has(Self::INJECT_FAULTS)
+    }
+
     /// True if the rule's filters change heads.
     #[inline]
     pub fn changes_heads(self) -> bool {
@@ -104,7 +116,7 @@ impl FilterChain {
         self.has(Self::LIMIT_ATTEMPTS)
     }
 
-    /// True if a filter reads the rule while the request is forwarded.
+    /// True if a filter reads the rule of a request that is forwarded.
     #[inline]
     pub fn reads_rule(self) -> bool {
         self.has(Self::OF_MATCHED_RULE)
@@ -135,6 +147,8 @@ mod tests {
         let attempts = none.with(FilterChain::LIMIT_ATTEMPTS);
         assert!(attempts.limits_attempts() && attempts.reads_rule());
         assert!(!attempts.changes_heads() && !attempts.runs_before_balance());
+        let faults = none.with(FilterChain::INJECT_FAULTS);
+        assert!(faults.injects_faults() && faults.reads_rule() && faults.runs_before_balance());
         assert!(heads.reads_rule() && !heads.limits_attempts() && !both.reads_rule());
     }
 }

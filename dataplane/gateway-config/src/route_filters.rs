@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use canal_model::program::{PathMatch, RouteAction, RouteRule};
 use canal_model::route_attempts::AttemptPolicy;
+use canal_model::route_faults::FaultPolicy;
 use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteFilters};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -74,6 +75,11 @@ impl MatchedFilters {
     /// Returns the timeouts and retries that the rule asks for, if any.
     pub fn attempts(&self) -> Option<&AttemptPolicy> {
         self.rule.attempts.as_deref()
+    }
+
+    /// Returns the faults that the rule injects, if any.
+    pub fn faults(&self) -> Option<&FaultPolicy> {
+        self.rule.faults.as_deref()
     }
 
     pub(crate) fn action(&self) -> &RouteAction {
@@ -175,6 +181,7 @@ mod tests {
             action: RouteAction::Split(vec![]),
             filters: Some(Box::new(filters)),
             attempts: None,
+            faults: None,
         };
         MatchedFilters::new(&Arc::new(rule), 0)
     }

@@ -143,6 +143,7 @@ fn refuse_all(rules: &[Arc<RouteRule>]) -> Vec<Arc<RouteRule>> {
             action,
             filters: None,
             attempts: None,
+            faults: None,
             ..(**rule).clone()
         })
     });
@@ -383,6 +384,7 @@ mod tests {
             action: RouteAction::Split(vec![]),
             filters: None,
             attempts: None,
+            faults: None,
         };
         let table = RouteTable::new(vec![Arc::new(rule)]);
         let compiled =

@@ -31,6 +31,7 @@ use canal_router::{RoutableRequest, normalize_path};
 use crate::destination::ResolvedDestination;
 use crate::endpoints::{EndpointSetState, SelectedEndpoint};
 use crate::finish::AuthzRecord;
+use crate::route::RoutedRequest;
 use crate::session::ClientSession;
 use crate::worker::Worker;
 
@@ -59,11 +60,15 @@ impl<'a> DestinationPolicies<'a> {
         }
     }
 
-    /// Selects the policies for a request that the gateway answers itself.
-    pub(crate) fn of_answer(policies: Option<&'a DestinationPolicy>) -> Self {
+    /// Selects the policies for a request that the gateway answers itself. `policies` are those of
+    /// the endpoints together.
+    pub(crate) fn of_answer(
+        policies: Option<&'a DestinationPolicy>,
+        routed: &'a RoutedRequest,
+    ) -> Self {
         Self {
             endpoint: policies,
-            dialled: None,
+            dialled: routed.resolved.guard_beside(&routed.view),
         }
     }
 
@@ -248,8 +253,8 @@ impl AuthorizationState {
     }
 }
 
-/// Returns the policies of a request that the gateway answers itself: those of the endpoints of the
-/// dialled service together.
+/// Returns the policies of a request that the gateway answers itself: those of the endpoints of its
+/// set together.
 ///
 /// # Errors
 /// The tenant or the service no longer exists.

@@ -209,6 +209,7 @@ async fn establish_plaintext(
     (tenant, destination): (&Arc<TenantView>, Destination),
     permit: &Rc<ConnectionPermit>,
 ) {
+    // Without a termination, the protocol is not used here.
     let (termination, protocol) = match &destination {
         Destination::Service(key, port) => {
             let port = tenant.service(key).and_then(|service| service.port(*port));

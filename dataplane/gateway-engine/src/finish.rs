@@ -287,7 +287,8 @@ fn begun<'a>(session: &'a ClientSession, target: &'a RequestTarget) -> FinishedT
 
 impl Drop for RequestRecord {
     fn drop(&mut self) {
-        if self.status == 0 && self.flag == ResponseFlag::None {
+        let has_failed = !matches!(self.flag, ResponseFlag::None | ResponseFlag::DelayInjected);
+        if self.status == 0 && !has_failed {
             // The task was dropped midway: the process was forced to end, or the client's
             // connection failed.
             self.fault(&ProxyError::ClientGone);

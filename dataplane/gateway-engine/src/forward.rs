@@ -7,6 +7,7 @@
 
 mod attempt_limits;
 mod exchange;
+mod faults;
 pub(crate) mod http1;
 pub(crate) mod http2;
 
@@ -509,21 +510,32 @@ impl<D: HttpDownstream> HttpRequest<D> {
         Ok(())
     }
 
-    /// Authorizes a request that the gateway answers itself, and makes the answer.
+    /// Authorizes a request that the gateway answers itself.
     ///
     /// # Errors
-    /// A policy denies the request, or the path of its redirect has a dot segment.
-    async fn answer(&mut self, routed: &RoutedRequest) -> Result<RouteReply, ProxyError> {
+    /// A policy denies the request.
+    async fn authorize_answer(&mut self, routed: &RoutedRequest) -> Result<(), ProxyError> {
         let (worker, session) = (self.state.worker.clone(), self.state.session.clone());
         let policies = authorize::policies_of_answer(&worker, &session, &routed.view)?;
         self.buffer_body(routed, policies.as_deref()).await?;
-        let policies = DestinationPolicies::of_answer(policies.as_deref());
+        let policies = DestinationPolicies::of_answer(policies.as_deref(), routed);
         let (head, authority) = self.client.head();
         if !policies.is_empty() || session.principal.foreign {
             self.state
                 .authorize(routed, &policies, None, None, (&head, authority))
                 .await?;
         }
+        Ok(())
+    }
+
+    /// Authorizes a request that the gateway answers itself, and makes the answer.
+    ///
+    /// # Errors
+    /// A policy denies the request, or the path of its redirect has a dot segment.
+    async fn answer(&mut self, routed: &RoutedRequest) -> Result<RouteReply, ProxyError> {
+        self.authorize_answer(routed).await?;
+        let session = self.state.session.clone();
+        let (head, authority) = self.client.head();
         let normal = routing_path(head.path());
         let normal = normal.map_or_else(|| String::from_utf8_lossy(head.path()), Cow::Owned);
         let hostname = routed.resolved.hostname().unwrap_or_default();
@@ -603,6 +615,9 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
 
     /// Each filter has one `if`, in the order of the chain.
     async fn filter(&mut self, routed: &RoutedRequest) -> Result<(), ProxyError> {
+        if routed.filters.injects_faults() {
+            Box::pin(self.inject_faults(routed)).await?;
+        }
         if routed.filters.answers() {
             return Err(Box::pin(self.answer(routed))
                 .await

@@ -35,6 +35,8 @@ impl LocalReplyOptions {
 
 /// Content type of the gateway's own texts.
 const TEXT: &str = "text/plain; charset=utf-8";
+/// Content type of an aborted request's response, as Envoy writes it.
+const ABORT_TEXT_TYPE: &str = "text/plain";
 /// Methods that the gateway serves, for 405 (RFC 9110 §15.5.6).
 const ALLOWED: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS, TRACE";
 /// Challenge that asks a client for a valid token (RFC 6750 §3).
@@ -47,12 +49,18 @@ fn fields(fault: &ProxyError) -> impl Iterator<Item = (&[u8], &[u8])> + Clone {
         // The authorizer determines its own response; the gateway adds none of its fields.
         ProxyError::Rejected(rejection) => (rejection.headers.as_slice(), false),
         ProxyError::Answered(reply) => (reply.headers.as_slice(), false),
+        // As Envoy's, the reply has no further fields.
+        ProxyError::Aborted { .. } => (&[][..], false),
         _ => (&[][..], true),
     };
     // The rule determines all headers of its answer.
     let has_content_type = matches!(fault, ProxyError::Answered(_))
         || extra.iter().any(|(name, _)| name == "content-type");
-    let text = (!has_content_type).then_some((&b"content-type"[..], TEXT.as_bytes()));
+    let text = match fault {
+        ProxyError::Aborted { .. } => ABORT_TEXT_TYPE,
+        _ => TEXT,
+    };
+    let text = (!has_content_type).then_some((&b"content-type"[..], text.as_bytes()));
     let allow = (own && status == 405).then_some((&b"allow"[..], ALLOWED.as_bytes()));
     let retry = (own && matches!(status, 429 | 503)).then_some((&b"retry-after"[..], &b"1"[..]));
     let challenge =
@@ -70,6 +78,7 @@ fn body_of(fault: &ProxyError) -> String {
     match fault {
         ProxyError::Rejected(rejection) => rejection.body.clone(),
         ProxyError::Answered(reply) => reply.body.clone(),
+        ProxyError::Aborted { .. } => fault.text().to_owned(),
         _ => format!("{}\n", fault.text()),
     }
 }

@@ -91,6 +91,7 @@ pub fn request_1_to_1(
     if let Some(host) = add.changes.and_then(|changes| changes.host.as_ref()) {
         edits.push(HeaderEdit::Set(b"host", host.as_bytes()));
     } else if view.authority().is_empty() {
+        // An HTTP/1.0 request may have no Host.
         edits.push(HeaderEdit::Default(b"host", add.hostname.as_bytes()));
     }
     if let Some(line) = &cookies {

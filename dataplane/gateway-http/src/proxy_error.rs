@@ -7,6 +7,7 @@ use canal_authorization::AuthorizationDecision;
 use canal_gateway_config::RouteReply;
 use canal_gateway_config::jwt::TokenError;
 use canal_h1::MessageRefusal;
+use canal_model::route_faults::{ABORT_TEXT, AbortStatus};
 
 /// Side that caused the error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,6 +131,11 @@ pub enum ProxyError {
     Route { status: u16, reason: String },
     /// No error: the rule answers the request itself.
     Answered(Box<RouteReply>),
+    /// The rule injects an abort as a fault. `is_delayed`: it injected a delay before.
+    Aborted {
+        status: AbortStatus,
+        is_delayed: bool,
+    },
     /// The service or its port does not exist, or no longer exists.
     NoService,
     /// A security resource of the tenant is rejected or missing, so nothing of the tenant is
@@ -205,6 +211,7 @@ impl ProxyError {
             ProxyError::NoRoute => 404,
             ProxyError::Route { status, .. } => *status,
             ProxyError::Answered(reply) => reply.status,
+            ProxyError::Aborted { status, .. } => status.http(),
             ProxyError::TenantBusy
             | ProxyError::TenantBodies
             | ProxyError::TenantBuffers
@@ -237,6 +244,10 @@ impl ProxyError {
             ProxyError::Answered(_) | ProxyError::Denied(_) | ProxyError::Unauthenticated(_) => {
                 ResponseFlag::None
             }
+            ProxyError::Aborted {
+                is_delayed: true, ..
+            } => ResponseFlag::DelayAndAbortInjected,
+            ProxyError::Aborted { .. } => ResponseFlag::AbortInjected,
             ProxyError::Rejected(_) | ProxyError::ExtAuthzFailed(_) => ResponseFlag::Unauthorized,
             ProxyError::RequestTimeout => ResponseFlag::StreamIdle,
             ProxyError::ClientGone => ResponseFlag::DownstreamGone,
@@ -277,6 +288,7 @@ impl ProxyError {
             ProxyError::NoRoute => "no_route",
             ProxyError::Route { .. } => "route_refused",
             ProxyError::Answered(_) => "direct_response",
+            ProxyError::Aborted { .. } => "fault_filter_abort",
             ProxyError::NoService => "no_service",
             ProxyError::TenantClosed => "tenant_closed",
             ProxyError::NoEndpoint => "no_endpoint",
@@ -334,6 +346,7 @@ impl ProxyError {
             ProxyError::NoRoute => "no route matches this request",
             ProxyError::Route { .. } => "the route for this request is not usable",
             ProxyError::Answered(reply) => &reply.body,
+            ProxyError::Aborted { .. } => ABORT_TEXT,
             ProxyError::NoService => "no such service",
             ProxyError::TenantClosed => "the configuration of this service is incomplete",
             ProxyError::NoEndpoint => "no endpoint of this service is ready",
@@ -378,6 +391,7 @@ impl ProxyError {
             ProxyError::NoRoute
             | ProxyError::Route { .. }
             | ProxyError::Answered(_)
+            | ProxyError::Aborted { .. }
             | ProxyError::NoService
             | ProxyError::TenantClosed
             | ProxyError::NoEndpoint
@@ -420,6 +434,9 @@ impl ProxyError {
         if matches!(self, ProxyError::TenantBusy | ProxyError::Throttled) {
             return 8;
         }
+        if let ProxyError::Aborted { status, .. } = self {
+            return status.grpc();
+        }
         match self.status() {
             400 | 431 => 13,
             401 => 16,
@@ -455,6 +472,10 @@ pub enum ResponseFlag {
     UpstreamReset,
     UpstreamProtocol,
     UpstreamTimeout,
+    /// A fault of the rule delayed the request, and nothing went wrong after that.
+    DelayInjected,
+    AbortInjected,
+    DelayAndAbortInjected,
 }
 
 impl ResponseFlag {
@@ -477,6 +498,9 @@ impl ResponseFlag {
             ResponseFlag::UpstreamReset => "UR",
             ResponseFlag::UpstreamProtocol => "UPE",
             ResponseFlag::UpstreamTimeout => "UT",
+            ResponseFlag::DelayInjected => "DI",
+            ResponseFlag::AbortInjected => "FI",
+            ResponseFlag::DelayAndAbortInjected => "DI,FI",
         }
     }
 }

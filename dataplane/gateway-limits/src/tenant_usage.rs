@@ -35,6 +35,8 @@ pub struct TenantUsage {
     pub log: TenantLogQueue,
     /// Number of ext_authz checks in progress.
     ext_authz_in_flight: Rc<Cell<u64>>,
+    /// Number of requests that faults delay.
+    delayed: Rc<Cell<u64>>,
     allowed: OnceCell<Counter>,
     /// Notifies open work that was authorized before the policies changed, so that it is authorized
     /// again.
@@ -49,6 +51,7 @@ struct TenantMaxima {
     requests: u64,
     tunnels: u64,
     body_bytes: u64,
+    delayed: u64,
 }
 
 impl TenantUsage {
@@ -62,6 +65,7 @@ impl TenantUsage {
             queue,
             log: TenantLogQueue::new(&tenant.name, &tenant.shares),
             ext_authz_in_flight: Rc::default(),
+            delayed: Rc::default(),
             allowed: OnceCell::new(),
             changed: Rc::default(),
             policy_version: Cell::new(tenant.policy_version),
@@ -87,6 +91,12 @@ impl TenantUsage {
     #[inline]
     pub fn body_bytes_max(&self) -> u64 {
         self.maxima.get().body_bytes
+    }
+
+    /// Counts a request as delayed by a fault; `None` if there are too many. Delayed requests are in
+    /// flight too, so their limit needs no threshold of its own.
+    pub fn begin_delay(&self) -> Option<CountGuard> {
+        CountGuard::take(&self.delayed, self.maxima.get().delayed)
     }
 
     /// Counts an ext_authz check as in progress; `None` if there are too many.
@@ -142,6 +152,10 @@ impl WorkerLimits {
             body_bytes: shares
                 .get(ShareKind::GatewayBodyBytes)
                 .of(self.limits.body_bytes)
+                .div_ceil(self.workers),
+            delayed: shares
+                .get(ShareKind::GatewayDelayedRequests)
+                .of(self.limits.requests)
                 .div_ceil(self.workers),
         }
     }

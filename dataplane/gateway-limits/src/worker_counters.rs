@@ -16,6 +16,7 @@ pub struct WorkerCounters {
     refused_connects: CounterFamily,
     retries: CounterFamily,
     retries_refused: CounterFamily,
+    fault_delays: CounterFamily,
     shortages: CounterFamily,
     timeouts: Vec<Counter>,
     http2_errors: CounterFamily,
@@ -87,6 +88,15 @@ fn retries_refused(registry: &Registry) -> CounterFamily {
     ))
 }
 
+/// Returns the metric family of delays that rules inject, by result.
+fn fault_delays(registry: &Registry) -> CounterFamily {
+    registry.counters(MetricFamily::new(
+        "canal_gateway_fault_delays_total",
+        "Delays of requests that rules inject as faults, and those left out because too many requests wait.",
+        &["result"],
+    ))
+}
+
 /// Returns the gauge of open connections from clients.
 fn connections(registry: &Registry, shard: &MetricsShard) -> Gauge {
     let family = registry.gauges(MetricFamily::new(
@@ -133,6 +143,7 @@ impl WorkerCounters {
                 &["reason"],
             ),
             retries_refused: retries_refused(registry),
+            fault_delays: fault_delays(registry),
             shortages: family(
                 "canal_gateway_local_exhaustion_total",
                 "Connections to endpoints that were not opened because a resource of this machine is exhausted.",
@@ -244,6 +255,9 @@ impl WorkerCounters {
     }
     pub fn retry_refused(&self, reason: &str) {
         self.shard.counter(&self.retries_refused, &[reason]).inc();
+    }
+    pub fn fault_delay(&self, result: &str) {
+        self.shard.counter(&self.fault_delays, &[result]).inc();
     }
     pub fn short_of(&self, what: &str) {
         self.shard.counter(&self.shortages, &[what]).inc();

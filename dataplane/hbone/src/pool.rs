@@ -512,6 +512,8 @@ impl HbonePool {
         let mut can_wait = true;
         loop {
             let address = target.address;
+            // The certificate may have been renewed while this task waited. Connections with the
+            // earlier one take no more streams.
             let proof = target.source.proof().map_err(|e| HboneError::Tls {
                 address,
                 source: Arc::new(e),
@@ -841,7 +843,8 @@ impl PeerConnections {
         };
         let taken = taken.or_else(|| least_busy(&mut tolerated()));
         let Some(taken) = taken else {
-            // No connection answers; new ones would not do better.
+            // No connection answers. Below the maximum the caller opens another one; at the maximum
+            // the stream takes one of these.
             let is_full = open().count() >= config.spread.connections_max as usize;
             return SpreadChoice {
                 stream: if is_full {

@@ -314,6 +314,7 @@ impl HboneStream {
     fn poll_front(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         while self.front.is_empty() {
             if let Some(stalled) = self.stalled.as_mut().filter(|stalled| !stalled.is_empty()) {
+                // These bytes came before all that HTTP/2 still holds.
                 self.front = stalled.take();
                 break;
             }

@@ -209,6 +209,7 @@ async fn a_flood_delays_only_its_own_tenant() {
         }));
     }
     until("the flood", || {
+        // More than one tenant's share, which is 512, so both floods have begun.
         fixture.value("canal_key_requests_in_flight") > 600.0
     })
     .await;

@@ -152,6 +152,8 @@ pub async fn both<A: Leg, B: Leg>(
             Poll::Ready(Err(CopyError::Source(error))) => {
                 return Poll::Ready(Err(CopyFailure::of(
                     CopySide::B,
+                    // If writing to this leg failed earlier, that failure was the first, so it is
+                    // the cause.
                     a_to_b.broken.take().unwrap_or(error),
                 )));
             }

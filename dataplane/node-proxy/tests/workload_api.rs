@@ -466,6 +466,7 @@ async fn streams_and_connections_are_limited_by_name() {
         pod.ns
             .within(|| std::net::TcpStream::connect(("127.0.0.1", PORT)).unwrap())
     };
+    // The two clients above hold a connection each.
     let mut held: Vec<_> = (2..CONNECTIONS_MAX).map(|_| dial()).collect();
     until("all connections", || {
         pod.metric("canal_limit_used{limit=\"pod_workload_api_connections\"}")

@@ -173,7 +173,8 @@ impl ConnectTables {
         after: &TenantDestinations,
     ) -> Result<MapWrites, OffloadError> {
         let entry = after.entry();
-        // An entry that allows the outside is a wider permission.
+        // An entry that allows the outside is a wider permission. A tenant without an entry is
+        // refused nothing, so its first entry waits until its tables are complete.
         if after.outside.is_none()
             && self
                 .tenants

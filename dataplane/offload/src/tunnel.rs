@@ -113,6 +113,8 @@ fn decide_batch(found: &TunnelDeviceState, t: &TunnelDevice) -> [Vec<String>; 2]
             "rule add pref {RULE_SERVICE} from {SERVICE4} lookup {TABLE}"
         ));
     }
+    // Packets of a connection that the gateway dials have the tenant's VNI as their mark, so any
+    // mark but 0 selects the table.
     if !has_rule(&found.rules4, RULE_MARK) {
         b.push(format!(
             "rule add pref {RULE_MARK} not fwmark 0/0xffffffff lookup {TABLE}"

@@ -170,6 +170,7 @@ impl RedirectorReconciler {
         // Before it is live, a table of an earlier process may be newer than the state file that
         // this process started with.
         let newer = |id: &u32, r: &Arc<Resource>| {
+            // An entry without a leftover compares as `None`, which is less than every version.
             !live && leftovers.versions.get(id).copied() > table(r).map(|t| t.version)
         };
         let fitting: BTreeMap<u32, Arc<Resource>> = tables

@@ -254,6 +254,7 @@ async fn follow(connection: &ControllerConnection, observer: &Arc<ObservationCon
                     .inspect(|session| session.credit.add_permits(more));
             }
             Some(Order::End(_)) => drop(sessions.remove(&id)),
+            // A newer controller may send orders that this version does not know.
             None => {}
         }
     }

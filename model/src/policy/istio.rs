@@ -7,6 +7,7 @@ use std::num::NonZeroU16;
 use serde::{Deserialize, Deserializer};
 
 use super::attempts::{HttpRetry, IstioDuration};
+use super::faults::HttpFaultInjection;
 use super::{Metadata, gateway_api};
 use crate::program::Labels;
 
@@ -46,6 +47,7 @@ pub struct VirtualServiceRoute {
     pub direct_response: Option<HttpDirectResponse>,
     pub timeout: Option<IstioDuration>,
     pub retries: Option<HttpRetry>,
+    pub fault: Option<HttpFaultInjection>,
 }
 
 /// A response that sends the client to another URL.

@@ -6,6 +6,7 @@
 pub mod attempts;
 pub mod canal;
 pub mod endpoints;
+pub mod faults;
 pub mod gateway_api;
 pub mod istio;
 pub mod istio_security;

@@ -453,6 +453,7 @@ fn use_of(kind: ShareKind) -> PermitUse {
         // `tenant_usage` and `body_budget` of the gateway, its scheduler and access log, and
         // the planner's addresses, and `canal_model::share::decide_omitted`.
         ShareKind::GatewayRequests
+        | ShareKind::GatewayDelayedRequests
         | ShareKind::GatewayBodyBytes
         | ShareKind::GatewayCpu
         | ShareKind::AccessLogBytes
@@ -500,7 +501,7 @@ fn no_kind_lacks_a_case() {
         .iter()
         .filter(|kind| use_of(**kind) == PermitUse::Elsewhere)
         .count();
-    assert_eq!(elsewhere, 6);
+    assert_eq!(elsewhere, 7);
     for kind in ShareKind::ALL.iter().copied() {
         let applies =
             [true, false].map(|is_revocable| threshold::decide_applies(kind, is_revocable));

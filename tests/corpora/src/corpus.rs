@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, bail};
+use canal_attachment::CONTROLLER_NAME;
 
 /// A folder of a published module.
 #[derive(Debug, Clone, Copy)]
@@ -46,7 +47,7 @@ pub(crate) const CORPORA: [Corpus; 3] = [
 /// Placeholders of the conformance suite, and what the suite puts there for an implementation.
 const PLACEHOLDERS: [(&str, &str); 2] = [
     ("{GATEWAY_CLASS_NAME}", "canal"),
-    ("{GATEWAY_CONTROLLER_NAME}", "canal.mesh/gateway-controller"),
+    ("{GATEWAY_CONTROLLER_NAME}", CONTROLLER_NAME),
 ];
 
 /// The files of a corpus.

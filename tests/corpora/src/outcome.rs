@@ -5,7 +5,27 @@ use canal_model::diagnostic::Diagnostic;
 
 /// Problems that the API of the document demands an implementation to report, and the place that
 /// says so; the document counts as loaded. Every other diagnostic counts against its document.
-const DEMANDED: [(&str, &str); 9] = [
+const DEMANDED: [(&str, &str); 14] = [
+    (
+        "there is no Gateway ",
+        "ParentReference.name: a route without its parent waits for it, without a condition",
+    ),
+    (
+        "has the same hostname on port ",
+        "ListenerConditionReason HostnameConflict: Conflicted",
+    ),
+    (
+        "cannot attach to the listener",
+        "ListenerConditionReason InvalidRouteKinds: ResolvedRefs",
+    ),
+    (
+        "is not a protocol of listeners that Canal knows",
+        "ListenerConditionReason UnsupportedProtocol: Accepted",
+    ),
+    (
+        "Canal has no parameters of kind ",
+        "GatewayConditionReason InvalidParameters: Accepted",
+    ),
     (
         "there is no Service ",
         "HTTPRoute: ResolvedRefs BackendNotFound; Istio: 503",
@@ -36,7 +56,10 @@ const DEMANDED: [(&str, &str); 9] = [
 ];
 
 /// Hints about a document that does what it says.
-const HINTS: [&str; 7] = [
+const HINTS: [&str; 9] = [
+    "over which there is no gRPC",
+    // The cluster forwards other transports, as it does beside Istio.
+    "is not TCP; the mesh does not carry it",
     "the service has no selector and no EndpointSlice",
     "the service has no address, so no client can dial it",
     "to which HTTP rules do not apply",

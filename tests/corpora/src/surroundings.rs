@@ -1,19 +1,20 @@
-//! What a file of a corpus needs around it to be compiled: a tenant, and the services to which its
-//! documents refer. It judges nothing.
+//! What a file of a corpus needs around it to be compiled: a tenant, and the services and the
+//! GatewayClasses to which its documents refer. It judges nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::sync::Arc;
 
-use canal_model::ids::{Namespace, ServiceKey, TenantName};
+use canal_attachment::CONTROLLER_NAME;
+use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
 use canal_model::policy::gateway_api::{BackendRef, ParentRef};
 use canal_model::policy::{Document, Object, ObjectKind};
 
 /// File name of the documents that this module makes.
 const MADE: &str = "surroundings";
 
-/// The tenant in which each file is compiled. Its ranges have room for the addresses that the
-/// corpora write.
+/// The tenant in which each file is compiled, on the cloud tier. Its ranges have room for the
+/// addresses that the corpora write.
 const TENANT: &str = "
 apiVersion: canal.mesh/v1
 kind: Tenant
@@ -23,6 +24,7 @@ spec:
   trustDomain: corpus.example
   podCidrs: [10.0.0.0/9]
   serviceCidrs: [10.128.0.0/9]
+  gatewayCidrs: [198.18.0.0/20]
 ";
 
 /// The objects around the files of a corpus.
@@ -55,9 +57,22 @@ impl Surroundings {
         }
     }
 
-    /// Returns the objects of a file with those around them.
-    pub(crate) fn around(&self, own: Vec<Document>) -> Vec<Arc<Document>> {
+    /// Returns the objects of a file with those around them. Each GatewayClass that a document names
+    /// is Canal's, as if the user had written the file for Canal.
+    pub(crate) fn around(&self, mut own: Vec<Document>) -> Vec<Arc<Document>> {
         let mut missing = BTreeMap::new();
+        let mut classes = BTreeSet::new();
+        for document in &mut own {
+            match &mut document.object {
+                Object::GatewayClass(class) => {
+                    class.spec.controller_name = CONTROLLER_NAME.to_owned();
+                }
+                Object::Gateway(gateway) => {
+                    classes.insert(gateway.spec.gateway_class_name.clone());
+                }
+                _ => {}
+            }
+        }
         if self.makes_services {
             for document in &own {
                 self.services_of(&document.object, &mut missing);
@@ -69,7 +84,8 @@ impl Surroundings {
             .documents
             .iter()
             .cloned()
-            .chain(headless_services(&missing));
+            .chain(headless_services(&missing))
+            .chain(gateway_classes(&classes));
         all.extend(around.filter(|document| !known.contains(&document.object.key())));
         all
     }
@@ -146,7 +162,7 @@ impl Surroundings {
     }
 
     fn add(&self, found: &mut NamedServices, namespace: &Namespace, name: &str, port: Option<u16>) {
-        let Ok(name) = canal_model::ids::ObjectName::new(name) else {
+        let Ok(name) = ObjectName::new(name) else {
             return;
         };
         let key = ServiceKey {
@@ -179,6 +195,18 @@ fn headless_services(services: &NamedServices) -> Vec<Arc<Document>> {
              spec: {{clusterIP: None, selector: {{app: {name}}}, ports: [{ports}]}}\n"
         );
     }
+    parsed(MADE, &text)
+}
+
+/// Makes a GatewayClass of Canal's for each name.
+fn gateway_classes(names: &BTreeSet<ObjectName>) -> Vec<Arc<Document>> {
+    let class = |name: &ObjectName| {
+        format!(
+            "---\napiVersion: gateway.networking.k8s.io/v1\nkind: GatewayClass\n\
+             metadata: {{name: {name}}}\nspec: {{controllerName: {CONTROLLER_NAME}}}\n"
+        )
+    };
+    let text: String = names.iter().map(class).collect();
     parsed(MADE, &text)
 }
 

@@ -188,6 +188,7 @@ impl GatewayTarget {
                     rule,
                     backends: backends.to_vec(),
                     attempts: matched.attempts().cloned().map(Box::new),
+                    faults: matched.faults().copied().map(Box::new),
                 }
             }
             RouteDecision::Answer(_) => RoutingVerdict::Answer {

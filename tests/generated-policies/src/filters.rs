@@ -140,7 +140,7 @@ pub(crate) fn answer_of_virtual_service()
         }),
     });
     prop_oneof![
-        8 => Just((None, None)),
+        6 => Just((None, None)),
         1 => redirect.prop_map(|redirect| (Some(redirect), None)),
         1 => direct.prop_map(|direct| (None, Some(direct))),
     ]

@@ -5,6 +5,7 @@
 
 mod attempts;
 pub mod authorization;
+mod faults;
 mod filters;
 mod grpc;
 pub mod routing;

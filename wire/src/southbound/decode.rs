@@ -11,7 +11,9 @@ use canal_model::program as p;
 use canal_model::share::{ShareFormatError, Shares};
 use ipnet::IpNet;
 
-use super::{ResourceDecodeError, decode_trust, route_answers, route_attempts, route_filters};
+use super::{
+    ResourceDecodeError, decode_trust, route_answers, route_attempts, route_faults, route_filters,
+};
 use crate::program as w;
 
 /// Carries the resource's name, so that each error names the resource.
@@ -430,6 +432,11 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
             filters = Some(Box::new(route_filters::decode(&at, received)?));
             split(at.need("filtered_split.split", f.split)?)?
         }
+        Action::StrictSplit(s) => {
+            let received = s.filters.map(|it| route_filters::decode(&at, it));
+            filters = received.transpose()?.map(Box::new);
+            split(at.need("strict_split.split", s.split)?)?
+        }
         Action::Answer(received) => {
             let (answer, of_answer) = route_answers::decode(&at, received)?;
             filters = of_answer.map(Box::new);
@@ -449,6 +456,7 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
     let attempts = r
         .attempts
         .map(|received| route_attempts::decode(&at, received));
+    let faults = r.faults.map(|received| route_faults::decode(&at, received));
     Ok(p::RouteRule {
         key,
         parent: at.key("parent", r.parent)?,
@@ -458,5 +466,6 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
         action,
         filters,
         attempts: attempts.transpose()?.map(Box::new),
+        faults: faults.transpose()?.map(Box::new),
     })
 }

@@ -244,6 +244,10 @@ impl From<&p::RouteRule> for w::Route {
                     backends: b.iter().map(backend).collect(),
                 };
                 match &r.filters {
+                    filters if is_strict(r) => Action::StrictSplit(w::StrictSplit {
+                        split: Some(split),
+                        filters: filters.as_deref().map(w::RouteFilters::from),
+                    }),
                     None => Action::Split(split),
                     // An action of its own: a data plane that does not know filters refuses the
                     // rule and forwards nothing.
@@ -272,6 +276,13 @@ impl From<&p::RouteRule> for w::Route {
             matches: r.matches.iter().map(http_match).collect(),
             action: Some(action),
             attempts: r.attempts.as_deref().map(w::AttemptPolicy::from),
+            faults: r.faults.as_deref().map(w::FaultPolicy::from),
         }
     }
+}
+
+/// Returns whether a data plane must know more fields of the rule than its action and filters.
+fn is_strict(rule: &p::RouteRule) -> bool {
+    let faults = rule.faults.as_deref();
+    faults.is_some_and(|faults| faults.abort.is_some())
 }

@@ -1,5 +1,5 @@
-//! Wire form of a rule's filters. It validates what arrives: no name frames a message, and no value
-//! could end a line.
+//! Wire form of a rule's filters. The decoder accepts no header that delimits a message, and no
+//! value that could end a header line.
 
 use canal_model::route_filters as m;
 use canal_model::route_filters::{PROTECTED_REQUEST_HEADERS, PROTECTED_RESPONSE_HEADERS};

@@ -13,7 +13,7 @@ fn key(s: &str) -> canal_model::ids::ServiceKey {
     s.parse().unwrap()
 }
 
-fn routes() -> Vec<Resource> {
+fn matches() -> Vec<p::HttpMatch> {
     let precedence = p::Precedence {
         class: 1,
         specificity: [1, 2, 3, 4, 5],
@@ -21,7 +21,7 @@ fn routes() -> Vec<Resource> {
         object: "HTTPRoute/a/b".into(),
         indexes: [8, 9],
     };
-    let matches = vec![
+    vec![
         p::HttpMatch {
             precedence: precedence.clone(),
             path: p::PathMatch::Exact("/x".into()),
@@ -42,7 +42,10 @@ fn routes() -> Vec<Resource> {
             headers: vec![],
             query: vec![],
         },
-    ];
+    ]
+}
+
+fn routes() -> Vec<Resource> {
     let split = p::RouteAction::Split(vec![
         p::Backend {
             weight: 90,
@@ -74,9 +77,10 @@ fn routes() -> Vec<Resource> {
             p::HostMatch::Exact("a.b".into()),
             p::HostMatch::Suffix(".c".into()),
         ],
-        matches: matches.clone(),
+        matches: matches(),
         filters: None,
         attempts: None,
+        faults: None,
         action,
     };
     let attempts = super::route_attempts::samples().into_iter();
@@ -85,6 +89,15 @@ fn routes() -> Vec<Resource> {
         ..rule(split.clone())
     });
     let attempted: Vec<_> = attempted.map(Resource::Route).collect();
+    let faults = super::route_faults::samples().into_iter();
+    let faulted = faults.map(|faults| p::RouteRule {
+        faults: Some(Box::new(faults)),
+        filters: faults
+            .delay
+            .map(|_| Box::new(super::route_filters::sample())),
+        ..rule(split.clone())
+    });
+    let faulted: Vec<_> = faulted.map(Resource::Route).collect();
     let filtered = p::RouteRule {
         filters: Some(Box::new(super::route_filters::sample())),
         ..rule(split.clone())
@@ -101,6 +114,7 @@ fn routes() -> Vec<Resource> {
     ];
     all.extend(answered.map(Resource::Route));
     all.extend(attempted);
+    all.extend(faulted);
     all
 }
 

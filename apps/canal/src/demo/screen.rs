@@ -154,7 +154,7 @@ mod tests {
     use crate::exit::VerbError;
 
     #[test]
-    fn a_failed_step_is_a_broken_promise() {
+    fn a_failed_step_is_a_failed_expectation() {
         let mut screen = DemoOutput::new(OutputForm::Json);
         assert!(
             !screen.all_held(),

@@ -76,7 +76,11 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
         "each change runs on every data plane within 1 s of `canal apply`",
         format!("the slowest took {} ms", slowest.as_millis()),
     );
-    Ok(vec![none_failed, in_time, last_word(world).await?])
+    Ok(vec![
+        none_failed,
+        in_time,
+        check_final_weights(world).await?,
+    ])
 }
 
 fn page(address: String) -> String {
@@ -85,7 +89,7 @@ fn page(address: String) -> String {
 
 /// Checks that after the last change all requests go to v2, and then restores the demo's own
 /// weights.
-async fn last_word(world: &DemoWorld) -> VerbResult<Expectation> {
+async fn check_final_weights(world: &DemoWorld) -> VerbResult<Expectation> {
     let url = format!("http://{}/reviews/0", at(false, REVIEWS, 9080));
     let argv = ["canal-samples", "load", &url, "-n", "500", "-c", "4"];
     let report = world.report(&client("alpha"), &argv).await?;

@@ -154,7 +154,7 @@ pub(crate) async fn run(args: CaArgs) -> VerbResult {
         CaVerb::Revoke(args) => {
             let mut admin = admin::connect(&args.mesh).await?;
             let tenant = tenant::decide(&args.tenant, &mut admin).await?;
-            // clap requires exactly one of the two. The controller reads empty text as absent.
+            // clap requires exactly one of the two; the controller reads empty text as absent.
             let (identity, serial) = (
                 args.identity.unwrap_or_default(),
                 args.serial.unwrap_or_default(),

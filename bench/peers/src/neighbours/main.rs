@@ -280,6 +280,7 @@ fn main() -> anyhow::Result<()> {
     if let Some(path) = &flags.markdown {
         document::replace(path, "bench-neighbours", &text)?;
     }
+    // Without Canal among the proxies (`--only`), there is no ratio to check: it is NaN.
     let ratio = ratios(&rows, "canal", BenchPhase::Noisy).median;
     anyhow::ensure!(
         ratio.is_nan() || ratio <= flags.bar,

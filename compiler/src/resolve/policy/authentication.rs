@@ -78,6 +78,7 @@ pub(in crate::resolve) fn resolve(
             rules.clear();
         }
         let own = key(tenant, metadata);
+        // A resource has one target, so each target gets a resource with a key of its own.
         for (key, target) in keys(&own, targets.len(), &taken).into_iter().zip(targets) {
             taken.insert(key.clone());
             let policy = Authentication {
@@ -86,6 +87,7 @@ pub(in crate::resolve) fn resolve(
                 rules: rules.clone(),
                 broken: reading.broken.clone(),
             };
+            // The resources exceed their limit, so the rest is not compiled.
             if !budget.add_authentication(&policy) {
                 return all;
             }

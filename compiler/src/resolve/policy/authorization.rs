@@ -32,7 +32,7 @@ pub(in crate::resolve) struct PolicyReferences<'a> {
 pub(in crate::resolve) fn resolve(
     known: &PolicyReferences<'_>,
     declared: &[Sourced<'_, AuthorizationPolicy>],
-    ground: &ReachablePods<'_>,
+    reachable: &ReachablePods<'_>,
     budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
 ) -> Vec<Authorization> {
@@ -56,7 +56,7 @@ pub(in crate::resolve) fn resolve(
             if !budget.add_authorization(&policy) {
                 return policies;
             }
-            for blind in blind(&policy, ground) {
+            for blind in blind(&policy, reachable) {
                 let (field, problem, fix) = blind.describe();
                 report.warning(sourced.document, field, problem, fix);
             }

@@ -90,6 +90,7 @@ fn access_paths<'a>(
         }];
     }
     let paths = workload.endpoints.iter().filter_map(|endpoint| {
+        // Endpoints were made of these ports, so each is found.
         let port = services
             .get(&endpoint.service)?
             .ports
@@ -98,19 +99,20 @@ fn access_paths<'a>(
         let server_name = terminations
             .iter()
             .any(|t| t.service == endpoint.service && t.port == endpoint.port);
-        let place = format!(
+        let name = format!(
             "{}/{}:{}",
             endpoint.service.namespace, endpoint.service.name, endpoint.port
         );
+        // A port without a declared protocol may carry HTTP, so it counts as HTTP.
         let http = port.protocol != AppProtocol::Tcp;
-        let place = if http {
-            place
+        let label = if http {
+            name
         } else {
-            format!("{place}, which is opaque TCP")
+            format!("{name}, which is opaque TCP")
         };
         Some(AccessPath {
             service: Some(&endpoint.service),
-            label: place,
+            label,
             port: Some(endpoint.target_port),
             sees: HopVisibility { http, server_name },
         })
@@ -158,7 +160,7 @@ impl UnobservableCondition {
 /// denied.
 pub(in crate::resolve) fn blind(
     policy: &Authorization,
-    ground: &ReachablePods<'_>,
+    reachable: &ReachablePods<'_>,
 ) -> Vec<UnobservableCondition> {
     // CUSTOM policies are skipped: authorizers are called for opaque connections too. Broken ones
     // deny anyway; dry runs and audits deny nothing.
@@ -181,7 +183,7 @@ pub(in crate::resolve) fn blind(
         let mut places: BTreeMap<&Attribute, BTreeSet<&str>> = BTreeMap::new();
         let by_name = has_condition_on(rule, |attribute| *attribute == Attribute::ServerName);
         // On paths where HTTP is observed, only server names may be unobservable.
-        for group in ground
+        for group in reachable
             .groups
             .iter()
             .filter(|group| by_name || group.access_paths.iter().any(|path| !path.sees.http))

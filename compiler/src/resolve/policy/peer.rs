@@ -73,6 +73,7 @@ fn read(
         );
     }
     let mut ports = BTreeMap::new();
+    // More ports break the object, so the rest needs no check.
     for (port, mtls) in spec.port_level_mtls.iter().take(VALUES_MAX) {
         match port.parse::<u16>().ok().filter(|port| *port > 0) {
             Some(port) => ports.extend(mode(mtls.mode).map(|mode| (port, mode))),

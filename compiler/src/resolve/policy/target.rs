@@ -59,6 +59,7 @@ pub(super) fn targets<T>(
         target_refs,
     } = *written;
     let widest = || vec![widest(metadata)];
+    // The fault has been reported, and it breaks the policy.
     if reading.source.fault("spec.selector").is_some()
         || reading.source.fault("spec.targetRef").is_some()
     {

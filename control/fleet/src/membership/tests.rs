@@ -694,7 +694,7 @@ fn a_report_proves_by_the_mark_from_before_its_scans() {
         assert_eq!(after(&s), expected, "{what}");
     }
     let mark = s.roster.mark();
-    s.roster.plan_heard = mark.number + 2;
+    s.roster.plan_reports_received = mark.number + 2;
     for (ahead, is_news) in [
         (0, true),
         (0, false),

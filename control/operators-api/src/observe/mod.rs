@@ -1,7 +1,7 @@
 //! Operators observe data planes. This module has the streams that data planes keep open for that,
-//! and the observations on them. `target` decides which operator may see what. What data planes
-//! answer is not read here. Start at [`begin`] for operators, and at [`ObservationService`] for
-//! data planes.
+//! and the observations on them. `target` decides which operator may see what. This module passes
+//! on the answers of data planes without reading them. Start at [`begin`] for operators, and at
+//! [`ObservationService`] for data planes.
 
 mod link;
 mod relay;

@@ -24,8 +24,8 @@ pub const PENDING_MAX: usize = 64;
 /// (`compiledBytes`), so that a data plane applies a change of one tenant's kind as a whole.
 pub const RESPONSE_BYTES_MAX: usize = 48 << 20;
 /// Approximate maximum bytes of one part of a response, which is one message. A larger resource is
-/// a part of its own. Both ends of a stream keep the buffer of their largest message as long as the
-/// stream is open, so a message must not grow with a tenant's configuration.
+/// a part of its own. A message must not grow with a tenant's configuration, because both ends of a
+/// stream keep the buffer of their largest message while the stream is open.
 pub const PART_BYTES_MAX: usize = 512 << 10;
 /// Maximum number of refused responses of one tenant that are split in one batch, where the NACK
 /// does not name the faulty resource. After that the rest of the tenant's resources in the response

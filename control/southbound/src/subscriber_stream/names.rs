@@ -1,8 +1,8 @@
-//! Names that a subscriber brings: those that it subscribes to, and those of the resources that it
+//! Names that a subscriber sends: those that it subscribes to, and those of the resources that it
 //! holds already. A name that the catalog has in the subscriber's scope is shared with the catalog
 //! and free; every other name is charged until it is forgotten. A resource that a subscriber holds
-//! and the catalog does not contain is removed from the subscriber. It never ends the stream of a
-//! provider's data plane.
+//! and the catalog does not contain is removed from the subscriber. Such a resource never ends the
+//! stream of a provider's data plane.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};

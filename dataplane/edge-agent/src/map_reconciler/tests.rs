@@ -432,6 +432,8 @@ fn an_update_of_many_services_writes_only_changes() {
         k.maps.content.tables.iter().filter(is_new).count()
     };
     let services = SERVICES as usize;
+    // Each service has two addresses in this AZ, a return entry and a table. The others are 80
+    // replicas, the hosts of these and of the edge, and a node and a prefix for each of 200 nodes.
     assert_eq!(
         tell("all of it", &resources, services * 4 + 80 + 81 + 400),
         services
@@ -469,6 +471,7 @@ fn an_update_of_many_services_writes_only_changes() {
             false
         }
     });
+    // The replica, its new host, and its old host.
     assert_eq!(tell("one replica's address", &resources, 3), 0);
     assert_eq!(tell("nothing", &resources, 0), 0);
 }

@@ -206,6 +206,7 @@ async fn a_replica_is_followed_down_and_up_and_left() {
     until("up", changes.clone(), 2).await;
     prober.follow(&BTreeMap::new());
     serving.abort();
+    // A prober that still ran would probe several times, and report the replica as down.
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(
         *changes.0.lock().unwrap(),

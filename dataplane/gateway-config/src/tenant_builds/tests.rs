@@ -54,6 +54,7 @@ fn route(tenant: &str, service: &str, path: &str) -> Arc<Resource> {
         }],
         filters: None,
         attempts: None,
+        faults: None,
         action: RouteAction::Split(vec![]),
     }))
 }

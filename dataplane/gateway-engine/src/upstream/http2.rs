@@ -25,20 +25,27 @@ pub(crate) async fn acquire_stream(
     chosen: &SelectedEndpoint,
     introduction: TunnelMetadata<'_>,
 ) -> Result<(StreamPermit, SendRequest<Bytes>), ProxyError> {
-    let place = StreamPermit::take(
-        chosen,
-        worker.shared.config.limits.http2_per_endpoint,
-        worker.clock.now(),
-    );
-    if place.reused {
-        worker.counts.reused.inc();
-        if place.connection().is_withheld() {
-            worker.hbone.placed_without_credit();
+    let (place, send) = loop {
+        let place = StreamPermit::take(
+            chosen,
+            worker.shared.config.limits.http2_per_endpoint,
+            worker.clock.now(),
+        );
+        if place.reused {
+            worker.counts.reused.inc();
+            if place.connection().is_withheld() {
+                worker.hbone.placed_without_credit();
+            }
+        } else {
+            open(worker, chosen, place.connection(), introduction.clone()).await?;
         }
-    } else {
-        open(worker, chosen, place.connection(), introduction).await?;
-    }
-    let send = place.connection().handle().await?;
+        match place.connection().handle().await {
+            // The request that was opening the connection has ended, and nothing is wrong with the
+            // endpoint. The first of those that waited opens another one.
+            Err(_) if place.connection().is_abandoned() => {}
+            handle => break (place, handle?),
+        }
+    };
     // This waits for a stream if the peer allows no more at the moment.
     match send.ready().await {
         Ok(send) => Ok((place, send)),
@@ -50,7 +57,7 @@ pub(crate) async fn acquire_stream(
 }
 
 /// Connects and starts the driver task. It runs in the request that came first. If that request is
-/// dropped, the waiting requests fail and retry.
+/// dropped, one of the waiting requests opens another connection.
 async fn open(
     worker: &Rc<Worker>,
     chosen: &SelectedEndpoint,
@@ -61,7 +68,7 @@ async fn open(
     impl Drop for AbandonGuard<'_> {
         fn drop(&mut self) {
             if self.1 {
-                self.0.close(Some(ProxyError::UpstreamRefused));
+                self.0.abandon();
             }
         }
     }

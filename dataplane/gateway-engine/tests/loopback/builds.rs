@@ -59,6 +59,7 @@ fn large(of: &str) -> Vec<Resource> {
             matches: all,
             filters: None,
             attempts: None,
+            faults: None,
             action: RouteAction::Refuse {
                 status: CHANGED,
                 reason: "changed".into(),

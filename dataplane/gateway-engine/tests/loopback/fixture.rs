@@ -137,6 +137,7 @@ pub(crate) fn route(
         matches: vec![http],
         filters: None,
         attempts: None,
+        faults: None,
         action,
     })
 }

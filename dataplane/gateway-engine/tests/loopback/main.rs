@@ -10,6 +10,7 @@ mod builds;
 mod closed;
 mod credit;
 mod exchanges;
+mod faults;
 mod fidelity;
 mod filters;
 mod grpc;

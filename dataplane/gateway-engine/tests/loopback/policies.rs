@@ -703,6 +703,8 @@ async fn open_requests_are_reauthorized_when_policies_change() {
         AuthorizationAction::Deny,
         vec![path(&["/other"])],
     )]);
+    // Open requests are authorized again every 100 ms: these policies must decide before the next
+    // ones replace them.
     tokio::time::sleep(Duration::from_millis(300)).await;
     // The POST's head was not retained, because there were no policies when its body came. Its path
     // is unknown, so it is closed.

@@ -404,12 +404,14 @@ async fn one_tenant_at_many_times_its_share_delays_no_other() {
             tokio::spawn(greedy_client(web, until))
         })
         .collect();
+    // The requests of the greedy clients are queued before the others ask.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let (mut asked, mut times) = (0, Vec::new());
     for round in 0..2 {
         for address in &addresses[1..] {
             asked += 1;
             times.extend(time_of_request(*address).await);
+            // Later requests would not compete with those of the greedy clients, which end then.
             if Instant::now() > until - Duration::from_millis(300) {
                 break;
             }

@@ -33,6 +33,7 @@ use crate::client::HttpClient;
 use crate::fixture::{
     EngineSetup, GatewayFixture, TENANT, key, pod, prefix, route, service_with_id, tenant,
 };
+use crate::http2;
 use crate::origin::{OriginServer, Peer};
 
 /// The replica's underlay address, and its source address for IPv6.
@@ -373,6 +374,38 @@ fn clients_of_a_gateway_are_routed_by_host_and_have_no_name() {
     });
 }
 
+/// Gateway API: a listener for HTTP takes gRPC clients, which begin with HTTP/2 at once.
+#[test]
+fn grpc_clients_of_a_gateway_are_routed_and_refused_by_host() {
+    let net = TierNetns::new();
+    net.run(|| async {
+        let at = SocketAddr::new(POD.parse().unwrap(), 8080);
+        let _origins = origins(&net, at).await;
+        let replica = ReplicaFixture::new(TunnelProtocol::None, at);
+        replica.fixture.apply(gateway());
+        let client = http2::connect_to(service_address(GATEWAY, 80)).await;
+        for (host, expected) in [
+            ("shop.example.com", None),
+            ("other.example.com", Some("12")),
+            ("shop.closed.example.com", Some("12")),
+        ] {
+            let request = http::Request::builder()
+                .method("POST")
+                .uri(format!("http://{host}/shop.Cart/Add"))
+                .header("content-type", "application/grpc")
+                .body(())
+                .unwrap();
+            let mut client = client.clone().ready().await.unwrap();
+            let (response, _) = client.send_request(request, true).unwrap();
+            let (parts, body) = response.await.unwrap().into_parts();
+            let status = parts.headers.get("grpc-status");
+            let status = status.map(|status| status.to_str().unwrap());
+            assert_eq!((parts.status.as_u16(), status), (200, expected), "{host}");
+            assert_eq!(body.is_end_stream(), expected.is_some(), "{host}");
+        }
+    });
+}
+
 #[test]
 fn marks_distinguish_overlapping_endpoints_of_plain_connections() {
     for (at, own) in [(POD, OWN.to_string()), (POD6, OWN6.to_string())] {
@@ -491,8 +524,8 @@ fn tunnels_reach_only_the_service_of_their_listener() {
             (WEB[0], "10.96.0.1:81", 503, "unknown_port", 1.0),
         ] {
             match replica.get(TENANT, id, authority).await {
-                Err(HboneError::Refused { status: given, .. }) => {
-                    assert_eq!(given, status, "{authority}")
+                Err(HboneError::Refused { status: actual, .. }) => {
+                    assert_eq!(actual, status, "{authority}")
                 }
                 other => panic!("{authority}: {other:?}"),
             }
@@ -691,6 +724,7 @@ fn only_connections_of_moved_buckets_are_asked_to_leave() {
             };
             let stream = sys::connect(None, address, &options).await.unwrap();
             let bucket = tier::bucket(stream.local_addr().unwrap(), port, web);
+            // The call of `rebalance` below moves buckets 0 to 63 of WEB[0], one by each bit.
             held.push((
                 n < 16 && bucket < 64,
                 HttpClient {

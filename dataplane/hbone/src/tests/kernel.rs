@@ -193,6 +193,7 @@ async fn both_ends_are_the_kernels() {
 /// fails.
 async fn worn_connections_are_followed_by_others() {
     canal_tls::testing::set_records_max(Some(400));
+    // A kernel that can replace keys lets a connection serve beyond the limit of its keys.
     let wear = !canal_tls::kernel_rekeys();
     let fixture = RemoteKeyFixture::new().await;
     let (server, _) = fixture.pair(BOB, KeyLocation::KeyServer);

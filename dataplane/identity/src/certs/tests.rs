@@ -588,6 +588,7 @@ async fn remote_and_component_keys_are_on_no_disk() {
     let _alice = source.credential(&identity(ALICE));
     until("it is requested", || fixture.requests.load(Relaxed) > asked).await;
     source.forget(&identity(ALICE));
+    // The controller answers after 300 ms.
     tokio::time::sleep(Duration::from_millis(600)).await;
     assert_eq!(std::fs::read_dir(fixture.certs()).unwrap().count(), 0);
 }

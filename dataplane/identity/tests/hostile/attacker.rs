@@ -347,6 +347,7 @@ pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
         for m in messages(&mut pending) {
             transcript.extend_from_slice(&m);
             match (m[0], &opening.second) {
+                // A HelloRetryRequest is a ServerHello with a fixed random (RFC 8446 §4.1.3).
                 (SERVER_HELLO, second) if m[6..38] == RETRY => {
                     transcript = [rolled_up(&opening.hello), m].concat();
                     if let Some(second) = second {
@@ -415,6 +416,8 @@ pub(crate) async fn ambush<IO: AsyncRead + AsyncWrite + Unpin>(
     };
     script(fixture, &mut flight);
     let transcript = flight.transcript.clone();
+    // The client protects its Finished with keys of the handshake, and what follows with keys of
+    // application data. Whichever opens a record is the right one.
     let mut client_keys: Vec<RecordDirection> = Vec::new();
     if let Some(schedule) = &flight.schedule {
         client_keys = vec![

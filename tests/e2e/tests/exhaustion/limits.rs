@@ -272,8 +272,12 @@ fn each_full_limit_refuses_its_holder_and_no_other() {
 
 /// Shares that another test fills, because that needs more than a few hundred connections or
 /// objects, and the file of that test.
-const FILLED_ELSEWHERE: [(ShareKind, &str); 16] = [
+const FILLED_ELSEWHERE: [(ShareKind, &str); 17] = [
     (ShareKind::GatewayBufferBytes, "dataplane/hbone/src/flow.rs"),
+    (
+        ShareKind::GatewayDelayedRequests,
+        "dataplane/gateway-engine/tests/loopback/faults.rs",
+    ),
     (
         ShareKind::GatewayBodyBytes,
         "dataplane/gateway-engine/tests/loopback/authorizers.rs",

@@ -197,13 +197,13 @@ async fn clients_present_certificates_as_the_terms_require() {
         KeyName::File("alpha/shop/web".parse().unwrap()),
     );
     for (clients, shows, want) in cases {
-        let here = Terminator::new(
+        let local = Terminator::new(
             terms(clients),
             Credential::fixed(shop(&fixture.ca, false)),
             view.clone(),
         );
-        let there = Terminator::signed(terms(clients), signed.clone(), view.clone());
-        for terminator in [here, there] {
+        let remote = Terminator::signed(terms(clients), signed.clone(), view.clone());
+        for terminator in [local, remote] {
             let (_c, s) = meet(&terminator, browser(&fixture.ca, shows, |_| {}, None)).await;
             let got = s
                 .map(|s| s.peer.map(|(p, _)| p.identity.to_string()))
@@ -349,13 +349,13 @@ async fn certificates_and_signatures_are_of_one_key() {
         fixture.store.view(&"alpha".parse().unwrap()),
     );
     let config = browser(&fixture.ca, None, |_| {}, None);
-    let shake = async || meet(&terminator, config.clone()).await.1;
+    let handshake = async || meet(&terminator, config.clone()).await.1;
     // The near server does not answer the first request for certificates, and answers from then on.
     fixture.near.set_behavior(FakeBehavior::Mute);
-    shake().await.unwrap();
+    handshake().await.unwrap();
     fixture.near.set_behavior(FakeBehavior::Well);
     let asked = fixture.near.request_count();
-    shake().await.unwrap();
+    handshake().await.unwrap();
     assert_eq!(
         fixture.near.request_count(),
         asked,
@@ -371,15 +371,15 @@ async fn certificates_and_signatures_are_of_one_key() {
     };
     // If a server loses a key, exactly one handshake fails.
     fixture.far.set_behavior(FakeBehavior::Mute);
-    refused(shake().await.unwrap_err());
+    refused(handshake().await.unwrap_err());
     assert_eq!(other_key(), 1);
-    shake().await.unwrap();
+    handshake().await.unwrap();
     fixture.far.set_behavior(FakeBehavior::Well);
-    shake().await.unwrap();
+    handshake().await.unwrap();
     fixture.near.hold("alpha/shop/web", shop(&fixture.ca, true));
-    refused(shake().await.unwrap_err());
+    refused(handshake().await.unwrap_err());
     assert_eq!(other_key(), 2);
-    shake().await.unwrap();
+    handshake().await.unwrap();
 }
 
 #[tokio::test]
