@@ -4,6 +4,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     tonic_prost_build::configure()
         .btree_map(".canal.program.v1")
+        // It contains a private key.
+        .skip_debug([".canal.program.v1.ListenerCertificate"])
         .compile_protos(
             &[
                 "proto/discovery.proto",

@@ -81,6 +81,7 @@ fn ingress(
             routes: RouteTable::new(rules.remove(&gateway.service).unwrap_or_default()),
             service: gateway.service.clone(),
             addresses: gateway.addresses.clone(),
+            certificates: gateway.certificates.clone(),
             id: ingress.ids.get(&gateway.service).copied(),
         }
     });

@@ -2,13 +2,15 @@
 //! clients outside the mesh connect; its listeners say which hosts they may ask for, and these which
 //! routes apply. `oracle_ingress` defines the meaning.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
-use canal_model::ids::{ServiceId, ServiceKey};
-use canal_model::ingress::{Listener, ListenerProtocol};
-use canal_model::program::{HttpMatch, IngressGateway, IngressListener, RouteRule, VirtualHost};
+use canal_model::ids::{SecretKey, ServiceId, ServiceKey};
+use canal_model::ingress::{GatewayCertificates, Listener, ListenerProtocol};
+use canal_model::program::{
+    HttpMatch, IngressGateway, IngressListener, ListenerCertificate, RouteRule, VirtualHost,
+};
 use canal_model::route_table::RouteTable;
 
 use crate::text;
@@ -23,6 +25,8 @@ pub struct GatewayIr {
     /// Addresses that the Gateway requests; if there are none, it gets one.
     pub addresses: Vec<IpAddr>,
     pub listeners: Vec<ListenerIr>,
+    /// The certificates that open listeners for HTTPS name.
+    pub certificates: GatewayCertificates,
     /// Rules of all routes that are on a listener, in match order. Each applies on the virtual hosts
     /// that name its route.
     pub routes: RouteTable,
@@ -37,33 +41,74 @@ pub struct ListenerIr {
 }
 
 impl GatewayIr {
-    /// Returns the Gateway as gateway replicas serve it, and its rules. A port is served if one of
-    /// its listeners is for HTTP; the others of that port are closed. `None` if no port is served.
-    pub fn into_program(self) -> Option<(IngressGateway, RouteTable)> {
-        let is_http = |listener: &Listener| listener.protocol == ListenerProtocol::Http;
-        let served: BTreeSet<u16> = self
-            .listeners
-            .iter()
-            .filter(|it| is_http(&it.listener))
-            .map(|it| it.listener.port)
-            .collect();
-        let listeners = self.listeners.into_iter();
-        let listeners = listeners.filter(|it| served.contains(&it.listener.port));
-        let listeners: Vec<IngressListener> = listeners
-            .map(|it| IngressListener {
-                is_open: it.listener.closed.is_none() && is_http(&it.listener),
+    /// Returns the protocol of each port that is served: that of the port's open listeners, which
+    /// have one in common, or that of a closed one if none is open. Listeners of another protocol
+    /// are closed.
+    pub fn ports(&self) -> BTreeMap<u16, ListenerProtocol> {
+        let is_served = |it: &&Listener| {
+            matches!(
+                it.protocol,
+                ListenerProtocol::Http | ListenerProtocol::Https
+            )
+        };
+        let served = || {
+            self.listeners
+                .iter()
+                .map(|it| &it.listener)
+                .filter(is_served)
+        };
+        let open = served().filter(|it| it.closed.is_none());
+        let mut ports = BTreeMap::new();
+        for listener in open.chain(served()) {
+            let protocol = ports.entry(listener.port);
+            protocol.or_insert_with(|| listener.protocol.clone());
+        }
+        ports
+    }
+
+    /// Returns the Gateway as gateway replicas serve it, its certificates, and its rules. `None` if
+    /// no port is served.
+    pub fn into_program(self) -> Option<(IngressGateway, Vec<ListenerCertificate>, RouteTable)> {
+        let ports = self.ports();
+        let listeners = self.listeners.into_iter().filter_map(|it| {
+            let protocol = ports.get(&it.listener.port)?;
+            let is_open = it.listener.closed.is_none() && it.listener.protocol == *protocol;
+            let certificates = if is_open {
+                it.listener.certificates
+            } else {
+                Vec::new()
+            };
+            Some(IngressListener {
+                is_open,
                 name: it.listener.name,
                 port: it.listener.port,
                 host: it.listener.host,
+                certificates: (*protocol == ListenerProtocol::Https).then_some(certificates),
                 virtual_hosts: it.virtual_hosts,
             })
+        });
+        let listeners: Vec<IngressListener> = listeners.collect();
+        let id = self.id.filter(|_| !listeners.is_empty())?;
+        // A listener may have been closed after its certificates were found.
+        let named: BTreeSet<&SecretKey> = listeners
+            .iter()
+            .flat_map(|it| it.certificates.iter().flatten())
             .collect();
+        let certificates = self.certificates.into_iter();
+        let certificates = certificates.filter(|(secret, _)| named.contains(secret));
+        let certificates = certificates.map(|(secret, certificate)| ListenerCertificate {
+            gateway: self.service.clone(),
+            id,
+            secret,
+            certificate,
+        });
+        let certificates = certificates.collect();
         let gateway = IngressGateway {
             key: self.service,
-            id: self.id.filter(|_| !listeners.is_empty())?,
+            id,
             listeners,
         };
-        Some((gateway, self.routes))
+        Some((gateway, certificates, self.routes))
     }
 
     /// Iterates over the rules and matches of a virtual host in match order.
@@ -96,6 +141,9 @@ impl fmt::Display for GatewayIr {
             match &listener.closed {
                 Some(fault) => writeln!(f, " closed {}: {}", fault.reason.as_str(), fault.problem)?,
                 None => writeln!(f)?,
+            }
+            for (namespace, name) in &listener.certificates {
+                writeln!(f, "    certificate {namespace}/{name}")?;
             }
             for host in virtual_hosts {
                 writeln!(f, "    host {}", text::host(host.host.as_ref()))?;

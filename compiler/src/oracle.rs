@@ -21,12 +21,14 @@ use canal_model::program::{
     RouteKey, RouteRule, TextMatch, ValueMatch, Workload,
 };
 use canal_model::route_attempts::AttemptPolicy;
+use canal_model::route_cors::CorsPolicy;
 use canal_model::route_faults::FaultPolicy;
 
 use crate::ir::Ir;
 use crate::pattern;
 use canal_oracle::answers::{self, OracleAnswer};
 use canal_oracle::authorization::routing_path;
+use canal_oracle::cors::{self, OracleCors};
 use canal_oracle::filters::{self, ForwardedRequest};
 
 /// The parts of a request that routing uses.
@@ -58,6 +60,7 @@ pub enum RoutingVerdict {
         backends: Vec<Backend>,
         attempts: Option<Box<AttemptPolicy>>,
         faults: Option<Box<FaultPolicy>>,
+        cors: Option<Box<CorsPolicy>>,
     },
     /// The gateway answers the request itself. It is authorized by
     /// [`canal_oracle::authorization::is_for_answers`]. `None`: the redirect's path gets a dot
@@ -96,6 +99,7 @@ pub(crate) fn verdict_of(
             backends: backends.clone(),
             attempts: rule.attempts.clone(),
             faults: rule.faults.clone(),
+            cors: rule.cors.clone(),
         },
         RouteAction::Answer(answer) => RoutingVerdict::Answer {
             rule: rule.key.clone(),
@@ -128,6 +132,19 @@ pub fn forwarded(ir: &Ir, request: &OracleRequest) -> Option<ForwardedRequest> {
         return None;
     };
     filters::forwarded(rule.filters.as_deref(), &http.path, sent(request))
+}
+
+/// Returns what the cross-origin policy of the deciding rule does with a request; `None` without a
+/// policy.
+pub fn cors(ir: &Ir, request: &OracleRequest) -> Option<OracleCors> {
+    let (rule, _) = find(ir, request).ok()?;
+    let policy = rule.cors.as_deref()?;
+    let headers: Vec<_> = request
+        .headers
+        .iter()
+        .map(|(name, value)| (name.to_ascii_lowercase(), value.clone()))
+        .collect();
+    Some(cors::decide(policy, &request.method, &headers, regex_holds))
 }
 
 /// Returns the parts of a request that filters and answers depend on.

@@ -2,6 +2,13 @@
 //! clients outside the mesh. It knows no target; [`crate::oracle`] defines what a match means.
 //!
 //! The rules, which every faster implementation must follow:
+//! - A port is for HTTP or for HTTPS, as its open listeners are; if none is open, as the first one
+//!   for either is. A port for HTTPS resets a connection without TLS.
+//! - A TLS handshake belongs to one listener: the one with the most specific host that matches the
+//!   client's server name. Without a server name, only a listener for any host matches. The
+//!   handshake fails if there is none, or if it is closed.
+//! - A request on a connection with TLS that belongs to another listener than the connection gets
+//!   421.
 //! - A request belongs to one listener of the port that it arrived at: the one with the most
 //!   specific host that matches. A closed listener keeps its host, so that no other listener answers
 //!   for it.
@@ -14,7 +21,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use canal_model::ids::ServiceKey;
-use canal_model::ingress::{ListenerFault, host_order};
+use canal_model::ingress::{ListenerFault, ListenerProtocol, host_order};
 use canal_model::program::{HostMatch, HttpMatch, RouteRule};
 
 use crate::ir::Ir;
@@ -26,8 +33,17 @@ use crate::oracle::{
 /// The decision about a request that arrived at a Gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IngressVerdict {
-    /// No listener has the port: the connection is refused.
+    /// No listener for HTTP or HTTPS has the port: the connection is refused.
     NoListener,
+    /// The port is for HTTPS and the connection is in plaintext, or the other way round: no request
+    /// is read.
+    WrongTransport,
+    /// No listener of the port has the connection's server name: the handshake fails.
+    NoServerName,
+    /// The listener of the server name is closed: the handshake fails.
+    ClosedToHandshakes(Arc<ListenerFault>),
+    /// The request belongs to another listener than its connection: 421.
+    Misdirected,
     /// No listener of the port has the request's host: 404.
     NoHost,
     /// The listener of the host is closed: 404.
@@ -38,6 +54,14 @@ pub enum IngressVerdict {
         listener: String,
         verdict: RoutingVerdict,
     },
+}
+
+/// How a client connects to a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ArrivalTransport<'a> {
+    Plaintext,
+    /// TLS with this server name (SNI), if the client sends one.
+    Tls(Option<&'a str>),
 }
 
 /// Returns the Gateway that has an address, if a Gateway requests it.
@@ -56,24 +80,32 @@ pub fn gateway_of<'a>(ir: &'a Ir, service: &ServiceKey) -> Option<&'a GatewayIr>
 
 /// Returns the decision about a request. `request.service` has no meaning here: `gateway` is what
 /// the client connected to, at `request.port`.
-pub fn decide(gateway: &GatewayIr, request: &OracleRequest) -> IngressVerdict {
-    let on_port = || {
-        gateway
-            .listeners
-            .iter()
-            .filter(|it| it.listener.port == request.port)
-    };
-    if on_port().next().is_none() {
+pub fn decide(
+    gateway: &GatewayIr,
+    transport: ArrivalTransport<'_>,
+    request: &OracleRequest,
+) -> IngressVerdict {
+    let Some(protocol) = protocol_of(gateway, request.port) else {
         return IngressVerdict::NoListener;
-    }
+    };
     let host = normal_host(&request.host);
-    let chosen = on_port()
-        .filter(|it| is_for(it.listener.host.as_ref(), &host))
-        .min_by_key(|it| {
-            // A listener whose host is broken has none, and closes no other one.
-            let is_closed = it.listener.closed.is_some();
-            (host_order(it.listener.host.as_ref()), is_closed)
-        });
+    let chosen = listener_for(gateway, request.port, &host);
+    match (transport, protocol) {
+        (ArrivalTransport::Plaintext, ListenerProtocol::Http) => {}
+        (ArrivalTransport::Tls(name), ListenerProtocol::Https) => {
+            let name = normal_host(name.unwrap_or_default());
+            let Some(own) = listener_for(gateway, request.port, &name) else {
+                return IngressVerdict::NoServerName;
+            };
+            if let Some(fault) = &own.listener.closed {
+                return IngressVerdict::ClosedToHandshakes(fault.clone());
+            }
+            if chosen.is_some_and(|chosen| chosen.listener.name != own.listener.name) {
+                return IngressVerdict::Misdirected;
+            }
+        }
+        _ => return IngressVerdict::WrongTransport,
+    }
     let Some(chosen) = chosen else {
         return IngressVerdict::NoHost;
     };
@@ -87,6 +119,30 @@ pub fn decide(gateway: &GatewayIr, request: &OracleRequest) -> IngressVerdict {
             None => RoutingVerdict::NoRule,
         },
     }
+}
+
+/// Returns what a port is for: HTTP or HTTPS.
+fn protocol_of(gateway: &GatewayIr, port: u16) -> Option<&ListenerProtocol> {
+    let listeners = gateway.listeners.iter().map(|it| &it.listener);
+    let served = listeners.filter(|it| {
+        let is_served = !matches!(it.protocol, ListenerProtocol::Other(_));
+        it.port == port && is_served
+    });
+    // The minimum is the first one of several.
+    let chosen = served.min_by_key(|it| it.closed.is_some());
+    chosen.map(|it| &it.protocol)
+}
+
+/// Returns the listener of a port with the most specific host that matches a name.
+fn listener_for<'a>(gateway: &'a GatewayIr, port: u16, name: &str) -> Option<&'a ListenerIr> {
+    let listeners = gateway.listeners.iter();
+    let matching =
+        listeners.filter(|it| it.listener.port == port && is_for(it.listener.host.as_ref(), name));
+    matching.min_by_key(|it| {
+        // A listener whose host is broken has none, and closes no other one.
+        let is_closed = it.listener.closed.is_some();
+        (host_order(it.listener.host.as_ref()), is_closed)
+    })
 }
 
 fn is_for(written: Option<&HostMatch>, host: &str) -> bool {

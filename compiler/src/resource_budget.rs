@@ -3,6 +3,7 @@
 //! Start at [`ResourceBudget`].
 
 use canal_model::authorization::{AttributeMatch, Authentication, Authorization};
+use canal_model::certificate::ServingCertificate;
 use canal_model::program::{EndpointPort, HostMatch, RouteRule, Workload};
 
 use crate::route_weight::RouteWeights;
@@ -118,6 +119,11 @@ impl ResourceBudget {
                 .map(String::len)
                 .sum(),
         )
+    }
+
+    /// Counts a certificate of a Gateway's listeners. Returns false if compiling must stop.
+    pub(crate) fn add_certificate(&mut self, certificate: &ServingCertificate) -> bool {
+        self.add_resource(certificate.bytes())
     }
 
     /// Returns the bytes that further resources may take.

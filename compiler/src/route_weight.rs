@@ -10,6 +10,7 @@ use canal_model::program::{
     BackendTarget, HostMatch, HttpMatch, PathMatch, RouteAction, RouteRule, TextMatch,
 };
 use canal_model::route_attempts::AttemptPolicy;
+use canal_model::route_cors::{CorsList, CorsPolicy, OriginHost, OriginMatch};
 use canal_model::route_faults::FaultPolicy;
 use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteAnswer, RouteFilters};
 
@@ -69,6 +70,7 @@ impl RouteWeights {
             + action_bytes(&rule.action)
             + rule.filters.as_deref().map_or(0, filter_bytes)
             + rule.attempts.as_deref().map_or(0, attempt_bytes)
+            + rule.cors.as_deref().map_or(0, cors_bytes)
             + rule
                 .faults
                 .as_deref()
@@ -156,6 +158,27 @@ fn filter_bytes(filters: &RouteFilters) -> u64 {
 fn attempt_bytes(attempts: &AttemptPolicy) -> u64 {
     let statuses = attempts.retries.as_ref().map_or(0, |it| it.statuses.len());
     field_bytes(size_of::<AttemptPolicy>() + statuses * size_of::<u16>())
+}
+
+fn cors_bytes(policy: &CorsPolicy) -> u64 {
+    let list = |list: &CorsList| match list {
+        CorsList::Listed(names) => names.len(),
+        CorsList::Unnamed | CorsList::Requested => 0,
+    };
+    let exposed = policy.exposed.as_ref().map_or(0, String::len);
+    let names = list(&policy.methods) + list(&policy.headers) + exposed;
+    let origins = policy.origins.iter().map(|origin| match origin {
+        OriginMatch::Any => 0,
+        OriginMatch::Exact(text) | OriginMatch::Prefix(text) => field_bytes(text.len()),
+        OriginMatch::Regex(pattern) => {
+            field_bytes(pattern.len()) + states_bytes(pattern) + AUTOMATON_BYTES
+        }
+        OriginMatch::Host { host, .. } => field_bytes(match host {
+            OriginHost::Any => 0,
+            OriginHost::Exact(text) | OriginHost::Suffix(text) => text.len(),
+        }),
+    });
+    field_bytes(size_of::<CorsPolicy>() + names) + origins.sum::<u64>()
 }
 
 fn path_len(path: Option<&PathRewrite>) -> usize {

@@ -5,15 +5,16 @@ use std::fmt::Display;
 
 use canal_model::program::{
     AppProtocol, Backend, BackendTarget, DirectAudience, DirectEndpoint, GatewayAddress,
-    GatewayReplica, HostMatch, HttpMatch, IngressGateway, Node, OutboundTrafficPolicy, PathMatch,
-    PolicyPaths, RateLimit, Replica, Resource, RouteAction, RouteKey, RouteObject, RouteRule,
-    Service, ServicePort, Tenant, TextMatch, Throttle, TunnelProtocol, UpstreamPool, ValueMatch,
-    Workload,
+    GatewayReplica, HostMatch, HttpMatch, IngressGateway, ListenerCertificate, Node,
+    OutboundTrafficPolicy, PathMatch, PolicyPaths, RateLimit, Replica, Resource, RouteAction,
+    RouteKey, RouteObject, RouteRule, Service, ServicePort, Tenant, TextMatch, Throttle,
+    TunnelProtocol, UpstreamPool, ValueMatch, Workload,
 };
 use canal_model::request_fraction::RequestFraction;
 use canal_model::route_attempts::{
     AttemptPolicy, BackoffJitter, RetryBackoff, RouteTimeouts, TimeoutSpan,
 };
+use canal_model::route_cors::{CorsDialect, CorsList, CorsPolicy, OriginHost, OriginMatch};
 use canal_model::route_faults::{AbortStatus, FaultPolicy};
 use canal_model::route_filters::{HeaderModifier, PathRewrite, RedirectPort, RouteAnswer};
 
@@ -31,6 +32,7 @@ pub fn resource(resource: &Resource) -> String {
         .concat()
         .join("\n"),
         Resource::Ingress(it) => ingress(it),
+        Resource::ListenerCertificate(it) => listener_certificate(it),
         Resource::Workload(it) => workload(it),
         Resource::Route(it) => route(it),
         Resource::Node(it) => node(it),
@@ -95,7 +97,11 @@ fn ingress(gateway: &IngressGateway) -> String {
     for listener in &gateway.listeners {
         let state = if listener.is_open { "open" } else { "closed" };
         let (name, port, of) = (&listener.name, listener.port, host(listener.host.as_ref()));
-        text += &format!("\n  listener {name} {port} for {of} {state}");
+        let protocol = listener.certificates.as_ref().map_or("", |_| " https");
+        text += &format!("\n  listener {name} {port}{protocol} for {of} {state}");
+        for (namespace, secret) in listener.certificates.iter().flatten() {
+            text += &format!("\n    certificate {namespace}/{secret}");
+        }
         for virtual_host in &listener.virtual_hosts {
             let routes = virtual_host.routes.iter();
             let routes: Vec<String> = routes.map(route_object).collect();
@@ -113,6 +119,16 @@ fn route_object(route: &RouteObject) -> String {
         kind,
     } = route;
     format!("{kind}/{namespace}/{name}")
+}
+
+/// The text shows nothing of the key, not even a digest.
+fn listener_certificate(it: &ListenerCertificate) -> String {
+    let (namespace, name) = &it.secret;
+    format!(
+        "certificate {namespace}/{name} of {} for {}",
+        it.gateway,
+        list(&it.certificate.names)
+    )
 }
 
 pub(crate) fn throttle(throttle: &Throttle) -> String {
@@ -364,7 +380,10 @@ fn condition(what: &str, condition: &ValueMatch) -> String {
 
 /// Formats all that a rule does with its requests beside its action, with a comma before each.
 pub fn effects(rule: &RouteRule) -> String {
-    filters(rule) + &attempts(rule.attempts.as_deref()) + &faults(rule.faults.as_deref())
+    filters(rule)
+        + &attempts(rule.attempts.as_deref())
+        + &faults(rule.faults.as_deref())
+        + &cors(rule.cors.as_deref())
 }
 
 /// Formats the filters of a rule, with a comma before each; returns an empty text for none.
@@ -451,6 +470,49 @@ pub fn faults(policy: Option<&FaultPolicy>) -> String {
         text += &format!(", abort with {status} for {}", percent(abort.fraction));
     }
     text
+}
+
+/// Formats cross-origin resource sharing, with a comma before it; returns an empty text for none.
+pub fn cors(policy: Option<&CorsPolicy>) -> String {
+    let Some(policy) = policy else {
+        return String::new();
+    };
+    let origins = policy.origins.iter().map(|origin| match origin {
+        OriginMatch::Any => "any".to_owned(),
+        OriginMatch::Exact(text) => format!("= {text:?}"),
+        OriginMatch::Prefix(text) => format!("from {text:?}"),
+        OriginMatch::Regex(pattern) => format!("~ {pattern:?}"),
+        OriginMatch::Host { scheme, host, port } => {
+            let host = match host {
+                OriginHost::Any => "*".to_owned(),
+                OriginHost::Exact(name) => name.clone(),
+                OriginHost::Suffix(end) => format!("*{end}"),
+            };
+            format!("{}://{host}:{port}", scheme.text())
+        }
+    });
+    let mut text = format!(", origins {}", list(&origins.collect::<Vec<_>>()));
+    for (what, names) in [("methods", &policy.methods), ("headers", &policy.headers)] {
+        text += &match names {
+            CorsList::Unnamed => String::new(),
+            CorsList::Requested => format!(" {what} as requested"),
+            CorsList::Listed(names) => format!(" {what} {names}"),
+        };
+    }
+    if let Some(names) = &policy.exposed {
+        text += &format!(" exposed {names}");
+    }
+    if let Some(seconds) = policy.max_age {
+        text += &format!(" for {seconds}s");
+    }
+    if policy.credentials {
+        text += " with credentials";
+    }
+    text + match policy.dialect {
+        CorsDialect::GatewayApi => "",
+        CorsDialect::IstioForward => ", other preflights forwarded",
+        CorsDialect::IstioIgnore => ", other preflights answered",
+    }
 }
 
 fn percent(fraction: RequestFraction) -> String {

@@ -5,12 +5,16 @@
 //! - `#with NAME` puts `_NAME.yaml` before the file.
 //! - `#? METHOD SERVICE:PORT HOST TARGET [header:value …]` is a request for the oracle; its
 //!   decision is golden too.
-//! - `#> METHOD GATEWAY:PORT HOST TARGET [header:value …]` is a request by a client outside the mesh;
+//! - `#> METHOD GATEWAY:PORT[,SNI] HOST TARGET [header:value …]` is a request by a client outside the mesh;
 //!   GATEWAY is a Gateway's namespace and name, or an address that it requests.
 //! - `#! FROM SERVICE:PORT [name=value …]` explains a request on its whole path. FROM is an
 //!   identity `NAMESPACE/ACCOUNT` or `spiffe://…`, the address of a client without one, or `-`.
+//! - `$CERTIFICATE(NAME)` and `$KEY(NAME)` stand for a certificate for the host and its key, in
+//!   base64 of PEM.
 //! - `#jwks URI KEYS` is a key set that the controller has fetched.
 
+#[path = "golden/certificates.rs"]
+mod certificates;
 #[path = "golden/ingress.rs"]
 mod ingress;
 #[path = "golden/journey.rs"]
@@ -241,6 +245,7 @@ impl GoldenCase {
             case.arrivals
                 .extend(line.strip_prefix("#> ").map(str::to_owned));
         }
+        let own = certificates::fill_in(&own);
         case.add(&path.file_name().unwrap().to_string_lossy(), &own);
         let keys = service_keys(&case.tenant, &case.documents);
         case.ids = keys
@@ -343,10 +348,12 @@ fn verdict_text(ir: &Ir, verdict: RoutingVerdict) -> String {
             backends,
             attempts,
             faults,
+            cors,
         } => {
             let attempts = text::attempts(attempts.as_deref());
             let faults = text::faults(faults.as_deref());
-            let mut shares = format!("{} {}{attempts}{faults}", rule.kind, rule.rule);
+            let cors = text::cors(cors.as_deref());
+            let mut shares = format!("{} {}{attempts}{faults}{cors}", rule.kind, rule.rule);
             for backend in &backends {
                 let able: Vec<String> = endpoints(ir, &backend.target)
                     .iter()

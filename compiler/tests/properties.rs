@@ -79,6 +79,7 @@ fn decide_by_resources(resources: &[Resource], sent: &OracleRequest) -> RoutingV
             backends,
             attempts: winner.attempts.clone(),
             faults: winner.faults.clone(),
+            cors: winner.cors.clone(),
         },
         RouteAction::Answer(answer) => RoutingVerdict::Answer {
             rule,

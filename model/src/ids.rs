@@ -337,6 +337,9 @@ impl fmt::Display for Generation {
     }
 }
 
+/// Namespace and name of a Secret.
+pub type SecretKey = (Namespace, ObjectName);
+
 /// Identifies one service across tenants; written `tenant/namespace/name`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ServiceKey {

@@ -7,7 +7,8 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::ids::{Namespace, ObjectName, ServiceKey, TenantName};
+use crate::certificate::ServingCertificate;
+use crate::ids::{Namespace, ObjectName, SecretKey, ServiceKey, TenantName};
 use crate::program::HostMatch;
 
 /// Ends the name of a Gateway's service. A Service's own name is one label, so the two never clash.
@@ -43,9 +44,14 @@ pub struct Listener {
     /// Host of the requests that the listener takes; `None` means any that no other listener of the
     /// port takes.
     pub host: Option<HostMatch>,
+    /// Secrets with the certificates of a listener for HTTPS, in the order in which it names them.
+    pub certificates: Vec<SecretKey>,
     /// The reason why the listener takes no requests, if it takes none.
     pub closed: Option<Arc<ListenerFault>>,
 }
+
+/// The certificates of a Gateway's listeners.
+pub type GatewayCertificates = BTreeMap<SecretKey, Arc<ServingCertificate>>;
 
 /// Protocols of listeners. Those that Canal does not serve are closed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,6 +94,10 @@ pub enum ListenerFaultReason {
     /// Another listener of the port has the same host.
     HostnameConflict,
     InvalidRouteKinds,
+    /// No reference of the listener leads to a usable certificate.
+    InvalidCertificateRef,
+    /// A Secret of another namespace, which no ReferenceGrant allows.
+    RefNotPermitted,
 }
 
 impl ListenerFaultReason {
@@ -101,6 +111,8 @@ impl ListenerFaultReason {
             Self::ProtocolConflict => "ProtocolConflict",
             Self::HostnameConflict => "HostnameConflict",
             Self::InvalidRouteKinds => "InvalidRouteKinds",
+            Self::InvalidCertificateRef => "InvalidCertificateRef",
+            Self::RefNotPermitted => "RefNotPermitted",
         }
     }
 }

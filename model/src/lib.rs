@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod authorization;
+pub mod certificate;
 pub mod diagnostic;
 pub mod fleet;
 pub mod identity;
@@ -17,6 +18,7 @@ pub mod principal;
 pub mod program;
 pub mod request_fraction;
 pub mod route_attempts;
+pub mod route_cors;
 pub mod route_faults;
 pub mod route_filters;
 pub mod route_table;

@@ -23,3 +23,11 @@ pub const WEIGHT_MAX: u32 = 1_000_000;
 /// Maximum number of listeners of one Gateway, those of its ListenerSets included (Gateway API
 /// allows 64 in each of these objects).
 pub const LISTENERS_PER_GATEWAY_MAX: usize = 512;
+/// Maximum number of certificates of one listener (Gateway API's TLSConfig.certificateRefs).
+pub const CERTIFICATES_PER_LISTENER_MAX: usize = 64;
+/// Maximum number of certificates in the chain of a listener's certificate.
+pub const SERVING_CHAIN_CERTIFICATES_MAX: usize = 10;
+/// Maximum length of a listener's certificate chain and key together, in bytes of PEM.
+pub const SERVING_CERTIFICATE_BYTES_MAX: usize = 64 << 10;
+/// Maximum number of host names of a listener's certificate.
+pub const SERVING_NAMES_MAX: usize = 256;

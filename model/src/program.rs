@@ -8,12 +8,14 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use crate::authorization::{Authentication, Authorization, Authorizer, PeerAuthentication};
+use crate::certificate::ServingCertificate;
 use crate::identity::SYSTEM_NAMESPACE;
 use crate::ids::{
-    AzName, BackendName, Namespace, NodeName, ObjectName, ReplicaName, ReplicaNumber,
+    AzName, BackendName, Namespace, NodeName, ObjectName, ReplicaName, ReplicaNumber, SecretKey,
     ServiceAccount, ServiceId, ServiceKey, TenantName, TrustDomain, Vni,
 };
 use crate::route_attempts::AttemptPolicy;
+use crate::route_cors::CorsPolicy;
 use crate::route_faults::FaultPolicy;
 use crate::route_filters::{RouteAnswer, RouteFilters};
 use crate::share::Shares;
@@ -148,6 +150,7 @@ resource_kinds! {
     Service(Service) = "Service", Traffic, OwnerColumn::Tenant(|s| &s.key.tenant), |s| s.key.to_string();
     /// A Gateway for clients outside the mesh, which is not a replica.
     Ingress(IngressGateway) = "IngressGateway", Traffic, OwnerColumn::Tenant(|g| &g.key.tenant), |g| g.key.to_string();
+    ListenerCertificate(ListenerCertificate) = "ListenerCertificate", Traffic, OwnerColumn::Tenant(|c| &c.gateway.tenant), ListenerCertificate::name;
     Workload(Workload) = "Workload", Traffic, OwnerColumn::Tenant(|w| &w.tenant), Workload::uid;
     Route(RouteRule) = "Route", Traffic, OwnerColumn::Tenant(|r| &r.key.tenant), |r| r.key.to_string();
     /// This resource and those up to `Throttle` belong to the cloud tier.
@@ -343,10 +346,34 @@ pub struct IngressListener {
     /// Host of the requests that the listener takes; `None` means any that no other listener of the
     /// port takes.
     pub host: Option<HostMatch>,
-    /// False if the listener answers all its requests with 404.
+    /// False if the listener answers all its requests with 404, or refuses all handshakes.
     pub is_open: bool,
+    /// Secrets with the certificates of a port for HTTPS; `None` on a port for HTTP. The listeners
+    /// of a port are all of one protocol.
+    pub certificates: Option<Vec<SecretKey>>,
     /// Hosts of the listener's routes as these name them, the most specific first.
     pub virtual_hosts: Vec<VirtualHost>,
+}
+
+/// A certificate of a Gateway's listeners with its key. Only replicas that serve the Gateway
+/// receive it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListenerCertificate {
+    /// The service that stands for the Gateway.
+    pub gateway: ServiceKey,
+    /// Id of the service that stands for the Gateway.
+    pub id: ServiceId,
+    /// The Secret that contains the certificate.
+    pub secret: SecretKey,
+    pub certificate: Arc<ServingCertificate>,
+}
+
+impl ListenerCertificate {
+    /// Returns the Gateway's key with namespace and name of the Secret.
+    pub fn name(&self) -> String {
+        let (namespace, name) = &self.secret;
+        format!("{}/{namespace}/{name}", self.gateway)
+    }
 }
 
 /// A host on a listener, and the routes that apply to requests for it.
@@ -520,6 +547,8 @@ pub struct RouteRule {
     pub attempts: Option<Box<AttemptPolicy>>,
     /// Faults that are injected into requests; `None` for nearly all rules.
     pub faults: Option<Box<FaultPolicy>>,
+    /// Cross-origin resource sharing; `None` for nearly all rules.
+    pub cors: Option<Box<CorsPolicy>>,
 }
 
 /// A host to match, lower case, without port.

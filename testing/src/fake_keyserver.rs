@@ -146,7 +146,7 @@ impl Drop for FakeKeyServer {
 impl Inner {
     async fn serve(&self, acceptor: TlsAcceptor, tcp: TcpStream) -> io::Result<()> {
         let mut stream = acceptor.accept(tcp).await?;
-        let (mut buffer, mut under_way) = (Vec::new(), HashMap::new());
+        let (mut buffer, mut handshakes) = (Vec::new(), HashMap::new());
         loop {
             if stream.read_buf(&mut buffer).await? == 0 {
                 return Ok(());
@@ -157,7 +157,7 @@ impl Inner {
             {
                 at += length;
                 self.answer(
-                    &mut under_way,
+                    &mut handshakes,
                     frame.id,
                     frame.request().expect("the client speaks the protocol"),
                     &mut out,
@@ -173,7 +173,7 @@ impl Inner {
 
     fn answer(
         &self,
-        under_way: &mut HashMap<u64, FakeHandshake>,
+        handshakes: &mut HashMap<u64, FakeHandshake>,
         id: u64,
         request: KeyRequest<'_>,
         out: &mut Vec<u8>,
@@ -200,7 +200,7 @@ impl Inner {
         match request {
             KeyRequest::Ping => encode_response(&KeyResponse::Pong, id, out),
             KeyRequest::Abandon => {
-                under_way.remove(&id);
+                handshakes.remove(&id);
                 self.abandoned.fetch_add(1, Relaxed);
             }
             KeyRequest::Begin(b) => {
@@ -208,13 +208,13 @@ impl Inner {
                     return unknown(id, out);
                 };
                 let expected: Arc<[Identity]> = b.expected.clone().into();
-                under_way.insert(
+                handshakes.insert(
                     id,
                     FakeHandshake::new(&certificate, b.role, &b.alpn, expected),
                 );
-                step(under_way, id, b.bytes, out);
+                step(handshakes, id, b.bytes, out);
             }
-            KeyRequest::More { bytes } => step(under_way, id, bytes, out),
+            KeyRequest::More { bytes } => step(handshakes, id, bytes, out),
             KeyRequest::Chain { key } => match self.find(&key) {
                 Some(certificate) => encode_response(
                     &KeyResponse::Certificates {
@@ -364,8 +364,9 @@ impl FakeHandshake {
     }
 }
 
-fn step(under_way: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out: &mut Vec<u8>) {
-    let Some(h) = under_way.get_mut(&id) else {
+fn step(handshakes: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out: &mut Vec<u8>) {
+    let Some(h) = handshakes.get_mut(&id) else {
+        // The handshake ended before these bytes came.
         return;
     };
     let taken = h.take(bytes);
@@ -383,7 +384,7 @@ fn step(under_way: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out:
             id,
             out,
         );
-        under_way.remove(&id);
+        handshakes.remove(&id);
         return;
     }
     if h.connection.is_handshaking() {
@@ -424,5 +425,5 @@ fn step(under_way: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out:
     encode_response(&KeyResponse::Done(done), id, out);
     // The guard borrows from the handshake, which is removed next.
     drop(secrets);
-    under_way.remove(&id);
+    handshakes.remove(&id);
 }

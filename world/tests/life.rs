@@ -325,8 +325,8 @@ fn pods_come_and_go_in_a_living_world() {
     let names = world.add_pod("alpha", &pod).expect("added");
     assert_eq!(names, ["alpha/shop/late-0", "alpha/shop/late-1"]);
     world.wait_ready(deadline(SOON)).expect("ready");
-    let there = world.host("late-1").expect("a pod").environment;
-    let to = format!("{}:8080", there.ip4.expect("an address"));
+    let late_pod = world.host("late-1").expect("a pod").environment;
+    let to = format!("{}:8080", late_pod.ip4.expect("an address"));
     assert_eq!(dial(&world, "late-0", &to), Ok("you are 10.1.1.4".into()));
     let again = world.add_pod("alpha", &pod).expect_err("twice").to_string();
     assert!(again.contains("exists already"), "{again}");
@@ -362,7 +362,7 @@ fn pods_come_and_go_in_a_living_world() {
     };
     assert!(listed());
     world.remove_pod("late-1").expect("removed");
-    assert!(!listed() && !there.netns.exists() && !there.cgroup.exists());
+    assert!(!listed() && !late_pod.netns.exists() && !late_pod.cgroup.exists());
     assert!(
         !world
             .dir()
@@ -381,7 +381,7 @@ fn pods_come_and_go_in_a_living_world() {
     world.add_pod("alpha", &back).expect("added");
     assert_eq!(
         world.host("back-0").expect("a pod").environment.ip4,
-        there.ip4
+        late_pod.ip4
     );
 }
 

@@ -277,7 +277,7 @@ mod tests {
         ] {
             let all = imports(sources.iter().copied());
             assert_eq!(
-                find_cycle(all).map(|road| road.join(" ")).as_deref(),
+                find_cycle(all).map(|cycle| cycle.join(" ")).as_deref(),
                 want,
                 "{sources:?}"
             );

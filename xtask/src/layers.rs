@@ -85,7 +85,7 @@ const ORDER: [(&str, &[&str]); 14] = [
 
 /// Pure crates: no sockets, no wall clock, no ambient randomness. Dependencies that would bring
 /// these are refused.
-const PURE: [(&str, &[&str]); 6] = [
+const PURE: [(&str, &[&str]); 7] = [
     (
         "canal-model",
         &["tokio", "rand", "socket2", "hyper", "tonic"],
@@ -96,6 +96,10 @@ const PURE: [(&str, &[&str]); 6] = [
     ),
     (
         "canal-attachment",
+        &["tokio", "rand", "socket2", "hyper", "tonic"],
+    ),
+    (
+        "canal-certificate",
         &["tokio", "rand", "socket2", "hyper", "tonic"],
     ),
     (

@@ -101,6 +101,7 @@ mod tests {
             filters: None,
             attempts: None,
             faults: None,
+            cors: None,
             action: RouteAction::Split(vec![]),
         };
         let services =

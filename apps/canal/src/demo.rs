@@ -5,6 +5,7 @@ pub(crate) mod canary;
 pub(crate) mod demo_world;
 pub(crate) mod fleet;
 pub(crate) mod hops;
+pub(crate) mod ingress;
 pub(crate) mod isolation;
 pub(crate) mod proxyless;
 pub(crate) mod replica_loss;
@@ -46,6 +47,10 @@ pub(crate) async fn play(world: &DemoWorld, screen: &mut DemoOutput) {
 
     let step = screen.begin("A tenant without node proxies: by DNS alone");
     let seen = proxyless::run(world).await;
+    screen.end(step, seen);
+
+    let step = screen.begin("A Gateway with HTTPS, reached by curl from outside the tenants");
+    let seen = ingress::run(world).await;
     screen.end(step, seen);
 
     let step = screen.begin("The gateway fleet changes under load: drain, undrain, replace");

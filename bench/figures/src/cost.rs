@@ -131,7 +131,7 @@ impl Flags {
             lb_us: self.lb_us.map_or_else(balancer, Ok)?,
             sessions: self.sessions.unwrap_or(count / replicas),
             tunnel_sessions: match self.tunnel_sessions {
-                Some(given) => given,
+                Some(sessions) => sessions,
                 None => number(measured, "/sessions/aggregated/underlay")? / replicas,
             },
             upstream: self.upstream.unwrap_or(inside / count - 1.0),

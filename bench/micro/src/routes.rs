@@ -147,6 +147,7 @@ impl RuleSet {
             filters: None,
             attempts: None,
             faults: None,
+            cors: None,
             action: RouteAction::Split(vec![Backend {
                 weight: 1,
                 target: BackendTarget::Service {

@@ -134,10 +134,10 @@ impl NetnsPair {
         };
         // The value exists before this returns, so that everything created is removed.
         made?;
-        for way in [SocketPath::Bare, SocketPath::Device, SocketPath::Redirector] {
-            let (netns, redirector, sink) = receiver(way, &of(way.link().0))?;
+        for socket_path in [SocketPath::Bare, SocketPath::Device, SocketPath::Redirector] {
+            let (netns, redirector, sink) = receiver(socket_path, &of(socket_path.link().0))?;
             lab._redirectors.extend(redirector);
-            lab.receivers.push((way, netns, sink));
+            lab.receivers.push((socket_path, netns, sink));
         }
         Ok(lab)
     }
@@ -148,8 +148,8 @@ impl NetnsPair {
         sender: &str,
         names: &mut Vec<String>,
     ) -> anyhow::Result<()> {
-        for way in WAYS {
-            let (device, to) = way.link();
+        for socket_path in WAYS {
+            let (device, to) = socket_path.link();
             let receiver = of(device);
             run_ip(&format!("netns add {receiver}"))?;
             names.push(receiver.clone());
@@ -162,13 +162,13 @@ impl NetnsPair {
             run_ip(&format!("-n {receiver} route add default dev eth0"))?;
             run_ip(&format!("-n {sender} link set {device} mtu 1600 up"))?;
             // Bare packets go to the service itself.
-            let to = if way == SocketPath::Bare {
+            let to = if socket_path == SocketPath::Bare {
                 service()
             } else {
                 to
             };
             run_ip(&format!("-n {sender} route add {to}/32 dev {device}"))?;
-            let mac = if way == SocketPath::Nowhere {
+            let mac = if socket_path == SocketPath::Nowhere {
                 OTHER_MAC
             } else {
                 MAC
@@ -185,17 +185,17 @@ impl NetnsPair {
 /// buffer stays full, so that packets are dropped there. docs/glossary.md explains buckets, chains
 /// and tables.
 fn receiver(
-    way: SocketPath,
+    socket_path: SocketPath,
     name: &str,
 ) -> anyhow::Result<(Netns, Option<RedirectorPrograms>, UdpSocket)> {
     let path = std::path::PathBuf::from(format!("/run/netns/{name}"));
     let netns = Netns::open(&path)?;
-    let redirector = if way == SocketPath::Bare {
+    let redirector = if socket_path == SocketPath::Bare {
         run_ip(&format!("-n {name} route add local 240.0.0.0/8 dev lo"))?;
         netns.enter(|| std::fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "0"))??;
         None
     } else {
-        let (_, address) = way.link();
+        let (_, address) = socket_path.link();
         let (device, edge) = ("eth0".to_string(), EDGE);
         let netns = Some(path);
         let options = RedirectorOptions {
@@ -226,7 +226,7 @@ fn receiver(
             },
         )?;
         // This path is measured without the redirector, but needs the VXLAN device it created.
-        if way == SocketPath::Device {
+        if socket_path == SocketPath::Device {
             let out = Command::new("tc")
                 .args(["-n", name, "filter", "del", "dev", "eth0", "ingress"])
                 .output()
@@ -248,15 +248,15 @@ fn service() -> Ipv4Addr {
 }
 
 /// Returns the packets of a path with their destinations, one for each session.
-fn packets(way: SocketPath, bytes: usize) -> Vec<(Vec<u8>, SockAddr)> {
+fn packets(socket_path: SocketPath, bytes: usize) -> Vec<(Vec<u8>, SockAddr)> {
     let packet = |n: u16| {
         let client = (
             Ipv4Addr::new(10, 1, 1 + (n / 250) as u8, 2 + (n % 250) as u8),
             30_000 + n,
         );
         let inner = datagram(client, service(), bytes);
-        let (_, to) = way.link();
-        let (packet, to) = if way == SocketPath::Bare {
+        let (_, to) = socket_path.link();
+        let (packet, to) = if socket_path == SocketPath::Bare {
             (inner, service())
         } else {
             (in_tunnel((EDGE, TUNNEL_PORT + n % TUNNELS), to, &inner), to)
@@ -313,15 +313,15 @@ pub(crate) fn run(size: &MeasureTime, record: &FigureFile) -> anyhow::Result<()>
     let socket = lab
         .sender
         .enter(|| Socket::new(Domain::IPV4, Type::from(3), Some(Protocol::from(255))))??;
-    let all = WAYS.map(|way| packets(way, size.bytes.into()));
+    let all = WAYS.map(|socket_path| packets(socket_path, size.bytes.into()));
     let mut least = [f64::MAX; WAYS.len()];
     for _ in 0..size.turns {
-        for (at, way) in WAYS.into_iter().enumerate() {
+        for (at, socket_path) in WAYS.into_iter().enumerate() {
             send(&socket, &all[at], WARM)?;
             let receiver = lab
                 .receivers
                 .iter()
-                .find(|(of, ..)| *of == way)
+                .find(|(of, ..)| *of == socket_path)
                 .map(|(_, netns, _)| netns);
             let before = receiver.map(reached).transpose()?;
             least[at] = least[at].min(send(&socket, &all[at], size.packets)?);
@@ -329,7 +329,7 @@ pub(crate) fn run(size: &MeasureTime, record: &FigureFile) -> anyhow::Result<()>
                 let arrived = reached(netns)? - before;
                 if arrived != size.packets as u64 {
                     bail!(
-                        "{way:?}: {arrived} of {} packets reached the socket",
+                        "{socket_path:?}: {arrived} of {} packets reached the socket",
                         size.packets
                     );
                 }
@@ -351,14 +351,14 @@ fn print(
     println!("| way into the replica | CPU per packet, ns | beside none |");
     println!("|---|---|---|");
     println!("| {} | {nowhere:.0} | |", SocketPath::Nowhere.name());
-    for (way, ns) in [
+    for (socket_path, ns) in [
         (SocketPath::Bare, bare),
         (SocketPath::Device, device),
         (SocketPath::Redirector, redirector),
     ] {
         println!(
             "| {} | {:.0} | {:+.0} |",
-            way.name(),
+            socket_path.name(),
             ns - nowhere,
             ns - bare
         );

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod allowed;
+mod certificates;
 pub mod hostname;
 mod kinds;
 mod listeners;
@@ -17,7 +18,8 @@ use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::policy::Document;
 
 pub use allowed::SELECTOR_PARTS_MAX;
-pub use canal_model::limits::LISTENERS_PER_GATEWAY_MAX;
+pub use canal_model::limits::{CERTIFICATES_PER_LISTENER_MAX, LISTENERS_PER_GATEWAY_MAX};
+pub use certificates::{CERTIFICATE_BYTES_PER_TENANT_MAX, CERTIFICATES_PER_TENANT_MAX};
 pub use listeners::{
     COMPARISONS_PER_TENANT_MAX, CONTROLLER_NAME, DEFAULT_CLASS, GatewayListeners,
     LISTENERS_PER_TENANT_MAX, ListenerObjects, PlacedListener, TenantListeners, resolve,

@@ -8,16 +8,20 @@ use std::sync::Arc;
 use canal_model::diagnostic::Diagnostic;
 use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
 use canal_model::ingress::{
-    Listener, ListenerFault, ListenerFaultReason, ListenerProtocol, gateway_service,
+    GatewayCertificates, Listener, ListenerFault, ListenerFaultReason, ListenerProtocol,
+    gateway_service,
 };
 use canal_model::limits::LISTENERS_PER_GATEWAY_MAX;
+use canal_model::policy::gateway_api::ReferenceGrant;
 use canal_model::policy::kubernetes::NamespaceObject;
 use canal_model::policy::listeners::{
     AllowedRoutes, Gateway, GatewayClass, GatewayListener, ListenerSet,
 };
+use canal_model::policy::secret::Secret;
 use canal_model::policy::{ObjectKind, RejectedField};
 
 use crate::allowed::{AllowedNamespaces, NamespaceLabels};
+use crate::certificates::CertificateIndex;
 use crate::kinds::{KindHosts, ROUTE_KINDS};
 use crate::{DocumentReport, GROUP, Written, hostname, shorten};
 
@@ -47,6 +51,8 @@ pub struct ListenerObjects<'a> {
     pub gateways: Vec<Written<'a, Gateway>>,
     pub listener_sets: Vec<Written<'a, ListenerSet>>,
     pub namespaces: Vec<Written<'a, NamespaceObject>>,
+    pub secrets: Vec<Written<'a, Secret>>,
+    pub grants: Vec<Written<'a, ReferenceGrant>>,
     /// Whether the tenant has GRPCRoutes: only then can HTTPRoutes be in conflict with another kind.
     pub has_grpc_routes: bool,
 }
@@ -88,6 +94,8 @@ pub struct GatewayListeners {
     /// The Gateway's own listeners, then those of its ListenerSets; at most
     /// [`LISTENERS_PER_GATEWAY_MAX`].
     pub listeners: Vec<PlacedListener>,
+    /// The certificates that open listeners name.
+    pub certificates: GatewayCertificates,
     /// The reason why all listeners are closed, those of ListenerSets included, if they are.
     pub(crate) closed: Option<Arc<ListenerFault>>,
     /// Namespaces of the ListenerSets that may add listeners.
@@ -142,7 +150,10 @@ pub fn resolve(
         ..TenantListeners::default()
     };
     let classes = accepted_classes(objects, sink);
-    let mut left = LISTENERS_PER_TENANT_MAX;
+    let mut left = TenantQuota {
+        listeners: LISTENERS_PER_TENANT_MAX,
+        certificates: CertificateIndex::new(&objects.secrets, &objects.grants),
+    };
     for gateway in &objects.gateways {
         let mut report = DocumentReport {
             document: gateway.document,
@@ -164,6 +175,13 @@ pub fn resolve(
         resolved.listener_sets.insert(key, gateway);
     }
     resolved
+}
+
+/// What further listeners of a tenant may take.
+struct TenantQuota<'a> {
+    /// Number of further listeners.
+    listeners: usize,
+    certificates: CertificateIndex<'a>,
 }
 
 /// What a tenant's GatewayClasses mean: for each class of Canal's, the reason why its Gateways are
@@ -233,7 +251,7 @@ fn accept(
     tenant: &TenantName,
     gateway: &Written<'_, Gateway>,
     classes: &AcceptedClasses,
-    left: &mut usize,
+    left: &mut TenantQuota<'_>,
     report: &mut DocumentReport<'_>,
 ) -> Option<GatewayListeners> {
     let (metadata, spec) = (&gateway.object.metadata, &gateway.object.spec);
@@ -278,13 +296,15 @@ fn accept(
         report.warning("spec.listeners", "the Gateway has no listener", fix);
     }
     let source = ListenerSource {
+        kind: "Gateway",
         namespace: &metadata.namespace,
         listener_set: None,
         faults: &gateway.document.faults,
         object_fault: object_fault.as_ref(),
     };
-    let mut listeners = Vec::new();
-    source.add(&spec.listeners, &mut listeners, left, report);
+    let mut gateway_so_far = (Vec::new(), GatewayCertificates::new());
+    source.add(&spec.listeners, &mut gateway_so_far, left, report);
+    let (listeners, certificates) = gateway_so_far;
     let choice = &spec.allowed_listeners.namespaces;
     let is_rejected = |fault: &RejectedField| {
         ["", "spec"].contains(&fault.field.as_str()) || is_within(&fault.field, ALLOWED_SETS)
@@ -303,6 +323,7 @@ fn accept(
         service,
         addresses,
         listeners,
+        certificates,
         closed: object_fault,
         allowed_sets,
     })
@@ -380,6 +401,8 @@ fn listener_field(field: &str) -> Option<(usize, &str)> {
 
 /// Where a listener is written.
 struct ListenerSource<'a> {
+    /// Kind of the object.
+    kind: &'static str,
     namespace: &'a Namespace,
     listener_set: Option<&'a ObjectName>,
     faults: &'a [RejectedField],
@@ -388,13 +411,13 @@ struct ListenerSource<'a> {
 }
 
 impl ListenerSource<'_> {
-    /// Adds the listeners of one object to those that its Gateway has from objects with precedence.
-    /// The tenant may have `tenant_left` further listeners.
+    /// Adds the listeners of one object, and their certificates, to those that its Gateway has from
+    /// objects with precedence.
     fn add(
         &self,
         written: &[GatewayListener],
-        listeners: &mut Vec<PlacedListener>,
-        tenant_left: &mut usize,
+        (listeners, certificates): &mut (Vec<PlacedListener>, GatewayCertificates),
+        quota: &mut TenantQuota<'_>,
         report: &mut DocumentReport<'_>,
     ) {
         let mut own_faults: BTreeMap<usize, Vec<&RejectedField>> = BTreeMap::new();
@@ -405,13 +428,13 @@ impl ListenerSource<'_> {
         }
         let first = listeners.len();
         let gateway_left = LISTENERS_PER_GATEWAY_MAX.saturating_sub(first);
-        let left = gateway_left.min(*tenant_left);
+        let left = gateway_left.min(quota.listeners);
         for (at, listener) in written.iter().take(left).enumerate() {
             let faults = own_faults.get(&at).map_or(&[][..], Vec::as_slice);
             listeners.push(read_listener(listener, at, self, faults, report));
         }
         if written.len() > left {
-            let (who, limit, fix) = if gateway_left <= *tenant_left {
+            let (who, limit, fix) = if gateway_left <= quota.listeners {
                 (
                     "Gateway",
                     LISTENERS_PER_GATEWAY_MAX,
@@ -425,8 +448,27 @@ impl ListenerSource<'_> {
             );
             report.error(format!("spec.listeners[{left}]"), problem, fix);
         }
-        *tenant_left -= listeners.len() - first;
+        quota.listeners -= listeners.len() - first;
         close_conflicts(listeners, first, report);
+        // A listener that is closed needs no certificate, so no key is sent for it.
+        for (at, placed) in listeners[first..].iter_mut().enumerate() {
+            if placed.listener.protocol == ListenerProtocol::Https
+                && placed.listener.closed.is_none()
+            {
+                let referrer = (self.kind, self.namespace);
+                let tls = written[at].tls.as_ref();
+                let field = format!("spec.listeners[{at}].tls");
+                let found = quota
+                    .certificates
+                    .resolve(referrer, tls, &field, certificates, report);
+                match found {
+                    Ok(named) => placed.listener.certificates = named,
+                    Err((reason, problem)) => {
+                        placed.listener.closed = Some(fault(reason, problem));
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -479,6 +521,7 @@ fn read_listener(
             port: written.port.get(),
             protocol,
             host,
+            certificates: Vec::new(),
             closed,
         },
         section: written.name.clone(),
@@ -502,10 +545,7 @@ fn protocol(
     let short = shorten(&written.protocol);
     let (protocol, problem) = match written.protocol.as_str() {
         "HTTP" => (ListenerProtocol::Http, None),
-        "HTTPS" => (
-            ListenerProtocol::Https,
-            Some("HTTPS listeners are not served in this version".to_owned()),
-        ),
+        "HTTPS" => (ListenerProtocol::Https, None),
         "TLS" | "TCP" | "UDP" => {
             let problem = format!("{short} listeners are not served in this version");
             (ListenerProtocol::Other(short), Some(problem))
@@ -516,7 +556,7 @@ fn protocol(
         }
     };
     if let Some(problem) = problem {
-        let fix = "use protocol: HTTP, or remove the listener";
+        let fix = "use protocol: HTTP or HTTPS, or remove the listener";
         report.error(format!("{field}.protocol"), problem.clone(), fix);
         closed.get_or_insert(fault(ListenerFaultReason::UnsupportedProtocol, problem));
     }
@@ -571,7 +611,7 @@ fn allowed_routes(
 fn add_set(
     resolved: &mut TenantListeners,
     set: &Written<'_, ListenerSet>,
-    left: &mut usize,
+    left: &mut TenantQuota<'_>,
     report: &mut DocumentReport<'_>,
 ) -> Option<(Namespace, ObjectName)> {
     let (metadata, spec) = (&set.object.metadata, &set.object.spec);
@@ -615,12 +655,19 @@ fn add_set(
     let of_set = || fault_of_whole(&set.document.faults).map(fault_of);
     let object_fault = gateway.closed.clone().or_else(of_set);
     let source = ListenerSource {
+        kind: "ListenerSet",
         namespace: &metadata.namespace,
         listener_set: Some(&metadata.name),
         faults: &set.document.faults,
         object_fault: object_fault.as_ref(),
     };
-    source.add(&spec.listeners, &mut gateway.listeners, left, report);
+    // Both are taken for the call, which extends them together.
+    let mut gateway_so_far = (
+        std::mem::take(&mut gateway.listeners),
+        std::mem::take(&mut gateway.certificates),
+    );
+    source.add(&spec.listeners, &mut gateway_so_far, left, report);
+    (gateway.listeners, gateway.certificates) = gateway_so_far;
     Some(key)
 }
 

@@ -26,6 +26,8 @@ pub(crate) fn resolved(documents: &[Document]) -> (TenantListeners, Vec<Diagnost
             Object::Gateway(object) => objects.gateways.push(Written { document, object }),
             Object::ListenerSet(object) => objects.listener_sets.push(Written { document, object }),
             Object::Namespace(object) => objects.namespaces.push(Written { document, object }),
+            Object::Secret(object) => objects.secrets.push(Written { document, object }),
+            Object::ReferenceGrant(object) => objects.grants.push(Written { document, object }),
             _ => {}
         }
     }

@@ -14,7 +14,7 @@ fn a_listener_that_is_wrong_closes_itself_only() {
             Some("Invalid"),
         ),
         ("port: 80, protocol: HTTP, tls: {}", Some("Invalid")),
-        ("port: 443, protocol: HTTPS", Some("UnsupportedProtocol")),
+        ("port: 443, protocol: HTTPS", Some("InvalidCertificateRef")),
         ("port: 443, protocol: TLS", Some("UnsupportedProtocol")),
         (
             "port: 80, protocol: TCP, hostname: '*'",
@@ -156,7 +156,7 @@ fn listeners_that_are_not_distinct_are_closed() {
         conflict,
         None,
         Some("ProtocolConflict"),
-        Some("UnsupportedProtocol"),
+        Some("ProtocolConflict"),
         Some("Invalid"),
         Some("Invalid"),
         None,

@@ -6,5 +6,6 @@
 pub mod answers;
 pub mod attempts;
 pub mod authorization;
+pub mod cors;
 pub mod faults;
 pub mod filters;

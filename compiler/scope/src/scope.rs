@@ -96,7 +96,8 @@ fn is_of_components(resource: &Resource) -> bool {
 ///   handle layer 7, and a compromised node should learn little. Of zero trust it gets trust
 ///   bundles and the policies that nodes evaluate.
 /// - A gateway gets everything of the tenants that it serves, with exceptions. Bucket tables are
-///   limited to services on its own backend in its own AZ. It gets no nodes, entitlements or direct
+///   limited to services on its own backend in its own AZ, and certificates of listeners to
+///   Gateways on its own backend. It gets no nodes, entitlements or direct
 ///   endpoints.
 /// - A key server gets tenants, trust bundles and entitlements, and nothing else.
 /// - Nodes, gateways and key servers get the trust bundle of Canal's own components, because they
@@ -113,6 +114,10 @@ pub fn visible(resource: &Resource, principal: &Principal, placement: &TierPlace
                         .of(name)
                         .is_some_and(|scope| scope.services.contains(&table.id))
             }
+            // It contains a private key.
+            Resource::ListenerCertificate(certificate) => placement
+                .of(name)
+                .is_some_and(|scope| scope.services.contains(&certificate.id)),
             Resource::Node(_) | Resource::Entitlement(_) | Resource::DirectEndpoint(_) => false,
             _ => true,
         },
@@ -155,10 +160,13 @@ pub fn visible(resource: &Resource, principal: &Principal, placement: &TierPlace
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
+    use std::sync::Arc;
 
+    use canal_model::certificate::{PrivateKeyPem, ServingCertificate};
     use canal_model::ids::{AzName, ReplicaNumber, ServiceKey, Vni};
     use canal_model::program::{
-        BucketTable, DirectEndpoint, GatewayAddress, Node, Replica, Service, Throttle,
+        BucketTable, DirectEndpoint, GatewayAddress, ListenerCertificate, Node, Replica, Service,
+        Throttle,
     };
 
     use super::*;
@@ -268,6 +276,49 @@ mod tests {
             ]
             .map(|(b, h)| (b.parse().unwrap(), h))
             .into(),
+        }
+    }
+
+    #[test]
+    fn certificates_of_listeners_go_to_replicas_of_their_gateway() {
+        let certificate = Resource::ListenerCertificate(ListenerCertificate {
+            gateway: "alpha/shop/web.gateway".parse().unwrap(),
+            id: ServiceId::new(2).unwrap(),
+            secret: ("shop".parse().unwrap(), "cert".parse().unwrap()),
+            certificate: Arc::new(ServingCertificate {
+                chain: String::new(),
+                key: PrivateKeyPem::new(String::new()),
+                names: Vec::new(),
+            }),
+        });
+        let placement = tier_placement();
+        let az = || AzName::new("az1").unwrap();
+        let gateway = |name: &str| Principal::Gateway {
+            name: name.parse().unwrap(),
+            az: az(),
+        };
+        let others = [
+            Principal::Node {
+                name: "n1".parse().unwrap(),
+                tenant: "alpha".parse().unwrap(),
+                az: az(),
+            },
+            Principal::Edge {
+                name: "e".parse().unwrap(),
+                az: az(),
+            },
+            Principal::KeyServer {
+                name: "k".parse().unwrap(),
+                az: az(),
+                tenant: None,
+            },
+            gateway("r1"),
+            gateway("r3"),
+        ];
+        // Only b2, the backend of r2, has the service.
+        assert!(visible(&certificate, &gateway("r2"), &placement));
+        for other in others {
+            assert!(!visible(&certificate, &other, &placement), "{other:?}");
         }
     }
 

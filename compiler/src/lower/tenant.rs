@@ -17,7 +17,8 @@ pub fn tenant(ir: Ir) -> Vec<Resource> {
             .map(Resource::GatewayReplica),
     );
     let mut services = Vec::with_capacity(ir.services.len());
-    let (mut ingress, mut routes) = (Vec::new(), Vec::<RouteRule>::new());
+    let (mut ingress, mut certificates) = (Vec::new(), Vec::new());
+    let mut routes = Vec::<RouteRule>::new();
     for service in ir.services.into_values() {
         services.push(Resource::Service(service.service));
         routes.extend(
@@ -28,14 +29,16 @@ pub fn tenant(ir: Ir) -> Vec<Resource> {
                 .map(std::sync::Arc::unwrap_or_clone),
         );
     }
-    for (gateway, table) in ir.ingress.into_iter().filter_map(GatewayIr::into_program) {
+    for (gateway, own, table) in ir.ingress.into_iter().filter_map(GatewayIr::into_program) {
         ingress.push(Resource::Ingress(gateway));
+        certificates.extend(own.into_iter().map(Resource::ListenerCertificate));
         let rules = table.into_rules().into_iter();
         routes.extend(rules.map(std::sync::Arc::unwrap_or_clone));
     }
     routes.sort_by(|a, b| a.key.cmp(&b.key));
     resources.extend(services);
     resources.extend(ingress);
+    resources.extend(certificates);
     resources.extend(ir.workloads.into_iter().map(Resource::Workload));
     resources.extend(routes.into_iter().map(Resource::Route));
     resources.extend(ir.nodes.into_iter().map(Resource::Node));

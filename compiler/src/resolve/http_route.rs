@@ -342,6 +342,7 @@ fn attach(
                 filters: None,
                 attempts: None,
                 faults: None,
+                cors: None,
             };
             effects.apply(&mut rule);
             let is_within = add(rule);

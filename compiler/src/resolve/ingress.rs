@@ -1,5 +1,6 @@
-//! Resolves the listeners of Gateways, and attaches HTTPRoutes and GRPCRoutes to them. `canal-attachment` decides
-//! which listeners take a route; the rules are compiled as those of Services are.
+//! Resolves the listeners of Gateways, and attaches HTTPRoutes and GRPCRoutes to them.
+//! `canal-attachment` decides which listeners take a route; the rules are compiled as those of
+//! Services are.
 
 use std::collections::BTreeMap;
 
@@ -36,6 +37,7 @@ pub(crate) fn resolve(
     input: &CompileInput<'_>,
     corpus: &TenantObjects<'_>,
     is_on_tier: bool,
+    budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
 ) -> Ingress {
     let objects = ListenerObjects {
@@ -43,9 +45,15 @@ pub(crate) fn resolve(
         gateways: written(&corpus.gateways),
         listener_sets: written(&corpus.listener_sets),
         namespaces: written(&corpus.namespaces),
+        secrets: written(&corpus.secrets),
+        grants: written(&corpus.grants),
         has_grpc_routes: !corpus.grpc_routes.is_empty(),
     };
     let listeners = canal_attachment::resolve(input.tenant, &objects, &mut |it| report.add(it));
+    let certificates = listeners.gateways().flat_map(|it| it.certificates.values());
+    for certificate in certificates {
+        budget.add_certificate(certificate);
+    }
     let own = corpus.gateways.iter().filter(|gateway| {
         let metadata = &gateway.object.metadata;
         listeners.is_own(&metadata.namespace, &metadata.name)

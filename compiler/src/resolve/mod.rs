@@ -14,6 +14,7 @@ mod node;
 mod policy;
 mod route_answers;
 mod route_attempts;
+mod route_cors;
 mod route_effects;
 mod route_faults;
 mod route_fields;
@@ -165,7 +166,7 @@ fn routes(
         subsets: &subsets,
         grants: &corpus.grants,
     };
-    let mut ingress = ingress::resolve(input, corpus, is_on_tier, report);
+    let mut ingress = ingress::resolve(input, corpus, is_on_tier, budget, report);
     let routes = TenantRoutes::collect(corpus);
     let (mut rules, taken) = http_route::resolve(
         &routes.sourced(),

@@ -5,17 +5,19 @@ use canal_model::policy::gateway_api::{GrpcRule, HttpRule};
 use canal_model::policy::istio::VirtualServiceRoute;
 use canal_model::program::{RouteAction, RouteRule};
 use canal_model::route_attempts::AttemptPolicy;
+use canal_model::route_cors::CorsPolicy;
 use canal_model::route_faults::FaultPolicy;
 use canal_model::route_filters::RouteFilters;
 
 use super::route_fields::RuleContext;
-use super::{route_attempts, route_faults, route_filters};
+use super::{route_attempts, route_cors, route_faults, route_filters};
 
 /// The effects of one written rule.
 pub(super) struct RouteEffects {
     filters: Option<Box<RouteFilters>>,
     attempts: Option<Box<AttemptPolicy>>,
     faults: Option<FaultPolicy>,
+    cors: Option<Box<CorsPolicy>>,
 }
 
 impl RouteEffects {
@@ -25,15 +27,17 @@ impl RouteEffects {
             attempts: route_attempts::of_http_route(written, rule),
             // Gateway API has no faults.
             faults: None,
+            cors: route_cors::of_http_route(written, rule),
         }
     }
 
     pub(super) fn of_grpc_route(written: &GrpcRule, rule: &mut RuleContext<'_>) -> Self {
         Self {
             filters: route_filters::of_grpc_route(&written.filters, rule),
-            // Gateway API has no timeouts and retries of GRPCRoutes, and no faults.
+            // Gateway API has no timeouts and retries of GRPCRoutes, no faults and no CORS.
             attempts: None,
             faults: None,
+            cors: None,
         }
     }
 
@@ -45,6 +49,7 @@ impl RouteEffects {
             filters: route_filters::of_virtual_service(written, rule),
             attempts: route_attempts::of_virtual_service(written, rule),
             faults: route_faults::of_virtual_service(written, rule),
+            cors: route_cors::of_virtual_service(written, rule),
         }
     }
 
@@ -58,5 +63,6 @@ impl RouteEffects {
         rule.filters = route_filters::of_action(self.filters.as_deref(), &rule.action);
         rule.attempts = route_attempts::of_action(self.attempts.as_deref(), &rule.action);
         rule.faults = route_faults::of_action(self.faults, &rule.action);
+        rule.cors = route_cors::of_action(self.cors.as_deref(), &rule.action);
     }
 }

@@ -62,6 +62,7 @@ pub(super) fn of_http_route(
             response_header_modifier,
             url_rewrite,
             request_redirect,
+            cors,
         } = filter;
         match (
             kind.as_str(),
@@ -69,27 +70,30 @@ pub(super) fn of_http_route(
             response_header_modifier,
             url_rewrite,
             request_redirect,
+            cors,
         ) {
-            ("RequestHeaderModifier", Some(headers), None, None, None) => {
+            ("RequestHeaderModifier", Some(headers), None, None, None, None) => {
                 let field = format!("{field}.requestHeaderModifier");
                 filters.request_headers =
                     of_header_filter(headers, ModifiedMessage::Request, &field, rule);
             }
-            ("ResponseHeaderModifier", None, Some(headers), None, None) => {
+            ("ResponseHeaderModifier", None, Some(headers), None, None, None) => {
                 let field = format!("{field}.responseHeaderModifier");
                 filters.response_headers =
                     of_header_filter(headers, ModifiedMessage::Response, &field, rule);
             }
-            ("URLRewrite", None, None, Some(rewrite), None) => {
+            ("URLRewrite", None, None, Some(rewrite), None, None) => {
                 let field = format!("{field}.urlRewrite");
                 filters.rewrite = of_url_rewrite(rewrite, matches, &field, rule);
             }
             // The source warns that no copy is sent; the request itself is served.
-            ("RequestMirror", None, None, None, None) => {}
+            ("RequestMirror", None, None, None, None, None) => {}
             // An answer of the gateway; `route_answers` resolves it.
-            ("RequestRedirect", None, None, None, Some(_)) => {}
+            ("RequestRedirect", None, None, None, Some(_), None) => {}
+            // The answer to preflights; `route_cors` resolves it.
+            ("CORS", None, None, None, None, Some(_)) => {}
             // The source reports the field of these filters too.
-            ("CORS" | "ExternalAuth" | "ExtensionRef", ..) => {
+            ("ExternalAuth" | "ExtensionRef", ..) => {
                 let problem = format!("filters of type {kind} are not supported in this version");
                 rule.broken(
                     &field,

@@ -13,6 +13,7 @@ use canal_model::policy::istio_security::{
 };
 use canal_model::policy::kubernetes::{NamespaceObject, Node, Pod, Service};
 use canal_model::policy::listeners::{Gateway, GatewayClass, ListenerSet};
+use canal_model::policy::secret::Secret;
 use canal_model::policy::{Document, Object, ObjectKey, ObjectKind};
 
 use crate::CompileInput;
@@ -51,6 +52,7 @@ pub(crate) struct TenantObjects<'a> {
     pub(crate) gateways: Vec<Sourced<'a, Gateway>>,
     pub(crate) listener_sets: Vec<Sourced<'a, ListenerSet>>,
     pub(crate) namespaces: Vec<Sourced<'a, NamespaceObject>>,
+    pub(crate) secrets: Vec<Sourced<'a, Secret>>,
     pub(crate) nodes: Vec<Sourced<'a, Node>>,
     pub(crate) services: Vec<Sourced<'a, Service>>,
     pub(crate) endpoint_slices: Vec<Sourced<'a, EndpointSlice>>,
@@ -130,6 +132,7 @@ impl<'a> TenantObjects<'a> {
             Object::Gateway(object) => self.gateways.push(Sourced { document, object }),
             Object::ListenerSet(object) => self.listener_sets.push(Sourced { document, object }),
             Object::Namespace(object) => self.namespaces.push(Sourced { document, object }),
+            Object::Secret(object) => self.secrets.push(Sourced { document, object }),
             Object::Node(object) => self.nodes.push(Sourced { document, object }),
             Object::Service(object) => self.services.push(Sourced { document, object }),
             Object::Pod(object) => self.pods.push(Sourced { document, object }),
@@ -189,7 +192,8 @@ fn rank(kind: ObjectKind) -> u8 {
         ObjectKind::GatewayClass | ObjectKind::Gateway | ObjectKind::ListenerSet => 2,
         // A listener may exclude namespaces by their labels.
         ObjectKind::Namespace => 2,
-        ObjectKind::DestinationRule | ObjectKind::ReferenceGrant => 3,
+        // A listener without its certificate is closed.
+        ObjectKind::DestinationRule | ObjectKind::ReferenceGrant | ObjectKind::Secret => 3,
         ObjectKind::Service | ObjectKind::EndpointSlice | ObjectKind::Endpoints => 4,
         ObjectKind::Pod => 5,
         ObjectKind::ServiceAccount => 6,

@@ -282,10 +282,10 @@ fn attach(
                     filters: None,
                     attempts: None,
                     faults: None,
+                    cors: None,
                 };
                 effects.apply(&mut rule);
-                let is_within = add(rule);
-                if !is_within {
+                if !add(rule) {
                     return false;
                 }
             }

@@ -1,11 +1,13 @@
-//! Parses and answers the requests of `#>` directives: `METHOD GATEWAY:PORT HOST TARGET
-//! [header:value …]`.
+//! Parses and answers the requests of `#>` directives: `METHOD GATEWAY:PORT[,SNI] HOST TARGET
+//! [header:value …]`. With a server name the connection has TLS; `-` stands for none.
 
 use std::net::IpAddr;
 
 use canal_compiler::ir::Ir;
 use canal_compiler::oracle::OracleRequest;
-use canal_compiler::oracle_ingress::{IngressVerdict, decide, gateway_at, gateway_of};
+use canal_compiler::oracle_ingress::{
+    ArrivalTransport, IngressVerdict, decide, gateway_at, gateway_of,
+};
 use canal_model::ingress::gateway_service;
 
 use super::{parse_headers, verdict_text};
@@ -14,6 +16,11 @@ pub(crate) fn answer(ir: &Ir, arrival: &str) -> String {
     let words: Vec<&str> = arrival.split_whitespace().collect();
     let [method, gateway, host, target, headers @ ..] = words.as_slice() else {
         panic!("{arrival:?} is not a request")
+    };
+    let (gateway, transport) = match gateway.split_once(',') {
+        None => (*gateway, ArrivalTransport::Plaintext),
+        Some((gateway, "-")) => (gateway, ArrivalTransport::Tls(None)),
+        Some((gateway, name)) => (gateway, ArrivalTransport::Tls(Some(name))),
     };
     let (gateway, port) = gateway.rsplit_once(':').unwrap();
     let found = match gateway.parse::<IpAddr>() {
@@ -38,8 +45,14 @@ pub(crate) fn answer(ir: &Ir, arrival: &str) -> String {
         target: (*target).to_owned(),
         headers: parse_headers(headers),
     };
-    let verdict = match decide(found, &request) {
+    let verdict = match decide(found, transport, &request) {
         IngressVerdict::NoListener => "no listener".to_owned(),
+        IngressVerdict::WrongTransport => "the port has the other transport".to_owned(),
+        IngressVerdict::NoServerName => "no listener has the server name".to_owned(),
+        IngressVerdict::ClosedToHandshakes(fault) => {
+            format!("no handshake, closed {}", fault.reason.as_str())
+        }
+        IngressVerdict::Misdirected => "421, misdirected".to_owned(),
         IngressVerdict::NoHost => "404, no listener has the host".to_owned(),
         IngressVerdict::Closed(fault) => format!("404, closed {}", fault.reason.as_str()),
         IngressVerdict::Routed { listener, verdict } => {

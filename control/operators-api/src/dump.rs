@@ -10,6 +10,7 @@ use canal_model::program::{
     TextMatch, ValueMatch,
 };
 use canal_model::route_attempts::{AttemptPolicy, RetryCondition, TimeoutSpan};
+use canal_model::route_cors::{CorsList, CorsPolicy, OriginHost, OriginMatch};
 use canal_model::route_faults::{AbortStatus, FaultPolicy};
 use canal_model::route_filters::{
     HeaderModifier, PathRewrite, RedirectPort, RouteAnswer, RouteFilters, UrlScheme,
@@ -95,6 +96,7 @@ fn resource(r: &Resource) -> Value {
             "filters": r.filters.as_deref().map(filters),
             "attempts": r.attempts.as_deref().map(attempts),
             "faults": r.faults.as_deref().map(faults),
+            "cors": r.cors.as_deref().map(cors),
         }),
         Resource::Node(n) => json!({
             "az": n.az, "underlay": n.underlay.to_string(), "podCidrs": n.pod_cidrs.iter().map(ToString::to_string).collect::<Vec<_>>(),
@@ -217,6 +219,37 @@ fn faults(policy: &FaultPolicy) -> Value {
         json!({ "status": status, "millionths": abort.fraction.millionths() })
     });
     json!({ "delay": delay, "abort": abort })
+}
+
+fn cors(policy: &CorsPolicy) -> Value {
+    let list = |list: &CorsList| match list {
+        CorsList::Unnamed => Value::Null,
+        CorsList::Requested => "*".into(),
+        CorsList::Listed(names) => names.as_str().into(),
+    };
+    let origins = policy.origins.iter().map(|origin| match origin {
+        OriginMatch::Any => json!("*"),
+        OriginMatch::Exact(text) => json!({ "exact": text }),
+        OriginMatch::Prefix(text) => json!({ "prefix": text }),
+        OriginMatch::Regex(text) => json!({ "regex": text }),
+        OriginMatch::Host { scheme, host, port } => {
+            let host = match host {
+                OriginHost::Any => "*".to_owned(),
+                OriginHost::Exact(name) => name.clone(),
+                OriginHost::Suffix(end) => format!("*{end}"),
+            };
+            json!({ "scheme": scheme.text(), "host": host, "port": port })
+        }
+    });
+    json!({
+        "origins": origins.collect::<Vec<_>>(),
+        "methods": list(&policy.methods),
+        "headers": list(&policy.headers),
+        "exposed": policy.exposed,
+        "maxAgeSeconds": policy.max_age,
+        "credentials": policy.credentials,
+        "dialect": format!("{:?}", policy.dialect),
+    })
 }
 
 fn path_change(path: &PathRewrite) -> Value {

@@ -16,7 +16,7 @@ pub(crate) fn object(l: &CatalogObject, view: &TenantCatalog) -> api::Object {
         namespace: key.namespace.to_string(),
         name: key.name.to_string(),
         origin: l.location().into(),
-        yaml: l.document.text.to_string(),
+        yaml: l.document.shown_text().to_owned(),
         diagnostics: view.status_of(&key).map(diagnostic).collect(),
     }
 }

@@ -191,8 +191,9 @@ impl ApplyPlan {
             Some(old) if old.text == document.text => ChangeKind::Unchanged,
             Some(_) => ChangeKind::Changed,
         };
-        let old_text = old.map_or("", |old| &old.text);
-        self.changes.add(what, &key, old_text, &document.text);
+        let old_text = old.map_or("", |old| old.shown_text());
+        self.changes
+            .add(what, &key, old_text, document.shown_text());
         if what == ChangeKind::Unchanged {
             return;
         }

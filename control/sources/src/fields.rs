@@ -145,6 +145,9 @@ const ACCOUNT_NOISE: [&str; 4] = [
     "automountServiceAccountToken",
 ];
 
+/// Fields of Secrets that only an API server reads.
+const SECRET_NOISE: [&str; 1] = ["immutable"];
+
 const SERVICE_NOISE: [&str; 10] = [
     "spec.ipFamilies",
     "spec.ipFamilyPolicy",
@@ -246,17 +249,12 @@ const TLS_OPTIONS: &str = "Canal has no TLS options of its own";
 const CLIENT_CERTIFICATES: &str = "client certificates are not supported in this version";
 const LISTENER_FILTERS: &str = "filters of listeners are not supported in this version";
 
-const HTTP_ROUTE: [KnownField; 7] = [
+const HTTP_ROUTE: [KnownField; 6] = [
     USE_DEFAULT_GATEWAYS,
     left_out(
         "spec.rules[].filters[].requestMirror",
         MIRROR,
         KEEP_OR_REMOVE,
-    ),
-    never(
-        "spec.rules[].filters[].cors",
-        "CORS is not supported in this version",
-        "remove the filter",
     ),
     never(
         "spec.rules[].filters[].externalAuth",
@@ -314,7 +312,7 @@ fn are_only_mirrors(filters: &YamlNode) -> bool {
     matches!(&filters.value, YamlValue::List(items) if items.iter().all(is_mirror))
 }
 
-const VIRTUAL_SERVICE: [KnownField; 22] = [
+const VIRTUAL_SERVICE: [KnownField; 21] = [
     never(
         "spec.http[].rewrite.uriRegexRewrite",
         "rewriting a path by a regular expression is not supported in this version",
@@ -361,11 +359,6 @@ const VIRTUAL_SERVICE: [KnownField; 22] = [
     left_out("spec.http[].mirrorPercent", MIRROR, KEEP_OR_REMOVE),
     left_out("spec.http[].mirrorPercentage", MIRROR, KEEP_OR_REMOVE),
     left_out("spec.http[].mirror_percent", MIRROR, KEEP_OR_REMOVE),
-    never(
-        "spec.http[].corsPolicy",
-        "CORS is not supported in this version",
-        REMOVE,
-    ),
     never(
         "spec.http[].route[].headers",
         "header changes are not supported in this version",
@@ -513,9 +506,11 @@ pub(crate) fn classify_field(
         ObjectKind::Namespace | ObjectKind::ServiceAccount if ACCOUNT_NOISE.contains(&pattern) => {
             return FieldVerdict::Noise;
         }
+        ObjectKind::Secret if SECRET_NOISE.contains(&pattern) => return FieldVerdict::Noise,
         ObjectKind::EndpointSlice
         | ObjectKind::Endpoints
         | ObjectKind::Namespace
+        | ObjectKind::Secret
         | ObjectKind::ServiceAccount => &[],
         ObjectKind::GatewayClass | ObjectKind::Gateway if GATEWAY_NOISE.contains(&pattern) => {
             return FieldVerdict::Noise;
@@ -868,7 +863,6 @@ mod tests {
                 "HTTPRoute spec.rules[].backendRefs[].filters {type: RequestMirror}",
                 false,
             ),
-            ("HTTPRoute spec.rules[].filters[].cors {}", false),
             (
                 "HTTPRoute spec.rules[].backendRefs[].filters [{type: CORS}]",
                 false,
@@ -886,7 +880,6 @@ mod tests {
                 "HTTPRoute spec.rules[].backendRefs[].filters [{type: RequestMirror, requestRedirect: {}}]",
                 false,
             ),
-            ("VirtualService spec.http[].corsPolicy {}", false),
             (
                 "VirtualService spec.http[].match[].sourceLabels {a: b}",
                 false,

@@ -16,6 +16,7 @@ mod list;
 mod locate;
 mod read;
 mod renamed;
+mod secret;
 mod split;
 mod watch;
 

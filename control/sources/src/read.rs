@@ -19,6 +19,7 @@ use crate::limits::{DOCUMENTS_PER_FILE_MAX, FILE_BYTES_MAX, FINDINGS_PER_DOCUMEN
 use crate::list::item_text;
 use crate::locate::{file_location, position_in};
 use crate::renamed::{RenamedField, renamed_fields, renamed_kind, with_new_kind};
+use crate::secret::remove_unread_entries;
 use crate::split::{DocumentText, split};
 
 /// The objects and diagnostics of one file.
@@ -254,11 +255,15 @@ impl DocumentReader<'_> {
     fn document(&mut self, written_text: &str, written: YamlNode) -> Option<Document> {
         // The stored text omits unread annotations: `last-applied-configuration` would double its
         // size.
-        let (text, root) = match without_unread(written_text, &written) {
+        let (text, mut root) = match without_unread(written_text, &written) {
             Some((text, root)) => (Cow::Owned(text), root),
             None => (Cow::Borrowed(written_text), written),
         };
         let kind = self.kind(&root)?;
+        let mut text = text;
+        if kind == ObjectKind::Secret && remove_unread_entries(&mut root) {
+            text = Cow::Owned(item_text(&root));
+        }
         let object = self.object(kind, &root)?;
         // An object of an old kind is stored as one of the new kind.
         let text = with_new_kind(&text, &root).map_or(text, Cow::Owned);
@@ -337,6 +342,9 @@ impl DocumentReader<'_> {
             ObjectKind::ServiceAccount => self
                 .typed(kind, root, Empty::Absent)
                 .map(Object::ServiceAccount),
+            ObjectKind::Secret => self
+                .typed(kind, root, Empty::Absent)
+                .map(|secret| Object::Secret(canal_certificate::read(secret))),
             ObjectKind::HttpRoute => self
                 .typed(kind, root, Empty::Refused)
                 .map(Object::HttpRoute),

@@ -479,8 +479,8 @@ pub enum RepairAction {
 }
 
 /// Decides how to restore a program or maps that were removed externally.
-pub fn decide_repair(look: ProgramStatus) -> RepairAction {
-    match look {
+pub fn decide_repair(program: ProgramStatus) -> RepairAction {
+    match program {
         ProgramStatus {
             has_state: false,
             live: false,
@@ -533,26 +533,26 @@ fn look_after(shared: &AgentShared, audits: bool) {
     let mut reconciler = shared.reconciler();
     let has_state = reconciler.status().has_state;
     let kernel = reconciler.tables();
-    let look = ProgramStatus {
+    let program = ProgramStatus {
         live: kernel.is_live(),
         attached: kernel.is_attached(),
         pinned: kernel.is_pinned(),
         has_state,
     };
-    shared.counts.attached(look.attached);
-    let (fixed, what) = match decide_repair(look) {
+    shared.counts.attached(program.attached);
+    let (fixed, what) = match decide_repair(program) {
         RepairAction::Nothing => (Ok(()), None),
         // The first attachment after the start repairs nothing, so it is not counted as a repair.
-        RepairAction::Attach => (kernel.attach(), look.live.then_some("attachment")),
+        RepairAction::Attach => (kernel.attach(), program.live.then_some("attachment")),
         RepairAction::Reload => (kernel.reload(), Some("pins")),
     };
     // Without the programs there is nothing to audit. The next check tries again.
     if let Err(error) = &fixed {
-        tracing::error!(%error, ?look, "edge: could not reinstall missing programs or maps; retrying");
+        tracing::error!(%error, ?program, "edge: could not reinstall missing programs or maps; retrying");
         return;
     }
     // New maps are filled at once, because the program drops packets of missing entries.
-    let audited = if audits || what.is_some() || !look.live {
+    let audited = if audits || what.is_some() || !program.live {
         reconciler.audit()
     } else {
         Ok(0)
@@ -662,7 +662,7 @@ mod tests {
             pinned: true,
             has_state: true,
         };
-        for (name, look, want) in [
+        for (name, program, want) in [
             ("all in place", fine, RepairAction::Nothing),
             (
                 "filters flushed",
@@ -727,7 +727,7 @@ mod tests {
                 RepairAction::Attach,
             ),
         ] {
-            assert_eq!(decide_repair(look), want, "{name}");
+            assert_eq!(decide_repair(program), want, "{name}");
         }
     }
 }

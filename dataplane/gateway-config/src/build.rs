@@ -3,6 +3,7 @@
 //!
 //! It opens nothing and reads no clock. Start with [`SnapshotBuilder::apply`].
 
+mod build_listener_termination;
 mod build_policies;
 mod build_routes;
 mod build_termination;
@@ -25,6 +26,7 @@ use canal_model::trust::{KeyAlgorithm, KeyServer, Termination};
 use canal_tls::Credential;
 use hashbrown::HashMap;
 
+use build_listener_termination::ListenerCertificates;
 pub(crate) use build_routes::CompileJob;
 
 use super::policies::TenantPolicies;
@@ -86,6 +88,7 @@ pub struct SnapshotBuilder {
     terminations: HashMap<(ServiceKey, u16), Termination>,
     key_servers: HashMap<String, KeyServer>,
     terminated: HashMap<(ServiceKey, u16), build_termination::BuiltTermination>,
+    listener_certificates: ListenerCertificates,
     route_parents: BTreeMap<String, ServiceKey>,
     gateway_replicas: HashMap<String, GatewayReplica>,
     addresses: BTreeMap<String, GatewayAddress>,
@@ -127,6 +130,7 @@ impl SnapshotBuilder {
             terminations: HashMap::default(),
             key_servers: HashMap::default(),
             terminated: HashMap::default(),
+            listener_certificates: ListenerCertificates::default(),
             route_parents: BTreeMap::default(),
             gateway_replicas: HashMap::default(),
             addresses: BTreeMap::default(),
@@ -205,6 +209,9 @@ impl SnapshotBuilder {
             }
             Resource::Service(service) => self.upsert_service(service),
             Resource::Ingress(gateway) => self.upsert_gateway(gateway),
+            Resource::ListenerCertificate(it) => {
+                self.upsert_listener_certificate(resource.name(), it)
+            }
             Resource::Workload(workload) => {
                 self.remove_workload(&workload.uid());
                 self.insert_workload(resource, workload);
@@ -241,7 +248,9 @@ impl SnapshotBuilder {
             }
             ResourceKind::Service | ResourceKind::Ingress => {
                 if let Ok(key) = name.parse::<ServiceKey>() {
-                    self.state(&key).gateway = None;
+                    if self.state(&key).gateway.take().is_some() {
+                        self.forget_listeners(&key);
+                    }
                     if let Some(gone) = self.state(&key).service.take() {
                         self.forget_inside(&key, gone.id);
                     }
@@ -249,6 +258,7 @@ impl SnapshotBuilder {
                     self.touched.members.insert(key);
                 }
             }
+            ResourceKind::ListenerCertificate => self.remove_listener_certificate(name),
             ResourceKind::Workload => {
                 self.remove_workload(name);
                 self.endpoint_ids.retain(|(uid, ..), _| uid != name);
@@ -308,6 +318,7 @@ impl SnapshotBuilder {
         // Listeners that did not change are not compiled again.
         if state.gateway.as_deref() != Some(gateway) {
             state.gateway = Some(Arc::new(gateway.clone()));
+            self.forget_listeners(&gateway.key);
         }
         self.upsert_service(&service);
     }
@@ -594,7 +605,7 @@ impl SnapshotBuilder {
             slot: self.slot(key, p.port, &Labels::new()),
             routed: routes.as_ref().is_some_and(|r| r.concern(p.port)),
             routed_by_path: routes.as_ref().is_some_and(|r| r.reads_path(p.port)),
-            termination: self.termination(key, p, &names.hostname),
+            termination: self.port_termination(key, p, &names.hostname),
         });
         let ports = ports.collect();
         let throttle = self.throttle_of(key);
@@ -776,7 +787,8 @@ impl SnapshotBuilder {
             )
             .chain(self.policy_names())
             .chain(self.bundle_names())
-            .chain(self.termination_names());
+            .chain(self.termination_names())
+            .chain(self.listener_certificates.names());
         known.filter(|named| !declared.contains(named)).collect()
     }
 

@@ -28,11 +28,22 @@ impl FilterChain {
     const LIMIT_ATTEMPTS: Self = Self(8);
     /// Delays and aborts requests as the rule says. It runs once, before all others.
     const INJECT_FAULTS: Self = Self(16);
+    /// Shares responses with scripts of other origins as the rule says, when the head is sent.
+    const SHARE_RESPONSES: Self = Self(32);
+    /// Answers a preflight. It runs once, before an endpoint is selected. The request decides about
+    /// it, not the rule alone.
+    const ANSWER_PREFLIGHT: Self = Self(64);
     /// The filters that read the rule of a request that is forwarded.
-    const OF_MATCHED_RULE: Self =
-        Self(Self::CHANGE_HEADS.0 | Self::LIMIT_ATTEMPTS.0 | Self::INJECT_FAULTS.0);
+    const OF_MATCHED_RULE: Self = Self(
+        Self::CHANGE_HEADS.0
+            | Self::LIMIT_ATTEMPTS.0
+            | Self::INJECT_FAULTS.0
+            | Self::SHARE_RESPONSES.0,
+    );
     /// The filters that run once, before an endpoint is selected.
-    const BEFORE_BALANCE: Self = Self(Self::BUFFER_BODY.0 | Self::ANSWER.0 | Self::INJECT_FAULTS.0);
+    const BEFORE_BALANCE: Self = Self(
+        Self::BUFFER_BODY.0 | Self::ANSWER.0 | Self::INJECT_FAULTS.0 | Self::ANSWER_PREFLIGHT.0,
+    );
 
     /// Returns the filters that policies require.
     pub fn of_policies<'a>(policies: impl IntoIterator<Item = &'a DestinationPolicy>) -> Self {
@@ -66,12 +77,20 @@ impl FilterChain {
         if rule.faults.is_some() {
             chain = chain.with(Self::INJECT_FAULTS);
         }
+        if rule.cors.is_some() {
+            chain = chain.with(Self::SHARE_RESPONSES);
+        }
         chain
     }
 
     /// Returns the filter of a rule whose requests the gateway answers itself.
     pub fn of_answer() -> Self {
         Self::ANSWER
+    }
+
+    /// Returns the filter of a preflight, which the gateway answers itself.
+    pub fn of_preflight() -> Self {
+        Self::ANSWER_PREFLIGHT
     }
 
     /// Returns the filters of both chains.
@@ -96,6 +115,12 @@ impl FilterChain {
     #[inline]
     pub fn answers(self) -> bool {
         self.has(Self::ANSWER)
+    }
+
+    /// True if the request is a preflight that the gateway answers itself.
+    #[inline]
+    pub fn answers_preflight(self) -> bool {
+        self.has(Self::ANSWER_PREFLIGHT)
     }
 
     /// True if the rule injects faults.
@@ -149,6 +174,10 @@ mod tests {
         assert!(!attempts.changes_heads() && !attempts.runs_before_balance());
         let faults = none.with(FilterChain::INJECT_FAULTS);
         assert!(faults.injects_faults() && faults.reads_rule() && faults.runs_before_balance());
+        let preflight = FilterChain::of_preflight();
+        assert!(preflight.answers_preflight() && preflight.runs_before_balance());
+        let shared = none.with(FilterChain::SHARE_RESPONSES);
+        assert!(shared.reads_rule() && !shared.runs_before_balance());
         assert!(heads.reads_rule() && !heads.limits_attempts() && !both.reads_rule());
     }
 }

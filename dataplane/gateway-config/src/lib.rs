@@ -16,7 +16,9 @@ mod listeners;
 mod mutations;
 mod policies;
 mod route_answers;
+mod route_cors;
 mod route_filters;
+mod route_reply;
 mod routes;
 mod shards;
 mod tenant_builds;
@@ -49,12 +51,14 @@ pub use build::{ServiceCertificateFn, SnapshotBuilder};
 pub use filter_chain::FilterChain;
 pub use mutations::{RequestMutations, is_spelling_of};
 pub use policies::{DestinationPolicy, TenantPolicies};
-pub use route_answers::{AnsweredRequest, RouteReply};
+pub use route_answers::AnsweredRequest;
+pub use route_cors::CorsOutcome;
 pub use route_filters::{MatchedFilters, edit_response};
+pub use route_reply::RouteReply;
 pub use routes::{MatchedRule, RouteOutcome, RouteTarget, ServiceRoutes};
 use shards::ShardedMap;
 pub use tenant_builds::{BuildStep, FinishedStep, IMMEDIATE_BYTES_MAX, TenantBuilds};
-pub use termination::TerminationView;
+pub use termination::{ListenerTermination, PortTermination, TerminationView};
 pub use throttle::{RequestThrottle, admit_all};
 pub use workload_labels::{UNKNOWN, WorkloadLabels};
 
@@ -245,7 +249,7 @@ pub struct PortView {
     /// True if routes match more of the path than `/`; then the path is normalized before routing.
     pub routed_by_path: bool,
     /// Termination of TLS from clients without a node proxy, if configured.
-    pub termination: Option<Arc<TerminationView>>,
+    pub termination: Option<Arc<PortTermination>>,
 }
 
 /// One workload, for example a pod.

@@ -5,7 +5,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use canal_model::program::{HostMatch, IngressGateway, RouteObject, RouteRule, VirtualHost};
+use canal_model::program::{
+    HostMatch, IngressGateway, IngressListener, RouteObject, RouteRule, VirtualHost,
+};
 use canal_model::route_table::RouteTable;
 use canal_router::HostTable;
 use hashbrown::HashMap;
@@ -46,12 +48,7 @@ impl ListenerIndex {
             })
         };
         let mut ports: HashMap<u16, HostTable<ListenerHosts>> = HashMap::new();
-        let mut listeners: Vec<_> = gateway.listeners.iter().collect();
-        // Of two listeners with the same host, the open one decides, else the first one: entries
-        // that are inserted later replace earlier ones.
-        listeners.reverse();
-        listeners.sort_by_key(|it| it.is_open);
-        for listener in listeners {
+        for listener in in_order_of_precedence(gateway.listeners.iter()) {
             let mut hosts = HostTable::new();
             for host in &listener.virtual_hosts {
                 hosts.insert(&host_text(host.host.as_ref()), table_of(host));
@@ -80,13 +77,35 @@ impl ListenerIndex {
         listener.hosts.find(host, |table| visit(*table))
     }
 
+    /// True if another listener of the port than that of the server name has the most specific host
+    /// for a request. A host that no listener has misdirects nothing: it gets 404.
+    pub(crate) fn is_misdirected(&self, port: u16, server_name: Option<&str>, host: &[u8]) -> bool {
+        let Some(listeners) = self.ports.get(&port) else {
+            return false;
+        };
+        let of_connection = listeners.get(server_name.unwrap_or_default().as_bytes());
+        let of_request = listeners.get(host);
+        of_request.is_some_and(|it| !of_connection.is_some_and(|own| std::ptr::eq(own, it)))
+    }
+
     pub(crate) fn has_port(&self, port: u16) -> bool {
         self.ports.contains_key(&port)
     }
 }
 
+/// Sorts listeners so that of two with the same host the one that decides is the last: the open one,
+/// else the first. Entries that are inserted later replace earlier ones.
+pub(crate) fn in_order_of_precedence<'a>(
+    listeners: impl Iterator<Item = &'a IngressListener>,
+) -> Vec<&'a IngressListener> {
+    let mut listeners: Vec<_> = listeners.collect();
+    listeners.reverse();
+    listeners.sort_by_key(|it| it.is_open);
+    listeners
+}
+
 /// Returns a host as it is written in a [`HostTable`].
-fn host_text(host: Option<&HostMatch>) -> String {
+pub(crate) fn host_text(host: Option<&HostMatch>) -> String {
     match host {
         Some(HostMatch::Exact(name)) => name.clone(),
         Some(HostMatch::Suffix(domain)) => format!("*{domain}"),

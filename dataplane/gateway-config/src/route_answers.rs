@@ -6,6 +6,7 @@ use canal_model::route_filters::{RedirectPort, RouteAnswer, UrlRedirect, UrlSche
 use http::{HeaderMap, HeaderValue, header};
 
 use crate::route_filters::{MatchedFilters, edit_response};
+use crate::route_reply::RouteReply;
 
 /// The parts of a request that its answer depends on.
 #[derive(Debug, Clone, Copy)]
@@ -21,14 +22,6 @@ pub struct AnsweredRequest<'a> {
     pub query: Option<&'a [u8]>,
     /// The path in the form that routes compare.
     pub normal_path: &'a str,
-}
-
-/// A response that the gateway makes, without the headers that frame it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RouteReply {
-    pub status: u16,
-    pub headers: Vec<(String, Vec<u8>)>,
-    pub body: String,
 }
 
 impl MatchedFilters {
@@ -61,6 +54,7 @@ impl MatchedFilters {
             status: answer.status(),
             headers: headers.collect(),
             body,
+            detail: "direct_response",
         })
     }
 

@@ -7,15 +7,20 @@ use canal_model::program::{PathMatch, RouteAction, RouteRule};
 use canal_model::route_attempts::AttemptPolicy;
 use canal_model::route_faults::FaultPolicy;
 use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteFilters};
+use canal_router::{RoutableRequest, TextPatterns};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::mutations::RequestMutations;
+use crate::route_cors::{self, CorsOutcome};
+use crate::route_reply::RouteReply;
 
 /// A rule with filters, and the match of it that holds for the request.
 #[derive(Debug, Clone)]
 pub struct MatchedFilters {
     rule: Arc<RouteRule>,
     match_index: usize,
+    /// Outcome of the rule's cross-origin policy for the request.
+    cors: Option<CorsOutcome>,
 }
 
 impl MatchedFilters {
@@ -24,6 +29,39 @@ impl MatchedFilters {
         Self {
             rule: rule.clone(),
             match_index,
+            cors: None,
+        }
+    }
+
+    /// Decides what the rule's cross-origin policy does with the request. `patterns` are its regular
+    /// expressions.
+    #[must_use]
+    pub fn with_cors<R: RoutableRequest>(
+        mut self,
+        patterns: Option<&TextPatterns>,
+        request: &R,
+    ) -> Self {
+        let filtered = self.filters().map(|filters| &filters.response_headers);
+        let policy = self.rule.cors.as_deref();
+        self.cors = policy.map(|policy| route_cors::decide(policy, patterns, filtered, request));
+        self
+    }
+
+    /// Returns the rule that the request matched.
+    pub fn rule(&self) -> &Arc<RouteRule> {
+        &self.rule
+    }
+
+    /// Returns the outcome of the rule's cross-origin policy, if it has one.
+    pub fn cors(&self) -> Option<&CorsOutcome> {
+        self.cors.as_ref()
+    }
+
+    /// Returns the answer to the request if it is a preflight that the gateway answers.
+    pub fn preflight(&self) -> Option<&RouteReply> {
+        match self.cors() {
+            Some(CorsOutcome::Preflight(reply)) => Some(reply),
+            _ => None,
         }
     }
 
@@ -88,9 +126,11 @@ impl MatchedFilters {
 
     /// Returns the changes of the response's headers, if there are any.
     pub fn response_headers(&self) -> Option<&HeaderModifier> {
-        self.filters()
-            .map(|filters| &filters.response_headers)
-            .filter(|headers| !headers.is_empty())
+        let changes = match &self.cors {
+            Some(CorsOutcome::Response(changes)) => Some(changes),
+            _ => self.filters().map(|filters| &filters.response_headers),
+        };
+        changes.filter(|headers| !headers.is_empty())
     }
 }
 
@@ -182,6 +222,7 @@ mod tests {
             filters: Some(Box::new(filters)),
             attempts: None,
             faults: None,
+            cors: None,
         };
         MatchedFilters::new(&Arc::new(rule), 0)
     }

@@ -9,16 +9,18 @@ use std::sync::Arc;
 
 use canal_model::ids::ServiceKey;
 use canal_model::program::{
-    BackendTarget, HttpMatch, IngressGateway, Labels, PathMatch, RouteAction, RouteRule,
+    BackendTarget, HttpMatch, IngressGateway, Labels, PathMatch, RouteAction, RouteKey, RouteRule,
 };
 use canal_model::route_table::RouteTable;
 use canal_router::{
-    BackendChoice, BrokenMatch, RoutableRequest, RouteDecision, Router, RouterLimits, pick,
+    BackendChoice, BrokenMatch, RoutableRequest, RouteDecision, Router, RouterLimits, TextPatterns,
+    pick,
 };
+use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use super::listeners::ListenerIndex;
-use super::{EndpointSetId, FilterChain, MatchedFilters};
+use super::{EndpointSetId, FilterChain, MatchedFilters, route_cors};
 
 /// Status for a backend that belongs to another tenant, which the author of the rule cannot have
 /// intended.
@@ -44,6 +46,8 @@ pub(super) struct CompiledRoutes {
     listeners: Option<ListenerIndex>,
     /// Number of broken matches.
     faults: usize,
+    /// Regular expressions of the rules' origins.
+    origins: HashMap<RouteKey, TextPatterns>,
 }
 
 impl CompiledRoutes {
@@ -87,12 +91,16 @@ impl CompiledRoutes {
         for fault in faults.iter().flatten() {
             tracing::warn!(%service, %fault, "gateway: a route is broken, so its requests get an error response");
         }
+        let rules = table.rules().iter();
+        let origins = rules.filter_map(|rule| Some((rule.key.clone(), compile_origins(rule)?)));
+        let origins = origins.collect();
         Self {
             service,
             rules: table.into_rules(),
             routers: routers.into(),
             listeners,
             faults: faults.iter().map(Vec::len).sum(),
+            origins,
         }
     }
 
@@ -113,9 +121,19 @@ impl CompiledRoutes {
     /// Returns the cost of the compilation in bytes: the memory of the result, and for each broken
     /// match that of the largest regex. Such a match may have been compiled before it was rejected.
     pub(super) fn cost_bytes(&self) -> usize {
+        let origins = self.origins.values().map(TextPatterns::memory_bytes);
         self.routers.iter().map(Router::memory_bytes).sum::<usize>()
+            + origins.sum::<usize>()
             + self.faults * RouterLimits::DEFAULT.regex_bytes_max
     }
+}
+
+/// Compiles the regular expressions of a rule's origins, if it has any. What is too large matches no
+/// origin.
+fn compile_origins(rule: &RouteRule) -> Option<TextPatterns> {
+    let mut patterns = route_cors::patterns(rule.cors.as_deref()?).peekable();
+    patterns.peek()?;
+    Some(TextPatterns::compile(patterns, &RouterLimits::DEFAULT))
 }
 
 /// Returns the first rule, so changed that it refuses every request to the service.
@@ -144,6 +162,7 @@ fn refuse_all(rules: &[Arc<RouteRule>]) -> Vec<Arc<RouteRule>> {
             filters: None,
             attempts: None,
             faults: None,
+            cors: None,
             ..(**rule).clone()
         })
     });
@@ -192,13 +211,6 @@ pub enum RouteOutcome {
 pub struct MatchedRule<'a> {
     pub rule: &'a Arc<RouteRule>,
     match_index: usize,
-}
-
-impl MatchedRule<'_> {
-    /// Returns the rule's filters and answer, for a target whose chain has them.
-    pub fn filters(&self) -> MatchedFilters {
-        MatchedFilters::new(self.rule, self.match_index)
-    }
 }
 
 impl ServiceRoutes {
@@ -283,6 +295,14 @@ impl ServiceRoutes {
         routers.any(|router| router.reads_path(port))
     }
 
+    /// True if a request on a TLS connection belongs to another listener of the port than the
+    /// connection, whose client sent this server name. The client must use another connection for
+    /// the host (GEP-3567).
+    pub fn is_misdirected(&self, port: u16, server_name: Option<&str>, host: &[u8]) -> bool {
+        let listeners = self.compiled.listeners.as_ref();
+        listeners.is_some_and(|it| it.is_misdirected(port, server_name, host))
+    }
+
     /// Routes a request to this port, and returns the rule that matched. `random` selects among
     /// weighted backends.
     pub fn decide<R: RoutableRequest>(
@@ -324,6 +344,22 @@ impl ServiceRoutes {
             match_index: found.match_index,
         };
         (outcome, Some(matched))
+    }
+
+    /// Returns what a rule does with a request beside its action, for a target whose chain reads the
+    /// rule.
+    pub fn filters<R: RoutableRequest>(
+        &self,
+        matched: MatchedRule<'_>,
+        request: &R,
+    ) -> Box<MatchedFilters> {
+        let MatchedRule { rule, match_index } = matched;
+        let filters = MatchedFilters::new(rule, match_index);
+        if rule.cors.is_none() {
+            return Box::new(filters);
+        }
+        let patterns = self.compiled.origins.get(&rule.key);
+        Box::new(filters.with_cors(patterns, request))
     }
 
     pub fn rule_count(&self) -> usize {
@@ -385,6 +421,7 @@ mod tests {
             filters: None,
             attempts: None,
             faults: None,
+            cors: None,
         };
         let table = RouteTable::new(vec![Arc::new(rule)]);
         let compiled =

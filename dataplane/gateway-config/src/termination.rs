@@ -1,7 +1,41 @@
-//! TLS termination of one service port: the certificate and the names that clients may use.
-//! `canal_identity` does the handshakes.
+//! TLS termination of one port: that of a service with the names that clients may use, or that of a
+//! Gateway with the certificates of its listeners. `canal_identity` does the handshakes.
 
-use canal_identity::Terminator;
+use std::sync::Arc;
+
+use canal_identity::{ListenerChoice, Terminator};
+use canal_router::HostTable;
+use canal_tls::TrustView;
+
+/// Termination of TLS on one port.
+#[derive(Debug)]
+pub enum PortTermination {
+    /// The port of a service that has a Termination.
+    Service(TerminationView),
+    /// The port of a Gateway that is for HTTPS: plaintext is refused.
+    Gateway(ListenerTermination),
+}
+
+/// The listeners of a Gateway's port for HTTPS, by the server names that clients send.
+#[derive(Debug)]
+pub struct ListenerTermination {
+    /// Listeners by host. One that is closed has no terminator.
+    pub(crate) hosts: HostTable<Option<Arc<Terminator>>>,
+    /// Trust of the tenant, by which failed handshakes are counted.
+    pub trust: TrustView,
+}
+
+impl ListenerTermination {
+    /// Returns the terminator of the most specific listener for a server name in lower case. Without
+    /// a name, only a listener for any host is one.
+    pub fn choose(&self, server_name: Option<&str>) -> ListenerChoice<'_> {
+        match self.hosts.get(server_name.unwrap_or_default().as_bytes()) {
+            Some(Some(terminator)) => ListenerChoice::Terminator(terminator),
+            Some(None) => ListenerChoice::NoCertificate,
+            None => ListenerChoice::NoListener,
+        }
+    }
+}
 
 /// Termination of one port as the gateway serves it.
 #[derive(Debug)]

@@ -76,8 +76,11 @@ impl GatewayEngine {
     ///
     /// # Errors
     /// An address cannot be bound, or a worker thread cannot be started.
-    pub fn start(config: GatewayConfig, around: EngineDependencies) -> Result<Self, GatewayError> {
-        Self::start_with(config, around, &[], Generation::default())
+    pub fn start(
+        config: GatewayConfig,
+        dependencies: EngineDependencies,
+    ) -> Result<Self, GatewayError> {
+        Self::start_with(config, dependencies, &[], Generation::default())
     }
 
     /// Starts an engine like [`GatewayEngine::start`], with an initial state that already applies
@@ -87,14 +90,14 @@ impl GatewayEngine {
     /// An address cannot be bound, or a worker thread cannot be started.
     pub fn start_with(
         mut config: GatewayConfig,
-        around: EngineDependencies,
+        dependencies: EngineDependencies,
         state: &[Arc<Resource>],
         generation: Generation,
     ) -> Result<Self, GatewayError> {
         let builder = SnapshotBuilder::new(
             &config.replica,
-            around.identities.clone(),
-            around.certificates.clone(),
+            dependencies.identities.clone(),
+            dependencies.certificates.clone(),
         );
         let bound = accept::bind(&mut config)?;
         let EngineDependencies {
@@ -104,7 +107,7 @@ impl GatewayEngine {
             certificates: _,
             log,
             dns,
-        } = around;
+        } = dependencies;
         let shared = Arc::new(EngineShared {
             publisher: SnapshotPublisher::default(),
             families: RequestMetricFamilies::new(&registry),
@@ -132,9 +135,9 @@ impl GatewayEngine {
             pin: shared.config.pin,
         };
         let (opened, all) = std::sync::mpsc::channel();
-        let given = shared.clone();
+        let worker_shared = shared.clone();
         let workers = Workers::start(threads, drain, move |thread| {
-            accept::run(given.clone(), thread, opened.clone())
+            accept::run(worker_shared.clone(), thread, opened.clone())
         })
         .map_err(GatewayError::Workers)?;
         // The reserved addresses stay bound until every worker has opened its listeners.

@@ -223,14 +223,12 @@ async fn establish_plaintext(
         None => ClientTransport::plain(stream),
         // Boxed, because few connections terminate TLS and the future of the others should stay
         // small.
-        Some(view) => match Box::pin(terminate::terminate_tls(
-            worker, stream, view, protocol, permit,
-        ))
-        .await
-        {
-            Ok(entered) => entered,
-            Err(why) => return worker.counts.refused_connection(why),
-        },
+        Some(view) => {
+            match Box::pin(terminate::terminate(worker, stream, view, protocol, permit)).await {
+                Ok(entered) => entered,
+                Err(why) => return worker.counts.refused_connection(why),
+            }
+        }
     };
     let ClientTransport {
         io,
@@ -477,6 +475,8 @@ fn tls_reason(e: &TlsError) -> &'static str {
         TlsError::Io(_) => "tls_io",
         TlsError::Timeout(_) => "tls_timeout",
         TlsError::KeyServer(_) => "tls_key_server",
+        TlsError::UnrecognizedName(_) => "unrecognized_name",
+        TlsError::NoListenerCertificate => "no_certificate",
     }
 }
 

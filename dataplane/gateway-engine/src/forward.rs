@@ -17,7 +17,9 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use canal_gateway_config::{AnsweredRequest, DestinationPolicy, RequestMutations, RouteReply, jwt};
+use canal_gateway_config::{
+    AnsweredRequest, DestinationPolicy, MatchedFilters, RequestMutations, RouteReply, jwt,
+};
 use canal_gateway_http::head::{ClientProtocol, FullRequest, RequestInfo, ValidatedHttp2Request};
 use canal_gateway_http::heads;
 use canal_gateway_http::proxy_error::ProxyError;
@@ -92,7 +94,7 @@ fn decide_mutations<'a, R: FullRequest>(
     let authorized = authorization
         .map(|state| &state.changes)
         .filter(|changes| !changes.is_empty());
-    let matched = routed.matched.as_ref();
+    let matched = routed.matched.as_deref();
     let Some(matched) = matched.filter(|_| routed.filters.changes_heads()) else {
         return Ok(authorized.map(Cow::Borrowed));
     };
@@ -528,6 +530,19 @@ impl<D: HttpDownstream> HttpRequest<D> {
         Ok(())
     }
 
+    /// Returns the answer to a preflight if its policies allow it, else the error. Envoy's filter
+    /// for authorization precedes that for cross-origin requests, as Istio orders them.
+    async fn answer_preflight(&mut self, routed: &RoutedRequest) -> ProxyError {
+        if let Err(error) = self.authorize_answer(routed).await {
+            return error;
+        }
+        let matched = routed.matched.as_deref();
+        let reply = matched.and_then(MatchedFilters::preflight).cloned();
+        reply.map_or(ProxyError::NoRoute, |reply| {
+            ProxyError::Answered(Box::new(reply))
+        })
+    }
+
     /// Authorizes a request that the gateway answers itself, and makes the answer.
     ///
     /// # Errors
@@ -617,6 +632,9 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
     async fn filter(&mut self, routed: &RoutedRequest) -> Result<(), ProxyError> {
         if routed.filters.injects_faults() {
             Box::pin(self.inject_faults(routed)).await?;
+        }
+        if routed.filters.answers_preflight() {
+            return Err(Box::pin(self.answer_preflight(routed)).await);
         }
         if routed.filters.answers() {
             return Err(Box::pin(self.answer(routed))

@@ -122,6 +122,8 @@ pub(crate) async fn http1(
             fields(fault).chain(described),
             &outgoing,
         )
+        // Fields of authorizers and rules were checked when they were read. An error nevertheless
+        // ends the connection without a response.
         .ok()?;
     let into = client.wire.outbox.head();
     client.out.write_to(&[], into);

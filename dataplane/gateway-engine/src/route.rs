@@ -33,13 +33,17 @@ pub(crate) struct RoutedRequest {
     /// Filters of the rule and of the endpoints.
     pub(crate) filters: FilterChain,
     /// The rule, if it has filters, timeouts or retries, or if the gateway answers its requests.
-    pub(crate) matched: Option<MatchedFilters>,
+    pub(crate) matched: Option<Box<MatchedFilters>>,
     _admission: RequestPermit,
 }
 
 /// The endpoint set of a request, the filters that its rule asks for, and the rule if one of them
 /// reads it. An answered request has the dialled port's set.
-type RoutePlacement = (Rc<EndpointSetState>, FilterChain, Option<MatchedFilters>);
+type RoutePlacement = (
+    Rc<EndpointSetState>,
+    FilterChain,
+    Option<Box<MatchedFilters>>,
+);
 
 impl RoutedRequest {
     fn new(
@@ -78,7 +82,7 @@ impl RoutedRequest {
     /// Returns the changes that the rule's filters make of the response's headers, if any.
     pub(crate) fn response_headers(&self) -> Option<&HeaderModifier> {
         self.matched
-            .as_ref()
+            .as_deref()
             .and_then(MatchedFilters::response_headers)
     }
 }
@@ -99,6 +103,9 @@ pub(crate) fn request<R: RoutableRequest>(
         .throttle(worker)
         .and_then(|()| admit(worker, session, &resolved))
         .and_then(|admission| {
+            if session.tls && is_misdirected(session, &resolved, request) {
+                return Err(ProxyError::Misdirected);
+            }
             Ok((
                 decide(worker, &snapshot, &resolved, request, record.texts.as_mut())?,
                 admission,
@@ -153,6 +160,24 @@ fn admit(
     }
     session.establish();
     worker.limits.request(&session.account)
+}
+
+/// True if a request on a connection with TLS must come over another connection.
+#[cold]
+fn is_misdirected<R: RoutableRequest>(
+    session: &ClientSession,
+    resolved: &ResolvedDestination,
+    request: &R,
+) -> bool {
+    let ResolvedDestination::Service { service, port } = resolved else {
+        return false;
+    };
+    let (port, name) = (
+        service.ports[*port].port,
+        session.principal.server_name.as_deref(),
+    );
+    let routes = service.routes.as_ref();
+    routes.is_some_and(|routes| routes.is_misdirected(port, name, request.host()))
 }
 
 /// A request with another path.
@@ -213,13 +238,14 @@ fn decide<R: RoutableRequest>(
             }
             match outcome {
                 RouteOutcome::Target(target) => {
+                    // Most rules have no filters; their requests need no counted reference.
                     if target.filters.reads_rule() {
-                        matched = rule.map(|rule| rule.filters());
+                        matched = rule.map(|rule| routes.filters(rule, request));
                     }
                     (target.slot, target.filters)
                 }
                 RouteOutcome::Answer => {
-                    matched = rule.map(|rule| rule.filters());
+                    matched = rule.map(|rule| routes.filters(rule, request));
                     (port.slot, FilterChain::of_answer())
                 }
                 RouteOutcome::Refuse { status, reason } => {
@@ -229,6 +255,12 @@ fn decide<R: RoutableRequest>(
             }
         }
         _ => (port.slot, FilterChain::default()),
+    };
+    let is_preflight = matched.as_ref().is_some_and(|it| it.preflight().is_some());
+    let filters = if is_preflight {
+        filters.with(FilterChain::of_preflight())
+    } else {
+        filters
     };
     worker
         .upstreams

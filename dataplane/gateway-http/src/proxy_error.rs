@@ -127,6 +127,9 @@ pub enum ProxyError {
     ClientGone,
     /// Routes exist, but none matches.
     NoRoute,
+    /// The request's host belongs to another listener of the port than the server name of its
+    /// connection.
+    Misdirected,
     /// The route itself is an error, because its source is broken.
     Route { status: u16, reason: String },
     /// No error: the rule answers the request itself.
@@ -209,6 +212,7 @@ impl ProxyError {
             // This status is never sent; logs show it as nginx does.
             ProxyError::ClientGone => 499,
             ProxyError::NoRoute => 404,
+            ProxyError::Misdirected => 421,
             ProxyError::Route { status, .. } => *status,
             ProxyError::Answered(reply) => reply.status,
             ProxyError::Aborted { status, .. } => status.http(),
@@ -251,7 +255,7 @@ impl ProxyError {
             ProxyError::Rejected(_) | ProxyError::ExtAuthzFailed(_) => ResponseFlag::Unauthorized,
             ProxyError::RequestTimeout => ResponseFlag::StreamIdle,
             ProxyError::ClientGone => ResponseFlag::DownstreamGone,
-            ProxyError::NoRoute => ResponseFlag::NoRoute,
+            ProxyError::NoRoute | ProxyError::Misdirected => ResponseFlag::NoRoute,
             ProxyError::Route { .. } => ResponseFlag::RouteRefused,
             ProxyError::NoService | ProxyError::TenantClosed => ResponseFlag::NoCluster,
             ProxyError::NoEndpoint => ResponseFlag::NoHealthy,
@@ -286,6 +290,7 @@ impl ProxyError {
             ProxyError::RequestTimeout => "request_timeout",
             ProxyError::ClientGone => "client_gone",
             ProxyError::NoRoute => "no_route",
+            ProxyError::Misdirected => "misdirected",
             ProxyError::Route { .. } => "route_refused",
             ProxyError::Answered(_) => "direct_response",
             ProxyError::Aborted { .. } => "fault_filter_abort",
@@ -331,6 +336,7 @@ impl ProxyError {
             ProxyError::Denied(denial) => &denial.detail,
             ProxyError::Unauthenticated(bad) => bad.name(),
             ProxyError::Rejected(_) => "ext_authz_denied",
+            ProxyError::Answered(reply) => reply.detail,
             _ => self.name(),
         }
     }
@@ -344,6 +350,7 @@ impl ProxyError {
             ProxyError::RequestTimeout => "the request did not arrive in time",
             ProxyError::ClientGone => "",
             ProxyError::NoRoute => "no route matches this request",
+            ProxyError::Misdirected => "this host needs a connection of its own",
             ProxyError::Route { .. } => "the route for this request is not usable",
             ProxyError::Answered(reply) => &reply.body,
             ProxyError::Aborted { .. } => ABORT_TEXT,
@@ -387,6 +394,7 @@ impl ProxyError {
             | ProxyError::Denied(_)
             | ProxyError::Unauthenticated(_)
             | ProxyError::UnsafePath(_)
+            | ProxyError::Misdirected
             | ProxyError::Rejected(_) => ErrorSide::Client,
             ProxyError::NoRoute
             | ProxyError::Route { .. }

@@ -348,6 +348,8 @@ impl HboneStream {
                 None => {
                     let trailers = ready!(self.recv.poll_trailers(cx));
                     self.read_ended = true;
+                    // Only the end of the stream ends its data, so there is no error here; one would
+                    // count as no report.
                     self.report = trailers
                         .ok()
                         .flatten()

@@ -128,7 +128,7 @@ struct RenewalState {
     backoff: Backoff,
     /// Earliest time of the next attempt after a failure.
     retry_at: Option<Instant>,
-    under_way: bool,
+    is_requested: bool,
     error: String,
 }
 
@@ -323,7 +323,7 @@ impl CertificateSource {
             renew_at: None,
             backoff: Backoff::new(BACKOFF.0, BACKOFF.1),
             retry_at: None,
-            under_way: false,
+            is_requested: false,
             error: String::new(),
         };
         // A certificate from disk lets the data plane start without the controller.
@@ -402,14 +402,14 @@ impl Inner {
     fn due_renewals(&self) -> (Vec<(CertificateKey, u64)>, Duration) {
         let (now, mut due, mut wait) = (SystemTime::now(), Vec::new(), RENEWAL_CHECK_INTERVAL);
         let mut wanted = lock(&self.renewals);
-        wanted.retain(|_, w| w.under_way || w.writer.is_in_use());
-        for (what, w) in wanted.iter_mut().filter(|(_, w)| !w.under_way) {
+        wanted.retain(|_, w| w.is_requested || w.writer.is_in_use());
+        for (what, w) in wanted.iter_mut().filter(|(_, w)| !w.is_requested) {
             if let Some(trust) = self.trust.get() {
                 w.renew_if_superseded(trust, now);
             }
             match w.due(now) {
                 RenewalDue::Now => {
-                    w.under_way = true;
+                    w.is_requested = true;
                     due.push((what.clone(), w.number));
                 }
                 RenewalDue::In(left) => wait = wait.min(left),
@@ -460,7 +460,7 @@ impl Inner {
             .get_mut(what)
             .filter(|w| w.number == number)
         {
-            w.under_way = false;
+            w.is_requested = false;
             match outcome {
                 Ok(certificate) => {
                     self.issued.inc();

@@ -30,9 +30,9 @@ pub const REMOTE_PROOF_LIFE: Duration = Duration::from_secs(6 * 3600);
 /// Location of this side's key.
 #[derive(Debug, Clone)]
 enum KeySource {
-    Here(Credential),
+    Local(Credential),
     /// The key is in a key server. Without a requester, there is no server to request it from.
-    There(Arc<RemoteKeySource>),
+    Remote(Arc<RemoteKeySource>),
 }
 
 #[derive(Debug)]
@@ -44,12 +44,12 @@ struct RemoteKeySource {
 }
 
 impl KeySource {
-    fn there(
+    fn remote(
         identity: Identity,
         requester: Option<KeyClient>,
         fallback: Option<Credential>,
     ) -> Self {
-        KeySource::There(Arc::new(RemoteKeySource {
+        KeySource::Remote(Arc::new(RemoteKeySource {
             identity,
             requester,
             fallback,
@@ -58,8 +58,8 @@ impl KeySource {
 
     fn identity(&self) -> &Identity {
         match self {
-            KeySource::Here(credential) => credential.identity(),
-            KeySource::There(there) => &there.identity,
+            KeySource::Local(credential) => credential.identity(),
+            KeySource::Remote(remote) => &remote.identity,
         }
     }
 }
@@ -133,7 +133,7 @@ impl ServerIdentity {
     pub fn new(tenant: TenantName, credential: Credential) -> Self {
         Self {
             tenant,
-            own: KeySource::Here(credential),
+            own: KeySource::Local(credential),
             trust: TrustView::without_bundles(),
             cached: Arc::default(),
         }
@@ -149,7 +149,7 @@ impl ServerIdentity {
     ) -> Self {
         Self {
             tenant,
-            own: KeySource::there(identity, requester, fallback),
+            own: KeySource::remote(identity, requester, fallback),
             trust: TrustView::without_bundles(),
             cached: Arc::default(),
         }
@@ -193,11 +193,11 @@ impl ServerIdentity {
     ) -> Result<(MtlsStream<IO>, VerifiedPeer), TlsError> {
         let accepted = in_time(async {
             match &self.own {
-                KeySource::Here(credential) => {
+                KeySource::Local(credential) => {
                     self.handshake(credential, PrefixedStream::new(Vec::new(), io), &on_hello)
                         .await
                 }
-                KeySource::There(remote) => {
+                KeySource::Remote(remote) => {
                     self.handshake_with_remote_key(remote, io, &on_hello).await
                 }
             }
@@ -318,7 +318,7 @@ impl ClientIdentity {
     /// certificate.
     pub fn new(credential: Credential) -> Self {
         Self {
-            own: KeySource::Here(credential),
+            own: KeySource::Local(credential),
             calls: ClientHandshakeContext::by(TrustView::without_bundles()),
         }
     }
@@ -331,7 +331,7 @@ impl ClientIdentity {
         fallback: Option<Credential>,
     ) -> Self {
         Self {
-            own: KeySource::there(identity, requester, fallback),
+            own: KeySource::remote(identity, requester, fallback),
             calls: ClientHandshakeContext::by(TrustView::without_bundles()),
         }
     }
@@ -350,7 +350,7 @@ impl ClientIdentity {
     /// Waits for the first certificate if there is none yet, for at most
     /// [`FIRST_CERTIFICATE_TIMEOUT`].
     pub async fn wait_for_first_certificate(&self) {
-        if let KeySource::Here(credential) = &self.own {
+        if let KeySource::Local(credential) = &self.own {
             begun(credential).await;
         }
     }
@@ -362,11 +362,11 @@ impl ClientIdentity {
     /// There is no valid certificate.
     pub fn pinned(&self) -> Result<PinnedIdentity, TlsError> {
         let proof = match &self.own {
-            KeySource::Here(credential) => {
-                CredentialId(CredentialIdKind::Here(usable(credential)?))
+            KeySource::Local(credential) => {
+                CredentialId(CredentialIdKind::Local(usable(credential)?))
             }
-            KeySource::There(there) => {
-                CredentialId(CredentialIdKind::There(there.clone(), Instant::now()))
+            KeySource::Remote(remote) => {
+                CredentialId(CredentialIdKind::Remote(remote.clone(), Instant::now()))
             }
         };
         Ok(PinnedIdentity {
@@ -381,15 +381,15 @@ impl ClientIdentity {
     /// There is no certificate.
     pub fn proof(&self) -> Result<CredentialId, TlsError> {
         match &self.own {
-            KeySource::Here(credential) => {
+            KeySource::Local(credential) => {
                 let missing = || TlsError::NoCertificate(credential.identity().clone());
                 credential
                     .current()
-                    .map(|c| CredentialId(CredentialIdKind::Here(c)))
+                    .map(|c| CredentialId(CredentialIdKind::Local(c)))
                     .ok_or_else(missing)
             }
-            KeySource::There(there) => Ok(CredentialId(CredentialIdKind::There(
-                there.clone(),
+            KeySource::Remote(remote) => Ok(CredentialId(CredentialIdKind::Remote(
+                remote.clone(),
                 Instant::now(),
             ))),
         }
@@ -415,17 +415,17 @@ pub struct CredentialId(CredentialIdKind);
 
 #[derive(Debug, Clone)]
 enum CredentialIdKind {
-    Here(Arc<Certificate>),
+    Local(Arc<Certificate>),
     /// A key server's credential, at that time.
-    There(Arc<RemoteKeySource>, Instant),
+    Remote(Arc<RemoteKeySource>, Instant),
 }
 
 impl CredentialId {
     /// Returns whether handshakes with the two are equivalent.
     pub fn same(&self, other: &CredentialId) -> bool {
         match (&self.0, &other.0) {
-            (CredentialIdKind::Here(a), CredentialIdKind::Here(b)) => Arc::ptr_eq(a, b),
-            (CredentialIdKind::There(_, a), CredentialIdKind::There(_, b)) => {
+            (CredentialIdKind::Local(a), CredentialIdKind::Local(b)) => Arc::ptr_eq(a, b),
+            (CredentialIdKind::Remote(_, a), CredentialIdKind::Remote(_, b)) => {
                 a.max(b).duration_since(*a.min(b)) < REMOTE_PROOF_LIFE
             }
             _ => false,
@@ -459,11 +459,11 @@ impl PinnedIdentity {
     ) -> Result<(MtlsStream<IO>, Identity), TlsError> {
         let connected = in_time(async {
             match &self.proof.0 {
-                CredentialIdKind::Here(own) => {
+                CredentialIdKind::Local(own) => {
                     self.calls.handshake_with_local_key(own, io, expected).await
                 }
-                CredentialIdKind::There(there, _) => {
-                    self.handshake_with_remote_key(there, io, expected).await
+                CredentialIdKind::Remote(remote, _) => {
+                    self.handshake_with_remote_key(remote, io, expected).await
                 }
             }
         });
@@ -570,7 +570,7 @@ fn peer_verifier(own: &Certificate, trust: &TrustView) -> PeerVerifier {
 impl ClientIdentity {
     /// Returns the configuration of the next handshake with one of `expected`.
     pub(super) fn config(&self, expected: &Arc<[Identity]>) -> Arc<rustls::ClientConfig> {
-        let KeySource::Here(credential) = &self.own else {
+        let KeySource::Local(credential) = &self.own else {
             panic!("its key is in a key server")
         };
         let own = usable(credential).unwrap();

@@ -9,6 +9,7 @@ mod bundles;
 pub mod certs;
 mod handshake;
 mod identity_factory;
+mod listener_certificates;
 mod terminate;
 
 pub use bundles::apply_bundles;
@@ -16,7 +17,11 @@ pub use handshake::{
     ClientIdentity, CredentialId, PinnedIdentity, REMOTE_PROOF_LIFE, ServerIdentity,
 };
 pub use identity_factory::ClientIdentityFactory;
-pub use terminate::{TerminatedConnection, TerminationConfig as TerminationTerms, Terminator};
+pub use listener_certificates::{CertificateSelector, ListenerKeyPair};
+pub use terminate::{
+    ListenerChoice, TerminatedConnection, TerminationConfig as TerminationTerms, Terminator,
+    accept_by_server_name,
+};
 
 #[cfg(test)]
 mod tests;

@@ -17,11 +17,12 @@ use rustls::ServerConfig;
 use rustls::server::{Acceptor, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::version::{TLS12, TLS13};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_rustls::LazyConfigAcceptor;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio_rustls::server::TlsStream;
+use tokio_rustls::{LazyConfigAcceptor, StartHandshake};
 
 use crate::handshake::{in_time, usable};
+use crate::listener_certificates::CertificateSelector;
 
 /// Connections that a terminator accepts.
 #[derive(Debug, Clone)]
@@ -48,8 +49,10 @@ pub struct Terminator {
 
 #[derive(Debug)]
 enum TerminationKey {
-    Here(Credential),
-    There(RemoteKey),
+    Local(Credential),
+    Remote(RemoteKey),
+    /// Certificates of a listener, which never change: new ones make a new terminator.
+    Listener(Arc<CertificateSelector>),
 }
 
 #[derive(Debug)]
@@ -60,8 +63,9 @@ struct CachedServerConfig {
 
 #[derive(Debug)]
 enum CachedKeyId {
-    Here(Arc<Certificate>),
-    There(Arc<CertifiedKey>),
+    Local(Arc<Certificate>),
+    Remote(Arc<CertifiedKey>),
+    Listener,
 }
 
 /// A connection after TLS termination.
@@ -83,7 +87,7 @@ impl Terminator {
     pub fn new(terms: TerminationConfig, credential: Credential, trust: TrustView) -> Self {
         Self {
             terms,
-            key: TerminationKey::Here(credential),
+            key: TerminationKey::Local(credential),
             trust,
             cached: ArcSwapOption::empty(),
         }
@@ -93,7 +97,21 @@ impl Terminator {
     pub fn signed(terms: TerminationConfig, key: RemoteKey, trust: TrustView) -> Self {
         Self {
             terms,
-            key: TerminationKey::There(key),
+            key: TerminationKey::Remote(key),
+            trust,
+            cached: ArcSwapOption::empty(),
+        }
+    }
+
+    /// Creates a terminator with the certificates of a listener.
+    pub fn with_certificates(
+        terms: TerminationConfig,
+        certificates: CertificateSelector,
+        trust: TrustView,
+    ) -> Self {
+        Self {
+            terms,
+            key: TerminationKey::Listener(Arc::new(certificates)),
             trust,
             cached: ArcSwapOption::empty(),
         }
@@ -130,14 +148,27 @@ impl Terminator {
     {
         let start = LazyConfigAcceptor::new(Acceptor::default(), io).await?;
         on_hello();
-        let server_name = start
-            .client_hello()
-            .server_name()
-            .map(str::to_ascii_lowercase);
+        self.finish(start).await
+    }
+
+    /// Performs the handshake after the client's ClientHello.
+    async fn finish<IO>(
+        &self,
+        start: StartHandshake<IO>,
+    ) -> Result<TerminatedConnection<IO>, TlsError>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let server_name = server_name(&start);
         let stream = match &self.key {
-            TerminationKey::Here(credential) => start.into_stream(self.here(credential)?).await?,
-            TerminationKey::There(signed) => {
-                let config = self.there(signed).await?;
+            TerminationKey::Local(credential) => {
+                start.into_stream(self.local_config(credential)?).await?
+            }
+            TerminationKey::Listener(selector) => {
+                start.into_stream(self.listener(selector)?).await?
+            }
+            TerminationKey::Remote(signed) => {
+                let config = self.remote_config(signed).await?;
                 signed.handshake(start, config).await?
             }
         };
@@ -165,10 +196,10 @@ impl Terminator {
         })
     }
 
-    fn here(&self, credential: &Credential) -> Result<Arc<ServerConfig>, TlsError> {
+    fn local_config(&self, credential: &Credential) -> Result<Arc<ServerConfig>, TlsError> {
         let own = usable(credential)?;
         if let Some(made) = &*self.cached.load()
-            && matches!(&made.of, CachedKeyId::Here(c) if Arc::ptr_eq(c, &own))
+            && matches!(&made.of, CachedKeyId::Local(c) if Arc::ptr_eq(c, &own))
         {
             return Ok(made.config.clone());
         }
@@ -179,16 +210,29 @@ impl Terminator {
             self.terms.clients == ClientCertificates::None,
         )?);
         self.cached.store(Some(Arc::new(CachedServerConfig {
-            of: CachedKeyId::Here(own),
+            of: CachedKeyId::Local(own),
             config: config.clone(),
         })));
         Ok(config)
     }
 
-    async fn there(&self, signed: &RemoteKey) -> Result<Arc<ServerConfig>, TlsError> {
+    fn listener(&self, selector: &Arc<CertificateSelector>) -> Result<Arc<ServerConfig>, TlsError> {
+        if let Some(made) = &*self.cached.load() {
+            return Ok(made.config.clone());
+        }
+        let tickets = self.terms.clients == ClientCertificates::None;
+        let config = Arc::new(self.config(selector.clone(), tickets)?);
+        self.cached.store(Some(Arc::new(CachedServerConfig {
+            of: CachedKeyId::Listener,
+            config: config.clone(),
+        })));
+        Ok(config)
+    }
+
+    async fn remote_config(&self, signed: &RemoteKey) -> Result<Arc<ServerConfig>, TlsError> {
         let key = signed.certified().await.map_err(TlsError::KeyServer)?;
         if let Some(made) = &*self.cached.load()
-            && matches!(&made.of, CachedKeyId::There(k) if Arc::ptr_eq(k, &key))
+            && matches!(&made.of, CachedKeyId::Remote(k) if Arc::ptr_eq(k, &key))
         {
             return Ok(made.config.clone());
         }
@@ -196,7 +240,7 @@ impl Terminator {
         // not refuse it.
         let config = Arc::new(self.config(Arc::new(FixedCertResolver(key.clone())), false)?);
         self.cached.store(Some(Arc::new(CachedServerConfig {
-            of: CachedKeyId::There(key),
+            of: CachedKeyId::Remote(key),
             config: config.clone(),
         })));
         Ok(config)
@@ -206,8 +250,8 @@ impl Terminator {
         let domain = self.terms.trust_domain.clone();
         let trust = self.trust.clone();
         match &self.key {
-            TerminationKey::Here(credential) => Ok(usable(credential)?.verifier(domain, trust)),
-            TerminationKey::There(_) => {
+            TerminationKey::Local(credential) => Ok(usable(credential)?.verifier(domain, trust)),
+            TerminationKey::Remote(_) | TerminationKey::Listener(_) => {
                 let unusable = |why: String| TlsError::Protocol(rustls::Error::General(why));
                 PeerVerifier::new(domain, &[], trust).map_err(unusable)
             }
@@ -251,4 +295,70 @@ impl Terminator {
         }
         Ok(config)
     }
+}
+
+/// Returns the server name (SNI) of a ClientHello in lower case.
+fn server_name<IO>(start: &StartHandshake<IO>) -> Option<String>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    let hello = start.client_hello();
+    hello.server_name().map(str::to_ascii_lowercase)
+}
+
+/// The terminator of a listener that a server name selects.
+#[derive(Debug, Clone, Copy)]
+pub enum ListenerChoice<'t> {
+    Terminator(&'t Terminator),
+    /// The listener is closed, or its certificate has not arrived.
+    NoCertificate,
+    /// No listener is for the name.
+    NoListener,
+}
+
+/// A fatal alert in a TLS record (RFC 8446 §6), with its code as the last byte. Before the
+/// ServerHello, alerts are in plaintext.
+const fn fatal_alert(code: u8) -> [u8; 7] {
+    [0x15, 0x03, 0x03, 0x00, 0x02, 0x02, code]
+}
+
+/// The alert unrecognized_name (RFC 6066 §3).
+const UNRECOGNIZED_NAME: [u8; 7] = fatal_alert(112);
+/// The alert internal_error: the client can do nothing about it.
+const INTERNAL_ERROR: [u8; 7] = fatal_alert(80);
+
+/// Performs the handshake as the server, with the terminator that `choose` returns for the client's
+/// server name in lower case. `on_hello` is called when the client's ClientHello is complete.
+///
+/// # Errors
+/// There is no such terminator, which an alert tells the client; or the handshake fails, or
+/// [`canal_tls::HANDSHAKE_TIMEOUT`] passes.
+pub async fn accept_by_server_name<'t, IO>(
+    io: IO,
+    trust: &TrustView,
+    on_hello: impl Fn(),
+    choose: impl FnOnce(Option<&str>) -> ListenerChoice<'t>,
+) -> Result<TerminatedConnection<IO>, TlsError>
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let handshake = async {
+        let mut start = LazyConfigAcceptor::new(Acceptor::default(), io).await?;
+        on_hello();
+        let name = server_name(&start);
+        let (alert, error) = match choose(name.as_deref()) {
+            ListenerChoice::Terminator(terminator) => return terminator.finish(start).await,
+            ListenerChoice::NoCertificate => (INTERNAL_ERROR, TlsError::NoListenerCertificate),
+            ListenerChoice::NoListener => (UNRECOGNIZED_NAME, TlsError::UnrecognizedName(name)),
+        };
+        // A client that does not read the alert is refused all the same.
+        let _ = start.io.write_all(&alert).await;
+        let _ = start.io.shutdown().await;
+        Err(error)
+    };
+    let accepted = in_time(handshake).await;
+    if let Err(e) = &accepted {
+        trust.record_failure("termination", e.refusal());
+    }
+    accepted
 }

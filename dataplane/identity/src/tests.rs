@@ -167,7 +167,7 @@ async fn foreign_peers_and_old_protocols_are_refused() {
         ..all.clone()
     };
     let chacha = Arc::new(only(vec![cipher_suite::TLS13_CHACHA20_POLY1305_SHA256]));
-    let p521 = Arc::new(CryptoProvider {
+    let p384 = Arc::new(CryptoProvider {
         kx_groups: vec![kx_group::SECP384R1],
         ..all.clone()
     });
@@ -204,7 +204,7 @@ async fn foreign_peers_and_old_protocols_are_refused() {
         ),
         (
             "P-384 only",
-            raw_client(Some(&right), &ca.root_pem(), &p521, tls13),
+            raw_client(Some(&right), &ca.root_pem(), &p384, tls13),
             "NoKxGroupsInCommon",
         ),
         (

@@ -53,19 +53,19 @@ pub async fn as_client<IO: Transport>(
     .await
 }
 
-/// Performs the handshake as the server. `given` receives the bytes read from the client. After
+/// Performs the handshake as the server. `received` gets the bytes read from the client. After
 /// [`KeyServerError::NoKeyServer`], nothing was sent to the client yet, so a local handshake may
 /// begin with them. `on_hello` is called when the ClientHello is complete.
 pub async fn as_server<IO: Transport>(
     io: &mut IO,
     requester: &KeyClient,
     terms: &RemoteHandshakeParams,
-    given: &mut Vec<u8>,
+    received: &mut Vec<u8>,
     on_hello: impl Fn(),
 ) -> Result<RemoteHandshakeResult, TlsError> {
     let start = Instant::now();
-    while !hello_is_whole(given)? {
-        read(io, given).await?;
+    while !hello_is_whole(received)? {
+        read(io, received).await?;
     }
     on_hello();
     run_handshake(
@@ -73,16 +73,16 @@ pub async fn as_server<IO: Transport>(
         requester,
         terms,
         keyrpc::HandshakeRole::Server,
-        given,
+        received,
         start,
     )
     .await
 }
 
-async fn read<IO: Transport>(io: &mut IO, given: &mut Vec<u8>) -> Result<(), TlsError> {
+async fn read<IO: Transport>(io: &mut IO, received: &mut Vec<u8>) -> Result<(), TlsError> {
     // A read usually takes a whole flight; without the reservation a vector starts with 64 bytes.
-    given.reserve(READ_BYTES);
-    if io.read_buf(given).await.map_err(TlsError::Io)? == 0 {
+    received.reserve(READ_BYTES);
+    if io.read_buf(received).await.map_err(TlsError::Io)? == 0 {
         return Err(TlsError::Io(std::io::Error::new(
             std::io::ErrorKind::UnexpectedEof,
             "the peer closed the connection during the handshake",
@@ -153,7 +153,7 @@ async fn run_handshake<IO: Transport>(
     requester: &KeyClient,
     terms: &RemoteHandshakeParams,
     role: keyrpc::HandshakeRole,
-    given: &mut Vec<u8>,
+    received: &mut Vec<u8>,
     start: Instant,
 ) -> Result<RemoteHandshakeResult, TlsError> {
     let left = HANDSHAKE_TIMEOUT.saturating_sub(start.elapsed());
@@ -170,7 +170,7 @@ async fn run_handshake<IO: Transport>(
             .cloned()
             .collect(),
         deadline_ms: u32::try_from(left.as_millis()).unwrap_or(u32::MAX),
-        bytes: given,
+        bytes: received,
     });
     let (known, mut exchange, mut answer) = requester
         .first(&requester.provider(), &begin)
@@ -193,7 +193,7 @@ async fn run_handshake<IO: Transport>(
             KeyServerAnswer::Done(done) => {
                 known.record_handshake();
                 write(io, &done.bytes).await?;
-                return finished(*done, given, server, terms, role);
+                return finished(*done, received, server, terms, role);
             }
             KeyServerAnswer::Refused(name, text) => {
                 requester.counts().refused(server, name);
@@ -215,7 +215,7 @@ async fn run_handshake<IO: Transport>(
         answer = next(
             io,
             &mut exchange,
-            (&mut *given, &mut records),
+            (&mut *received, &mut records),
             requester.round_trip_timeout(),
             &known,
         )
@@ -283,14 +283,14 @@ async fn after_flight<IO: Transport>(
 async fn next<IO: Transport>(
     io: &mut IO,
     exchange: &mut KeyServerCall,
-    (given, records): (&mut Vec<u8>, &mut RecordTracker),
+    (received, records): (&mut Vec<u8>, &mut RecordTracker),
     trip: Duration,
     known: &KeyServerState,
 ) -> Result<KeyServerAnswer, TlsError> {
     let lost = || TlsError::KeyServer(KeyServerError::Lost(known.target.name.clone()));
     let mut due: Option<Instant> = None;
     loop {
-        let before = given.len();
+        let before = received.len();
         let silent = async {
             match due {
                 Some(at) => tokio::time::sleep_until(at).await,
@@ -300,18 +300,18 @@ async fn next<IO: Transport>(
         tokio::select! {
             biased;
             answer = exchange.answer() => return answer.ok_or_else(lost),
-            got = read(io, given) => {
+            got = read(io, received) => {
                 // A peer that was refused leaves early, and the key server's reason may still be on
                 // the way.
                 if let Err(io_error) = got {
                     return last_word(exchange, trip, io_error).await;
                 }
                 // An unauthenticated peer must not fill this process's memory.
-                if given.len() > HANDSHAKE_BYTES_MAX {
+                if received.len() > HANDSHAKE_BYTES_MAX {
                     return Err(TlsError::KeyServer(KeyServerError::TooMuch("more than 64 KiB before the end of its handshake")));
                 }
-                exchange.more(&given[before..]).map_err(|_| lost())?;
-                if !records.are_whole(given) {
+                exchange.more(&received[before..]).map_err(|_| lost())?;
+                if !records.are_whole(received) {
                     due = Some(Instant::now() + trip);
                     continue;
                 }
@@ -332,7 +332,7 @@ async fn next<IO: Transport>(
 
 pub(super) fn finished(
     done: OwnedHandshakeResult,
-    given: &[u8],
+    received: &[u8],
     server: &str,
     terms: &RemoteHandshakeParams,
     role: keyrpc::HandshakeRole,
@@ -345,7 +345,7 @@ pub(super) fn finished(
     };
     // The answer may have crossed bytes that were sent meanwhile, so `consumed` counts from the
     // first byte.
-    let early = given
+    let early = received
         .get(done.consumed..)
         .ok_or_else(|| answer("more bytes consumed than it was given"))?
         .to_vec();

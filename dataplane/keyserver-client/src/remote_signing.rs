@@ -207,6 +207,7 @@ impl RemoteKey {
         }
         let (step, failed) = receiver
             .await
+            // The job panicked, or no thread is left to run it: no key server was at fault.
             .map_err(|_| TlsError::KeyServer(KeyServerError::Busy))?;
         let ended = match step {
             HandshakeProgress::Going(accept) => accept.await,

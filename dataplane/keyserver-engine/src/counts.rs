@@ -82,7 +82,7 @@ impl KeyServerCounters {
     pub(crate) fn new(registry: &Registry, shares: QuotaShares) -> Self {
         let counters =
             |name, help, labels| registry.counters(MetricFamily::new(name, help, labels));
-        let under_way = "Handshakes in progress, including those that wait for their peers.";
+        let handshakes_help = "Handshakes in progress, including those that wait for their peers.";
         let hardware = registry.gauges(MetricFamily::new(
             "canal_key_hardware",
             "Whether this machine has a feature (1), and whether the crypto library uses it.",
@@ -117,7 +117,7 @@ impl KeyServerCounters {
             handshakes: registry
                 .gauges(MetricFamily::new(
                     "canal_key_handshakes_in_flight",
-                    under_way,
+                    handshakes_help,
                     &[],
                 ))
                 .shared(&[]),

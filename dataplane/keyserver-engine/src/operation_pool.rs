@@ -43,7 +43,7 @@ struct PoolShared<W> {
     state: Mutex<PoolState<W>>,
     ready: Condvar,
     /// Operations that workers have taken and not finished.
-    under_way: AtomicUsize,
+    in_progress: AtomicUsize,
     workers: usize,
     batch_max: usize,
     lane: OperationQueue,
@@ -106,7 +106,7 @@ impl<W: PoolTask> OperationPool<W> {
                     is_stopped: false,
                 }),
                 ready: Condvar::new(),
-                under_way: AtomicUsize::new(0),
+                in_progress: AtomicUsize::new(0),
                 workers,
                 batch_max: if lane == OperationQueue::Rsa {
                     RSA_BATCH_MAX
@@ -141,7 +141,7 @@ impl<W: PoolTask> OperationPool<W> {
         let at = lane as usize;
         let shared = &self.lanes[at];
         let mut state = lock(&shared.state);
-        let gathered = state.queue.len() + shared.under_way.load(Relaxed) >= shared.workers;
+        let gathered = state.queue.len() + shared.in_progress.load(Relaxed) >= shared.workers;
         state.queue.push(
             tenant,
             QueuedTask {
@@ -160,7 +160,7 @@ impl<W: PoolTask> OperationPool<W> {
     /// Returns how many operations of a queue wait or are in progress.
     pub fn depth(&self, lane: OperationQueue) -> usize {
         let shared = &self.lanes[lane as usize];
-        lock(&shared.state).queue.len() + shared.under_way.load(Relaxed)
+        lock(&shared.state).queue.len() + shared.in_progress.load(Relaxed)
     }
 }
 
@@ -230,7 +230,7 @@ fn live<W: PoolTask>(shared: &PoolShared<W>, linger: Duration, registry: &Regist
 fn give<W: PoolTask>(shared: &PoolShared<W>, answers: &mut Vec<(W, W::Answer)>) {
     // Before the results are sent: a requester that sends its next request at once finds the worker
     // free.
-    shared.under_way.fetch_sub(answers.len(), Relaxed);
+    shared.in_progress.fetch_sub(answers.len(), Relaxed);
     for (work, answer) in answers.drain(..) {
         work.answer(answer);
     }
@@ -249,7 +249,7 @@ fn next<W>(shared: &PoolShared<W>, linger: Duration) -> Option<Vec<QueuedTask<W>
                 .div_ceil(shared.workers)
                 .min(shared.batch_max);
             let batch = state.queue.take(part);
-            shared.under_way.fetch_add(batch.len(), Relaxed);
+            shared.in_progress.fetch_add(batch.len(), Relaxed);
             return Some(batch);
         }
         if state.is_stopped {

@@ -102,7 +102,7 @@ struct ProvisionEntry {
     /// Time of the last renewal because the root no longer signs.
     superseded_at: Option<Instant>,
     backoff: Backoff,
-    under_way: bool,
+    is_in_progress: bool,
     queued: bool,
     error: String,
 }
@@ -168,14 +168,14 @@ impl ProvisionEntry {
             retry_at: None,
             superseded_at: None,
             backoff: Backoff::new(BACKOFF.0, BACKOFF.1),
-            under_way: false,
+            is_in_progress: false,
             queued: false,
             error: String::new(),
         }
     }
 
     fn due(&self, now: SystemTime) -> bool {
-        !self.under_way
+        !self.is_in_progress
             && self.retry_at.is_none_or(|at| at <= Instant::now())
             && self.renew_at.is_none_or(|at| at <= now)
     }
@@ -409,7 +409,7 @@ impl Inner {
             .entry(name.clone())
             .or_insert_with(|| ProvisionEntry::new(claim.clone()));
         // The request in progress serves this caller too.
-        if want.under_way {
+        if want.is_in_progress {
             return Ok(());
         }
         // A CA that fails is not called again for every requester that waits.
@@ -506,7 +506,10 @@ impl Inner {
             (None, renew) => renew.map(|t| t.duration_since(now).unwrap_or_default()),
         };
         let state = lock(&self.state);
-        let resting = state.entries.values().filter(|w| !w.under_way && !w.queued);
+        let resting = state
+            .entries
+            .values()
+            .filter(|w| !w.is_in_progress && !w.queued);
         // Not shorter than 10 ms, so that a name that is always due costs little.
         resting
             .filter_map(left)
@@ -529,7 +532,7 @@ impl Inner {
             };
             want.queued = false;
             if want.due(now) {
-                (want.under_way, want.retry_at) = (true, None);
+                (want.is_in_progress, want.retry_at) = (true, None);
                 return Some((name, want.claim.clone()));
             }
         }
@@ -617,7 +620,7 @@ impl Inner {
         let mut state = lock(&self.state);
         // If the name was dropped meanwhile, its certificate is dropped too.
         if let Some(want) = state.entries.get_mut(name) {
-            want.under_way = false;
+            want.is_in_progress = false;
             match outcome {
                 Ok(certified) if want.claim == *claim => {
                     self.issued.inc();

@@ -31,6 +31,7 @@ async fn handshakes_of_both_roles_and_both_algorithms() {
             assert!(!client.is_handshaking());
             assert_eq!(
                 (alpn.as_slice(), suite, peer.as_str(), secrets.0.len()),
+                // TLS_AES_256_GCM_SHA384: 48 bytes of secret, a key of 32 and an IV of 12.
                 (&b"h2"[..], 0x1302, id.as_str(), 92)
             );
         }
@@ -107,6 +108,7 @@ async fn data_right_behind_a_handshake_does_not_break_it() {
         let end = std::time::Instant::now() + canal_timing::deadline(SOON);
         let said = loop {
             assert!(std::time::Instant::now() < end, "no answer");
+            // The head of a record of application data.
             channel.send_request(call.id, &KeyRequest::More { bytes: &[23, 3, 3] });
             match call.ready() {
                 Some(said) => break said,

@@ -317,6 +317,7 @@ async fn unauthenticated_requesters_get_no_channel() {
         }
         until(component, || refused(reason) == before + 1.0).await;
     }
+    // A whole ping frame, which an authenticated requester may send.
     let mut plain = TcpStream::connect(fixture.address).await.unwrap();
     plain
         .write_all(b"\x00\x00\x00\x09\x00\x00\x00\x00\x00\x00\x00\x01\x06")

@@ -377,6 +377,7 @@ async fn keyless_is_refused_at_once() {
         ServerReply::Signature(_)
     ));
     // Clients of TLS 1.2 are served as well, with this key and no other.
+    // What TLS 1.2 signs: both randoms, the named curve X25519, and a public key of 32 bytes.
     let ecdhe = [&[1; 64][..], &[3, 0, 29, 32], &[9; 32]].concat();
     assert!(matches!(
         gateway
@@ -499,6 +500,8 @@ async fn a_key_that_is_not_there_yet_is_waited_for_and_its_lack_is_named() {
     let begun = std::time::Instant::now();
     fixture.authorities.holds.send_replace(false);
     assert!(matches!(call.next().await, ServerReply::Send(_)));
+    // Eight certificates are requested at once, and each takes 600 ms. Behind all 40 of the crowd,
+    // the request would wait for 3 s.
     canal_timing::assert_time(
         "time until a new key is issued for a request before the crowd",
         begun.elapsed(),
@@ -702,6 +705,7 @@ async fn a_tenant_has_so_many_services() {
         .lock()
         .unwrap()
         .iter()
+        // The fixture records a request for a certificate of a service as `identity for service`.
         .filter(|name| name.contains(" for "))
         .cloned()
         .collect::<Vec<_>>();

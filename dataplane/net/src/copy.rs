@@ -214,11 +214,11 @@ pub async fn both<A: Leg, B: Leg>(
 /// Waits until the bytes sent on `leg` have left, at most for `within`.
 pub async fn depart(leg: &mut impl Leg, within: Duration) {
     let since = Instant::now();
-    let mut looks = 0;
+    let mut yields = 0;
     let mut pause = DEPARTURE_POLL_INTERVAL[0];
     while leg.poll_departed().is_pending() && since.elapsed() < within {
-        if looks < DEPARTURE_YIELDS {
-            looks += 1;
+        if yields < DEPARTURE_YIELDS {
+            yields += 1;
             tokio::task::yield_now().await;
         } else {
             tokio::time::sleep(pause).await;

@@ -191,17 +191,17 @@ pub fn decide_inbound(
     if ILLEGAL_PORTS.contains(&target.port()) {
         return Err(refuse(NodeRefusal::ReservedPort));
     }
+    let (stated_identity, stated_address) = caller.forwarded;
     let source = policy
-        .source(caller.peer, caller.forwarded.0)
+        .source(caller.peer, stated_identity)
         .ok_or_else(|| refuse(NodeRefusal::BadSource))?;
-    let forwarded = caller.forwarded.1;
     let (address, client) = match &source {
         // Another tenant's addresses may overlap with this one's. Policies know the identity; the
         // application must not confuse the two.
         ConnectionSource::Forwarded(named) if policy.is_foreign(named) => {
-            (forwarded.map(|a| a.ip()), None)
+            (stated_address.map(|a| a.ip()), None)
         }
-        ConnectionSource::Forwarded(_) => (forwarded.map(|a| a.ip()), forwarded),
+        ConnectionSource::Forwarded(_) => (stated_address.map(|a| a.ip()), stated_address),
         // The gateway is no client: policies and the application must not see its address as one.
         ConnectionSource::Gateway => (None, None),
         ConnectionSource::Proven(_) | ConnectionSource::Plain | ConnectionSource::Node => {

@@ -83,6 +83,7 @@ fn direct_port_is_carried_to_a_ready_pod_as_the_service_and_recorded() {
                     source,
                 } = saw
                 else {
+                    // The pod also reports the end of each tunnel.
                     continue;
                 };
                 assert_eq!((authority.as_str(), peer), (NAMED, identity("ns/b/sa/app")));

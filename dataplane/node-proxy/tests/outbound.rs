@@ -47,6 +47,7 @@ fn check_reports(fixture: &NodeFixture) {
     );
     assert_eq!(
         fixture.metric("istio_tcp_sent_bytes_total", &labels),
+        // The gateway sends the authority, which has 12 bytes for each of the three addresses.
         2.0 * 12.0 + 12.0
     );
     let line =

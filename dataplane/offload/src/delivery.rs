@@ -151,7 +151,7 @@ fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
-fn there(result: io::Result<()>) -> io::Result<()> {
+fn accept_existing(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(()),
         other => other,
@@ -175,7 +175,7 @@ fn routes(mark: u32, v6: bool) -> Result<(), String> {
         // Routes come before the rule, because packets that the rule sends to the table must find a
         // route.
         let by_loopback = route(family, TABLE, Some(LOOPBACK_INDEX), &[(RTA_PRIORITY, 1)]);
-        there(change(
+        accept_existing(change(
             &socket,
             RTM_NEWROUTE,
             CREATE_EXCLUSIVE,
@@ -198,7 +198,7 @@ fn routes(mark: u32, v6: bool) -> Result<(), String> {
             // has none.
             let _ = change(&socket, RTM_NEWROUTE, CREATE_EXCLUSIVE, &by_device);
         }
-        there(change(
+        accept_existing(change(
             &socket,
             RTM_NEWRULE,
             CREATE_EXCLUSIVE,
@@ -225,7 +225,7 @@ fn substitute(kind: u16, flags: u16) -> io::Result<()> {
     let mut message = route(libc::AF_INET6, RT_TABLE_LOCAL, Some(LOOPBACK_INDEX), &[]);
     message[1] = 128;
     attribute(&mut message, RTA_DST, &SUBSTITUTE_V6.octets());
-    there(change(&rtnetlink()?, kind, flags, &message))
+    accept_existing(change(&rtnetlink()?, kind, flags, &message))
 }
 
 fn rtnetlink() -> io::Result<OwnedFd> {

@@ -433,6 +433,7 @@ mod tests {
                 ),
                 c("10.0.0.1:4", "127.64.0.2:15001", ESTABLISHED, 0),
                 c("10.0.0.1:80", "10.0.0.1:5", ESTABLISHED, 0),
+                // CLOSE_WAIT: the peer has ended, and the application still may send.
                 c("10.0.0.1:40000", "10.0.0.9:6", 8, 0),
             ]
         };

@@ -95,6 +95,8 @@ fn decide_batch(found: &TunnelDeviceState, t: &TunnelDevice) -> [Vec<String>; 2]
             .into(),
         );
         if found.has_ipv6 {
+            // The device needs no link-local address, for which the kernel would send discovery
+            // packets.
             b.push(format!("link set {dev} addrgenmode none"));
         }
     }

@@ -393,6 +393,8 @@ fn buckets_and_tunnels_are_those_of_the_controller() {
         let frame = from_node(&udp(&client.to_string(), &to, b"x"));
         let out = e.test_run(&frame).unwrap().frame;
         assert_eq!(
+            // The outer destination. In `world`, replica 250.1.1.b is the head of bucket b and of
+            // no other.
             out[30..34],
             [250, 1, 1, (hash as usize % BUCKETS) as u8],
             "{client} > {to}"
@@ -405,6 +407,7 @@ fn buckets_and_tunnels_are_those_of_the_controller() {
         let out = own.test_run(&frame).unwrap().frame;
         assert_eq!(
             port_of(&out),
+            // Without aggregation, the outer source port is the hash, in the range from 49152 on.
             0xc000 | (hash >> 16) as u16,
             "{client} > {to}"
         );
@@ -705,6 +708,7 @@ fn oversize_packets_are_answered_from_the_dialed_address() {
                 } else {
                     HEAD + 20 + 8
                 };
+                // The program quotes this much of the packet (`SHOWN` in too_big.h).
                 assert_eq!(t.frame[icmp..], inner[..68], "{case}: what it is about");
             }
             Err("too_big") => assert_eq!(

@@ -71,6 +71,7 @@ fn create_path(sums: &str) -> EdgeForwardingFixture {
     let join = |at: &LabNetns, device: &str, own: [&str; 2], peers: [&str; 2]| {
         at.ip(&format!("link set {device} up"));
         for (own, peer) in own.into_iter().zip(peers) {
+            // Duplicate address detection would delay the use of an IPv6 address.
             let (length, nodad) = if own.contains(':') {
                 (128, " nodad")
             } else {

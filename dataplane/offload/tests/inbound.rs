@@ -341,6 +341,7 @@ fn a_killed_proxy_leaves_the_pod_refused_and_the_next_one_adopts_it() {
     assert_eq!(answer(&v4, pod.dial(&to).unwrap()), to);
     drop(taken);
     assert_eq!(answer(&v4, pod.dial(&to).unwrap()), to, "the pin keeps it");
+    // The second call finds no pin, which is no error.
     inbound.forget("a/b/pod").unwrap();
     inbound.forget("a/b/pod").unwrap();
     // The kernel detaches a link without a holder only some time later.

@@ -481,6 +481,8 @@ fn only_sessions_of_the_kernel_are_owned() {
             let from_text = from.to_string();
             if listening || !case.starts_with("request") {
                 for (hop, flags) in [(0, ACK), (2, ACK), (3, FIN | ACK), (0, RST)] {
+                    // The program compares the acknowledgment only with half-open sessions; for
+                    // others any number will do.
                     let acknowledged = numbers.get(from).copied().unwrap_or(8);
                     s.keeps(
                         &case,

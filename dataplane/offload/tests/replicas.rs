@@ -794,6 +794,7 @@ fn the_gateway_dials_tenants_by_mark_and_receives_only_from_them() {
         t.edge.within(|| {
             let (source, to_ip): (SocketAddr, SocketAddr) =
                 (from.parse().unwrap(), to.parse().unwrap());
+            // 255 is IPPROTO_RAW: the packet brings its own IP header.
             let raw = Socket::new(
                 Domain::for_address(source),
                 Type::RAW,
@@ -812,7 +813,8 @@ fn the_gateway_dials_tenants_by_mark_and_receives_only_from_them() {
     };
     reset("10.1.2.2:8081", "250.1.0.2:999");
     reset("[fd02::2]:8081", "[fdca:a1:0:250::fa01:2]:999");
-    // The tenant's endpoint replies with another tenant's VNI, and nothing of that may arrive.
+    // The routes of table 113 lead into another tenant's tunnel, so the endpoint replies with that
+    // tenant's VNI. Nothing of that may arrive.
     t.edge.ip("rule del from 10.1.2.2 lookup 112");
     t.edge.ip("rule add from 10.1.2.2 lookup 113");
     let e = dial_for(
@@ -911,6 +913,7 @@ fn the_three_listeners_leave_the_map_when_they_close() {
         "both of the group"
     );
     r.steering.clear_sockets(ServiceListener::Hbone).unwrap();
+    // A listener that is already removed is no error.
     r.steering.clear_sockets(ServiceListener::Hbone).unwrap();
     let _own = r.netns.listen("[::]:15008");
     let e = t.dial("240.0.0.7:15008").unwrap_err();

@@ -111,8 +111,9 @@ struct AgentState {
     drains_since: Option<Instant>,
     /// True if a state came from the controller, and not only from disk.
     live: bool,
-    /// True if the replica may own sessions that the controller must know.
-    maps_pending: bool,
+    /// True if the replica is in a chain behind another head, so that it may own sessions that the
+    /// controller must know.
+    is_behind: bool,
     /// Receive distribution, with the edge for which it was computed.
     receive: Option<(Ipv4Addr, Receive)>,
 }
@@ -206,7 +207,7 @@ impl RedirectorAgent {
             leaving: false,
             drains_since: None,
             live: false,
-            maps_pending: false,
+            is_behind: false,
             receive: None,
         };
         let inner = Arc::new(Inner {
@@ -528,13 +529,13 @@ impl Inner {
         }
         // Only sessions that are owned behind another head matter to the controller. Number 0 is in
         // no table: the controller has not numbered this replica yet.
-        let behind = number != 0
+        let is_behind = number != 0
             && wanted
                 .tables
                 .values()
                 .filter_map(|r| table(r))
                 .any(|t| decide_behind(t, number));
-        (state.failed, state.maps_pending) = (failed, behind);
+        (state.failed, state.is_behind) = (failed, is_behind);
         // A report of this generation promises that all of it is in the maps.
         if failed == 0 {
             state.generation = state.newest_generation;
@@ -572,7 +573,7 @@ impl Inner {
             .collect();
         let draining = state.draining || state.orders.as_ref().is_some_and(|o| o.drain);
         ScanPurpose {
-            needed: state.maps_pending || draining,
+            needed: state.is_behind || draining,
             draining,
             generation: state.generation,
             versions,

@@ -25,7 +25,7 @@ pub struct RedirectorCounters {
     received: CounterFamily,
     received_seen: Arc<Mutex<Vec<u64>>>,
     reports: CounterFamily,
-    looks: CounterFamily,
+    session_scans: CounterFamily,
     searches: CounterFamily,
     /// Duration of all scans in nanoseconds.
     scan_time: SharedCounter,
@@ -82,7 +82,7 @@ impl RedirectorCounters {
                 "Reports to the controller, by outcome.",
                 &["result"],
             ),
-            looks: counters(
+            session_scans: counters(
                 "canal_redirector_session_scans_total",
                 "Scans of the kernel's sockets for owned sessions, by outcome.",
                 &["result"],
@@ -180,7 +180,7 @@ impl RedirectorCounters {
         self.searches.shared(&[result]).inc();
     }
     pub(crate) fn count_scan(&self, result: &str, took: Duration) {
-        self.looks.shared(&[result]).inc();
+        self.session_scans.shared(&[result]).inc();
         self.scan_time
             .add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }

@@ -487,6 +487,7 @@ mod tests {
             read(&family, V4, &mut OwnedSessions::new()),
             Err(SessionScanError::Format(_))
         ));
+        // The kernel may refuse a dump at its beginning or at its end.
         for kind in [ERROR, DONE] {
             let refused = read(
                 &message(V4, kind, &(-2i32).to_ne_bytes()),

@@ -44,6 +44,7 @@ mod path;
 mod regexes;
 mod request;
 mod router;
+mod text_patterns;
 mod weighted_choice;
 
 pub use broken_match::{BrokenMatch, BrokenMatchKind};
@@ -52,4 +53,5 @@ pub use limits::RouterLimits;
 pub use path::{AmbiguousPath, normalize_path, routing_path};
 pub use request::{RoutableRequest, line_separator};
 pub use router::{RouteDecision, RouteMatch, Router};
+pub use text_patterns::TextPatterns;
 pub use weighted_choice::{BackendChoice, NO_WEIGHT_STATUS, pick};

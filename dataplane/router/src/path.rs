@@ -91,6 +91,7 @@ fn normalize(path: &[u8], decide: DecideAmbiguous<'_>) -> Result<Option<String>,
     }
     let decoded = decode(path, decide)?;
     let mut segments: Vec<&[u8]> = Vec::new();
+    // Before the first slash there is nothing.
     let mut parts = decoded.split(|b| *b == b'/').skip(1).peekable();
     // True if the normal form ends in a slash.
     let mut open = false;

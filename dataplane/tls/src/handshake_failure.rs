@@ -74,6 +74,8 @@ refusals! {
     NothingShared = "nothing_shared";
     /// The two sides share no application protocol (ALPN).
     Alpn = "alpn";
+    /// The client named a server that this side is not (unrecognized_name).
+    UnrecognizedName = "unrecognized_name";
     /// The peer aborted with an alert, in most cases because it refused this side's certificate.
     Alert = "alert";
     /// The peer sent bytes that are not a TLS 1.3 handshake.
@@ -186,6 +188,12 @@ pub enum TlsError {
     /// The key server did not complete the handshake for this side.
     #[error("TLS handshake by key server: {0}")]
     KeyServer(KeyServerError),
+    /// No listener is for the server name (SNI) that the client sent, if it sent one.
+    #[error("TLS handshake: no listener is for the server name {0:?}")]
+    UnrecognizedName(Option<String>),
+    /// The listener for the client's server name has no certificate.
+    #[error("TLS handshake: the listener has no certificate; fix: see what is reported of it")]
+    NoListenerCertificate,
 }
 
 impl TlsError {
@@ -198,6 +206,8 @@ impl TlsError {
             TlsError::Io(_) => HandshakeFailure::Io,
             TlsError::Timeout(_) => HandshakeFailure::Timeout,
             TlsError::KeyServer(e) => e.refusal(),
+            TlsError::UnrecognizedName(_) => HandshakeFailure::UnrecognizedName,
+            TlsError::NoListenerCertificate => HandshakeFailure::NoOwnCertificate,
         }
     }
 

@@ -115,6 +115,7 @@ mod tests {
             }
         });
         leaf_of(ca.issue(&two).chain()[0].to_vec(), vec![], &two).unwrap();
+        // A full cache is emptied before the next leaf enters.
         assert_eq!(KNOWN.with_borrow(HashMap::len), 1);
     }
 }

@@ -33,35 +33,35 @@ impl<IO: Transport> MtlsStream<IO> {
     /// The peer has lost trust in the meantime, or the secrets cannot be used.
     pub fn of_remote(
         io: IO,
-        shaken: RemoteHandshakeResult,
+        handshake: RemoteHandshakeResult,
         side: EndpointRole,
         trust: &TrustView,
     ) -> Result<Self, TlsError> {
         // The key server may not have received the loss of trust yet.
-        if trust.current().check(&shaken.leaf).is_some() {
+        if trust.current().check(&handshake.leaf).is_some() {
             return Err(TlsError::Protocol(rustls::Error::InvalidCertificate(
                 rustls::CertificateError::Revoked,
             )));
         }
         let secrets = TrafficSecrets {
-            suite: shaken.suite,
+            suite: handshake.suite,
             side,
-            client: &shaken.client_traffic,
-            server: &shaken.server_traffic,
+            client: &handshake.client_traffic,
+            server: &handshake.server_traffic,
         };
-        let inner = match by_kernel(io, &secrets, &shaken.early, trust)? {
-            KtlsHandover::Done(stream) => Inner::Kernel(stream, shaken.alpn),
+        let inner = match by_kernel(io, &secrets, &handshake.early, trust)? {
+            KtlsHandover::Done(stream) => Inner::Kernel(stream, handshake.alpn),
             KtlsHandover::Not(io, _) => {
                 let failed = |e| TlsError::Io(io::Error::new(io::ErrorKind::InvalidData, e));
                 Inner::Remote(
-                    Box::new(RecordStream::new(io, &secrets, &shaken.early).map_err(failed)?),
-                    shaken.alpn,
+                    Box::new(RecordStream::new(io, &secrets, &handshake.early).map_err(failed)?),
+                    handshake.alpn,
                 )
             }
         };
         Ok(Self::new(
             inner,
-            PeerTrustWatch::new(trust.clone(), shaken.leaf),
+            PeerTrustWatch::new(trust.clone(), handshake.leaf),
         ))
     }
 }

@@ -9,6 +9,7 @@ use serde::de::{self, Deserializer, Unexpected, Visitor};
 
 use super::Metadata;
 use super::attempts::{HttpRouteRetry, HttpRouteTimeouts};
+use super::cors::HttpCorsFilter;
 use crate::ids::{Namespace, ObjectName};
 use crate::limits::WEIGHT_MAX;
 
@@ -81,6 +82,7 @@ pub struct HttpRouteFilter {
     pub response_header_modifier: Option<HttpHeaderFilter>,
     pub url_rewrite: Option<HttpUrlRewriteFilter>,
     pub request_redirect: Option<HttpRequestRedirectFilter>,
+    pub cors: Option<HttpCorsFilter>,
 }
 
 /// Changes of the headers of a request or of a response.

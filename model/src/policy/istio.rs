@@ -7,6 +7,7 @@ use std::num::NonZeroU16;
 use serde::{Deserialize, Deserializer};
 
 use super::attempts::{HttpRetry, IstioDuration};
+use super::cors::CorsPolicy;
 use super::faults::HttpFaultInjection;
 use super::{Metadata, gateway_api};
 use crate::program::Labels;
@@ -48,6 +49,7 @@ pub struct VirtualServiceRoute {
     pub timeout: Option<IstioDuration>,
     pub retries: Option<HttpRetry>,
     pub fault: Option<HttpFaultInjection>,
+    pub cors_policy: Option<CorsPolicy>,
 }
 
 /// A response that sends the client to another URL.

@@ -5,6 +5,7 @@
 
 pub mod attempts;
 pub mod canal;
+pub mod cors;
 pub mod endpoints;
 pub mod faults;
 pub mod gateway_api;
@@ -13,6 +14,7 @@ pub mod istio_security;
 pub mod kubernetes;
 pub mod listeners;
 mod metadata;
+pub mod secret;
 
 use std::fmt;
 use std::str::FromStr;
@@ -32,6 +34,7 @@ pub enum Object {
     Endpoints(endpoints::Endpoints),
     Namespace(kubernetes::NamespaceObject),
     ServiceAccount(kubernetes::ServiceAccountObject),
+    Secret(secret::Secret),
     HttpRoute(gateway_api::HttpRoute),
     GrpcRoute(gateway_api::GrpcRoute),
     UdpRoute(gateway_api::UdpRoute),
@@ -62,6 +65,7 @@ pub enum ObjectKind {
     Node,
     Namespace,
     ServiceAccount,
+    Secret,
     Service,
     EndpointSlice,
     Endpoints,
@@ -93,6 +97,7 @@ impl ObjectKind {
         ObjectKind::Node,
         ObjectKind::Namespace,
         ObjectKind::ServiceAccount,
+        ObjectKind::Secret,
         ObjectKind::Service,
         ObjectKind::EndpointSlice,
         ObjectKind::Endpoints,
@@ -124,6 +129,7 @@ impl ObjectKind {
             ObjectKind::Node => "Node",
             ObjectKind::Namespace => "Namespace",
             ObjectKind::ServiceAccount => "ServiceAccount",
+            ObjectKind::Secret => "Secret",
             ObjectKind::Service => "Service",
             ObjectKind::EndpointSlice => "EndpointSlice",
             ObjectKind::Endpoints => "Endpoints",
@@ -164,7 +170,8 @@ impl ObjectKind {
                 &["security.istio.io/v1", "security.istio.io/v1beta1"]
             }
             ObjectKind::Service | ObjectKind::Pod | ObjectKind::Node => &["v1"],
-            ObjectKind::Endpoints | ObjectKind::Namespace | ObjectKind::ServiceAccount => &["v1"],
+            ObjectKind::Endpoints | ObjectKind::Namespace => &["v1"],
+            ObjectKind::ServiceAccount | ObjectKind::Secret => &["v1"],
             ObjectKind::EndpointSlice => &["discovery.k8s.io/v1"],
             ObjectKind::GatewayClass | ObjectKind::Gateway | ObjectKind::HttpRoute => &[
                 "gateway.networking.k8s.io/v1",
@@ -208,6 +215,7 @@ impl ObjectKind {
             "node" | "nodes" | "no" => ObjectKind::Node,
             "namespace" | "namespaces" | "ns" => ObjectKind::Namespace,
             "serviceaccount" | "serviceaccounts" | "sa" => ObjectKind::ServiceAccount,
+            "secret" | "secrets" => ObjectKind::Secret,
             "service" | "services" | "svc" => ObjectKind::Service,
             "endpointslice" | "endpointslices" => ObjectKind::EndpointSlice,
             "endpoints" | "ep" => ObjectKind::Endpoints,
@@ -288,6 +296,7 @@ impl Object {
             Object::Endpoints(_) => ObjectKind::Endpoints,
             Object::Namespace(_) => ObjectKind::Namespace,
             Object::ServiceAccount(_) => ObjectKind::ServiceAccount,
+            Object::Secret(_) => ObjectKind::Secret,
             Object::HttpRoute(_) => ObjectKind::HttpRoute,
             Object::GrpcRoute(_) => ObjectKind::GrpcRoute,
             Object::UdpRoute(_) => ObjectKind::UdpRoute,
@@ -320,6 +329,7 @@ impl Object {
             Object::Endpoints(o) => &o.metadata,
             Object::Namespace(o) => &o.metadata,
             Object::ServiceAccount(o) => &o.metadata,
+            Object::Secret(o) => &o.metadata,
             Object::HttpRoute(o) => &o.metadata,
             Object::GrpcRoute(o) => &o.metadata,
             Object::UdpRoute(o) => &o.metadata,
@@ -356,7 +366,7 @@ impl Object {
 
 /// One parsed YAML document: the object, its position, its own text, and the fields that were
 /// rejected.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Document {
     pub object: Object,
     /// Position of the document's first line.
@@ -367,6 +377,30 @@ pub struct Document {
     /// Rejected fields: `object` contains less than the user wrote. The compiler lets everything
     /// that they affect fail closed.
     pub faults: Vec<RejectedField>,
+}
+
+/// Text in place of that of a Secret.
+const HIDDEN_TEXT: &str = "apiVersion: v1\nkind: Secret\n# Canal shows no data of Secrets.\n";
+
+impl Document {
+    /// Returns the text for people and dumps: that of a Secret is hidden.
+    pub fn shown_text(&self) -> &str {
+        match self.object {
+            Object::Secret(_) => HIDDEN_TEXT,
+            _ => &self.text,
+        }
+    }
+}
+
+impl fmt::Debug for Document {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Document")
+            .field("object", &self.object)
+            .field("origin", &self.origin)
+            .field("text", &self.shown_text())
+            .field("faults", &self.faults)
+            .finish()
+    }
 }
 
 /// A field that was removed from an object because it is wrong or not supported. The reader has

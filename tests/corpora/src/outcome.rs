@@ -5,7 +5,7 @@ use canal_model::diagnostic::Diagnostic;
 
 /// Problems that the API of the document demands an implementation to report, and the place that
 /// says so; the document counts as loaded. Every other diagnostic counts against its document.
-const DEMANDED: [(&str, &str); 14] = [
+const DEMANDED: [(&str, &str); 17] = [
     (
         "there is no Gateway ",
         "ParentReference.name: a route without its parent waits for it, without a condition",
@@ -41,6 +41,18 @@ const DEMANDED: [(&str, &str); 14] = [
     (
         "does not allow ",
         "ReferenceGrant: ResolvedRefs RefNotPermitted",
+    ),
+    (
+        "no ReferenceGrant lets ",
+        "ListenerConditionReason RefNotPermitted: ResolvedRefs",
+    ),
+    (
+        "there is no Secret ",
+        "ListenerConditionReason InvalidCertificateRef: ResolvedRefs",
+    ),
+    (
+        "a certificate cannot be a ",
+        "ListenerConditionReason InvalidCertificateRef: ResolvedRefs",
     ),
     (
         "the route is attached to nothing",

@@ -189,6 +189,7 @@ impl GatewayTarget {
                     backends: backends.to_vec(),
                     attempts: matched.attempts().cloned().map(Box::new),
                     faults: matched.faults().copied().map(Box::new),
+                    cors: matched.rule().cors.clone(),
                 }
             }
             RouteDecision::Answer(_) => RoutingVerdict::Answer {

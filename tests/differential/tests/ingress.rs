@@ -3,14 +3,19 @@
 
 use std::sync::Arc;
 
+use canal_compiler::ir_ingress::GatewayIr;
 use canal_compiler::oracle::{OracleRequest, RoutingVerdict};
-use canal_compiler::oracle_ingress::{IngressVerdict, decide};
+use canal_compiler::oracle_ingress::{ArrivalTransport, IngressVerdict, decide};
 use canal_compiler::{build_ir, lower};
 use canal_differential::policy::Policy;
 use canal_differential::target::received;
-use canal_gateway_config::{RouteOutcome, Snapshot, SnapshotBuilder};
+use canal_gateway_config::{PortTermination, RouteOutcome, Snapshot, SnapshotBuilder};
+use canal_identity::{ClientIdentityFactory, ListenerChoice};
+use canal_model::identity::Identity;
 use canal_model::ids::{Generation, ServiceKey};
 use canal_router::{RoutableRequest, routing_path};
+use canal_runtime::metrics::Registry;
+use canal_tls::{Credential, TrustStore};
 
 const TENANTS: u64 = if cfg!(debug_assertions) { 200 } else { 2_000 };
 const HOSTS: [&str; 7] = [
@@ -33,8 +38,16 @@ const ASKED: [&str; 9] = [
     "nothing.test",
     "",
 ];
+/// Server names that clients send.
+const NAMES: [Option<&str>; 5] = [
+    None,
+    Some("a.example.com"),
+    Some("y.a.example.com"),
+    Some("b.example.com"),
+    Some("other.test"),
+];
 const PATHS: [&str; 4] = ["/", "/one", "/one/two", "/three"];
-const PORTS: [u16; 3] = [80, 8080, 9090];
+const PORTS: [u16; 3] = [80, 443, 9090];
 const REQUESTS: [(&str, &str); 6] = [
     ("GET", "/"),
     ("GET", "/one"),
@@ -74,8 +87,9 @@ spec: {clusterIP: 10.96.0.1, selector: {app: web}, ports: [{name: http, port: 80
 ";
 
 /// Returns the objects of a tenant: a Gateway with some listeners, and some routes on them.
-fn objects(draw: &mut Draw) -> String {
+fn objects(draw: &mut Draw, certificate: &str) -> String {
     let mut text = PARENTS.to_owned()
+        + certificate
         + "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: public, namespace: shop}\n\
            spec:\n  gatewayClassName: canal\n  listeners:\n";
     let listeners = 1 + draw.below(5);
@@ -85,9 +99,17 @@ fn objects(draw: &mut Draw) -> String {
             0 => String::new(),
             _ => format!(", hostname: \"{}\"", draw.of(&HOSTS)),
         };
-        // Some listeners are closed: of another protocol, or by a conflict.
-        let protocol = draw.of(&["HTTP", "HTTP", "HTTP", "HTTPS"]);
-        text += &format!("  - {{name: l{n}, port: {port}, protocol: {protocol}{host}}}\n");
+        // Some listeners are closed: of another protocol, without a certificate, or by a conflict.
+        let protocol = match (port, draw.below(4)) {
+            (80, 0) | (443, 1..) => "HTTPS",
+            _ => "HTTP",
+        };
+        let tls = match (protocol, draw.below(6)) {
+            ("HTTP", _) => "",
+            (_, 0) => ", tls: {certificateRefs: [{name: missing}]}",
+            _ => ", tls: {certificateRefs: [{name: cert}]}",
+        };
+        text += &format!("  - {{name: l{n}, port: {port}, protocol: {protocol}{host}{tls}}}\n");
     }
     let mut counts = [0; 2];
     for _ in 0..1 + draw.below(5) {
@@ -149,10 +171,24 @@ impl RoutableRequest for IngressRequest<'_> {
     fn header(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
 }
 
-/// Returns what a replica does with a request: the rule, `404`, or `reset`.
+/// Returns a Secret with a certificate.
+fn certificate() -> String {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let params = rcgen::CertificateParams::new(vec!["a.example.com".to_owned()]).unwrap();
+    let indented = |pem: String| pem.replace('\n', "\n    ");
+    format!(
+        "apiVersion: v1\nkind: Secret\nmetadata: {{name: cert, namespace: shop}}\ntype: kubernetes.io/tls\n\
+         stringData:\n  tls.crt: |\n    {}\n  tls.key: |\n    {}\n---\n",
+        indented(params.self_signed(&key).unwrap().pem()),
+        indented(key.serialize_pem())
+    )
+}
+
+/// Returns what a replica does with a request: the rule, a status, or the end of the connection.
 fn served(
     snapshot: &Snapshot,
     key: &ServiceKey,
+    transport: ArrivalTransport<'_>,
     port: u16,
     IngressRequest { method, host, path }: IngressRequest<'_>,
 ) -> String {
@@ -164,75 +200,110 @@ fn served(
     };
     assert!(view.routed, "a Gateway has no endpoints of its own");
     let routes = service.and_then(|service| service.routes.as_ref());
+    let routes = routes.expect("a Gateway has routes");
+    match (transport, view.termination.as_deref()) {
+        (ArrivalTransport::Plaintext, None) => {}
+        (ArrivalTransport::Tls(name), Some(PortTermination::Gateway(listeners))) => {
+            match listeners.choose(name) {
+                ListenerChoice::NoListener => return "unrecognized_name".to_owned(),
+                ListenerChoice::NoCertificate => return "no_certificate".to_owned(),
+                ListenerChoice::Terminator(_) => {}
+            }
+            if routes.is_misdirected(port, name, host.as_bytes()) {
+                return "421".to_owned();
+            }
+        }
+        _ => return "reset".to_owned(),
+    }
     let normal = routing_path(path.as_bytes()).filter(|_| view.routed_by_path);
     let path = normal.as_deref().unwrap_or(path);
     let request = IngressRequest { method, host, path };
-    match routes
-        .expect("a Gateway has routes")
-        .decide(port, &request, 0)
-    {
+    match routes.decide(port, &request, 0) {
         (RouteOutcome::Target(_), Some(found)) => found.rule.key.to_string(),
         (RouteOutcome::Nowhere, _) => "404".to_owned(),
         other => panic!("{other:?}"),
     }
 }
 
+/// Returns what the oracle says that a replica does with a request.
+fn expected(
+    gateway: &GatewayIr,
+    transport: ArrivalTransport<'_>,
+    request: &OracleRequest,
+) -> String {
+    let text = match decide(gateway, transport, request) {
+        IngressVerdict::NoListener | IngressVerdict::WrongTransport => "reset",
+        IngressVerdict::NoServerName => "unrecognized_name",
+        IngressVerdict::ClosedToHandshakes(_) => "no_certificate",
+        IngressVerdict::Misdirected => "421",
+        IngressVerdict::NoHost | IngressVerdict::Closed(_) => "404",
+        IngressVerdict::Routed { verdict, .. } => match verdict {
+            RoutingVerdict::NoRule => "404",
+            RoutingVerdict::Split { rule, .. } => return rule.to_string(),
+            other => panic!("{other:?}"),
+        },
+    };
+    text.to_owned()
+}
+
+/// Returns identities that make no certificate, which listeners do not need.
+fn keyring() -> ClientIdentityFactory {
+    let trust = TrustStore::new(&Registry::new());
+    ClientIdentityFactory::of(
+        Arc::new(|id: &Identity| Credential::empty(id.clone()).1),
+        None,
+        trust,
+    )
+}
+
 #[test]
 fn listeners_route_as_the_oracle_says() {
-    let (mut compared, mut routed, mut by_grpc) = (0, 0, 0);
+    let (mut compared, mut routed, mut by_grpc, mut secured) = (0, 0, 0, 0);
+    let (certificate, keyring) = (certificate(), keyring());
     for seed in 0..TENANTS {
-        let text = objects(&mut Draw(seed));
+        let text = objects(&mut Draw(seed), &certificate);
         let policy = Policy::of(&[("tenant.yaml".to_owned(), text.clone())]);
         let ir = build_ir(&policy.input()).0.expect("the tenant is valid");
         let (replica, az) = ("gw".parse().unwrap(), "az1".parse().unwrap());
         let placement = lower::placement_on(&ir, &replica, &"b1".parse().unwrap());
         let resources = received(&lower::gateway(&ir, &replica, &az, &placement));
         let resources: Vec<_> = resources.into_iter().map(Arc::new).collect();
-        let mut builder = SnapshotBuilder::new("gw", None, None);
+        let mut builder = SnapshotBuilder::new("gw", Some(keyring.clone()), None);
         let snapshot = builder.apply(&resources, &[], Generation(1));
         let gateway = &ir.ingress[0];
-        let is_http = |port| {
-            let mut listeners = gateway.listeners.iter();
-            listeners
-                .any(|it| it.listener.port == port && it.listener.protocol.to_string() == "HTTP")
-        };
+        let names = NAMES.map(ArrivalTransport::Tls);
         for port in PORTS {
-            for host in ASKED {
-                for (method, path) in REQUESTS {
-                    let request = OracleRequest {
-                        service: gateway.service.clone(),
-                        port,
-                        host: host.to_owned(),
-                        method: method.to_owned(),
-                        target: path.to_owned(),
-                        headers: Vec::new(),
-                    };
-                    let expected = match decide(gateway, &request) {
-                        IngressVerdict::NoListener => "reset".to_owned(),
-                        // A port without a listener for HTTP is not served.
-                        _ if !is_http(port) => "reset".to_owned(),
-                        IngressVerdict::NoHost | IngressVerdict::Closed(_) => "404".to_owned(),
-                        IngressVerdict::Routed { verdict, .. } => match verdict {
-                            RoutingVerdict::NoRule => "404".to_owned(),
-                            RoutingVerdict::Split { rule, .. } => rule.to_string(),
-                            other => panic!("{other:?}"),
-                        },
-                    };
-                    let sent = IngressRequest { method, host, path };
-                    let got = served(&snapshot, &gateway.service, port, sent);
-                    assert_eq!(
-                        got, expected,
-                        "seed {seed}: {port} {host} {method} {path}\n{text}\n{ir}"
-                    );
-                    compared += 1;
-                    routed += usize::from(!["404", "reset"].contains(&got.as_str()));
-                    by_grpc += usize::from(got.contains("/GRPCRoute/"));
+            for transport in [ArrivalTransport::Plaintext].into_iter().chain(names) {
+                for host in ASKED {
+                    for (method, path) in REQUESTS {
+                        let request = OracleRequest {
+                            service: gateway.service.clone(),
+                            port,
+                            host: host.to_owned(),
+                            method: method.to_owned(),
+                            target: path.to_owned(),
+                            headers: Vec::new(),
+                        };
+                        let expected = expected(gateway, transport, &request);
+                        let sent = IngressRequest { method, host, path };
+                        let got = served(&snapshot, &gateway.service, transport, port, sent);
+                        assert_eq!(
+                            got, expected,
+                            "seed {seed}: {port} {transport:?} {host} {method} {path}\n{text}\n{ir}"
+                        );
+                        compared += 1;
+                        routed += usize::from(got.contains("/HTTPRoute/"));
+                        by_grpc += usize::from(got.contains("/GRPCRoute/"));
+                        let is_handshake =
+                            got != "reset" && transport != ArrivalTransport::Plaintext;
+                        secured += usize::from(is_handshake);
+                    }
                 }
             }
         }
     }
     assert!(
-        compared > 20_000 && routed * 15 > compared && by_grpc * 20 > routed,
-        "{routed} of {compared}, {by_grpc} by GRPCRoutes"
+        compared > 20_000 && routed * 40 > compared && secured * 10 > compared && by_grpc > 500,
+        "{routed}, {by_grpc} by GRPCRoutes, and {secured} of {compared}"
     );
 }

@@ -3,6 +3,7 @@
 
 mod attempts;
 mod cases;
+mod cors;
 mod faults;
 mod generated;
 mod guarded;

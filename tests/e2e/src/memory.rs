@@ -219,6 +219,8 @@ mod tests {
         let der = CertificateDer::from_pem_slice(credential.chain.as_bytes()).expect("PEM");
         let publics = Publics::from([(point(&der), "me".to_owned())]);
         let private = pem(credential.key.as_bytes()).remove(0);
+        // In an ECPrivateKey (RFC 5915), version 1 and an octet string of 32 bytes precede the
+        // scalar.
         let at = private
             .windows(5)
             .position(|window| window == [2, 1, 1, 4, 0x20])

@@ -142,6 +142,7 @@ fn redis_goes_node_to_node_for_each_tenant() {
         "source_workload=\"client\"",
     ];
     assert!(
+        // A ping, a set and a get of each tenant.
         mesh().counted_at("node", "istio_tcp_connections_opened_total", &labels) >= 6,
         "the service is named at its pods' node"
     );

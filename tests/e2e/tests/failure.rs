@@ -145,6 +145,7 @@ fn a_killed_replica_loses_only_its_own_requests() {
     assert_losses(
         "requests lost by the kill of a replica",
         report["failed"].as_u64().unwrap_or(u64::MAX),
+        // The load has eight connections, each with one request in flight.
         8,
     );
     let gap = Duration::from_secs_f64(

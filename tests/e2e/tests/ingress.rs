@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use canal_e2e::{Mesh, until};
+use canal_e2e::credential::{Leaf, PemCredential, TestAuthority};
+use canal_e2e::{Mesh, load_while, until};
 use canal_timing::deadline;
 use serde_json::Value;
 
@@ -12,6 +13,8 @@ const SOON: Duration = Duration::from_secs(15);
 /// The address that alpha requests, and the lowest of the pool, which beta gets.
 const ALPHA: &str = "198.19.0.40";
 const BETA: &str = "198.19.0.33";
+/// The address of alpha's Gateway for HTTPS.
+const SECURE: &str = "198.19.0.41";
 
 fn gateway(addresses: &str) -> String {
     format!(
@@ -73,6 +76,7 @@ fn clients_outside_the_tenants_reach_services_at_gateways() {
             0
         );
     }
+    a_gateway_serves_https(&mesh);
     each_replica_serves_alone(&mesh);
     a_gateway_without_an_address_disturbs_no_other(&mesh);
     mesh.canal(&[
@@ -83,6 +87,181 @@ fn clients_outside_the_tenants_reach_services_at_gateways() {
         code(&mesh, BETA, "shop.example.com") == 0
     });
     assert_eq!(code(&mesh, ALPHA, "shop.example.com"), 200);
+}
+
+/// Returns a Secret with a certificate.
+fn secret(name: &str, certificate: &PemCredential) -> String {
+    let indented = |pem: &str| pem.trim_end().replace('\n', "\n    ");
+    let (chain, key) = (indented(&certificate.chain), indented(&certificate.key));
+    format!(
+        "---\napiVersion: v1\nkind: Secret\nmetadata: {{name: {name}, namespace: default}}\ntype: kubernetes.io/tls\n\
+         stringData:\n  tls.crt: |\n    {chain}\n  tls.key: |\n    {key}\n"
+    )
+}
+
+/// A Gateway whose port 80 redirects to its port 443, where one listener is for one host and the
+/// other one for the rest of the domain.
+fn secure_gateway() -> String {
+    let https = |name: &str, host: &str| {
+        format!(
+            "{{name: {name}, port: 443, protocol: HTTPS, hostname: \"{host}\", tls: {{certificateRefs: [{{name: {name}}}]}}}}"
+        )
+    };
+    let (shop, wild) = (
+        https("shop", "shop.example.com"),
+        https("wild", "*.example.com"),
+    );
+    let missing = https("missing", "missing.example.com");
+    format!(
+        "---\napiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {{name: secure, namespace: default}}\n\
+         spec: {{gatewayClassName: canal, addresses: [{{value: {SECURE}}}], listeners: [{{name: http, port: 80, protocol: HTTP}}, {shop}, {wild}, {missing}]}}\n\
+         ---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: to-https, namespace: default}}\n\
+         spec: {{parentRefs: [{{name: secure, sectionName: http}}], rules: [{{filters: [{{type: RequestRedirect, requestRedirect: {{scheme: https, statusCode: 301}}}}]}}]}}\n\
+         ---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: secure, namespace: default}}\n\
+         spec: {{parentRefs: [{{name: secure, port: 443}}], rules: [{{backendRefs: [{{name: web, port: 80}}]}}]}}\n"
+    )
+}
+
+/// Returns the status of a request by HTTPS, 0 if the handshake fails.
+fn https_code(mesh: &Mesh, roots: &str, host: &str, more: &[&str]) -> u16 {
+    let resolve = format!("{host}:443:{SECURE}");
+    let own = ["--cacert", roots, "--resolve", &resolve];
+    let url = format!("https://{host}/headers");
+    mesh.code(CLIENT, &url, &[&own, more].concat())
+}
+
+/// Clients outside reach alpha by HTTPS: the server name selects the listener, and a changed
+/// certificate fails no request.
+fn a_gateway_serves_https(mesh: &Mesh) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let authority = TestAuthority::root("the world's");
+    let roots = dir.path().join("roots.pem");
+    std::fs::write(&roots, authority.pem()).expect("a file in a temporary directory");
+    let roots = roots.display().to_string();
+    let shop = authority.issue(&Leaf::named("shop.example.com"));
+    let wild = authority.issue(&Leaf::named("*.example.com"));
+    let secrets = secret("shop", &shop) + &secret("wild", &wild);
+    mesh.apply("alpha", &(secrets + &secure_gateway()));
+    until(deadline(SOON), "the Gateway serves HTTPS", || {
+        https_code(mesh, &roots, "shop.example.com", &[]) == 200
+    });
+    assert_eq!(https_code(mesh, &roots, "a.example.com", &[]), 200);
+    let refused = |reason: &str| {
+        let label = format!("reason=\"{reason}\"");
+        mesh.counted_at(
+            "gateway",
+            "canal_gateway_refused_connections_total",
+            &[&label],
+        )
+    };
+    for (host, reason) in [
+        ("other.test", "unrecognized_name"),
+        ("missing.example.com", "no_certificate"),
+    ] {
+        assert_eq!(https_code(mesh, &roots, host, &[]), 0, "{host}");
+        until(deadline(SOON), reason, || refused(reason) > 0);
+    }
+    // The host of the other listener, on a connection for this one.
+    let host = ["-H", "host: a.example.com"];
+    assert_eq!(https_code(mesh, &roots, "shop.example.com", &host), 421);
+    let host = ["-H", "host: other.test"];
+    assert_eq!(https_code(mesh, &roots, "shop.example.com", &host), 404);
+    a_redirect_leads_to_https(mesh, &roots);
+    let shown = mesh.canal(&[
+        "get", "--tenant", "alpha", "Secret", "shop", "-n", "default", "-o", "yaml",
+    ]);
+    let key = shop.key.lines().nth(1).expect("a key in PEM");
+    assert!(
+        !shown.stdout.contains(key),
+        "a key is shown: {}",
+        shown.stdout
+    );
+    a_changed_certificate_fails_no_request(mesh, &roots, &authority);
+    mesh.canal(&[
+        "delete", "--tenant", "alpha", "Gateway", "secure", "-n", "default",
+    ])
+    .ok();
+}
+
+/// A client follows the redirect of port 80 to port 443, by HTTP/2 there.
+fn a_redirect_leads_to_https(mesh: &Mesh, roots: &str) {
+    let [plain, secure] = [80, 443].map(|port| format!("shop.example.com:{port}:{SECURE}"));
+    let argv = [
+        "curl",
+        "-sS",
+        "-L",
+        "--cacert",
+        roots,
+        "--resolve",
+        &plain,
+        "--resolve",
+        &secure,
+    ];
+    let format = "\n{\"code\":%{http_code},\"version\":\"%{http_version}\",\"redirects\":%{num_redirects},\"url\":\"%{url_effective}\"}";
+    let url = ["-w", format, "http://shop.example.com/headers"];
+    let answered = mesh.run(CLIENT, &[&argv[..], &url].concat()).ok();
+    let (body, report) = answered
+        .rsplit_once('\n')
+        .expect("a report behind the body");
+    let report: Value = serde_json::from_str(report).expect("a report in JSON");
+    let expected = serde_json::json!({"code": 200, "version": "2", "redirects": 1, "url": "https://shop.example.com/headers"});
+    assert_eq!(report, expected, "{body}");
+    assert!(body.contains("[\"x-forwarded-proto\",\"https\"]"), "{body}");
+}
+
+/// Requests on new connections, and many on one connection.
+const REQUESTS: &str = "url=https://shop.example.com/headers; n=0; failed=0
+one() { curl -s -o /dev/null -w '%{http_code}\\n' --cacert $1 --resolve shop.example.com:443:$2 \"$url?[1-$3]\"; }
+for connection in 1 2 3 4 5 6; do
+  for code in $(one $1 $2 $((connection > 5 ? 200 : 1))); do n=$((n + 1)); [ $code = 200 ] || failed=$((failed + 1)); done
+done
+[ $failed = 0 ] && [ $n = 205 ] && ok=true || ok=false
+echo \"{\\\"ok\\\": $ok, \\\"requests\\\": $n, \\\"failed\\\": $failed}\"";
+
+fn a_changed_certificate_fails_no_request(mesh: &Mesh, roots: &str, authority: &TestAuthority) {
+    let client = vec!["sh", "-c", REQUESTS, "requests", roots, SECURE];
+    let clients = [(CLIENT, client.clone()), (CLIENT, client)];
+    let serial = || {
+        let resolve = format!("shop.example.com:443:{SECURE}");
+        let argv = [
+            "curl",
+            "-s",
+            "-o",
+            "/dev/null",
+            "-w",
+            "%{certs}",
+            "--cacert",
+            roots,
+        ];
+        let url = ["--resolve", &resolve, "https://shop.example.com/headers"];
+        mesh.run(CLIENT, &[&argv[..], &url].concat()).ok()
+    };
+    let before = serial();
+    let ((), reports) = load_while(mesh, &clients, || {
+        for number in [2, 3] {
+            let renewed = authority.issue(&Leaf {
+                serial: number,
+                ..Leaf::named("shop.example.com")
+            });
+            let last = serial();
+            mesh.apply("alpha", &secret("shop", &renewed));
+            // Each handshake of a replica that has the new certificate presents it.
+            until(
+                deadline(SOON),
+                "new handshakes present the new certificate",
+                || {
+                    (0..10).all(|_| {
+                        let shown = serial();
+                        shown != last && shown != before
+                    })
+                },
+            );
+        }
+    });
+    for report in reports {
+        assert!(report.sum("requests") > 0);
+        report.assert_none_lost("requests during changes of a certificate");
+    }
 }
 
 /// Kills one replica after the other; the other one serves both Gateways meanwhile.

@@ -751,6 +751,7 @@ fn a_dead_az_is_replaced_within_two_seconds() {
             ),
         )
     });
+    // Both loads run when the AZ dies.
     std::thread::sleep(Duration::from_secs(3));
     let reports = while_az1_is_dead(|| {
         loads.map(|(client, child)| (client, mesh.end("load while an AZ dies", child).json()))
@@ -768,6 +769,7 @@ fn a_dead_az_is_replaced_within_two_seconds() {
             AZ_LOSSES_MAX,
         );
         timed!(
+            // 50 requests a second for 14 s are 700.
             number(&report, "requests") >= 690,
             "the load is sent at its rate when az1's tier dies, {client}"
         );
@@ -829,6 +831,7 @@ fn a_request_that_crashes_replicas_affects_one_service_only() {
     let others = loads_beside(victim, &all, tables);
     let begun = Instant::now();
     if is_timed() {
+        // The losses and gaps are measured from a steady state.
         std::thread::sleep(Duration::from_secs(2));
     }
     let mut own = kill_by_request(victim, &before);

@@ -13,6 +13,7 @@ use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
 
+use crate::cors;
 use crate::vocabulary::{HOSTS, NAMES, PATHS, VALUES, words};
 
 /// Names of changed headers: those of requests, and one in another spelling.
@@ -45,8 +46,9 @@ pub(crate) fn of_http_route() -> impl Strategy<Value = Vec<HttpRouteFilter>> {
         option::weighted(0.1, header_filter()),
         option::weighted(0.2, rewrite),
         option::weighted(0.15, redirect()),
+        option::weighted(0.1, cors::of_http_route()),
     );
-    filters.prop_map(|(request, response, rewrite, redirect)| {
+    filters.prop_map(|(request, response, rewrite, redirect, cors)| {
         let request = request.map(|headers| HttpRouteFilter {
             kind: "RequestHeaderModifier".to_owned(),
             request_header_modifier: Some(headers),
@@ -69,7 +71,12 @@ pub(crate) fn of_http_route() -> impl Strategy<Value = Vec<HttpRouteFilter>> {
         });
         // A rule with a redirect can have no rewrite.
         let rewrite = rewrite.filter(|_| redirect.is_none());
-        [request, response, rewrite, redirect]
+        let cors = cors.map(|cors| HttpRouteFilter {
+            kind: "CORS".to_owned(),
+            cors: Some(cors),
+            ..HttpRouteFilter::default()
+        });
+        [request, response, rewrite, redirect, cors]
             .into_iter()
             .flatten()
             .collect()

@@ -5,6 +5,7 @@
 
 mod attempts;
 pub mod authorization;
+mod cors;
 mod faults;
 mod filters;
 mod grpc;

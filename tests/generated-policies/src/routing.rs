@@ -29,7 +29,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use crate::vocabulary::{HOSTS, NAMES, PATHS, VALUES, words};
-use crate::{attempts, faults, filters, grpc};
+use crate::{attempts, cors, faults, filters, grpc};
 
 /// A generated tenant, and requests to its services.
 #[derive(Debug, Clone)]
@@ -444,11 +444,15 @@ fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServic
         vec(destination(), 0..3),
         filters::of_virtual_service(),
         filters::answer_of_virtual_service(),
-        (attempts::of_virtual_service(), faults::of_virtual_service()),
+        (
+            attempts::of_virtual_service(),
+            faults::of_virtual_service(),
+            cors::of_virtual_service(),
+        ),
     );
     let rule = rule.prop_map(
         |(matches, mut route, (headers, mut rewrite), answer, attempts)| {
-            let ((timeout, retries), mut fault) = attempts;
+            let ((timeout, retries), mut fault, cors_policy) = attempts;
             let (redirect, direct_response) = answer;
             // A rule with an answer can have no route; those with two are seen refused.
             if redirect.is_some() || direct_response.is_some() {
@@ -469,6 +473,7 @@ fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServic
                 timeout,
                 retries,
                 fault,
+                cors_policy,
             }
         },
     );

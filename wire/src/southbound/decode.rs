@@ -12,7 +12,8 @@ use canal_model::share::{ShareFormatError, Shares};
 use ipnet::IpNet;
 
 use super::{
-    ResourceDecodeError, decode_trust, route_answers, route_attempts, route_faults, route_filters,
+    ResourceDecodeError, decode_trust, route_answers, route_attempts, route_cors, route_faults,
+    route_filters,
 };
 use crate::program as w;
 
@@ -457,6 +458,7 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
         .attempts
         .map(|received| route_attempts::decode(&at, received));
     let faults = r.faults.map(|received| route_faults::decode(&at, received));
+    let cors = r.cors.map(|received| route_cors::decode(&at, received));
     Ok(p::RouteRule {
         key,
         parent: at.key("parent", r.parent)?,
@@ -467,5 +469,6 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
         filters,
         attempts: attempts.transpose()?.map(Box::new),
         faults: faults.transpose()?.map(Box::new),
+        cors: cors.transpose()?.map(Box::new),
     })
 }

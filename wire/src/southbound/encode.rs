@@ -277,6 +277,7 @@ impl From<&p::RouteRule> for w::Route {
             action: Some(action),
             attempts: r.attempts.as_deref().map(w::AttemptPolicy::from),
             faults: r.faults.as_deref().map(w::FaultPolicy::from),
+            cors: r.cors.as_deref().map(w::CorsPolicy::from),
         }
     }
 }
@@ -284,5 +285,5 @@ impl From<&p::RouteRule> for w::Route {
 /// Returns whether a data plane must know more fields of the rule than its action and filters.
 fn is_strict(rule: &p::RouteRule) -> bool {
     let faults = rule.faults.as_deref();
-    faults.is_some_and(|faults| faults.abort.is_some())
+    rule.cors.is_some() || faults.is_some_and(|faults| faults.abort.is_some())
 }

@@ -1,9 +1,11 @@
 //! Converts Gateways for clients outside the mesh between `canal_model::program` and their wire
 //! form, with validation.
 
-use canal_model::ids::ServiceId;
+use std::collections::BTreeMap;
+
+use canal_model::ids::{SecretKey, ServiceId};
 use canal_model::ingress::is_gateway_service;
-use canal_model::limits::LISTENERS_PER_GATEWAY_MAX;
+use canal_model::limits::{CERTIFICATES_PER_LISTENER_MAX, LISTENERS_PER_GATEWAY_MAX};
 use canal_model::program::{IngressGateway, IngressListener, RouteObject, VirtualHost};
 
 use super::ResourceDecodeError;
@@ -19,12 +21,23 @@ impl From<&IngressGateway> for w::IngressGateway {
             host: it.host.as_ref().map(encode::host),
             open: it.is_open,
             virtual_hosts: it.virtual_hosts.iter().map(virtual_host).collect(),
+            tls: it.certificates.as_ref().map(|secrets| w::ListenerTls {
+                certificates: secrets.iter().map(secret_ref).collect(),
+            }),
         };
         Self {
             key: encode::key(&gateway.key),
             id: gateway.id.get(),
             listeners: gateway.listeners.iter().map(listener).collect(),
         }
+    }
+}
+
+pub(super) fn secret_ref((namespace, name): &SecretKey) -> w::ObjectRef {
+    w::ObjectRef {
+        namespace: namespace.to_string(),
+        name: name.to_string(),
+        kind: String::new(),
     }
 }
 
@@ -57,6 +70,17 @@ pub(super) fn decode(
     if !is_gateway_service(&key) {
         return at.err("key", format!("{key} does not stand for a Gateway"));
     }
+    let mut tls_ports: BTreeMap<u32, bool> = BTreeMap::new();
+    for listener in &gateway.listeners {
+        let is_tls = listener.tls.is_some();
+        // Plaintext on a port for HTTPS would bypass the handshake.
+        if *tls_ports.entry(listener.port).or_insert(is_tls) != is_tls {
+            return at.err(
+                "listeners.tls",
+                format!("port {} has listeners with and without it", listener.port),
+            );
+        }
+    }
     let listeners = gateway.listeners.into_iter().map(|it| {
         let virtual_hosts = it.virtual_hosts.into_iter();
         Ok(IngressListener {
@@ -64,6 +88,7 @@ pub(super) fn decode(
             port: at.port("listeners.port", it.port)?,
             host: it.host.map(|host| decode::host(&at, host)).transpose()?,
             is_open: it.open,
+            certificates: it.tls.map(|tls| secrets(&at, &tls)).transpose()?,
             virtual_hosts: virtual_hosts
                 .map(|host| decode_host(&at, host))
                 .collect::<Result<_, _>>()?,
@@ -74,6 +99,27 @@ pub(super) fn decode(
         listeners: listeners.collect::<Result<_, ResourceDecodeError>>()?,
         key,
     })
+}
+
+fn secrets(
+    at: &DecodeContext<'_>,
+    tls: &w::ListenerTls,
+) -> Result<Vec<SecretKey>, ResourceDecodeError> {
+    let (field, count) = ("listeners.tls.certificates", tls.certificates.len());
+    at.at_most(field, count, CERTIFICATES_PER_LISTENER_MAX)?;
+    let secrets = tls.certificates.iter();
+    secrets
+        .map(|secret| decode_secret(at, field, secret))
+        .collect()
+}
+
+pub(super) fn decode_secret(
+    at: &DecodeContext<'_>,
+    field: &'static str,
+    secret: &w::ObjectRef,
+) -> Result<SecretKey, ResourceDecodeError> {
+    let namespace = at.name(field, &secret.namespace)?;
+    Ok((namespace, at.name(field, &secret.name)?))
 }
 
 fn decode_host(
@@ -114,6 +160,7 @@ pub(super) fn sample() -> IngressGateway {
         port: 80,
         host,
         is_open: name != "closed",
+        certificates: None,
         virtual_hosts,
     };
     let any = VirtualHost {
@@ -131,6 +178,11 @@ pub(super) fn sample() -> IngressGateway {
         listeners: vec![
             listener("http", None, vec![suffix, any]),
             listener("closed", exact, Vec::new()),
+            IngressListener {
+                port: 443,
+                certificates: Some(vec![("infra".parse().unwrap(), "cert".parse().unwrap())]),
+                ..listener("https", None, Vec::new())
+            },
         ],
     }
 }
@@ -170,6 +222,13 @@ mod tests {
             it.listeners = vec![listener; LISTENERS_PER_GATEWAY_MAX + 1];
         });
         assert!(many.contains("more than 512"), "{many}");
+        let mixed = refused(&|it| it.listeners[2].port = 80);
+        assert!(mixed.contains("with and without"), "{mixed}");
+        let certificates = refused(&|it| {
+            let tls = it.listeners[2].tls.as_mut().unwrap();
+            tls.certificates = vec![tls.certificates[0].clone(); CERTIFICATES_PER_LISTENER_MAX + 1];
+        });
+        assert!(certificates.contains("tls.certificates"), "{certificates}");
         let port = refused(&|it| it.listeners[0].port = 0);
         assert!(port.contains("listeners.port"), "{port}");
         let host = refused(&|it| {

@@ -81,6 +81,7 @@ fn routes() -> Vec<Resource> {
         filters: None,
         attempts: None,
         faults: None,
+        cors: None,
         action,
     };
     let attempts = super::route_attempts::samples().into_iter();
@@ -98,6 +99,12 @@ fn routes() -> Vec<Resource> {
         ..rule(split.clone())
     });
     let faulted: Vec<_> = faulted.map(Resource::Route).collect();
+    let shared = super::route_cors::samples().into_iter();
+    let shared = shared.map(|cors| p::RouteRule {
+        cors: Some(Box::new(cors)),
+        ..rule(split.clone())
+    });
+    let shared: Vec<_> = shared.map(Resource::Route).collect();
     let filtered = p::RouteRule {
         filters: Some(Box::new(super::route_filters::sample())),
         ..rule(split.clone())
@@ -115,6 +122,7 @@ fn routes() -> Vec<Resource> {
     all.extend(answered.map(Resource::Route));
     all.extend(attempted);
     all.extend(faulted);
+    all.extend(shared);
     all
 }
 
@@ -236,6 +244,7 @@ fn parents() -> Vec<Resource> {
             policy_paths: p::PolicyPaths::Legacy,
         }),
         Resource::Ingress(super::ingress::sample()),
+        Resource::ListenerCertificate(super::listener_certificate::sample()),
         Resource::Workload(p::Workload {
             tenant: "alpha".parse().unwrap(),
             namespace: "b".parse().unwrap(),
@@ -559,7 +568,7 @@ fn a_snapshot_is_used_whole_or_not_at_all() {
 /// [`state_file::FORMAT`].
 #[test]
 fn a_snapshots_format_is_of_these_kinds() {
-    assert_eq!((state_file::FORMAT, ResourceKind::ALL.len()), (3, 21));
+    assert_eq!((state_file::FORMAT, ResourceKind::ALL.len()), (3, 22));
 }
 
 #[test]

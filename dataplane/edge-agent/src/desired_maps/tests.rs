@@ -124,6 +124,7 @@ fn show(maps: &DesiredMaps) -> Vec<String> {
     );
     lines.extend(c.nodes.keys().map(|(v, ip)| format!("node {v:?} {ip}")));
     for (id, t) in &c.tables {
+        // `read_input` gives all buckets the same chain, so one stands for all.
         assert!(t.chains.iter().all(|row| *row == t.chains[0]));
         let mut line = format!("table {id:?} v{}", t.version);
         // The VNI of the cases' ingress network.
@@ -147,6 +148,7 @@ fn show(maps: &DesiredMaps) -> Vec<String> {
     lines.extend(
         c.hosts
             .iter()
+            // The address of the edge's own host ends with 254.
             .filter(|(h, _)| h.octets()[3] != 254)
             .map(|(h, n)| format!("host {h} {n}")),
     );

@@ -165,7 +165,7 @@ impl SnapshotBuilder {
     }
 
     /// Returns the Gateway for which a service stands.
-    fn gateway_of(&self, service: &ServiceKey) -> Option<Arc<IngressGateway>> {
+    pub(super) fn gateway_of(&self, service: &ServiceKey) -> Option<Arc<IngressGateway>> {
         self.services.get(service)?.gateway.clone()
     }
 

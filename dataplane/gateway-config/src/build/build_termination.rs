@@ -14,7 +14,7 @@ use canal_model::trust::{KeyLocation, KeyPolicy, KeyServer, Termination, Termina
 use canal_wire::keyrpc::KeyName;
 
 use super::{ServiceCertificateFn, SnapshotBuilder};
-use crate::termination::TerminationView;
+use crate::termination::{PortTermination, TerminationView};
 
 /// Inputs from which a port's TLS is built.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,7 +31,7 @@ struct TerminationInputs {
 /// TLS of a port, with the inputs from which it was built.
 pub(super) struct BuiltTermination {
     parts: TerminationInputs,
-    view: Arc<TerminationView>,
+    view: Arc<PortTermination>,
 }
 
 fn alpn(protocol: AppProtocol) -> Vec<Vec<u8>> {
@@ -138,6 +138,8 @@ impl SnapshotBuilder {
         self.touched
             .views
             .extend(of_tenant.map(|(service, _)| service.clone()));
+        let gateways = self.listener_certificates.gateways_of(tenant);
+        self.touched.views.extend(gateways.cloned());
     }
 
     /// Returns the TLS termination of a port, if it has one.
@@ -146,7 +148,7 @@ impl SnapshotBuilder {
         key: &ServiceKey,
         port: &ServicePort,
         hostname: &str,
-    ) -> Option<Arc<TerminationView>> {
+    ) -> Option<Arc<PortTermination>> {
         let at = (key.clone(), port.port);
         let Some(termination) = self.terminations.get(&at).cloned() else {
             self.terminated.remove(&at);
@@ -182,12 +184,12 @@ impl SnapshotBuilder {
         let own = parts.termination.certificate == TerminationCertificate::Mesh;
         // A certificate of the tenant's own determines its names itself.
         let known = own.then(|| names(hostname, key));
-        let view = Arc::new(TerminationView::new(
+        let view = Arc::new(PortTermination::Service(TerminationView::new(
             terminator,
             parts.termination.required,
             broken,
             known,
-        ));
+        )));
         self.terminated.insert(
             at,
             BuiltTermination {

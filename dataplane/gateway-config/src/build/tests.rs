@@ -137,6 +137,7 @@ fn rule(name: &str, of: &str, to: &str, subset: &str) -> Arc<Resource> {
         filters: None,
         attempts: None,
         faults: None,
+        cors: None,
         action: RouteAction::Split(vec![Backend {
             weight: 1,
             target: BackendTarget::Service {
@@ -593,6 +594,7 @@ fn gateway(hosts: &[(&str, bool)]) -> Arc<Resource> {
         port: 80,
         host: Some(HostMatch::Exact((*host).to_owned())),
         is_open: *is_open,
+        certificates: None,
         virtual_hosts: vec![VirtualHost {
             host: None,
             routes: [RouteObject {

@@ -55,6 +55,7 @@ fn route(tenant: &str, service: &str, path: &str) -> Arc<Resource> {
         filters: None,
         attempts: None,
         faults: None,
+        cors: None,
         action: RouteAction::Split(vec![]),
     }))
 }

@@ -1,15 +1,17 @@
-//! Terminates TLS of clients without a node proxy, on ports with a Termination.
+//! Terminates TLS of clients without a node proxy, on ports with a Termination and on ports of
+//! Gateways for HTTPS.
 //!
 //! The first byte separates TLS from plaintext. The server name must be one of the service's names.
 //! A client certificate, if the client presents one, determines its identity. The handshakes are
-//! done by `canal_identity`. Start with [`terminate_tls`].
+//! done by `canal_identity`. Start with [`terminate`].
 
 use std::rc::Rc;
 use std::time::Duration;
 
-use canal_gateway_config::TerminationView;
+use canal_gateway_config::{ListenerTermination, PortTermination, TerminationView};
 use canal_gateway_io::clock::TimeoutKind;
 use canal_gateway_io::io::{Io, TlsIo};
+use canal_identity::accept_by_server_name;
 use canal_model::identity::VerifiedPeer;
 use canal_model::program::AppProtocol;
 use canal_tls::PeerTrustWatch;
@@ -75,11 +77,67 @@ async fn listen(worker: &Worker, stream: &TcpStream, timeout: Duration) -> First
     }
 }
 
-/// Accepts a client's connection, with TLS or in plaintext.
+/// Accepts a client's connection to a port where TLS terminates.
 ///
 /// # Errors
 /// The reason for the refusal, as a counter label.
-pub(super) async fn terminate_tls(
+pub(super) async fn terminate(
+    worker: &Rc<Worker>,
+    stream: TcpStream,
+    port: &PortTermination,
+    protocol: AppProtocol,
+    permit: &ConnectionPermit,
+) -> Result<ClientTransport, &'static str> {
+    match port {
+        PortTermination::Service(view) => {
+            terminate_tls(worker, stream, view, protocol, permit).await
+        }
+        PortTermination::Gateway(listeners) => {
+            terminate_listener_tls(worker, stream, listeners, permit).await
+        }
+    }
+}
+
+/// Accepts a connection to a Gateway's port for HTTPS: the server name selects the listener.
+async fn terminate_listener_tls(
+    worker: &Rc<Worker>,
+    stream: TcpStream,
+    listeners: &ListenerTermination,
+    permit: &ConnectionPermit,
+) -> Result<ClientTransport, &'static str> {
+    let refusal = match listen(worker, &stream, worker.shared.config.times.head).await {
+        FirstByte::Tls => None,
+        FirstByte::Gone => Some("gone"),
+        FirstByte::Plain => Some("plaintext_refused"),
+        FirstByte::Silent => Some("tls_timeout"),
+    };
+    if let Some(why) = refusal {
+        canal_net::sys::reset_on_close(&stream);
+        return Err(why);
+    }
+    let handshake = permit.begin_handshake()?;
+    let accepting = accept_by_server_name(
+        stream,
+        &listeners.trust,
+        || handshake.keep(),
+        |name| listeners.choose(name),
+    );
+    let terminated = handshake.run(accepting).await?.map_err(|e| {
+        tracing::debug!(error = %e, "gateway: a TLS handshake with a client of a listener failed, the connection is closed");
+        super::tls_reason(&e)
+    })?;
+    drop(handshake);
+    permit.end_handshake(false);
+    Ok(ClientTransport {
+        io: Io::Tls(Box::new(TlsIo::new(terminated.stream))),
+        tls: true,
+        server_name: terminated.server_name,
+        peer: None,
+    })
+}
+
+/// Accepts a client's connection to a service, with TLS or in plaintext.
+async fn terminate_tls(
     worker: &Rc<Worker>,
     stream: TcpStream,
     view: &TerminationView,

@@ -8,10 +8,10 @@
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use canal_gateway_config::MatchedFilters;
 use canal_gateway_http::head::RequestInfo;
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_http::retry_policy::{self, AttemptOutcome};
@@ -20,6 +20,7 @@ use canal_gateway_io::clock::TimeoutKind;
 use canal_gateway_limits::body_budget::BodyPermit;
 use canal_gateway_limits::retry_budget::{RetryBudget, RetryPermit};
 use canal_h1::Framing;
+use canal_model::program::RouteRule;
 use canal_model::route_attempts::{RetryPolicy, RouteTimeouts, TimeoutSpan};
 use tokio::time::{Instant, Sleep};
 
@@ -37,7 +38,7 @@ const COPIES: u64 = 2;
 
 /// Timeouts and retries of one request.
 pub(crate) struct AttemptLimits {
-    rule: MatchedFilters,
+    rule: Arc<RouteRule>,
     deadlines: AttemptDeadlines,
     budget: Rc<RetryBudget>,
     /// True if the request has no body.
@@ -60,8 +61,8 @@ impl AttemptLimits {
         if !routed.filters.limits_attempts() {
             return None;
         }
-        let rule = routed.matched.as_ref()?;
-        let timeouts = rule.attempts()?.timeouts;
+        let rule = routed.matched.as_ref()?.rule();
+        let timeouts = rule.attempts.as_deref()?.timeouts;
         Some(Box::new(Self {
             rule: rule.clone(),
             deadlines: AttemptDeadlines::begin(timeouts),
@@ -76,7 +77,7 @@ impl AttemptLimits {
     }
 
     fn policy(&self) -> Option<&RetryPolicy> {
-        self.rule.attempts()?.retries.as_ref()
+        self.rule.attempts.as_deref()?.retries.as_ref()
     }
 
     /// True if a retry is possible, so that the body should be kept.

@@ -18,7 +18,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
     /// # Errors
     /// The request is aborted, a policy denies it, or the client left during the delay.
     pub(super) async fn inject_faults(&mut self, routed: &RoutedRequest) -> Result<(), ProxyError> {
-        let matched = routed.matched.as_ref();
+        let matched = routed.matched.as_deref();
         let Some(policy) = matched.and_then(MatchedFilters::faults) else {
             return Ok(());
         };

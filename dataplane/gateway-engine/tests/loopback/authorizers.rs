@@ -91,6 +91,7 @@ async fn authorizer() -> (OriginServer, Arc<AuthorizerCalls>) {
                 "/envoy.service.auth.v3.Authorization/Check"
             );
             let (body, _) = http2::read_all(request.into_body()).await.unwrap();
+            // The first five bytes frame the message, as gRPC demands.
             let checks = proto::CheckRequest::decode(&body[5..]).unwrap();
             let path = checks
                 .attributes
@@ -689,6 +690,8 @@ async fn ext_authz_checks_are_bounded_and_made_once_per_request() {
     let late: Vec<_> = (0..300)
         .map(|_| tokio::spawn(async move { HttpClient::get(web, "/late").await.status }))
         .collect();
+    // The authorizer never answers `/late`. A check beyond the limit is not even sent, and one that
+    // was sent times out; both deny.
     for one in late {
         assert_eq!(one.await.unwrap(), 403);
     }

@@ -419,6 +419,7 @@ async fn nothing_of_one_tenant_leads_to_another() {
     let mut spy = pod("beta", "spy", theirs.address, "web");
     spy.endpoints[0].service = key(TENANT, "web");
     fixture.apply(vec![Resource::Workload(spy)]);
+    // A route to a backend of another tenant refuses its requests.
     assert_eq!(HttpClient::get(fixture.web, "/leak").await.status, 500);
     for _ in 0..20 {
         assert_eq!(HttpClient::get(fixture.web, "/").await.text(), "mine");

@@ -60,6 +60,7 @@ fn large(of: &str) -> Vec<Resource> {
             filters: None,
             attempts: None,
             faults: None,
+            cors: None,
             action: RouteAction::Refuse {
                 status: CHANGED,
                 reason: "changed".into(),

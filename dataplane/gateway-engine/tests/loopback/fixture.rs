@@ -138,6 +138,7 @@ pub(crate) fn route(
         filters: None,
         attempts: None,
         faults: None,
+        cors: None,
         action,
     })
 }
@@ -242,7 +243,7 @@ impl GatewayFixture {
         let log = setup.log.map(|path| {
             AccessLog::start(canal_telemetry::access_log::LogSink::File(path), &registry).unwrap()
         });
-        let around = EngineDependencies {
+        let dependencies = EngineDependencies {
             registry: registry.clone(),
             drain,
             identities: setup.keyring,
@@ -250,7 +251,7 @@ impl GatewayFixture {
             log,
             dns: None,
         };
-        let engine = GatewayEngine::start(config, around).unwrap();
+        let engine = GatewayEngine::start(config, dependencies).unwrap();
         let web = engine.plain_addresses()[0];
         let fixture = Self {
             engine,

@@ -243,15 +243,15 @@ impl FakeNode {
         let registry = Registry::new();
         let counters = HboneCounters::new(&registry, &registry.shard());
         let seen = Rc::new(std::cell::RefCell::new(Vec::new()));
-        let trust_store = seen.clone();
+        let recorded = seen.clone();
         tokio::task::spawn_local(async move {
             let (_trigger, drain) = drain::tree();
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                let (server, counters, trust_store, drain) = (
+                let (server, counters, recorded, drain) = (
                     server.clone(),
                     counters.clone(),
-                    trust_store.clone(),
+                    recorded.clone(),
                     drain.clone(),
                 );
                 tokio::task::spawn_local(async move {
@@ -261,7 +261,7 @@ impl FakeNode {
                     let connect = move |asked: canal_hbone::ConnectResult| {
                         let incoming = asked.unwrap();
                         let identity = incoming.peer.identity.to_string();
-                        trust_store.borrow_mut().push((
+                        recorded.borrow_mut().push((
                             incoming.authority.clone(),
                             incoming.headers.clone(),
                             identity,

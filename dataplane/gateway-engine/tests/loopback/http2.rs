@@ -252,15 +252,15 @@ async fn all_pairings_carry_heads_bodies_and_trailers() {
         let (body, _) = read_all(response.into_body()).await.unwrap();
         let head = String::from_utf8_lossy(&body[..body.len() - data.len()]).into_owned();
         assert!(body.ends_with(&data), "{protocol:?}");
-        for there in [
+        for field in [
             "x-keep: yes",
             "x-forwarded-for: 127.0.0.1",
             "x-request-id: ",
             "te: trailers",
         ] {
             assert!(
-                head.contains(there),
-                "{protocol:?}: {there:?} not in {head}"
+                head.contains(field),
+                "{protocol:?}: {field:?} not in {head}"
             );
         }
         if protocol == AppProtocol::Http1 {
@@ -551,6 +551,7 @@ async fn requests_that_http1_could_misread_are_refused() {
             400,
             "h2_duplicate_host",
         ),
+        // A field value may have bytes beyond ASCII (RFC 9110 §5.5).
         ("GET", &[("x-a", "b\u{e9}")], 200, ""),
     ];
     for (method, fields, status, reason) in cases {
@@ -673,6 +674,8 @@ async fn floods_end_the_connection_and_are_counted() {
     let mut bytes = PREFACE.to_vec();
     for n in 0..2000u32 {
         let id = (2 * n + 1).to_be_bytes();
+        // A frame begins with length, type, flags and stream ID. HEADERS has GET, `/` and `http` of
+        // HPACK's static table, and the authority `web`. RST_STREAM has the code CANCEL.
         bytes.extend_from_slice(&[0, 0, 8, 1, 0x5]);
         bytes.extend_from_slice(&id);
         bytes.extend_from_slice(&[0x82, 0x84, 0x86, 0x01, 3, b'w', b'e', b'b']);
@@ -680,6 +683,7 @@ async fn floods_end_the_connection_and_are_counted() {
         bytes.extend_from_slice(&id);
         bytes.extend_from_slice(&8u32.to_be_bytes());
     }
+    // The gateway may close the connection before it has read all.
     let _ = stream.write_all(&bytes).await;
     let mut all = Vec::new();
     let _ = stream.read_to_end(&mut all).await;
@@ -702,6 +706,7 @@ async fn floods_end_the_connection_and_are_counted() {
         0, 0, 8, 1, 0x1, 0, 0, 0, 1, 0x82, 0x84, 0x86, 0x01, 3, b'w', b'e', b'b',
     ]);
     stream.write_all(&bytes).await.unwrap();
+    // A CONTINUATION of 16 KiB: fields `a` with a value of 120 bytes each, and no END_HEADERS.
     let mut frame = vec![0, 0x40, 0, 9, 0, 0, 0, 0, 1];
     while frame.len() < 9 + 0x4000 {
         frame.extend_from_slice(&[0, 1, b'a', 120]);
@@ -827,6 +832,7 @@ async fn grpc_content_type_lifts_timeouts_only_where_grpc_is_declared() {
         std::future::pending::<()>().await;
     })
     .await;
+    // gRPC status 4 is DEADLINE_EXCEEDED; `None` stands for no response.
     for (protocol, want) in [(AppProtocol::Http2, Some("4")), (AppProtocol::Grpc, None)] {
         let stall = Duration::from_millis(300) * canal_timing::slack();
         let times = GatewayTimeouts {
@@ -848,6 +854,7 @@ async fn grpc_content_type_lifts_timeouts_only_where_grpc_is_declared() {
             .unwrap()
             .send_request(ask, false)
             .unwrap();
+        // The absence of a response is only shown by a wait that is longer than the timeout.
         let quiet = Duration::from_secs(2);
         let wait = if want.is_some() {
             canal_timing::deadline(quiet)

@@ -231,6 +231,7 @@ async fn a_soft_drain_fails_no_request_and_can_be_revoked() {
             })
         })
         .collect();
+    // The clients send for a while, and before the drain no response closes its connection.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(closed.load(Ordering::SeqCst), 0);
     fixture.engine.set_soft_drain(true);

@@ -415,6 +415,7 @@ async fn throttle_lets_its_limit_through_whatever_the_number_of_workers() {
         let limit = begun.elapsed().as_secs_f64() * 200.0;
         let passed = f64::from(u32::try_from(passed).unwrap());
         assert!(
+            // The throttle has a burst of 20.
             passed <= 1.1 * limit + 20.0,
             "{workers} workers: {passed} of {limit}"
         );

@@ -289,6 +289,7 @@ async fn connections_at_work_do_not_give_way_and_the_share_is_the_providers_to_s
     );
     fixture.apply(resources);
     let mut at_work = Vec::new();
+    // As many as `small` allows alpha.
     for _ in 0..30 {
         let mut client = HttpClient::connect(fixture.web).await;
         client.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;

@@ -260,6 +260,9 @@ async fn clients_present_certificates_where_required_or_optional() {
         AuthorizationAction::Allow,
         vec![rule(vec![named])],
     )]);
+    // The statuses of a client without a certificate, of a member, and of a client with a
+    // certificate of a foreign CA; 0 if the handshake fails. A service that requests no certificate
+    // knows no principal, so the policy allows nobody.
     for (clients, want) in [
         (ClientCertificates::None, [403, 403, 403]),
         (ClientCertificates::Optional, [403, 200, 0]),

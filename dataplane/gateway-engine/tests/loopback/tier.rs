@@ -303,6 +303,7 @@ fn gateway() -> Vec<Resource> {
         port: 80,
         host: Some(HostMatch::Suffix(host.to_owned())),
         is_open,
+        certificates: None,
         virtual_hosts: vec![VirtualHost {
             host: Some(HostMatch::Exact("shop.example.com".to_owned())),
             routes: [RouteObject {

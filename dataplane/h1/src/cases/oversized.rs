@@ -117,6 +117,7 @@ fn bodies(limits: &MessageLimits) -> Vec<RequestCase> {
     use RequestWant::RefuseBody;
     let with_extension = |n: usize| format!("{CHUNKED}1;{}\r\nx\r\n0\r\n\r\n", "e".repeat(n - 1));
     let with_extensions = |n: usize| {
+        // 200 is below the limit of one chunk, so only the sum over the body is too large.
         let (whole, left) = (n / 200, n % 200);
         let chunk = |len: usize| {
             if len == 0 {

@@ -202,6 +202,7 @@ fn pooled_connections_end_with_the_servers_certificate() {
             let _ = server.accept(listener.accept().await.unwrap().0).await;
         });
         let mut old = fixture.open().await.unwrap().stream;
+        // By then the certificate has expired, and the pool takes no stream on its connection.
         tokio::time::sleep(short_life() + ms(1500)).await;
         assert!(
             tokio::time::timeout(ms(3000), fixture.open())

@@ -244,6 +244,7 @@ fn the_budget_ends_the_longest_stalled_stream() {
                 .collect::<Vec<_>>()
         };
         let mut clients = Vec::new();
+        // A stalled stream is charged in units of 64 KiB, and the share is 256 KiB.
         for n in 1..=4 {
             let mut client = open(&fixture, ECHO).await;
             client.write_all(&[7; 1 << 10]).await.unwrap();

@@ -379,6 +379,8 @@ async fn certificates_that_differ_from_the_request_are_refused() {
         assert!(credential.current().is_none(), "{name}");
         assert_eq!(fixture.metric("canal_certificates_missing"), 1);
         drop(credential);
+        // The source removes unused identities when it looks for due renewals, which it does when
+        // woken.
         source.inner.wake.notify_one();
         until("it is removed", || source.status().is_empty()).await;
     }

@@ -157,7 +157,7 @@ async fn handshake(client: &ClientIdentity, server: &ServerIdentity) -> Handshak
 /// Sends and receives data on both sides, and then closes both in order.
 async fn converse<IO: Transport>(mut a: MtlsStream<IO>, mut b: MtlsStream<IO>) {
     let large: Vec<u8> = (0..200_000u32).map(|n| n as u8).collect();
-    let (there, sent) = (large.clone(), large.clone());
+    let (wanted, sent) = (large.clone(), large.clone());
     let left = async move {
         a.write_all(&sent).await.unwrap();
         a.shutdown().await.unwrap();
@@ -173,7 +173,7 @@ async fn converse<IO: Transport>(mut a: MtlsStream<IO>, mut b: MtlsStream<IO>) {
         got
     };
     let (x, y) = tokio::join!(left, right);
-    assert!(x == there && y == there);
+    assert!(x == wanted && y == wanted);
 }
 
 #[tokio::test]

@@ -282,6 +282,7 @@ where
             ));
         }
     }
+    // `took` is of the paused clock, which only timers move. Work that never ends shows in `real`.
     let limit = HANDSHAKE_TIMEOUT + Duration::from_millis(10);
     let real = real.elapsed();
     if took > limit || real > canal_timing::deadline(REAL_TIME_MAX) {

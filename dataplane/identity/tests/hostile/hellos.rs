@@ -602,6 +602,8 @@ fn shares() -> Vec<HostileCase> {
     let p = |key: Vec<u8>| move |h: CraftedHello| h.keys(&[P256], &[share(P256, &key)]);
     let both = |key: Vec<u8>| move |h: CraftedHello| h.keys(&[HYBRID], &[share(HYBRID, &key)]);
     let hybrid = FIXTURE.keys.public(HYBRID);
+    // A hybrid share is an ML-KEM-768 key, which has 1152 bytes of coefficients and a seed of 32,
+    // and an X25519 key. Coefficients of all ones are too large.
     let mut large = hybrid.clone();
     large[..1152].fill(0xff);
     let zero = [&hybrid[..1184], &[0; 32]].concat();

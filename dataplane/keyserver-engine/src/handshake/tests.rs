@@ -172,6 +172,8 @@ fn both_roles_and_both_algorithms_end_well_in_any_pieces() {
                         done.suite,
                         handshake.received - done.consumed
                     ),
+                    // TLS_AES_256_GCM_SHA384, whose traffic secrets are 48 bytes, a key of 32 and
+                    // an IV of 12.
                     (PEER, 0x1302, 0),
                     "{what}"
                 );
@@ -255,6 +257,8 @@ fn the_secrets_are_those_of_the_connection() {
         out
     };
     use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+    // The server expands the traffic secret of 48 bytes, and puts the key of 32 and the IV of 12
+    // behind it.
     let key = LessSafeKey::new(
         UnboundKey::new(&AES_256_GCM, &label(&done.client_traffic[..48], b"key", 32)).unwrap(),
     );
@@ -275,6 +279,7 @@ fn the_secrets_are_those_of_the_connection() {
             &mut body,
         )
         .unwrap();
+    // The content type application_data (23) follows the content (RFC 8446 §5.2).
     assert_eq!(plain, b"hello\x17");
 }
 
@@ -509,6 +514,7 @@ fn unknown_peers_are_refused_by_name() {
     .concat();
     let mut handshake = server();
     let mut refused = None;
+    // Six records of 16 KiB are more than HANDSHAKE_BYTES_MAX.
     for _ in 0..6 {
         match handshake.step(&endless) {
             HandshakeStep::Wait { .. } => {}

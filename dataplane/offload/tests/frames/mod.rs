@@ -307,6 +307,7 @@ fn read_ip(p: &[u8], whole: bool) -> Inner {
         1 | 58 => {
             verify(if protocol == 58 { &over } else { &[] }, "ICMP");
             let kind = format!("icmp {}/{}", body[0], body[1]);
+            // ICMPv6 errors have types below 128. Of ICMPv4, tests send echoes and errors only.
             let is_error = if protocol == 58 {
                 body[0] < 128
             } else {

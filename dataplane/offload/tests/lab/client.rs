@@ -47,6 +47,7 @@ fn try_dial(args: &[String]) -> io::Result<String> {
         s.bind_device(Some(dev.as_bytes()))?;
     }
     if has("mark") {
+        // The mark of the proxy's own connections.
         s.set_mark(0x539)?;
     }
     if has("nonblocking") {

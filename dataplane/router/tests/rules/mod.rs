@@ -61,6 +61,7 @@ pub(crate) fn rule(name: &str, hosts: Vec<HostMatch>, matches: Vec<HttpMatch>) -
         filters: None,
         attempts: None,
         faults: None,
+        cors: None,
         action: RouteAction::Split(vec![Backend {
             weight: 1,
             target: BackendTarget::Service {

@@ -153,11 +153,11 @@ impl StateOwner {
                         return Err(NackReason::Caller(why));
                     }
                 };
-                let (here, before): (Vec<_>, Vec<_>) = all
+                let (in_response, of_earlier): (Vec<_>, Vec<_>) = all
                     .into_iter()
                     .partition(|r| r.kind == kind && is_in(response, &r.name));
-                refused.extend(here);
-                earlier = before.len();
+                refused.extend(in_response);
+                earlier = of_earlier.len();
             }
         }
         self.dirty |= said_something;
@@ -227,10 +227,10 @@ impl StateOwner {
             "subscriber: a complete new state has replaced the previous one"
         );
         *state = incoming;
-        let (here, before): (Vec<_>, Vec<_>) = all
+        let (in_response, of_earlier): (Vec<_>, Vec<_>) = all
             .into_iter()
             .partition(|r| r.kind == kind && is_in(response, &r.name));
-        refused.extend(here);
+        refused.extend(in_response);
         self.dirty = true;
         if is_other_store {
             self.counts.store_replaced();
@@ -238,7 +238,7 @@ impl StateOwner {
         Ok(IntakeOutcome {
             kind,
             refused,
-            earlier: before.len(),
+            earlier: of_earlier.len(),
         })
     }
 }

@@ -299,14 +299,14 @@ fn destinations() -> Vec<Attack> {
             |s| {
                 let (listener, member) = (s.pod(BETA_WEB, 15008), s.member("beta", "client"));
                 let uri = format!("http://{}/headers", s.pod(BETA_WEB, 8080));
-                let mut through_own_gateway = TunnelRequest::new(
+                let mut request = TunnelRequest::new(
                     BETA,
                     listener.parse().expect("an address"),
                     Some(&member),
                     &uri,
                 );
-                through_own_gateway.method = "GET";
-                outcome_of(&tunnel(&s.mesh.world, &through_own_gateway))
+                request.method = "GET";
+                outcome_of(&tunnel(&s.mesh.world, &request))
             },
             alphas_node,
         )

@@ -114,6 +114,7 @@ impl QueryOfDeath<'_> {
             gap_max,
         );
         timed!(
+            // 25 requests a second, for at least the 12 s of QUERIED_FOR, are 300.
             number(report, "requests") > 290,
             "the load is sent at its rate beside a query of death, {name}"
         );

@@ -29,7 +29,7 @@ pub(super) struct Host {
     pub(super) redirector: RedirectorPrograms,
     netns: LabNetns,
     namespace: File,
-    _doors: SocketSteering,
+    _steering: SocketSteering,
     listener: Socket,
     tun: File,
     /// The program's counters at the last read.
@@ -95,7 +95,7 @@ impl Host {
             redirector,
             netns,
             namespace,
-            _doors: steering,
+            _steering: steering,
             listener,
             tun,
             counts,

@@ -117,6 +117,7 @@ pub(super) fn resources(name: &str, says: &TenantScript) -> Vec<Resource> {
             filters: None,
             attempts: None,
             faults: None,
+            cors: None,
             action: RouteAction::Split(to.iter().map(backend).collect()),
         })
     }));

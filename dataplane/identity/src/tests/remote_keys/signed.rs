@@ -234,17 +234,17 @@ async fn tickets_are_for_clients_without_identity_and_keys_that_are_here() {
             KeyName::File("alpha/shop/web".parse().unwrap()),
         )
     };
-    let here = || Credential::fixed(shop(&fixture.ca, false));
+    let local = || Credential::fixed(shop(&fixture.ca, false));
     for (name, terminator, shows, resumes) in [
         (
             "here",
-            Terminator::new(terms(ClientCertificates::None), here(), view.clone()),
+            Terminator::new(terms(ClientCertificates::None), local(), view.clone()),
             None,
             true,
         ),
         (
             "here, with identities",
-            Terminator::new(terms(ClientCertificates::Optional), here(), view.clone()),
+            Terminator::new(terms(ClientCertificates::Optional), local(), view.clone()),
             Some(ALICE),
             false,
         ),

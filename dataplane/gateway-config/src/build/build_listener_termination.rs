@@ -1,0 +1,179 @@
+//! Certificates of Gateways' listeners in the builder.
+//!
+//! A certificate is parsed once, when it arrives. A listener's TLS is rebuilt only when its
+//! certificates changed, so that session tickets survive other changes. Start with
+//! [`SnapshotBuilder::port_termination`].
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use canal_identity::{CertificateSelector, ListenerKeyPair, TerminationTerms, Terminator};
+use canal_model::certificate::ServingCertificate;
+use canal_model::ids::{SecretKey, ServiceKey, TenantName};
+use canal_model::program::{IngressListener, ListenerCertificate, ResourceKind, ServicePort};
+use canal_model::trust::ClientCertificates;
+use canal_router::HostTable;
+
+use super::SnapshotBuilder;
+use crate::listeners::{host_text, in_order_of_precedence};
+use crate::termination::{ListenerTermination, PortTermination};
+
+/// The certificates of all Gateways, and the TLS of the listeners that was built from them.
+#[derive(Default)]
+pub(super) struct ListenerCertificates {
+    /// Certificates by the names of their resources.
+    stored: BTreeMap<String, StoredCertificate>,
+    /// TLS of each listener by its Gateway and its name.
+    built: BTreeMap<(ServiceKey, String), BuiltListener>,
+}
+
+struct StoredCertificate {
+    gateway: ServiceKey,
+    source: Arc<ServingCertificate>,
+    /// `None` if it cannot be used.
+    pair: Option<Arc<ListenerKeyPair>>,
+}
+
+/// TLS of a listener, with the certificates from which it was built.
+struct BuiltListener {
+    pairs: Vec<Arc<ListenerKeyPair>>,
+    terminator: Arc<Terminator>,
+}
+
+impl ListenerCertificates {
+    /// Iterates over the stored certificates by kind and name.
+    pub(super) fn names(&self) -> impl Iterator<Item = (ResourceKind, String)> {
+        let names = self.stored.keys();
+        names.map(|name| (ResourceKind::ListenerCertificate, name.clone()))
+    }
+
+    /// Iterates over the Gateways of a tenant, once for each of their certificates.
+    pub(super) fn gateways_of<'a>(
+        &'a self,
+        tenant: &'a TenantName,
+    ) -> impl Iterator<Item = &'a ServiceKey> {
+        let gateways = self.stored.values().map(|it| &it.gateway);
+        gateways.filter(|gateway| gateway.tenant == *tenant)
+    }
+
+    fn pair(
+        &self,
+        gateway: &ServiceKey,
+        (namespace, name): &SecretKey,
+    ) -> Option<Arc<ListenerKeyPair>> {
+        let stored = self.stored.get(&format!("{gateway}/{namespace}/{name}"))?;
+        stored.pair.clone()
+    }
+}
+
+impl SnapshotBuilder {
+    pub(super) fn upsert_listener_certificate(&mut self, name: String, it: &ListenerCertificate) {
+        let stored = &mut self.listener_certificates.stored;
+        if stored
+            .get(&name)
+            .is_some_and(|old| old.source == it.certificate)
+        {
+            return;
+        }
+        let pair = ListenerKeyPair::parse(&it.certificate)
+            .inspect_err(|error| {
+                tracing::error!(certificate = %name, %error, "gateway: a certificate of a listener cannot be used, its listeners refuse the clients that need it");
+            })
+            .ok()
+            .map(Arc::new);
+        let certificate = StoredCertificate {
+            gateway: it.gateway.clone(),
+            source: it.certificate.clone(),
+            pair,
+        };
+        stored.insert(name, certificate);
+        self.touched.views.insert(it.gateway.clone());
+    }
+
+    pub(super) fn remove_listener_certificate(&mut self, name: &str) {
+        if let Some(gone) = self.listener_certificates.stored.remove(name) {
+            self.touched.views.insert(gone.gateway);
+        }
+    }
+
+    /// Returns the termination of TLS on a port: that of the Gateway for which the service stands,
+    /// or that of the service.
+    pub(super) fn port_termination(
+        &mut self,
+        key: &ServiceKey,
+        port: &ServicePort,
+        hostname: &str,
+    ) -> Option<Arc<PortTermination>> {
+        let Some(gateway) = self.gateway_of(key) else {
+            return self.termination(key, port, hostname);
+        };
+        let listeners = gateway.listeners.iter();
+        let of_port = listeners.filter(|it| it.port == port.port);
+        // The listeners of a port are all of one protocol.
+        if of_port.clone().all(|it| it.certificates.is_none()) {
+            return None;
+        }
+        let mut hosts = HostTable::new();
+        for listener in in_order_of_precedence(of_port) {
+            let terminator = self.listener_terminator(key, listener);
+            hosts.insert(&host_text(listener.host.as_ref()), terminator);
+        }
+        let trust = self.keyring.as_ref()?.trust().view(&key.tenant);
+        Some(Arc::new(PortTermination::Gateway(ListenerTermination {
+            hosts,
+            trust,
+        })))
+    }
+
+    /// Drops the TLS of listeners that a Gateway no longer has.
+    pub(super) fn forget_listeners(&mut self, key: &ServiceKey) {
+        let gateway = self.gateway_of(key);
+        let is_listed = |name: &String| {
+            let mut listeners = gateway.iter().flat_map(|it| &it.listeners);
+            listeners.any(|it| it.name == *name)
+        };
+        let built = &mut self.listener_certificates.built;
+        built.retain(|(of, name), _| of != key || is_listed(name));
+    }
+
+    /// Returns the TLS of a listener; `None` if it is closed, or if none of its certificates has
+    /// arrived.
+    fn listener_terminator(
+        &mut self,
+        key: &ServiceKey,
+        listener: &IngressListener,
+    ) -> Option<Arc<Terminator>> {
+        let named = listener.certificates.iter().flatten();
+        let of_gateway = named.filter_map(|secret| self.listener_certificates.pair(key, secret));
+        let pairs: Vec<_> = of_gateway.filter(|_| listener.is_open).collect();
+        let at = (key.clone(), listener.name.clone());
+        let built = &mut self.listener_certificates.built;
+        if pairs.is_empty() {
+            built.remove(&at);
+            return None;
+        }
+        let is_same = |old: &&BuiltListener| {
+            old.pairs.len() == pairs.len()
+                && old.pairs.iter().zip(&pairs).all(|(a, b)| Arc::ptr_eq(a, b))
+        };
+        if let Some(same) = built.get(&at).filter(is_same) {
+            return Some(same.terminator.clone());
+        }
+        let terms = TerminationTerms {
+            tenant: key.tenant.clone(),
+            trust_domain: self.tenants.get(&key.tenant)?.trust_domain.clone()?,
+            clients: ClientCertificates::None,
+            alpn: vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+            tls12: true,
+        };
+        let trust = self.keyring.as_ref()?.trust().view(&key.tenant);
+        let certificates = CertificateSelector::new(pairs.clone());
+        let terminator = Arc::new(Terminator::with_certificates(terms, certificates, trust));
+        let listener = BuiltListener {
+            pairs,
+            terminator: terminator.clone(),
+        };
+        built.insert(at, listener);
+        Some(terminator)
+    }
+}

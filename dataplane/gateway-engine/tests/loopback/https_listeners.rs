@@ -1,0 +1,375 @@
+//! Listeners of Gateways for HTTPS, with real handshakes: the server name selects the listener, and
+//! certificates change while requests run.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use canal_gateway_engine::{GatewayLimits, PlainListener};
+use canal_identity::ClientIdentityFactory;
+use canal_model::certificate::{PrivateKeyPem, ServingCertificate};
+use canal_model::ids::{SecretKey, ServiceId};
+use canal_model::program::*;
+use canal_runtime::metrics::Registry;
+use canal_testing::TestCa;
+use canal_tls::TrustStore;
+use rcgen::{CertificateParams, KeyPair};
+use rustls::pki_types::CertificateDer;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::client::HttpClient;
+use crate::fixture::{
+    EngineSetup, GatewayFixture, LOCALHOST, TENANT, key, prefix, route, to, until,
+};
+use crate::origin::OriginServer;
+use crate::shares::flood;
+
+const GATEWAY: &str = "public.gateway";
+const PORT: u16 = 443;
+const REFUSED: &str = "canal_gateway_refused_connections_total";
+
+fn secret(name: &str) -> SecretKey {
+    ("default".parse().unwrap(), name.parse().unwrap())
+}
+
+/// A certificate that signs itself, and its resource.
+struct OwnCertificate {
+    der: CertificateDer<'static>,
+    resource: Resource,
+}
+
+impl OwnCertificate {
+    fn new(name: &str, host: &str) -> Self {
+        let key_pair = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![host.to_owned()]).unwrap();
+        let certificate = params.self_signed(&key_pair).unwrap();
+        Self {
+            der: certificate.der().clone(),
+            resource: Resource::ListenerCertificate(ListenerCertificate {
+                gateway: key(TENANT, GATEWAY),
+                id: ServiceId::new(40).unwrap(),
+                secret: secret(name),
+                certificate: Arc::new(ServingCertificate {
+                    chain: certificate.pem(),
+                    key: PrivateKeyPem::new(key_pair.serialize_pem()),
+                    names: vec![host.to_owned()],
+                }),
+            }),
+        }
+    }
+}
+
+/// Returns a Gateway with one listener for each name, host and certificate; one without a
+/// certificate is closed.
+fn gateway(listeners: &[(&str, Option<HostMatch>, Option<&str>)]) -> Vec<Resource> {
+    let listener =
+        |(name, host, certificate): &(&str, Option<HostMatch>, Option<&str>)| IngressListener {
+            name: (*name).to_owned(),
+            port: PORT,
+            host: host.clone(),
+            is_open: certificate.is_some(),
+            certificates: Some(certificate.iter().map(|name| secret(name)).collect()),
+            virtual_hosts: vec![VirtualHost {
+                host: None,
+                routes: [RouteObject {
+                    namespace: "default".parse().unwrap(),
+                    name: "shop".parse().unwrap(),
+                    kind: "VirtualService".into(),
+                }]
+                .into(),
+            }],
+        };
+    let split = RouteAction::Split(vec![to("web", &[], 1)]);
+    vec![
+        Resource::Ingress(IngressGateway {
+            key: key(TENANT, GATEWAY),
+            id: ServiceId::new(40).unwrap(),
+            listeners: listeners.iter().map(listener).collect(),
+        }),
+        route(GATEWAY, "shop", 0, prefix("/"), split),
+    ]
+}
+
+fn exact(host: &str) -> Option<HostMatch> {
+    Some(HostMatch::Exact(host.to_owned()))
+}
+
+fn suffix(domain: &str) -> Option<HostMatch> {
+    Some(HostMatch::Suffix(domain.to_owned()))
+}
+
+/// An engine whose second plain listener is the Gateway's port.
+struct HttpsFixture {
+    fixture: GatewayFixture,
+    address: SocketAddr,
+}
+
+impl HttpsFixture {
+    fn new(origin: &OriginServer) -> Self {
+        Self::with_limits(origin, GatewayLimits::default())
+    }
+
+    fn with_limits(origin: &OriginServer, limits: GatewayLimits) -> Self {
+        let ca = TestCa::new("alpha");
+        let trust = TrustStore::new(&Registry::new());
+        let keyring = ClientIdentityFactory::of(Arc::new(move |id| ca.credential(id)), None, trust);
+        let public = PlainListener {
+            address: LOCALHOST,
+            service: key(TENANT, GATEWAY),
+            port: PORT,
+        };
+        let setup = EngineSetup {
+            keyring: Some(keyring),
+            plain: vec![public],
+            limits,
+            ..EngineSetup::default()
+        };
+        let fixture = GatewayFixture::new(setup, &[origin.address]);
+        let address = fixture.engine.plain_addresses()[1];
+        Self { fixture, address }
+    }
+
+    async fn connect(
+        &self,
+        trusted: &[&OwnCertificate],
+        name: &'static str,
+        alpn: &[&str],
+    ) -> std::io::Result<TlsStream<TcpStream>> {
+        connect_to(self.address, trusted, name, alpn).await
+    }
+
+    /// Returns the status of a request with this host, on a connection with this server name.
+    async fn status(&self, trusted: &[&OwnCertificate], name: &'static str, host: &str) -> u16 {
+        let stream = self.connect(trusted, name, &[]).await.unwrap();
+        let mut client = HttpClient {
+            stream,
+            buffer: Vec::new(),
+        };
+        let request = format!("GET /x HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        client.send(request.as_bytes()).await;
+        client.answer().await.unwrap().status
+    }
+}
+
+async fn connect_to(
+    address: SocketAddr,
+    trusted: &[&OwnCertificate],
+    name: &'static str,
+    alpn: &[&str],
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let mut roots = RootCertStore::empty();
+    for certificate in trusted {
+        roots.add(certificate.der.clone()).unwrap();
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider);
+    let builder = builder.with_safe_default_protocol_versions().unwrap();
+    let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+    // A client without a name sends none.
+    config.enable_sni = !name.is_empty();
+    let stream = TcpStream::connect(address).await?;
+    let name = if name.is_empty() { "any.test" } else { name };
+    let connector = TlsConnector::from(Arc::new(config));
+    connector.connect(name.try_into().unwrap(), stream).await
+}
+
+fn presented(stream: &TlsStream<TcpStream>) -> CertificateDer<'static> {
+    stream.get_ref().1.peer_certificates().unwrap()[0].clone()
+}
+
+#[tokio::test]
+async fn the_server_name_selects_the_listener_and_its_certificate() {
+    let https = HttpsFixture::new(&OriginServer::echo().await);
+    let (www, wild) = (
+        OwnCertificate::new("www", "www.example.com"),
+        OwnCertificate::new("wild", "*.example.com"),
+    );
+    let mut all = gateway(&[
+        ("www", exact("www.example.com"), Some("www")),
+        ("wild", suffix(".example.com"), Some("wild")),
+        ("closed", exact("closed.example.com"), None),
+        ("pending", exact("pending.test"), Some("pending")),
+    ]);
+    all.extend([www.resource.clone(), wild.resource.clone()]);
+    https.fixture.apply(all);
+    let trusted = [&www, &wild];
+    for (name, expected) in [
+        ("www.example.com", &www),
+        ("WWW.Example.com", &www),
+        ("a.example.com", &wild),
+    ] {
+        let stream = https.connect(&trusted, name, &[]).await.unwrap();
+        assert_eq!(presented(&stream), expected.der, "{name}");
+    }
+    for (name, alert, reason) in [
+        ("other.test", "UnrecognisedName", "unrecognized_name"),
+        ("example.com", "UnrecognisedName", "unrecognized_name"),
+        ("", "UnrecognisedName", "unrecognized_name"),
+        ("closed.example.com", "InternalError", "no_certificate"),
+        ("pending.test", "InternalError", "no_certificate"),
+    ] {
+        let label = format!("reason=\"{reason}\"");
+        let labels = [label.as_str()];
+        let before = https.fixture.metric(REFUSED, &labels);
+        let error = https.connect(&trusted, name, &[]).await.unwrap_err();
+        assert!(error.to_string().contains(alert), "{name:?}: {error}");
+        https.fixture.until(REFUSED, &labels, before + 1.0).await;
+    }
+    let mut plain = TcpStream::connect(https.address).await.unwrap();
+    plain.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    assert!(plain.read(&mut [0]).await.is_err(), "plaintext is reset");
+    let labels = ["reason=\"plaintext_refused\""];
+    https.fixture.until(REFUSED, &labels, 1.0).await;
+    // A certificate that arrives later opens its listener.
+    let late = OwnCertificate::new("pending", "pending.test");
+    https.fixture.apply(vec![late.resource.clone()]);
+    assert_eq!(
+        https.status(&[&late], "pending.test", "pending.test").await,
+        200
+    );
+}
+
+#[tokio::test]
+async fn a_request_for_another_listener_than_that_of_its_connection_is_misdirected() {
+    let https = HttpsFixture::new(&OriginServer::echo().await);
+    let (www, wild) = (
+        OwnCertificate::new("www", "www.example.com"),
+        OwnCertificate::new("wild", "*.example.com"),
+    );
+    let mut all = gateway(&[
+        ("www", exact("www.example.com"), Some("www")),
+        ("wild", suffix(".example.com"), Some("wild")),
+    ]);
+    all.extend([www.resource.clone(), wild.resource.clone()]);
+    https.fixture.apply(all);
+    let trusted = [&www, &wild];
+    for (name, host, expected) in [
+        ("www.example.com", "www.example.com", 200),
+        ("www.example.com", "WWW.example.com:443", 200),
+        ("www.example.com", "a.example.com", 421),
+        ("a.example.com", "a.example.com", 200),
+        ("a.example.com", "b.example.com", 200),
+        ("a.example.com", "www.example.com", 421),
+        ("a.example.com", "other.test", 404),
+    ] {
+        let status = https.status(&trusted, name, host).await;
+        assert_eq!(status, expected, "{name} {host}");
+    }
+    let stream = https.connect(&trusted, "www.example.com", &["h2", "http/1.1"]);
+    let stream = stream.await.unwrap();
+    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+    let (send, connection) = h2::client::handshake(stream).await.unwrap();
+    tokio::spawn(async move {
+        let _ = connection.await;
+    });
+    for (host, expected) in [("www.example.com", 200), ("a.example.com", 421)] {
+        let request = http::Request::get(format!("https://{host}/x"))
+            .body(())
+            .unwrap();
+        let mut ready = send.clone().ready().await.unwrap();
+        let (response, _) = ready.send_request(request, true).unwrap();
+        assert_eq!(response.await.unwrap().status(), expected, "{host}");
+    }
+    let labels = ["reason=\"misdirected\""];
+    let counted = "canal_gateway_refused_requests_total";
+    https.fixture.until(counted, &labels, 3.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_certificate_serves_new_handshakes_and_fails_no_request() {
+    let https = HttpsFixture::new(&OriginServer::echo().await);
+    let first = Arc::new(OwnCertificate::new("www", "www.example.com"));
+    let second = Arc::new(OwnCertificate::new("www", "www.example.com"));
+    let mut all = gateway(&[("www", exact("www.example.com"), Some("www"))]);
+    all.push(first.resource.clone());
+    https.fixture.apply(all);
+    let (is_over, sent) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicU64::new(0)),
+    );
+    // Half of the clients keep their connection, the others open one for each request.
+    let clients = (0..4).map(|n| {
+        let (is_over, sent) = (is_over.clone(), sent.clone());
+        let (first, second, address) = (first.clone(), second.clone(), https.address);
+        tokio::spawn(async move {
+            let (mut kept, mut failed) = (None, 0);
+            while !is_over.load(Ordering::Relaxed) {
+                let stream = match kept.take() {
+                    Some(stream) => Ok(stream),
+                    None => connect_to(address, &[&first, &second], "www.example.com", &[]).await,
+                };
+                sent.fetch_add(1, Ordering::Relaxed);
+                let Ok(stream) = stream else {
+                    failed += 1;
+                    continue;
+                };
+                let buffer = Vec::new();
+                let mut client = HttpClient { stream, buffer };
+                let request = b"GET /x HTTP/1.1\r\nHost: www.example.com\r\n\r\n";
+                client.send(request).await;
+                let answer = client.answer().await;
+                failed += u64::from(answer.is_none_or(|answer| answer.status != 200));
+                kept = (n % 2 == 0).then_some(client.stream);
+            }
+            failed
+        })
+    });
+    let clients: Vec<_> = clients.collect();
+    let beyond = |count: u64| {
+        let sent = sent.clone();
+        async move { until("requests run", || sent.load(Ordering::Relaxed) >= count).await }
+    };
+    beyond(100).await;
+    https.fixture.apply(vec![second.resource.clone()]);
+    let stream = https
+        .connect(&[&second], "www.example.com", &[])
+        .await
+        .unwrap();
+    assert_eq!(presented(&stream), second.der);
+    let after = sent.load(Ordering::Relaxed);
+    beyond(after + 100).await;
+    is_over.store(true, Ordering::Relaxed);
+    for client in clients {
+        assert_eq!(client.await.unwrap(), 0, "failed requests");
+    }
+    let refused = https.connect(&[&first], "www.example.com", &[]).await;
+    assert!(
+        refused.is_err(),
+        "the old certificate is not presented any more"
+    );
+}
+
+#[tokio::test]
+async fn handshakes_of_a_listener_count_on_its_tenant() {
+    let limits = GatewayLimits {
+        handshakes: 12,
+        ..GatewayLimits::default()
+    };
+    let https = HttpsFixture::with_limits(&OriginServer::echo().await, limits);
+    let www = OwnCertificate::new("www", "www.example.com");
+    let mut all = gateway(&[("www", exact("www.example.com"), Some("www"))]);
+    all.push(www.resource.clone());
+    https.fixture.apply(all);
+    // The tenant's share is a quarter of 12 handshakes: those beyond it displace the oldest ones.
+    let silent = flood(https.address, 20, &[0x16, 3, 1, 0, 200, 1]).await;
+    let limit = ["limit=\"gateway_handshakes\"", "tenant=\"alpha\""];
+    let fixture = &https.fixture;
+    fixture
+        .until("canal_share_revoked_total", &limit, 1.0)
+        .await;
+    let displaced = ["reason=\"handshake_displaced\""];
+    fixture.until(REFUSED, &displaced, 1.0).await;
+    let status = https
+        .status(&[&www], "www.example.com", "www.example.com")
+        .await;
+    assert_eq!(
+        status, 200,
+        "a client that completes its handshake is served"
+    );
+    drop(silent);
+}

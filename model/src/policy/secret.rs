@@ -1,0 +1,62 @@
+//! Secret (`v1`), as far as Canal reads it: certificates with their keys for listeners. The reader
+//! turns the text into a [`ServingCertificate`], and keeps nothing else of it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use super::Metadata;
+use crate::certificate::ServingCertificate;
+
+/// Type of the Secrets that contain a certificate and its key.
+pub const TLS_SECRET: &str = "kubernetes.io/tls";
+/// Entry with the certificate chain in PEM.
+pub const TLS_CERTIFICATE: &str = "tls.crt";
+/// Entry with the private key in PEM.
+pub const TLS_KEY: &str = "tls.key";
+
+/// An object of kind Secret (`v1`).
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Secret {
+    pub metadata: Metadata,
+    #[serde(rename = "type", default)]
+    pub kind: Option<String>,
+    /// Entries in base64. They are empty once the certificate has been read.
+    #[serde(default)]
+    pub data: BTreeMap<String, SecretText>,
+    /// Entries as plain text, which replace those of `data`.
+    #[serde(default)]
+    pub string_data: BTreeMap<String, SecretText>,
+    /// The certificate of a Secret of type [`TLS_SECRET`], or what is wrong with it.
+    #[serde(skip)]
+    pub certificate: Option<Result<Arc<ServingCertificate>, SecretProblem>>,
+}
+
+impl Secret {
+    /// Returns whether the Secret is of the type that contains a certificate and its key.
+    pub fn is_tls(&self) -> bool {
+        self.kind.as_deref() == Some(TLS_SECRET)
+    }
+}
+
+/// The reason why a Secret has no usable certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SecretProblem {
+    /// Sentence without a full stop that names the entry, and quotes nothing of it.
+    pub problem: String,
+    pub fix: &'static str,
+}
+
+/// Text of an entry of a Secret. `Debug` does not show it.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct SecretText(pub String);
+
+impl fmt::Debug for SecretText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SecretText(hidden)")
+    }
+}
