@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use canal_model::ids::{Namespace, ObjectName, ServiceKey};
+use canal_model::ids::ServiceKey;
 use canal_model::ingress::{ListenerFault, ListenerFaultReason, host_order};
-use canal_model::program::{HostMatch, RouteRule, VirtualHost};
+use canal_model::program::{HostMatch, RouteObject, RouteRule, VirtualHost};
 use canal_model::route_table::RouteTable;
 
 use crate::diagnostic_collector::DiagnosticCollector;
@@ -111,15 +111,14 @@ fn close_beyond_limit(
 ) {
     let mut left = HOST_MATCHES_PER_TENANT_MAX;
     for gateway in gateways {
-        let mut weights: BTreeMap<(Namespace, ObjectName), RouteSize> = BTreeMap::new();
+        let mut weights: BTreeMap<RouteObject, RouteSize> = BTreeMap::new();
         for rule in gateway.routes.rules() {
-            let route = (rule.key.namespace.clone(), rule.key.name.clone());
-            let size = weights.entry(route).or_default();
+            let size = weights.entry(rule.key.route()).or_default();
             size.matches += rule.matches.len();
             size.bytes += RouteWeights::default().add(rule);
         }
-        let mut counted: BTreeSet<BTreeSet<(Namespace, ObjectName)>> = BTreeSet::new();
-        let mut charged: BTreeSet<(Namespace, ObjectName)> = BTreeSet::new();
+        let mut counted: BTreeSet<BTreeSet<RouteObject>> = BTreeSet::new();
+        let mut charged: BTreeSet<RouteObject> = BTreeSet::new();
         for listener in &mut gateway.listeners {
             let mut cost = RouteSize::default();
             for host in &listener.virtual_hosts {

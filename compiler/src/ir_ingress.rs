@@ -117,11 +117,8 @@ impl GatewayIr {
         host: &'a VirtualHost,
     ) -> impl Iterator<Item = (&'a RouteRule, &'a HttpMatch)> + Clone {
         let all = self.routes.order().iter().map(|at| self.routes.entry(*at));
-        all.filter(|(rule, _)| {
-            let route = (rule.key.namespace.clone(), rule.key.name.clone());
-            host.routes.contains(&route)
-        })
-        .map(|(rule, http)| (&**rule, http))
+        all.filter(|(rule, _)| host.routes.contains(&rule.key.route()))
+            .map(|(rule, http)| (&**rule, http))
     }
 }
 

@@ -50,6 +50,63 @@ pub(crate) struct MatchSpecificity<'a> {
     pub(crate) query: usize,
 }
 
+/// Returns the precedence of a match of a GRPCRoute.
+///
+/// Gateway API (v1.7.0, GRPCRouteRule.matches) orders by the characters of the service, those of the
+/// method, and the number of headers; ties are broken as those of HTTPRoutes are.
+///
+/// Gateway API leaves regular expressions to the implementation. Here they come after exact names,
+/// as those of HTTPRoutes do, and before a match of any name.
+pub(crate) fn grpc(
+    document: &Document,
+    place: [usize; 2],
+    conditions: &GrpcMatchSpecificity<'_>,
+) -> Precedence {
+    let headers = u32::MAX - narrow(conditions.headers);
+    Precedence {
+        class: CLASS_ROUTE,
+        specificity: [
+            conditions.service.rank(),
+            conditions.method.rank(),
+            headers,
+            0,
+            0,
+        ],
+        created: created(document.object.metadata()),
+        object: object(document),
+        indexes: place.map(narrow),
+    }
+}
+
+/// The parts of a match that Gateway API compares for gRPC requests.
+pub(crate) struct GrpcMatchSpecificity<'a> {
+    pub(crate) service: GrpcNameMatch<'a>,
+    pub(crate) method: GrpcNameMatch<'a>,
+    pub(crate) headers: usize,
+}
+
+/// A condition on the name of a gRPC service or method.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum GrpcNameMatch<'a> {
+    Any,
+    Exact(&'a str),
+    Regex(&'a str),
+}
+
+impl GrpcNameMatch<'_> {
+    /// Returns the inverted specificity.
+    fn rank(self) -> u32 {
+        // Names are shorter than this, so every exact one comes before every expression.
+        const EXACT: usize = 1 << 24;
+        u32::MAX
+            - narrow(match self {
+                Self::Any => 0,
+                Self::Regex(pattern) => pattern.len(),
+                Self::Exact(name) => EXACT + name.len(),
+            })
+    }
+}
+
 /// Returns the precedence of a match in a VirtualService. Istio tries rules in the order written,
 /// and only one VirtualService routes a service.
 pub(crate) fn istio(document: &Document, place: [usize; 2]) -> Precedence {
@@ -72,6 +129,14 @@ pub(crate) fn seniority(document: &Document) -> (u64, ObjectKind, &Namespace, &O
         &metadata.namespace,
         &metadata.name,
     )
+}
+
+/// Returns the sort key of two routes of different kinds in conflict, the winner first: by age, then
+/// by `namespace/name` (Gateway API v1.7.0 GRPCRouteSpec.hostnames).
+pub(crate) fn route_seniority(document: &Document) -> (u64, String, ObjectKind) {
+    let metadata = document.object.metadata();
+    let name = format!("{}/{}", metadata.namespace, metadata.name);
+    (created(metadata), name, document.object.kind())
 }
 
 fn created(metadata: &Metadata) -> u64 {

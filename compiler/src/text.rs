@@ -7,8 +7,8 @@ use canal_model::program::{
     AppProtocol, Backend, BackendTarget, DirectAudience, DirectEndpoint, GatewayAddress,
     GatewayReplica, HostMatch, HttpMatch, IngressGateway, ListenerCertificate, Node,
     OutboundTrafficPolicy, PathMatch, PolicyPaths, RateLimit, Replica, Resource, RouteAction,
-    RouteKey, RouteRule, Service, ServicePort, Tenant, TextMatch, Throttle, TunnelProtocol,
-    UpstreamPool, ValueMatch, Workload,
+    RouteKey, RouteObject, RouteRule, Service, ServicePort, Tenant, TextMatch, Throttle,
+    TunnelProtocol, UpstreamPool, ValueMatch, Workload,
 };
 use canal_model::request_fraction::RequestFraction;
 use canal_model::route_attempts::{
@@ -104,12 +104,21 @@ fn ingress(gateway: &IngressGateway) -> String {
         }
         for virtual_host in &listener.virtual_hosts {
             let routes = virtual_host.routes.iter();
-            let routes: Vec<String> = routes.map(|(ns, name)| format!("{ns}/{name}")).collect();
+            let routes: Vec<String> = routes.map(route_object).collect();
             let of = host(virtual_host.host.as_ref());
             text += &format!("\n    host {of} routes {}", list(&routes));
         }
     }
     text
+}
+
+fn route_object(route: &RouteObject) -> String {
+    let RouteObject {
+        namespace,
+        name,
+        kind,
+    } = route;
+    format!("{kind}/{namespace}/{name}")
 }
 
 /// The text shows nothing of the key, not even a digest.

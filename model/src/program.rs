@@ -376,13 +376,21 @@ impl ListenerCertificate {
     }
 }
 
-/// A host on a listener, and the HTTPRoutes that apply to requests for it.
+/// A host on a listener, and the routes that apply to requests for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VirtualHost {
     /// The host; `None` means any.
     pub host: Option<HostMatch>,
-    /// HTTPRoutes by namespace and name.
-    pub routes: BTreeSet<(Namespace, ObjectName)>,
+    pub routes: BTreeSet<RouteObject>,
+}
+
+/// Identifies a route object among those of its tenant.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RouteObject {
+    pub namespace: Namespace,
+    pub name: ObjectName,
+    /// Kind of the object: `HTTPRoute` or `GRPCRoute`.
+    pub kind: String,
 }
 
 /// A running program with an identity, such as a pod.
@@ -491,12 +499,23 @@ pub struct DirectPort {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RouteKey {
     pub tenant: TenantName,
-    /// Kind of the object: `HTTPRoute` or `VirtualService`.
+    /// Kind of the object: `HTTPRoute`, `GRPCRoute` or `VirtualService`.
     pub kind: String,
     pub namespace: Namespace,
     pub name: ObjectName,
     /// Identifies the parent and rule within the object, e.g. `reviews:9080.0`.
     pub rule: String,
+}
+
+impl RouteKey {
+    /// Returns the object that has the rule.
+    pub fn route(&self) -> RouteObject {
+        RouteObject {
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+            kind: self.kind.clone(),
+        }
+    }
 }
 
 impl std::fmt::Display for RouteKey {
@@ -558,13 +577,14 @@ pub struct HttpMatch {
 ///
 /// The Gateway API (v1.6, HTTPRouteRule) orders by exact path, longest path, method, most headers,
 /// and most query parameters. Ties are broken by the oldest object, then its name, then the index
-/// of the rule. Istio applies a VirtualService's rules in the order written.
+/// of the rule. GRPCRoutes (GRPCRouteRule) order by the service, the method and the headers. Istio
+/// applies a VirtualService's rules in the order written.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Precedence {
     /// 0 for rules of a mesh route; larger values for fallbacks.
     pub class: u8,
     /// Inverted specificity, most significant first: path kind, path length, method, headers,
-    /// query. All zero for ordered rules.
+    /// query; of gRPC requests service, method and headers. All zero for ordered rules.
     pub specificity: [u32; 5],
     /// Creation time of the object in seconds since 1970; the next field breaks ties.
     pub created: u64,

@@ -10,6 +10,7 @@
 mod allowed;
 mod certificates;
 pub mod hostname;
+mod kinds;
 mod listeners;
 mod routes;
 

@@ -12,16 +12,17 @@ use canal_model::ingress::{
     gateway_service,
 };
 use canal_model::limits::LISTENERS_PER_GATEWAY_MAX;
-use canal_model::policy::RejectedField;
 use canal_model::policy::gateway_api::ReferenceGrant;
 use canal_model::policy::kubernetes::NamespaceObject;
 use canal_model::policy::listeners::{
     AllowedRoutes, Gateway, GatewayClass, GatewayListener, ListenerSet,
 };
 use canal_model::policy::secret::Secret;
+use canal_model::policy::{ObjectKind, RejectedField};
 
 use crate::allowed::{AllowedNamespaces, NamespaceLabels};
 use crate::certificates::CertificateIndex;
+use crate::kinds::{KindHosts, ROUTE_KINDS};
 use crate::{DocumentReport, GROUP, Written, hostname, shorten};
 
 /// Value of `controllerName` in the GatewayClasses that are Canal's.
@@ -52,6 +53,8 @@ pub struct ListenerObjects<'a> {
     pub namespaces: Vec<Written<'a, NamespaceObject>>,
     pub secrets: Vec<Written<'a, Secret>>,
     pub grants: Vec<Written<'a, ReferenceGrant>>,
+    /// Whether the tenant has GRPCRoutes: only then can HTTPRoutes be in conflict with another kind.
+    pub has_grpc_routes: bool,
 }
 
 /// The listeners of all Gateways of a tenant.
@@ -64,6 +67,8 @@ pub struct TenantListeners {
     pub(crate) namespaces: NamespaceLabels,
     /// Comparisons that attaching further routes may take.
     pub(crate) comparisons_left: usize,
+    /// Hosts of the routes on each listener of each Gateway, if there are routes of both kinds.
+    pub(crate) kind_hosts: Option<BTreeMap<ServiceKey, BTreeMap<usize, KindHosts>>>,
 }
 
 impl Default for TenantListeners {
@@ -73,6 +78,7 @@ impl Default for TenantListeners {
             listener_sets: BTreeMap::new(),
             namespaces: NamespaceLabels::default(),
             comparisons_left: COMPARISONS_PER_TENANT_MAX,
+            kind_hosts: None,
         }
     }
 }
@@ -107,8 +113,8 @@ pub struct PlacedListener {
     /// Namespace of the object that it is written in.
     pub(crate) namespace: Namespace,
     pub(crate) allowed: AllowedNamespaces,
-    /// Whether HTTPRoutes may attach to it.
-    pub(crate) takes_http_routes: bool,
+    /// Kinds of routes that may attach to it.
+    pub(crate) route_kinds: Vec<ObjectKind>,
     /// Whether its hostname is broken, so that nothing is known to be the same.
     pub(crate) is_host_broken: bool,
 }
@@ -140,6 +146,7 @@ pub fn resolve(
 ) -> TenantListeners {
     let mut resolved = TenantListeners {
         namespaces: NamespaceLabels::new(&objects.namespaces),
+        kind_hosts: objects.has_grpc_routes.then(BTreeMap::new),
         ..TenantListeners::default()
     };
     let classes = accepted_classes(objects, sink);
@@ -502,7 +509,7 @@ fn read_listener(
         report.error(format!("{field}.port"), problem.clone(), "use another port");
         closed.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
     }
-    let (allowed, takes_http_routes) =
+    let (allowed, route_kinds) =
         allowed_routes(&written.allowed_routes, &field, &mut closed, report);
     let name = match source.listener_set {
         Some(set) => format!("{}/{set}/{}", source.namespace, written.name),
@@ -523,7 +530,7 @@ fn read_listener(
             .map(|set| (source.namespace.clone(), set.clone())),
         namespace: source.namespace.clone(),
         allowed,
-        takes_http_routes,
+        route_kinds,
         is_host_broken,
     }
 }
@@ -562,14 +569,13 @@ fn protocol(
     protocol
 }
 
-/// Reads the routes that a listener allows: their namespaces, and whether HTTPRoutes are among
-/// them.
+/// Reads the routes that a listener allows: their namespaces and kinds.
 fn allowed_routes(
     written: &AllowedRoutes,
     field: &str,
     closed: &mut Option<Arc<ListenerFault>>,
     report: &mut DocumentReport<'_>,
-) -> (AllowedNamespaces, bool) {
+) -> (AllowedNamespaces, Vec<ObjectKind>) {
     let allowed = AllowedNamespaces::read(&written.namespaces, AllowedNamespaces::Same)
         .unwrap_or_else(|problem| {
             let field = format!("{field}.allowedRoutes.namespaces");
@@ -578,22 +584,27 @@ fn allowed_routes(
             closed.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
             AllowedNamespaces::None
         });
-    let mut takes_http_routes = written.kinds.is_empty();
+    let mut kinds = Vec::new();
+    if written.kinds.is_empty() {
+        kinds.extend(ROUTE_KINDS);
+    }
     for (at, kind) in written.kinds.iter().enumerate() {
-        if kind.group == GROUP && kind.kind == "HTTPRoute" {
-            takes_http_routes = true;
+        let mut known = ROUTE_KINDS.into_iter();
+        let known = known.find(|known| kind.group == GROUP && kind.kind == known.as_str());
+        if let Some(known) = known {
+            kinds.push(known);
             continue;
         }
         let short = shorten(&kind.kind);
         let problem = format!("routes of kind {short:?} cannot attach to the listener");
-        let fix = "write HTTPRoute, or remove the kind";
+        let fix = "write HTTPRoute or GRPCRoute, or remove the kind";
         report.error(format!("{field}.allowedRoutes.kinds[{at}]"), problem, fix);
     }
-    if !takes_http_routes {
+    if kinds.is_empty() {
         let problem = "the listener allows no kind of route that Canal can attach to it";
         closed.get_or_insert(fault(ListenerFaultReason::InvalidRouteKinds, problem));
     }
-    (allowed, takes_http_routes)
+    (allowed, kinds)
 }
 
 /// Adds the listeners of a ListenerSet to its Gateway, and returns the Gateway's key.

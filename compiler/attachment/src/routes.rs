@@ -2,14 +2,15 @@
 //! which hosts. A route that attaches to nothing gets a diagnostic of its own and changes nothing
 //! else.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::diagnostic::Diagnostic;
 use canal_model::ids::{Namespace, ObjectName, ServiceKey};
-use canal_model::policy::Document;
 use canal_model::policy::gateway_api::ParentRef;
+use canal_model::policy::{Document, ObjectKind};
 use canal_model::program::HostMatch;
 
+use crate::kinds::KindHosts;
 use crate::listeners::{
     COMPARISONS_PER_TENANT_MAX, GatewayListeners, PlacedListener, TenantListeners,
 };
@@ -71,6 +72,8 @@ impl TenantListeners {
             attachments: Vec::new(),
             hosts_left: ATTACHED_HOSTS_PER_ROUTE_MAX,
             comparisons_left: self.comparisons_left,
+            kind: document.object.kind(),
+            kind_hosts: self.kind_hosts.take(),
         };
         let mut distinct: Vec<&ParentRef> = Vec::new();
         let listed = route.parents.iter().enumerate();
@@ -103,9 +106,11 @@ impl TenantListeners {
         let RouteAttachments {
             attachments,
             comparisons_left,
+            kind_hosts,
             ..
         } = found;
         self.comparisons_left = comparisons_left;
+        self.kind_hosts = kind_hosts;
         attachments
     }
 
@@ -136,18 +141,17 @@ impl TenantListeners {
         for (at, listener) in named {
             found.charge(listener.allowed.comparisons())?;
             let (own, namespaces) = (&listener.namespace, &self.namespaces);
-            if listener.takes_http_routes && listener.allowed.has(own, route.namespace, namespaces)
+            if listener.route_kinds.contains(&found.kind)
+                && listener.allowed.has(own, route.namespace, namespaces)
             {
                 allowing.push((at, listener));
             }
         }
         if allowing.is_empty() {
-            let namespace = route.namespace;
+            let (kind, namespace) = (found.kind, route.namespace);
             return Err(AttachStop::Parent(Unattached {
                 field: "",
-                problem: format!(
-                    "no listener of {object} allows HTTPRoutes of namespace {namespace}"
-                ),
+                problem: format!("no listener of {object} allows {kind}s of namespace {namespace}"),
                 fix: "allow them in the listener's allowedRoutes",
             }));
         }
@@ -165,8 +169,26 @@ impl TenantListeners {
             }));
         }
         let mut has_hosts = false;
+        let mut of_other_kind = None;
         for (listener, placed) in allowing.into_iter().filter(|(_, it)| is_open(it)) {
-            has_hosts |= found.add(at, gateway, listener, placed)?;
+            match found.add(at, gateway, listener, placed)? {
+                AddResult::Added => has_hosts = true,
+                AddResult::NoHost => {}
+                AddResult::OtherKind => of_other_kind = Some(&placed.listener.name),
+            }
+        }
+        if let Some(name) = of_other_kind {
+            let other = match found.kind {
+                ObjectKind::GrpcRoute => ObjectKind::HttpRoute,
+                _ => ObjectKind::GrpcRoute,
+            };
+            return Err(AttachStop::Parent(Unattached {
+                field: "",
+                problem: format!(
+                    "an older {other} has a hostname of the route on listener {name} of {object}, so the route is not on it"
+                ),
+                fix: "give the two routes different hostnames or listeners",
+            }));
         }
         if !has_hosts {
             return Err(AttachStop::Parent(Unattached {
@@ -227,6 +249,8 @@ struct RouteAttachments<'a> {
     attachments: Vec<Attachment>,
     hosts_left: usize,
     comparisons_left: usize,
+    kind: ObjectKind,
+    kind_hosts: Option<BTreeMap<ServiceKey, BTreeMap<usize, KindHosts>>>,
 }
 
 impl<'a> RouteAttachments<'a> {
@@ -251,17 +275,16 @@ impl<'a> RouteAttachments<'a> {
         }
     }
 
-    /// Attaches the route to a listener that allows it. Returns false if they have no host in
-    /// common.
+    /// Attaches the route to a listener that allows it.
     fn add(
         &mut self,
         parent: usize,
         gateway: &'a GatewayListeners,
         listener: usize,
         placed: &PlacedListener,
-    ) -> Result<bool, AttachStop> {
+    ) -> Result<AddResult, AttachStop> {
         if self.attached.contains(&(&gateway.service, listener)) {
-            return Ok(true);
+            return Ok(AddResult::Added);
         }
         let own = placed.listener.host.as_ref();
         let hosts: Vec<Option<HostMatch>> = if self.route.hostnames.is_empty() {
@@ -273,7 +296,7 @@ impl<'a> RouteAttachments<'a> {
             shared.cloned().map(Some).collect()
         };
         if hosts.is_empty() {
-            return Ok(false);
+            return Ok(AddResult::NoHost);
         }
         let Some(left) = self.hosts_left.checked_sub(hosts.len()) else {
             return Err(AttachStop::Limit {
@@ -283,6 +306,13 @@ impl<'a> RouteAttachments<'a> {
                 fix: "split the route",
             });
         };
+        if let Some(all) = &mut self.kind_hosts {
+            let of_gateway = all.entry(gateway.service.clone()).or_default();
+            let on_listener = of_gateway.entry(listener).or_default();
+            if !on_listener.add(self.kind, &hosts) {
+                return Ok(AddResult::OtherKind);
+            }
+        }
         self.hosts_left = left;
         self.attached.insert((&gateway.service, listener));
         self.attachments.push(Attachment {
@@ -291,8 +321,17 @@ impl<'a> RouteAttachments<'a> {
             hosts,
             parent,
         });
-        Ok(true)
+        Ok(AddResult::Added)
     }
+}
+
+/// The result of attaching a route to one listener.
+enum AddResult {
+    Added,
+    /// The route and the listener have no host in common.
+    NoHost,
+    /// An older route of the other kind has one of the hosts.
+    OtherKind,
 }
 
 /// The reason why a route attaches to no further listener of a parent.

@@ -11,24 +11,31 @@ use canal_model::policy::Object;
 
 use crate::fixture::{GROUP, gateway, listener_set, read, resolved, texts};
 
-/// Attaches a route in the namespace `shop`; returns each listener with its hosts, and what was
+/// Attaches an HTTPRoute in the namespace `shop`; returns each listener with its hosts, and what was
 /// reported.
 fn attached(gateways: &str, spec: &str) -> (Vec<String>, Vec<String>) {
+    attached_of("HTTPRoute", gateways, spec)
+}
+
+/// Attaches a route of this kind in the namespace `shop`.
+fn attached_of(kind: &str, gateways: &str, spec: &str) -> (Vec<String>, Vec<String>) {
     let route = format!(
-        "{GROUP}\nkind: HTTPRoute\nmetadata: {{name: r, namespace: shop}}\nspec: {{{spec}}}\n"
+        "{GROUP}\nkind: {kind}\nmetadata: {{name: r, namespace: shop}}\nspec: {{{spec}}}\n"
     );
     let documents = read(&format!("{gateways}{route}"), false);
     let (mut all, _) = resolved(&documents);
     let route = documents.last().unwrap();
-    let Object::HttpRoute(object) = &route.object else {
-        panic!("the last object is the route");
+    let (parents, hostnames) = match &route.object {
+        Object::HttpRoute(object) => (&object.spec.parent_refs, &object.spec.hostnames),
+        Object::GrpcRoute(object) => (&object.spec.parent_refs, &object.spec.hostnames),
+        _ => panic!("the last object is the route"),
     };
     let mut found = Vec::new();
     let parents = RouteParents {
         document: route,
-        namespace: &object.metadata.namespace,
-        parents: &object.spec.parent_refs,
-        hostnames: &object.spec.hostnames,
+        namespace: &route.object.metadata().namespace,
+        parents,
+        hostnames,
     };
     let attachments = all.attach(&parents, &mut |it| found.push(it));
     let listeners: Vec<_> = all.gateways().collect();
@@ -53,6 +60,35 @@ const WEB: &str = "listeners: [\
     {name: own, port: 81, protocol: HTTP}, \
     {name: team, port: 82, protocol: HTTP, allowedRoutes: {namespaces: {from: Selector, selector: {matchLabels: {team: a}}}}}, \
     {name: tls, port: 443, protocol: HTTPS, allowedRoutes: {namespaces: {from: All}}}]";
+
+#[test]
+fn listeners_take_the_kinds_of_routes_that_they_allow() {
+    let all = "namespaces: {from: All}";
+    let of = |name: &str, port: u16, kinds: &str| {
+        format!("{{name: {name}, port: {port}, protocol: HTTP, allowedRoutes: {{{all}{kinds}}}}}")
+    };
+    let gateways = gateway(
+        "web",
+        &format!(
+            "listeners: [{}, {}, {}]",
+            of("any", 80, ""),
+            of("http", 81, ", kinds: [{kind: HTTPRoute}]"),
+            of("grpc", 82, ", kinds: [{kind: GRPCRoute}]"),
+        ),
+    );
+    let parent = |more: &str| format!("parentRefs: [{{name: web, namespace: infra{more}}}]");
+    for (kind, other) in [("HTTPRoute", "grpc"), ("GRPCRoute", "http")] {
+        let own = if other == "grpc" { "http" } else { "grpc" };
+        let (found, reported) = attached_of(kind, &gateways, &parent(""));
+        let expected = ["any", own].map(|name| format!("web.gateway {name} None"));
+        assert_eq!((found, reported), (expected.to_vec(), Vec::new()), "{kind}");
+        let (found, reported) =
+            attached_of(kind, &gateways, &parent(&format!(", sectionName: {other}")));
+        let problem = format!("no listener of Gateway infra/web allows {kind}s of namespace shop");
+        let expected = vec![format!("spec.parentRefs[0]: {problem}")];
+        assert_eq!((found, reported), (Vec::new(), expected), "{kind}");
+    }
+}
 
 #[test]
 fn routes_attach_by_parent_namespace_and_host() {

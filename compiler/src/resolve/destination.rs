@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use canal_model::ids::{Namespace, ServiceKey, TenantName};
+use canal_model::policy::ObjectKind;
 use canal_model::policy::gateway_api::{BackendRef, ReferenceGrant};
 use canal_model::policy::istio::Destination;
 use canal_model::program::{BackendTarget, Labels, Service};
@@ -24,9 +25,10 @@ pub(crate) struct DestinationIndex<'a> {
 const GATEWAY_GROUP: &str = "gateway.networking.k8s.io";
 
 impl DestinationIndex<'_> {
-    /// Resolves a backendRef of an HTTPRoute in `namespace`.
+    /// Resolves a backendRef of a route of `kind` in `namespace`.
     pub(crate) fn of_backend_ref(
         &self,
+        kind: ObjectKind,
         namespace: &Namespace,
         backend: &BackendRef,
     ) -> Result<BackendTarget, FieldIssue> {
@@ -45,13 +47,14 @@ impl DestinationIndex<'_> {
         };
         // The grant is checked before the lookup: a namespace without a grant must not learn
         // whether the service exists.
-        if target_namespace != namespace && !is_granted(self.grants, "HTTPRoute", namespace, &key) {
+        if target_namespace != namespace && !is_granted(self.grants, kind.as_str(), namespace, &key)
+        {
             let problem = format!(
-                "namespace {target_namespace} does not allow HTTPRoutes of {namespace} to refer to Service {}",
+                "namespace {target_namespace} does not allow {kind}s of {namespace} to refer to Service {}",
                 backend.name
             );
             let fix = format!(
-                "write a ReferenceGrant in {target_namespace} from HTTPRoutes in {namespace} to that Service"
+                "write a ReferenceGrant in {target_namespace} from {kind}s in {namespace} to that Service"
             );
             return Err(FieldIssue::new("namespace", problem, fix));
         }

@@ -1,28 +1,31 @@
-//! Resolves HTTPRoutes on Services and on listeners of Gateways (Gateway API). Routes in another
-//! namespace than their Service are refused; they would apply only to clients in that namespace.
+//! Resolves HTTPRoutes and GRPCRoutes on Services and on listeners of Gateways (Gateway API). Routes
+//! in another namespace than their Service are refused; they would apply only to clients in that
+//! namespace. `grpc_route` resolves what only GRPCRoutes have.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_attachment::is_listener_parent;
-use canal_model::ids::ServiceKey;
-use canal_model::policy::Document;
+use canal_model::ids::{Namespace, ServiceKey};
 use canal_model::policy::gateway_api::{
-    HttpRoute, HttpRouteMatch, HttpRule, ParentRef, PathCondition, PathConditionType,
+    BackendRef, GrpcRule, HttpRouteMatch, HttpRule, ParentRef, PathCondition, PathConditionType,
     ValueCondition, ValueConditionType,
 };
+use canal_model::policy::{Document, ObjectKind};
 use canal_model::program::{
-    AppProtocol, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule, Service,
-    ServicePort, TextMatch,
+    AppProtocol, Backend, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule,
+    Service, ServicePort, TextMatch, ValueMatch,
 };
 
 use super::destination::DestinationIndex;
+use super::grpc_route;
 use super::ingress::Ingress;
 use super::route_answers;
 use super::route_effects::RouteEffects;
 use super::route_fields::{
-    FieldIssue, GatewayRegexBudget, RegexBudget, RuleContext, STATUS_BROKEN, conditions,
-    header_name, parent_service, path, text,
+    FieldIssue, GatewayRegexBudget, RegexBudget, RuleContext, STATUS_BROKEN, STATUS_BROKEN_GRPC,
+    conditions, header_name, parent_service, path, text,
 };
+use super::route_parts::{RouteParts, RuleList, yield_to_grpc};
 use super::tenant_objects::Sourced;
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
@@ -33,22 +36,29 @@ use crate::precedence::{self, MatchSpecificity};
 use crate::resource_budget::ResourceBudget;
 
 /// The Service, and optionally port, that a route is attached to.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Parent {
-    service: ServiceKey,
-    port: Option<u16>,
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Parent {
+    pub(super) service: ServiceKey,
+    pub(super) port: Option<u16>,
 }
 
 /// The parents of a route, each with the reason why the route's rules refuse there: a field of the
 /// reference may restrict what it means.
-type Parents = BTreeMap<Parent, Option<String>>;
+pub(super) type Parents = BTreeMap<Parent, Option<String>>;
 
 /// Bytes of memory that the regular expressions of each service may still use.
 type RegexBytesLeft = BTreeMap<ServiceKey, usize>;
 
-/// Returns the rules of all HTTPRoutes, and the services that have any.
+/// The parts of a rule that do not depend on its parents.
+pub(super) struct ResolvedRule {
+    pub(super) matches: Vec<HttpMatch>,
+    pub(super) action: RouteAction,
+    pub(super) effects: RouteEffects,
+}
+
+/// Returns the rules of all routes, which are the oldest first, and the services that have any.
 pub(crate) fn resolve(
-    declared: &[Sourced<'_, HttpRoute>],
+    declared: &[Sourced<'_, RouteParts<'_>>],
     to: &DestinationIndex<'_>,
     ingress: &mut Ingress,
     budget: &mut ResourceBudget,
@@ -57,8 +67,10 @@ pub(crate) fn resolve(
     let mut rules = Vec::new();
     let mut taken = BTreeSet::new();
     let mut left = RegexBytesLeft::new();
-    for route in declared {
-        let mut parents = parents(route, to, report);
+    let mut of_services: Vec<Parents> = Vec::with_capacity(declared.len());
+    of_services.extend(declared.iter().map(|route| parents(route, to, report)));
+    yield_to_grpc(declared, &mut of_services, to, report);
+    for (route, mut parents) in declared.iter().zip(of_services) {
         let gateways = ingress.attach(route, budget, report);
         let mut regexes = regex_budget(&parents, gateways.keys(), &left);
         parents.extend(gateways.into_iter().map(|(service, fault)| {
@@ -68,7 +80,7 @@ pub(crate) fn resolve(
             };
             (parent, fault)
         }));
-        // Services with a broken HTTPRoute too: a VirtualService must not replace its refusal.
+        // Services with a broken route too: a VirtualService must not replace its refusal.
         taken.extend(parents.keys().map(|parent| parent.service.clone()));
         if parents.is_empty() {
             continue;
@@ -141,11 +153,11 @@ fn without_room(
 }
 
 fn parents(
-    route: &Sourced<'_, HttpRoute>,
+    route: &Sourced<'_, RouteParts<'_>>,
     to: &DestinationIndex<'_>,
     report: &mut DiagnosticCollector,
 ) -> Parents {
-    let refs = &route.object.spec.parent_refs;
+    let refs = route.object.parent_refs;
     if refs.is_empty() && route.fault("spec.parentRefs").is_none() {
         report.warning(
             route.document,
@@ -189,7 +201,7 @@ fn parents(
 
 /// Resolves a parent. Also returns one of its ports to which no rule can apply, if there is one.
 fn parent(
-    route: &Sourced<'_, HttpRoute>,
+    route: &Sourced<'_, RouteParts<'_>>,
     written: &ParentRef,
     to: &DestinationIndex<'_>,
 ) -> Result<(Parent, Option<u16>), FieldIssue> {
@@ -255,7 +267,7 @@ fn named_port(service: &Service, written: &ParentRef) -> Result<Option<u16>, Fie
 
 /// Attaches the rules of a route to its parents, until `add` returns false.
 fn attach(
-    route: &Sourced<'_, HttpRoute>,
+    route: &Sourced<'_, RouteParts<'_>>,
     parents: &Parents,
     to: &DestinationIndex<'_>,
     regexes: &mut RegexBudget,
@@ -263,7 +275,11 @@ fn attach(
     add: &mut dyn FnMut(RouteRule) -> bool,
 ) {
     let (hosts, mut broken) = hosts(route, report);
-    let spec = &route.object.spec;
+    let rules = &route.object.rules;
+    let refusal_status = match rules.kind() {
+        ObjectKind::GrpcRoute => STATUS_BROKEN_GRPC,
+        _ => STATUS_BROKEN,
+    };
     let faults = &route.document.faults;
     // A fault outside the rules may widen any of them, so it breaks all.
     let outside_rules = faults.iter().find(|f| {
@@ -274,23 +290,17 @@ fn attach(
     if let Some(fault) = outside_rules {
         broken.get_or_insert_with(|| format!("{}: {}", fault.field, fault.problem));
     }
-    if spec.rules.len() > RULES_PER_ROUTE_MAX {
+    if rules.len() > RULES_PER_ROUTE_MAX {
         let problem = format!(
             "the route has {} rules, more than {RULES_PER_ROUTE_MAX}",
-            spec.rules.len()
+            rules.len()
         );
         broken.get_or_insert_with(|| problem.clone());
         report.error(route.document, "spec.rules", problem, "split the route");
     }
     // Gateway API: a route without rules has one rule that matches everything; without backends it
-    // answers 500.
-    let implied = [HttpRule::default()];
-    let written = if spec.rules.is_empty() {
-        &implied
-    } else {
-        spec.rules.as_slice()
-    };
-    for (at, rule) in written.iter().take(RULES_PER_ROUTE_MAX).enumerate() {
+    // refuses.
+    for at in 0..rules.len().clamp(1, RULES_PER_ROUTE_MAX) {
         let field = format!("spec.rules[{at}]");
         let fault = route
             .document
@@ -305,17 +315,20 @@ fn attach(
             field: field.clone(),
             report,
             broken,
+            refusal_status,
             regexes,
         };
-        let effects = RouteEffects::of_http_route(rule, &mut reading);
-        let (matches, action) = checked(route, at, rule, to, &mut reading);
-        let action = effects.guard(action, &mut reading);
+        let ResolvedRule {
+            matches,
+            action,
+            effects,
+        } = resolve_rule(route, at, to, &mut reading);
         let without_room = without_room(route.document, &field, regexes.take_exceeded(), report);
         for (parent, fault) in parents {
             // A parent's fault, and a Gateway that is full, concern the rule at that parent only.
             let reason = fault.as_ref().or_else(|| without_room.get(&parent.service));
             let refusal = reason.cloned().map(|reason| RouteAction::Refuse {
-                status: STATUS_BROKEN,
+                status: refusal_status,
                 reason,
             });
             // A rule that refuses has neither filters nor retries: they are for its backends.
@@ -346,7 +359,7 @@ fn is_within_parent(field: &str) -> bool {
     field.starts_with("spec.parentRefs[") && !field.ends_with(']') && !field.ends_with("].name")
 }
 
-fn key(route: &Sourced<'_, HttpRoute>, parent: &Parent, at: usize) -> RouteKey {
+fn key(route: &Sourced<'_, RouteParts<'_>>, parent: &Parent, at: usize) -> RouteKey {
     let metadata = &route.object.metadata;
     let rule = match parent.port {
         Some(port) => format!("{}:{port}.{at}", parent.service.name),
@@ -358,7 +371,7 @@ fn key(route: &Sourced<'_, HttpRoute>, parent: &Parent, at: usize) -> RouteKey {
     };
     RouteKey {
         tenant: parent.service.tenant.clone(),
-        kind: "HTTPRoute".to_owned(),
+        kind: route.object.rules.kind().as_str().to_owned(),
         namespace: metadata.namespace.clone(),
         name: metadata.name.clone(),
         rule,
@@ -366,10 +379,10 @@ fn key(route: &Sourced<'_, HttpRoute>, parent: &Parent, at: usize) -> RouteKey {
 }
 
 fn hosts(
-    route: &Sourced<'_, HttpRoute>,
+    route: &Sourced<'_, RouteParts<'_>>,
     report: &mut DiagnosticCollector,
 ) -> (Vec<HostMatch>, Option<String>) {
-    let written = &route.object.spec.hostnames;
+    let written = route.object.hostnames;
     let mut hosts = BTreeSet::new();
     let mut broken = None;
     let mut refuse = |field: String, problem: String, fix: &str| {
@@ -397,19 +410,70 @@ fn hosts(
     (hosts.into_iter().collect(), broken)
 }
 
-fn checked(
-    route: &Sourced<'_, HttpRoute>,
+/// Resolves the rule of a route at an index. A route without rules has one that matches everything.
+fn resolve_rule(
+    route: &Sourced<'_, RouteParts<'_>>,
+    at: usize,
+    to: &DestinationIndex<'_>,
+    rule: &mut RuleContext<'_>,
+) -> ResolvedRule {
+    let namespace = &route.object.metadata.namespace;
+    match route.object.rules {
+        RuleList::Http(rules) => {
+            let implied = HttpRule::default();
+            http_rule(namespace, at, rules.get(at).unwrap_or(&implied), to, rule)
+        }
+        RuleList::Grpc(rules) => {
+            let implied = GrpcRule::default();
+            let written = rules.get(at).unwrap_or(&implied);
+            grpc_route::resolve_rule(namespace, at, written, to, rule)
+        }
+    }
+}
+
+/// Resolves a rule of an HTTPRoute.
+fn http_rule(
+    namespace: &Namespace,
     place: usize,
     written: &HttpRule,
     to: &DestinationIndex<'_>,
     rule: &mut RuleContext<'_>,
-) -> (Vec<HttpMatch>, RouteAction) {
+) -> ResolvedRule {
+    let effects = RouteEffects::of_http_route(written, rule);
+    let matches = matches(&written.matches, rule, &|at, condition, rule| {
+        http_match([place, at], condition, rule)
+    });
+    let answer = route_answers::of_http_route(written, rule);
+    let backends = backends(
+        ObjectKind::HttpRoute,
+        namespace,
+        &written.backend_refs,
+        to,
+        rule,
+    );
+    let action = match answer {
+        Some(answer) => rule.answer(answer),
+        None => rule.action("backendRefs", backends),
+    };
+    ResolvedRule {
+        matches,
+        action: effects.guard(action, rule),
+        effects,
+    }
+}
+
+/// Resolves the matches of a rule by `resolve`, which gets the index of each.
+pub(super) fn matches<M: Default>(
+    written: &[M],
+    rule: &mut RuleContext<'_>,
+    resolve: &dyn Fn(usize, &M, &mut RuleContext<'_>) -> HttpMatch,
+) -> Vec<HttpMatch> {
     // A rule without `matches` matches every request.
-    let implied = [HttpRouteMatch::default()];
-    let mut conditions: &[HttpRouteMatch] = if written.matches.is_empty() {
+    let implied = [M::default()];
+    let mut conditions: &[M] = if written.is_empty() {
         &implied
     } else {
-        &written.matches
+        written
     };
     if conditions.len() > MATCHES_PER_RULE_MAX {
         let problem = format!(
@@ -420,25 +484,45 @@ fn checked(
         // The broken rule refuses every request rather than those of the first matches.
         conditions = &implied;
     }
-    let mut matches = Vec::with_capacity(conditions.len());
-    for (at, condition) in conditions.iter().enumerate() {
-        matches.push(http_match([place, at], condition, rule));
-    }
-    let answer = route_answers::of_http_route(written, rule);
-    let namespace = &route.object.metadata.namespace;
-    let mut backends = Vec::with_capacity(written.backend_refs.len());
-    for (at, backend) in written.backend_refs.iter().enumerate() {
+    let conditions = conditions.iter().enumerate();
+    conditions
+        .map(|(at, condition)| resolve(at, condition, rule))
+        .collect()
+}
+
+/// Resolves the backends of a rule of a route of `kind` in `namespace`.
+pub(super) fn backends(
+    kind: ObjectKind,
+    namespace: &Namespace,
+    written: &[BackendRef],
+    to: &DestinationIndex<'_>,
+    rule: &mut RuleContext<'_>,
+) -> Vec<Backend> {
+    let mut backends = Vec::with_capacity(written.len());
+    for (at, backend) in written.iter().enumerate() {
         backends.push(rule.backend(
             &format!("backendRefs[{at}]"),
             backend.weight,
-            to.of_backend_ref(namespace, backend),
+            to.of_backend_ref(kind, namespace, backend),
         ));
     }
-    let action = match answer {
-        Some(answer) => rule.answer(answer),
-        None => rule.action("backendRefs", backends),
-    };
-    (matches, action)
+    backends
+}
+
+/// Resolves the conditions of a match on headers.
+pub(super) fn header_conditions(
+    field: &str,
+    written: &[ValueCondition],
+    rule: &mut RuleContext<'_>,
+) -> Vec<ValueMatch> {
+    let headers = written.iter().enumerate().map(|(at, condition)| {
+        (
+            format!("[{at}]"),
+            header_name(&condition.name),
+            value(condition),
+        )
+    });
+    conditions(rule, field, headers)
 }
 
 /// Resolves a match. A broken condition is left out, which is safe because the whole rule is then
@@ -458,14 +542,7 @@ fn http_match(
                 everything
             }),
     };
-    let headers = written.headers.iter().enumerate().map(|(at, condition)| {
-        (
-            format!("[{at}]"),
-            header_name(&condition.name),
-            value(condition),
-        )
-    });
-    let headers = conditions(rule, &format!("{field}.headers"), headers);
+    let headers = header_conditions(&format!("{field}.headers"), &written.headers, rule);
     let query = written
         .query_params
         .iter()

@@ -1,15 +1,17 @@
-//! Resolves the listeners of Gateways, and attaches HTTPRoutes to them. `canal-attachment` decides
-//! which listeners take a route; the rules are compiled as those of Services are.
+//! Resolves the listeners of Gateways, and attaches HTTPRoutes and GRPCRoutes to them.
+//! `canal-attachment` decides which listeners take a route; the rules are compiled as those of
+//! Services are.
 
 use std::collections::BTreeMap;
 
 use canal_attachment::{
     Attachment, ListenerObjects, RouteParents, TenantListeners, Written, is_listener_parent,
 };
-use canal_model::ids::{Namespace, ObjectName, ServiceId, ServiceKey};
+use canal_model::ids::{ServiceId, ServiceKey};
 use canal_model::ingress::gateway_service;
-use canal_model::policy::gateway_api::HttpRoute;
+use canal_model::program::RouteObject;
 
+use super::route_parts::RouteParts;
 use super::tenant_objects::{Sourced, TenantObjects};
 use crate::CompileInput;
 use crate::diagnostic_collector::DiagnosticCollector;
@@ -25,8 +27,8 @@ pub(crate) struct Ingress {
     pub(crate) listeners: TenantListeners,
     /// Ids of the services that stand for Gateways; a Gateway without one is not served.
     pub(crate) ids: BTreeMap<ServiceKey, ServiceId>,
-    /// Each attached route, by namespace and name, on each of its listeners.
-    pub(crate) attachments: Vec<((Namespace, ObjectName), Attachment)>,
+    /// Each attached route on each of its listeners.
+    pub(crate) attachments: Vec<(RouteObject, Attachment)>,
 }
 
 /// Resolves the listeners, to which no route is attached yet. Gateways of a tenant that is not on
@@ -45,6 +47,7 @@ pub(crate) fn resolve(
         namespaces: written(&corpus.namespaces),
         secrets: written(&corpus.secrets),
         grants: written(&corpus.grants),
+        has_grpc_routes: !corpus.grpc_routes.is_empty(),
     };
     let listeners = canal_attachment::resolve(input.tenant, &objects, &mut |it| report.add(it));
     let certificates = listeners.gateways().flat_map(|it| it.certificates.values());
@@ -97,14 +100,14 @@ fn written<'a, T>(objects: &[Sourced<'a, T>]) -> Vec<Written<'a, T>> {
 impl Ingress {
     /// Attaches a route to the listeners that its parents name. Returns the services that stand for
     /// their Gateways, each with the reason why the route's rules refuse there, if they do.
-    pub(crate) fn attach(
+    pub(super) fn attach(
         &mut self,
-        route: &Sourced<'_, HttpRoute>,
+        route: &Sourced<'_, RouteParts<'_>>,
         budget: &mut ResourceBudget,
         report: &mut DiagnosticCollector,
     ) -> BTreeMap<ServiceKey, Option<String>> {
-        let spec = &route.object.spec;
-        let metadata = &route.object.metadata;
+        let spec = route.object;
+        let metadata = spec.metadata;
         let mut gateways = BTreeMap::new();
         // A route with too many hosts has none that could be compared.
         if !spec.parent_refs.iter().any(is_listener_parent)
@@ -115,8 +118,8 @@ impl Ingress {
         let parents = RouteParents {
             document: route.document,
             namespace: &metadata.namespace,
-            parents: &spec.parent_refs,
-            hostnames: &spec.hostnames,
+            parents: spec.parent_refs,
+            hostnames: spec.hostnames,
         };
         let attachments = self.listeners.attach(&parents, &mut |it| report.add(it));
         let mut faults: BTreeMap<usize, Option<String>> = BTreeMap::new();
@@ -136,7 +139,11 @@ impl Ingress {
             if !budget.add_attachment(&attachment.hosts) {
                 return BTreeMap::new();
             }
-            let object = (metadata.namespace.clone(), metadata.name.clone());
+            let object = RouteObject {
+                namespace: metadata.namespace.clone(),
+                name: metadata.name.clone(),
+                kind: spec.rules.kind().as_str().to_owned(),
+            };
             self.attachments.push((object, attachment));
         }
         gateways

@@ -6,6 +6,7 @@ mod addresses;
 mod destination;
 mod direct;
 mod gateway_replica;
+mod grpc_route;
 mod http_route;
 mod ingress;
 mod manual_endpoints;
@@ -18,6 +19,7 @@ mod route_effects;
 mod route_faults;
 mod route_fields;
 mod route_filters;
+mod route_parts;
 mod service;
 mod subset;
 mod tenant;
@@ -43,6 +45,7 @@ use crate::resource_budget::ResourceBudget;
 use addresses::AddressOwners;
 use destination::DestinationIndex;
 pub(crate) use ingress::Ingress;
+use route_parts::TenantRoutes;
 use tenant_objects::TenantObjects;
 
 /// A tenant of which all references are valid, so that later stages need no lookup that can fail.
@@ -164,8 +167,9 @@ fn routes(
         grants: &corpus.grants,
     };
     let mut ingress = ingress::resolve(input, corpus, is_on_tier, budget, report);
+    let routes = TenantRoutes::collect(corpus);
     let (mut rules, taken) = http_route::resolve(
-        &corpus.http_routes,
+        &routes.sourced(),
         &destinations,
         &mut ingress,
         budget,

@@ -1,7 +1,7 @@
-//! Resolves all that a rule does with its requests beside its action, for HTTPRoutes and
+//! Resolves all that a rule does with its requests beside its action, for HTTPRoutes, GRPCRoutes and
 //! VirtualServices. Each effect has a file of its own. Start with [`RouteEffects`].
 
-use canal_model::policy::gateway_api::HttpRule;
+use canal_model::policy::gateway_api::{GrpcRule, HttpRule};
 use canal_model::policy::istio::VirtualServiceRoute;
 use canal_model::program::{RouteAction, RouteRule};
 use canal_model::route_attempts::AttemptPolicy;
@@ -28,6 +28,16 @@ impl RouteEffects {
             // Gateway API has no faults.
             faults: None,
             cors: route_cors::of_http_route(written, rule),
+        }
+    }
+
+    pub(super) fn of_grpc_route(written: &GrpcRule, rule: &mut RuleContext<'_>) -> Self {
+        Self {
+            filters: route_filters::of_grpc_route(&written.filters, rule),
+            // Gateway API has no timeouts and retries of GRPCRoutes, no faults and no CORS.
+            attempts: None,
+            faults: None,
+            cors: None,
         }
     }
 

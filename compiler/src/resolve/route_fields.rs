@@ -23,6 +23,9 @@ pub(crate) const STATUS_BROKEN: u16 = 500;
 /// Status of the response if all weights of the rule are 0. An operator drained it; nothing is
 /// broken.
 const STATUS_NO_WEIGHT: u16 = 503;
+/// Status of the response if the rule or backend of a gRPC request is broken. A gRPC client
+/// receives UNAVAILABLE for it (Gateway API v1.7.0 GRPCRouteRule.backendRefs).
+pub(crate) const STATUS_BROKEN_GRPC: u16 = 503;
 
 /// A problem with a part of a rule.
 #[derive(Debug, PartialEq, Eq)]
@@ -91,6 +94,8 @@ pub(crate) struct RuleContext<'a> {
     pub(crate) report: &'a mut DiagnosticCollector,
     /// The reason why the rule refuses all requests that it matches.
     pub(crate) broken: Option<String>,
+    /// Status of the response if the rule or a backend refuses a request.
+    pub(crate) refusal_status: u16,
     pub(crate) regexes: &'a mut RegexBudget,
 }
 
@@ -248,7 +253,7 @@ impl RuleContext<'_> {
         self.report
             .error(self.document, field, complaint.problem, complaint.fix);
         BackendTarget::Refuse {
-            status: STATUS_BROKEN,
+            status: self.refusal_status,
             reason,
         }
     }
@@ -257,7 +262,7 @@ impl RuleContext<'_> {
     pub(crate) fn answer(&self, answer: RouteAnswer) -> RouteAction {
         match &self.broken {
             Some(reason) => RouteAction::Refuse {
-                status: STATUS_BROKEN,
+                status: self.refusal_status,
                 reason: reason.clone(),
             },
             None => RouteAction::Answer(Box::new(answer)),
@@ -267,14 +272,10 @@ impl RuleContext<'_> {
     /// Builds the action of the rule; a broken rule refuses.
     pub(crate) fn action(&mut self, field: &str, backends: Vec<Backend>) -> RouteAction {
         if backends.is_empty() && self.broken.is_none() {
-            self.broken(
-                field,
-                FieldIssue::new(
-                    "",
-                    "the rule has no backend, so it answers 500",
-                    "name a Service to send requests to",
-                ),
-            );
+            let status = self.refusal_status;
+            let problem = format!("the rule has no backend, so it answers {status}");
+            let issue = FieldIssue::new("", problem, "name a Service to send requests to");
+            self.broken(field, issue);
         } else if backends.len() > BACKENDS_PER_RULE_MAX {
             let problem = format!(
                 "the rule has {} backends, more than {BACKENDS_PER_RULE_MAX}",
@@ -284,7 +285,7 @@ impl RuleContext<'_> {
         }
         if let Some(reason) = &self.broken {
             return RouteAction::Refuse {
-                status: STATUS_BROKEN,
+                status: self.refusal_status,
                 reason: reason.clone(),
             };
         }
@@ -418,6 +419,7 @@ pub(crate) fn conditions(
     good
 }
 
-fn short(text: &str) -> String {
+/// Returns the beginning of a text of any length, for a problem that quotes it.
+pub(crate) fn short(text: &str) -> String {
     text.chars().take(80).collect()
 }

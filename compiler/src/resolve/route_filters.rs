@@ -5,8 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::policy::gateway_api::{
-    HttpHeader, HttpHeaderFilter, HttpPathModifier, HttpRouteFilter, HttpRouteMatch,
-    HttpUrlRewriteFilter, PathConditionType,
+    GrpcRouteFilter, HttpHeader, HttpHeaderFilter, HttpPathModifier, HttpRouteFilter,
+    HttpRouteMatch, HttpUrlRewriteFilter, PathConditionType,
 };
 use canal_model::policy::istio::{
     HeaderOperations, HttpMatchRequest, HttpRewrite, VirtualServiceRoute,
@@ -116,6 +116,28 @@ pub(super) fn of_http_route(
         }
     }
     boxed(filters)
+}
+
+/// Resolves the filters of a GRPCRoute's rule, which are some of an HTTPRoute's.
+pub(super) fn of_grpc_route(
+    written: &[GrpcRouteFilter],
+    rule: &mut RuleContext<'_>,
+) -> Option<Box<RouteFilters>> {
+    let filters = written.iter().map(|filter| {
+        let GrpcRouteFilter {
+            kind,
+            request_header_modifier,
+            response_header_modifier,
+        } = filter;
+        HttpRouteFilter {
+            kind: kind.clone(),
+            request_header_modifier: request_header_modifier.clone(),
+            response_header_modifier: response_header_modifier.clone(),
+            ..HttpRouteFilter::default()
+        }
+    });
+    let filters: Vec<HttpRouteFilter> = filters.collect();
+    of_http_route(&filters, &[], rule)
 }
 
 /// Resolves `headers` and `rewrite` of a VirtualService's rule. `None` if they change nothing.

@@ -6,7 +6,7 @@ use canal_model::policy::canal::{
     ExternalAuthorizer, Federation, GatewayReplica, KeyServer, Tenant, Termination, Throttle,
 };
 use canal_model::policy::endpoints::{EndpointSlice, Endpoints};
-use canal_model::policy::gateway_api::{HttpRoute, ReferenceGrant, UdpRoute};
+use canal_model::policy::gateway_api::{GrpcRoute, HttpRoute, ReferenceGrant, UdpRoute};
 use canal_model::policy::istio::{DestinationRule, VirtualService};
 use canal_model::policy::istio_security::{
     AuthorizationPolicy, PeerAuthentication, RequestAuthentication,
@@ -59,6 +59,7 @@ pub(crate) struct TenantObjects<'a> {
     pub(crate) endpoints: Vec<Sourced<'a, Endpoints>>,
     pub(crate) pods: Vec<Sourced<'a, Pod>>,
     pub(crate) http_routes: Vec<Sourced<'a, HttpRoute>>,
+    pub(crate) grpc_routes: Vec<Sourced<'a, GrpcRoute>>,
     pub(crate) udp_routes: Vec<Sourced<'a, UdpRoute>>,
     pub(crate) grants: Vec<Sourced<'a, ReferenceGrant>>,
     pub(crate) virtual_services: Vec<Sourced<'a, VirtualService>>,
@@ -142,6 +143,7 @@ impl<'a> TenantObjects<'a> {
             // Nothing refers to these by more than their names, which need no object.
             Object::ServiceAccount(_) => {}
             Object::HttpRoute(object) => self.http_routes.push(Sourced { document, object }),
+            Object::GrpcRoute(object) => self.grpc_routes.push(Sourced { document, object }),
             Object::UdpRoute(object) => self.udp_routes.push(Sourced { document, object }),
             Object::ReferenceGrant(object) => self.grants.push(Sourced { document, object }),
             Object::VirtualService(object) => {
@@ -183,6 +185,7 @@ fn rank(kind: ObjectKind) -> u8 {
         | ObjectKind::Termination => 1,
         ObjectKind::ExternalAuthorizer | ObjectKind::KeyServer | ObjectKind::Federation => 1,
         ObjectKind::HttpRoute
+        | ObjectKind::GrpcRoute
         | ObjectKind::UdpRoute
         | ObjectKind::VirtualService
         | ObjectKind::Throttle => 2,

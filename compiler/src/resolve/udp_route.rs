@@ -120,12 +120,8 @@ fn ports<'a>(
         // The fault of a faulty rule is reported already.
         if backends.is_empty() && !is_faulty {
             let problem = "the rule has no backend, so it opens no port";
-            report.error(
-                route.document,
-                format!("{field}.backendRefs"),
-                problem,
-                "name a Service and its UDP port",
-            );
+            let fix = "name a Service and its UDP port";
+            report.error(route.document, format!("{field}.backendRefs"), problem, fix);
         }
         for (number, backend) in backends.iter().enumerate() {
             let field = format!("{field}.backendRefs[{number}]");

@@ -1,5 +1,5 @@
 //! Resolves VirtualServices for the mesh (Istio). Only the oldest one routes a service, and none
-//! does if an HTTPRoute routes it.
+//! does if an HTTPRoute or a GRPCRoute routes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use super::destination::DestinationIndex;
 use super::route_answers;
 use super::route_effects::RouteEffects;
 use super::route_fields::{
-    FieldIssue, RegexBudget, RuleContext, conditions, header_name, path, text,
+    FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN, conditions, header_name, path, text,
 };
 use super::tenant_objects::Sourced;
 use crate::diagnostic_collector::DiagnosticCollector;
@@ -52,7 +52,7 @@ pub(crate) fn resolve(
         for (field, key) in services(virtual_service, to, report) {
             if taken.contains(&key) {
                 let problem = format!(
-                    "an HTTPRoute routes {}/{} already, so this object does not",
+                    "an HTTPRoute or GRPCRoute routes {}/{} already, so this object does not",
                     key.namespace, key.name
                 );
                 report.error(
@@ -243,11 +243,8 @@ fn attach(
     };
     for (at, rule) in written.iter().take(RULES_PER_ROUTE_MAX).enumerate() {
         let field = format!("spec.http[{at}]");
-        let fault = sourced
-            .document
-            .faults
-            .iter()
-            .find(|f| f.field.starts_with(&field));
+        let mut faults = sourced.document.faults.iter();
+        let fault = faults.find(|f| f.field.starts_with(&field));
         let broken = broken
             .clone()
             .or_else(|| fault.map(|f| format!("{}: {}", f.field, f.problem)));
@@ -256,6 +253,7 @@ fn attach(
             field,
             report,
             broken,
+            refusal_status: STATUS_BROKEN,
             regexes: &mut regexes,
         };
         let effects = RouteEffects::of_virtual_service(rule, &mut reading);

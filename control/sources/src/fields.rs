@@ -261,25 +261,41 @@ const HTTP_ROUTE: [KnownField; 6] = [
         "external authorization by a route is not supported in this version",
         "use an AuthorizationPolicy with action CUSTOM",
     ),
-    never(
-        "spec.rules[].filters[].extensionRef",
-        "filters of other implementations are not supported in this version",
-        "remove the filter",
-    ),
-    left_out_if(
-        "spec.rules[].backendRefs[].filters",
-        are_only_mirrors,
-        FILTERS,
-        REMOVE,
-    ),
-    left_out(
-        "spec.rules[].sessionPersistence",
-        "session persistence is not supported in this version; requests of a session are balanced like others",
-        KEEP_OR_REMOVE,
-    ),
+    EXTENSION_REF,
+    BACKEND_FILTERS,
+    SESSION_PERSISTENCE,
 ];
 
-const FILTERS: &str = "filters of one backend are not supported in this version";
+const GRPC_ROUTE: [KnownField; 5] = [
+    USE_DEFAULT_GATEWAYS,
+    left_out(
+        "spec.rules[].filters[].requestMirror",
+        MIRROR,
+        KEEP_OR_REMOVE,
+    ),
+    EXTENSION_REF,
+    BACKEND_FILTERS,
+    SESSION_PERSISTENCE,
+];
+
+const EXTENSION_REF: KnownField = never(
+    "spec.rules[].filters[].extensionRef",
+    "filters of other implementations are not supported in this version",
+    "remove the filter",
+);
+
+const BACKEND_FILTERS: KnownField = left_out_if(
+    "spec.rules[].backendRefs[].filters",
+    are_only_mirrors,
+    "filters of one backend are not supported in this version",
+    REMOVE,
+);
+
+const SESSION_PERSISTENCE: KnownField = left_out(
+    "spec.rules[].sessionPersistence",
+    "session persistence is not supported in this version; requests of a session are balanced like others",
+    KEEP_OR_REMOVE,
+);
 
 /// Returns true for a map that has no other fields than these.
 fn has_only_fields(node: &YamlNode, known: &[&str]) -> bool {
@@ -502,6 +518,7 @@ pub(crate) fn classify_field(
         ObjectKind::Gateway => &GATEWAY,
         ObjectKind::ListenerSet => &LISTENER_SET,
         ObjectKind::HttpRoute => &HTTP_ROUTE,
+        ObjectKind::GrpcRoute => &GRPC_ROUTE,
         ObjectKind::UdpRoute => &UDP_ROUTE,
         ObjectKind::VirtualService => &VIRTUAL_SERVICE,
         ObjectKind::DestinationRule => &DESTINATION_RULE,
@@ -903,6 +920,42 @@ mod tests {
                 FieldVerdict::Refused { .. } => assert!(!is_left_out, "{line}"),
                 other => panic!("{line}: {other:?}"),
             }
+        }
+    }
+
+    #[test]
+    fn grpc_routes_are_read_in_two_versions_with_the_fields_of_their_own() {
+        let known = Ok(ObjectKind::GrpcRoute);
+        let other = Err(UnknownKindAction::OtherVersion(ObjectKind::GrpcRoute));
+        for (version, expected) in [("v1", &known), ("v1alpha2", &known), ("v1beta1", &other)] {
+            let found = kind_of(&format!("gateway.networking.k8s.io/{version}"), "GRPCRoute");
+            assert_eq!(&found, expected, "{version}");
+        }
+        for (pattern, yaml, is_left_out) in [
+            ("spec.rules[].sessionPersistence", "{}", true),
+            ("spec.rules[].filters[].requestMirror", "{}", true),
+            ("spec.rules[].filters[].extensionRef", "{}", false),
+            (
+                "spec.rules[].backendRefs[].filters",
+                "[{type: RequestMirror}]",
+                true,
+            ),
+            (
+                "spec.rules[].backendRefs[].filters",
+                "[{type: ExtensionRef}]",
+                false,
+            ),
+            ("spec.useDefaultGateways", "All", false),
+        ] {
+            let node = canal_yaml::tree::parse(yaml).unwrap();
+            let found = classify_field(ObjectKind::GrpcRoute, pattern, Some(&node));
+            let is_refused = matches!(found, FieldVerdict::Refused { .. });
+            let is_ignored = matches!(found, FieldVerdict::LeftOut { .. });
+            assert_eq!(
+                (is_ignored, is_refused),
+                (is_left_out, !is_left_out),
+                "{pattern}"
+            );
         }
     }
 

@@ -348,6 +348,9 @@ impl DocumentReader<'_> {
             ObjectKind::HttpRoute => self
                 .typed(kind, root, Empty::Refused)
                 .map(Object::HttpRoute),
+            ObjectKind::GrpcRoute => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::GrpcRoute),
             ObjectKind::UdpRoute => self.typed(kind, root, Empty::Refused).map(Object::UdpRoute),
             ObjectKind::ReferenceGrant => self
                 .typed(kind, root, Empty::Refused)

@@ -5,8 +5,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use canal_model::ids::{Namespace, ObjectName};
-use canal_model::program::{HostMatch, IngressGateway, IngressListener, RouteRule, VirtualHost};
+use canal_model::program::{
+    HostMatch, IngressGateway, IngressListener, RouteObject, RouteRule, VirtualHost,
+};
 use canal_model::route_table::RouteTable;
 use canal_router::HostTable;
 use hashbrown::HashMap;
@@ -32,20 +33,16 @@ impl ListenerIndex {
         gateway: Arc<IngressGateway>,
         rules: &[Arc<RouteRule>],
     ) -> (Self, Vec<RouteTable>) {
-        let mut by_route: BTreeMap<(&Namespace, &ObjectName), Vec<&Arc<RouteRule>>> =
-            BTreeMap::new();
+        let mut by_route: BTreeMap<RouteObject, Vec<&Arc<RouteRule>>> = BTreeMap::new();
         for rule in rules {
-            let route = (&rule.key.namespace, &rule.key.name);
-            by_route.entry(route).or_default().push(rule);
+            by_route.entry(rule.key.route()).or_default().push(rule);
         }
         let mut tables = Vec::new();
         let mut known = BTreeMap::new();
         let mut table_of = |host: &VirtualHost| {
             *known.entry(host.routes.clone()).or_insert_with(|| {
                 let routes = host.routes.iter();
-                let rules = routes.flat_map(|(namespace, name)| {
-                    by_route.get(&(namespace, name)).into_iter().flatten()
-                });
+                let rules = routes.flat_map(|route| by_route.get(route).into_iter().flatten());
                 tables.push(RouteTable::new(rules.map(|rule| (*rule).clone()).collect()));
                 tables.len() - 1
             })

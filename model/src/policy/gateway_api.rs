@@ -1,5 +1,5 @@
-//! HTTPRoute, UDPRoute and ReferenceGrant (`gateway.networking.k8s.io`): the part of Gateway API
-//! that the mesh supports. The structs mirror the YAML; the compiler validates and interprets them.
+//! HTTPRoute, GRPCRoute, UDPRoute and ReferenceGrant (`gateway.networking.k8s.io`): the part of
+//! Gateway API that the mesh supports. The structs mirror the YAML; the compiler validates and interprets them.
 
 use std::fmt;
 use std::num::NonZeroU16;
@@ -210,6 +210,65 @@ pub enum ValueConditionType {
     #[default]
     Exact,
     RegularExpression,
+}
+
+/// An object of kind GRPCRoute (`gateway.networking.k8s.io/v1`).
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct GrpcRoute {
+    pub metadata: Metadata,
+    #[serde(default)]
+    pub spec: GrpcRouteSpec,
+}
+
+/// The content of `spec:` in a GRPCRoute.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct GrpcRouteSpec {
+    pub parent_refs: Vec<ParentRef>,
+    /// Hosts that the route applies to; an empty list means any host.
+    pub hostnames: Vec<String>,
+    pub rules: Vec<GrpcRule>,
+}
+
+/// One rule of a GRPCRoute: if any match holds, the request goes to the backends.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct GrpcRule {
+    pub name: Option<String>,
+    /// Alternative matches; an empty list matches every gRPC request.
+    pub matches: Vec<GrpcRouteMatch>,
+    pub filters: Vec<GrpcRouteFilter>,
+    pub backend_refs: Vec<BackendRef>,
+}
+
+/// A set of conditions on a gRPC request that must all hold.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct GrpcRouteMatch {
+    pub method: Option<GrpcMethodMatch>,
+    pub headers: Vec<ValueCondition>,
+}
+
+/// A condition on the gRPC service and method. One that is missing or empty may be anything.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct GrpcMethodMatch {
+    #[serde(rename = "type")]
+    pub kind: ValueConditionType,
+    /// Name of the service with its package, as in `shop.Cart`.
+    pub service: Option<String>,
+    pub method: Option<String>,
+}
+
+/// A change of the requests that a rule of a GRPCRoute matches, or of their responses. `kind` names
+/// the one field that is set.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct GrpcRouteFilter {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub request_header_modifier: Option<HttpHeaderFilter>,
+    pub response_header_modifier: Option<HttpHeaderFilter>,
 }
 
 /// One backend and its weight.

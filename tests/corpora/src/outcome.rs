@@ -59,7 +59,7 @@ const DEMANDED: [(&str, &str); 17] = [
         "CommonRouteSpec.parentRefs is optional",
     ),
     (
-        "the rule has no backend, so it answers 500",
+        "the rule has no backend, so it answers ",
         "HTTPRouteRule.backendRefs",
     ),
     ("all weights are 0", "HTTPRouteRule.backendRefs"),
@@ -68,7 +68,8 @@ const DEMANDED: [(&str, &str); 17] = [
 ];
 
 /// Hints about a document that does what it says.
-const HINTS: [&str; 8] = [
+const HINTS: [&str; 9] = [
+    "over which there is no gRPC",
     // The cluster forwards other transports, as it does beside Istio.
     "is not TCP; the mesh does not carry it",
     "the service has no selector and no EndpointSlice",

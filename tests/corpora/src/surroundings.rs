@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use canal_attachment::CONTROLLER_NAME;
 use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
-use canal_model::policy::gateway_api::BackendRef;
+use canal_model::policy::gateway_api::{BackendRef, ParentRef};
 use canal_model::policy::{Document, Object, ObjectKind};
 
 /// File name of the documents that this module makes.
@@ -95,16 +95,12 @@ impl Surroundings {
         let namespace = &object.metadata().namespace;
         match object {
             Object::HttpRoute(route) => {
-                for parent in route
-                    .spec
-                    .parent_refs
-                    .iter()
-                    .filter(|p| p.kind == "Service")
-                {
-                    let namespace = parent.namespace.as_ref().unwrap_or(namespace);
-                    let port = parent.port.map(u16::from);
-                    self.add(found, namespace, parent.name.as_str(), port);
-                }
+                self.add_parents(found, namespace, &route.spec.parent_refs);
+                let backends = route.spec.rules.iter().flat_map(|rule| &rule.backend_refs);
+                backends.for_each(|backend| self.add_backend(found, namespace, backend));
+            }
+            Object::GrpcRoute(route) => {
+                self.add_parents(found, namespace, &route.spec.parent_refs);
                 let backends = route.spec.rules.iter().flat_map(|rule| &rule.backend_refs);
                 backends.for_each(|backend| self.add_backend(found, namespace, backend));
             }
@@ -131,6 +127,15 @@ impl Surroundings {
                 self.add_host(found, namespace, &rule.spec.host, None);
             }
             _ => {}
+        }
+    }
+
+    /// Adds the services that the parents of a route name.
+    fn add_parents(&self, found: &mut NamedServices, namespace: &Namespace, parents: &[ParentRef]) {
+        for parent in parents.iter().filter(|parent| parent.kind == "Service") {
+            let namespace = parent.namespace.as_ref().unwrap_or(namespace);
+            let port = parent.port.map(u16::from);
+            self.add(found, namespace, parent.name.as_str(), port);
         }
     }
 

@@ -48,6 +48,14 @@ const NAMES: [Option<&str>; 5] = [
 ];
 const PATHS: [&str; 4] = ["/", "/one", "/one/two", "/three"];
 const PORTS: [u16; 3] = [80, 443, 9090];
+const REQUESTS: [(&str, &str); 6] = [
+    ("GET", "/"),
+    ("GET", "/one"),
+    ("GET", "//one/./two"),
+    ("GET", "/one/"),
+    ("POST", "/one/two"),
+    ("POST", "/four/two"),
+];
 
 /// A generator of numbers (splitmix64).
 struct Draw(u64);
@@ -103,7 +111,8 @@ fn objects(draw: &mut Draw, certificate: &str) -> String {
         };
         text += &format!("  - {{name: l{n}, port: {port}, protocol: {protocol}{host}{tls}}}\n");
     }
-    for n in 0..1 + draw.below(5) {
+    let mut counts = [0; 2];
+    for _ in 0..1 + draw.below(5) {
         let hosts: Vec<String> = (0..draw.below(4))
             .map(|_| format!("\"{}\"", draw.of(&HOSTS)))
             .collect();
@@ -111,16 +120,29 @@ fn objects(draw: &mut Draw, certificate: &str) -> String {
             0 => format!(", sectionName: l{}", draw.below(listeners)),
             _ => String::new(),
         };
+        // Routes of both kinds have hosts in common; the older one keeps them.
+        let is_grpc = draw.below(6) == 0;
+        let kind = if is_grpc { "GRPCRoute" } else { "HTTPRoute" };
+        // A route of each kind may have the same name.
+        let name = counts[usize::from(is_grpc)];
+        counts[usize::from(is_grpc)] += 1;
+        let created = format!("2026-01-0{}T00:00:00Z", 1 + draw.below(3));
         text += &format!(
-            "---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: r{n}, namespace: shop}}\n\
+            "---\napiVersion: gateway.networking.k8s.io/v1\nkind: {kind}\n\
+             metadata: {{name: r{name}, namespace: shop, creationTimestamp: \"{created}\"}}\n\
              spec:\n  parentRefs: [{{name: public{section}}}]\n  hostnames: [{}]\n  rules:\n",
             hosts.join(", ")
         );
         for _ in 0..1 + draw.below(3) {
             let kind = draw.of(&["Exact", "PathPrefix"]);
             let path = draw.of(&PATHS);
+            let condition = match draw.of(&["service: one", "service: one, method: two", ""]) {
+                _ if !is_grpc => format!("path: {{type: {kind}, value: {path}}}"),
+                &"" => String::new(),
+                names => format!("method: {{{names}}}"),
+            };
             text += &format!(
-                "  - {{matches: [{{path: {{type: {kind}, value: {path}}}}}], backendRefs: [{{name: web, port: 80}}]}}\n"
+                "  - {{matches: [{{{condition}}}], backendRefs: [{{name: web, port: 80}}]}}\n"
             );
         }
     }
@@ -128,6 +150,7 @@ fn objects(draw: &mut Draw, certificate: &str) -> String {
 }
 
 struct IngressRequest<'a> {
+    method: &'a str,
     host: &'a str,
     path: &'a str,
 }
@@ -137,7 +160,7 @@ impl RoutableRequest for IngressRequest<'_> {
         self.host.as_bytes()
     }
     fn method(&self) -> &[u8] {
-        b"GET"
+        self.method.as_bytes()
     }
     fn path(&self) -> &[u8] {
         self.path.as_bytes()
@@ -166,7 +189,8 @@ fn served(
     snapshot: &Snapshot,
     key: &ServiceKey,
     transport: ArrivalTransport<'_>,
-    (port, host, path): (u16, &str, &str),
+    port: u16,
+    IngressRequest { method, host, path }: IngressRequest<'_>,
 ) -> String {
     let service = snapshot
         .tenant("alpha")
@@ -193,7 +217,7 @@ fn served(
     }
     let normal = routing_path(path.as_bytes()).filter(|_| view.routed_by_path);
     let path = normal.as_deref().unwrap_or(path);
-    let request = IngressRequest { host, path };
+    let request = IngressRequest { method, host, path };
     match routes.decide(port, &request, 0) {
         (RouteOutcome::Target(_), Some(found)) => found.rule.key.to_string(),
         (RouteOutcome::Nowhere, _) => "404".to_owned(),
@@ -234,7 +258,7 @@ fn keyring() -> ClientIdentityFactory {
 
 #[test]
 fn listeners_route_as_the_oracle_says() {
-    let (mut compared, mut routed, mut secured) = (0, 0, 0);
+    let (mut compared, mut routed, mut by_grpc, mut secured) = (0, 0, 0, 0);
     let (certificate, keyring) = (certificate(), keyring());
     for seed in 0..TENANTS {
         let text = objects(&mut Draw(seed), &certificate);
@@ -251,24 +275,25 @@ fn listeners_route_as_the_oracle_says() {
         for port in PORTS {
             for transport in [ArrivalTransport::Plaintext].into_iter().chain(names) {
                 for host in ASKED {
-                    for path in ["/", "/one", "//one/./two", "/one/", "/four"] {
+                    for (method, path) in REQUESTS {
                         let request = OracleRequest {
                             service: gateway.service.clone(),
                             port,
                             host: host.to_owned(),
-                            method: "GET".to_owned(),
+                            method: method.to_owned(),
                             target: path.to_owned(),
                             headers: Vec::new(),
                         };
                         let expected = expected(gateway, transport, &request);
-                        let asked = (port, host, path);
-                        let got = served(&snapshot, &gateway.service, transport, asked);
+                        let sent = IngressRequest { method, host, path };
+                        let got = served(&snapshot, &gateway.service, transport, port, sent);
                         assert_eq!(
                             got, expected,
-                            "seed {seed}: {port} {transport:?} {host} {path}\n{text}\n{ir}"
+                            "seed {seed}: {port} {transport:?} {host} {method} {path}\n{text}\n{ir}"
                         );
                         compared += 1;
-                        routed += usize::from(got.contains("HTTPRoute"));
+                        routed += usize::from(got.contains("/HTTPRoute/"));
+                        by_grpc += usize::from(got.contains("/GRPCRoute/"));
                         let is_handshake =
                             got != "reset" && transport != ArrivalTransport::Plaintext;
                         secured += usize::from(is_handshake);
@@ -278,7 +303,7 @@ fn listeners_route_as_the_oracle_says() {
         }
     }
     assert!(
-        compared > 20_000 && routed * 40 > compared && secured * 10 > compared,
-        "{routed} and {secured} of {compared}"
+        compared > 20_000 && routed * 40 > compared && secured * 10 > compared && by_grpc > 500,
+        "{routed}, {by_grpc} by GRPCRoutes, and {secured} of {compared}"
     );
 }

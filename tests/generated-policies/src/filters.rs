@@ -3,8 +3,8 @@
 use std::num::NonZeroU16;
 
 use canal_model::policy::gateway_api::{
-    HttpHeader, HttpHeaderFilter, HttpPathModifier, HttpRequestRedirectFilter, HttpRouteFilter,
-    HttpUrlRewriteFilter,
+    GrpcRouteFilter, HttpHeader, HttpHeaderFilter, HttpPathModifier, HttpRequestRedirectFilter,
+    HttpRouteFilter, HttpUrlRewriteFilter,
 };
 use canal_model::policy::istio::{
     HeaderOperations, Headers, HttpBody, HttpDirectResponse, HttpRedirect, HttpRewrite,
@@ -18,6 +18,26 @@ use crate::vocabulary::{HOSTS, NAMES, PATHS, VALUES, words};
 
 /// Names of changed headers: those of requests, and one in another spelling.
 const CHANGED: [&str; 4] = ["x-a", "X-B", "x-c", "x_a"];
+
+pub(crate) fn of_grpc_route() -> impl Strategy<Value = Vec<GrpcRouteFilter>> {
+    let filters = (
+        option::weighted(0.2, header_filter()),
+        option::weighted(0.1, header_filter()),
+    );
+    filters.prop_map(|(request, response)| {
+        let request = request.map(|headers| GrpcRouteFilter {
+            kind: "RequestHeaderModifier".to_owned(),
+            request_header_modifier: Some(headers),
+            ..GrpcRouteFilter::default()
+        });
+        let response = response.map(|headers| GrpcRouteFilter {
+            kind: "ResponseHeaderModifier".to_owned(),
+            response_header_modifier: Some(headers),
+            ..GrpcRouteFilter::default()
+        });
+        [request, response].into_iter().flatten().collect()
+    })
+}
 
 pub(crate) fn of_http_route() -> impl Strategy<Value = Vec<HttpRouteFilter>> {
     let rewrite = (option::of(words(&HOSTS[..3])), option::of(path_modifier()));

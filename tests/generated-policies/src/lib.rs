@@ -8,5 +8,6 @@ pub mod authorization;
 mod cors;
 mod faults;
 mod filters;
+mod grpc;
 pub mod routing;
 mod vocabulary;

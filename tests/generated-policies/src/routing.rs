@@ -29,7 +29,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use crate::vocabulary::{HOSTS, NAMES, PATHS, VALUES, words};
-use crate::{attempts, cors, faults, filters};
+use crate::{attempts, cors, faults, filters, grpc};
 
 /// A generated tenant, and requests to its services.
 #[derive(Debug, Clone)]
@@ -77,11 +77,13 @@ const METHODS: [&str; 4] = ["GET", "POST", "get", "PURGE"];
 /// Generates complete tenants with 16 requests each. All names in them are valid, and most
 /// references are.
 pub fn cases() -> impl Strategy<Value = GeneratedRouting> {
-    let routes = vec(http_route(), 0..4);
+    // GRPCRoutes take ports from HTTPRoutes, so most tenants have none.
+    let grpc_routes = prop_oneof![7 => Just(Vec::new()), 1 => vec(grpc_route(), 1..3)];
+    let routes = (vec(http_route(), 0..4), grpc_routes);
     let virtual_services = vec(virtual_service(), 0..3);
     let udp_routes = vec(udp_route(), 0..3);
     (routes, virtual_services, vec(request(), 16), udp_routes).prop_map(
-        |(routes, virtual_services, requests, udp_routes)| {
+        |((routes, grpc_routes), virtual_services, requests, udp_routes)| {
             let mut objects = vec![tenant(), destination_rule()];
             objects.extend(
                 SERVICES
@@ -96,6 +98,9 @@ pub fn cases() -> impl Strategy<Value = GeneratedRouting> {
             }));
             objects.extend(numbered("route", routes).map(|(metadata, spec)| {
                 Object::HttpRoute(gateway_api::HttpRoute { metadata, spec })
+            }));
+            objects.extend(numbered("grpc", grpc_routes).map(|(metadata, spec)| {
+                Object::GrpcRoute(gateway_api::GrpcRoute { metadata, spec })
             }));
             let virtual_services = numbered("vs", virtual_services);
             objects.extend(virtual_services.map(|(metadata, spec)| {
@@ -274,18 +279,21 @@ fn some_port() -> impl Strategy<Value = NonZeroU16> + Clone {
     prop_oneof![6 => Just(80), 2 => Just(81), 1 => Just(6379), 1 => Just(9)].prop_map(port)
 }
 
-fn http_route() -> impl Strategy<Value = (Option<u64>, gateway_api::HttpRouteSpec)> {
+fn parent_ref() -> impl Strategy<Value = ParentRef> {
     let section = option::weighted(0.1, words(&["http", "tcp", "nowhere"]));
-    let parent_ref = (some_service(), option::of(some_port()), section).prop_map(
-        |(service, port, section_name)| ParentRef {
+    (some_service(), option::of(some_port()), section).prop_map(|(service, port, section_name)| {
+        ParentRef {
             group: String::new(),
             kind: "Service".to_owned(),
             name: name(service),
             namespace: None,
             port,
             section_name,
-        },
-    );
+        }
+    })
+}
+
+fn http_route() -> impl Strategy<Value = (Option<u64>, gateway_api::HttpRouteSpec)> {
     let rule = (
         vec(route_match(), 0..3),
         filters::of_http_route(),
@@ -307,7 +315,7 @@ fn http_route() -> impl Strategy<Value = (Option<u64>, gateway_api::HttpRouteSpe
         }
     });
     let spec = (
-        vec(parent_ref, 1..3),
+        vec(parent_ref(), 1..3),
         vec(words(&HOSTS), 0..3),
         vec(rule, 0..4),
     );
@@ -318,6 +326,11 @@ fn http_route() -> impl Strategy<Value = (Option<u64>, gateway_api::HttpRouteSpe
             rules,
         },
     );
+    (option::of(0..3u64), spec)
+}
+
+fn grpc_route() -> impl Strategy<Value = (Option<u64>, gateway_api::GrpcRouteSpec)> {
+    let spec = grpc::route(parent_ref(), value_condition(), backend_ref());
     (option::of(0..3u64), spec)
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use canal_model::ids::{SecretKey, ServiceId};
 use canal_model::ingress::is_gateway_service;
 use canal_model::limits::{CERTIFICATES_PER_LISTENER_MAX, LISTENERS_PER_GATEWAY_MAX};
-use canal_model::program::{IngressGateway, IngressListener, VirtualHost};
+use canal_model::program::{IngressGateway, IngressListener, RouteObject, VirtualHost};
 
 use super::ResourceDecodeError;
 use super::decode::{self, DecodeContext};
@@ -37,13 +37,15 @@ pub(super) fn secret_ref((namespace, name): &SecretKey) -> w::ObjectRef {
     w::ObjectRef {
         namespace: namespace.to_string(),
         name: name.to_string(),
+        kind: String::new(),
     }
 }
 
 fn virtual_host(host: &VirtualHost) -> w::VirtualHost {
-    let routes = host.routes.iter().map(|(namespace, name)| w::ObjectRef {
-        namespace: namespace.to_string(),
-        name: name.to_string(),
+    let routes = host.routes.iter().map(|route| w::ObjectRef {
+        namespace: route.namespace.to_string(),
+        name: route.name.to_string(),
+        kind: route.kind.clone(),
     });
     w::VirtualHost {
         host: host.host.as_ref().map(encode::host),
@@ -125,10 +127,16 @@ fn decode_host(
     written: w::VirtualHost,
 ) -> Result<VirtualHost, ResourceDecodeError> {
     let routes = written.routes.iter().map(|route| {
-        Ok((
-            at.name("virtual_hosts.routes", &route.namespace)?,
-            at.name("virtual_hosts.routes", &route.name)?,
-        ))
+        Ok(RouteObject {
+            namespace: at.name("virtual_hosts.routes", &route.namespace)?,
+            name: at.name("virtual_hosts.routes", &route.name)?,
+            // Older controllers know one kind of route on listeners.
+            kind: if route.kind.is_empty() {
+                "HTTPRoute".to_owned()
+            } else {
+                route.kind.clone()
+            },
+        })
     });
     Ok(VirtualHost {
         routes: routes.collect::<Result<_, ResourceDecodeError>>()?,
@@ -142,7 +150,11 @@ fn decode_host(
 #[cfg(test)]
 pub(super) fn sample() -> IngressGateway {
     use canal_model::program::HostMatch;
-    let route = |name: &str| ("infra".parse().unwrap(), name.parse().unwrap());
+    let route = |name: &str, kind: &str| RouteObject {
+        namespace: "infra".parse().unwrap(),
+        name: name.parse().unwrap(),
+        kind: kind.to_owned(),
+    };
     let listener = |name: &str, host, virtual_hosts| IngressListener {
         name: name.to_owned(),
         port: 80,
@@ -153,11 +165,11 @@ pub(super) fn sample() -> IngressGateway {
     };
     let any = VirtualHost {
         host: None,
-        routes: [route("a"), route("b")].into(),
+        routes: [route("a", "HTTPRoute"), route("b", "HTTPRoute")].into(),
     };
     let suffix = VirtualHost {
         host: Some(HostMatch::Suffix(".example.com".into())),
-        routes: [route("a")].into(),
+        routes: [route("a", "GRPCRoute")].into(),
     };
     let exact = Some(HostMatch::Exact("www.example.com".into()));
     IngressGateway {
@@ -178,6 +190,18 @@ pub(super) fn sample() -> IngressGateway {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn routes_without_a_kind_are_http_routes() {
+        let mut written = w::IngressGateway::from(&sample());
+        let hosts = &mut written.listeners[0].virtual_hosts;
+        let routes = hosts.iter_mut().flat_map(|host| &mut host.routes);
+        routes.for_each(|route| route.kind.clear());
+        let decoded = decode("alpha/infra/web.gateway", written).unwrap();
+        let hosts = &decoded.listeners[0].virtual_hosts;
+        let mut routes = hosts.iter().flat_map(|host| &host.routes);
+        assert!(routes.all(|route| route.kind == "HTTPRoute"));
+    }
 
     #[test]
     fn what_is_no_gateway_is_refused() {

@@ -597,7 +597,12 @@ fn gateway(hosts: &[(&str, bool)]) -> Arc<Resource> {
         certificates: None,
         virtual_hosts: vec![VirtualHost {
             host: None,
-            routes: [("ns".parse().unwrap(), "r".parse().unwrap())].into(),
+            routes: [RouteObject {
+                namespace: "ns".parse().unwrap(),
+                name: "r".parse().unwrap(),
+                kind: "HTTPRoute".into(),
+            }]
+            .into(),
         }],
     };
     Arc::new(Resource::Ingress(IngressGateway {

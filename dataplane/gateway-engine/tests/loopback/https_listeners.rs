@@ -75,7 +75,12 @@ fn gateway(listeners: &[(&str, Option<HostMatch>, Option<&str>)]) -> Vec<Resourc
             certificates: Some(certificate.iter().map(|name| secret(name)).collect()),
             virtual_hosts: vec![VirtualHost {
                 host: None,
-                routes: [("default".parse().unwrap(), "shop".parse().unwrap())].into(),
+                routes: [RouteObject {
+                    namespace: "default".parse().unwrap(),
+                    name: "shop".parse().unwrap(),
+                    kind: "VirtualService".into(),
+                }]
+                .into(),
             }],
         };
     let split = RouteAction::Split(vec![to("web", &[], 1)]);

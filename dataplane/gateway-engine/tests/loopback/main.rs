@@ -14,6 +14,7 @@ mod exchanges;
 mod faults;
 mod fidelity;
 mod filters;
+mod grpc;
 mod hbone;
 mod http1;
 mod http2;

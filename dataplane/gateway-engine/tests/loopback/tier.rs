@@ -34,6 +34,7 @@ use crate::client::HttpClient;
 use crate::fixture::{
     EngineSetup, GatewayFixture, TENANT, key, pod, prefix, route, service_with_id, tenant,
 };
+use crate::http2;
 use crate::origin::{OriginServer, Peer};
 use crate::policies::{clause, policy, rule};
 
@@ -307,7 +308,12 @@ fn gateway() -> Vec<Resource> {
         certificates: None,
         virtual_hosts: vec![VirtualHost {
             host: Some(HostMatch::Exact("shop.example.com".to_owned())),
-            routes: [("default".parse().unwrap(), "shop".parse().unwrap())].into(),
+            routes: [RouteObject {
+                namespace: "default".parse().unwrap(),
+                name: "shop".parse().unwrap(),
+                kind: "VirtualService".into(),
+            }]
+            .into(),
         }],
     };
     let backend = Backend {
@@ -368,6 +374,38 @@ fn clients_of_a_gateway_are_routed_by_host_and_have_no_name() {
         fixture
             .until("canal_gateway_refused_connections_total", &reason, 1.0)
             .await;
+    });
+}
+
+/// Gateway API: a listener for HTTP takes gRPC clients, which begin with HTTP/2 at once.
+#[test]
+fn grpc_clients_of_a_gateway_are_routed_and_refused_by_host() {
+    let net = TierNetns::new();
+    net.run(|| async {
+        let at = SocketAddr::new(POD.parse().unwrap(), 8080);
+        let _origins = origins(&net, at).await;
+        let replica = ReplicaFixture::new(TunnelProtocol::None, at);
+        replica.fixture.apply(gateway());
+        let client = http2::connect_to(service_address(GATEWAY, 80)).await;
+        for (host, expected) in [
+            ("shop.example.com", None),
+            ("other.example.com", Some("12")),
+            ("shop.closed.example.com", Some("12")),
+        ] {
+            let request = http::Request::builder()
+                .method("POST")
+                .uri(format!("http://{host}/shop.Cart/Add"))
+                .header("content-type", "application/grpc")
+                .body(())
+                .unwrap();
+            let mut client = client.clone().ready().await.unwrap();
+            let (response, _) = client.send_request(request, true).unwrap();
+            let (parts, body) = response.await.unwrap().into_parts();
+            let status = parts.headers.get("grpc-status");
+            let status = status.map(|status| status.to_str().unwrap());
+            assert_eq!((parts.status.as_u16(), status), (200, expected), "{host}");
+            assert_eq!(body.is_end_stream(), expected.is_some(), "{host}");
+        }
     });
 }
 
