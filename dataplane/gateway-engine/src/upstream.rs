@@ -79,7 +79,6 @@ pub(crate) fn return_idle(worker: &Worker, chosen: &SelectedEndpoint, wire: Http
 }
 
 /// Metadata that a new tunnel sends to its other end.
-#[derive(Clone)]
 pub(crate) struct TunnelMetadata<'a> {
     /// The gateway's identity in the tenant; `None` if it has none.
     pub(crate) tls: Option<&'a TenantTls>,

@@ -47,8 +47,6 @@ enum Http2UpstreamState {
     Open(SendRequest<Bytes>),
     /// The connection accepts no more requests, after GOAWAY, an error, or idleness.
     Closed(Option<ProxyError>),
-    /// The request that was opening the connection has ended.
-    Abandoned,
 }
 
 /// Counts a request on a connection until dropped.
@@ -105,10 +103,7 @@ impl Http2Upstream {
     }
 
     fn is_usable(&self) -> bool {
-        !matches!(
-            *self.state.borrow(),
-            Http2UpstreamState::Closed(_) | Http2UpstreamState::Abandoned
-        )
+        !matches!(*self.state.borrow(), Http2UpstreamState::Closed(_))
     }
 
     /// True if another stream can start at once. More streams than the peer allows would only wait.
@@ -123,7 +118,7 @@ impl Http2Upstream {
             Http2UpstreamState::Opening(_) => {
                 self.streams.get() < http2_settings::UPSTREAM_STREAMS_MAX
             }
-            Http2UpstreamState::Closed(_) | Http2UpstreamState::Abandoned => false,
+            Http2UpstreamState::Closed(_) => false,
         }
     }
 
@@ -150,16 +145,6 @@ impl Http2Upstream {
         self.turn(Http2UpstreamState::Closed(fault));
     }
 
-    /// Makes the connection accept no requests, because the request that was opening it has ended.
-    pub(crate) fn abandon(&self) {
-        self.turn(Http2UpstreamState::Abandoned);
-    }
-
-    /// True if nobody opens the connection any more, although nothing failed.
-    pub(crate) fn is_abandoned(&self) -> bool {
-        matches!(*self.state.borrow(), Http2UpstreamState::Abandoned)
-    }
-
     /// Sets the state and notifies the requests that wait for it.
     fn turn(&self, state: Http2UpstreamState) {
         if let Http2UpstreamState::Opening(waiting) = self.state.replace(state) {
@@ -175,7 +160,6 @@ impl Http2Upstream {
                 Http2UpstreamState::Closed(fault) => {
                     return Err(fault.clone().unwrap_or(ProxyError::UpstreamRefused));
                 }
-                Http2UpstreamState::Abandoned => return Err(ProxyError::UpstreamRefused),
                 Http2UpstreamState::Opening(waiting) => waiting.clone(),
             };
             let mut notified = std::pin::pin!(waiting.notified());

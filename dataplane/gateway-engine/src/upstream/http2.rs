@@ -25,27 +25,20 @@ pub(crate) async fn acquire_stream(
     chosen: &SelectedEndpoint,
     introduction: TunnelMetadata<'_>,
 ) -> Result<(StreamPermit, SendRequest<Bytes>), ProxyError> {
-    let (place, send) = loop {
-        let place = StreamPermit::take(
-            chosen,
-            worker.shared.config.limits.http2_per_endpoint,
-            worker.clock.now(),
-        );
-        if place.reused {
-            worker.counts.reused.inc();
-            if place.connection().is_withheld() {
-                worker.hbone.placed_without_credit();
-            }
-        } else {
-            open(worker, chosen, place.connection(), introduction.clone()).await?;
+    let place = StreamPermit::take(
+        chosen,
+        worker.shared.config.limits.http2_per_endpoint,
+        worker.clock.now(),
+    );
+    if place.reused {
+        worker.counts.reused.inc();
+        if place.connection().is_withheld() {
+            worker.hbone.placed_without_credit();
         }
-        match place.connection().handle().await {
-            // The request that was opening the connection has ended, and nothing is wrong with the
-            // endpoint. The first of those that waited opens another one.
-            Err(_) if place.connection().is_abandoned() => {}
-            handle => break (place, handle?),
-        }
-    };
+    } else {
+        open(worker, chosen, place.connection(), introduction).await?;
+    }
+    let send = place.connection().handle().await?;
     // This waits for a stream if the peer allows no more at the moment.
     match send.ready().await {
         Ok(send) => Ok((place, send)),
@@ -57,7 +50,7 @@ pub(crate) async fn acquire_stream(
 }
 
 /// Connects and starts the driver task. It runs in the request that came first. If that request is
-/// dropped, one of the waiting requests opens another connection.
+/// dropped, the waiting requests fail and retry.
 async fn open(
     worker: &Rc<Worker>,
     chosen: &SelectedEndpoint,
@@ -68,7 +61,7 @@ async fn open(
     impl Drop for AbandonGuard<'_> {
         fn drop(&mut self) {
             if self.1 {
-                self.0.abandon();
+                self.0.close(Some(ProxyError::UpstreamRefused));
             }
         }
     }

@@ -121,64 +121,6 @@ where
     .await
 }
 
-/// Serves each connection of a listener over HTTP/2, until the test ends.
-fn serve_all(listener: std::net::TcpListener) {
-    listener.set_nonblocking(true).unwrap();
-    let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(async move {
-                // The connection that only filled the queue sends no preface.
-                let Ok(mut connection) = h2::server::handshake(stream).await else {
-                    return;
-                };
-                while let Some(Ok((request, respond))) = connection.accept().await {
-                    tokio::spawn(echo(request, respond));
-                }
-            });
-        }
-    });
-}
-
-#[tokio::test]
-async fn a_request_that_leaves_while_it_opens_a_connection_fails_no_other() {
-    // The kernel drops the SYN of a second connection while the first is not accepted.
-    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    socket
-        .bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into())
-        .unwrap();
-    socket.listen(0).unwrap();
-    let listener: std::net::TcpListener = socket.into();
-    let address = listener.local_addr().unwrap();
-    let _queued = TcpStream::connect(address).await.unwrap();
-    let setup = EngineSetup {
-        protocol: AppProtocol::Http2,
-        ..EngineSetup::default()
-    };
-    let fixture = GatewayFixture::new(setup, &[address]);
-    let sender = connect(&fixture).await;
-    let mut opener = sender.clone().ready().await.unwrap();
-    let (_, mut opening) = opener
-        .send_request(request("GET", "/first", &[]), true)
-        .unwrap();
-    let mut waiter = sender.ready().await.unwrap();
-    let (response, _) = waiter
-        .send_request(request("GET", "/second", &[]), true)
-        .unwrap();
-    fixture
-        .until("canal_gateway_upstream_reused_total", &[], 1.0)
-        .await;
-    opening.send_reset(Reason::CANCEL);
-    let refused = "canal_gateway_refused_requests_total";
-    fixture
-        .until(refused, &["reason=\"client_gone\""], 1.0)
-        .await;
-    serve_all(listener);
-    let response = tokio::time::timeout(Duration::from_secs(60), response);
-    assert_eq!(response.await.unwrap().unwrap().status(), 200);
-    assert_eq!(fixture.metric("canal_gateway_retries_total", &[]), 0.0);
-}
-
 /// Responds with the request's fields as lines, then its body, then its trailers as trailers.
 pub(crate) async fn echo(
     request: Request<RecvStream>,
