@@ -305,12 +305,12 @@ mod tests {
     #[test]
     fn a_rule_that_is_closed_counts_against_its_document() {
         let text = "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: a}\n\
-                    spec:\n  hosts: [s]\n  http:\n  - route: [{destination: {host: s}}]\n    corsPolicy: {}\n";
+                    spec:\n  hosts: [s]\n  http:\n  - route: [{destination: {host: s}}]\n    delegate: {name: d}\n";
         let [(kind, reason)] = reasons_of(text).try_into().unwrap();
         assert_eq!(kind, "VirtualService");
         assert_eq!(
             reason.as_deref(),
-            Some("spec.http[].corsPolicy: CORS is not supported in this version")
+            Some("spec.http[].delegate: delegation is not supported in this version")
         );
     }
 
