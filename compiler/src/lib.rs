@@ -2,30 +2,23 @@
 //! no clock; equal input gives equal output.
 //!
 //! Stages: `resolve` (names, merging, conflicts) → checked → `build` (precedence) → [`ir`] →
-//! [`lower`] for each target. [`oracle`] defines what the IR means. Broken input never fails a
-//! compile: it becomes an entry that fails closed, and a diagnostic. Start at [`compile()`].
+//! [`lower`] for each target. [`oracle`] defines what the IR means. The last three are modules of
+//! `canal-ir`. Broken input never fails a compile: it becomes an entry that fails closed, and a
+//! diagnostic. Start at [`compile()`].
 
 #![forbid(unsafe_code)]
 
 mod build;
 mod diagnostic_collector;
-pub mod direct;
-pub mod ir;
-pub mod ir_ingress;
-pub mod limits;
-pub mod lower;
 mod names;
-pub mod oracle;
-pub mod oracle_ingress;
-mod pattern;
 mod precedence;
 mod protocol;
 mod resolve;
 pub mod resource_budget;
 pub mod route_weight;
-pub mod text;
-pub mod text_security;
 
+pub use canal_ir::{direct, ir, ir_ingress, limits, lower, oracle, oracle_ingress};
+pub use canal_ir::{text, text_security};
 pub use canal_scope::{claims, scope};
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,7 +32,7 @@ use canal_model::policy::{Document, Object};
 use canal_model::program::Resource;
 use canal_model::tier::tier_service;
 
-use claims::{GatewayClaim, Isolation, TenantClaims};
+use claims::TenantClaims;
 use diagnostic_collector::DiagnosticCollector;
 use ir::Ir;
 use resource_budget::{CompiledSize, ResourceBudget};
@@ -130,7 +123,14 @@ pub fn compile_within(input: &CompileInput<'_>, max: CompiledSize) -> CompileOut
     let checked = resolve::resolve(input, &mut budget, &mut report);
     let ir = build::build(checked, &mut budget, &mut report);
     let diagnostics = report.into_sorted();
-    let claims = claims_of(input.tenant, ir.as_ref());
+    let claims = ir.as_ref().map_or_else(
+        || TenantClaims {
+            tenant: input.tenant.clone(),
+            isolation: None,
+            gateways: Vec::new(),
+        },
+        Ir::claims,
+    );
     let homes = ir.as_ref().map(|ir| ir.homes.clone()).unwrap_or_default();
     let ingress = ir
         .as_ref()
@@ -187,29 +187,5 @@ fn ingress_of(input: &CompileInput<'_>, ir: &Ir) -> IngressRequests {
         addresses: gateways
             .map(|gateway| (gateway.service.clone(), gateway.addresses.clone()))
             .collect(),
-    }
-}
-
-fn claims_of(tenant: &TenantName, ir: Option<&Ir>) -> TenantClaims {
-    let isolation = ir.map(|ir| Isolation {
-        vni: ir.tenant.vni,
-        trust_domain: ir.tenant.trust_domain.clone(),
-        pod_cidrs: ir.tenant.pod_cidrs.clone(),
-        gateway_cidrs: ir.tenant.gateway_cidrs.clone(),
-    });
-    let replicas = ir
-        .map(|ir| ir.gateway_replicas.as_slice())
-        .unwrap_or_default();
-    let gateways = replicas
-        .iter()
-        .map(|g| GatewayClaim {
-            replica: g.replica.clone(),
-            addresses: g.addresses.clone(),
-        })
-        .collect();
-    TenantClaims {
-        tenant: tenant.clone(),
-        isolation,
-        gateways,
     }
 }

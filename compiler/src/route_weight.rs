@@ -14,7 +14,7 @@ use canal_model::route_cors::{CorsList, CorsPolicy, OriginHost, OriginMatch};
 use canal_model::route_faults::FaultPolicy;
 use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteAnswer, RouteFilters};
 
-use crate::pattern;
+use canal_ir::pattern;
 
 /// Bytes of a rule with its keys: as it was received, as it was read, and in the snapshot of the
 /// gateway.

@@ -85,7 +85,7 @@ const ORDER: [(&str, &[&str]); 14] = [
 
 /// Pure crates: no sockets, no wall clock, no ambient randomness. Dependencies that would bring
 /// these are refused.
-const PURE: [(&str, &[&str]); 7] = [
+const PURE: [(&str, &[&str]); 8] = [
     (
         "canal-model",
         &["tokio", "rand", "socket2", "hyper", "tonic"],
@@ -94,6 +94,7 @@ const PURE: [(&str, &[&str]); 7] = [
         "canal-compiler",
         &["tokio", "rand", "socket2", "hyper", "tonic"],
     ),
+    ("canal-ir", &["tokio", "rand", "socket2", "hyper", "tonic"]),
     (
         "canal-attachment",
         &["tokio", "rand", "socket2", "hyper", "tonic"],

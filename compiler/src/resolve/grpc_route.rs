@@ -14,8 +14,8 @@ use super::destination::DestinationIndex;
 use super::http_route::{ResolvedRule, backends, header_conditions, matches};
 use super::route_effects::RouteEffects;
 use super::route_fields::{FieldIssue, RuleContext, short, text};
-use crate::pattern;
 use crate::precedence::{self, GrpcMatchSpecificity, GrpcNameMatch};
+use canal_ir::pattern;
 
 /// A service or method that may be anything.
 const ANY_NAME: &str = "[^/]+";

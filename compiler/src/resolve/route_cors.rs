@@ -11,7 +11,7 @@ use canal_model::route_filters::UrlScheme;
 
 use super::route_fields::{FieldIssue, RuleContext, header_name, text};
 use crate::names;
-use crate::pattern;
+use canal_ir::pattern;
 
 /// Most origins, and most names in each list, of a policy (the CRD of HTTPRoute has this limit).
 const CORS_NAMES_MAX: usize = 64;

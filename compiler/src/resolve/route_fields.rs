@@ -14,7 +14,7 @@ use crate::limits::{
     BACKENDS_PER_RULE_MAX, CONDITIONS_PER_MATCH_MAX, REGEXES_PER_SERVICE_BYTES_MAX, TEXT_BYTES_MAX,
     WEIGHT_MAX,
 };
-use crate::pattern;
+use canal_ir::pattern;
 use canal_oracle::authorization::normal_path;
 
 /// Status of the response if the request's rule or backend is broken (Gateway API v1.6.1

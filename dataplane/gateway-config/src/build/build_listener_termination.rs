@@ -22,12 +22,13 @@ use crate::termination::{ListenerTermination, PortTermination};
 #[derive(Default)]
 pub(super) struct ListenerCertificates {
     /// Certificates by the names of their resources.
-    stored: BTreeMap<String, StoredCertificate>,
+    stored: BTreeMap<String, NamedKeyPair>,
     /// TLS of each listener by its Gateway and its name.
     built: BTreeMap<(ServiceKey, String), BuiltListener>,
 }
 
-struct StoredCertificate {
+/// The certificate of a Secret, with its key and the Gateway that names it.
+struct NamedKeyPair {
     gateway: ServiceKey,
     source: Arc<ServingCertificate>,
     /// `None` if it cannot be used.
@@ -81,7 +82,7 @@ impl SnapshotBuilder {
             })
             .ok()
             .map(Arc::new);
-        let certificate = StoredCertificate {
+        let certificate = NamedKeyPair {
             gateway: it.gateway.clone(),
             source: it.certificate.clone(),
             pair,

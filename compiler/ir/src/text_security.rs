@@ -13,7 +13,7 @@ use canal_model::trust::{
 use crate::text::list;
 
 /// Formats a key policy; returns an empty text for the default.
-pub(crate) fn keys(keys: &KeyPolicy) -> String {
+pub fn keys(keys: &KeyPolicy) -> String {
     if *keys == KeyPolicy::default() {
         return String::new();
     }
@@ -29,7 +29,7 @@ pub(crate) fn keys(keys: &KeyPolicy) -> String {
     format!(" keys {algorithm} {place}{fallback}")
 }
 
-pub(crate) fn bundle(bundle: &TrustBundle) -> String {
+pub fn bundle(bundle: &TrustBundle) -> String {
     let federated = if bundle.federated { " federated" } else { "" };
     format!(
         "bundle {}/{} roots {} revoked {}{federated}",
@@ -40,7 +40,7 @@ pub(crate) fn bundle(bundle: &TrustBundle) -> String {
     )
 }
 
-pub(crate) fn key_server(server: &KeyServer) -> String {
+pub fn key_server(server: &KeyServer) -> String {
     format!(
         "key server {}/{} at {}",
         server.tenant,
@@ -49,7 +49,7 @@ pub(crate) fn key_server(server: &KeyServer) -> String {
     )
 }
 
-pub(crate) fn authorizer(it: &Authorizer) -> String {
+pub fn authorizer(it: &Authorizer) -> String {
     let body = if it.body_bytes == 0 {
         String::new()
     } else {
@@ -173,7 +173,7 @@ fn broken(reason: Option<&String>) -> String {
         .unwrap_or_default()
 }
 
-pub(crate) fn authorization(it: &Authorization) -> String {
+pub fn authorization(it: &Authorization) -> String {
     let dry = if it.dry_run { " dry run" } else { "" };
     let head = format!(
         "authorization {} for {} {}{dry}{}",
@@ -221,7 +221,7 @@ fn jwt(rule: &JwtRule) -> String {
     text
 }
 
-pub(crate) fn authentication(it: &Authentication) -> String {
+pub fn authentication(it: &Authentication) -> String {
     let head = format!(
         "authentication {} for {}{}",
         it.key,
@@ -242,7 +242,7 @@ fn mode(mode: PeerMode) -> &'static str {
     }
 }
 
-pub(crate) fn peer_authentication(it: &PeerAuthentication) -> String {
+pub fn peer_authentication(it: &PeerAuthentication) -> String {
     let ports: String = it
         .ports
         .iter()
@@ -257,7 +257,7 @@ pub(crate) fn peer_authentication(it: &PeerAuthentication) -> String {
     )
 }
 
-pub(crate) fn termination(it: &Termination) -> String {
+pub fn termination(it: &Termination) -> String {
     let certificate = match &it.certificate {
         TerminationCertificate::Mesh => "mesh".to_owned(),
         TerminationCertificate::KeyServer(name) => format!("key server {name}"),
@@ -276,7 +276,7 @@ pub(crate) fn termination(it: &Termination) -> String {
     )
 }
 
-pub(crate) fn entitlement(it: &Entitlement) -> String {
+pub fn entitlement(it: &Entitlement) -> String {
     format!(
         "entitlement {}/{} to {}",
         it.tenant,

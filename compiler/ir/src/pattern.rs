@@ -15,7 +15,7 @@ use crate::limits::{REGEX_AUTOMATON_BYTES_MAX, REGEX_BYTES_MAX, REGEX_NESTING_MA
 /// # Errors
 /// Fails with the problem as a sentence without a full stop, if the pattern is invalid or exceeds a
 /// limit.
-pub(crate) fn cost(pattern: &str) -> Result<usize, String> {
+pub fn cost(pattern: &str) -> Result<usize, String> {
     Ok(measure(pattern)?.bytes)
 }
 
@@ -57,7 +57,7 @@ fn measure(pattern: &str) -> Result<PatternCost, String> {
 }
 
 /// Compiles a pattern; `None` if [`cost`] refuses it.
-pub(crate) fn compile(pattern: &str) -> Option<Regex> {
+pub fn compile(pattern: &str) -> Option<Regex> {
     let unicode = measure(pattern).ok()?.unicode;
     meta::Builder::new()
         .syntax(config(unicode))
@@ -69,7 +69,7 @@ pub(crate) fn compile(pattern: &str) -> Option<Regex> {
 /// Writes the literal texts between `\Q` and `\E` with escapes: these marks are RE2 syntax, and the
 /// parser of the compiler and of data planes does not know them. A missing `\E` is at the end of
 /// the pattern. In a class they are no marks, in RE2 either.
-pub(crate) fn without_quotes(pattern: &str) -> Cow<'_, str> {
+pub fn without_quotes(pattern: &str) -> Cow<'_, str> {
     const BEGIN: &str = "\\Q";
     const END: &str = "\\E";
     if !pattern.contains(BEGIN) {

@@ -54,7 +54,7 @@ pub fn resource(resource: &Resource) -> String {
     }
 }
 
-pub(crate) fn node(node: &Node) -> String {
+pub fn node(node: &Node) -> String {
     let mac: Vec<String> = node.mac.iter().map(|byte| format!("{byte:02x}")).collect();
     format!(
         "node {}/{} az {} at {} mac {} pods {}",
@@ -131,7 +131,7 @@ fn listener_certificate(it: &ListenerCertificate) -> String {
     )
 }
 
-pub(crate) fn throttle(throttle: &Throttle) -> String {
+pub fn throttle(throttle: &Throttle) -> String {
     let of = throttle
         .service
         .as_ref()
@@ -149,7 +149,7 @@ pub(crate) fn throttle(throttle: &Throttle) -> String {
     )
 }
 
-pub(crate) fn direct_endpoint(endpoint: &DirectEndpoint) -> String {
+pub fn direct_endpoint(endpoint: &DirectEndpoint) -> String {
     let mut line = format!(
         "direct {} sa {} az {} at {}",
         endpoint.uid(),
@@ -170,7 +170,7 @@ pub(crate) fn direct_endpoint(endpoint: &DirectEndpoint) -> String {
     }
 }
 
-pub(crate) fn tenant(tenant: &Tenant) -> String {
+pub fn tenant(tenant: &Tenant) -> String {
     let outside = match tenant.outbound_traffic_policy {
         OutboundTrafficPolicy::Deny => "deny",
         OutboundTrafficPolicy::Passthrough => "passthrough",
@@ -195,7 +195,7 @@ pub(crate) fn tenant(tenant: &Tenant) -> String {
     )
 }
 
-pub(crate) fn gateway_replica(replica: &GatewayReplica) -> String {
+pub fn gateway_replica(replica: &GatewayReplica) -> String {
     let draining = if replica.draining { " draining" } else { "" };
     format!(
         "gateway {}/{} az {} at {}{draining}",
@@ -206,7 +206,7 @@ pub(crate) fn gateway_replica(replica: &GatewayReplica) -> String {
     )
 }
 
-pub(crate) fn service(service: &Service) -> String {
+pub fn service(service: &Service) -> String {
     let pool = if service.upstream_pool == UpstreamPool::PerClient {
         " pool per-client"
     } else {
@@ -226,7 +226,7 @@ pub(crate) fn service(service: &Service) -> String {
     )
 }
 
-pub(crate) fn port(port: &ServicePort) -> String {
+pub fn port(port: &ServicePort) -> String {
     let protocol = match port.protocol {
         AppProtocol::Detect => "detect",
         AppProtocol::Http1 => "http1",
@@ -242,7 +242,7 @@ pub(crate) fn port(port: &ServicePort) -> String {
     format!("port {}{name} {protocol}", port.port)
 }
 
-pub(crate) fn workload(workload: &Workload) -> String {
+pub fn workload(workload: &Workload) -> String {
     let labels: Vec<String> = workload
         .labels
         .iter()
@@ -321,12 +321,12 @@ fn numbers(numbers: &[u32]) -> String {
 }
 
 /// Formats the origin of a rule, without its tenant.
-pub(crate) fn origin(key: &RouteKey) -> String {
+pub fn origin(key: &RouteKey) -> String {
     format!("{} {}/{} {}", key.kind, key.namespace, key.name, key.rule)
 }
 
 /// Formats hosts with a space after them; returns an empty text for any host.
-pub(crate) fn hosts(hosts: &[HostMatch]) -> String {
+pub fn hosts(hosts: &[HostMatch]) -> String {
     if hosts.is_empty() {
         return String::new();
     }
@@ -335,7 +335,7 @@ pub(crate) fn hosts(hosts: &[HostMatch]) -> String {
 }
 
 /// Formats one host; `None` is any host.
-pub(crate) fn host(host: Option<&HostMatch>) -> String {
+pub fn host(host: Option<&HostMatch>) -> String {
     match host {
         Some(HostMatch::Exact(name)) => name.clone(),
         Some(HostMatch::Suffix(domain)) => format!("*{domain}"),
@@ -343,7 +343,7 @@ pub(crate) fn host(host: Option<&HostMatch>) -> String {
     }
 }
 
-pub(crate) fn http_match(http: &HttpMatch) -> String {
+pub fn http_match(http: &HttpMatch) -> String {
     let mut parts = vec![match &http.path {
         PathMatch::Exact(path) => format!("path = {path:?}"),
         PathMatch::ElementPrefix(path) => format!("path under {path:?}"),
@@ -595,7 +595,7 @@ fn backend(backend: &Backend) -> String {
     }
 }
 
-pub(crate) fn list<T: Display>(items: &[T]) -> String {
+pub fn list<T: Display>(items: &[T]) -> String {
     if items.is_empty() {
         return "none".to_owned();
     }

@@ -52,11 +52,7 @@ pub fn placement_on(ir: &Ir, replica: &ReplicaName, backend: &BackendName) -> Ti
 /// Returns what `principal` is sent of the tenant's resources: parents first, sorted by name within
 /// a kind.
 fn program(ir: &Ir, principal: &Principal, placement: &TierPlacement) -> Vec<Resource> {
-    if !scope::admits(
-        &crate::claims_of(&ir.tenant.name, Some(ir)),
-        principal,
-        placement,
-    ) {
+    if !scope::admits(&ir.claims(), principal, placement) {
         return Vec::new();
     }
     let mut resources = tenant(ir.clone());

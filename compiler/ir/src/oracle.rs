@@ -88,11 +88,7 @@ pub fn decide(ir: &Ir, request: &OracleRequest) -> RoutingVerdict {
 }
 
 /// Returns the decision of a rule that matches a request by the match `http`.
-pub(crate) fn verdict_of(
-    rule: &RouteRule,
-    http: &HttpMatch,
-    request: &OracleRequest,
-) -> RoutingVerdict {
+pub fn verdict_of(rule: &RouteRule, http: &HttpMatch, request: &OracleRequest) -> RoutingVerdict {
     match &rule.action {
         RouteAction::Split(backends) => RoutingVerdict::Split {
             rule: rule.key.clone(),
@@ -189,7 +185,7 @@ fn find<'a>(
 
 /// Returns the first of the `candidates` that holds. If one of `all` matches depends on the path,
 /// all of them compare the normal form.
-pub(crate) fn first_match<'a>(
+pub fn first_match<'a>(
     mut all: impl Iterator<Item = (&'a RouteRule, &'a HttpMatch)>,
     mut candidates: impl Iterator<Item = (&'a RouteRule, &'a HttpMatch)>,
     request: &OracleRequest,
@@ -264,7 +260,7 @@ pub fn holds(hosts: &[HostMatch], http: &HttpMatch, request: &OracleRequest) -> 
             .all(|parameter| text_holds(parameter, query_value(query, &parameter.name)))
 }
 
-pub(crate) fn normal_host(host: &str) -> String {
+pub fn normal_host(host: &str) -> String {
     let bare = match host.rsplit_once(':') {
         Some((name, port))
             if port.bytes().all(|c| c.is_ascii_digit())
@@ -277,7 +273,7 @@ pub(crate) fn normal_host(host: &str) -> String {
     bare.strip_suffix('.').unwrap_or(bare).to_ascii_lowercase()
 }
 
-pub(crate) fn host_holds(written: &HostMatch, host: &str) -> bool {
+pub fn host_holds(written: &HostMatch, host: &str) -> bool {
     match written {
         HostMatch::Exact(name) => host == name,
         HostMatch::Suffix(domain) => host.len() > domain.len() && host.ends_with(domain.as_str()),

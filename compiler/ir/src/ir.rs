@@ -11,6 +11,7 @@ use canal_model::program::{GatewayReplica, Node, Resource, Service, Tenant, Thro
 use canal_model::route_table::RouteTable;
 use canal_model::trust::{Entitlement, KeyServer, Termination};
 
+use crate::claims::{GatewayClaim, Isolation, TenantClaims};
 use crate::direct::DirectSettings;
 use crate::ir_ingress::GatewayIr;
 use crate::text;
@@ -87,6 +88,26 @@ pub struct ServiceIr {
     /// none holds, the response is 404. If no rule applies to the port, all requests go to the
     /// service itself.
     pub routes: RouteTable,
+}
+
+impl Ir {
+    /// Returns what the tenant claims of what all tenants share.
+    pub fn claims(&self) -> TenantClaims {
+        let gateways = self.gateway_replicas.iter().map(|gateway| GatewayClaim {
+            replica: gateway.replica.clone(),
+            addresses: gateway.addresses.clone(),
+        });
+        TenantClaims {
+            tenant: self.tenant.name.clone(),
+            isolation: Some(Isolation {
+                vni: self.tenant.vni,
+                trust_domain: self.tenant.trust_domain.clone(),
+                pod_cidrs: self.tenant.pod_cidrs.clone(),
+                gateway_cidrs: self.tenant.gateway_cidrs.clone(),
+            }),
+            gateways: gateways.collect(),
+        }
+    }
 }
 
 impl fmt::Display for Ir {

@@ -1,0 +1,18 @@
+//! The intermediate representation (IR) of one compiled tenant, with what it means ([`oracle`]),
+//! how it is written ([`text`]), and how it becomes the programs of data planes ([`lower`]). Pure:
+//! no files, no sockets, no clock. It reads no objects: `canal-compiler` resolves them to an IR.
+
+#![forbid(unsafe_code)]
+
+pub mod direct;
+pub mod ir;
+pub mod ir_ingress;
+pub mod limits;
+pub mod lower;
+pub mod oracle;
+pub mod oracle_ingress;
+pub mod pattern;
+pub mod text;
+pub mod text_security;
+
+pub use canal_scope::{claims, scope};
