@@ -18,7 +18,9 @@ use tonic::transport::Channel;
 mod data_planes;
 mod tier;
 
-use data_planes::{FakeEdge, FakeReplica, addresses, heads, owns_all, report_until, tables, wait_quiet};
+use data_planes::{
+    FakeEdge, FakeReplica, addresses, heads, owns_all, report_until, tables, wait_quiet,
+};
 use tier::{patient_times, tier, tier_tenant, tier_with, times};
 
 #[tokio::test]
@@ -513,7 +515,11 @@ async fn check_a_draining_owner(
     root: &mut Operator,
     owned: usize,
 ) {
-    assert_eq!(r1.sync_and_report().await.next_ms, 200, "tables are in motion");
+    assert_eq!(
+        r1.sync_and_report().await.next_ms,
+        200,
+        "tables are in motion"
+    );
     let row = root.fleet().await.unwrap().replicas.remove(0);
     assert_eq!(
         (row.state.as_str(), row.drain_requested, row.heads, row.up),
@@ -636,7 +642,8 @@ async fn a_draining_replica_stays_owner_until_it_reports_no_sessions() {
 }
 
 fn all_open(replicas: &[&mut FakeReplica], edges: &[&mut FakeEdge]) -> bool {
-    edges.iter()
+    edges
+        .iter()
         .all(|r| addresses(&r.south).len() == 4 && addresses(&r.south).values().all(|a| a.open))
         && !replicas.is_empty()
 }

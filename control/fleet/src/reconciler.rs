@@ -218,8 +218,8 @@ impl FleetReconciler {
             let membership = fleet.membership();
             let is_idle = membership.is_empty() && parent.number == 0;
             // While no member reports, the plan stands as it is, however much time passes.
-            let ships =
-                (!membership.is_cut_off(now)).then(|| (membership.fleet(now), membership.ownership().clone()));
+            let ships = (!membership.is_cut_off(now))
+                .then(|| (membership.fleet(now), membership.ownership().clone()));
             let (ships, ownership) = ships.unzip();
             (ships, ownership, is_idle)
         };
@@ -423,7 +423,10 @@ impl FleetReconciler {
         } = telling;
         if self.last_tier.as_ref() == Some(&tier) {
             // The last generation has the tables of this plan too.
-            self.shared.fleet.membership().note_plan(self.generation, plan);
+            self.shared
+                .fleet
+                .membership()
+                .note_plan(self.generation, plan);
             return Ok(());
         }
         let (reply, answer) = oneshot::channel();
