@@ -445,7 +445,7 @@ impl TenantKeyFiles {
         let known = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         let one = |(service, k): (&ServiceKey, &LoadedKeyFile)| FileStatus {
             name: stem(service),
-            algorithm: k.key.as_ref().map(|slot| slot.current().key.lane().name()),
+            algorithm: k.key.as_ref().map(|slot| slot.current().key.queue().name()),
             error: k.error.clone(),
         };
         let mut all: Vec<_> = known.iter().map(one).collect();

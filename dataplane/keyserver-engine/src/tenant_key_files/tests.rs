@@ -269,6 +269,7 @@ fn keys_come_go_and_are_replaced_whole_or_not_at_all() {
     for (file, text) in [
         ("a.shop.key", "nothing"),
         ("a.shop.crt", ""),
+        // Beyond the 1 MiB of `FILE_BYTES_MAX`.
         ("a.shop.key", &"x".repeat(2 << 20)),
     ] {
         fixture.write(file, text);
