@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use canal_model::diagnostic::{Diagnostic, Severity, SourceLocation};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName};
 use canal_model::policy::{Document, Object, ObjectKey, ObjectKind, RejectedField};
 use canal_yaml::decode::{DecodeResult, Empty, UnknownField, decode};
@@ -69,6 +70,7 @@ pub fn parse(file: &str, text: &str) -> ParsedFile {
             text.len()
         );
         parsed.diagnostics.push(error(
+            Code::LimitExceeded,
             start,
             None,
             "",
@@ -84,6 +86,7 @@ pub fn parse(file: &str, text: &str) -> ParsedFile {
             chunks.len()
         );
         parsed.diagnostics.push(error(
+            Code::LimitExceeded,
             start,
             None,
             "",
@@ -126,6 +129,7 @@ impl ParsedFile {
             if !is_new {
                 let problem = "the file has this object twice; the first one is used".to_owned();
                 diagnostics.push(error(
+                    Code::DuplicateObject,
                     document.origin.clone(),
                     Some(key),
                     "metadata.name",
@@ -139,6 +143,7 @@ impl ParsedFile {
 }
 
 fn error(
+    code: Code,
     origin: SourceLocation,
     object: Option<ObjectKey>,
     field: &str,
@@ -147,6 +152,7 @@ fn error(
 ) -> Diagnostic {
     Diagnostic {
         severity: Severity::Error,
+        code,
         origin: Some(origin),
         object,
         field: field.to_owned(),
@@ -175,6 +181,7 @@ impl DocumentReader<'_> {
                 let origin = file_location(&self.origin, syntax.spot);
                 let problem = format!("this is not YAML: {}", syntax.problem);
                 self.diagnostics.push(error(
+                    Code::InvalidYaml,
                     origin,
                     None,
                     "",
@@ -195,6 +202,7 @@ impl DocumentReader<'_> {
         // A list that is read as empty would remove what the file said before.
         let Some(YamlValue::List(items)) = list.field("items").map(|items| &items.value) else {
             self.diagnostics.push(error(
+                Code::InvalidDocument,
                 self.origin.clone(),
                 None,
                 "items",
@@ -209,6 +217,7 @@ impl DocumentReader<'_> {
                 items.len()
             );
             self.diagnostics.push(error(
+                Code::LimitExceeded,
                 self.origin.clone(),
                 None,
                 "items",
@@ -239,7 +248,14 @@ impl DocumentReader<'_> {
             _ => {
                 let (origin, problem) = (reading.origin.clone(), "this cannot stand in a list");
                 let fix = "write it as a document of its own, parted by ---";
-                found.push(error(origin, None, "", problem.to_owned(), fix));
+                found.push(error(
+                    Code::InvalidDocument,
+                    origin,
+                    None,
+                    "",
+                    problem.to_owned(),
+                    fix,
+                ));
                 None
             }
         };
@@ -281,6 +297,7 @@ impl DocumentReader<'_> {
         if !matches!(root.value, YamlValue::Map(_)) {
             let problem = "this is not an object".to_owned();
             self.diagnostics.push(error(
+                Code::InvalidDocument,
                 origin,
                 None,
                 "",
@@ -301,6 +318,7 @@ impl DocumentReader<'_> {
                 "kind"
             };
             self.diagnostics.push(error(
+                Code::MissingField,
                 origin,
                 None,
                 field,
@@ -409,6 +427,7 @@ impl DocumentReader<'_> {
         for broken in decoded.broken {
             let origin = file_location(&self.origin, broken.spot);
             found.push(error(
+                Code::InvalidValue,
                 origin,
                 self.key.clone(),
                 &broken.path,
@@ -428,6 +447,7 @@ impl DocumentReader<'_> {
             // object.
             let problem = format!("the document has more than {FINDINGS_PER_DOCUMENT_MAX} errors");
             found.push(error(
+                Code::LimitExceeded,
                 self.origin.clone(),
                 self.key.clone(),
                 "spec",
@@ -456,7 +476,14 @@ impl DocumentReader<'_> {
         let origin = file_location(&self.origin, spot);
         Diagnostic {
             severity: Severity::Warning,
-            ..error(origin, self.key.clone(), "kind", problem, &fix)
+            ..error(
+                Code::RenamedKind,
+                origin,
+                self.key.clone(),
+                "kind",
+                problem,
+                &fix,
+            )
         }
     }
 
@@ -473,6 +500,7 @@ impl DocumentReader<'_> {
         );
         let fix = format!("write {}", renamed.new_name);
         let diagnostic = error(
+            Code::RenamedField,
             file_location(&self.origin, key.spot),
             self.key.clone(),
             &renamed.path.join("."),
@@ -497,6 +525,7 @@ impl DocumentReader<'_> {
             // The object works without the field, so the diagnostic must not refuse the object.
             FieldVerdict::LeftOut { problem, fix } => {
                 let diagnostic = error(
+                    Code::IgnoredField,
                     origin,
                     self.key.clone(),
                     &unknown.path,
@@ -509,6 +538,7 @@ impl DocumentReader<'_> {
                 })
             }
             FieldVerdict::Refused { problem, fix } => Some(error(
+                Code::UnsupportedField,
                 origin,
                 self.key.clone(),
                 &unknown.path,
@@ -521,6 +551,7 @@ impl DocumentReader<'_> {
                     unknown.known_fields.join(", ")
                 );
                 Some(error(
+                    Code::UnknownField,
                     origin,
                     self.key.clone(),
                     &unknown.path,
@@ -559,9 +590,10 @@ fn strange(
     kind: &str,
     origin: SourceLocation,
 ) -> Diagnostic {
-    let (severity, field, problem, fix) = match unknown {
+    let (severity, code, field, problem, fix) = match unknown {
         UnknownKindAction::OtherVersion(known) => (
             Severity::Error,
+            Code::UnsupportedVersion,
             "apiVersion",
             format!("{kind} is not supported in {api_version:?}"),
             format!("write apiVersion: {}", known.api_versions().join(" or ")),
@@ -569,18 +601,21 @@ fn strange(
         // Charts hold many such objects, and none of them changes the mesh.
         UnknownKindAction::Skipped => (
             Severity::Warning,
+            Code::SkippedKind,
             "kind",
             format!("{kind} ({api_version}) does not concern the mesh and is skipped"),
             "leave it to Kubernetes".to_owned(),
         ),
         UnknownKindAction::Foreign(foreign) => (
             Severity::Error,
+            Code::ForeignKind,
             "kind",
             foreign.problem.to_owned(),
             foreign.fix.to_owned(),
         ),
         UnknownKindAction::Refused => (
             Severity::Error,
+            Code::UnsupportedKind,
             "kind",
             format!("{kind} ({api_version}) is not supported in this version"),
             format!(
@@ -591,6 +626,7 @@ fn strange(
     };
     Diagnostic {
         severity,
+        code,
         origin: Some(origin),
         object: None,
         field: field.to_owned(),

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::authorization::{PolicyKey, PolicyTarget};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{ObjectName, ServiceKey, TenantName};
 use canal_model::policy::Metadata;
 use canal_model::policy::istio_security::{PolicyTargetRef, ROOT_NAMESPACES, WorkloadSelector};
@@ -68,6 +69,7 @@ pub(super) fn targets<T>(
     let refs: Vec<(String, &PolicyTargetRef)> = match (target_ref, target_refs) {
         (Some(_), Some(_)) => {
             reading.breaks(
+                Code::ConflictingFields,
                 "spec.targetRefs",
                 "targetRef is set too",
                 "write targetRefs only",
@@ -77,6 +79,7 @@ pub(super) fn targets<T>(
         (Some(one), None) => vec![("spec.targetRef".to_owned(), one)],
         (None, Some([])) => {
             reading.breaks(
+                Code::MissingField,
                 "spec.targetRefs",
                 "the list is empty",
                 "write a target, or remove the field",
@@ -96,6 +99,7 @@ pub(super) fn targets<T>(
     };
     if selector.is_some() {
         reading.breaks(
+            Code::ConflictingFields,
             "spec.selector",
             "targetRefs are set too",
             "write one of the two",
@@ -108,6 +112,7 @@ pub(super) fn targets<T>(
             refs.len()
         );
         reading.breaks(
+            Code::LimitExceeded,
             "spec.targetRefs",
             problem,
             "split the policy, or use a selector",
@@ -146,7 +151,12 @@ fn service<T>(
             extent(metadata)
         );
         let fix = "write kind: Service and the Service's name; in place of a waypoint use a selector, or omit both to cover the namespace";
-        reading.breaks(format!("{field}.kind"), problem, fix);
+        reading.breaks(
+            Code::UnsupportedTarget,
+            format!("{field}.kind"),
+            problem,
+            fix,
+        );
         return None;
     }
     if let Some(other) = target
@@ -159,6 +169,7 @@ fn service<T>(
             extent(metadata)
         );
         reading.breaks(
+            Code::OtherNamespace,
             format!("{field}.namespace"),
             problem,
             format!("write the policy in namespace {other}"),
@@ -174,6 +185,7 @@ fn service<T>(
     if !services.contains_key(&key) {
         let problem = format!("there is no Service {}/{} yet", key.namespace, key.name);
         reading.warning(
+            Code::UnresolvedTarget,
             format!("{field}.name"),
             problem,
             "create it, correct the name, or move the policy into its namespace",
