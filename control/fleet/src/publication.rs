@@ -252,8 +252,14 @@ pub(crate) fn build_publication(
         BTreeMap::new();
     let open = open_backends(fleet);
     for (id, service) in &plan.services {
-        let addresses =
-            service_addresses(*id, service, (fleet, &open), demands, membership, &out.tables);
+        let addresses = service_addresses(
+            *id,
+            service,
+            (fleet, &open),
+            demands,
+            membership,
+            &out.tables,
+        );
         out.closed += addresses.iter().filter(|a| !a.open).count();
         parts
             .entry(&service.key.tenant)

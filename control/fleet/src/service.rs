@@ -190,7 +190,9 @@ impl FleetService {
             "fleet: registered a replica"
         );
         self.metrics.count(metrics::FLEET_REGISTRATIONS, &[]);
-        self.fleet.membership().register_replica(row, Instant::now());
+        self.fleet
+            .membership()
+            .register_replica(row, Instant::now());
         self.fleet.wake.notify_one();
         Ok(())
     }
@@ -206,12 +208,16 @@ impl FleetService {
         let report = EdgeReport::read(m)?;
         is_own_az(az, &report.az)?;
         let fleet = &self.fleet;
-        let unknown = fleet.membership().check_edge(name, &report, Instant::now())?;
+        let unknown = fleet
+            .membership()
+            .check_edge(name, &report, Instant::now())?;
         // An edge is on disk before its first report counts.
         if unknown.is_some() {
             // A member that registered meanwhile may have the same underlay.
             let _alone = fleet.registration.lock().await;
-            let unknown = fleet.membership().check_edge(name, &report, Instant::now())?;
+            let unknown = fleet
+                .membership()
+                .check_edge(name, &report, Instant::now())?;
             if let Some(replaces) = unknown {
                 self.keep_edge(name, &report, replaces).await?;
             }

@@ -7,7 +7,9 @@ use canal_model::share::{Share, ShareKind};
 use tokio::sync::watch;
 
 use super::threshold::{decide_applies, decide_free_needed};
-use super::{RevocationOrder, ShareHolder, ShareRefusal, ShareUsage, TenantLimitConfig, TenantLimitUsage};
+use super::{
+    RevocationOrder, ShareHolder, ShareRefusal, ShareUsage, TenantLimitConfig, TenantLimitUsage,
+};
 
 /// Maximum number of holders that have no permits and are listed only for their refusals. When
 /// there are more, the networks among them are dropped, and the others too if networks are less

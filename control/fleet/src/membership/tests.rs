@@ -141,7 +141,11 @@ impl MembershipFixture {
     /// Reports as this edge, which is registered if it is new.
     fn edge_as(&mut self, edge: &str, report: EdgeReport) -> bool {
         let edge: EdgeName = edge.parse().unwrap();
-        if let Some(replaces) = self.membership.check_edge(&edge, &report, self.now).unwrap() {
+        if let Some(replaces) = self
+            .membership
+            .check_edge(&edge, &report, self.now)
+            .unwrap()
+        {
             let anycast = Some(report.tunnel_end).filter(|end| *end != report.underlay);
             let row = StoredEdge {
                 name: edge.clone(),
@@ -246,7 +250,8 @@ fn a_silent_edge_times_out_and_its_reports_expire() {
 fn with_two_edges() -> MembershipFixture {
     let mut s = MembershipFixture::new(StoredFleet::default());
     for (n, number, backend) in [("a", 1, "b1"), ("b", 2, "b2")] {
-        s.membership.register_replica(row(n, number, backend, 1), s.now);
+        s.membership
+            .register_replica(row(n, number, backend, 1), s.now);
     }
     s.publish(&["t"]);
     s.membership.note_plan(Generation(s.generation), 5);
@@ -401,7 +406,14 @@ fn replica_tunnels_are_published_once_to_edges_of_the_az() {
         tunnels.collect::<Vec<_>>(),
         [(Ipv4Addr::new(250, 1, 0, 12), ports.clone())]
     );
-    assert!(version > before && s.membership.tunnels(&"az2".parse().unwrap()).1.next().is_none());
+    assert!(
+        version > before
+            && s.membership
+                .tunnels(&"az2".parse().unwrap())
+                .1
+                .next()
+                .is_none()
+    );
     s.report("b", |report, _| report.tunnel_ports = ports.clone());
     assert_eq!(s.membership.tunnels(&az).0, version, "no news");
 }
@@ -481,7 +493,8 @@ fn a_restart_of_the_controller_changes_nothing_until_the_grace_is_over() {
     // 10 s are longer than the grace period, which begins again while no member reports.
     s.pass(10_000 * MS, |_| {});
     assert_eq!(s.states(), all, "no replica has registered yet");
-    let edge = |s: &MembershipFixture, az: &str| s.membership.ownership().edge(&az.parse().unwrap());
+    let edge =
+        |s: &MembershipFixture, az: &str| s.membership.ownership().edge(&az.parse().unwrap());
     assert_eq!(
         (edge(&s, "az1"), edge(&s, "az2")),
         (Some(0), Some(0)),
@@ -735,20 +748,28 @@ fn the_memory_of_publications_is_bounded() {
     let mut s = MembershipFixture::running();
     let first = s.generation as u32;
     let over = u32::try_from(PUBLICATIONS_MAX).unwrap() + 10;
-    (0..over).for_each(|i| s.membership.note_plan(Generation(u64::from(10 + i)), 10 + i));
+    (0..over).for_each(|i| {
+        s.membership
+            .note_plan(Generation(u64::from(10 + i)), 10 + i)
+    });
     assert_eq!(s.membership.plans.len(), PUBLICATIONS_MAX);
     assert_eq!(
         s.membership.plan_at(Generation(u64::from(first))),
         0,
         "too far behind counts as having nothing"
     );
-    assert_eq!(s.membership.plan_at(Generation(u64::from(9 + over))), 9 + over);
+    assert_eq!(
+        s.membership.plan_at(Generation(u64::from(9 + over))),
+        9 + over
+    );
 }
 
 #[test]
 fn operators_orders_hold_and_the_living_are_not_forgotten() {
     let mut s = MembershipFixture::running();
-    assert!(!s.membership.order_drain(&name("z"), true) && s.membership.order_drain(&name("a"), true));
+    assert!(
+        !s.membership.order_drain(&name("z"), true) && s.membership.order_drain(&name("a"), true)
+    );
     let seen = s.pass(200 * MS, MembershipFixture::all_report);
     assert_eq!(
         (s.states().as_str(), seen.rows.len()),
