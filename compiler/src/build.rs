@@ -151,7 +151,8 @@ fn close_beyond_limit(
                         .to_owned()
                 }
             };
-            // Every later listener with matches is closed too.
+            // Every later listener with matches is closed too, so the open ones are the first in
+            // order, whatever their sizes.
             left = 0;
             listener.virtual_hosts.clear();
             report.general(

@@ -65,6 +65,8 @@ pub(crate) fn parent_service(
     own: &Namespace,
     written: &ParentRef,
 ) -> Result<ServiceKey, FieldIssue> {
+    // Istio accepts `core` as another name of the core group, which Kubernetes writes as empty
+    // text.
     if written.kind != "Service" || !(written.group.is_empty() || written.group == "core") {
         let problem = format!(
             "a route of this kind cannot attach to {} ({}) in this version",

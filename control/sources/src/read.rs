@@ -472,6 +472,8 @@ impl DocumentReader<'_> {
         }
         found.extend(renamed_fields(kind).filter_map(|renamed| self.renamed(renamed, root)));
         found.sort_by(|a, b| a.origin.cmp(&b.origin));
+        // `decode` bounds the invalid values, which may reach the limit. Only unknown fields are
+        // unbounded, so they may be as many again before the list is cut.
         if found.len() > 2 * FINDINGS_PER_DOCUMENT_MAX {
             found.truncate(FINDINGS_PER_DOCUMENT_MAX);
             // The faults below copy this error; the field `spec` makes it apply to the whole

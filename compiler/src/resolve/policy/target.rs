@@ -227,6 +227,8 @@ fn service<T>(
     services: &BTreeMap<ServiceKey, Service>,
     reading: &mut PolicyResolver<'_, T>,
 ) -> Option<ServiceKey> {
+    // Istio accepts `core` as another name of the core group, which Kubernetes writes as empty
+    // text.
     if !(target.group.is_empty() || target.group == "core") || target.kind != "Service" {
         let problem = format!(
             "policies are not enforced at a {:?} of group {:?}, so this one denies all of {}",
