@@ -102,6 +102,7 @@ fn contradictory_answers_of_a_key_server_are_refused() {
         alpn: b"h2",
         expected: Arc::from([identity(expected)]),
     };
+    // The peer sent eight bytes, `12345678`.
     for (name, done, expected, role, what) in [
         (
             "more consumed than given",

@@ -475,12 +475,13 @@ async fn a_blocked_reader_gets_data_later() {
         3,
         "all bytes from before are read"
     );
-    let deaf = ReadWakeupGuard::to(&far).unwrap();
+    let guard = ReadWakeupGuard::to(&far).unwrap();
     near.write_all(b"two").await.unwrap();
+    // Nothing announces that no task is woken, so the test can only wait a moment.
     tokio::time::timeout(Duration::from_millis(50), far.readable())
         .await
         .expect_err("no task is woken");
-    drop(deaf);
+    drop(guard);
     tokio::time::timeout(
         canal_timing::deadline(Duration::from_secs(5)),
         far.readable(),
@@ -490,7 +491,7 @@ async fn a_blocked_reader_gets_data_later() {
     .unwrap();
     assert_eq!(far.read(&mut buf).await.unwrap(), 3);
     // More bytes than the limit, and an end, are reported in spite of the guard.
-    let _deaf = ReadWakeupGuard::to(&far).unwrap();
+    let _guard = ReadWakeupGuard::to(&far).unwrap();
     near.write_all(&vec![7; 2 * DEAF_BYTES as usize])
         .await
         .unwrap();
