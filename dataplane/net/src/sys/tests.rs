@@ -562,16 +562,16 @@ async fn port_exhaustion_is_distinguished_from_a_refusal() {
         bind: Some(any()),
         ..ConnectOptions::default()
     };
-    let mut held = Vec::new();
+    let mut streams = Vec::new();
     let error = loop {
         match connect(Some(&pod.netns), listener.local_addr().unwrap(), &options).await {
-            Ok(stream) => held.push(stream),
+            Ok(stream) => streams.push(stream),
             Err(error) => break error,
         }
-        assert!(held.len() <= 2, "there are two ports");
+        assert!(streams.len() <= 2, "there are two ports");
     };
     assert_eq!(
-        (held.len(), error.exhausted_resource()),
+        (streams.len(), error.exhausted_resource()),
         (2, Some("source_ports")),
         "{error}"
     );
@@ -623,20 +623,20 @@ async fn a_reserved_address_accepts_no_connections() {
         ..ListenOptions::default()
     };
     let plain = ConnectOptions::default();
-    let held = reserve_address(any(), &options).unwrap();
-    let refused = connect(None, held.address, &plain)
+    let reserved = reserve_address(any(), &options).unwrap();
+    let refused = connect(None, reserved.address, &plain)
         .await
         .unwrap_err()
         .to_string();
     assert!(refused.contains("refused"), "{refused}");
 
-    let listener = listen(None, held.address, &options).unwrap();
-    let taken = reserve_address(held.address, &ListenOptions::default())
+    let listener = listen(None, reserved.address, &options).unwrap();
+    let taken = reserve_address(reserved.address, &ListenOptions::default())
         .unwrap_err()
         .to_string();
     assert!(taken.contains("another process listens there"), "{taken}");
     for _ in 0..64 {
-        let near = connect(None, held.address, &plain);
+        let near = connect(None, reserved.address, &plain);
         let both = async { tokio::join!(near, listener.accept()) };
         let (near, far) =
             tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), both)
@@ -644,7 +644,7 @@ async fn a_reserved_address_accepts_no_connections() {
                 .expect("the listener gets every connection");
         assert!(near.is_ok() && far.is_ok());
     }
-    drop(held);
+    drop(reserved);
     assert!(
         connect(None, listener.local_addr().unwrap(), &plain)
             .await

@@ -286,8 +286,8 @@ proptest! {
                     prop_assert_eq!((state.generation(), names(&state)), before);
                 }
             }
-            let held: Vec<_> = model.iter().map(|(n, v)| format!("{n}={v}")).collect();
-            prop_assert_eq!(names(&state), held);
+            let expected: Vec<_> = model.iter().map(|(n, v)| format!("{n}={v}")).collect();
+            prop_assert_eq!(names(&state), expected);
         }
     }
 }
