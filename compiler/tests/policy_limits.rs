@@ -497,6 +497,24 @@ fn reserved_names_compile_to_nothing() {
 }
 
 /// Each target of a policy gets a unique name, whatever other policies are called.
+/// A class stands for all of its Gateways, and each of them is a target.
+#[test]
+fn gateways_of_a_class_that_a_policy_names() {
+    let gateways = |n: usize| {
+        let gateway = |at: usize| {
+            format!(
+                "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {{name: g{at}}}\nspec: {{gatewayClassName: canal, listeners: [{{name: a, port: 80, protocol: HTTP}}]}}\n---\n"
+            )
+        };
+        (0..n).map(gateway).collect::<String>()
+    };
+    let class = "targetRefs: [{group: gateway.networking.k8s.io, kind: GatewayClass, name: canal}], rules: [{}]";
+    let of_root = policy(class).replace("{name: p}", "{name: p, namespace: istio-system}");
+    check(TARGETS_PER_POLICY_MAX, "targets are more than", |n| {
+        gateways(n) + &of_root
+    });
+}
+
 #[test]
 fn targets_have_unique_names() {
     let named =

@@ -65,6 +65,8 @@ pub struct TenantListeners {
     pub(crate) gateways: BTreeMap<(Namespace, ObjectName), Option<GatewayListeners>>,
     /// ListenerSets by namespace and name, each with its Gateway. A set that adds nothing has none.
     pub(crate) listener_sets: BTreeMap<(Namespace, ObjectName), Option<(Namespace, ObjectName)>>,
+    /// The GatewayClasses that are Canal's.
+    pub(crate) own_classes: BTreeSet<ObjectName>,
     pub(crate) namespaces: NamespaceLabels,
     /// Comparisons that attaching further routes may take.
     pub(crate) comparisons_left: usize,
@@ -77,6 +79,7 @@ impl Default for TenantListeners {
         Self {
             gateways: BTreeMap::new(),
             listener_sets: BTreeMap::new(),
+            own_classes: BTreeSet::new(),
             namespaces: NamespaceLabels::default(),
             comparisons_left: COMPARISONS_PER_TENANT_MAX,
             kind_hosts: None,
@@ -89,6 +92,8 @@ impl Default for TenantListeners {
 pub struct GatewayListeners {
     /// The service that stands for the Gateway.
     pub service: ServiceKey,
+    /// The GatewayClass that the Gateway names.
+    pub class: ObjectName,
     /// The addresses that the Gateway requests; if there are none, it gets one. Nothing has checked
     /// yet that the tier has them to give: whoever assigns addresses must refuse any other.
     pub addresses: Vec<IpAddr>,
@@ -127,6 +132,11 @@ impl TenantListeners {
         matches!(self.gateways.get(&key), Some(Some(_)))
     }
 
+    /// Returns whether Canal serves the Gateways of a class.
+    pub fn is_own_class(&self, name: &ObjectName) -> bool {
+        self.own_classes.contains(name)
+    }
+
     /// Returns whether a ListenerSet adds its listeners to a Gateway of Canal's.
     pub fn has_set(&self, namespace: &Namespace, name: &ObjectName) -> bool {
         let key = (namespace.clone(), name.clone());
@@ -151,6 +161,7 @@ pub fn resolve(
         ..TenantListeners::default()
     };
     let classes = accepted_classes(objects, sink);
+    resolved.own_classes = classes.own.keys().cloned().collect();
     let mut left = TenantQuota {
         listeners: LISTENERS_PER_TENANT_MAX,
         certificates: CertificateIndex::new(&objects.secrets, &objects.grants),
@@ -235,6 +246,12 @@ fn accepted_classes(
         };
         classes.own.insert(name.clone(), fault);
     }
+    // The default class needs no object.
+    if let Ok(default) = ObjectName::new(DEFAULT_CLASS)
+        && !classes.others.contains(&default)
+    {
+        classes.own.entry(default).or_default();
+    }
     classes
 }
 
@@ -274,8 +291,6 @@ fn class_fault(
             report.warning(Code::ForeignGatewayClass, field, problem, fix);
             None
         }
-        // The default class needs no object.
-        None if class.as_str() == DEFAULT_CLASS => Some(None),
         None => {
             let problem = format!("there is no GatewayClass {class}, so Canal ignores the Gateway");
             let fix = "name the class canal, or write a GatewayClass with Canal's controllerName";
@@ -294,7 +309,8 @@ fn accept(
     report: &mut DocumentReport<'_>,
 ) -> Option<GatewayListeners> {
     let (metadata, spec) = (&gateway.object.metadata, &gateway.object.spec);
-    let of_class = class_fault(&spec.gateway_class_name, classes, report)?;
+    let class = &spec.gateway_class_name;
+    let of_class = class_fault(class, classes, report)?;
     let Some(service) = gateway_service(tenant, &metadata.namespace, &metadata.name) else {
         let fix = "use at most 245 characters";
         report.error(
@@ -362,6 +378,7 @@ fn accept(
     };
     Some(GatewayListeners {
         service,
+        class: class.clone(),
         addresses,
         listeners,
         certificates,

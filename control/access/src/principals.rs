@@ -441,6 +441,7 @@ mod tests {
             )
         };
         let text = [
+            // Two tokens of g1 name the same backend, which an overlap of old and new tokens needs.
             gateway("t1", "g1", ", backend: b1"),
             gateway("t2", "g1", ", backend: b1"),
             gateway("t3", "g2", ""),

@@ -175,6 +175,7 @@ mod tests {
 
     #[test]
     fn steps() {
+        // Three different values, so that a case that uses the wrong timeout fails.
         let timeouts = RotationTimeouts {
             settle: 5,
             grace: 60,
@@ -201,6 +202,7 @@ mod tests {
             clear_since: None,
             now,
         };
+        // A rotation is overdue 600 s after 100, the time of its last step.
         for (phase, now, want) in [
             (RotationPhase::Steady, 9999, false),
             (RotationPhase::Announced, 699, false),

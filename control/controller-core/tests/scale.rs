@@ -122,6 +122,7 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
     let limits = ControllerLimits {
         fleet: SilenceTimeouts {
             edge_silent: SILENT,
+            // The default of the timeout, stated here because the bound below is relative to it.
             ..SilenceTimeouts::default()
         },
         ..ControllerLimits::default()
@@ -136,6 +137,7 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
     })
     .await;
     fixture::write_principals(&fixture.config.principals, &PRINCIPALS);
+    // The controller reads the file of principals again after an interval.
     let until = Instant::now() + START;
     while ManualSubscriber::try_open(fixture.channel().await, "e1", BTreeMap::new())
         .await
@@ -144,13 +146,14 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
         assert!(Instant::now() < until, "the principals were not read again");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+    // The lines are printed for `make soak`, which runs the test at the full size.
     println!("{SERVICES} services: started");
     let (silence, hush) = tokio::sync::watch::channel(false);
     for token in ["r1", "r2", "r3", "r4", "e1", "e2"] {
-        let mut sailor = FakeTierMember::new(&fixture, token).await;
+        let mut member = FakeTierMember::new(&fixture, token).await;
         let hush = hush.clone();
         tokio::spawn(async move {
-            while !(token == "e1" && *hush.borrow()) && sailor.report().await {
+            while !(token == "e1" && *hush.borrow()) && member.report().await {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         });
@@ -169,6 +172,7 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
     silence.send(true).unwrap();
     let begun = Instant::now();
     // The compilation begins shortly before the AZ is due to be closed.
+    // Half of the timeout, so that the compilation has begun when the AZ is due.
     tokio::time::sleep(SILENT / 2).await;
     write(
         fixture.config.config_dir.as_ref().unwrap(),
@@ -188,6 +192,7 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
     println!(
         "{SERVICES} services: closed after {closed:.2?}, of which {SILENT:?} are silence; the compilation was at work: {at_work}"
     );
+    // The time of this compilation is known only when it has ended.
     while fixture
         .metric("canal_controller_compile_seconds_count")
         .await

@@ -37,7 +37,7 @@ impl FleetOverview {
         let now = Instant::now();
         let plan = fleet.plan();
         let seats = BucketTotals::of(&plan);
-        let roster = fleet.roster();
+        let membership = fleet.membership();
         let edge = |e: &crate::edges::EdgeMember| api::EdgeStatus {
             name: e.row.name.to_string(),
             az: e.row.az.to_string(),
@@ -49,19 +49,19 @@ impl FleetOverview {
         };
         Self {
             demands: publication::demands(catalog, ShardingRules::default(), &plan),
-            fleet: roster.fleet(now),
-            edges_alive: roster
+            fleet: membership.fleet(now),
+            edges_alive: membership
                 .edges()
                 .values()
                 .filter(|e| e.alive)
                 .map(|e| e.row.az.clone())
                 .collect(),
-            replicas: roster
+            replicas: membership
                 .members()
                 .values()
                 .map(|m| replica(m, &seats, now))
                 .collect(),
-            edges: roster.edges().values().map(edge).collect(),
+            edges: membership.edges().values().map(edge).collect(),
             waiting: fleet.counts().waiting,
             plan,
         }
@@ -384,7 +384,7 @@ impl FleetHandle {
         reason = "all of these are far below 2^52"
     )]
     pub fn gauges(&self, g: &mut GaugeValues) {
-        let (states, down, edges) = self.roster().count_states();
+        let (states, down, edges) = self.membership().count_states();
         for (state, n) in states {
             g.set(metrics::FLEET_REPLICAS, &[("state", state)], n as f64);
         }

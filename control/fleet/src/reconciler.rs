@@ -162,7 +162,7 @@ impl FleetReconciler {
 
     /// Applies the timeouts, and logs and stores their effects.
     async fn observe(&self) -> SilenceCheck {
-        let seen = self.shared.fleet.roster().observe(Instant::now());
+        let seen = self.shared.fleet.membership().observe(Instant::now());
         for az in &seen.closed {
             tracing::error!(%az, "fleet: no edge of the AZ reports, so the AZ is closed");
             self.shared.metrics.count(metrics::FLEET_AZS_CLOSED, &[]);
@@ -182,7 +182,7 @@ impl FleetReconciler {
         }
         for name in seen.rows {
             let shared = self.shared.clone();
-            tracing::info!(replica = %name, state = ?shared.fleet.roster().members().get(&name).map(|m| m.row.state), "fleet: the state of a replica changed");
+            tracing::info!(replica = %name, state = ?shared.fleet.membership().members().get(&name).map(|m| m.row.state), "fleet: the state of a replica changed");
             let stored =
                 tokio::task::spawn_blocking(move || shared.fleet.keep_row(&shared.store, &name))
                     .await;
@@ -215,11 +215,11 @@ impl FleetReconciler {
         let demands = publication::demands(catalog, ShardingRules::default(), &parent);
         let demands = Arc::new(demands);
         let (ships, ownership, is_idle) = {
-            let roster = fleet.roster();
-            let is_idle = roster.is_empty() && parent.number == 0;
+            let membership = fleet.membership();
+            let is_idle = membership.is_empty() && parent.number == 0;
             // While no member reports, the plan stands as it is, however much time passes.
-            let ships =
-                (!roster.is_cut_off(now)).then(|| (roster.fleet(now), roster.ownership().clone()));
+            let ships = (!membership.is_cut_off(now))
+                .then(|| (membership.fleet(now), membership.ownership().clone()));
             let (ships, ownership) = ships.unzip();
             (ships, ownership, is_idle)
         };
@@ -263,7 +263,7 @@ impl FleetReconciler {
     ) -> Result<AppliedPlan, PlanRefusal> {
         let applied = match self.bring_into_force(&plan).await {
             Ok(()) => {
-                self.shared.fleet.roster().note_motion(&plan);
+                self.shared.fleet.membership().note_motion(&plan);
                 self.demands = demands.clone();
                 self.publish_plan(plan, demands).await
             }
@@ -347,13 +347,13 @@ impl FleetReconciler {
             self.last_tier.as_ref().map(|given| given.tenants.clone()),
         );
         let work = move || {
-            let roster = shared.fleet.roster();
-            let ships = roster.fleet(now);
+            let membership = shared.fleet.membership();
+            let ships = membership.fleet(now);
             publication::build_publication(
                 &plan,
                 &ships,
                 &demands,
-                &roster,
+                &membership,
                 (&tables, &given.unwrap_or_default()),
             )
         };
@@ -423,7 +423,10 @@ impl FleetReconciler {
         } = telling;
         if self.last_tier.as_ref() == Some(&tier) {
             // The last generation has the tables of this plan too.
-            self.shared.fleet.roster().note_plan(self.generation, plan);
+            self.shared
+                .fleet
+                .membership()
+                .note_plan(self.generation, plan);
             return Ok(());
         }
         let (reply, answer) = oneshot::channel();
@@ -444,7 +447,7 @@ impl FleetReconciler {
         };
         self.shared
             .fleet
-            .roster()
+            .membership()
             .published(generation, plan, &tier.placement, Instant::now());
         self.shared.metrics.count(metrics::FLEET_PUBLICATIONS, &[]);
         self.generation = generation;
@@ -459,7 +462,7 @@ impl FleetReconciler {
         let names = self
             .shared
             .fleet
-            .roster()
+            .membership()
             .forgettable(plan, self.generation);
         let mut done = true;
         for name in names {
@@ -470,7 +473,7 @@ impl FleetReconciler {
             };
             match tokio::task::spawn_blocking(forget).await {
                 Ok(Ok(())) => {
-                    self.shared.fleet.roster().forget(&name);
+                    self.shared.fleet.membership().forget(&name);
                     self.shared.metrics.count(metrics::FLEET_FORGOTTEN, &[]);
                     tracing::info!(target: "audit", replica = %name, "fleet: removed the replica; its number is free");
                     done = false;

@@ -295,6 +295,7 @@ impl Prompt {
         assert_eq!(self.lint(&next), []);
         let again = plan(&self.fleet, &self.demands, &self.ownership, Some(&next));
         let (is, was) = (backends(&again), backends(&next));
+        // A fleet in which free combinations are scarce may find one only in the next plan.
         for (now, before) in is.iter().zip(&was).filter(|(now, before)| now != before) {
             assert!(
                 self.may_find_one(&next, before.0),
@@ -308,12 +309,15 @@ impl Prompt {
                 service.placement.as_ref().unwrap(),
             );
             let count = all(old).difference(&all(new)).count();
+            // A service that shared its combination may take a free one at once.
             if count > 1 && self.may_find_one(&self.plan, *id) {
                 continue;
             }
             assert!(count <= 1, "{id:?} moves by one backend at a time");
             assert_eq!(
                 (new.at_home(), new.away()),
+                // Two backends in the home AZ and one in another: the rule for a fleet of this
+                // size.
                 (2, 1),
                 "{id:?} has what the rules ask for"
             );
@@ -331,6 +335,7 @@ impl Prompt {
             }
         }
         assert!(
+            // The planner's wave: at most 1 % of the services move in one plan.
             moved <= (self.demands.services.len() / 100).max(1),
             "{moved} at once"
         );
@@ -402,6 +407,8 @@ impl Prompt {
         let helps = |from: &BackendName, to: &BackendName, weight: f64| {
             let az = &self.fleet.backends[from];
             let (over, under) = (loads[from] as f64 - fair(az), fair(az) - loads[to] as f64);
+            // A backend is off balance by a tenth of the mean, as the planner's BOUND has it, or by
+            // the service's weight. The tolerance covers rounding errors.
             let bound = (fair(az) / 10.0).max(weight) + 1e-6;
             self.fleet.backends[to] == *az
                 && over > 0.0
@@ -477,6 +484,7 @@ impl Prompt {
         let mut scan = |parts: &[(f64, f64)]| {
             let beyond = |sign: f64, slack: f64| {
                 parts
+                    // 1 is the weight of the lightest service of the test, and 4 of the heaviest.
                     .iter()
                     .map(|(load, fair)| (sign * (load - fair) - (fair / 10.0).max(slack)).max(0.0))
                     .sum::<f64>()
@@ -695,6 +703,7 @@ fn the_linter_finds_violations_that_balancing_must_avoid() {
         kinds.join(" ")
     };
     let mut next = child(&tier);
+    // One service fits into a wave of 100 services, and two exceed it.
     crowd(&mut next, &tier.loads(), true, 1);
     assert_eq!(kinds(tier.lint(&next)), "Apart");
     let mut next = child(&tier);
@@ -710,6 +719,7 @@ fn the_linter_finds_violations_that_balancing_must_avoid() {
         .map(|(id, _)| *id)
         .unwrap();
     let mut next = child(&tier);
+    // A service that still moves may not start a second move.
     let service = next
         .services
         .get_mut(&moving)

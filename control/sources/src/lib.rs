@@ -9,6 +9,7 @@
 
 mod annotations;
 mod directory;
+mod entries;
 mod fields;
 mod file;
 pub mod limits;
@@ -16,7 +17,6 @@ mod list;
 mod locate;
 mod read;
 mod renamed;
-mod secret;
 mod split;
 mod watch;
 

@@ -15,12 +15,12 @@ use canal_yaml::tree::{self, YamlNode, YamlValue};
 use serde::Deserialize;
 
 use crate::annotations::without_unread;
+use crate::entries::remove_unread_entries;
 use crate::fields::{FieldVerdict, UnknownKindAction, classify_field, kind_of};
 use crate::limits::{DOCUMENTS_PER_FILE_MAX, FILE_BYTES_MAX, FINDINGS_PER_DOCUMENT_MAX};
 use crate::list::item_text;
 use crate::locate::{file_location, position_in};
 use crate::renamed::{RenamedField, renamed_fields, renamed_kind, with_new_kind};
-use crate::secret::remove_unread_entries;
 use crate::split::{DocumentText, split};
 
 /// The objects and diagnostics of one file.

@@ -87,7 +87,6 @@ fn only_changes_are_reported() {
 
 #[test]
 fn a_broken_file_keeps_its_last_good_objects() {
-    let root = TempDir::new().unwrap();
     put(
         root.path(),
         "alpha/a.yaml",
@@ -275,6 +274,7 @@ fn the_size_and_number_of_files_are_limited() {
         ),
     );
     // All files of a tenant together exceed the limit, so the last one is refused.
+    // One file more than the bytes of a tenant allow.
     let fitting = limits::TENANT_BYTES_MAX / limits::FILE_BYTES_MAX;
     for number in 0..=fitting {
         put(
@@ -339,7 +339,6 @@ fn the_number_of_tenants_is_limited() {
 #[test]
 fn the_number_of_documents_and_findings_is_limited() {
     let many = "a: 1\n---\n".repeat(limits::DOCUMENTS_PER_FILE_MAX + 1);
-    let parsed = canal_sources::parse("f.yaml", &many);
     assert!(
         parsed.documents.is_empty()
             && parsed.diagnostics[0]
@@ -349,6 +348,7 @@ fn the_number_of_documents_and_findings_is_limited() {
         parsed.diagnostics
     );
     // Too many errors of one kind: the whole field is dropped and becomes one fault of the object.
+    // Twice the limit on diagnostics, so that the count in the result is the limit's.
     let ports = "{port: x}, ".repeat(limits::FINDINGS_PER_DOCUMENT_MAX * 2);
     let service = |spec: &str| {
         format!("apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec: {{{spec}}}\n")
@@ -356,6 +356,7 @@ fn the_number_of_documents_and_findings_is_limited() {
     let parsed = canal_sources::parse("f.yaml", &service(&format!("ports: [{ports}]")));
     assert_eq!(
         parsed.diagnostics.len(),
+        // The last diagnostic says that more are left out.
         limits::FINDINGS_PER_DOCUMENT_MAX + 1
     );
     assert_eq!(
@@ -366,6 +367,7 @@ fn the_number_of_documents_and_findings_is_limited() {
             .count(),
         1
     );
+    // The number is far above every limit, and the file stays below FILE_BYTES_MAX.
     let unknown: String = (0..20_000)
         .map(|number| format!("x{number}: 1, "))
         .collect();

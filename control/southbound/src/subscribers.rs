@@ -560,12 +560,12 @@ mod tests {
     /// all the others.
     fn subscribers(capacity: u64, reserve: u64) -> Arc<Subscribers> {
         let kind = canal_model::share::ShareKind::ControllerStreams;
-        let give_way = canal_runtime::GiveWay::Oldest;
+        let revocation_order = canal_runtime::RevocationOrder::OldestFirst;
         let limit = TenantLimit::new(canal_runtime::TenantLimitConfig {
             kind,
             capacity,
             reserve,
-            give_way,
+            revocation_order,
         });
         limit.set_default_share(canal_model::share::Share::Percent(100));
         Subscribers::new(limit)
@@ -573,6 +573,7 @@ mod tests {
 
     #[test]
     fn a_tenant_with_all_streams_does_not_block_streams_of_others() {
+        // Alpha may take the 9 streams that are not the provider's reserve.
         let s = subscribers(10, 1);
         let mine: Vec<OpenStream> = (0..9)
             .map(|n| s.open(&node(&format!("n{n}"))).unwrap())
@@ -602,10 +603,13 @@ mod tests {
             az: "az1".parse().unwrap(),
         };
         let provider: Vec<_> = (0..3).map(|_| s.open(&gateway).unwrap()).collect();
+        // The first of the gateway's streams uses the reserve, and each further one ends a stream
+        // of alpha.
         assert_eq!(given_way(), 2, "the reserve revokes no stream");
         let beta: Vec<_> = (0..3)
             .map(|n| s.open(&node_of("beta", &format!("n{n}"))).unwrap())
             .collect();
+        // Each of beta's streams ends one more of alpha's.
         assert_eq!(given_way(), 5);
         assert!(
             s.open(&node_of("beta", "n3")).is_err(),
@@ -613,6 +617,7 @@ mod tests {
         );
         // The oldest streams were revoked. A data plane that reconnects at a full limit replaces
         // its own oldest stream.
+        // n4 has the fifth stream, and five were revoked.
         assert!(
             s.lock().records[&node("n4")]
                 .streams
@@ -628,6 +633,7 @@ mod tests {
     #[test]
     fn streams_are_limited_in_all_and_per_principal() {
         let s = subscribers(4, 0);
+        // STREAMS_PER_PRINCIPAL_MAX streams; the next one replaces the oldest.
         let old: Vec<OpenStream> = (0..3).map(|_| s.open(&node("n1")).unwrap()).collect();
         assert!(old.iter().all(|o| !o.superseded.is_cancelled()));
         let newest = s.open(&node("n1")).unwrap();
@@ -647,12 +653,14 @@ mod tests {
 
         old[1].record_progress(SubscriberProgress {
             resources: 9,
+            // Four streams are open: three of n1 and one of n2.
             ..SubscriberProgress::default()
         });
         newest.record_progress(SubscriberProgress {
             resources: 4,
             ..SubscriberProgress::default()
         });
+        // The newest stream represents a principal that has several.
         let list = s.list(&Catalog::default(), |_| true);
         let row = |l: &[api::Subscriber], i: usize| {
             (

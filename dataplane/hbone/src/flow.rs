@@ -214,7 +214,7 @@ pub(crate) mod tests {
     use std::task::Waker;
 
     use canal_model::share::{Share, ShareKind};
-    use canal_runtime::{GiveWay, TenantLimitConfig};
+    use canal_runtime::{RevocationOrder, TenantLimitConfig};
 
     use super::*;
 
@@ -223,7 +223,7 @@ pub(crate) mod tests {
             kind: ShareKind::GatewayBufferBytes,
             capacity,
             reserve: 0,
-            give_way: GiveWay::Oldest,
+            revocation_order: RevocationOrder::OldestFirst,
         };
         let limit = TenantLimit::new(config);
         limit.set_default_share(share);

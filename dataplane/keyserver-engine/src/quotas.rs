@@ -10,7 +10,7 @@ use canal_model::share::{Share, ShareKind, Shares as TenantShares};
 use canal_model::trust::KeyRequester;
 use canal_runtime::share::TenantLimitUsage;
 use canal_runtime::{
-    GiveWay, ShareHolder, ShareRefusal, TenantLimit, TenantLimitConfig, TenantPermit,
+    RevocationOrder, ShareHolder, ShareRefusal, TenantLimit, TenantLimitConfig, TenantPermit,
 };
 use canal_wire::keyrpc::KeyRefusal;
 
@@ -107,7 +107,7 @@ impl Quotas {
             kind: ShareKind::KeyServerRequests,
             capacity,
             reserve: 0,
-            give_way: GiveWay::Oldest,
+            revocation_order: RevocationOrder::OldestFirst,
         };
         let limit = TenantLimit::new(config);
         if self.is_divided(requester) {

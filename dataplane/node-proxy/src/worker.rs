@@ -18,7 +18,7 @@ use canal_net::worker::{WorkerConfig, WorkerHandle, Workers};
 use canal_runtime::drain::DrainWatcher;
 use canal_runtime::limits::show_shares;
 use canal_runtime::metrics::{Counter, CounterFamily, MetricFamily, Registry};
-use canal_runtime::{GiveWay, ShareHolder, TenantLimit, TenantLimitConfig};
+use canal_runtime::{RevocationOrder, ShareHolder, TenantLimit, TenantLimitConfig};
 use canal_telemetry::access_log::AccessLog;
 use canal_tls::TrustStore;
 use futures::future::LocalBoxFuture;
@@ -67,7 +67,7 @@ impl NodeShared {
             kind,
             capacity,
             reserve: 0,
-            give_way: GiveWay::Oldest,
+            revocation_order: RevocationOrder::OldestFirst,
         });
         show_shares(&registry, &buffer_bytes);
         Self {

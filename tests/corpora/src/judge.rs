@@ -315,6 +315,44 @@ mod tests {
     }
 
     #[test]
+    fn a_document_with_a_status_that_its_api_demands_is_loaded() {
+        let group = "apiVersion: gateway.networking.k8s.io/v1";
+        let gateway = "{gatewayClassName: canal, listeners: [{name: l, port: 80, protocol: HTTP, hostname: a.example.com}, \
+                       {name: m, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: malformed}]}}]}";
+        let route = |name: &str, rest: &str| {
+            format!(
+                "---\n{group}\nkind: HTTPRoute\nmetadata: {{name: {name}}}\n\
+                 spec: {{{rest}, rules: [{{backendRefs: [{{name: s, port: 80}}]}}]}}\n"
+            )
+        };
+        let text = [
+            format!("{group}\nkind: Gateway\nmetadata: {{name: g}}\nspec: {gateway}\n"),
+            route("a", "parentRefs: [{name: g, sectionName: x}]"),
+            route("b", "parentRefs: [{name: g, port: 81}]"),
+            route("c", "parentRefs: [{name: g, sectionName: l}], hostnames: [b.example.com]"),
+            route("d, namespace: other", "parentRefs: [{name: g, namespace: default}]"),
+            format!(
+                "---\n{group}\nkind: ListenerSet\nmetadata: {{name: e}}\n\
+                 spec: {{parentRef: {{name: g}}, listeners: [{{name: n, port: 82, protocol: HTTP}}]}}\n"
+            ),
+            "---\napiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: f}\n\
+             spec: {hosts: [www.example.com], http: [{route: [{destination: {host: s}}]}]}\n"
+                .to_owned(),
+            "---\napiVersion: v1\nkind: Secret\nmetadata: {name: malformed}\n\
+             type: kubernetes.io/tls\ndata: {tls.crt: SGVsbG8=, tls.key: SGVsbG8=}\n"
+                .to_owned(),
+        ]
+        .concat();
+        let documents = judge_file(&Surroundings::new([]), "a.yaml", &text);
+        assert_eq!(documents.len(), 8);
+        for document in &documents {
+            assert!(document.is_loaded(), "{document}");
+            let is_secret = document.kind.kind == "Secret";
+            assert_eq!(document.has_status, !is_secret, "{document}");
+        }
+    }
+
+    #[test]
     fn each_gateway_class_that_a_file_names_is_canals() {
         let gateway = |name: &str, class: &str, protocol: &str| {
             format!(

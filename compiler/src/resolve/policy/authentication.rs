@@ -7,11 +7,10 @@ use canal_model::authorization::{
     Authentication, JWT_RULES_MAX, JwtRule, KEYS_BYTES_MAX, PolicyKey, VALUE_BYTES_MAX, VALUES_MAX,
 };
 use canal_model::diagnostic_code::DiagnosticCode as Code;
-use canal_model::ids::{ServiceKey, TenantName};
+use canal_model::ids::TenantName;
 use canal_model::policy::istio_security::{self, RequestAuthentication};
-use canal_model::program::Service;
 
-use super::target::{TargetSelector, keys, targets};
+use super::target::{PolicyTargets, TargetSelector, keys, targets};
 use super::values::{claim, header};
 use super::{PolicyResolver, key};
 use crate::diagnostic_collector::DiagnosticCollector;
@@ -43,7 +42,7 @@ pub(in crate::resolve) struct KeySets<'a> {
 pub(in crate::resolve) fn resolve(
     tenant: &TenantName,
     declared: &[Sourced<'_, RequestAuthentication>],
-    services: &BTreeMap<ServiceKey, Service>,
+    named: PolicyTargets<'_>,
     (sets, budget): (&mut KeySets<'_>, &mut ResourceBudget),
     report: &mut DiagnosticCollector,
 ) -> Vec<Authentication> {
@@ -62,7 +61,7 @@ pub(in crate::resolve) fn resolve(
             target_ref: spec.target_ref.as_ref(),
             target_refs: spec.target_refs.as_deref(),
         };
-        let targets = targets(tenant, &written, services, &mut reading);
+        let targets = targets(tenant, &written, named, &mut reading);
         let mut rules = Vec::new();
         if spec.jwt_rules.len() > JWT_RULES_MAX {
             let problem = format!(

@@ -7,15 +7,15 @@ use canal_model::authorization::{
     Authorization, AuthorizationAction, Authorizer, PolicyKey, PolicyTarget, RULES_MAX,
 };
 use canal_model::diagnostic_code::DiagnosticCode as Code;
-use canal_model::ids::{Namespace, ObjectName, ServiceKey};
+use canal_model::ids::{Namespace, ObjectName};
 use canal_model::policy::istio_security::{
     AuthorizationPolicy, DRY_RUN_ANNOTATION, PolicyAction, ROOT_NAMESPACES,
 };
-use canal_model::program::{Service, Tenant};
+use canal_model::program::Tenant;
 
 use super::conditions;
 use super::observability_check::{ReachablePods, blind};
-use super::target::{TargetSelector, keys, targets};
+use super::target::{PolicyTargets, TargetSelector, keys, targets};
 use super::values::ValueContext;
 use super::{PolicyResolver, key};
 use crate::diagnostic_collector::DiagnosticCollector;
@@ -25,7 +25,7 @@ use crate::resource_budget::ResourceBudget;
 /// The objects that policies may refer to.
 pub(in crate::resolve) struct PolicyReferences<'a> {
     pub(in crate::resolve) tenant: &'a Tenant,
-    pub(in crate::resolve) services: &'a BTreeMap<ServiceKey, Service>,
+    pub(in crate::resolve) targets: PolicyTargets<'a>,
     pub(in crate::resolve) authorizers: &'a BTreeMap<PolicyKey, Authorizer>,
 }
 
@@ -87,7 +87,7 @@ fn read(
         target_ref: spec.target_ref.as_ref(),
         target_refs: spec.target_refs.as_deref(),
     };
-    let targets = targets(&known.tenant.name, &written, known.services, &mut reading);
+    let targets = targets(&known.tenant.name, &written, known.targets, &mut reading);
     let dry_run = dry_run(&mut reading);
     let action = action(known, &mut reading);
     let mut rules = Vec::new();

@@ -11,6 +11,7 @@ mod target;
 mod values;
 
 pub(super) use observability_check::ReachablePods;
+pub(super) use target::PolicyTargets;
 
 use canal_model::authorization::{PolicyKey, REASON_BYTES_MAX};
 use canal_model::diagnostic_code::DiagnosticCode;

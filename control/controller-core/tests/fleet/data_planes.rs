@@ -71,7 +71,7 @@ impl FakeReplica {
     }
 
     /// Takes and acknowledges what comes, and reports.
-    pub(super) async fn turn(&mut self) -> ReplicaReportResponse {
+    pub(super) async fn sync_and_report(&mut self) -> ReplicaReportResponse {
         self.south.drain(Duration::from_millis(10)).await;
         self.report().await.unwrap()
     }
@@ -124,7 +124,7 @@ impl FakeEdge {
             .map(tonic::Response::into_inner)
     }
 
-    pub(super) async fn turn(&mut self) -> EdgeReportResponse {
+    pub(super) async fn sync_and_report(&mut self) -> EdgeReportResponse {
         self.south.drain(Duration::from_millis(10)).await;
         self.report().await.unwrap()
     }
@@ -156,28 +156,28 @@ pub(super) fn heads(table: &BucketTable) -> BTreeSet<u16> {
 }
 
 /// Lets all replicas and edges take responses and report until `done` holds.
-pub(super) async fn sail(
-    ships: &mut [&mut FakeReplica],
-    rims: &mut [&mut FakeEdge],
+pub(super) async fn report_until(
+    replicas: &mut [&mut FakeReplica],
+    edges: &mut [&mut FakeEdge],
     what: &str,
     done: impl Fn(&[&mut FakeReplica], &[&mut FakeEdge]) -> bool,
 ) {
     let until = Instant::now() + wait_limit();
-    while !done(ships, rims) {
+    while !done(replicas, edges) {
         assert!(Instant::now() < until, "{what} did not come to be");
-        for ship in ships.iter_mut() {
-            ship.turn().await;
+        for replica in replicas.iter_mut() {
+            replica.sync_and_report().await;
         }
-        for rim in rims.iter_mut() {
-            rim.turn().await;
+        for edge in edges.iter_mut() {
+            edge.sync_and_report().await;
         }
     }
 }
 
 /// Lets all replicas and edges report until nothing is in motion.
 pub(super) async fn wait_quiet(
-    ships: &mut [&mut FakeReplica],
-    rims: &mut [&mut FakeEdge],
+    replicas: &mut [&mut FakeReplica],
+    edges: &mut [&mut FakeEdge],
     root: &mut Operator,
 ) {
     let until = Instant::now() + wait_limit();
@@ -188,11 +188,11 @@ pub(super) async fn wait_quiet(
             "it does not come to rest: {:?}",
             root.fleet().await
         );
-        for ship in ships.iter_mut() {
-            ship.turn().await;
+        for replica in replicas.iter_mut() {
+            replica.sync_and_report().await;
         }
-        for rim in rims.iter_mut() {
-            rim.turn().await;
+        for edge in edges.iter_mut() {
+            edge.sync_and_report().await;
         }
         let fleet = root.fleet().await.unwrap();
         assert_eq!(
@@ -208,9 +208,9 @@ pub(super) async fn wait_quiet(
 }
 
 /// Reports a session in every bucket of every service of which the replica has a table.
-pub(super) fn owns_all(ship: &mut FakeReplica) {
-    let own = tables(&ship.south);
-    ship.state.owned = own
+pub(super) fn owns_all(replica: &mut FakeReplica) {
+    let own = tables(&replica.south);
+    replica.state.owned = own
         .values()
         .map(|t| ServiceOwnership {
             service: t.id.get(),
@@ -219,5 +219,5 @@ pub(super) fn owns_all(ship: &mut FakeReplica) {
             sessions: 128,
         })
         .collect();
-    ship.state.sessions = 128 * own.len() as u64;
+    replica.state.sessions = 128 * own.len() as u64;
 }

@@ -82,6 +82,8 @@ fn object_views() {
 
 #[test]
 fn status_view() {
+    // Every number differs from the others of its message, so that a swapped field changes the
+    // file.
     let subscriber = api::Subscriber {
         kind: "gateway".into(),
         name: "gw-1".into(),
@@ -206,6 +208,8 @@ fn placed_service() -> api::PlacedService {
 
 #[test]
 fn fleet_views() {
+    // Every number differs from the others of its message, so that a swapped field changes the
+    // file.
     let edge = api::EdgeStatus {
         name: "edge-1".into(),
         az: "az1".into(),
@@ -299,6 +303,8 @@ fn session_view() {
 
 #[test]
 fn trust_view() {
+    // Every number differs from the others of its message, so that a swapped field changes the
+    // file.
     let root = api::RootStatus {
         fingerprint: "00ff".into(),
         signs: true,

@@ -371,6 +371,8 @@ fn names_may_be_subscribed_one_by_one() {
         lines
     };
     s.handle_request_alone(ask(
+        // A service, a name without a resource, a tenant that does not exist, and a name of no
+        // valid form.
         &[
             "alpha/shop/a",
             "alpha/shop/none",
@@ -396,6 +398,7 @@ fn names_may_be_subscribed_one_by_one() {
     w.set(
         "alpha",
         &TenantScript {
+            // New ids, so that both services differ from what was sent.
             services: [("a".to_string(), 40), ("b".to_string(), 41)].into(),
             ..shop(&["a", "b"])
         },
@@ -448,6 +451,7 @@ fn limits_of_one_stream() {
     let mut c = TestSubscriber::with_limits(
         node("alpha", "n9"),
         SessionLimits {
+            // A response of 600 bytes holds fewer than five services.
             response_bytes: 600,
             ..SessionLimits::default()
         },
@@ -535,6 +539,7 @@ fn strange_messages_change_nothing() {
         response_nonce: nonce.into(),
         ..request(ResourceKind::Service)
     };
+    // None of these nonces is open: one was answered, one is in the future, and two are no numbers.
     for nonce in ["1", "999", "x", "-1"] {
         assert_eq!(
             c.session.handle_request_alone(stale(nonce)).unwrap(),
@@ -544,6 +549,7 @@ fn strange_messages_change_nothing() {
     }
     assert_eq!(c.session.progress(), before);
     let newer = DeltaDiscoveryRequest {
+        // A type that a newer release could have.
         type_url: "type.googleapis.com/canal.program.v9.Moon".into(),
         ..DeltaDiscoveryRequest::default()
     };
@@ -595,7 +601,9 @@ fn visible_versions(
 /// resource refer to a missing one.
 #[test]
 fn random_histories_end_well() {
+    // 400 seeds: even ones are gateways and odd ones nodes, and a third refuses resources.
     for seed in 0..400u64 {
+        // An odd state, since a generator of the xorshift family must not start at zero.
         let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let mut w = StreamWorld::default();
         let mut says = [shop(&["a", "b"]), shop(&["c"])];
@@ -606,10 +614,12 @@ fn random_histories_end_well() {
         };
         let mut c = TestSubscriber::new(principal.clone());
         let refuses = seed % 3 == 0;
+        // A refused parent is missing, so its children have no parent.
         c.check_parents = !refuses;
         let mut owed = std::collections::VecDeque::new();
         for _ in 0..120 {
-            // A step is a change, a response, a late answer or a reconnect.
+            // Of 8 values, three are changes, two responses and two answers; the last is a
+            // reconnect in one case of four.
             match dice.roll(8) {
                 0..=2 => {
                     let t = dice.roll(2);
@@ -656,6 +666,7 @@ fn random_histories_end_well() {
         } else {
             let differs = want
                 .iter()
+                // Only what is refused may differ from the catalog.
                 .filter(|(k, v)| got.get(*k) != Some(v))
                 .map(|(k, _)| k.clone());
             let refused: BTreeSet<(ResourceKind, String)> = c
@@ -754,6 +765,7 @@ fn fleet(
     };
     let provider = CompiledTenant::of_provider(replicas.iter().enumerate().map(replica).collect());
     let generation = Generation(w.catalog.generation.0 + generation);
+    // Generations must not go back, so the step is added to the generation in force.
     w.catalog.provider = Some(Arc::new(TenantCatalog::next(
         w.catalog.provider.as_deref(),
         provider,
@@ -783,6 +795,7 @@ fn fleet(
             tables: Arc::new(tables),
             ..Default::default()
         };
+        // Names of tables end with their AZ, which the scope of data planes depends on.
         assert!(planned.resources().all(|r| r.name().ends_with("@az1")));
         if let Some(next) = view.with_tier(&planned, None, generation) {
             *view = Arc::new(next);

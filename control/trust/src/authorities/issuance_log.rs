@@ -374,12 +374,12 @@ mod tests {
 
     fn limit(capacity: u64, percent: u8) -> TenantLimit {
         let kind = canal_model::share::ShareKind::Certificates;
-        let give_way = canal_runtime::GiveWay::Oldest;
+        let revocation_order = canal_runtime::RevocationOrder::OldestFirst;
         let limit = TenantLimit::new(canal_runtime::TenantLimitConfig {
             kind,
             capacity,
             reserve: 0,
-            give_way,
+            revocation_order,
         });
         limit.set_default_share(canal_model::share::Share::Percent(percent));
         limit

@@ -446,6 +446,19 @@ fn policies_that_select_a_gateway_or_its_namespace_apply_at_it() {
                 "{namespace} {gateway:?}: {answer}"
             );
         }
+        // A policy of a root namespace names the Gateways of a class one by one.
+        for (name, want) in [
+            ("public.gateway", "HTTP/1.1 403 "),
+            ("other.gateway", "HTTP/1.1 200 "),
+        ] {
+            let mut of_gateway = denies("default", None);
+            if let Resource::Authorization(policy) = &mut of_gateway {
+                policy.target = PolicyTarget::Service(key(TENANT, name));
+            }
+            fixture.apply(vec![of_gateway]);
+            let answer = plain_answer(to, "shop.example.com").await.unwrap();
+            assert!(answer.starts_with(want), "{name}: {answer}");
+        }
     });
 }
 

@@ -16,7 +16,7 @@ use canal_model::share::ShareKind;
 use canal_runtime::drain::{DrainObserver, DrainWatcher};
 use canal_runtime::limits::show_shares;
 use canal_runtime::metrics::{CounterFamily, MetricFamily, Registry};
-use canal_runtime::{GiveWay, ShareHolder, TenantLimit, TenantLimitConfig};
+use canal_runtime::{RevocationOrder, ShareHolder, TenantLimit, TenantLimitConfig};
 use canal_southbound_client::{ResourceState, Update, UpdateSource};
 use quinn_udp::{UdpSockRef, UdpSocketState};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -103,12 +103,12 @@ impl DnsServer {
             dropped,
             &["tenant", "reason"],
         );
-        let (kind, give_way) = (ShareKind::DnsConnections, GiveWay::Oldest);
+        let (kind, revocation_order) = (ShareKind::DnsConnections, RevocationOrder::OldestFirst);
         let connections = TenantLimit::new(TenantLimitConfig {
             kind,
             capacity: CONNECTIONS_MAX,
             reserve: 0,
-            give_way,
+            revocation_order,
         });
         show_shares(registry, &connections);
         let inner = Arc::new(DnsState {

@@ -3,7 +3,7 @@
 use canal_model::program::ResourceKind;
 use canal_model::share::ShareKind;
 use canal_runtime::limits::show_shares;
-use canal_runtime::{GiveWay, ShareHolder, TenantLimit, TenantLimitConfig};
+use canal_runtime::{RevocationOrder, ShareHolder, TenantLimit, TenantLimitConfig};
 use canal_testing::FakeController;
 
 use super::fixture::{SubscriptionFixture, response, service, tenant, until};
@@ -16,7 +16,7 @@ async fn shares_and_omitted_resources_are_reported_and_stored() {
         kind,
         capacity: 100,
         reserve: 0,
-        give_way: GiveWay::Oldest,
+        revocation_order: RevocationOrder::OldestFirst,
     });
     show_shares(&fixture.registry, &limit);
     let alpha = ShareHolder::Tenant("alpha".parse().unwrap());

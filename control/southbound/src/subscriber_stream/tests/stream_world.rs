@@ -227,6 +227,7 @@ impl TestSubscriber {
     pub(super) fn with_limits(principal: Principal, limits: SessionLimits) -> Self {
         let mut c = Self {
             session: SubscriberStream::new(principal, limits),
+            // A manifest repeats names and versions of what the log lists already.
             resources: BTreeMap::new(),
             refuses: BTreeSet::new(),
             by_name: false,
@@ -302,10 +303,12 @@ impl TestSubscriber {
             return;
         }
         let mut error = WireStatus {
+            // The code is INVALID_ARGUMENT, as in Envoy's NACKs.
             code: 3,
             message: format!("{} is not good", refused[0].name),
             ..WireStatus::default()
         };
+        // A data plane that names its refusals applies the other resources of the response.
         if self.by_name {
             let names = refused
                 .into_iter()
