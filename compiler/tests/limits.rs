@@ -273,6 +273,48 @@ fn regular_expressions_of_a_service() {
     );
 }
 
+/// A route on two Services takes from each budget what it uses; the one that has little left takes
+/// nothing else from the other.
+#[test]
+fn regular_expressions_of_one_service_spend_none_of_another() {
+    let other = "apiVersion: v1\nkind: Service\nmetadata: {name: other}\n\
+        spec: {clusterIP: 192.168.0.77, ports: [{name: http, port: 80}]}\n---\n";
+    let of = |name: &str, services: &[&str], count: usize| {
+        let parents = services
+            .iter()
+            .map(|service| format!("{{group: '', kind: Service, name: {service}}}"));
+        let parents = parents.collect::<Vec<_>>().join(", ");
+        let mut text = format!(
+            "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: {name}}}\nspec:\n  parentRefs: [{parents}]\n  rules:\n"
+        );
+        for number in 0..count {
+            let value = format!("/{number}(abc|d[e-z]){{300}}");
+            writeln!(text, "  - {{matches: [{{path: {{type: RegularExpression, value: '{value}'}}}}], backendRefs: [{BACKEND}]}}").unwrap();
+        }
+        text + "---\n"
+    };
+    let refused = |text: &str, service: &str| {
+        let tenant = ParsedTenant::parse("alpha", "limits.yaml", &format!("{BASE}{other}{text}"));
+        let ir = build_ir(&tenant.input()).0.unwrap();
+        let service = ir
+            .services
+            .values()
+            .find(|it| it.service.key.name.as_str() == service);
+        let rules = service.unwrap().routes.rules();
+        let refused = |rule: &&Arc<RouteRule>| matches!(rule.action, RouteAction::Refuse { .. });
+        rules.iter().filter(refused).count()
+    };
+    // The first route leaves `web` little; `both` adds one expression to each Service.
+    let scarce = of("a", &["web"], 200) + &of("both", &["web", "other"], 1);
+    let alone = of("last", &["other"], 2);
+    assert!(refused(&scarce, "web") > 0);
+    assert_eq!(
+        refused(&(scarce + &alone), "other"),
+        1,
+        "only `both` is refused"
+    );
+}
+
 #[test]
 fn regular_expressions_of_a_gateway_spend_none_of_a_service() {
     let gateway = "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: edge}\n\

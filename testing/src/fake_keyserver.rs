@@ -236,6 +236,8 @@ impl Inner {
                 let Some(certificate) = self.find(&key) else {
                     return unknown(id, out);
                 };
+                // Like the real server, the fake signs only with the key of the presented
+                // certificate.
                 if claimed.is_some_and(|claimed| claimed != spki_of(&certificate.chain()[0])) {
                     return refuse(KeyRefusal::OtherKey, "the test gave it another", id, out);
                 }
@@ -309,6 +311,7 @@ impl FakeHandshake {
                 let mut config =
                     canal_tls::server_config(held.signing().clone(), verifier.clone(), &alpn)
                         .expect("a right configuration");
+                // TLS libraries give traffic secrets only to a key log.
                 config.key_log = secrets.clone();
                 (
                     rustls::ServerConnection::new(Arc::new(config))
@@ -326,6 +329,7 @@ impl FakeHandshake {
                 );
                 let mut config = config.expect("a right configuration");
                 config.key_log = secrets.clone();
+                // The peer is verified by its identity, so that the name does not matter.
                 let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
                 (
                     rustls::ClientConnection::new(Arc::new(config), name)
@@ -414,6 +418,8 @@ fn step(handshakes: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out
     let of = |label| canal_tls::traffic(suite, &secrets[label]).expect("of the suite");
     let done = HandshakeResult {
         bytes: &send,
+        // Bytes after the handshake are the application's, so the client must know how many were
+        // used.
         consumed: u32::try_from(h.received - h.input.len()).expect("small"),
         suite,
         alpn: h.connection.alpn_protocol().unwrap_or_default(),

@@ -312,6 +312,7 @@ impl ProcessSupervisor {
             .find(|condition| !condition_holds(condition))
         {
             let until = unmet.to_string();
+            // The phase names the condition, so that `canal world status` shows what is missing.
             self.show(ProcessPhase::Waiting { until });
             if let WaitEnd::Order(order, done) = self.wait(None, Some(CONDITION_POLL_INTERVAL)) {
                 let next = idle_order(order);
@@ -333,6 +334,7 @@ impl ProcessSupervisor {
                 if let Err(error) = sys::move_thread_into(&self.environment.probe_netns) {
                     self.note(&format!("the readiness probe from inside failed: {error}"));
                 }
+                // A process without a probe is ready as soon as it runs.
                 let ready = self.job.process.readiness.is_none();
                 self.statuses.update(&self.environment.name, |pulse| {
                     *pulse = ProcessStatus {

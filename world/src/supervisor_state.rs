@@ -163,6 +163,7 @@ impl SupervisorState {
         make_dir(&self.paths.infra())?;
         make_dir(&self.paths.config())?;
         *self.principals() = PrincipalFiles::of(&self.paths, &design.plan)?;
+        // Only hosts that run BPF programs of the tier need a BPF filesystem and receive steering.
         for host in design
             .plan
             .hosts
@@ -172,6 +173,7 @@ impl SupervisorState {
             mount_bpffs(&self.paths.bpffs(&host.name))?;
             steer(&self.paths, host)?;
         }
+        // Only a tenant's key server reads keys from files.
         for key_server in design
             .topology
             .key_servers
@@ -193,6 +195,7 @@ impl SupervisorState {
             registry::write_tenant(&self.paths, tenant, plan, &design.plan)?;
             registry::write_pods(&self.paths, &tenant.name, &[])?;
             for node in &tenant.nodes {
+                // The node proxy looks for pods in this directory.
                 make_dir(&self.paths.node_pods(&node.name))?;
                 if node.proxy.is_some() {
                     mount_bpffs(&self.paths.bpffs(&node.name))?;

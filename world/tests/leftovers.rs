@@ -40,6 +40,7 @@ fn leftovers_of_killed_runs_are_removed_by_the_next() {
             .any(|left| left.starts_with("process")),
         "its processes still run"
     );
+    // This process has the lock on leftovers, so another one must not remove them.
     an_up_of_another_process_leaves_it(&name);
     // The next `up` of any name removes it.
     drop(world("next", SMOKE));
@@ -53,6 +54,7 @@ fn leftovers_of_killed_runs_are_removed_by_the_next() {
             .success()
     );
     kill_9(supervisor_of(&name));
+    // Without files, only names of namespaces, mounts and cgroups tell of the world.
     std::fs::remove_dir_all(format!("/run/canal/worlds/{name}")).expect("removed");
     World::gc().expect("collected");
     vanishes(&name);

@@ -139,9 +139,11 @@ fn probes_decide_readiness_and_the_registry_follows() {
     world
         .wait_host_ready("alpha/web-0", deadline(SOON))
         .expect("http probe");
+    // The file does not exist yet, so the probe fails.
     assert!(!world.is_ready("beta/web-0").expect("known"));
     let pods = world.config_dir("beta").join("_pods.yaml");
     let listed = || std::fs::read_to_string(&pods).unwrap_or_default();
+    // YAML writers may choose either quote.
     assert!(
         listed().contains("status: \"False\"") || listed().contains("status: 'False'"),
         "{}",
@@ -201,6 +203,7 @@ fn the_meshs_input_files_are_written() {
     assert_eq!(pod["ips"][0], "10.1.2.2");
     assert_eq!(pod["netns"], environment.netns.display().to_string());
     assert!(
+        // The node's file must name the cgroup that the pod really has.
         environment.cgroup.join("cgroup.procs").exists()
             && pod["cgroup"] == environment.cgroup.display().to_string()
     );
@@ -218,6 +221,7 @@ fn the_meshs_input_files_are_written() {
     );
     assert_eq!(world.operator_token().expect("a token").len(), 64);
     use std::os::unix::fs::PermissionsExt;
+    // Tokens and their hashes must be readable by root only.
     for secret in ["operator.token", "tokens/a-n1.token", "principals.yaml"] {
         let mode = std::fs::metadata(world.dir().join(secret))
             .expect(secret)
@@ -254,6 +258,7 @@ fn exec_is_inside_in_every_respect() {
         listening.expect("inside"),
         "the pod's address is ours to bind inside"
     );
+    // The pod's address exists only in the pod's namespace.
     assert!(
         std::net::TcpListener::bind("10.1.2.2:0").is_err(),
         "and not outside"
@@ -268,6 +273,7 @@ fn exec_is_inside_in_every_respect() {
         .expect_err("no such host")
         .to_string();
     assert!(near.contains("did you mean"), "{near}");
+    // Both tenants have a pod of that name, so it needs its tenant.
     let unclear = world.host("web-0").expect_err("two of them").to_string();
     assert!(
         unclear.contains("alpha/default/web-0 or beta/default/web-0"),
@@ -334,6 +340,7 @@ fn pods_come_and_go_in_a_living_world() {
     let many = PodTemplate {
         name: "many".into(),
         nodes: vec!["a-n1".into()],
+        // 253 pods fit on a node; three are there.
         replicas: 251,
         ..pod.clone()
     };
@@ -361,6 +368,7 @@ fn pods_come_and_go_in_a_living_world() {
             .contains("late-1")
     };
     assert!(listed());
+    // Removed pods must leave nothing, neither in files nor in the kernel.
     world.remove_pod("late-1").expect("removed");
     assert!(!listed() && !late_pod.netns.exists() && !late_pod.cgroup.exists());
     assert!(
@@ -436,8 +444,7 @@ fn logs_are_bounded() {
 
 #[test]
 fn nothing_starts_before_its_dependencies() {
-    // Built-in node proxies and gateways wait for the controller's root certificate; pods wait for
-    // their capture.
+    // Built-in programs wait for the controller's root certificate, and pods for their capture.
     let yaml = SMOKE
         .replace(
             "{name: gw2, az: az2, command: [canal-world-peer, listen, \"8080\"]}",
@@ -491,6 +498,7 @@ fn nothing_starts_before_its_dependencies() {
     let mut capture = world.exec("b-n1", &["true"]).expect("a command");
     drop(capture.status());
     let environment = world.host("beta/web-0").expect("a pod").environment;
+    // The listener on 15001 plays the node proxy's capture in the pod's namespace.
     let mut listener = std::process::Command::new("nsenter")
         .arg(format!("--net={}", environment.netns.display()))
         .args([

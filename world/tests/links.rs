@@ -114,6 +114,7 @@ fn round_trips_match_the_links_delays() {
     let world = world("rtt", LINKS);
     let mut wrong = Vec::new();
     let count = if is_timed() { "200" } else { "50" };
+    // Both TCP and UDP, because a relay must delay each frame alike.
     for path in PATHS {
         let to = target(&world, path.to);
         for argv in [
@@ -134,6 +135,8 @@ fn round_trips_match_the_links_delays() {
                     path.from, path.to, path.least
                 ));
             }
+            // Jitter is symmetric, so the minimum may lie half of the spread above; 2 ms are for
+            // the machine.
             let is_exact =
                 least <= exact + path.spread / 2 && median <= exact + path.spread + 2_000;
             timed!(
@@ -152,6 +155,7 @@ fn round_trips_match_the_links_delays() {
         "client",
         &["canal-world-peer", "rtt-udp", &jumpy, "300", "100"],
     );
+    // Twice 2 ms either way are up to 8 ms; 300 samples exceed 3 ms with near certainty.
     assert!(
         largest - least > 3_000,
         "jitter of 2 ms each way spreads round trips: {least} to {largest}"
@@ -173,6 +177,7 @@ fn arrived(world: &World, host: &str) -> u64 {
 
 #[test]
 fn losses_are_those_of_the_seed_and_the_share() {
+    // Enough datagrams for a loss of 5 % to be measured well.
     const SENT: u64 = 20_000;
     const BATCH: u64 = 2_000;
     /// Number of worlds until one has no frame on the link but the datagrams. Another frame takes a

@@ -267,7 +267,7 @@ fn tunnel_cases(world: &World) -> Vec<(&'static str, String, RefusedPackets)> {
     let ip = |host: &str| ip(world, host);
     let vni = RefusedPackets {
         vni: 1,
-        ..RefusedPackets::default()
+        ..RefusedPackets::default() // The counts show which rule refused: VNI first, then peer.
     };
     let peer = RefusedPackets {
         peer: 1,
@@ -316,6 +316,7 @@ fn tunnel_cases(world: &World) -> Vec<(&'static str, String, RefusedPackets)> {
                 ..RefusedPackets::default()
             },
         ),
+        // `torn` fragments the packet before its VNI, and each fragment is refused.
         (
             "a VNI behind the fold",
             format!(
@@ -508,6 +509,7 @@ fn gateways_come_and_go_without_a_trace() {
     let world = world("fleet");
     let before = holdings(&world);
     let mut addresses = Vec::new();
+    // Names repeat every five rounds, so that a name that was removed can be used again.
     for round in 0..50 {
         let name = format!("gw-x{}", round % 5);
         world
@@ -521,9 +523,11 @@ fn gateways_come_and_go_without_a_trace() {
                 .ip4()
                 .expect("an address"),
         );
+        // One round is enough for what holds in each.
         if round == 0 {
             let principals =
                 std::fs::read_to_string(world.dir().join("principals.yaml")).expect("principals");
+            // A gateway that was added must be reachable, and faults must reach it too.
             assert!(principals.contains("gw-x0") && holdings(&world) != before);
             let _listener = HostListener::on(&world, &name);
             for from in ["gw-3a", "edge-1"] {
@@ -561,6 +565,7 @@ fn gateways_come_and_go_without_a_trace() {
             .iter()
             .filter(|host| host.environment.kind == "gateway")
             .count(),
+        // The file has eight gateways, of which three were removed.
         5
     );
     world
@@ -610,6 +615,7 @@ fn an_az_falls_and_rises() {
     dial(&world, "gw-1a", &far).expect("healed");
     dial(&world, "gw-3b", &theirs).expect("healed");
 
+    // A process that an operator stopped must not start with its AZ again.
     world.stop("gw-4b").expect("stopped by hand");
     world.cut_az("az2", true).expect("cut");
     // A supervisor restarts a process that ends unexpectedly after 250 ms.

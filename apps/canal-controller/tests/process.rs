@@ -162,6 +162,7 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
     let place = ControllerFolders::new();
     let mut acknowledged: Vec<String> = Vec::new();
     let (mut generation, mut quickest) = (0, Duration::MAX);
+    // Rounds differ in the number of changes and in the pause, so that kills meet different states.
     for round in 0..8u64 {
         let mut running = place.start();
         let (mut client, took) = place.client().await;
@@ -179,6 +180,7 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
         generation = now;
 
         let (acknowledge, written) = mpsc::unbounded_channel();
+        // The writer never stops by itself; the kill ends it in the middle of a change.
         let writer = tokio::spawn(async move {
             let mut acks = Vec::new();
             for i in 0.. {
@@ -200,7 +202,9 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
             }
             acks
         });
+        // 3 to 9 answers, by a formula that needs no random numbers.
         several(written, 3 + round * 5 % 7).await;
+        // Up to 7 ms more, within which a change may be anywhere between request and disk.
         tokio::time::sleep(Duration::from_millis(round * 3 % 8)).await;
         running.0.kill().unwrap();
         running.0.wait().unwrap();
@@ -213,6 +217,7 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
             acknowledged.push(name);
         }
     }
+    // Without many acknowledged changes nothing could have been lost.
     assert!(
         acknowledged.len() > 16,
         "too little was written to prove anything: {}",
@@ -299,7 +304,9 @@ async fn a_kill_at_any_step_of_a_root_rotation_undoes_no_step() {
             }
             seen
         });
+        // One to three steps: every phase of a rotation is met by some kill.
         several(turned, 1 + round % 3).await;
+        // Up to 7 ms more, within which a step may be anywhere between request and disk.
         tokio::time::sleep(Duration::from_millis(round * 3 % 8)).await;
         running.0.kill().unwrap();
         running.0.wait().unwrap();
@@ -308,6 +315,7 @@ async fn a_kill_at_any_step_of_a_root_rotation_undoes_no_step() {
         steps += seen.len() - 1;
         last = seen.into_iter().last();
     }
+    // Eight rounds of one step or more each.
     assert!(steps > 8, "too little was done to prove anything: {steps}");
 }
 
@@ -375,6 +383,7 @@ fn wrong_flags_are_reported() {
     let place = ControllerFolders::new();
     let file = place.dir.path().join("file");
     std::fs::write(&file, "x").unwrap();
+    // This listener keeps its port in use for two of the cases.
     let busy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let with = |flag: &str, value: &str| {
         let mut args = place.args();
@@ -384,6 +393,7 @@ fn wrong_flags_are_reported() {
     };
     let file = file.display().to_string();
     let no_dir = place.dir.path().join("none").display().to_string();
+    // These cases fail at the start (code 1), the ones below at the command line (code 2).
     let cases = [
         (
             "a port in use",
@@ -463,6 +473,7 @@ async fn a_full_disk_refuses_applies_and_nothing_else() {
     let place = ControllerFolders::new();
     // The shell ignores SIGXFSZ and its child inherits that, so that the write fails instead of
     // ending the process.
+    // The file may have a few MB, which some applies of 600 kB fill.
     let script = "trap '' XFSZ; ulimit -f 8000; exec \"$0\" \"$@\"";
     let child = Command::new("sh")
         .args(["-c", script, BINARY])
@@ -472,6 +483,7 @@ async fn a_full_disk_refuses_applies_and_nothing_else() {
         .unwrap();
     let _running = Running(child);
     let (mut client, _) = place.client().await;
+    // Comments are stored with their object, so each apply adds 600 kB.
     let filler = "# nothing\n".repeat(60_000);
     let mut landed = 0;
     let refusal = loop {
@@ -493,6 +505,7 @@ async fn a_full_disk_refuses_applies_and_nothing_else() {
         landed,
         "what was acknowledged is there, what was refused is not"
     );
+    // Files come into force without a write to the store.
     let file = place.dir.path().join("config/alpha/more.yaml");
     write_whole(&file, &service(1, "from-a-file", 200));
     let until = Instant::now() + wait_limit();

@@ -107,6 +107,7 @@ fn a_running_mesh_can_be_observed() {
     let Some(mut up) = Up::start() else { return };
     up.until(
         "all data planes are current and alpha's route is applied",
+        // A mesh that is current may still lack the route, which is applied after the start.
         || {
             up.canal("status --check").status.success()
                 && up
@@ -137,6 +138,7 @@ fn a_running_mesh_can_be_observed() {
     );
     up.check("logs alpha-n1 --level debug", "debug");
 
+    // The tap must be open before the pages are requested, so requests go on until it has two.
     let tap = up
         .command("tap -n 2 --tenant alpha --path /productpage -o json")
         .stdout(Stdio::piped())
@@ -172,6 +174,7 @@ fn a_running_mesh_can_be_observed() {
     );
 
     assert_eq!(
+        // SIGTERM interrupts `canal up` like ctrl-c.
         up.terminate(),
         Some(130),
         "exit code 130 for an interrupted command, as the help states"

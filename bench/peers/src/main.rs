@@ -77,6 +77,7 @@ fn main() -> anyhow::Result<()> {
             "there is no proxy {name:?}; --help lists them"
         );
     }
+    // A network namespace of its own keeps ports and loopback traffic of the machine apart.
     namespace::enter()?;
     let dir = tempfile::tempdir().context("a temporary directory")?;
     let before = flags.before.as_deref().map(Build::at).transpose()?;
@@ -88,6 +89,7 @@ fn main() -> anyhow::Result<()> {
     let tls = place.certificates.client()?;
     let mut rows = rows(&flags);
     anyhow::ensure!(
+        // Flags may combine a proxy with cases that it does not have.
         !rows.is_empty(),
         "none of these proxies has one of these cases"
     );

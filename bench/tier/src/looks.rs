@@ -83,11 +83,12 @@ pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
         lab.name
     ))?;
     let netns = Netns::open(format!("/run/netns/{}", lab.name))?;
+    // One process may open too few files for all sessions.
     let pairs = sessions.div_ceil(EACH);
     for n in 0..pairs {
         lab.start(&format!("tcp --listen echo={}", PORT + n))?;
     }
-    // The servers must listen before the clients connect.
+    // The servers must listen before the clients connect; no event tells when.
     std::thread::sleep(Duration::from_millis(500));
     for n in 0..pairs {
         let count = sessions / pairs + u32::from(n < sessions % pairs);
@@ -96,6 +97,7 @@ pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
             // After its first message a session sends nothing for ten minutes, longer than the
             // scans take.
             "sessions 240.0.0.7:{port} -n {count} --open-rate {} --interval-ms 600000 -d 3600",
+            // All pairs together open 6,000 sessions per second.
             6000 / pairs
         ))?;
     }
@@ -113,7 +115,7 @@ pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
         );
         std::thread::sleep(Duration::from_secs(1));
     }
-    // The last sessions exchange their first message.
+    // The last sessions exchange their first message; afterwards nothing disturbs the scans.
     std::thread::sleep(Duration::from_secs(2));
     let look = least(|| found().map(u64::from))?;
     let text = least(|| netns.enter(read_text)?)?;

@@ -74,6 +74,7 @@ pub(crate) fn resolve(
     for (route, mut parents) in declared.iter().zip(of_services) {
         let gateways = ingress.attach(route, budget, report);
         let mut regexes = regex_budget(&parents, gateways.keys(), &left);
+        let before = regexes.bytes_left;
         parents.extend(gateways.into_iter().map(|(service, fault)| {
             let parent = Parent {
                 service,
@@ -94,11 +95,13 @@ pub(crate) fn resolve(
         if budget.is_exceeded() {
             break;
         }
-        left.extend(
-            parents
-                .into_keys()
-                .map(|parent| (parent.service, regexes.bytes_left)),
-        );
+        // The route uses as much of each parent's budget, and leaves the rest of it to other routes.
+        let used = before - regexes.bytes_left;
+        let services: BTreeSet<ServiceKey> = parents.into_keys().map(|it| it.service).collect();
+        for service in services {
+            let rest = left.entry(service).or_insert(REGEXES_PER_SERVICE_BYTES_MAX);
+            *rest = rest.saturating_sub(used);
+        }
         let of_gateways = regexes.gateways.into_iter();
         left.extend(of_gateways.map(|budget| (budget.gateway, budget.bytes_left)));
     }

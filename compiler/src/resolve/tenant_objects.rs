@@ -148,6 +148,8 @@ impl<'a> TenantObjects<'a> {
             Object::Endpoints(object) => self.endpoints.push(Sourced { document, object }),
             // Nothing refers to these by more than their names, which need no object.
             Object::ServiceAccount(_) => {}
+            // No object refers to a ConfigMap yet.
+            Object::ConfigMap(_) => {}
             Object::HttpRoute(object) => self.http_routes.push(Sourced { document, object }),
             Object::GrpcRoute(object) => self.grpc_routes.push(Sourced { document, object }),
             Object::UdpRoute(object) => self.udp_routes.push(Sourced { document, object }),
@@ -202,6 +204,6 @@ fn rank(kind: ObjectKind) -> u8 {
         ObjectKind::DestinationRule | ObjectKind::ReferenceGrant | ObjectKind::Secret => 3,
         ObjectKind::Service | ObjectKind::EndpointSlice | ObjectKind::Endpoints => 4,
         ObjectKind::Pod => 5,
-        ObjectKind::ServiceAccount => 6,
+        ObjectKind::ServiceAccount | ObjectKind::ConfigMap => 6,
     }
 }

@@ -27,14 +27,12 @@ pub(crate) fn resolve(
     let of_tenant = corpus.tenants.iter().filter(|sourced| {
         tenant.is_some_and(|t| t.name.as_str() == sourced.object.metadata.name.as_str())
     });
-    let own = of_tenant.clone().next();
+    // Of several Tenants of this name the last counts, as in `tenant::own_object`.
+    let own = of_tenant.last();
     if on_tier.is_some() && own.is_some_and(|own| has_tier_service(&own.object.spec)) {
         add_own(input, corpus, services, report);
     }
-    let requested = of_tenant
-        .clone()
-        .next()
-        .and_then(|sourced| Some((sourced, sourced.object.spec.home_az.clone()?)));
+    let requested = own.and_then(|sourced| Some((sourced, sourced.object.spec.home_az.clone()?)));
     if let (Some((sourced, _)), None) = (&requested, on_tier) {
         let problem = "the tenant is not on the cloud tier, so its services have no home AZ";
         report.warning(

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use canal_model::diagnostic::{Diagnostic, Severity, SourceLocation};
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName};
+use canal_model::policy::config_map::CA_BUNDLE;
 use canal_model::policy::{Document, Object, ObjectKey, ObjectKind, RejectedField};
 use canal_yaml::decode::{DecodeResult, Empty, UnknownField, decode};
 use canal_yaml::path::pattern;
@@ -15,9 +16,12 @@ use canal_yaml::tree::{self, YamlNode, YamlValue};
 use serde::Deserialize;
 
 use crate::annotations::without_unread;
-use crate::entries::remove_unread_entries;
-use crate::fields::{FieldVerdict, UnknownKindAction, classify_field, kind_of};
-use crate::limits::{DOCUMENTS_PER_FILE_MAX, FILE_BYTES_MAX, FINDINGS_PER_DOCUMENT_MAX};
+use crate::entries;
+use crate::fields::{FieldVerdict, classify_field};
+use crate::kinds::{UnknownKindAction, kind_of};
+use crate::limits::{
+    CA_BUNDLE_BYTES_MAX, DOCUMENTS_PER_FILE_MAX, FILE_BYTES_MAX, FINDINGS_PER_DOCUMENT_MAX,
+};
 use crate::list::item_text;
 use crate::locate::{file_location, position_in};
 use crate::renamed::{RenamedField, renamed_fields, renamed_kind, with_new_kind};
@@ -277,7 +281,7 @@ impl DocumentReader<'_> {
         };
         let kind = self.kind(&root)?;
         let mut text = text;
-        if kind == ObjectKind::Secret && remove_unread_entries(&mut root) {
+        if self.remove_entries(kind, &mut root) {
             text = Cow::Owned(item_text(&root));
         }
         let object = self.object(kind, &root)?;
@@ -289,6 +293,32 @@ impl DocumentReader<'_> {
             text: text.as_ref().into(),
             faults: std::mem::take(&mut self.faults),
         })
+    }
+
+    /// Removes the entries that are not kept of a Secret or a ConfigMap. Returns whether it removed
+    /// any.
+    fn remove_entries(&mut self, kind: ObjectKind, root: &mut YamlNode) -> bool {
+        match kind {
+            ObjectKind::Secret => entries::remove_from_secret(root),
+            ObjectKind::ConfigMap => {
+                let removed = entries::remove_from_config_map(root);
+                if let Some(bytes) = removed.bundle_bytes {
+                    let problem = format!(
+                        "{CA_BUNDLE} has {bytes} bytes, more than {CA_BUNDLE_BYTES_MAX}; it is not kept"
+                    );
+                    let fix = "leave out certificates that nobody needs";
+                    let origin = self.origin.clone();
+                    let key = self.key.clone();
+                    let diagnostic = error(Code::LimitExceeded, origin, key, "data", problem, fix);
+                    self.diagnostics.push(Diagnostic {
+                        severity: Severity::Warning,
+                        ..diagnostic
+                    });
+                }
+                removed.is_changed
+            }
+            _ => false,
+        }
     }
 
     /// Returns the document's kind, or adds a diagnostic that says why it has none.
@@ -363,6 +393,7 @@ impl DocumentReader<'_> {
             ObjectKind::Secret => self
                 .typed(kind, root, Empty::Absent)
                 .map(|secret| Object::Secret(canal_certificate::read(secret))),
+            ObjectKind::ConfigMap => self.typed(kind, root, Empty::Absent).map(Object::ConfigMap),
             ObjectKind::HttpRoute => self
                 .typed(kind, root, Empty::Refused)
                 .map(Object::HttpRoute),

@@ -87,6 +87,7 @@ fn only_changes_are_reported() {
 
 #[test]
 fn a_broken_file_keeps_its_last_good_objects() {
+    let root = TempDir::new().unwrap();
     put(
         root.path(),
         "alpha/a.yaml",
@@ -339,6 +340,7 @@ fn the_number_of_tenants_is_limited() {
 #[test]
 fn the_number_of_documents_and_findings_is_limited() {
     let many = "a: 1\n---\n".repeat(limits::DOCUMENTS_PER_FILE_MAX + 1);
+    let parsed = canal_sources::parse("f.yaml", &many);
     assert!(
         parsed.documents.is_empty()
             && parsed.diagnostics[0]

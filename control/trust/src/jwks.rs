@@ -3,7 +3,7 @@
 //! the controller call arbitrary servers. The last good set stays in use, also across restarts.
 //! Start at [`follow`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -127,6 +127,8 @@ pub(crate) enum JwksError {
     Form(String),
     #[error("{0}")]
     Fetch(#[from] FetchError),
+    #[error("the fetch panicked, which is a bug in the controller; fix: report it")]
+    Panicked,
 }
 
 impl JwksError {
@@ -138,6 +140,7 @@ impl JwksError {
             Self::File(_) => "file",
             Self::Form(_) => "form",
             Self::Fetch(fault) => fault.name(),
+            Self::Panicked => "panicked",
         }
     }
 }
@@ -339,15 +342,22 @@ pub async fn follow(context: JwksContext, origin: JwksSource, stored: BTreeSet<J
         stored,
         entries: BTreeMap::new(),
         tasks: JoinSet::new(),
+        running: HashMap::new(),
     };
     loop {
-        fetcher.follow_catalog();
+        fetcher.follow_catalog().await;
         tokio::select! {
             () = tokio::time::sleep(DUE_CHECK_INTERVAL) => {}
-            Some(done) = fetcher.tasks.join_next() => match done {
-                Ok((key_set, fetched)) => fetcher.take(key_set, fetched).await,
-                Err(_) => tracing::error!("trust: a fetch of a key set panicked, which is a bug in the controller"),
-            },
+            Some(done) = fetcher.tasks.join_next_with_id() => {
+                let (task, fetched) = match done {
+                    Ok(done) => done,
+                    // Nothing aborts a fetch, so it panicked. It is tried again as one that failed.
+                    Err(panicked) => (panicked.id(), Err(JwksError::Panicked)),
+                };
+                if let Some(key_set) = fetcher.running.remove(&task) {
+                    fetcher.take(key_set, fetched).await;
+                }
+            }
         }
     }
 }
@@ -359,13 +369,15 @@ struct Fetcher {
     /// Key sets that the store had at the start of the controller.
     stored: BTreeSet<JwksRef>,
     entries: BTreeMap<JwksRef, JwksEntry>,
-    tasks: JoinSet<(JwksRef, Result<JwksFetch, JwksError>)>,
+    tasks: JoinSet<Result<JwksFetch, JwksError>>,
+    /// Key sets that the tasks fetch.
+    running: HashMap<tokio::task::Id, JwksRef>,
 }
 
 impl Fetcher {
     /// Follows the catalog: forgets key sets that no tenant needs any more, and starts the fetches
     /// that are due.
-    fn follow_catalog(&mut self) {
+    async fn follow_catalog(&mut self) {
         let catalog = self.context.catalog.borrow().clone();
         let now = Instant::now();
         let wanted = list_key_sets(
@@ -388,7 +400,7 @@ impl Fetcher {
         for key_set in gone {
             self.entries.remove(&key_set);
             self.stored.remove(&key_set);
-            self.keep(&key_set, None);
+            self.keep(&key_set, None).await;
         }
         let mut under_way: BTreeMap<TenantName, usize> = BTreeMap::new();
         for (key_set, _) in self.entries.iter().filter(|(_, known)| known.under_way) {
@@ -415,15 +427,16 @@ impl Fetcher {
             known.under_way = true;
             *of_tenant += 1;
             let (origin, etag) = (self.origin.clone(), known.etag.clone());
-            self.tasks.spawn(async move {
+            let fetched = key_set.clone();
+            let task = self.tasks.spawn(async move {
                 // A set beyond the tenant's limit is an error, like one that cannot be fetched.
-                let fetched = if is_over {
+                if is_over {
                     Err(JwksError::Uris)
                 } else {
                     origin.fetch(&key_set.0, &key_set.1, etag).await
-                };
-                (key_set, fetched)
+                }
             });
+            self.running.insert(task.id(), fetched);
         }
     }
 
@@ -474,7 +487,7 @@ impl Fetcher {
             return;
         }
         if let Some(set) = &set {
-            self.keep(&key_set, Some(set.clone()));
+            self.keep(&key_set, Some(set.clone())).await;
         }
         let fault = fault.map(|f| f.to_string());
         let (tenant, uri) = key_set;
@@ -491,18 +504,22 @@ impl Fetcher {
             .await;
     }
 
-    /// Stores a key set for the next start, or deletes it if `body` is `None`. A failure is
+    /// Stores a key set for the next start, or deletes it if `body` is `None`. It returns when that
+    /// is done, so that a later change of the same set comes later on disk too. A failure is
     /// counted; it costs refused tokens after a restart.
-    fn keep(&self, key_set: &JwksRef, body: Option<String>) {
+    async fn keep(&self, key_set: &JwksRef, body: Option<String>) {
         let context = self.context.clone();
         let (tenant, uri) = key_set.clone();
-        tokio::task::spawn_blocking(move || {
+        let written = tokio::task::spawn_blocking(move || {
             if let Err(e) = context.store.put_jwks(&tenant, &uri, body.as_deref()) {
                 context
                     .metrics
                     .count(metrics::STORE_ERRORS, &[("reason", e.name())]);
             }
         });
+        if written.await.is_err() {
+            tracing::error!("trust: storing a key set panicked, which is a bug in the controller");
+        }
     }
 }
 

@@ -150,7 +150,7 @@ pub(crate) trait HttpDownstream {
     fn begin_body(&mut self, session: &ClientSession, keeps_head: bool);
 
     /// Ready if the client has left while nothing is sent to it.
-    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()>;
+    fn poll_client_gone(&mut self, cx: &mut Context<'_>) -> Poll<()>;
 
     /// Returns the client's side for an exchange, and the head for a later reauthorization.
     fn exchange(&mut self) -> (DownstreamSide<'_>, OpenHead<'_>);
@@ -808,7 +808,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         };
         let client = &mut self.client;
         limits
-            .back_off(worker, is_sent, |cx| client.poll_gone(cx))
+            .back_off(worker, is_sent, |cx| client.poll_client_gone(cx))
             .await
     }
 

@@ -221,6 +221,7 @@ async fn a_key_server_that_talks_nonsense_is_left() {
             .accept(listener.accept().await.unwrap().0)
             .await
             .unwrap();
+        // Once the request has arrived, the answer cannot precede it.
         tls.read_u8().await.unwrap();
         tls.write_all(&says).await.unwrap();
         tls.flush().await.unwrap();

@@ -251,6 +251,7 @@ fn tcp_and_link_protocols_pass_and_nothing_else_enters() {
             .unwrap();
         assert_eq!(client.line(), "nothing", "{to}");
     }
+    // One datagram in each family.
     assert_eq!(count(&lab, &held, "stopped_udp"), 2);
     assert!(count(&lab, &held, "passed_tcp") > 0 && count(&lab, &held, "passed_neighbour") > 0);
     lab.node.within(|| held.release()).unwrap();

@@ -481,6 +481,7 @@ mod tests {
                 "{name}"
             );
         }
+        // Family 9 is neither of the two that the scanner requests.
         let mut family = message(V4, BY_FAMILY, &one[HEAD..]);
         family[HEAD] = 9;
         assert!(matches!(

@@ -169,6 +169,7 @@ impl PolicyComparison {
             .filter(|policy| guard::applies(&policy.target, &place))
             .cloned()
             .collect();
+        // The order is compared too, because decisions name the policy that decided.
         if !own
             .iter()
             .map(|policy| &policy.key)
@@ -250,6 +251,8 @@ fn one(
         else {
             break;
         };
+        // Each authorizer allows the request here, so that every later decision is compared as
+        // well.
         agreed.insert(authorizer.clone());
         asked = then;
         verdict = set.decide_after(&known, asked);

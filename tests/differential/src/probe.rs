@@ -59,6 +59,7 @@ fn holding(service: &ServiceIr, port: u16, rule: &RouteRule, http: &HttpMatch) -
             path.clone()
         }
         PathMatch::Regex(_) => fitting(&PATHS, |path| {
+            // The other conditions are removed, so that only the pattern selects the path.
             let alone = HttpMatch {
                 method: None,
                 headers: Vec::new(),
@@ -84,6 +85,7 @@ fn holding(service: &ServiceIr, port: u16, rule: &RouteRule, http: &HttpMatch) -
         Some(HostMatch::Suffix(domain)) => held.host = format!("any{domain}"),
         None => {}
     }
+    // A match without a method holds for any; `request` sets GET.
     if let Some(method) = &http.method {
         held.method.clone_from(method);
     }
@@ -153,6 +155,8 @@ fn bent(held: &OracleRequest) -> Vec<OracleRequest> {
         .strip_suffix(|_: char| true)
         .filter(|shorter| !shorter.is_empty())
         .unwrap_or("/");
+    // A final slash, a part more, an empty segment, letter case and a part less each select another
+    // rule.
     for other in [
         format!("{path}/"),
         format!("{path}x"),
@@ -164,6 +168,7 @@ fn bent(held: &OracleRequest) -> Vec<OracleRequest> {
         bend(&|request| request.target = format!("{other}{asks}"));
     }
     match query {
+        // An empty query, one without a name, and a repeated name select differently from no query.
         None => ["?", "?1", "?x-a=1&x-a=2"]
             .iter()
             .for_each(|asked| bend(&|request| request.target = format!("{path}{asked}"))),
@@ -180,6 +185,7 @@ fn bent(held: &OracleRequest) -> Vec<OracleRequest> {
         }
     }
     let upper = held.host.to_uppercase();
+    // A router must ignore letter case, a port and a final dot; the last two are other hosts.
     for other in [
         upper.clone(),
         format!("{upper}:80"),
@@ -192,6 +198,8 @@ fn bent(held: &OracleRequest) -> Vec<OracleRequest> {
     for method in ["POST", "get", "OPTIONS"] {
         bend(&|request| request.method = method.to_owned());
     }
+    // Each header is removed, renamed by letter case, given another value, and repeated after and
+    // before.
     for at in 0..held.headers.len() {
         bend(&|request| drop(request.headers.remove(at)));
         bend(&|request| request.headers[at].0.make_ascii_uppercase());

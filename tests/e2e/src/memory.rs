@@ -85,12 +85,16 @@ pub fn in_process(pid: u32, publics: &Publics) -> Vec<FoundKey> {
                         location: format!("memory {line}"),
                     }),
             );
+            // The next chunk begins before the end of this one, so that no key is cut at the
+            // border.
             at += (length.max(OVERLAP + 1) - OVERLAP) as u64;
+            // A chunk within the overlap is the region's last; stepping on would read it again.
             if length <= OVERLAP {
                 break;
             }
         }
     }
+    // The overlap is searched twice.
     found.sort();
     found.dedup();
     found
@@ -221,6 +225,8 @@ mod tests {
         let private = pem(credential.key.as_bytes()).remove(0);
         // In an ECPrivateKey (RFC 5915), version 1 and an octet string of 32 bytes precede the
         // scalar.
+        // The search reads scalars at aligned addresses, and big numbers in the library's word
+        // order.
         let at = private
             .windows(5)
             .position(|window| window == [2, 1, 1, 4, 0x20])
@@ -250,6 +256,7 @@ mod tests {
                 credential.chain.clone().into_bytes(),
                 false,
             ),
+            // Half a key, and its public part, must not be reported.
             ("half of it", aligned(&scalar[..16]), false),
         ] {
             assert_eq!(

@@ -203,12 +203,14 @@ pub fn grow(mesh: &Mesh, is_timed: bool) -> ScaleOutFigures {
     let loaded: Vec<String> = (0..CLIENTS - 1).map(client).collect();
     let loads: Vec<Child> = loaded
         .iter()
+        // 24 requests per second use each of the 160 connections within seven seconds.
         .map(|client| load(mesh, client, &["-r", "24", "-c", CONNECTIONS]))
         .collect();
     let begun = Instant::now();
     let (service, before) = heads(mesh);
     let mut count = 0;
     until(
+        // Each bucket must have a tunnel before the tier grows, so that its requests can move.
         deadline(SETTLED_WITHIN),
         "the tunnels cover every bucket",
         || {
@@ -253,6 +255,7 @@ pub fn grow(mesh: &Mesh, is_timed: bool) -> ScaleOutFigures {
         .zip(loads)
         .map(|(client, child)| failed_of(mesh, client, child))
         .sum();
+    // A single busy client must profit from new replicas too, however it connects.
     let alone = [
         (
             "persistent connections",

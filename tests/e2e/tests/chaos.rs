@@ -162,8 +162,10 @@ fn happen(mesh: &Mesh, event: ChaosEvent, round: u64) {
     };
     match event {
         ChaosEvent::Drain(n) => {
+            // With a timeout of 0 the command does not wait for sessions to end.
             mesh.canal(&["gateway", "drain", GATEWAYS[n], "--timeout", "0"])
                 .ok();
+            // The load meets the drained replica before it takes sessions again.
             std::thread::sleep(CUT);
             mesh.canal(&["gateway", "undrain", GATEWAYS[n]]).ok();
         }
@@ -179,6 +181,7 @@ fn happen(mesh: &Mesh, event: ChaosEvent, round: u64) {
                 .add_gateway(&guest, "az1", BACKENDS[n])
                 .unwrap_or_else(|e| panic!("{guest}: {e}"));
             ready(&guest);
+            // The guest ends its sessions first, so that its removal is a planned change.
             mesh.canal(&["gateway", "drain", &guest, "--timeout", "20"])
                 .ok();
             world
@@ -225,6 +228,7 @@ fn happen(mesh: &Mesh, event: ChaosEvent, round: u64) {
             world
                 .link_down(GATEWAYS[n])
                 .unwrap_or_else(|e| panic!("{}: {e}", GATEWAYS[n]));
+            // The link comes back within the round, so that recovery happens under load.
             std::thread::sleep(CUT);
             world
                 .link_up(GATEWAYS[n])
@@ -264,6 +268,7 @@ fn round(mesh: &Mesh, event: ChaosEvent, number: u64, sum: &mut EventCost) -> St
     sum.rounds += 1;
     for (tenant, child) in loads {
         let report = mesh.end("load in a round", child).json();
+        // A missing number counts as a failure that exceeds every bound.
         let count = |field: &str| report[field].as_u64().unwrap_or(u64::MAX);
         let (failed, requests, strange) =
             (count("failed"), count("requests"), strange(tenant, &report));
@@ -276,6 +281,7 @@ fn round(mesh: &Mesh, event: ChaosEvent, number: u64, sum: &mut EventCost) -> St
             report["gap_ms_max"]
         );
         sum.lost_max = (sum.lost_max.0.max(failed), event.losses_max());
+        // The losses are asserted after all rounds (`assert_losses`), so the cause is printed here.
         if failed > event.losses_max() {
             println!(
                 "{tenant}: {failed} failed, at most {} may: {report}\n{}",
@@ -288,6 +294,7 @@ fn round(mesh: &Mesh, event: ChaosEvent, number: u64, sum: &mut EventCost) -> St
             "{number}. {event:?}: {tenant}: {strange} answers of others: {report}"
         );
     }
+    // The next round must begin with a settled mesh, or its losses would be this event's.
     until(
         SETTLED_WITHIN,
         "all data planes have their newest state",
@@ -309,6 +316,7 @@ fn random_faults_lose_only_requests_in_flight() {
     } else {
         SHORTENED
     };
+    // A given seed gets all rounds, so that it repeats a failure of any of them.
     let runs = seed.map_or(SEEDS.map(|seed| (seed, rounds)).to_vec(), |seed| {
         vec![(seed, rounds * SEEDS.len() as u64)]
     });
@@ -316,6 +324,7 @@ fn random_faults_lose_only_requests_in_flight() {
     until(SETTLED_WITHIN, "both clients reach every service", || {
         CLIENTS.iter().all(|(_, client)| answers(&mesh, client))
     });
+    // Faults begin once every backend serves its share, as in a fleet that has settled.
     until(
         SETTLED_WITHIN,
         "services are spread over the backends",

@@ -67,6 +67,7 @@ fn apply(mesh: &Mesh, text: &str) -> canal_e2e::ClientOutcome {
 /// and the load counts which half answers.
 #[test]
 fn a_thousand_changes_lose_no_request() {
+    // The load runs for this long and is started again until all changes are made.
     const SECONDS: u64 = 20;
     const RATE: u64 = 200;
     const CHANGED_WITHIN: Duration = Duration::from_secs(12 * SECONDS);
@@ -89,6 +90,7 @@ fn a_thousand_changes_lose_no_request() {
         &timeout,
     ];
     // In the gate each connection sends when it was answered.
+    // The timing tier sets a rate, to notice if requests slow down; the gate judges no rate.
     if is_timed() {
         load.extend(["-r", &rate, "-c", "8", "-d", &seconds]);
     } else {
@@ -106,7 +108,7 @@ fn a_thousand_changes_lose_no_request() {
         halves.map(|pod| reports.served_by(pod)),
     );
     println!(
-        "{wanted} changes in {took:?}; {requests} requests in {lasted:?}; by half: {answered:?}"
+        "{wanted} changes in {took:?}; {requests} requests in {lasted:?}; by half: {answered:?}" // Each response tells which half answered, so a change without effect is noticed here.
     );
     reports.assert_none_lost("requests lost by changes");
     assert!(
@@ -118,6 +120,7 @@ fn a_thousand_changes_lose_no_request() {
         answered.into_iter().all(|half| half >= requests / 5),
         "each half of the application answers a fifth of the requests"
     );
+    // Nothing is sent between two runs of the load, so the bound is below its rate.
     timed!(
         requests >= lasted.as_secs() * RATE * 2 / 3,
         "rate of requests during changes"

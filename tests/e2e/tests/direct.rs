@@ -116,12 +116,14 @@ fn sessions() -> std::process::Child {
 
 #[test]
 fn redis_goes_node_to_node_for_each_tenant() {
+    // Gateways count relayed connections, so an unchanged count shows that none was used.
     let before = carried_by_gateways("redis");
     for tenant in TENANTS {
         let client = format!("{tenant}/default/client-0");
         until(deadline(SOON), "redis answers", || {
             redis(&client, &["ping"]).1 == "PONG"
         });
+        // Both tenants write the same key at the same address and must read their own value.
         assert_eq!(redis(&client, &["set", "k", tenant]).1, "OK");
     }
     for tenant in TENANTS {

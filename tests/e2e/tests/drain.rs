@@ -54,6 +54,7 @@ fn sessions(mesh: &Mesh) -> u64 {
 #[test]
 fn a_drained_replica_ends_with_no_sessions() {
     let mesh = Mesh::up("tier.yaml", "e2e-drain");
+    // Services become reachable one by one; a request to one that is not would count as lost.
     for client in [MESHED, PROXYLESS] {
         until(
             deadline(SETTLED_WITHIN),
@@ -71,6 +72,7 @@ fn a_drained_replica_ends_with_no_sessions() {
     };
     // Persistent connections. In the timing tier together 200 requests per second; in the gate each
     // connection sends when it was answered.
+    // Rates are for the timing tier; the gate sends as fast as it is answered.
     let persistent: &[&str] = if is_timed() {
         &["-r", "100", "-c", "16", "-d", "40"]
     } else {
@@ -82,6 +84,7 @@ fn a_drained_replica_ends_with_no_sessions() {
         &["-c", "2", "-d", "2", "--no-keepalive"]
     };
     let clients = [(MESHED, load(persistent)), (PROXYLESS, load(persistent))];
+    // A drain without sessions would prove nothing.
     let (new_sessions, reports) = load_while(&mesh, &clients, || {
         let had: u64 = REPLICAS
             .iter()
@@ -92,6 +95,8 @@ fn a_drained_replica_ends_with_no_sessions() {
             "the clients' sessions were elsewhere: {had}"
         );
         let (name, accepted) = stays_empty(&mesh);
+        // Only new connections can reach a replica whose drain was cancelled, so the load keeps
+        // none alive.
         let (took, new_sessions) = load_while(&mesh, &[(PROXYLESS, load(new))], || {
             mesh.canal(&["gateway", "undrain", &name]).ok();
             until(

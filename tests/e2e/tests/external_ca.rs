@@ -124,6 +124,7 @@ fn another_process_signs() {
     let status = mesh
         .canal(&["ca", "status", "--tenant", "alpha", "-o", "json"])
         .json();
+    // Certificates work in both cases, so the source and cfssl's own log show who signed.
     assert_eq!(status["domains"][0]["source"], "external", "{status}");
     let log = std::fs::read_to_string(mesh.world.log("cfssl").unwrap()).unwrap();
     assert!(log.contains("signed certificate"), "{log}");
@@ -142,6 +143,7 @@ fn another_process_signs() {
         .expect("alpha has a client")
         .clone();
     (guest.name, guest.service_account) = ("guest".into(), "guest".into());
+    // A service account of its own, because an identity that exists has a certificate already.
     mesh.world.add_pod("alpha", &guest).unwrap();
     let refused = || {
         mesh.counted(

@@ -222,6 +222,7 @@ fn a_replica_learns_that_an_endpoint_is_unreachable() {
     let before = unreachables();
     let rules = "add table inet e2e; add chain inet e2e no { type filter hook forward priority 0; }; \
                  add rule inet e2e no tcp dport 7000 reject with icmpx host-unreachable";
+    // The node rejects what it forwards to its endpoint; the other AZ's endpoint stays reachable.
     mesh.run("beta-n1", &["nft", rules]).ok();
     // In the gate a session may wait for its answer until the end.
     let (seconds, patience) = (
@@ -229,6 +230,7 @@ fn a_replica_learns_that_an_endpoint_is_unreachable() {
         deadline_ms(ANSWERED_WITHIN),
     );
     let mut clients = Vec::new();
+    // Alpha has the same addresses, and no broken endpoint: its sessions must not notice.
     for tenant in ["beta", "alpha"] {
         let pod = format!("{tenant}/default/client-far-0");
         for address in mesh.resolve(&pod, "tcp.default.svc.cluster.local") {
@@ -239,6 +241,8 @@ fn a_replica_learns_that_an_endpoint_is_unreachable() {
                 &target,
                 "-n",
                 "60",
+                // 60 sessions, so that some of them surely are sent to the unreachable endpoint
+                // first.
                 "--open-rate",
                 "100",
                 "--interval-ms",
@@ -276,6 +280,7 @@ fn a_replica_learns_that_an_endpoint_is_unreachable() {
     }
     let received = unreachables() - before;
     mesh.run("beta-n1", &["nft", "delete table inet e2e"]).ok();
+    // Without such an error the sessions opened at the other endpoint at once, and prove nothing.
     assert!(
         received > 0,
         "no replica heard of it: were all sessions with the other endpoint?"

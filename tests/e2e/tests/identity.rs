@@ -190,6 +190,8 @@ fn a_root_is_replaced_under_load() {
         }
         mesh().canal(&["ca", "rotate", "--tenant", "alpha"]).ok();
         until(deadline(SOON), "the replacement is under way", || {
+            // A rotation that has not begun looks like one that is over, so its begin is awaited
+            // first.
             domain("alpha")["phase"] != "steady"
         });
         until(deadline(RENEWED_WITHIN), "the old root is retired", || {
@@ -205,6 +207,7 @@ fn a_root_is_replaced_under_load() {
         reports.assert_none_lost(&format!("{what} while a root is replaced"));
     }
     let after = roots("alpha");
+    // Two roots are trusted during a rotation; at its end only the new one is.
     assert!(
         after.len() == 1 && before.len() == 1 && after != before,
         "{before:?}, {after:?}"
@@ -233,6 +236,7 @@ fn a_changed_intermediate_in_files_is_used() {
     };
     let shown_by = |intermediate: &TestAuthority| {
         let own = intermediate.pem().replace(['\r', '\n'], "");
+        // Both sides are PEM, with different line ends.
         let chains = issuers();
         !chains.is_empty()
             && chains
@@ -240,6 +244,7 @@ fn a_changed_intermediate_in_files_is_used() {
                 .all(|chain| chain.replace(['\r', '\n'], "").contains(&own))
     };
     assert!(
+        // The check must find the first intermediate, or its later absence would mean nothing.
         shown_by(&files().intermediate),
         "chains hold the intermediate"
     );
@@ -266,6 +271,7 @@ fn a_changed_intermediate_in_files_is_used() {
         || shown_by(&second),
     );
     assert_eq!(mesh().code(BETA_CLIENT, PAGE, &[]), 200);
+    // Other tests of this mesh issue certificates from the first intermediate.
     files().write(&files().intermediate, None);
 }
 
@@ -321,6 +327,7 @@ fn the_revoked_are_out() {
         mesh().code(INTRUDER, PAGE, &[]) == 200
     });
     let before = revoked_connections();
+    // Others must not notice: the load is short and repeats until the revoked sessions have ended.
     let others = [
         "canal-samples",
         "sessions",
@@ -339,6 +346,8 @@ fn the_revoked_are_out() {
             .map(|_| mesh().spawn(INTRUDER, &["bash", "-c", SESSION]))
             .collect();
         for session in &mut theirs {
+            // A session is open once its first bytes are echoed; before, it could be refused at its
+            // beginning.
             let (mut line, out) = (
                 String::new(),
                 session.stdout.take().expect("it was started with pipes"),
@@ -388,6 +397,7 @@ fn the_revoked_are_out_at_once() {
                 "-d",
                 &lasts,
             ],
+            // This test runs in the timing tier only, so the sessions last for fixed times.
         )
     };
     until(deadline(SOON), "it is a member like the others", || {
@@ -410,6 +420,7 @@ fn the_revoked_are_out_at_once() {
     let one = mesh().end("a session of the revoked", one).json();
     let others = mesh().end("sessions of others", others).json();
     let broken = one["breaks"][0]["at_s"]
+        // A session's report gives times from its own begin, so the order's time is subtracted.
         .as_f64()
         .map(|at| Duration::from_secs_f64(at).saturating_sub(ordered));
     println!(
@@ -425,6 +436,7 @@ fn the_revoked_are_out_at_once() {
         "all sessions of a revoked peer end within a second"
     );
     assert_time(
+        // A session that never broke has no time and exceeds the bound.
         "time until a revoked peer's connection ends",
         broken.unwrap_or(Duration::MAX),
         AT_ONCE,
@@ -523,6 +535,7 @@ fn federation_needs_both_and_a_policy() {
         );
         opened
     };
+    // A foreign trust domain is refused in the handshake as long as no federation exists.
     assert!(matches!(
         closed("unauthenticated"),
         TunnelAttempt::Refused(_)
@@ -587,6 +600,7 @@ fn bad_chains(
         "spiffe://beta.example/ns/default/sa/client",
         "spiffe://beta.example/ns/default/sa/web",
     );
+    // The chain is longer than CHAIN_CERTIFICATES_MAX (8).
     let long = (0..10).fold(files().root.intermediate("deep 0"), |above, n| {
         above.intermediate(&format!("deep {}", n + 1))
     });
@@ -647,6 +661,7 @@ fn bad_chains(
         (
             "chain_too_large",
             ours.issue(&Leaf {
+                // The certificate is larger than CHAIN_BYTES_MAX (32 KiB).
                 padding: 60_000,
                 ..good.clone()
             }),
@@ -666,6 +681,7 @@ fn bad_chains_are_refused_by_name() {
         ..good.clone()
     };
     mesh();
+    // Beta's CA is in files, and its CRL is one of them.
     files().write(ours, Some(&ours.revoke(&[77], 1)));
     let cases = bad_chains(ours, &good, &revoked);
     let pod = mesh().address("beta/default/web-0");
@@ -691,6 +707,7 @@ fn bad_chains_are_refused_by_name() {
             taken.reached(),
             "{kind}: the same without a fault is taken: {taken:?}"
         );
+        // The CRL reaches a listener some time after the file is written.
         let known = || {
             matches!(
                 open(listener, Some(&ours.issue(&revoked))),
@@ -751,6 +768,7 @@ fn the_workload_api_sends_svids_and_renewals() {
                 "workload-client",
                 "-n",
                 "2",
+                // The second answer is the renewal.
                 "-d",
                 &seconds,
                 "--out",
@@ -777,6 +795,8 @@ fn the_workload_api_sends_svids_and_renewals() {
         key: read("key.pem"),
     };
     assert!(to_alpha(&own).reached(), "the mesh accepts it");
+    // SPIFFE requires the header, so that a request which an application can be tricked into gets
+    // no SVID.
     let bare = mesh()
         .run(
             CLIENT,
@@ -788,6 +808,7 @@ fn the_workload_api_sends_svids_and_renewals() {
         (&false.into(), &"InvalidArgument".into()),
         "{bare}"
     );
+    // The pod has not requested the Workload API, so the client ends without an SVID.
     let none = mesh().run(INTRUDER, &["canal-samples", "workload-client", "-d", "3"]);
     assert_ne!(none.code, Some(0), "{none:?}");
 }

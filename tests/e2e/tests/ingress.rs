@@ -68,7 +68,8 @@ fn clients_outside_the_tenants_reach_services_at_gateways() {
         assert!(headers.contains(&forwarded), "{received}");
         assert_eq!(code(&mesh, address, "unknown.example.com"), 404);
     }
-    // A free address of the pool, a port without a listener, and HBONE's.
+    // Nothing listens at an address that no Gateway has, nor at a Gateway's port without a
+    // listener. Port 15008 is HBONE's, which only members of the mesh may reach.
     assert_eq!(code(&mesh, "198.19.0.35", "shop.example.com"), 0);
     for port in [81, 15008] {
         assert_eq!(
@@ -83,6 +84,7 @@ fn clients_outside_the_tenants_reach_services_at_gateways() {
         "delete", "--tenant", "beta", "Gateway", "public", "-n", "default",
     ])
     .ok();
+    // A deleted Gateway's address must not serve on, and must not take alpha's with it.
     until(deadline(SOON), "beta's address is free again", || {
         code(&mesh, BETA, "shop.example.com") == 0
     });
@@ -162,11 +164,13 @@ fn a_gateway_serves_https(mesh: &Mesh) {
         until(deadline(SOON), reason, || refused(reason) > 0);
     }
     // The host of the other listener, on a connection for this one.
+    // Host `other.test` is not served on this connection, yet no other listener claims it.
     let host = ["-H", "host: a.example.com"];
     assert_eq!(https_code(mesh, &roots, "shop.example.com", &host), 421);
     let host = ["-H", "host: other.test"];
     assert_eq!(https_code(mesh, &roots, "shop.example.com", &host), 404);
     a_redirect_leads_to_https(mesh, &roots);
+    // Operators read Secrets back; the key must not be in any output.
     let shown = mesh.canal(&[
         "get", "--tenant", "alpha", "Secret", "shop", "-n", "default", "-o", "yaml",
     ]);
@@ -238,6 +242,8 @@ fn a_changed_certificate_fails_no_request(mesh: &Mesh, roots: &str, authority: &
     };
     let before = serial();
     let ((), reports) = load_while(mesh, &clients, || {
+        // Two changes, so that the second replaces a certificate that was itself loaded at run
+        // time.
         for number in [2, 3] {
             let renewed = authority.issue(&Leaf {
                 serial: number,
@@ -250,6 +256,8 @@ fn a_changed_certificate_fails_no_request(mesh: &Mesh, roots: &str, authority: &
                 deadline(SOON),
                 "new handshakes present the new certificate",
                 || {
+                    // One handshake shows one replica; ten in a row make it likely that all have
+                    // the certificate.
                     (0..10).all(|_| {
                         let shown = serial();
                         shown != last && shown != before

@@ -68,6 +68,8 @@ fn mesh() -> &'static Mesh {
             for (tenant, fallback) in topology
                 .tenants
                 .iter_mut()
+                // Alpha falls back to local keys and beta refuses, so that each test sees both
+                // policies.
                 .zip([TopologyKeyFallback::Local, TopologyKeyFallback::Refuse])
             {
                 tenant.keys = Some(TenantKeysTopology {
@@ -89,6 +91,7 @@ fn mesh() -> &'static Mesh {
                 .as_mut()
                 .and_then(|c| c.process.as_mut())
                 .expect("the world has a controller");
+            // Tests sign certificates for their own clients with these CAs.
             controller.args.extend([
                 "--ca-dir".into(),
                 authorities().0.path().display().to_string(),
@@ -99,6 +102,7 @@ fn mesh() -> &'static Mesh {
             until(deadline(SOON), "both tenants are served", || {
                 mesh.code(&client, "http://10.101.0.10/headers", &[]) == 200
             });
+            // Nodes need a key of a key server too, which they may get later than gateways.
             until(deadline(SOON), "and by the nodes themselves", || {
                 handshake(&mesh, tenant).reached()
             });
@@ -386,6 +390,7 @@ fn a_gateway_without_its_key_server_follows_policy() {
         ) > 0,
         "as is why"
     );
+    // A key server was left, so not even alpha needed its local fallback.
     assert_eq!(local(), before, "no handshake used a local key");
     kill_and_stop("ks-2");
     let refused = || {
@@ -400,6 +405,7 @@ fn a_gateway_without_its_key_server_follows_policy() {
         || through_gateway("alpha").reached(),
     );
     assert!(local() > before, "which is counted");
+    // Beta's fallback is `Refuse`.
     let before = refused();
     let answer = through_gateway("beta");
     assert!(
@@ -484,6 +490,8 @@ fn terminated() -> Result<(), Value> {
 fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
     let mesh = mesh();
     let served = || mesh.code("beta/default/client-0", "http://10.101.0.10/headers", &[]) == 200;
+    // Keys move from key servers to hosts, back to key servers, and to the settings before: RSA is
+    // required in each place.
     keys("beta", ("KeyServer", "EcdsaP256"), ("Local", "Rsa2048"));
     let stored = mesh.world.dir().join("data/beta-n2/certs");
     let rsa = |chain: &str| {
@@ -512,6 +520,8 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
     until(
         deadline(SOON),
         "local: the pod of RSA keys answers by the gateway",
+        // The gateway, the node and the pod have keys of their own, and all must have changed to
+        // RSA.
         || served() && through_gateway("beta").reached() && handshake(mesh, "beta").reached(),
     );
     assert_eq!(by_rsa("handshake_server"), 0, "no key server was used");
@@ -522,6 +532,7 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
         || {
             let answered =
                 served() && through_gateway("beta").reached() && handshake(mesh, "beta").reached();
+            // The gateway and the endpoint's node are servers of one handshake each.
             answered && by_rsa("handshake_client") > 0 && by_rsa("handshake_server") > 1
         },
     );
@@ -538,6 +549,7 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
     until(deadline(SOON), "signatures: the gateway ends TLS", || {
         terminated().is_ok()
     });
+    // A gateway that terminates TLS asks only for signatures.
     assert!(by_rsa("sign") > 0);
     keys("beta", ("KeyServer", "Rsa2048"), ("KeyServer", "EcdsaP256"));
     until(deadline(SOON), "as before", || {
@@ -599,10 +611,13 @@ fn garbage_affects_no_handshake() {
     };
     assert_eq!(requester.ping(), KeyServerReply::Pong);
     let frame = |length: u32, rest: &[u8]| [&length.to_be_bytes()[..], rest].concat();
+    // The noise is the same in each run, so that a failure repeats. Its first bytes are too large a
+    // length.
     let noise: Vec<u8> = (0..FRAME_MAX).map(|n| (n * 7919 % 251) as u8).collect();
     let cases = [
         ("a length beyond all", frame(u32::MAX, b"x")),
         ("a length below all", frame(1, b"x")),
+        // A frame's body begins with eight bytes of ID and one of kind.
         ("an unknown kind", frame(9, &[0, 0, 0, 0, 0, 0, 0, 1, 0xff])),
         (
             "a body that ends too early",
@@ -637,6 +652,7 @@ fn garbage_affects_no_handshake() {
 /// nothing else.
 #[test]
 fn a_stolen_node_certificate_signs_only_for_its_own_pods() {
+    // The channel certificate is obtained with the node's token, as a thief could.
     let credential = component(
         "beta-n1",
         "spiffe://components.canal/ns/beta/sa/node.beta-n1",
@@ -679,6 +695,8 @@ fn a_stolen_node_certificate_signs_only_for_its_own_pods() {
             "a component's",
             "spiffe://components.canal/ns/canal-system/sa/gateway.gw-1",
         ),
+        // An identity that does not exist is refused like one that exists, so that the reply
+        // reveals nothing.
         ("nobody's", "spiffe://beta.example/ns/default/sa/nobody"),
     ] {
         for answer in [
@@ -720,6 +738,7 @@ fn a_stolen_channel_certificate_is_revoked_at_once() {
         .as_array()
         .cloned()
         .unwrap_or_default();
+    // The stolen certificate is the newest: it was issued at the beginning of this test.
     let newest = all
         .iter()
         .filter(|c| c["identity"] == identity)
@@ -737,6 +756,7 @@ fn a_stolen_channel_certificate_is_revoked_at_once() {
     until(deadline(SOON), "the thief is refused", || {
         matches!(requester(&stolen).ping(), KeyServerReply::Closed(_))
     });
+    // The node has another certificate of the same identity; the revocation names one serial.
     assert!(handshake(mesh, "beta").reached(), "the node is not");
     assert_eq!(
         requester(&component("beta-n2", identity)).ping(),

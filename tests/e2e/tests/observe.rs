@@ -262,6 +262,8 @@ fn check_views(setup: &ObserveWorld, operator: &str, own: &str, other: &str) {
         .iter()
         .map(|t| t["tenant"].clone())
         .collect();
+    // Certificates and subscriptions belong to the provider's process, so tenants' operators see
+    // neither.
     assert!(
         tenants == [own] && dump["certificates"].is_null() && dump["southbound"].is_null(),
         "{operator}: {dump}"
@@ -276,6 +278,7 @@ fn check_views(setup: &ObserveWorld, operator: &str, own: &str, other: &str) {
         .filter(|line| !line.starts_with('#'))
         .collect();
     assert!(
+        // An empty result would pass the check below.
         series
             .iter()
             .any(|line| line.starts_with("istio_requests_total{instance=\"gw-")),
@@ -292,6 +295,7 @@ fn check_views(setup: &ObserveWorld, operator: &str, own: &str, other: &str) {
 #[test]
 fn logs_dumps_and_metrics_are_of_the_own_tenant() {
     let setup = setup();
+    // Each tenant has many lines, so that lines of both in one log would be noticed.
     for _ in 0..20 {
         setup.wait_for_answer(ALPHA, "/blob?size=10&log-a");
         setup.wait_for_answer(BETA, "/blob?size=10&log-b");
@@ -328,7 +332,7 @@ fn logs_dumps_and_metrics_are_of_the_own_tenant() {
         "the provider sees both tenants of a gateway",
         || setup.gateways("root").iter().any(is_whole),
     );
-    // The world's own access to the tap gives the same result.
+    // A name that does not exist ends with exit code 5 for the world's own access too.
     let tap = setup.mesh.canal(&["tap", "--tenant", "nosuch"]);
     assert!(
         tap.code == Some(5) && tap.stderr.contains("there is no tenant"),
@@ -343,6 +347,7 @@ fn a_stalled_reader_blocks_no_other_and_gets_the_drop_count() {
     let mut tap = setup.spawn("ann", "tap --path /blob?size=10&many -o json");
     let mut other = setup.spawn("ann", "tap -n 3 --path /blob?size=10&other");
     wait_for_tap(&mut tap);
+    // Each line has the padded path, so that 3,000 lines exceed the pipe and the gateway's queue.
     let pad = "p".repeat(3000);
     let url =
         format!("http://web-0.default.svc.cluster.local/blob?size=10&many=[1-3000]&pad={pad}");
@@ -362,6 +367,7 @@ fn a_stalled_reader_blocks_no_other_and_gets_the_drop_count() {
         codes.lines().count() == 3000 && codes.lines().all(|code| code == "200"),
         "requests are not delayed"
     );
+    // Another reader gets its lines while this one is stalled.
     setup.request_until_ended(ALPHA, "/blob?size=10&other", &mut other);
     setup.mesh.end("other", other).ok();
     let dropped = || {

@@ -177,6 +177,7 @@ fn others_are_whole(mesh: &Mesh, when: &str) {
 /// Checks alpha's diagnostics: for policies that it applies, which change nothing, and for those in
 /// its files, which are in force as denials.
 fn bad_policies(mesh: &Mesh) {
+    // Each policy has 1,200 values, more than the 1,024 that a policy may have.
     let all: Vec<String> = (0..BAD)
         .map(|n| too_large(&format!("bad-{n}"), "web-l7"))
         .chain([too_large("bad-web", "web")])
@@ -208,6 +209,7 @@ fn bad_policies(mesh: &Mesh) {
     );
     // When another tenant's DENY was lost, alpha had one good policy beside its bad ones.
     apply(mesh, "alpha", &deny("a0", "/nothing")).ok();
+    // Files are not refused as requests are: a policy in a file that does not compile denies.
     for (n, part) in all.chunks(50).enumerate() {
         std::fs::write(
             mesh.world.config_dir("alpha").join(format!("bad-{n}.yaml")),
@@ -258,6 +260,7 @@ fn one_tenants_bad_policies_affect_no_other_tenant() {
     );
 
     mesh.world.stop(GATEWAY).unwrap();
+    // Without its state file the gateway must get everything from the controller again.
     let gone = forget(mesh, GATEWAY);
     mesh.world.start(GATEWAY).unwrap();
     // The gateway admits no client before it is ready; from then on the policy is in force.
@@ -272,6 +275,7 @@ fn one_tenants_bad_policies_affect_no_other_tenant() {
     others_are_whole(mesh, "with a cold gateway");
     closed("web", 10);
 
+    // After a plain restart the gateway begins with its state file.
     mesh.world.restart(GATEWAY).unwrap();
     mesh.world.wait_host_ready(GATEWAY, deadline(SOON)).unwrap();
     others_are_whole(mesh, "with a gateway from its disk");

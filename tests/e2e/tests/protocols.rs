@@ -169,6 +169,8 @@ fn keep_alive_load_is_answered_without_a_loss() {
 fn grpc_unary_streams_trailers_and_statuses() {
     for address in both(20, 9000) {
         for mode in ["unary", "server-stream", "client-stream", "bidi"] {
+            // One empty message, many small ones, and some that exceed HTTP/2's initial window of
+            // 64 KiB.
             for (count, size) in [("1", "0"), ("50", "1000"), ("4", "2000000")] {
                 sample(&[
                     "grpc-client",
@@ -181,6 +183,7 @@ fn grpc_unary_streams_trailers_and_statuses() {
                     size,
                 ]);
             }
+            // A status message with characters that gRPC must percent-encode.
             sample(&[
                 "grpc-client",
                 &address,
@@ -194,6 +197,7 @@ fn grpc_unary_streams_trailers_and_statuses() {
                 "a/b %",
             ]);
         }
+        // Messages 100 ms apart, so that each passes alone and not with the next one.
         sample(&[
             "grpc-client",
             &address,
@@ -493,6 +497,8 @@ fn a_service_without_endpoints_is_unavailable() {
 /// client's own tenant.
 #[test]
 fn the_outside_is_refused_and_tenants_meet_only_themselves() {
+    // No service has the first two addresses. The others are the controller's, the tier's inner
+    // addresses of services, a node's with VXLAN's port, and one outside.
     let targets = [
         "10.101.77.77:80",
         "[fd00:101::7777]:80",
@@ -517,6 +523,7 @@ fn the_outside_is_refused_and_tenants_meet_only_themselves() {
             );
         }
     }
+    // Beta's pod has the same address as a pod of alpha's, so each tenant must reach its own.
     let hosts = mesh().world.hosts().unwrap();
     let environment = &hosts
         .iter()

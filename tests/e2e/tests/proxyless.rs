@@ -50,6 +50,7 @@ fn setup() -> &'static ProxylessCase {
             TestAuthority::root("alpha"),
             TestAuthority::root("the world's"),
         );
+        // The test has the CA's key, so that it can issue certificates for clients.
         for (name, text) in [
             ("root-cert.pem", alpha.pem()),
             ("cert-chain.pem", alpha.pem()),
@@ -63,6 +64,7 @@ fn setup() -> &'static ProxylessCase {
         write("tls/default.web-open.crt", &shop.chain);
         write("tls/default.web-open.key", &shop.key);
         write("tls/allow.yaml", ALLOWED);
+        // Alpha's keys are only in its own key server, and without it there is no fallback.
         let mesh = Mesh::up_with("trust.yaml", "e2e-bare", |topology| {
             let keys = TenantKeysTopology {
                 location: TopologyKeyLocation::KeyServer,
@@ -183,6 +185,7 @@ fn the_tenants_own_key_stays_in_its_key_server_which_may_refuse() {
     until(deadline(SOON), "the shop is served", || {
         page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true
     });
+    // The key is used repeatedly before gateways are searched for it.
     let report = page(BARE, "web-open", SHOP, "public.pem", &["-n", "20"]);
     assert_eq!(report["ok"], true, "{report}");
     let leaf = CertificateDer::from_pem_slice(setup.shop.chain.as_bytes()).expect("a certificate");
@@ -202,10 +205,13 @@ fn the_tenants_own_key_stays_in_its_key_server_which_may_refuse() {
             .collect();
         assert!(found.is_empty(), "{gateway}: {found:?}");
     }
+    // Without this, a search that finds nothing would also leave the gateways clean.
     let stored = memory::in_files(&setup.mesh.world.dir().join("data/alpha-ks/tls"), &publics);
     assert!(!stored.is_empty(), "the search finds it at home");
     let list = setup.mesh.world.dir().join("data/alpha-ks/tls/allow.yaml");
     std::fs::write(&list, "allow: {}\n").expect("the list");
+    // The key server reads the list for each signature, so the result changes with the next
+    // handshake.
     assert_eq!(
         page(BARE, "web-open", SHOP, "public.pem", &[])["ok"],
         false,
@@ -228,6 +234,7 @@ fn the_tenants_own_key_stays_in_its_key_server_which_may_refuse() {
         true,
         "and at once again"
     );
+    // Nothing falls back to another key, since the shop's key is nowhere else.
     setup.mesh.world.stop("alpha-ks").unwrap();
     assert_eq!(
         page(BARE, "web-open", SHOP, "public.pem", &[])["ok"],
@@ -248,6 +255,7 @@ fn clients_may_have_to_prove_themselves() {
     let member = setup
         .alpha
         .issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/bare"));
+    // The name is right, but the issuer is not the tenant's CA.
     let foreign =
         TestAuthority::root("nobody").issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/bare"));
     let file = |name: &str, text: &str| {
@@ -286,6 +294,7 @@ fn clients_may_have_to_prove_themselves() {
         false,
         "nor is a client without a certificate"
     );
+    // Plaintext to the TLS port must not reach the application either.
     assert_ne!(
         setup.mesh.code(
             BARE,
@@ -381,6 +390,7 @@ impl GuardOfInterfaces {
         };
         for words in [
             "link add guard0 type veth peer name guard1",
+            // 1600 bytes is the MTU of the world's underlay links.
             "link set guard0 mtu 1600 up",
         ] {
             let argv: Vec<&str> = std::iter::once("ip").chain(words.split(' ')).collect();
@@ -409,6 +419,8 @@ impl GuardOfInterfaces {
             ("--root-ca", mesh.world.root_ca().display().to_string()),
             (
                 "--token-file",
+                // The agent guards interfaces by its bindings alone, so the controller need not
+                // know its token.
                 file("token", "a-token-that-nobody-has-0123456789abcdef"),
             ),
             ("--data-dir", dir.display().to_string()),
@@ -541,6 +553,7 @@ fn a_containers_interface_determines_its_address() {
     let other = add_other_container(mesh);
     let ((own, first), (theirs, second)) = (container(mesh, BARE), container(mesh, &other));
     let url = "http://web.default.svc.cluster.local/headers";
+    // Both must work without a guard, or a later refusal could have another cause.
     for pod in [BARE, &other] {
         until(
             deadline(SOON),
@@ -555,6 +568,7 @@ fn a_containers_interface_determines_its_address() {
         })
     };
     until(deadline(SOON), "both interfaces are guarded", guarded);
+    // Frames are counted where they come in, so the label tells which container sent them.
     let refused = |interface: &str| {
         let labels = [&*format!("interface=\"{interface}\""), "tenant=\"alpha\""];
         mesh.counted(
@@ -570,6 +584,7 @@ fn a_containers_interface_determines_its_address() {
             || mesh.code(pod, url, &[]) == 200,
         );
     }
+    // The load outlasts the attack; its end is ordered below.
     let before = (refused(&own), refused(&theirs));
     let served = mesh.spawn(
         BARE,
@@ -591,6 +606,7 @@ fn a_containers_interface_determines_its_address() {
     let took = until(
         deadline(SOON),
         "each frame is counted at its incoming interface",
+        // Each family gets `FRAMES` frames.
         || refused(&theirs) - before.1 >= 2 * FRAMES,
     );
     let report = mesh

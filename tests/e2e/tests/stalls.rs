@@ -132,6 +132,7 @@ fn stall(case: &StallCase) -> Child {
 
 #[test]
 fn clients_that_do_not_read_block_no_other_client() {
+    // Buffered bytes count against the tenant's share, and both proxies have one.
     let held = || {
         ["gateway", "node"]
             .map(|kind| {
@@ -153,6 +154,7 @@ fn clients_that_do_not_read_block_no_other_client() {
             .map(|kind| mesh().counted_at(kind, "canal_hbone_stalled_streams", &[]))
             .sum::<u64>()
     };
+    // The service was applied when the mesh came up; both nodes must have it.
     until(deadline(SOON), "the new service is known", || {
         [CLIENT, FAR].iter().all(|pod| echoes(pod, "10.101.0.51"))
     });
@@ -163,6 +165,8 @@ fn clients_that_do_not_read_block_no_other_client() {
         until(
             deadline(SOON),
             "what they hold is charged to their tenant",
+            // Both must be above zero: bytes without a stalled stream would be a transfer in
+            // progress.
             || held() > 0 && stalled() > 0,
         );
         // `timeout`, under which every client of a mesh runs, forwards the signal.
@@ -173,6 +177,8 @@ fn clients_that_do_not_read_block_no_other_client() {
         .expect("it runs");
         child.wait().expect("the program ends");
         assert_others_are_served(&format!("{}, closed", case.road));
+        // Buffers of a stalled client must be freed when it ends, or they would leak from the
+        // share.
         until(deadline(SOON), "their permits are returned", || {
             held() == 0 && stalled() == 0
         });

@@ -113,6 +113,8 @@ fn mesh() -> &'static Mesh {
                         ..like
                     });
                 }
+                // A second replica makes a backend a group, which fails as one in some tests of the
+                // timing tier.
                 let second = |first: &Component| Component {
                     name: format!("{}b", first.name),
                     ..first.clone()
@@ -121,6 +123,7 @@ fn mesh() -> &'static Mesh {
                 topology
                     .gateways
                     .extend(seconds.into_iter().filter(|_| is_timed()));
+                // A request for this path ends the test program.
                 for gateway in &mut topology.gateways {
                     let process = gateway.process.as_mut().expect("gateways run");
                     process
@@ -264,6 +267,8 @@ fn open_sessions() -> usize {
 fn planned_changes_break_no_session() {
     let mesh = mesh();
     let (seconds, events_min) = match (std::env::var_os("CANAL_SOAK").is_some(), is_timed()) {
+        // The soak makes 50 changes in two minutes (docs/testing.md); the timing tier makes part of
+        // it.
         (true, _) => (140, 50),
         (false, true) => (80, 16),
         (false, false) => (0, 4),
@@ -275,14 +280,17 @@ fn planned_changes_break_no_session() {
     let held = patient_sessions(
         SESSIONS[usize::from(!is_timed())],
         &["--open-rate", "200", "--interval-ms", "4000"],
+        // Each request opens a connection, so that changes meet handshakes too.
     );
     let fresh = patient_load(PROXYLESS, 0, &["-r", "40", "-c", "8", "--no-keepalive"]);
     let meshed = patient_load(MESHED, 1, &["-r", "40", "-c", "8"]);
     let started = Instant::now();
     let mut events = 0;
     std::thread::scope(|removals| {
+        // The last change needs some seconds, which must be within the planned time.
         while events < 4 || begun.elapsed() + Duration::from_secs(10) < Duration::from_secs(seconds)
         {
+            // Each call makes four changes.
             let guest = change_fleet(events / 4);
             // The replica's process drains first, which takes seconds; the next replica need not
             // wait for it.
@@ -307,6 +315,7 @@ fn planned_changes_break_no_session() {
         meshed["requests"],
         meshed["failed"]
     );
+    // This part explains a failure; it asserts nothing.
     // Mechanisms by which the sessions survived: chains, and segments that TCP retransmitted.
     let spread = |what: &str| -> u64 {
         let label = format!("what=\"{what}\"");
@@ -389,6 +398,7 @@ fn a_killed_replica_loses_only_its_own_sessions() {
             "--interval-ms",
             "100",
             "-d",
+            // The sessions last until the victim is chosen, killed and back.
             "15",
         ],
     );
@@ -479,7 +489,11 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
     let (rate, limit_ms) = (RATE.to_string(), TIMEOUT.as_millis().to_string());
     let common = ["-r", &rate, "-d", "10", "--timeout-ms", &limit_ms];
     let kinds = [
+        // The first kind shows what in-flight requests are lost, the second when new connections
+        // succeed.
         ("kept", &["-c", "4"][..], losses_max),
+        // New connections may fail for a second (`GAP_MAX`), in which each load starts `RATE`
+        // requests.
         ("new", &["-c", "64", "--no-keepalive"], RATE),
     ];
     let started = Instant::now();
@@ -526,6 +540,7 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
             losses_max,
         );
         timed!(
+            // 9 of the 10 seconds; a load that stalls itself would lose nothing.
             number(&report, "requests") >= 9 * RATE,
             "the load is sent at its rate, {name}"
         );
@@ -659,6 +674,7 @@ fn new_sessions(to: SocketAddr, lasts: Duration) -> Vec<(Instant, bool)> {
 /// after two seconds. It gets new sessions within five seconds after its workers continue.
 #[test]
 fn a_grey_failure_gets_no_new_session() {
+    // Longer than the two seconds after which a replica with stuck workers must get no session.
     const GREY: Duration = Duration::from_secs(6);
     let mesh = mesh();
     let victim = mesh
@@ -679,6 +695,7 @@ fn a_grey_failure_gets_no_new_session() {
         )
     };
     let (stopped_at, back, sessions) = std::thread::scope(|scope| {
+        // The watch covers the failure, and the time in which the replica must return.
         let watch = scope.spawn(|| new_sessions((to, 80).into(), GREY + Duration::from_secs(7)));
         // Some sessions are answered first, so that lost ones are those of the failure.
         std::thread::sleep(Duration::from_secs(1));
@@ -710,6 +727,7 @@ fn a_grey_failure_gets_no_new_session() {
         lost.len(),
         sessions.len()
     );
+    // Without such a session the time until none is sent there would be zero.
     timed!(!lost.is_empty(), "a session reaches the stuck workers");
     assert_time(
         "time until a grey replica gets no new session",

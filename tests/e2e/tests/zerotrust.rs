@@ -113,12 +113,14 @@ fn layer_7_policies_allow_and_deny() {
     ];
     for (what, pod, path, more, expected) in cases {
         assert_eq!(mesh().code(pod, &url(11, path), more), expected, "{what}");
+        // `canal explain` evaluates the same policies offline and must agree with the gateway.
         assert_eq!(
             explained(pod, "web-l7:80", path, more),
             expected == 200,
             "{what}: `canal explain` says what happened"
         );
     }
+    // Envoy's body for a denied request; clients and operators look for it.
     let output = mesh()
         .run(INTRUDER, &["curl", "-sS", &url(11, "/headers")])
         .ok();
@@ -207,7 +209,7 @@ fn authorizer_with(timeout: &str) -> String {
 }
 
 /// CUSTOM calls the tenant's own authorizer, sends it the permitted fields, and enforces its
-/// decision. Without a response it refuses.
+/// decision, and its status if that is unusual. Without a response it refuses.
 #[test]
 fn an_external_authorizer_is_called_and_obeyed() {
     let timeout = format!("{}s", (AUTHORIZED_WITHIN * slack()).as_secs());
@@ -267,6 +269,7 @@ fn an_external_authorizer_is_called_and_obeyed() {
         200,
         "requests outside the rule are not sent to the authorizer"
     );
+    // The hanging authorizer must be abandoned after its timeout; a short one keeps the test short.
     mesh().apply("alpha", &authorizer_with("1s"));
     assert_eq!(
         mesh().code(CLIENT, &url(13, "/headers"), &["-H", "x-authz: hang"]),
@@ -333,6 +336,7 @@ fn token(query: &str, claims: &str) -> String {
 /// Returns a case's name, its token, and the status of the response.
 fn token_cases() -> Vec<(&'static str, String, u16)> {
     vec![
+        // The issuer also has an EC key, and the tenant's file has a copy of the issuer's keys.
         ("an EC key", token("kid=curve", STAFF), 200),
         ("keys of a file", token("kid=first", FILED), 200),
         (
@@ -356,6 +360,7 @@ fn token_cases() -> Vec<(&'static str, String, u16)> {
             ),
             401,
         ),
+        // 1000000000 is in 2001, and 4000000000 below is in 2096.
         (
             "ended",
             token(
@@ -399,6 +404,8 @@ fn tokens_are_checked_by_keys_from_url_and_file() {
     for (what, token, expected) in token_cases() {
         assert_eq!(with_token(&token, "/headers"), expected, "{what}");
     }
+    // No token at all is allowed by the RequestAuthentication; only the policy requires a
+    // principal.
     assert_eq!(
         mesh().code(CLIENT, &url(14, "/headers"), &[]),
         403,
@@ -422,12 +429,14 @@ fn tokens_are_checked_by_keys_from_url_and_file() {
     until(deadline(SOON), "the new key is known", || {
         with_token(&token("kid=second", STAFF), "/headers") == 200
     });
+    // Both keys are valid while issuers replace one, so nothing is refused in between.
     assert_eq!(with_token(&old, "/headers"), 200, "the old one still is");
     issuer("DELETE", "/keys?kid=first", "");
     until(deadline(SOON), "the old key is forgotten", || {
         with_token(&old, "/headers") == 401
     });
     until(deadline(SOON), "the tokens are counted", || {
+        // More tokens than ten were sent above.
         mesh().counted_at("gateway", "canal_gateway_tokens_total", &[]) > 10
     });
 }
@@ -449,6 +458,7 @@ fn strict_refuses_plaintext_and_permissive_accepts_it() {
              spec: {{selector: {{matchLabels: {{app: {app}}}}}, {spec}}}\n"
         )
     };
+    // Without a PeerAuthentication the mode is PERMISSIVE, as in Istio.
     assert_eq!(
         mesh().code(bare, &direct("web-strict"), &[]),
         200,
@@ -459,6 +469,7 @@ fn strict_refuses_plaintext_and_permissive_accepts_it() {
         &(peers("strict", "web-strict", "mtls: {mode: STRICT}")
             + &peers("open", "web-open", "mtls: {mode: PERMISSIVE}")),
     );
+    // Code 0 is a connection that was closed: STRICT refuses before any HTTP.
     until(deadline(SOON), "plaintext is refused", || {
         mesh().code(bare, &direct("web-strict"), &[]) == 0
     });
@@ -488,6 +499,7 @@ fn strict_refuses_plaintext_and_permissive_accepts_it() {
     until(
         deadline(SOON),
         "a client without an identity does not match a principal",
+        // A direct connection is refused by the node as a connection, hence code 0 and not 403.
         || mesh().code(bare, &direct("web-open"), &[]) == 0,
     );
     assert_eq!(mesh().code(CLIENT, &direct("web-open"), &[]), 200);
@@ -572,6 +584,7 @@ fn a_change_of_policy_ends_open_connections() {
         output.stdout.lines().count()
     };
     let (kept, ended) = (sessions(CLIENT), sessions(INTRUDER));
+    // The client sends 3,000 messages, longer than the test: only the policy ends the WebSocket.
     let argv = [
         "canal-samples",
         "ws-client",
@@ -586,10 +599,12 @@ fn a_change_of_policy_ends_open_connections() {
         open_at("alpha/default/echo-live-0", 7000) >= 2 * SESSIONS
             && open_at("alpha/default/ws-0", 8081) >= 1
     });
+    // Direct connections are closed by nodes, the others by gateways.
     let closed = || {
         mesh().counted_at("node", "canal_node_closed_total", &[])
             + mesh().counted_at("gateway", "canal_gateway_reauthorized_total", &[])
     };
+    // A DENY that names one client: all others keep what they have.
     let before = closed();
     let others = "  action: DENY\n  rules:\n  - from: [{source: {principals: [alpha.example/ns/default/sa/intruder]}}]\n";
     mesh().apply(
@@ -613,6 +628,7 @@ fn a_change_of_policy_ends_open_connections() {
         .stop("sessions of clients that are still allowed", kept)
         .json();
     let socket = mesh().end("a WebSocket of a client that is no longer allowed", socket);
+    // The client opens broken sessions again, and each of these breaks as well.
     assert_eq!(kept["broken"], 0, "{kept}");
     assert!(
         ended["broken"].as_u64() >= Some(SESSIONS as u64),
@@ -645,6 +661,8 @@ fn a_datagram_to_another_nodes_pod_does_not_arrive() {
             .unwrap()
             .unwrap();
         receiver
+            // A datagram inside the world arrives within milliseconds; the wait is for one that
+            // must not come.
             .set_read_timeout(Some(Duration::from_secs(1)))
             .unwrap();
         let to = SocketAddr::new(address, receiver.local_addr().unwrap().port());
@@ -666,6 +684,7 @@ fn a_datagram_to_another_nodes_pod_does_not_arrive() {
         )
     };
     until(deadline(SOON), "the node counts both", || stopped() >= 2);
+    // `canal status` warns of traffic in the clear; here none left the node.
     let page = mesh.canal(&["status"]);
     assert!(!page.stdout.contains("in the clear"), "{page:?}");
 }

@@ -434,6 +434,7 @@ mod tests {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("topologies/tier.yaml");
         let tier =
             Topology::parse(&file, include_str!("../../topologies/tier.yaml")).expect("right");
+        // The limit counts all hosts of the world, so the list is filled to it.
         let few = ["edge-1".to_owned(), "alpha/shop/web-0".to_owned()];
         let many = vec![String::new(); HOSTS_MAX];
         let good = ("gw-9", "az1", "b1");

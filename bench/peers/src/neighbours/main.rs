@@ -230,6 +230,7 @@ fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
     namespace::enter()?;
     // The threads of the load stay on their core.
+    // One core for the load and another for the proxy: neither takes time from the other.
     let core: usize = LOAD_CORE.parse()?;
     let mut cores = rustix::thread::CpuSet::new();
     cores.set(core);
@@ -255,6 +256,7 @@ fn main() -> anyhow::Result<()> {
         })
     };
     let mut rows: Vec<NeighbourRow> = wanted.iter().flat_map(row).collect();
+    // Proxies take turns in each round, so that a change of the machine affects all.
     for number in 0..flags.rounds {
         for proxy in &wanted {
             let measured = round(proxy, &place, &flags, number)?;

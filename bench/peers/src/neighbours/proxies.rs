@@ -117,6 +117,7 @@ fn haproxy(place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<Pin
 fn envoy(place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<PinnedProcess> {
     let (ip, port) = (origin::ADDRESS, origin::PORT);
     let (mut listeners, mut clusters) = (String::new(), String::new());
+    // Each tenant has a listener and a cluster of its own, as separate tenants have.
     for (n, address) in addresses.iter().enumerate() {
         let _ = write!(
             listeners,
@@ -155,6 +156,7 @@ fn envoy(place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<Pinne
         "-c",
         &path,
     ];
+    // The last listener is the last that opens, so the start waits for it.
     PinnedProcess::start(
         &argv,
         PROXY_CORE,

@@ -83,6 +83,7 @@ fn by_snapshot(
     policies: &str,
 ) -> anyhow::Result<PinnedProcess> {
     let snapshot = place.dir.join(format!("{name}.snapshot"));
+    // Compiling 100,000 routes takes long, so later runs use the same file.
     if !snapshot.exists() {
         let config = place.dir.join(name);
         configure(
@@ -99,6 +100,7 @@ fn by_snapshot(
         .into_owned();
     // The last run's log would occupy memory.
     let _ = std::fs::remove_file(&file);
+    // Other proxies log in the case of policies only, so Canal does too.
     let log = if policies.is_empty() { "off" } else { &file };
     let listener = BenchListener {
         address: loopback(PORT),

@@ -21,6 +21,7 @@ pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pinn
          ssl-default-server-ciphersuites TLS_AES_256_GCM_SHA384\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 60s\n  \
          timeout server 60s\n  http-reuse always\n  default-server pool-purge-delay 600s\n",
     );
+    // The case of policies measures proxies with an access log.
     if case == ProxyCase::Policies {
         conf.push_str("  log stdout format raw local0\n  option httplog\n");
     }
@@ -42,6 +43,7 @@ pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pinn
             let _ = write!(conf, "backend s{n}\n  server s {ORIGIN}:{ORIGIN_PORT}\n");
         }
     } else if case == ProxyCase::Mtls {
+        // Of the proxies' cases only this one has mTLS on both sides.
         let server = format!(
             "server s {} ssl crt {ours} ca-file {authority} verify required alpn h2",
             tls_origin::ADDRESS

@@ -75,6 +75,7 @@ impl BenchMesh {
                 dir.join(file).to_string_lossy().into_owned(),
             ]);
         }
+        // Both controllers run at the same time, so each has a port.
         let listen = loopback(if name == "large" { 18_101 } else { 18_100 });
         let rest = format!(
             "--listen {listen} --admin-addr 127.0.0.1:0 --metrics-addr 127.0.0.1:0 --log warn"
@@ -87,6 +88,7 @@ impl BenchMesh {
             listen,
             &place.dir.join(format!("controller-{name}.log")),
         )?;
+        // CPU time after the start must not count as the proxy's.
         controller.settle()?;
         Ok(Self { dir, controller })
     }
@@ -125,6 +127,7 @@ impl BenchMesh {
         // The start waited for the plain listener; the load goes elsewhere.
         gateway.address = address;
         let begun = Instant::now();
+        // Configuration and certificates arrive after the listeners are open.
         while let Err(lacking) = readiness() {
             let log_text = || std::fs::read_to_string(&log).unwrap_or_default();
             anyhow::ensure!(

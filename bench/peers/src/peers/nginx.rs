@@ -29,6 +29,7 @@ pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pinn
             "1.1",
         ),
     };
+    // 4096 connections and endless keep-alive: no proxy may be slowed by reconnects.
     let conf = format!(
         "daemon off; master_process off; worker_processes 1; error_log {d}/nginx.err; pid {d}/nginx.pid;\n\
          events {{ worker_connections 4096; }}\n\

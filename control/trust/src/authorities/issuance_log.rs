@@ -147,15 +147,27 @@ impl ActiveCertificates {
         }
     }
 
-    /// Adds an entry that is on disk.
+    /// Adds an entry that is on disk. An external CA may return a serial twice; the new entry then
+    /// takes the place of the old one, whose permit is given back.
     fn insert(&mut self, name: DomainName, row: StoredCertificate) {
         let slot = self.holder_hash(&name, &row.holder, &row.identity, &row.names);
-        let before = self
-            .rows
-            .entry(name)
-            .or_default()
-            .insert(row.serial.clone(), Arc::new(row));
-        *self.counts.entry(slot).or_default() += usize::from(before.is_none());
+        *self.counts.entry(slot).or_default() += 1;
+        let of_domain = self.rows.entry(name.clone()).or_default();
+        if let Some(before) = of_domain.insert(row.serial.clone(), Arc::new(row)) {
+            self.discount(&name, &before);
+        }
+    }
+
+    /// Gives back what an entry that leaves the log has counted against its holder.
+    fn discount(&mut self, name: &DomainName, row: &StoredCertificate) {
+        let slot = self.holder_hash(name, &row.holder, &row.identity, &row.names);
+        if let Some(count) = self.counts.get_mut(&slot) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&slot);
+            }
+        }
+        self.give_back(&account(name, &row.holder));
     }
 
     /// Removes the entries that have expired.
@@ -165,14 +177,7 @@ impl ActiveCertificates {
             of_domain.retain(|_, row| {
                 let stays = row.until >= now;
                 if !stays {
-                    let slot = self.holder_hash(name, &row.holder, &row.identity, &row.names);
-                    if let Some(count) = self.counts.get_mut(&slot) {
-                        *count -= 1;
-                        if *count == 0 {
-                            self.counts.remove(&slot);
-                        }
-                    }
-                    self.give_back(&account(name, &row.holder));
+                    self.discount(name, row);
                 }
                 stays
             });
@@ -455,6 +460,20 @@ mod tests {
         assert!(counts[0] == 50 && counts[9] > 0, "{counts:?}");
         live.take(&holder(10)).unwrap();
         assert_eq!(live.take(&holder(8)).unwrap_err(), ShareRefusal::Threshold);
+    }
+
+    #[test]
+    fn a_serial_that_is_returned_twice_counts_once() {
+        let name: DomainName = ("alpha".parse().unwrap(), "alpha.example".parse().unwrap());
+        let alpha = account(&name, "n1");
+        let mut live = ActiveCertificates::new(limit(40, 50));
+        for holder in ["n1", "n2"] {
+            live.take(&alpha).unwrap();
+            live.insert(name.clone(), row("a", holder, "r", 0, 10));
+        }
+        assert_eq!((live.accounts[&alpha].used, live.counts.len()), (1, 1));
+        live.prune(11);
+        assert!(live.accounts.is_empty() && live.counts.is_empty());
     }
 
     #[tokio::test]

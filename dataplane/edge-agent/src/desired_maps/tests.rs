@@ -84,6 +84,7 @@ fn read_input(text: &str) -> ControllerInput {
                     service: key(words[1]),
                     id: ServiceId::new(words[2].parse().unwrap()).unwrap(),
                     az: az(words[3]),
+                    // The VNI of the cases' tenant alpha.
                     vni: Vni::new(101).unwrap(),
                     version: words[4].parse().unwrap(),
                     chains: vec![chain; BUCKETS],

@@ -78,7 +78,7 @@ pub(crate) fn reauthorize_request(
 
 /// Ready if the client has left while it waits for the response. With `reads`, a close is found by
 /// reading; nothing else reads the connection then.
-pub(crate) fn poll_gone(
+pub(crate) fn poll_client_gone(
     client: &mut Http1Downstream,
     cx: &mut Context<'_>,
     reads: bool,
@@ -288,8 +288,8 @@ impl HttpDownstream for Http1Client<'_> {
         inbox.advance(self.len);
     }
 
-    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        poll_gone(self.connection, cx, true)
+    fn poll_client_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        poll_client_gone(self.connection, cx, true)
     }
 
     fn exchange(&mut self) -> (DownstreamSide<'_>, OpenHead<'_>) {

@@ -318,6 +318,7 @@ fn messages_other_than_a_client_hello() {
 
 /// Returns cases with other versions.
 fn versions() -> Vec<HostileCase> {
+    // Suites of TLS 1.2.
     let old = vec![0xc02b, 0xc02f, 0x009c];
     vec![
         hello(
@@ -611,7 +612,7 @@ fn shares() -> Vec<HostileCase> {
     vec![
         hello("a share of 31 bytes", x(&[9; 31]), bad()),
         hello("a share of 33 bytes", x(&[9; 33]), bad()),
-        hello("a share of 60 KiB is too much", x(&[9; 16_000]), bad()),
+        hello("a share of 16 kB is too much", x(&[9; 16_000]), bad()),
         hello("an empty share", x(&[]), refused(Protocol, DECODE)),
         hello("zero", low(0), bad()),
         hello("one", low(1), bad()),
@@ -672,8 +673,10 @@ fn groups_and_shares() {
 #[test]
 fn second_hellos() {
     let fixture = &*FIXTURE;
+    // Without a share, so that the server sends a HelloRetryRequest.
     let base = || fixture.hello().keys(&[X25519], &[]);
     let again = |second: CraftedHello| Opening::of(&base()).again(&second);
+    // The share is not of the group that the hello offers.
     let elsewhere = || fixture.hello().keys(&[P256], &[fixture.keys.share(X25519)]);
     let random = |h: CraftedHello| h.change(|h| h.random = [4; 32]);
     let mixed = base().change(|h| h.suites = vec![0x1302, AES128]);
@@ -811,6 +814,7 @@ fn keys_and_early_data() -> Vec<HostileCase> {
             skipped(junk.clone()),
             up(),
         ),
+        // The server skips only a limited amount of early data.
         case(
             "early data without end",
             skipped(junk.repeat(1000)),

@@ -34,10 +34,10 @@ fn add_opening_messages(s: &mut MessageFlight) {
     add_certificate_request(s);
 }
 
-fn shows(s: &mut MessageFlight, badge: &TestCredential) {
+fn shows(s: &mut MessageFlight, credential: &TestCredential) {
     add_opening_messages(s);
-    s.certificate(&badge.chain);
-    s.proof(badge);
+    s.certificate(&credential.chain);
+    s.proof(credential);
     s.finish();
     s.ping();
 }
@@ -663,7 +663,7 @@ fn labelled(r: &'static HandshakeFixture, s: &mut MessageFlight, scheme: u16) {
 }
 
 fn issued(s: &mut MessageFlight, who: &str, change: impl FnOnce(&mut CertificateParams)) {
-    shows(s, &FIXTURE.badge(who, change));
+    shows(s, &FIXTURE.credential(who, change));
 }
 
 const CERTIFICATES: &[Flight] = &[

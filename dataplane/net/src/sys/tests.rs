@@ -427,6 +427,7 @@ async fn a_loopback_only_listener_accepts_only_loopback() {
             "{at}"
         );
     }
+    // The packets are dropped without an answer, so the time is short.
     let quick = ConnectOptions {
         timeout: Duration::from_millis(300),
         ..ConnectOptions::default()

@@ -127,6 +127,7 @@ impl AgentFixture {
         let agent = RedirectorAgent::start(
             config,
             Box::new(memory.clone()),
+            // Sessions now, and accepted so far.
             Box::new(|| (3, 9)),
             &registry,
             &drain,
@@ -332,6 +333,7 @@ async fn a_report_has_the_mark_from_before_its_scans() {
     answer(9);
     let reports = || fixture.controller.reports.report_log().replicas.len();
     let before = reports();
+    // A wrong mark would be in one of the next reports.
     until("three reports more", || reports() >= before + 3).await;
     assert_eq!(
         fixture
@@ -630,6 +632,8 @@ fn cases_of_purposes() -> Vec<ScanCase> {
             ScanDecision::NotNeeded,
         ),
         ("the first", wants(5), quiet(), None, ScanDecision::Scan),
+        // The last scan's age and duration: 150 ms are less than `SCAN_IDLE_INTERVAL`, 250 ms are
+        // more.
         (
             "unchanged",
             wants(5),

@@ -294,6 +294,7 @@ proptest! {
 /// refused by name is named once.
 #[test]
 fn one_bad_tenant_of_many_is_found_by_bisection() {
+    // Many times more than the calls that the bisection may take.
     const TENANTS: u32 = 64;
     let all: Vec<_> = (0..TENANTS)
         .map(|n| tenant(&format!("t{n:02}"), n + 1))
@@ -306,8 +307,8 @@ fn one_bad_tenant_of_many_is_found_by_bisection() {
     )
     .unwrap();
     state.apply(&change);
-    let tellings = Arc::new(AtomicU64::new(0));
-    let counter = tellings.clone();
+    let calls = Arc::new(AtomicU64::new(0));
+    let counter = calls.clone();
     let mut apply: ApplyFn = Box::new(move |update, state| {
         counter.fetch_add(1, Relaxed);
         assert!(update.upserts.iter().all(|r| r.name() != "t40"), "tripped");
@@ -316,6 +317,7 @@ fn one_bad_tenant_of_many_is_found_by_bisection() {
             .map(|r| RefusedResource::by_caller(r.kind(), r.name(), "cannot be used"));
         Ok(unusable.into_iter().collect())
     });
+    // `t40` makes each call fail that contains it; `t03` is only refused by name.
     let refused = deliver_whole(
         &mut apply,
         &ResourceState::default(),
@@ -330,9 +332,5 @@ fn one_bad_tenant_of_many_is_found_by_bisection() {
     assert_eq!(state.count(ResourceKind::Tenant), TENANTS as usize - 2);
     // The calls are the whole state, two per halving, and one that announces the closures.
     let most = u64::from(2 + 2 * TENANTS.ilog2());
-    assert!(
-        tellings.load(Relaxed) <= most,
-        "{} tellings",
-        tellings.load(Relaxed)
-    );
+    assert!(calls.load(Relaxed) <= most, "{} calls", calls.load(Relaxed));
 }

@@ -365,6 +365,8 @@ fn ticket(n: usize) -> Vec<u8> {
 
 fn data_and_length_cases() -> Vec<RecordCase> {
     let record = bare_record;
+    // `Sealed` is the content, its type (21: alert, 22: handshake, 23: data) and the length of
+    // the padding.
     vec![
         (
             "data and an end",
@@ -418,6 +420,7 @@ fn data_and_length_cases() -> Vec<RecordCase> {
             Err("bad_record"),
         ),
         ("an empty record", vec![record(23, 0, 7)], Err("bad_record")),
+        // A record may have 2^14 + 256 bytes (RFC 8446 section 5.2), its content 2^14.
         (
             "longer than a record may be",
             vec![record(23, 16641, 7)],

@@ -211,6 +211,7 @@ pub(super) fn setup() -> &'static ExhaustionWorld {
         let files = tempfile::tempdir().expect("a directory");
         let authorities = authorities(files.path());
         let mesh = Mesh::up_with("trust.yaml", "e2e-exhaustion", |topology| {
+            // Handshakes must need key servers, so that an attack on these would be noticed.
             for tenant in &mut topology.tenants {
                 tenant.keys = Some(TenantKeysTopology {
                     location: TopologyKeyLocation::KeyServer,

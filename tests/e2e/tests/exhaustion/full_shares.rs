@@ -173,6 +173,7 @@ fn one_tenant_at_every_share_delays_no_other_and_is_deleted_completely() {
     let before = residents(setup);
     fill(setup);
     let (denied, revoked) = beside_changes(setup, || {
+        // The slowest denial counts, because a single one may meet a pause of alpha's compilations.
         let denied = (0..TIMES).map(|_| deny(setup)).max().unwrap_or_default();
         (denied, revoke(setup))
     });
@@ -193,6 +194,7 @@ fn one_tenant_at_every_share_delays_no_other_and_is_deleted_completely() {
     until_nothing_is_used(setup, "alpha");
     let (deleted, max): (_, Vec<u64>) = (
         Instant::now(),
+        // Allocators keep some freed memory, so the bound is above the memory before.
         before.iter().map(|mib| mib * 3 / 2 + KEPT_MIB).collect(),
     );
     let fits = |now: &[u64]| now.iter().zip(&max).all(|(now, max)| now <= max);
@@ -210,6 +212,7 @@ fn one_tenant_at_every_share_delays_no_other_and_is_deleted_completely() {
         fits(&now),
         "memory is given back within a minute of the deletion of a tenant"
     );
+    // The next tests need alpha as it was.
     std::fs::remove_dir(folder(setup, "config/alpha")).expect("alpha's empty folder");
     std::fs::rename(folder(setup, "alpha-was"), folder(setup, "config/alpha"))
         .expect("alpha's files");

@@ -99,6 +99,8 @@ impl QueryOfDeath<'_> {
             report["requests"],
             gap(report).as_millis()
         );
+        // The gate judges no counts of losses, but a service apart from the dead replicas must lose
+        // nothing.
         assert!(
             is_timed() || is_beside || failed == 0,
             "{name} shares no replica that died: {report}\n{placed}"

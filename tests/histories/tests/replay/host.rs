@@ -48,9 +48,11 @@ impl Host {
         netns.within(|| {
             // A cookie would own a session without a request, which the model does not have.
             std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "0").unwrap();
+            // Histories leave requests half open, so the kernel's limit must be above their number.
             std::fs::write("/proc/sys/net/ipv4/tcp_max_syn_backlog", "65536").unwrap();
         });
         let tun = netns.tun("tun0");
+        // Inner addresses of services are in 240.0.0.0/8 and its IPv6 counterpart.
         for command in [
             "link set tun0 up",
             "route add local 240.0.0.0/8 dev lo",
@@ -68,6 +70,8 @@ impl Host {
         let listener = netns.within(|| {
             let listener = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
             listener
+                // The port only has to be free: socket steering assigns sessions of any port to the
+                // listener.
                 .bind(&"[::]:20000".parse::<SocketAddr>().unwrap().into())
                 .unwrap();
             listener.listen(BACKLOG).unwrap();
