@@ -606,6 +606,7 @@ fn gateway(hosts: &[(&str, bool)]) -> Arc<Resource> {
         }],
     };
     Arc::new(Resource::Ingress(IngressGateway {
+        trusted_proxies: 0,
         key: key("web.gateway"),
         id: ServiceId::new(40).unwrap(),
         listeners: hosts.iter().map(listener).collect(),
