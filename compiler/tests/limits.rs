@@ -201,6 +201,7 @@ fn texts_and_regular_expressions() {
     check(TEXT_BYTES_MAX, "bytes, more than", |bytes| {
         rule_with_match(&format!(
             "{{path: {{type: Exact, value: /{}}}}}",
+            // The slash in front counts as one byte.
             "a".repeat(bytes - 1)
         ))
     });
@@ -226,6 +227,7 @@ fn texts_and_regular_expressions() {
     check(REGEX_NESTING_MAX as usize, "nested", |depth| {
         rule_with_match(&format!(
             "{{path: {{type: RegularExpression, value: '/{}a{}'}}}}",
+            // The path is one level of nesting itself.
             "(".repeat(depth - 1),
             ")".repeat(depth - 1)
         ))
@@ -235,6 +237,7 @@ fn texts_and_regular_expressions() {
             "{{path: {{type: RegularExpression, value: '/(a{{{n}}}){{100}}'}}}}"
         ))
     };
+    // 1,000 repetitions fit into the memory of one expression, and 50,000 do not.
     assert_eq!(output(&repeated(10)).diagnostics, []);
     let large = output(&repeated(500));
     assert!(
@@ -592,6 +595,7 @@ fn resolvers_of_a_tenant() {
         (count(&fine), fine.diagnostics.as_slice()),
         (RESOLVERS_MAX, &[][..])
     );
+    // Two beyond the limit are one diagnostic.
     let beyond = tenant(many(RESOLVERS_MAX + 2));
     assert_eq!(
         (count(&beyond), beyond.diagnostics.len()),
@@ -604,6 +608,7 @@ fn resolvers_of_a_tenant() {
         "{:?}",
         beyond.diagnostics
     );
+    // Loopback, unspecified and multicast addresses are no resolvers for pods.
     for none in ["127.0.0.53", "\"::1\"", "0.0.0.0", "224.0.0.251"] {
         let output = tenant(vec![none.to_owned(), "10.9.0.1".to_owned()]);
         assert_eq!(

@@ -403,7 +403,7 @@ impl Fetcher {
             self.keep(&key_set, None).await;
         }
         let mut under_way: BTreeMap<TenantName, usize> = BTreeMap::new();
-        for (key_set, _) in self.entries.iter().filter(|(_, known)| known.under_way) {
+        for (key_set, _) in self.entries.iter().filter(|(_, entry)| entry.under_way) {
             *under_way.entry(key_set.0.clone()).or_default() += 1;
         }
         for (key_set, is_over) in wanted {
@@ -416,17 +416,17 @@ impl Fetcher {
                 fault: None,
                 under_way: false,
             };
-            let known = self.entries.entry(key_set.clone()).or_insert_with(fresh);
+            let entry = self.entries.entry(key_set.clone()).or_insert_with(fresh);
             let of_tenant = under_way.entry(key_set.0.clone()).or_default();
             // One tenant with slow servers must not use all fetches.
             let is_full =
                 self.tasks.len() >= JWKS_FETCHES_MAX || *of_tenant >= JWKS_FETCHES_PER_TENANT_MAX;
-            if known.under_way || known.due > now || is_full {
+            if entry.under_way || entry.due > now || is_full {
                 continue;
             }
-            known.under_way = true;
+            entry.under_way = true;
             *of_tenant += 1;
-            let (origin, etag) = (self.origin.clone(), known.etag.clone());
+            let (origin, etag) = (self.origin.clone(), entry.etag.clone());
             let fetched = key_set.clone();
             let task = self.tasks.spawn(async move {
                 // A set beyond the tenant's limit is an error, like one that cannot be fetched.
@@ -453,35 +453,35 @@ impl Fetcher {
         );
         let refresh = self.origin.options.refresh;
         // No tenant needs the set any more.
-        let Some(known) = self.entries.get_mut(&key_set) else {
+        let Some(entry) = self.entries.get_mut(&key_set) else {
             return;
         };
-        known.under_way = false;
+        entry.under_way = false;
         let (mut set, mut fault) = (None, None);
         match fetched {
             Ok(JwksFetch::Set { body, etag }) => {
-                (known.etag, known.has_set) = (etag, true);
+                (entry.etag, entry.has_set) = (etag, true);
                 set = Some(body);
             }
             Ok(JwksFetch::Unchanged) => {}
             Err(f) => fault = Some(f),
         }
-        known.failures = if fault.is_some() {
-            known.failures.saturating_add(1)
+        entry.failures = if fault.is_some() {
+            entry.failures.saturating_add(1)
         } else {
             0
         };
-        known.due = Instant::now() + decide_pause(known.has_set, known.failures, refresh);
-        let is_news = known.fault != fault;
+        entry.due = Instant::now() + decide_pause(entry.has_set, entry.failures, refresh);
+        let is_news = entry.fault != fault;
         if let Some(fault) = fault.as_ref().filter(|_| is_news) {
-            let consequence = if known.has_set {
+            let consequence = if entry.has_set {
                 "the last good key set stays in use"
             } else {
                 "tokens of its issuer are refused"
             };
             tracing::warn!(tenant = %key_set.0, uri = key_set.1, %fault, "trust: could not fetch a key set; {consequence}");
         }
-        known.fault.clone_from(&fault);
+        entry.fault.clone_from(&fault);
         // A repeated error changes nothing for the tenant.
         if set.is_none() && !is_news {
             return;
@@ -633,6 +633,7 @@ mod tests {
         }
         std::fs::write(outside.join("secret"), "{}").unwrap();
         std::fs::write(inside.join("keys/a.json"), "{}").unwrap();
+        // One byte more than JWKS_BYTES_MAX.
         std::fs::write(inside.join("large"), vec![b' '; JWKS_BYTES_MAX + 1]).unwrap();
         let link = |target: &str, name: &str| {
             std::os::unix::fs::symlink(target, inside.join(name)).unwrap()

@@ -272,6 +272,7 @@ mod tests {
         let mut folders = AuthorityFolders::new(dir.path().into());
         let folder = dir.path().join("a.example");
         std::fs::create_dir(&folder).unwrap();
+        // One byte more than CA_FILE_BYTES_MAX.
         let large = " ".repeat(usize::try_from(CA_FILE_BYTES_MAX).unwrap() + 1);
         type AuthorityFileTexts<'a> = &'a [(&'a str, &'a str)];
         let cases: [(&str, AuthorityFileTexts<'_>, &str); 4] = [
@@ -298,6 +299,7 @@ mod tests {
                 [FolderChange::Broken(domain.clone(), want)],
                 "{what}"
             );
+            // A second scan of unchanged files has no news.
             assert_eq!(
                 folders.scan(|_| false, 1_800_000_000),
                 [],

@@ -481,6 +481,7 @@ mod tests {
         let name: DomainName = ("alpha".parse().unwrap(), "alpha.example".parse().unwrap());
         let live = Arc::new(Mutex::new(ActiveCertificates::new(limit(40, 50))));
         // No thread takes entries from this queue.
+        // One place: the second request finds the queue full and waits.
         let (queue, entries) = mpsc::channel(1);
         let log = Arc::new(IssuanceLog {
             live: live.clone(),
@@ -498,10 +499,12 @@ mod tests {
             tokio::spawn(async move { log.add(name, row(serial, "n1", "r", 0, 10)).await })
         };
         let first = add("a");
+        // The first request takes its permit only after it has a place in the queue.
         while used() == 0 {
             tokio::task::yield_now().await;
         }
         let second = add("b");
+        // Ten turns of the scheduler are enough for the second request to reach the queue.
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
@@ -528,6 +531,7 @@ mod tests {
         // One tenant may have half of the 40 certificates.
         let limit = limit(40, 50);
         let log = Arc::new(IssuanceLog::open(store.clone(), limit.clone(), 0).unwrap());
+        // The certificates end one second after the other, from 10 to 29.
         let adds: Vec<_> = (0..20)
             .map(|i| {
                 let (log, name) = (log.clone(), name.clone());
@@ -569,6 +573,7 @@ mod tests {
             "expired certificates no longer count against the limit"
         );
         drop(log);
+        // At 28 the certificates that end at 28, 29 and 99 stay.
         let again = IssuanceLog::open(store, super::tests::limit(40, 50), 28).unwrap();
         assert_eq!(
             again.of(&name).len(),
