@@ -273,7 +273,7 @@ impl Mesh {
         let hosts = self.world.hosts().unwrap_or_default();
         let names = hosts
             .iter()
-            .filter(|host| host.environment.kind == kind && host.pulse.pid.is_some())
+            .filter(|host| host.environment.kind == kind && host.process.pid.is_some())
             .map(|host| &host.environment.name);
         names.map(|name| self.counted(name, family, labels)).sum()
     }

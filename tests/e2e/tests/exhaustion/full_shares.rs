@@ -133,7 +133,7 @@ fn residents(setup: &ExhaustionWorld) -> Vec<u64> {
             .world
             .host(name)
             .ok()
-            .and_then(|host| host.pulse.pid)
+            .and_then(|host| host.process.pid)
             .unwrap_or_else(|| panic!("{name} runs"));
         resident_mib(pid, "VmRSS:").unwrap_or_else(|| panic!("{name} has memory"))
     };
@@ -263,7 +263,7 @@ fn restart(setup: &ExhaustionWorld, started: &Cell<Instant>) -> Duration {
         });
     }
     until_code(setup, "beta is served", 200);
-    let starts = world.host("gw-1").expect("gw-1").pulse.restarts;
+    let starts = world.host("gw-1").expect("gw-1").process.restarts;
     world.kill("gw-1", Signal::Kill).expect("gw-1 runs");
     // A connection that begins while no replica is up waits for TCP's retransmission of its SYN,
     // which comes after a second. The time that is judged is the gateway's, so attempts are short.
@@ -273,7 +273,7 @@ fn restart(setup: &ExhaustionWorld, started: &Cell<Instant>) -> Duration {
     });
     started.set(Instant::now());
     assert!(
-        world.host("gw-1").expect("gw-1").pulse.restarts > starts,
+        world.host("gw-1").expect("gw-1").process.restarts > starts,
         "gw-1 was started again"
     );
     took
