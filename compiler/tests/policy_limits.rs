@@ -262,13 +262,14 @@ fn issuers_and_their_keys() {
     let inline = |n: usize| {
         token(&format!(
             "jwtRules: [{{issuer: i, jwks: {KEYS}}}, {{issuer: j, jwks: '{}{}'}}]",
+            // The set without its closing quote, so that the padding is inside of the value.
             &KEYS[1..KEYS.len() - 1],
             " ".repeat(n)
         ))
     };
-    let room = KEYS_BYTES_MAX - (KEYS.len() - 2);
-    assert_eq!(keyed(&output(&inline(room))), [true, true]);
-    let beyond = output(&inline(room + 1));
+    let padding = KEYS_BYTES_MAX - (KEYS.len() - 2);
+    assert_eq!(keyed(&output(&inline(padding))), [true, true]);
+    let beyond = output(&inline(padding + 1));
     assert_eq!(keyed(&beyond), [true, false]);
     assert!(
         beyond
@@ -278,6 +279,7 @@ fn issuers_and_their_keys() {
         "{:?}",
         beyond.diagnostics
     );
+    // The policy stays in force: only the issuer without keys is disabled.
     assert_eq!(broken(&beyond), [false]);
     let uris = |n: usize| {
         let mut yaml = String::new();

@@ -308,9 +308,15 @@ fn backend(
 pub async fn follow(path: PathBuf, current: watch::Sender<Arc<Principals>>) {
     let stamp = |path: &Path| {
         use std::os::unix::fs::MetadataExt;
-        std::fs::metadata(path)
-            .ok()
-            .map(|m| (m.ino(), m.size(), m.mtime(), m.mtime_nsec()))
+        // A change of permissions changes only the ctime, and may make the file readable.
+        std::fs::metadata(path).ok().map(|m| {
+            (
+                m.ino(),
+                m.size(),
+                (m.mtime(), m.mtime_nsec()),
+                (m.ctime(), m.ctime_nsec()),
+            )
+        })
     };
     // The file may have changed since it was first read, so the first check reads it again.
     let mut last = None;

@@ -114,13 +114,13 @@ fn a_certificate_has_exactly_the_fields_that_spiffe_requires() {
     let root = der(authority.certificate());
     let (_, root) = X509Certificate::from_der(&root).unwrap();
     assert_eq!(leaf.subject().iter().count(), 0, "no subject");
+    // It is valid from SKEW_SECONDS (60) before the request, for peers with slow clocks.
     assert_eq!(
         (
             leaf.validity().not_before.timestamp(),
             leaf.validity().not_after.timestamp()
         ),
-        (NOW as i64 - 60, NOW as i64 + 3600) // The certificate is valid from SKEW_SECONDS (60) before the request, for peers with slow
-                                             // clocks.
+        (NOW as i64 - 60, NOW as i64 + 3600)
     );
     // Serials have a constant length of 16 bytes, of which `issued.serial` is the hexadecimal form.
     assert_eq!(leaf.raw_serial().len(), 16);

@@ -479,7 +479,7 @@ async fn open_store(fixture: &ControllerFixture) -> canal_store::Store {
 #[tokio::test]
 async fn a_store_of_an_earlier_release_has_its_gateways_moved_to_their_new_kind() {
     let mut fixture = ControllerFixture::two_tenants().await;
-    // The row is written with the controller stopped, since it refuses what it no longer accepts.
+    // The row is written into the store, since the API would already use the new name.
     fixture.stop().await;
     let store = open_store(&fixture).await;
     let put = |kind: &str| canal_store::ObjectEdit::Put {
@@ -720,8 +720,8 @@ async fn the_admin_pages_show_the_state_and_no_secret() {
     let mut s = fixture.subscribe("n1").await;
     s.settle().await;
     let (admin, metrics) = (
-        fixture.hub().admin_address().unwrap(),
-        fixture.hub().metrics_address().unwrap(),
+        fixture.controller().admin_address().unwrap(),
+        fixture.controller().metrics_address().unwrap(),
     );
     let socket = fixture
         .config

@@ -9,18 +9,19 @@ use canal_model::program::{BucketTable, Resource, ResourceKind};
 use canal_timing::{assert_time, slack};
 use canal_wire::fleet::fleet_client::FleetClient;
 use canal_wire::fleet::{
-    EdgeReportRequest, FoundSession, FoundSessions, ReplicaProbe, ReplicaReportRequest,
-    ServiceOwnership, SessionPath, SessionQuery,
+    EdgeReportRequest, FoundSession, FoundSessions, ReplicaProbe, SessionPath, SessionQuery,
 };
 use tonic::Code;
 use tonic::transport::Channel;
 
 mod data_planes;
+mod misnamed_replicas;
 mod tier;
 
 use data_planes::{
     FakeEdge, FakeReplica, addresses, heads, owns_all, report_until, tables, wait_quiet,
 };
+use misnamed_replicas::misnamed_replicas;
 use tier::{patient_times, tier, tier_tenant, tier_with, times};
 
 #[tokio::test]
@@ -33,8 +34,8 @@ async fn a_registered_replica_and_its_edge_get_tables() {
     assert_eq!(r1.sync_and_report().await.number, 1);
     assert_eq!(r2.sync_and_report().await.number, 2);
     e1.sees(&[("r1", true), ("r2", true)]);
-    let has_all = |south: &ManualSubscriber| {
-        let t = tables(south);
+    let has_all = |subscriber: &ManualSubscriber| {
+        let t = tables(subscriber);
         // Two tenants with a service and a gateway each make four tables.
         t.len() == 4 && t.values().all(|t| heads(t) == [1, 2].into())
     };
@@ -43,14 +44,14 @@ async fn a_registered_replica_and_its_edge_get_tables() {
         &mut [&mut e1],
         "tables with both heads",
         |replicas, edges| {
-            replicas.iter().all(|s| has_all(&s.south))
-                && edges
-                    .iter()
-                    .all(|r| has_all(&r.south) && addresses(&r.south).values().all(|a| a.open))
+            replicas.iter().all(|s| has_all(&s.subscriber))
+                && edges.iter().all(|r| {
+                    has_all(&r.subscriber) && addresses(&r.subscriber).values().all(|a| a.open)
+                })
         },
     )
     .await;
-    let own = addresses(&e1.south);
+    let own = addresses(&e1.subscriber);
     let names: Vec<&str> = own.keys().map(String::as_str).collect();
     let both = |t: &str| {
         [
@@ -90,9 +91,12 @@ async fn a_registered_replica_and_its_edge_get_tables() {
     assert_eq!(orders.hosts, ["250.1.0.2", "250.1.0.3", "250.1.0.4"]);
     // An edge steers sessions by tables; services, workloads and routes are for gateways.
     assert!(
-        !e1.south.names().iter().any(|n| n.starts_with("Service")
-            || n.starts_with("Workload")
-            || n.starts_with("Route"))
+        !e1.subscriber
+            .names()
+            .iter()
+            .any(|n| n.starts_with("Service")
+                || n.starts_with("Workload")
+                || n.starts_with("Route"))
     );
 }
 
@@ -114,7 +118,7 @@ async fn reuse_the_number_of_r1(
             .all(|t| t.chains.iter().flatten().all(|n| n.get() == 2))
     };
     report_until(&mut [r3], &mut [e1], "tables without r1", |_, edges| {
-        only(&edges[0].south)
+        only(&edges[0].subscriber)
     })
     .await;
     let until = Instant::now() + wait_limit();
@@ -149,14 +153,14 @@ async fn numbers_and_tables_survive_restarts_and_come_back_only_after_forgetting
         &mut [&mut r1, &mut r3],
         &mut [&mut e1],
         "tables",
-        |_, edges| whole(&edges[0].south),
+        |_, edges| whole(&edges[0].subscriber),
     )
     .await;
     let mut root = fixture.admin("root").await;
     wait_quiet(&mut [&mut r1, &mut r3], &mut [&mut e1], &mut root).await;
     let before = (
-        tables(&e1.south),
-        addresses(&e1.south),
+        tables(&e1.subscriber),
+        addresses(&e1.subscriber),
         root.fleet().await.unwrap().plan,
     );
     fixture.stop().await;
@@ -189,7 +193,7 @@ async fn numbers_and_tables_survive_restarts_and_come_back_only_after_forgetting
         e1.sync_and_report().await;
     }
     assert_eq!(
-        (tables(&e1.south), addresses(&e1.south)),
+        (tables(&e1.subscriber), addresses(&e1.subscriber)),
         (before.0, before.1)
     );
     // Nothing differed for them, so they report the old generation. They are as good as before, and
@@ -213,140 +217,11 @@ async fn numbers_and_tables_survive_restarts_and_come_back_only_after_forgetting
         &mut [&mut r1, &mut r3],
         &mut [&mut e1],
         "tables without r1",
-        |_, edges| without(&edges[0].south),
+        |_, edges| without(&edges[0].subscriber),
     )
     .await;
 
     reuse_the_number_of_r1(&fixture, r1, &mut r3, &mut e1, &mut root).await;
-}
-
-fn replica(backend: &str, az: &str, underlay: &str) -> ReplicaReportRequest {
-    ReplicaReportRequest {
-        backend: backend.into(),
-        az: az.into(),
-        underlay: underlay.into(),
-        ..ReplicaReportRequest::default()
-    }
-}
-
-/// A token, a report that it may not send, and the code and the reason of the refusal.
-type MisnamedReplica = (&'static str, ReplicaReportRequest, Code, &'static str);
-
-fn misnamed_replicas() -> Vec<MisnamedReplica> {
-    [replicas_of_others(), replicas_with_wrong_addresses()].concat()
-}
-
-fn replicas_of_others() -> Vec<MisnamedReplica> {
-    vec![
-        (
-            "nobody",
-            replica("b1", "az1", "250.1.0.9"),
-            Code::Unauthenticated,
-            "unknown_token",
-        ),
-        (
-            "n1",
-            replica("b1", "az1", "250.1.0.9"),
-            Code::PermissionDenied,
-            "not_a_replica",
-        ),
-        (
-            "e1",
-            replica("b1", "az1", "250.1.0.9"),
-            Code::PermissionDenied,
-            "not_a_replica",
-        ),
-        (
-            "root",
-            replica("b1", "az1", "250.1.0.9"),
-            Code::PermissionDenied,
-            "not_a_replica",
-        ),
-        (
-            "r2",
-            replica("b2", "az1", "250.1.0.9"),
-            Code::PermissionDenied,
-            "backend",
-        ),
-        (
-            "r2",
-            replica("b1", "az2", "250.2.0.9"),
-            Code::PermissionDenied,
-            "az",
-        ),
-    ]
-}
-
-fn replicas_with_wrong_addresses() -> Vec<MisnamedReplica> {
-    // One entry more than the limit.
-    let many = ReplicaReportRequest {
-        owned: (0..=canal_controller_core::OWNED_MAX)
-            .map(|i| ServiceOwnership {
-                service: i as u32 + 1,
-                ..ServiceOwnership::default()
-            })
-            .collect(),
-        ..replica("b1", "az1", "250.1.0.3")
-    };
-    vec![
-        (
-            "r2",
-            replica("b1", "az1", "10.1.0.9"),
-            Code::InvalidArgument,
-            "underlay",
-        ),
-        (
-            "r2",
-            replica("b1", "az1", "250.9.0.9"),
-            Code::InvalidArgument,
-            "underlay",
-        ),
-        (
-            "r2",
-            // 250.9.0.9 and 250.0.0.9 are no tier addresses: AZ numbers are 1 to 7.
-            replica("b1", "az1", "250.0.0.9"),
-            Code::InvalidArgument,
-            "underlay",
-        ),
-        (
-            "r2",
-            replica("b1", "az1", "here"),
-            Code::InvalidArgument,
-            "underlay",
-        ),
-        // The second octet of an address is the AZ's number: az1 has 1 since r1 registered.
-        (
-            "r2",
-            replica("b1", "az1", "250.1.0.3"),
-            Code::FailedPrecondition,
-            "underlay_taken",
-        ),
-        (
-            "r2",
-            replica("b1", "az1", "250.2.0.3"),
-            Code::FailedPrecondition,
-            "az_number",
-        ),
-        (
-            "r4",
-            replica("b3", "az2", "250.1.0.9"),
-            Code::FailedPrecondition,
-            "az_number_taken",
-        ),
-        (
-            "r1",
-            replica("b1", "az1", "250.1.0.9"),
-            Code::FailedPrecondition,
-            "registered_otherwise",
-        ),
-        (
-            "r2",
-            replica("B!", "az1", "250.1.0.9"),
-            Code::InvalidArgument,
-            "form",
-        ),
-        ("r1", many, Code::InvalidArgument, "entries"),
-    ]
 }
 
 /// Checks that edges are refused that report for another edge, or more than an edge may.
@@ -433,7 +308,7 @@ async fn a_replica_gets_sessions_only_after_it_acknowledged_the_tenant() {
                 .all(|t| heads(t) == want.iter().copied().collect::<BTreeSet<_>>())
     };
     report_until(&mut [&mut r1], &mut [&mut e1], "tables", |_, edges| {
-        has(&edges[0].south, &[1])
+        has(&edges[0].subscriber, &[1])
     })
     .await;
     // r2 reports but does not acknowledge its resources: it is joining, and no table contains it.
@@ -456,17 +331,17 @@ async fn a_replica_gets_sessions_only_after_it_acknowledged_the_tenant() {
         ["r1 active", "r2 joining"]
     );
     assert!(
-        tables(&e1.south)
+        tables(&e1.subscriber)
             .values()
             .all(|t| t.chains.iter().flatten().all(|n| n.get() == 1)),
         "{:?}",
-        tables(&e1.south)
+        tables(&e1.subscriber)
     );
     report_until(
         &mut [&mut r1, &mut r2],
         &mut [&mut e1],
         "both heads",
-        |_, edges| has(&edges[0].south, &[1, 2]),
+        |_, edges| has(&edges[0].subscriber, &[1, 2]),
     )
     .await;
     // A new tenant: both replicas have it before the edge gets a table.
@@ -481,12 +356,14 @@ async fn a_replica_gets_sessions_only_after_it_acknowledged_the_tenant() {
         r2.report().await.unwrap();
         e1.sync_and_report().await;
         assert!(
-            !tables(&e1.south).keys().any(|n| n.starts_with("gamma")),
+            !tables(&e1.subscriber)
+                .keys()
+                .any(|n| n.starts_with("gamma")),
             "a table was published before both acknowledged the tenant"
         );
         // Turns count only once the tables wait for r2: before, the new tenant was not compiled
         // yet.
-        let waits = r1.south.has(ResourceKind::Service, "gamma/shop/a")
+        let waits = r1.subscriber.has(ResourceKind::Service, "gamma/shop/a")
             && fixture
                 .metric("canal_controller_fleet_tables_waiting")
                 .await
@@ -501,7 +378,7 @@ async fn a_replica_gets_sessions_only_after_it_acknowledged_the_tenant() {
         &mut [&mut r1, &mut r2],
         &mut [&mut e1],
         "gamma's tables",
-        |_, edges| done(&edges[0].south),
+        |_, edges| done(&edges[0].subscriber),
     )
     .await;
     wait_quiet(&mut [&mut r1, &mut r2], &mut [&mut e1], &mut root).await;
@@ -566,7 +443,7 @@ async fn a_draining_replica_stays_owner_until_it_reports_no_sessions() {
         &mut [&mut r1, &mut r2],
         &mut [&mut e1],
         "tables",
-        |_, edges| both(&edges[0].south),
+        |_, edges| both(&edges[0].subscriber),
     )
     .await;
     // The buckets of which r1 is the head.
@@ -579,7 +456,7 @@ async fn a_draining_replica_stays_owner_until_it_reports_no_sessions() {
         };
         tables(s).into_iter().flat_map(of).collect()
     };
-    let owned = headed(&e1.south);
+    let owned = headed(&e1.subscriber);
     // r1 is the head of half of the 128 buckets of four tables, about 256.
     assert!(owned.len() > 100, "{}", owned.len());
     let mut root = fixture.admin("root").await;
@@ -596,19 +473,19 @@ async fn a_draining_replica_stays_owner_until_it_reports_no_sessions() {
         assert!(
             Instant::now() < until,
             "it is still the head of {} buckets",
-            headed(&e1.south).len()
+            headed(&e1.subscriber).len()
         );
         owns_all(&mut r1);
         let orders = r1.sync_and_report().await;
         assert!(orders.drain);
         r2.sync_and_report().await;
         e1.sync_and_report().await;
-        let now = tables(&e1.south);
+        let now = tables(&e1.subscriber);
         let kept = |(name, bucket): &(String, usize)| {
             now[name].chains[*bucket].iter().any(|n| n.get() == 1)
         };
         assert!(owned.iter().all(kept), "an owner was dropped");
-        turns_without_head = if headed(&e1.south).is_empty() {
+        turns_without_head = if headed(&e1.subscriber).is_empty() {
             turns_without_head + 1
         } else {
             0
@@ -626,7 +503,7 @@ async fn a_draining_replica_stays_owner_until_it_reports_no_sessions() {
         &mut [&mut r1, &mut r2],
         &mut [&mut e1],
         "chains without r1",
-        |_, edges| free(&edges[0].south),
+        |_, edges| free(&edges[0].subscriber),
     )
     .await;
     // r1 may take sessions again.
@@ -635,17 +512,16 @@ async fn a_draining_replica_stays_owner_until_it_reports_no_sessions() {
         &mut [&mut r1, &mut r2],
         &mut [&mut e1],
         "both heads again",
-        |_, edges| both(&edges[0].south),
+        |_, edges| both(&edges[0].subscriber),
     )
     .await;
     wait_quiet(&mut [&mut r1, &mut r2], &mut [&mut e1], &mut root).await;
 }
 
 fn all_open(replicas: &[&mut FakeReplica], edges: &[&mut FakeEdge]) -> bool {
-    edges
-        .iter()
-        .all(|r| addresses(&r.south).len() == 4 && addresses(&r.south).values().all(|a| a.open))
-        && !replicas.is_empty()
+    edges.iter().all(|r| {
+        addresses(&r.subscriber).len() == 4 && addresses(&r.subscriber).values().all(|a| a.open)
+    }) && !replicas.is_empty()
 }
 
 /// Checks that the edge of az2, which is back, reports its replica as down and as up again.
@@ -660,7 +536,7 @@ async fn follow_r4_down_and_up([r1, r4]: [&mut FakeReplica; 2], [e1, e2]: [&mut 
         &mut [&mut *r1, &mut *r4],
         &mut [&mut *e1, &mut *e2],
         "r4 down",
-        |replicas, _| down(&replicas[0].south),
+        |replicas, _| down(&replicas[0].subscriber),
     )
     .await;
     e2.sees(&[("r4", true)]);
@@ -733,12 +609,12 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
     assert_eq!(names, want.map(String::from).into());
     // No data plane gets tables of another AZ.
     assert!(
-        tables(&e1.south).keys().all(|n| n.ends_with("@az1"))
-            && tables(&r1.south).keys().all(|n| n.ends_with("@az1"))
+        tables(&e1.subscriber).keys().all(|n| n.ends_with("@az1"))
+            && tables(&r1.subscriber).keys().all(|n| n.ends_with("@az1"))
     );
     assert!(
-        tables(&e2.south).keys().all(|n| n.ends_with("@az2"))
-            && tables(&r4.south).keys().all(|n| n.ends_with("@az2"))
+        tables(&e2.subscriber).keys().all(|n| n.ends_with("@az2"))
+            && tables(&r4.subscriber).keys().all(|n| n.ends_with("@az2"))
     );
     // The edge of az2 falls silent, so its addresses close.
     let reported = Instant::now();
@@ -761,7 +637,6 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
         assert!(Instant::now() < until, "az2 stays open");
     };
     let silent = closed.duration_since(reported);
-    // Addresses that close at once would also have ended the loop.
     assert!(silent >= times().edge_silent / 2, "{silent:?}");
     assert_time(
         "time until a silent edge's AZ is closed",
@@ -808,7 +683,7 @@ async fn a_gateway_has_the_identity_of_tenants_on_its_backend_only() {
     let mut e1 = FakeEdge::launch(&fixture, "e1", "az1", "250.1.0.2").await;
     e1.sees(&[("r1", true)]);
     report_until(&mut [&mut r1], &mut [&mut e1], "tables", |replicas, _| {
-        tables(&replicas[0].south).len() == 4
+        tables(&replicas[0].subscriber).len() == 4
     })
     .await;
     fixture.certificate("r1", Some(&name), None).await.unwrap();
@@ -831,7 +706,7 @@ async fn a_tenants_operator_sees_its_own_services_and_nothing_of_others() {
         tables(s).len() == 4 && tables(s).values().all(|t| heads(t) == [1].into())
     };
     report_until(&mut [&mut r1], &mut [&mut e1], "tables", |_, edges| {
-        served(&edges[0].south)
+        served(&edges[0].subscriber)
     })
     .await;
     let (mut root, mut ann) = (fixture.admin("root").await, fixture.admin("ann").await);
@@ -865,7 +740,7 @@ async fn a_tenants_operator_sees_its_own_services_and_nothing_of_others() {
         .iter()
         .map(|s| (s.replica.clone(), s.heads))
         .collect();
-    // One replica is the head of all 128 buckets; a standby would need a second backend.
+    // The only replica is the head of all 128 buckets.
     assert_eq!((why.tables.len(), seats), (1, vec![("r1".to_owned(), 128)]));
     assert!(
         why.unmet_constraints
@@ -939,7 +814,7 @@ async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
         &mut [&mut r1],
         &mut [&mut e1, &mut e1b],
         "tables at both edges",
-        |_, edges| edges.iter().all(|r| tables(&r.south).len() == 4),
+        |_, edges| edges.iter().all(|r| tables(&r.subscriber).len() == 4),
     )
     .await;
     let orders = r1.sync_and_report().await;
@@ -955,11 +830,10 @@ async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
         (response.tunnels.len(), &response.tunnels[0].ports),
         (1, &r1.state.tunnel_ports)
     );
-    // An edge that has this version gets no tunnels again.
     e1.state.tunnels_version = response.tunnels_version;
     assert!(e1.sync_and_report().await.tunnels.is_empty(), "it has them");
 
-    let ids: BTreeMap<String, u32> = tables(&e1.south)
+    let ids: BTreeMap<String, u32> = tables(&e1.subscriber)
         .values()
         .map(|t| (t.service.to_string(), t.id.get()))
         .collect();
@@ -969,7 +843,6 @@ async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
         .find_sessions("beta", "10.1.1.9:4000")
         .await
         .unwrap_err();
-    // An address without a port names no session.
     assert_eq!(foreign.code(), Code::PermissionDenied, "{foreign}");
     assert_eq!(
         ann.find_sessions("alpha", "10.1.1.9")
@@ -978,8 +851,7 @@ async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
             .code(),
         Code::InvalidArgument
     );
-    // Data planes have some seconds to answer; after a pause of the machine some are late, and the
-    // query is repeated.
+    // After a pause of the machine some answers come too late, so the query is repeated.
     let asked = tokio::spawn(async move {
         let until = Instant::now() + wait_limit();
         loop {

@@ -345,8 +345,7 @@ fn patterns(services: usize, rules: usize) -> String {
     text
 }
 
-/// N2: regular expressions count what their automata take in each gateway, over all services of the
-/// tenant.
+/// N2: regular expressions count what their automata take in each gateway, over all services.
 #[tokio::test]
 async fn route_tables_are_bounded_over_all_services() {
     let fixture = ControllerFixture::with(ControllerLimits::default(), two_tenants).await;

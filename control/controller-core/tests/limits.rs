@@ -304,7 +304,9 @@ async fn silent(fixture: &ControllerFixture) -> tokio_rustls::client::TlsStream<
         .unwrap();
     let mut config = config.with_root_certificates(roots).with_no_client_auth();
     config.alpn_protocols = vec![b"h2".to_vec()];
-    let tcp = TcpStream::connect(fixture.hub().address()).await.unwrap();
+    let tcp = TcpStream::connect(fixture.controller().address())
+        .await
+        .unwrap();
     let name = rustls::pki_types::ServerName::try_from(canal_wire::CONTROLLER_NAME).unwrap();
     tokio_rustls::TlsConnector::from(std::sync::Arc::new(config))
         .connect(name, tcp)
@@ -502,14 +504,18 @@ async fn handshakes() {
         |_| {},
     )
     .await;
-    let mut idle = TcpStream::connect(fixture.hub().address()).await.unwrap();
+    let mut idle = TcpStream::connect(fixture.controller().address())
+        .await
+        .unwrap();
     assert_eq!(
         idle.read(&mut [0; 1]).await.unwrap_or(0),
         0,
         "a silent connection is closed"
     );
     refused(&fixture, "handshake_deadline").await;
-    let mut rude = TcpStream::connect(fixture.hub().address()).await.unwrap();
+    let mut rude = TcpStream::connect(fixture.controller().address())
+        .await
+        .unwrap();
     tokio::io::AsyncWriteExt::write_all(&mut rude, b"GET / HTTP/1.1\r\n\r\n")
         .await
         .unwrap();
@@ -547,7 +553,7 @@ async fn tokens_and_requests() {
 #[tokio::test]
 async fn admin_connections() {
     let fixture = ControllerFixture::empty().await;
-    let address = fixture.hub().admin_address().unwrap();
+    let address = fixture.controller().admin_address().unwrap();
     let mut open = Vec::new();
     for _ in 0..ADMIN_CONNECTIONS_MAX {
         open.push(TcpStream::connect(address).await.unwrap());

@@ -130,7 +130,7 @@ async fn narrow_channel(fixture: &ControllerFixture) -> Channel {
     let tls = ClientTlsConfig::new()
         .ca_certificate(Certificate::from_pem(root))
         .domain_name(canal_wire::CONTROLLER_NAME);
-    let endpoint = Endpoint::from_shared(format!("https://{}", fixture.hub().address()))
+    let endpoint = Endpoint::from_shared(format!("https://{}", fixture.controller().address()))
         .unwrap()
         .tls_config(tls)
         .unwrap();
@@ -306,6 +306,7 @@ async fn a_slow_reader_gets_one_window_and_blocks_no_other() {
         g1.send_answer(fast_id, &piece).await;
         assert_eq!(next(&mut fast).await.data.len(), piece.len());
     }
+    // Answers that left the controller into the buffers on the path give their credit back.
     assert!(
         sent <= OBSERVE_WINDOW_BYTES + (192 << 10),
         "what nobody read is not asked for: {sent}"

@@ -49,7 +49,7 @@ fn tenant(name: &str, vni: u8, services: u32) -> String {
 /// A fake replica or edge, with the resources that it receives.
 struct FakeTierMember {
     token: &'static str,
-    south: ManualSubscriber,
+    subscriber: ManualSubscriber,
     client: FleetClient<Channel>,
 }
 
@@ -58,13 +58,14 @@ impl FakeTierMember {
         let client = FleetClient::new(fixture.channel().await);
         Self {
             token,
-            south: ManualSubscriber::open(fixture.channel().await, token, BTreeMap::new()).await,
+            subscriber: ManualSubscriber::open(fixture.channel().await, token, BTreeMap::new())
+                .await,
             client,
         }
     }
     /// Receives responses, and reports. Returns false if the controller has ended.
     async fn report(&mut self) -> bool {
-        self.south.drain(Duration::from_millis(20)).await;
+        self.subscriber.drain(Duration::from_millis(20)).await;
         let n: u8 = self.token[1..].parse().unwrap();
         if self.token.starts_with('e') {
             let seen = (1..=4_u8)
@@ -78,7 +79,7 @@ impl FakeTierMember {
             let state = EdgeReportRequest {
                 az,
                 underlay,
-                generation: self.south.generation,
+                generation: self.subscriber.generation,
                 seen,
                 ..EdgeReportRequest::default()
             };
@@ -92,7 +93,7 @@ impl FakeTierMember {
                 backend: format!("b{n}"),
                 az: format!("az{az}"),
                 underlay: format!("250.{az}.0.{}", n + 10),
-                generation: self.south.content,
+                generation: self.subscriber.content,
                 ..ReplicaReportRequest::default()
             };
             self.client
@@ -103,14 +104,14 @@ impl FakeTierMember {
     }
 }
 
-fn open(south: &ManualSubscriber) -> BTreeMap<String, bool> {
+fn open(subscriber: &ManualSubscriber) -> BTreeMap<String, bool> {
     let of = |resource: &Resource| match resource {
         Resource::Address(a) if a.service.to_string() == "beta/shop/s1" => {
             Some((a.az.to_string(), a.open))
         }
         _ => None,
     };
-    south
+    subscriber
         .resources
         .values()
         .filter_map(|(_, resource)| of(resource))
@@ -122,7 +123,6 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
     let limits = ControllerLimits {
         fleet: SilenceTimeouts {
             edge_silent: SILENT,
-            // The default of the timeout, stated here because the bound below is relative to it.
             ..SilenceTimeouts::default()
         },
         ..ControllerLimits::default()
@@ -137,7 +137,6 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
     })
     .await;
     fixture::write_principals(&fixture.config.principals, &PRINCIPALS);
-    // The controller reads the file of principals again after an interval.
     let until = Instant::now() + START;
     while ManualSubscriber::try_open(fixture.channel().await, "e1", BTreeMap::new())
         .await
@@ -146,14 +145,13 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
         assert!(Instant::now() < until, "the principals were not read again");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    // The lines are printed for `make soak`, which runs the test at the full size.
     println!("{SERVICES} services: started");
-    let (silence, hush) = tokio::sync::watch::channel(false);
+    let (silence, is_silent) = tokio::sync::watch::channel(false);
     for token in ["r1", "r2", "r3", "r4", "e1", "e2"] {
         let mut member = FakeTierMember::new(&fixture, token).await;
-        let hush = hush.clone();
+        let is_silent = is_silent.clone();
         tokio::spawn(async move {
-            while !(token == "e1" && *hush.borrow()) && member.report().await {
+            while !(token == "e1" && *is_silent.borrow()) && member.report().await {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         });
@@ -192,7 +190,6 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
     println!(
         "{SERVICES} services: closed after {closed:.2?}, of which {SILENT:?} are silence; the compilation was at work: {at_work}"
     );
-    // The time of this compilation is known only when it has ended.
     while fixture
         .metric("canal_controller_compile_seconds_count")
         .await

@@ -343,6 +343,7 @@ async fn a_thousand_changes_converge_in_few_messages() {
     let begun = Instant::now();
     for i in 1..=1000u32 {
         let generation = ann
+            // The sum of the weights is always 1,000, and each change differs from the one before.
             .must_apply(
                 "alpha",
                 &[&route("r", "a", &[("a", i), ("b", 1000 - i.min(1000))])],
@@ -444,7 +445,7 @@ async fn one_pod_among_ten_thousand_is_one_small_message() {
         std::fs::write(config.join("alpha/all.yaml"), all.join("---\n")).unwrap();
     })
     .await;
-    let relay = Relay::to(fixture.hub().address()).await;
+    let relay = Relay::to(fixture.controller().address()).await;
     let mut g1 = ManualSubscriber::open(
         fixture.channel_to(relay.address).await,
         "g1",
@@ -508,7 +509,7 @@ async fn a_half_open_connection_is_found() {
         ..ControllerLimits::default()
     };
     let fixture = ControllerFixture::with(limits, |_| {}).await;
-    let relay = Relay::to(fixture.hub().address()).await;
+    let relay = Relay::to(fixture.controller().address()).await;
     let mut s = ManualSubscriber::open(
         fixture.channel_to(relay.address).await,
         "n1",

@@ -272,7 +272,6 @@ fn key_cases() -> Vec<KeyCase> {
 async fn keys_in_key_servers_restrict_certificate_requests() {
     let fixture = two_tenants("keys: {location: KeyServer}, ").await;
     let mut ks1 = fixture.subscribe("ks1").await;
-    // A certificate of the first root must stay valid across the rotation.
     let entitled = |name: &str| (ResourceKind::Entitlement, name.to_string());
     ks1.until("the gateways", |h| {
         h.contains_key(&entitled("alpha/gateway/g1")) && h.contains_key(&entitled("alpha/node/n1"))

@@ -222,6 +222,8 @@ impl Membership {
         edge: Option<&EdgeName>,
     ) -> Result<(), ReportError> {
         let given = az_number(underlay);
+        // The first member of an AZ fixed its number; the addresses of all others must agree with
+        // it.
         if let Some(wanted) = self.azs.get(az).filter(|n| **n != given) {
             return Err(ReportError::AzNumber {
                 az: az.clone(),
@@ -707,8 +709,8 @@ impl Membership {
             .flat_map(|s| s.tables.values())
             .filter(|t| is_moving(t))
         {
-            let seats = table.chains.iter().flatten();
-            moving.extend(seats.filter_map(|s| by_number.get(&s.replica).map(|b| (*b).clone())));
+            let members = table.chains.iter().flatten();
+            moving.extend(members.filter_map(|m| by_number.get(&m.replica).map(|b| (*b).clone())));
         }
         self.moving = moving;
     }

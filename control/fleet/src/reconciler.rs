@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use canal_catalog::Catalog;
 use canal_controller_metrics::{self as metrics, ControllerMetrics};
-use canal_model::fleet::{Demands, Fleet as Ships, Ownership, ShardingRules};
+use canal_model::fleet::{Demands, Fleet, Ownership, ShardingRules};
 use canal_model::ids::Generation;
 use canal_model::plan::Plan;
 use canal_store::Store;
@@ -214,22 +214,23 @@ impl FleetReconciler {
         let parent = fleet.plan();
         let demands = publication::demands(catalog, ShardingRules::default(), &parent);
         let demands = Arc::new(demands);
-        let (ships, ownership, is_idle) = {
+        let (fleet_now, ownership, is_idle) = {
             let membership = fleet.membership();
             let is_idle = membership.is_empty() && parent.number == 0;
             // While no member reports, the plan stands as it is, however much time passes.
-            let ships = (!membership.is_cut_off(now))
+            let fleet_now = (!membership.is_cut_off(now))
                 .then(|| (membership.fleet(now), membership.ownership().clone()));
-            let (ships, ownership) = ships.unzip();
-            (ships, ownership, is_idle)
+            let (fleet_now, ownership) = fleet_now.unzip();
+            (fleet_now, ownership, is_idle)
         };
         if is_idle {
             // A mesh without a cloud tier pays nothing for it.
             return true;
         }
-        let plan = match (ships, ownership) {
-            (Some(ships), Some(ownership)) => {
-                self.plan(parent, ships, demands.clone(), ownership).await
+        let plan = match (fleet_now, ownership) {
+            (Some(fleet_now), Some(ownership)) => {
+                self.plan(parent, fleet_now, demands.clone(), ownership)
+                    .await
             }
             // Without reports, the published state stays; after a start, the stored plan is
             // published.
@@ -322,13 +323,13 @@ impl FleetReconciler {
         plan: Arc<Plan>,
         demands: Arc<Demands>,
     ) -> Result<AppliedPlan, PlanRefusal> {
-        let mut telling = self.prepare_publication(plan, demands).await?;
-        let waiting = std::mem::take(&mut telling.waiting);
+        let mut publication = self.prepare_publication(plan, demands).await?;
+        let waiting = std::mem::take(&mut publication.waiting);
         *locked(&self.shared.fleet.counts) = FleetCounts {
-            closed: telling.closed,
+            closed: publication.closed,
             waiting: waiting.len(),
         };
-        self.publish(telling).await?;
+        self.publish(publication).await?;
         Ok(AppliedPlan {
             generation: self.generation,
             waiting,
@@ -348,17 +349,17 @@ impl FleetReconciler {
         );
         let work = move || {
             let membership = shared.fleet.membership();
-            let ships = membership.fleet(now);
+            let fleet_now = membership.fleet(now);
             publication::build_publication(
                 &plan,
-                &ships,
+                &fleet_now,
                 &demands,
                 &membership,
                 (&tables, &given.unwrap_or_default()),
             )
         };
-        let telling = tokio::task::spawn_blocking(work).await;
-        telling.map_err(|_| {
+        let publication = tokio::task::spawn_blocking(work).await;
+        publication.map_err(|_| {
             tracing::error!(
                 "fleet: could not decide which part of the plan to publish, which is a bug in the controller; retrying"
             );
@@ -370,14 +371,14 @@ impl FleetReconciler {
     async fn plan(
         &mut self,
         parent: Arc<Plan>,
-        ships: Ships,
+        fleet_now: Fleet,
         demands: Arc<Demands>,
         ownership: Ownership,
     ) -> Arc<Plan> {
         let before = parent.clone();
         let work = move || {
             canal_planner::plan(
-                &ships,
+                &fleet_now,
                 &demands,
                 &ownership,
                 Some(&publication::with_initial_placement(&before, &demands)),
@@ -417,10 +418,10 @@ impl FleetReconciler {
     }
 
     /// Has the catalog writer publish the state, if it differs from the last one.
-    async fn publish(&mut self, telling: TierPublication) -> Result<(), PlanRefusal> {
+    async fn publish(&mut self, publication: TierPublication) -> Result<(), PlanRefusal> {
         let TierPublication {
             tier, tables, plan, ..
-        } = telling;
+        } = publication;
         if self.last_tier.as_ref() == Some(&tier) {
             // The last generation has the tables of this plan too.
             self.shared

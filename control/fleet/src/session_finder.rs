@@ -53,11 +53,11 @@ impl FleetNames {
             .map(|(id, service)| (*id, service.key.to_string()))
             .collect();
         let membership = fleet.membership();
-        let heard = membership
+        let reachable = membership
             .members()
             .values()
             .filter(|member| !member.gone && member.up);
-        let replicas = heard
+        let replicas = reachable
             .map(|member| (member.row.name.clone(), member.row.az.clone()))
             .collect();
         let numbers = membership

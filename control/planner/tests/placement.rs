@@ -200,7 +200,7 @@ fn large_fleets_are_planned_in_time() {
 }
 
 /// A tier with one replica in each backend, in which all data planes report promptly.
-struct Prompt {
+struct PromptTier {
     fleet: Fleet,
     demands: Demands,
     ownership: Ownership,
@@ -209,8 +209,8 @@ struct Prompt {
     moved: u64,
 }
 
-impl Prompt {
-    fn new(backends: &[String], services: u32) -> Prompt {
+impl PromptTier {
+    fn new(backends: &[String], services: u32) -> PromptTier {
         let (fleet, plan) = (
             Fleet {
                 azs: azs(),
@@ -218,7 +218,7 @@ impl Prompt {
             },
             Plan::default(),
         );
-        let mut tier = Prompt {
+        let mut tier = PromptTier {
             fleet,
             demands: demands(services),
             ownership: Ownership::default(),
@@ -534,7 +534,7 @@ fn names(zones: &[&str], each: usize) -> Vec<String> {
 
 #[test]
 fn a_new_backend_gets_its_part_in_waves_and_no_more_than_that() {
-    let mut tier = Prompt::new(&names(&["a", "b"], 8), 100);
+    let mut tier = PromptTier::new(&names(&["a", "b"], 8), 100);
     tier.begin();
     assert_eq!(tier.settle(), 0);
     tier.join("a008");
@@ -553,7 +553,7 @@ fn a_new_backend_gets_its_part_in_waves_and_no_more_than_that() {
 
 #[test]
 fn a_fleet_with_more_services_than_combinations_is_balanced_all_the_same() {
-    let mut tier = Prompt::new(&names(&["a", "b"], 4), 120);
+    let mut tier = PromptTier::new(&names(&["a", "b"], 4), 120);
     tier.plan = tier.next();
     tier.deliver();
     assert!(
@@ -583,7 +583,7 @@ fn a_fleet_with_more_services_than_combinations_is_balanced_all_the_same() {
 
 #[test]
 fn an_az_added_later_becomes_a_home_az() {
-    let mut tier = Prompt::new(&names(&["a"], 8), 120);
+    let mut tier = PromptTier::new(&names(&["a"], 8), 120);
     tier.demands.services.get_mut(&id(7)).unwrap().home = Some(az("a"));
     tier.plan = tier.next();
     tier.deliver();
@@ -613,7 +613,7 @@ fn an_az_added_later_becomes_a_home_az() {
 
 #[test]
 fn migrating_services_stay_and_the_next_wave_waits() {
-    let mut tier = Prompt::new(&names(&["a", "b"], 11), 300);
+    let mut tier = PromptTier::new(&names(&["a", "b"], 11), 300);
     tier.begin();
     tier.join("a011");
     let moves = [tier.step(), tier.step(), tier.step()];
@@ -687,9 +687,9 @@ fn crowd(plan: &mut Plan, loads: &BTreeMap<BackendName, u64>, is_full: bool, cou
 
 #[test]
 fn the_linter_finds_violations_that_balancing_must_avoid() {
-    let mut tier = Prompt::new(&names(&["a", "b"], 8), 100);
+    let mut tier = PromptTier::new(&names(&["a", "b"], 8), 100);
     tier.begin();
-    let child = |tier: &Prompt| Plan {
+    let child = |tier: &PromptTier| Plan {
         number: tier.plan.number + 1,
         parent: tier.plan.number,
         ..tier.plan.clone()
@@ -752,7 +752,7 @@ fn the_linter_finds_violations_that_balancing_must_avoid() {
 
 #[test]
 fn an_outage_is_no_imbalance() {
-    let mut tier = Prompt::new(&names(&["a", "b"], 8), 100);
+    let mut tier = PromptTier::new(&names(&["a", "b"], 8), 100);
     tier.begin();
     tier.join("a008");
     tier.refit(|replicas| {
@@ -861,7 +861,7 @@ proptest! {
     ) {
         let names = names(&["a", "b", "c"], 9);
         let has = |name: &str| name[1..].parse::<usize>().unwrap() < each && !name.starts_with('c');
-        let mut tier = Prompt::new(&names.iter().filter(|name| has(name)).cloned().collect::<Vec<_>>(), services);
+        let mut tier = PromptTier::new(&names.iter().filter(|name| has(name)).cloned().collect::<Vec<_>>(), services);
         tier.begin();
         for service in heavy.iter().filter(|service| **service <= services) {
             tier.demands.services.get_mut(&id(*service)).unwrap().weight = 4;

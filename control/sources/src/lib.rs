@@ -12,6 +12,7 @@ mod directory;
 mod entries;
 mod fields;
 mod file;
+mod kinds;
 pub mod limits;
 mod list;
 mod locate;

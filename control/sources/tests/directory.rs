@@ -87,6 +87,7 @@ fn only_changes_are_reported() {
 
 #[test]
 fn a_broken_file_keeps_its_last_good_objects() {
+    let root = TempDir::new().unwrap();
     put(
         root.path(),
         "alpha/a.yaml",
@@ -339,6 +340,7 @@ fn the_number_of_tenants_is_limited() {
 #[test]
 fn the_number_of_documents_and_findings_is_limited() {
     let many = "a: 1\n---\n".repeat(limits::DOCUMENTS_PER_FILE_MAX + 1);
+    let parsed = canal_sources::parse("f.yaml", &many);
     assert!(
         parsed.documents.is_empty()
             && parsed.diagnostics[0]
@@ -411,11 +413,12 @@ fn the_items_of_a_list_are_documents() {
     let found: Vec<String> = parsed.diagnostics.iter().map(ToString::to_string).collect();
     assert_eq!(found.len(), 2, "{found:?}");
     assert!(
-        found[0].starts_with("l.yaml:16:7: error: Service default/a: spec.ports[0].speed"),
+        found[0]
+            .starts_with("l.yaml:16:7: error[CANAL0102]: Service default/a: spec.ports[0].speed"),
         "{found:?}"
     );
     assert!(
-        found[1].starts_with("l.yaml:18:3: warning: kind: Deployment"),
+        found[1].starts_with("l.yaml:18:3: warning[CANAL0110]: kind: Deployment"),
         "{found:?}"
     );
     let many = format!(

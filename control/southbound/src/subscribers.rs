@@ -578,7 +578,7 @@ mod tests {
         let mine: Vec<OpenStream> = (0..9)
             .map(|n| s.open(&node(&format!("n{n}"))).unwrap())
             .collect();
-        let given_way = || {
+        let revoked = || {
             let inner = s.lock();
             mine.iter()
                 .map(|o| {
@@ -605,27 +605,26 @@ mod tests {
         let provider: Vec<_> = (0..3).map(|_| s.open(&gateway).unwrap()).collect();
         // The first of the gateway's streams uses the reserve, and each further one ends a stream
         // of alpha.
-        assert_eq!(given_way(), 2, "the reserve revokes no stream");
+        assert_eq!(revoked(), 2, "the reserve revokes no stream");
         let beta: Vec<_> = (0..3)
             .map(|n| s.open(&node_of("beta", &format!("n{n}"))).unwrap())
             .collect();
         // Each of beta's streams ends one more of alpha's.
-        assert_eq!(given_way(), 5);
+        assert_eq!(revoked(), 5);
         assert!(
             s.open(&node_of("beta", "n3")).is_err(),
             "beta would have as many as alpha, so no stream of alpha is ended"
         );
-        // The oldest streams were revoked. A data plane that reconnects at a full limit replaces
-        // its own oldest stream.
-        // n4 has the fifth stream, and five were revoked.
+        // The oldest streams were revoked: n4 has the fifth of them.
         assert!(
             s.lock().records[&node("n4")]
                 .streams
                 .values()
                 .all(|stream| stream.permit.is_revoked())
         );
+        // A data plane that reconnects at a full limit replaces its own oldest stream.
         let gateway_again = s.open(&gateway).unwrap();
-        assert!(provider[0].superseded.is_cancelled() && given_way() == 5);
+        assert!(provider[0].superseded.is_cancelled() && revoked() == 5);
         drop((mine, provider, beta, gateway_again));
         assert_eq!(s.limit.used(), 0);
     }

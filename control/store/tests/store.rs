@@ -120,7 +120,7 @@ fn limits_refuse_the_whole_apply() {
             "edits",
         ),
         (
-            "another tenant's room does not count",
+            "another tenant's free objects do not count",
             vec![
                 put("beta", "a", "1"),
                 put("beta", "b", "1"),

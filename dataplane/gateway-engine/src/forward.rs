@@ -150,7 +150,7 @@ pub(crate) trait HttpDownstream {
     fn begin_body(&mut self, session: &ClientSession, keeps_head: bool);
 
     /// Ready if the client has left while nothing is sent to it.
-    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()>;
+    fn poll_client_gone(&mut self, cx: &mut Context<'_>) -> Poll<()>;
 
     /// Returns the client's side for an exchange, and the head for a later reauthorization.
     fn exchange(&mut self) -> (DownstreamSide<'_>, OpenHead<'_>);
@@ -283,13 +283,13 @@ impl RequestState {
                 authorize::AuthorizationStep::Pass => break,
                 authorize::AuthorizationStep::CallAuthorizer(check) => {
                     let protocol = self.record.protocol_text();
-                    let whole = ext_authz::CheckContext {
+                    let context = ext_authz::CheckContext {
                         trial: &state,
                         protocol,
                         body: self.body.as_ref(),
                     };
                     let shown = |authorizer: &Authorizer| {
-                        ext_authz::request(session, to, request, &whole, authorizer)
+                        ext_authz::request(session, to, request, &context, authorizer)
                     };
                     let agreed = Box::pin(ext_authz::check(worker, session, &check, shown)).await?;
                     agreed.apply(request.0, &mut state.changes);
@@ -732,6 +732,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             limits,
             ..
         } = &mut self.state;
+        // The head has ended an HTTP/2 stream, but an HTTP/1.1 head is still in the outbox.
         let sent = matches!(back, UpstreamSide::Http2(_)) && is_complete;
         let (front, head) = self.client.exchange();
         let open =
@@ -808,7 +809,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         };
         let client = &mut self.client;
         limits
-            .back_off(worker, is_sent, |cx| client.poll_gone(cx))
+            .back_off(worker, is_sent, |cx| client.poll_client_gone(cx))
             .await
     }
 

@@ -337,6 +337,7 @@ mod tests {
             });
             line.and_then(|l| l.rsplit(' ').next()?.parse::<u64>().ok())
         };
+        // 1000 series are a tenant's share unless its object names another.
         assert_eq!((apply(Some("7")), apply(None)), (Some(7), Some(1000)));
     }
 }

@@ -19,7 +19,7 @@ use crate::fixture::{ControllerFixture, ManualSubscriber, Operator, wait_limit, 
 pub(super) struct FakeReplica {
     pub(super) token: &'static str,
     pub(super) client: FleetClient<Channel>,
-    pub(super) south: ManualSubscriber,
+    pub(super) subscriber: ManualSubscriber,
     pub(super) state: ReplicaReportRequest,
 }
 
@@ -41,13 +41,13 @@ impl FakeReplica {
         Self {
             token,
             client,
-            south: fixture.subscribe(token).await,
+            subscriber: fixture.subscribe(token).await,
             state,
         }
     }
 
     pub(super) async fn report(&mut self) -> Result<ReplicaReportResponse, Status> {
-        self.state.generation = self.south.content;
+        self.state.generation = self.subscriber.content;
         let answer = self
             .client
             .replica_report(with_token(self.state.clone(), self.token))
@@ -64,15 +64,15 @@ impl FakeReplica {
 
     /// Reconnects after a restart of the controller, with the resources that it holds.
     pub(super) async fn reconnect(&mut self, fixture: &ControllerFixture) {
-        let (held, content) = (self.south.resources.clone(), self.south.content);
+        let (held, content) = (self.subscriber.resources.clone(), self.subscriber.content);
         self.client = FleetClient::new(fixture.channel().await);
-        self.south = ManualSubscriber::open(fixture.channel().await, self.token, held).await;
-        self.south.content = content;
+        self.subscriber = ManualSubscriber::open(fixture.channel().await, self.token, held).await;
+        self.subscriber.content = content;
     }
 
     /// Takes and acknowledges what comes, and reports.
     pub(super) async fn sync_and_report(&mut self) -> ReplicaReportResponse {
-        self.south.drain(Duration::from_millis(10)).await;
+        self.subscriber.drain(Duration::from_millis(10)).await;
         self.report().await.unwrap()
     }
 }
@@ -81,7 +81,7 @@ impl FakeReplica {
 pub(super) struct FakeEdge {
     pub(super) token: &'static str,
     pub(super) client: FleetClient<Channel>,
-    pub(super) south: ManualSubscriber,
+    pub(super) subscriber: ManualSubscriber,
     pub(super) state: EdgeReportRequest,
 }
 
@@ -101,7 +101,7 @@ impl FakeEdge {
         Self {
             token,
             client,
-            south: fixture.subscribe(token).await,
+            subscriber: fixture.subscribe(token).await,
             state,
         }
     }
@@ -117,7 +117,7 @@ impl FakeEdge {
     }
 
     pub(super) async fn report(&mut self) -> Result<EdgeReportResponse, Status> {
-        self.state.generation = self.south.generation;
+        self.state.generation = self.subscriber.generation;
         self.client
             .edge_report(with_token(self.state.clone(), self.token))
             .await
@@ -125,25 +125,25 @@ impl FakeEdge {
     }
 
     pub(super) async fn sync_and_report(&mut self) -> EdgeReportResponse {
-        self.south.drain(Duration::from_millis(10)).await;
+        self.subscriber.drain(Duration::from_millis(10)).await;
         self.report().await.unwrap()
     }
 }
 
-pub(super) fn tables(south: &ManualSubscriber) -> BTreeMap<String, BucketTable> {
+pub(super) fn tables(subscriber: &ManualSubscriber) -> BTreeMap<String, BucketTable> {
     let of = |(key, (_, resource)): (&(ResourceKind, String), &(String, Resource))| match resource {
         Resource::Table(t) => Some((key.1.clone(), t.clone())),
         _ => None,
     };
-    south.resources.iter().filter_map(of).collect()
+    subscriber.resources.iter().filter_map(of).collect()
 }
 
-pub(super) fn addresses(south: &ManualSubscriber) -> BTreeMap<String, GatewayAddress> {
+pub(super) fn addresses(subscriber: &ManualSubscriber) -> BTreeMap<String, GatewayAddress> {
     let of = |(key, (_, resource)): (&(ResourceKind, String), &(String, Resource))| match resource {
         Resource::Address(a) => Some((key.1.clone(), a.clone())),
         _ => None,
     };
-    south.resources.iter().filter_map(of).collect()
+    subscriber.resources.iter().filter_map(of).collect()
 }
 
 pub(super) fn heads(table: &BucketTable) -> BTreeSet<u16> {
@@ -209,7 +209,7 @@ pub(super) async fn wait_quiet(
 
 /// Reports a session in every bucket of every service of which the replica has a table.
 pub(super) fn owns_all(replica: &mut FakeReplica) {
-    let own = tables(&replica.south);
+    let own = tables(&replica.subscriber);
     replica.state.owned = own
         .values()
         .map(|t| ServiceOwnership {

@@ -110,7 +110,7 @@ fn plan(services: u32, parent: Option<&Plan>) -> Arc<Plan> {
         state: ReplicaState::Active,
         up: true,
     };
-    let fleet = Ships::of([("az1".parse().unwrap(), 1)].into(), [replica]);
+    let fleet = Fleet::of([("az1".parse().unwrap(), 1)].into(), [replica]);
     let ownership = Ownership::default();
     Arc::new(canal_planner::plan(
         &fleet,

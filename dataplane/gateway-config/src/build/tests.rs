@@ -634,6 +634,7 @@ fn a_gateway_is_a_service_with_listeners_until_it_is_removed() {
         hosts.map(|host| routed(&snapshot, host)),
         [true, false, false]
     );
+    // The ID of the resource that `gateway` returns.
     let id = ServiceId::new(40).unwrap();
     assert!(snapshot.service_inside(id).is_some());
     let named = snapshot.tenant("t").unwrap();

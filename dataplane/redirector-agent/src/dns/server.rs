@@ -29,7 +29,7 @@ use super::datagrams::DatagramService;
 use super::zone::{DnsZones, concerns, decide_zones};
 
 /// Timeout of a TCP client that sends nothing, or reads its response too slowly.
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// TCP connections at once, at most. The tenants share them.
 const CONNECTIONS_MAX: u64 = 256;
 /// Size in bytes that the kernel's queue of received datagrams should have.
@@ -302,12 +302,12 @@ impl DnsState {
         let mut buffer = Vec::new();
         loop {
             let length = tokio::select! {
-                length = tokio::time::timeout(IDLE, stream.read_u16()) => length,
+                length = tokio::time::timeout(IDLE_TIMEOUT, stream.read_u16()) => length,
                 () = self.traffic.draining() => return,
             };
             let Ok(Ok(length)) = length else { return };
             buffer.resize(length.into(), 0);
-            match tokio::time::timeout(IDLE, stream.read_exact(&mut buffer)).await {
+            match tokio::time::timeout(IDLE_TIMEOUT, stream.read_exact(&mut buffer)).await {
                 Ok(Ok(_)) => {}
                 _ => return self.count("tcp", "torn"),
             }
@@ -318,7 +318,7 @@ impl DnsState {
             let length = bytes.len() as u16;
             let whole = [&length.to_be_bytes()[..], &bytes].concat();
             if !matches!(
-                tokio::time::timeout(IDLE, stream.write_all(&whole)).await,
+                tokio::time::timeout(IDLE_TIMEOUT, stream.write_all(&whole)).await,
                 Ok(Ok(()))
             ) {
                 return self.count("tcp", "not_sent");
