@@ -10,6 +10,7 @@ use canal_model::policy::gateway_api::{
     HttpRoute, HttpRouteMatch, HttpRule, ParentRef, PathCondition, PathConditionType,
     ValueCondition, ValueConditionType,
 };
+use canal_model::policy::mirrors::HttpRequestMirrorFilter;
 use canal_model::program::{
     AppProtocol, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule, Service,
     ServicePort, TextMatch,
@@ -307,7 +308,10 @@ fn attach(
             broken,
             regexes,
         };
-        let effects = RouteEffects::of_http_route(rule, &mut reading);
+        let namespace = &route.object.metadata.namespace;
+        let mirror =
+            |mirror: &HttpRequestMirrorFilter| to.of_backend_ref(namespace, &mirror.backend_ref);
+        let effects = RouteEffects::of_http_route(rule, mirror, &mut reading);
         let (matches, action) = checked(route, at, rule, to, &mut reading);
         let action = effects.guard(action, &mut reading);
         let without_room = without_room(route.document, &field, regexes.take_exceeded(), report);
@@ -330,6 +334,7 @@ fn attach(
                 attempts: None,
                 faults: None,
                 cors: None,
+                mirrors: Vec::new(),
             };
             effects.apply(&mut rule);
             let is_within = add(rule);

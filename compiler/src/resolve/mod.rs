@@ -18,6 +18,7 @@ mod route_effects;
 mod route_faults;
 mod route_fields;
 mod route_filters;
+mod route_mirrors;
 mod service;
 mod subset;
 mod tenant;

@@ -63,6 +63,7 @@ pub(super) fn of_http_route(
             url_rewrite,
             request_redirect,
             cors,
+            request_mirror,
         } = filter;
         match (
             kind.as_str(),
@@ -71,27 +72,28 @@ pub(super) fn of_http_route(
             url_rewrite,
             request_redirect,
             cors,
+            request_mirror,
         ) {
-            ("RequestHeaderModifier", Some(headers), None, None, None, None) => {
+            ("RequestHeaderModifier", Some(headers), None, None, None, None, None) => {
                 let field = format!("{field}.requestHeaderModifier");
                 filters.request_headers =
                     of_header_filter(headers, ModifiedMessage::Request, &field, rule);
             }
-            ("ResponseHeaderModifier", None, Some(headers), None, None, None) => {
+            ("ResponseHeaderModifier", None, Some(headers), None, None, None, None) => {
                 let field = format!("{field}.responseHeaderModifier");
                 filters.response_headers =
                     of_header_filter(headers, ModifiedMessage::Response, &field, rule);
             }
-            ("URLRewrite", None, None, Some(rewrite), None, None) => {
+            ("URLRewrite", None, None, Some(rewrite), None, None, None) => {
                 let field = format!("{field}.urlRewrite");
                 filters.rewrite = of_url_rewrite(rewrite, matches, &field, rule);
             }
-            // The source warns that no copy is sent; the request itself is served.
-            ("RequestMirror", None, None, None, None, None) => {}
+            // A copy of the request; `route_mirrors` resolves it.
+            ("RequestMirror", None, None, None, None, None, Some(_)) => {}
             // An answer of the gateway; `route_answers` resolves it.
-            ("RequestRedirect", None, None, None, Some(_), None) => {}
+            ("RequestRedirect", None, None, None, Some(_), None, None) => {}
             // The answer to preflights; `route_cors` resolves it.
-            ("CORS", None, None, None, None, Some(_)) => {}
+            ("CORS", None, None, None, None, Some(_), None) => {}
             // The source reports the field of these filters too.
             ("ExternalAuth" | "ExtensionRef", ..) => {
                 let problem = format!("filters of type {kind} are not supported in this version");

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::ids::ServiceKey;
 use canal_model::policy::istio::{
-    HttpMatchRequest, StringMatch, VirtualService, VirtualServiceRoute,
+    Destination, HttpMatchRequest, StringMatch, VirtualService, VirtualServiceRoute,
 };
 use canal_model::program::{
     Backend, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule, Service, TextMatch,
@@ -257,11 +257,10 @@ fn attach(
             broken,
             regexes: &mut regexes,
         };
-        let effects = RouteEffects::of_virtual_service(rule, &mut reading);
+        let effects = effects(sourced, rule, &ports, to, &mut reading);
         let answer = route_answers::of_virtual_service(rule, &mut reading);
         let groups = groups(at, rule, service, &mut reading);
-        // A destination without a port may need one rule for each port of the service, because its
-        // port is the dialled one.
+        // A destination without a port has the dialled one, so each port may need a rule.
         let namespace = &sourced.object.metadata.namespace;
         let mut routes = rule.route.iter();
         let fans_out = routes.any(|r| to.follows_dialled_port(namespace, &r.destination));
@@ -285,10 +284,10 @@ fn attach(
                     attempts: None,
                     faults: None,
                     cors: None,
+                    mirrors: Vec::new(),
                 };
                 effects.apply(&mut rule);
-                let is_within = add(rule);
-                if !is_within {
+                if !add(rule) {
                     return false;
                 }
             }
@@ -324,6 +323,20 @@ fn key(sourced: &Sourced<'_, VirtualService>, service: &Service, rule: String) -
         name: metadata.name.clone(),
         rule,
     }
+}
+
+/// Resolves what a rule does beside its action. A mirror without a port has the first of `ports`.
+fn effects(
+    sourced: &Sourced<'_, VirtualService>,
+    written: &VirtualServiceRoute,
+    ports: &[u16],
+    to: &DestinationIndex<'_>,
+    rule: &mut RuleContext<'_>,
+) -> RouteEffects {
+    let dialled = ports.first().copied().unwrap_or_default();
+    let namespace = &sourced.object.metadata.namespace;
+    let mirror = |mirror: &Destination| to.of_destination(namespace, mirror, dialled);
+    RouteEffects::of_virtual_service(written, mirror, rule)
 }
 
 fn action(

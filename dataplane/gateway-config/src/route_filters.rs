@@ -1,6 +1,7 @@
 //! The filters of the rule that a request matched: which mutations they make of the request, and
 //! which headers of the response they change. It reads and writes no message.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use canal_model::program::{PathMatch, RouteAction, RouteRule};
@@ -10,6 +11,7 @@ use canal_model::route_filters::{HeaderModifier, PathRewrite, RouteFilters};
 use canal_router::{RoutableRequest, TextPatterns};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use crate::EndpointSetId;
 use crate::mutations::RequestMutations;
 use crate::route_cors::{self, CorsOutcome};
 use crate::route_reply::RouteReply;
@@ -21,6 +23,16 @@ pub struct MatchedFilters {
     match_index: usize,
     /// Outcome of the rule's cross-origin policy for the request.
     cors: Option<CorsOutcome>,
+    /// Mirrors that get a copy of the request, until the copies begin.
+    mirrors: RefCell<Vec<SelectedMirror>>,
+}
+
+/// A mirror that gets a copy of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SelectedMirror {
+    pub target: EndpointSetId,
+    /// True if the host of the copy ends with `-shadow`.
+    pub shadows_host: bool,
 }
 
 impl MatchedFilters {
@@ -30,6 +42,7 @@ impl MatchedFilters {
             rule: rule.clone(),
             match_index,
             cors: None,
+            mirrors: RefCell::default(),
         }
     }
 
@@ -45,6 +58,18 @@ impl MatchedFilters {
         let policy = self.rule.cors.as_deref();
         self.cors = policy.map(|policy| route_cors::decide(policy, patterns, filtered, request));
         self
+    }
+
+    /// Sets the mirrors that get a copy of the request.
+    #[must_use]
+    pub(crate) fn with_mirrors(mut self, mirrors: Vec<SelectedMirror>) -> Self {
+        self.mirrors = RefCell::new(mirrors);
+        self
+    }
+
+    /// Returns the mirrors that get a copy of the request, once.
+    pub fn take_mirrors(&self) -> Vec<SelectedMirror> {
+        self.mirrors.take()
     }
 
     /// Returns the rule that the request matched.
@@ -223,6 +248,7 @@ mod tests {
             attempts: None,
             faults: None,
             cors: None,
+            mirrors: Vec::new(),
         };
         MatchedFilters::new(&Arc::new(rule), 0)
     }

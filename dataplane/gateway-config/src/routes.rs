@@ -20,6 +20,7 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use super::listeners::ListenerIndex;
+use super::route_filters::SelectedMirror;
 use super::{EndpointSetId, FilterChain, MatchedFilters, route_cors};
 
 /// Status for a backend that belongs to another tenant, which the author of the rule cannot have
@@ -163,6 +164,7 @@ fn refuse_all(rules: &[Arc<RouteRule>]) -> Vec<Arc<RouteRule>> {
             attempts: None,
             faults: None,
             cors: None,
+            mirrors: Vec::new(),
             ..(**rule).clone()
         })
     });
@@ -175,6 +177,8 @@ pub struct ServiceRoutes {
     compiled: Arc<CompiledRoutes>,
     /// Targets of each rule of each router, in the order of both.
     targets: Box<[Box<[RuleTargets]>]>,
+    /// Endpoint sets of the mirrors of each rule that has any.
+    mirrors: HashMap<RouteKey, Box<[Option<EndpointSetId>]>>,
     /// Filters that the service's own policies require; those of the rules were resolved from them.
     dialled: FilterChain,
     any_port: bool,
@@ -251,9 +255,28 @@ impl ServiceRoutes {
             .collect();
         ports.sort_unstable();
         ports.dedup();
+        let tenant = &compiled.service.tenant;
+        let mirrored = compiled
+            .rules
+            .iter()
+            .filter(|rule| !rule.mirrors.is_empty());
+        let mirrors = mirrored
+            .map(|rule| {
+                let of_rule = rule.mirrors.iter().map(|mirror| match &mirror.target {
+                    BackendTarget::Service {
+                        service,
+                        port,
+                        subset,
+                    } if service.tenant == *tenant => Some(targets.slot(service, *port, subset)),
+                    _ => None,
+                });
+                (rule.key.clone(), of_rule.collect())
+            })
+            .collect();
         Self {
             compiled,
             targets: resolved,
+            mirrors,
             dialled,
             any_port,
             ports,
@@ -347,19 +370,31 @@ impl ServiceRoutes {
     }
 
     /// Returns what a rule does with a request beside its action, for a target whose chain reads the
-    /// rule.
+    /// rule. `random` draws the copies.
     pub fn filters<R: RoutableRequest>(
         &self,
         matched: MatchedRule<'_>,
         request: &R,
+        mut random: impl FnMut() -> u64,
     ) -> Box<MatchedFilters> {
         let MatchedRule { rule, match_index } = matched;
-        let filters = MatchedFilters::new(rule, match_index);
-        if rule.cors.is_none() {
-            return Box::new(filters);
+        let mut filters = MatchedFilters::new(rule, match_index);
+        if rule.cors.is_some() {
+            let patterns = self.compiled.origins.get(&rule.key);
+            filters = filters.with_cors(patterns, request);
         }
-        let patterns = self.compiled.origins.get(&rule.key);
-        Box::new(filters.with_cors(patterns, request))
+        if let Some(targets) = self.mirrors.get(&rule.key) {
+            let mirrors = rule.mirrors.iter().zip(targets);
+            let drawn = mirrors.filter(|(mirror, _)| mirror.fraction.contains(random() as u32));
+            let drawn = drawn.filter_map(|(mirror, target)| {
+                Some(SelectedMirror {
+                    target: (*target)?,
+                    shadows_host: mirror.shadows_host,
+                })
+            });
+            filters = filters.with_mirrors(drawn.collect());
+        }
+        Box::new(filters)
     }
 
     pub fn rule_count(&self) -> usize {
@@ -422,6 +457,7 @@ mod tests {
             attempts: None,
             faults: None,
             cors: None,
+            mirrors: Vec::new(),
         };
         let table = RouteTable::new(vec![Arc::new(rule)]);
         let compiled =

@@ -37,6 +37,8 @@ pub struct TenantUsage {
     ext_authz_in_flight: Rc<Cell<u64>>,
     /// Number of requests that faults delay.
     delayed: Rc<Cell<u64>>,
+    /// Number of copies of requests in progress.
+    mirrored: Rc<Cell<u64>>,
     allowed: OnceCell<Counter>,
     /// Notifies open work that was authorized before the policies changed, so that it is authorized
     /// again.
@@ -52,6 +54,7 @@ struct TenantMaxima {
     tunnels: u64,
     body_bytes: u64,
     delayed: u64,
+    mirrored: u64,
 }
 
 impl TenantUsage {
@@ -66,6 +69,7 @@ impl TenantUsage {
             log: TenantLogQueue::new(&tenant.name, &tenant.shares),
             ext_authz_in_flight: Rc::default(),
             delayed: Rc::default(),
+            mirrored: Rc::default(),
             allowed: OnceCell::new(),
             changed: Rc::default(),
             policy_version: Cell::new(tenant.policy_version),
@@ -75,7 +79,12 @@ impl TenantUsage {
     /// True if something of the tenant is open or in flight, or something else still references its
     /// usage or its queue.
     fn is_open(self: &Rc<Self>) -> bool {
-        let counts = [&self.requests, &self.tunnels, &self.ext_authz_in_flight];
+        let counts = [
+            &self.requests,
+            &self.tunnels,
+            &self.ext_authz_in_flight,
+            &self.mirrored,
+        ];
         counts.iter().any(|count| count.get() > 0)
             || Rc::strong_count(self) > 1
             || Rc::strong_count(&self.queue) > 1
@@ -97,6 +106,11 @@ impl TenantUsage {
     /// flight too, so their limit needs no threshold of its own.
     pub fn begin_delay(&self) -> Option<CountGuard> {
         CountGuard::take(&self.delayed, self.maxima.get().delayed)
+    }
+
+    /// Counts a copy of a request as in progress; `None` if there are too many.
+    pub fn begin_mirror(&self) -> Option<CountGuard> {
+        CountGuard::take(&self.mirrored, self.maxima.get().mirrored)
     }
 
     /// Counts an ext_authz check as in progress; `None` if there are too many.
@@ -152,6 +166,10 @@ impl WorkerLimits {
             body_bytes: shares
                 .get(ShareKind::GatewayBodyBytes)
                 .of(self.limits.body_bytes)
+                .div_ceil(self.workers),
+            mirrored: shares
+                .get(ShareKind::GatewayMirroredRequests)
+                .of(self.limits.requests)
                 .div_ceil(self.workers),
             delayed: shares
                 .get(ShareKind::GatewayDelayedRequests)

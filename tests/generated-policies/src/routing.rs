@@ -435,11 +435,12 @@ fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServic
             attempts::of_virtual_service(),
             faults::of_virtual_service(),
             cors::of_virtual_service(),
+            option::weighted(0.1, destination()),
         ),
     );
     let rule = rule.prop_map(
         |(matches, mut route, (headers, mut rewrite), answer, attempts)| {
-            let ((timeout, retries), mut fault, cors_policy) = attempts;
+            let ((timeout, retries), mut fault, cors_policy, mirror) = attempts;
             let (redirect, direct_response) = answer;
             // A rule with an answer can have no route; those with two are seen refused.
             if redirect.is_some() || direct_response.is_some() {
@@ -461,6 +462,8 @@ fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServic
                 retries,
                 fault,
                 cors_policy,
+                mirror: mirror.map(|mirror| mirror.destination),
+                ..istio::VirtualServiceRoute::default()
             }
         },
     );

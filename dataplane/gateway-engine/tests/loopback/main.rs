@@ -21,6 +21,7 @@ mod https_listeners;
 mod interim;
 mod lifecycle;
 mod limits;
+mod mirrors;
 mod observability;
 mod paths;
 mod policies;
