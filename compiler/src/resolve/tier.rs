@@ -24,11 +24,11 @@ pub(crate) fn resolve(
     report: &mut DiagnosticCollector,
 ) -> BTreeMap<ServiceKey, AzName> {
     let on_tier = tenant.filter(|tenant| !tenant.gateway_cidrs.is_empty());
-    let of_tenant = corpus.tenants.iter().filter(|sourced| {
+    let mut of_tenant = corpus.tenants.iter().filter(|sourced| {
         tenant.is_some_and(|t| t.name.as_str() == sourced.object.metadata.name.as_str())
     });
     // Of several Tenants of this name the last counts, as in `tenant::own_object`.
-    let own = of_tenant.last();
+    let own = of_tenant.next_back();
     if on_tier.is_some() && own.is_some_and(|own| has_tier_service(&own.object.spec)) {
         add_own(input, corpus, services, report);
     }

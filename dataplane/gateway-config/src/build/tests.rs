@@ -138,6 +138,7 @@ fn rule(name: &str, of: &str, to: &str, subset: &str) -> Arc<Resource> {
         attempts: None,
         faults: None,
         cors: None,
+        mirrors: Vec::new(),
         action: RouteAction::Split(vec![Backend {
             weight: 1,
             target: BackendTarget::Service {

@@ -34,7 +34,7 @@ use crate::worker::Worker;
 /// sent again once they have passed.
 pub(crate) const RETRY_BODY_BYTES_MAX: usize = 64 << 10;
 /// Copies of each kept byte: the kept one, and the one that a retry sends.
-const COPIES: u64 = 2;
+pub(crate) const COPIES: u64 = 2;
 
 /// Timeouts and retries of one request.
 pub(crate) struct AttemptLimits {
@@ -81,9 +81,9 @@ impl AttemptLimits {
     }
 
     /// True if a retry is possible, so that the body should be kept.
-    pub(crate) fn wants_body(&self, ask: &RequestInfo) -> bool {
+    pub(crate) fn wants_body(&self, request: &RequestInfo) -> bool {
         // A body that will not fit is not copied in vain.
-        let is_short = match ask.framing {
+        let is_short = match request.framing {
             Framing::Length(length) => length <= RETRY_BODY_BYTES_MAX as u64,
             _ => true,
         };
