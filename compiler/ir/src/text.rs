@@ -95,7 +95,7 @@ fn address(address: &GatewayAddress) -> String {
 fn ingress(gateway: &IngressGateway) -> String {
     let mut text = format!("ingress {} id {}", gateway.key, gateway.id.get());
     if gateway.trusted_proxies > 0 {
-        let _ = write!(text, " trusted proxies {}", gateway.trusted_proxies);
+        text += &format!(" trusted proxies {}", gateway.trusted_proxies);
     }
     for listener in &gateway.listeners {
         let state = if listener.is_open { "open" } else { "closed" };
