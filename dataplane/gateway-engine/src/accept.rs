@@ -129,6 +129,8 @@ pub(crate) async fn run(
         Err(error) => {
             // Without a heartbeat from this worker the process never becomes ready.
             tracing::error!(%error, worker = thread.index, "gateway: a worker cannot listen, so the process does not become ready");
+            // The engine's start waits for every worker, also for one that has nothing to pass.
+            let _ = opened.send(ListenerFds::default());
             return;
         }
     };
@@ -143,7 +145,6 @@ pub(crate) async fn run(
         tracing::error!(%error, "gateway: cannot pass the listeners to the redirector, so no session can arrive");
         ListenerFds::default()
     }));
-    // The engine waits until each worker has sent or has dropped its sender.
     drop(opened);
     let (clock, beating) = (worker.clock.clone(), heartbeat.clone());
     tokio::task::spawn_local(async move { clock.run(|| beating.beat()).await });
