@@ -70,6 +70,8 @@ struct TenantFileSet {
 struct FileState {
     stamp: Option<FileFingerprint>,
     bytes: usize,
+    /// Size of a text that did not fit beside the tenant's other files.
+    unfit_bytes: Option<usize>,
     was_good: bool,
     documents: Vec<Arc<Document>>,
     diagnostics: Vec<Diagnostic>,
@@ -295,6 +297,8 @@ impl TenantFileSet {
             && stamp.is_some()
             && state.stamp == stamp
             && !visit.is_in(&visit.hints.touched, name)
+            // The other files may have become smaller since the file did not fit beside them.
+            && !state.unfit_bytes.is_some_and(|bytes| others + bytes <= TENANT_BYTES_MAX)
         {
             return;
         }
@@ -312,6 +316,7 @@ impl TenantFileSet {
                         fix: "remove objects that are not needed",
                     },
                 );
+                state.unfit_bytes = Some(text.len());
             }
             Ok(FileContent::Text(text)) => visit.changed |= state.take(&path, stamp, &text),
             Ok(FileContent::Refused(why)) | Err(why) => {
@@ -340,6 +345,7 @@ impl FileState {
     fn take(&mut self, path: &Path, stamp: Option<FileFingerprint>, text: &str) -> bool {
         let parsed = parse(&path.to_string_lossy(), text);
         self.stamp = stamp;
+        self.unfit_bytes = None;
         self.bytes = text.len();
         let is_complete = parsed.is_complete();
         let mut diagnostics = parsed.diagnostics;
@@ -365,6 +371,7 @@ impl FileState {
             diagnostics.push(retention_warning(path, self.documents.len()));
         }
         self.stamp = stamp;
+        self.unfit_bytes = None;
         let changed = self.diagnostics != diagnostics;
         self.diagnostics = diagnostics;
         changed
