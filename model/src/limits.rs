@@ -20,6 +20,9 @@ pub const UDP_PORTS_PER_WORKLOAD_MAX: usize = 64;
 pub const DIRECT_PORTS_PER_WORKLOAD_MAX: usize = 64;
 /// Largest weight of a backend (Gateway API BackendRef.weight).
 pub const WEIGHT_MAX: u32 = 1_000_000;
+/// Maximum length of each list of a CORS policy in bytes, as it stands in a header: each preflight
+/// gets a copy of it.
+pub const CORS_LIST_BYTES_MAX: usize = 4096;
 /// Maximum number of proxies between clients and a Gateway.
 pub const TRUSTED_PROXIES_MAX: u8 = 16;
 /// Maximum number of listeners of one Gateway, those of its ListenerSets included (Gateway API

@@ -302,27 +302,28 @@ fn class_fault(
     }
 }
 
-/// Returns the number of proxies before a Gateway. An annotation that cannot be read means none, so
-/// that no client chooses the address that policies see.
-fn trusted_proxies(metadata: &Metadata, report: &mut DocumentReport<'_>) -> u8 {
+/// Returns the number of proxies before a Gateway. An annotation that cannot be read closes the
+/// Gateway: with a wrong number, policies would compare the address of a proxy, or one that the
+/// client chose.
+fn trusted_proxies(
+    metadata: &Metadata,
+    object_fault: &mut Option<Arc<ListenerFault>>,
+    report: &mut DocumentReport<'_>,
+) -> u8 {
     let Some(written) = metadata.annotations.get(TRUSTED_PROXIES_ANNOTATION) else {
         return 0;
     };
-    let number = written.parse().ok();
-    number
-        .filter(|number| *number <= TRUSTED_PROXIES_MAX)
-        .unwrap_or_else(|| {
-            report.error(
-                Code::InvalidAnnotation,
-                format!("metadata.annotations[{TRUSTED_PROXIES_ANNOTATION:?}]"),
-                format!(
-                    "{:?} is no number of proxies, so none is trusted",
-                    shorten(written)
-                ),
-                &format!("write a number from \"0\" to \"{TRUSTED_PROXIES_MAX}\""),
-            );
+    match written.parse() {
+        Ok(number) if number <= TRUSTED_PROXIES_MAX => number,
+        _ => {
+            let problem = format!("{:?} is no number of proxies", shorten(written));
+            let field = format!("metadata.annotations[{TRUSTED_PROXIES_ANNOTATION:?}]");
+            let fix = format!("write a number from \"0\" to \"{TRUSTED_PROXIES_MAX}\"");
+            report.error(Code::InvalidAnnotation, field, problem.clone(), &fix);
+            object_fault.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
             0
-        })
+        }
+    }
 }
 
 /// Returns the listeners of a Gateway; `None` if it is not Canal's.
@@ -348,6 +349,7 @@ fn accept(
     };
     let mut object_fault = of_class;
     let addresses = requested_addresses(gateway, &mut object_fault, report);
+    let trusted_proxies = trusted_proxies(metadata, &mut object_fault, report);
     if let Some(parameters) = &spec.infrastructure.parameters_ref {
         let problem = no_parameters(&parameters.kind);
         let field = "spec.infrastructure.parametersRef";
@@ -402,7 +404,7 @@ fn accept(
         }
     };
     Some(GatewayListeners {
-        trusted_proxies: trusted_proxies(metadata, report),
+        trusted_proxies,
         service,
         class: class.clone(),
         addresses,

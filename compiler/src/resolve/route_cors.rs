@@ -3,6 +3,7 @@
 //! endpoint would receive preflights that its author wanted the gateway to answer.
 
 use canal_model::diagnostic_code::DiagnosticCode as Code;
+use canal_model::limits::CORS_LIST_BYTES_MAX;
 use canal_model::policy::cors::{CorsPolicy as IstioCorsPolicy, HttpCorsFilter};
 use canal_model::policy::gateway_api::HttpRule;
 use canal_model::policy::istio::{StringMatch, VirtualServiceRoute};
@@ -224,6 +225,7 @@ fn origin_of_match(
 
 /// Reads `allowMethods`.
 fn methods_of(written: &[String], field: &str, rule: &mut RuleContext<'_>) -> CorsList {
+    check_list(written, "allowMethods", field, rule);
     for (at, method) in written.iter().enumerate() {
         if method != WILDCARD && !METHODS.contains(&method.as_str()) {
             let problem = format!("{method:?} is not a method");
@@ -236,7 +238,7 @@ fn methods_of(written: &[String], field: &str, rule: &mut RuleContext<'_>) -> Co
 
 /// Reads a list of headers.
 fn names_of(written: &[String], name: &str, field: &str, rule: &mut RuleContext<'_>) -> CorsList {
-    check_length(written.len(), name, field, rule);
+    check_list(written, name, field, rule);
     for (at, header) in written.iter().enumerate() {
         if header != WILDCARD
             && let Err(issue) = header_name(header)
@@ -250,10 +252,19 @@ fn names_of(written: &[String], name: &str, field: &str, rule: &mut RuleContext<
 fn check_length(length: usize, name: &str, field: &str, rule: &mut RuleContext<'_>) {
     if length > CORS_NAMES_MAX {
         let problem = format!("the list has {length} values, more than {CORS_NAMES_MAX}");
-        rule.broken(
-            field,
-            FieldIssue::new(name, problem, "use fewer").with_code(Code::LimitExceeded),
-        );
+        let issue = FieldIssue::new(name, problem, "use fewer");
+        rule.broken(field, issue.with_code(Code::LimitExceeded));
+    }
+}
+
+/// Refuses a list that is too long for a header, because each preflight gets a copy of it.
+fn check_list(written: &[String], name: &str, field: &str, rule: &mut RuleContext<'_>) {
+    check_length(written.len(), name, field, rule);
+    let bytes: usize = written.iter().map(|value| value.len() + 1).sum();
+    if bytes > CORS_LIST_BYTES_MAX {
+        let problem = format!("the list has {bytes} bytes, more than {CORS_LIST_BYTES_MAX}");
+        let issue = FieldIssue::new(name, problem, "use shorter names, or *");
+        rule.broken(field, issue.with_code(Code::LimitExceeded));
     }
 }
 

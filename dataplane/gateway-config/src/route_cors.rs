@@ -182,8 +182,13 @@ fn response(
     filtered: Option<&HeaderModifier>,
 ) -> HeaderModifier {
     let mut changes = filtered.cloned().unwrap_or_default();
-    let HeaderModifier { set, add, .. } = &mut changes;
+    let HeaderModifier { set, add, remove } = &mut changes;
     if allowed.is_some() {
+        // Gateway API: without credentials, no response has the header. The endpoint's own was meant
+        // for other origins.
+        if policy.dialect == CorsDialect::GatewayApi && !policy.credentials {
+            remove.push(ALLOW_CREDENTIALS.to_owned());
+        }
         for (name, value) in shared(policy, allowed).into_iter().chain(exposed(policy)) {
             set.retain(|(other, _)| *other != name);
             add.retain(|(other, _)| *other != name);

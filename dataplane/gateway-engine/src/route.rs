@@ -7,7 +7,7 @@
 use std::rc::Rc;
 
 use canal_gateway_config::{
-    FilterChain, MatchedFilters, PortView, RouteOutcome, Snapshot, TenantTls,
+    FilterChain, MatchedFilters, PortTermination, PortView, RouteOutcome, Snapshot, TenantTls,
 };
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_limits::tenant_usage::RequestPermit;
@@ -103,7 +103,12 @@ pub(crate) fn request<R: RoutableRequest>(
         .throttle(worker)
         .and_then(|()| admit(worker, session, &resolved))
         .and_then(|admission| {
-            if session.tls && is_misdirected(session, &resolved, request) {
+            let is_wrong = if session.tls {
+                is_misdirected(session, &resolved, request)
+            } else {
+                is_for_https(&resolved)
+            };
+            if is_wrong {
                 return Err(ProxyError::Misdirected);
             }
             Ok((
@@ -164,6 +169,16 @@ fn admit(
 
 /// True if a request on a connection with TLS must come over another connection.
 #[cold]
+/// Returns whether the destination is a Gateway's port for HTTPS. A plaintext connection to it is
+/// older than the listener.
+fn is_for_https(resolved: &ResolvedDestination) -> bool {
+    let ResolvedDestination::Service { service, port } = resolved else {
+        return false;
+    };
+    let termination = service.ports[*port].termination.as_deref();
+    matches!(termination, Some(PortTermination::Gateway(_)))
+}
+
 fn is_misdirected<R: RoutableRequest>(
     session: &ClientSession,
     resolved: &ResolvedDestination,

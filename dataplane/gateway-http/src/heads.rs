@@ -262,19 +262,17 @@ pub fn build_request(method: Method, uri: Uri, headers: HeaderMap) -> Request<()
     request
 }
 
-/// Adds the gateway's own fields to a map.
+/// Returns `x-forwarded-for` as it is sent: the addresses so far and the client's.
+#[inline]
+fn forwarded_line(headers: &HeaderMap, client_ip: &str) -> SmallVec<[u8; 64]> {
+    let so_far = headers.get_all(X_FORWARDED_FOR).iter();
+    forwarded_for(so_far.map(HeaderValue::as_bytes), client_ip)
+}
+
+/// Adds the gateway's own fields to a map, except `x-forwarded-for`: policies read that field as it
+/// was received, so it is added when the request is sent.
 #[inline]
 pub fn additions(headers: &mut HeaderMap, add: &Additions<'_>) {
-    let line = forwarded_for(
-        headers
-            .get_all(X_FORWARDED_FOR)
-            .iter()
-            .map(HeaderValue::as_bytes),
-        add.client_ip,
-    );
-    if let Ok(line) = HeaderValue::from_bytes(&line) {
-        headers.insert(X_FORWARDED_FOR, line);
-    }
     if !add.keeps_proto || !headers.contains_key(X_FORWARDED_PROTO) {
         headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static(add.scheme));
     }
@@ -366,9 +364,12 @@ pub fn check_2(request: http::request::Parts) -> Result<ValidatedHttp2Request, P
     })
 }
 
-/// Translates a validated HTTP/2 request to HTTP/2.
+/// Translates a validated HTTP/2 request of the client at `client_ip` to HTTP/2.
 #[inline]
-pub fn request_2_to_2(checked: &ValidatedHttp2Request) -> Result<Request<()>, ProxyError> {
+pub fn request_2_to_2(
+    checked: &ValidatedHttp2Request,
+    client_ip: &str,
+) -> Result<Request<()>, ProxyError> {
     let uri = Uri::builder()
         .scheme(Scheme::HTTP)
         .authority(checked.authority.as_str())
@@ -376,29 +377,31 @@ pub fn request_2_to_2(checked: &ValidatedHttp2Request) -> Result<Request<()>, Pr
     let uri = uri
         .build()
         .map_err(|_| ProxyError::BadHttp2("h2_bad_authority"))?;
-    Ok(build_request(
-        checked.method.clone(),
-        uri,
-        checked.headers.clone(),
-    ))
+    let mut headers = checked.headers.clone();
+    if let Ok(line) = HeaderValue::from_bytes(&forwarded_line(&headers, client_ip)) {
+        headers.insert(X_FORWARDED_FOR, line);
+    }
+    Ok(build_request(checked.method.clone(), uri, headers))
 }
 
-/// Translates a validated HTTP/2 request to HTTP/1.1. `Expect` is passed on if there is a body to
-/// wait for.
+/// Translates a validated HTTP/2 request of the client at `client_ip` to HTTP/1.1. `Expect` is
+/// passed on if there is a body to wait for.
 pub fn request_2_to_1(
     out: &mut OutHead,
-    checked: &ValidatedHttp2Request,
+    (checked, client_ip): (&ValidatedHttp2Request, &str),
     framing: Framing,
     into: &mut Vec<u8>,
 ) -> Result<(), MessageRefusal> {
     let has_body = !matches!(framing, Framing::None | Framing::Length(0));
+    let forwarded = forwarded_line(&checked.headers, client_ip);
     let fields = checked
         .headers
         .iter()
-        .filter(|(name, _)| has_body || **name != EXPECT);
-    let pairs: Pairs<'_> = fields
+        .filter(|(name, _)| **name != X_FORWARDED_FOR && (has_body || **name != EXPECT));
+    let mut pairs: Pairs<'_> = fields
         .map(|(n, v)| (n.as_str().as_bytes(), v.as_bytes()))
         .collect();
+    pairs.push((b"x-forwarded-for", &forwarded));
     let accepts_trailers = checked
         .headers
         .get(TE)

@@ -1,6 +1,7 @@
 //! Wire form of a rule's cross-origin resource sharing. It validates what arrives: nothing could end
 //! a header line.
 
+use canal_model::limits::CORS_LIST_BYTES_MAX;
 use canal_model::program::HostMatch;
 use canal_model::route_cors as m;
 use canal_model::route_filters::UrlScheme;
@@ -148,6 +149,10 @@ fn list_text(
     field: &'static str,
     names: String,
 ) -> Result<String, ResourceDecodeError> {
+    if names.len() > CORS_LIST_BYTES_MAX {
+        let problem = format!("has {} bytes, more than {CORS_LIST_BYTES_MAX}", names.len());
+        return at.err(field, problem);
+    }
     if names.bytes().all(|byte| byte > b' ' && byte < 0x7f) {
         return Ok(names);
     }

@@ -87,13 +87,25 @@ fn write_snapshot(file: &Path, all: &[CompiledPrograms]) -> VerbResult {
         },
         versions.iter().map(String::as_str).zip(resources),
     );
-    std::fs::write(file, bytes).map_err(|problem| {
+    write_for_owner(file, &bytes).map_err(|problem| {
         VerbError::failed(
             file.display().to_string(),
             problem,
             "name a file that can be written",
         )
     })
+}
+
+/// Writes a file that only its owner may read: a snapshot has the private keys of listeners.
+fn write_for_owner(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    use std::io::Write;
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let mut file = options.open(file)?;
+    // The mode above is only that of a new file.
+    file.set_permissions(std::fs::Permissions::from_mode(0o600))?;
+    file.write_all(bytes)
 }
 
 /// Returns names and directories of the tenants.

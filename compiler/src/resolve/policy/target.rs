@@ -146,24 +146,18 @@ fn named_services<T>(
     named: PolicyTargets<'_>,
     reading: &mut PolicyResolver<'_, T>,
 ) -> Option<Vec<ServiceKey>> {
-    // In the order as written, because the place of a target names its resource.
+    // In the order as written, because the place of a target names its resource. The Gateways of a
+    // class have no limit of their own: each target is a resource, and counts as one.
     let mut found: Vec<ServiceKey> = Vec::new();
+    let mut known: BTreeSet<ServiceKey> = BTreeSet::new();
     for (field, target) in refs {
         // One target that cannot be enforced breaks the policy, because it is unknown how much
         // would be left unprotected.
         for service in services_of(tenant, metadata, field, target, named, reading)? {
-            if !found.contains(&service) {
+            if known.insert(service.clone()) {
                 found.push(service);
             }
         }
-    }
-    // Each target becomes a resource of its own, and a class may have many Gateways.
-    if found.len() > TARGETS_PER_POLICY_MAX {
-        let problem =
-            format!("the targets are more than {TARGETS_PER_POLICY_MAX} Gateways and Services");
-        let fix = "write several policies that name Gateways";
-        reading.breaks(Code::LimitExceeded, "spec.targetRefs", problem, fix);
-        return None;
     }
     Some(found)
 }
@@ -193,8 +187,6 @@ fn services_of<T>(
             if is_root(metadata) && listeners.is_own_class(&target.name) =>
         {
             let gateways = listeners.gateways().filter(|it| it.class == target.name);
-            // One more than allowed is enough to refuse the policy.
-            let gateways = gateways.take(TARGETS_PER_POLICY_MAX + 1);
             let keys: Vec<ServiceKey> = gateways.map(|it| it.service.clone()).collect();
             if keys.is_empty() {
                 let problem = format!("there is no Gateway of class {} yet", target.name);

@@ -147,7 +147,7 @@ impl HttpDownstream for Http2Client {
                 let mut out = state.worker.scratch.borrow_mut();
                 heads::request_2_to_1(
                     &mut out,
-                    head,
+                    (head, &state.session.client_ip),
                     state.info.framing,
                     upstream.wire.outbox.head(),
                 )
@@ -155,7 +155,7 @@ impl HttpDownstream for Http2Client {
                 Ok(UpstreamSide::Http1(upstream))
             }
             UpstreamTransport::Http2(place, mut send) => {
-                let request = heads::request_2_to_2(head)?;
+                let request = heads::request_2_to_2(head, &state.session.client_ip)?;
                 let (response, stream) = send
                     .send_request(request, self.is_bodyless)
                     .map_err(|e| http2_fault(&e))?;
@@ -172,13 +172,19 @@ impl HttpDownstream for Http2Client {
         changes: &RequestMutations,
     ) -> Result<CopiedHead, ProxyError> {
         let head = self.head.changed(changes)?;
+        let client_ip = &state.session.client_ip;
         if version == ClientProtocol::Http2 {
-            return heads::request_2_to_2(&head).map(CopiedHead::Http2);
+            return heads::request_2_to_2(&head, client_ip).map(CopiedHead::Http2);
         }
         let mut out = state.worker.scratch.borrow_mut();
         let mut copied = Vec::new();
-        heads::request_2_to_1(&mut out, &head, state.info.framing, &mut copied)
-            .map_err(ProxyError::BadRequest)?;
+        heads::request_2_to_1(
+            &mut out,
+            (&head, client_ip),
+            state.info.framing,
+            &mut copied,
+        )
+        .map_err(ProxyError::BadRequest)?;
         Ok(CopiedHead::Http1(copied))
     }
 
