@@ -133,6 +133,7 @@ pub(super) fn yield_to_grpc(
             );
             let fix = "name other ports, or write everything in GRPCRoutes";
             report.warning(route.document, "spec.parentRefs", problem, fix);
+            // Ports that no GRPCRoute names stay with this route.
             parents.extend(kept.into_iter().map(|port| {
                 let service = parent.service.clone();
                 let port = Some(port);
