@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::ServiceKey;
 use canal_model::ingress::{ListenerFault, ListenerFaultReason, host_order};
 use canal_model::program::{HostMatch, RouteObject, RouteRule, VirtualHost};
@@ -155,6 +156,7 @@ fn close_beyond_limit(
             left = 0;
             listener.virtual_hosts.clear();
             report.general(
+                Code::LimitExceeded,
                 format!(
                     "listener {} of {} is closed: {problem}",
                     listener.listener.name, gateway.service

@@ -196,7 +196,6 @@ const SHARED_TENANT: &str = "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: 
         apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: none}\n---\n\
         apiVersion: security.istio.io/v1\nkind: RequestAuthentication\nmetadata: {name: jwt}\n---\n\
         apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: strict}\nspec: {mtls: {mode: STRICT}}\n---\n\
-        // n2 has no workloads.
         apiVersion: canal.mesh/v1\nkind: Termination\nmetadata: {name: web}\nspec: {targetRef: {kind: Service, name: web}, port: 80, certificate: {mesh: {}}}\n";
 
 /// Returns the kinds of the resources that a principal receives.

@@ -154,11 +154,11 @@ pub async fn run_until(args: &LoadArgs, stop: watch::Receiver<bool>) -> anyhow::
     for number in 0..connections {
         workers.spawn(work(plan.clone(), number, args.timeline, stop.clone()));
     }
-    let mut whole = LoadTally::new(plan.tickets.started, args.timeline);
+    let mut total = LoadTally::new(plan.tickets.started, args.timeline);
     while let Some(worker) = workers.join_next().await {
-        whole.merge(worker.context("a connection's task failed")?);
+        total.merge(worker.context("a connection's task failed")?);
     }
-    Ok(whole.report(plan.tickets.started.elapsed()))
+    Ok(total.report(plan.tickets.started.elapsed()))
 }
 
 fn decide_plan(args: &LoadArgs) -> anyhow::Result<LoadPlan> {

@@ -167,17 +167,17 @@ async fn receive(
     reader: &mut (impl AsyncRead + Unpin),
     keep: usize,
 ) -> anyhow::Result<(Checker, StreamEnd, Vec<u8>)> {
-    let (mut checker, mut held) = (Checker::new(0), Vec::new());
+    let (mut checker, mut prefix) = (Checker::new(0), Vec::new());
     let mut buffer = vec![0; CHUNK_BYTES];
     loop {
         match reader.read(&mut buffer).await {
-            Ok(0) => return Ok((checker, StreamEnd::Closed, held)),
+            Ok(0) => return Ok((checker, StreamEnd::Closed, prefix)),
             Ok(n) => {
                 checker.take(&buffer[..n]);
-                held.extend_from_slice(&buffer[..n.min(keep - held.len().min(keep))]);
+                prefix.extend_from_slice(&buffer[..n.min(keep - prefix.len().min(keep))]);
             }
             Err(problem) if problem.kind() == std::io::ErrorKind::ConnectionReset => {
-                return Ok((checker, StreamEnd::Reset, held));
+                return Ok((checker, StreamEnd::Reset, prefix));
             }
             Err(problem) => return Err(problem).context("receive"),
         }

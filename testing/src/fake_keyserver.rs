@@ -293,14 +293,14 @@ fn encode_response(response: &KeyResponse<'_>, id: u64, out: &mut Vec<u8>) {
 
 impl FakeHandshake {
     fn new(
-        held: &Certificate,
+        certificate: &Certificate,
         role: HandshakeRole,
         alpn: &[&[u8]],
         expected: Arc<[Identity]>,
     ) -> Self {
         let verifier = PeerVerifier::new(
-            held.identity().trust_domain.clone(),
-            held.bundle(),
+            certificate.identity().trust_domain.clone(),
+            certificate.bundle(),
             TrustView::without_bundles(),
         )
         .expect("a right bundle");
@@ -308,9 +308,12 @@ impl FakeHandshake {
         let secrets = Arc::new(FakeSecrets::default());
         let (connection, expected): (Connection, _) = match role {
             HandshakeRole::Server => {
-                let mut config =
-                    canal_tls::server_config(held.signing().clone(), verifier.clone(), &alpn)
-                        .expect("a right configuration");
+                let mut config = canal_tls::server_config(
+                    certificate.signing().clone(),
+                    verifier.clone(),
+                    &alpn,
+                )
+                .expect("a right configuration");
                 // TLS libraries give traffic secrets only to a key log.
                 config.key_log = secrets.clone();
                 (
@@ -322,7 +325,7 @@ impl FakeHandshake {
             }
             HandshakeRole::Client => {
                 let config = canal_tls::client_config(
-                    held.signing().clone(),
+                    certificate.signing().clone(),
                     verifier.clone(),
                     expected.clone(),
                     &alpn,
@@ -354,11 +357,11 @@ impl FakeHandshake {
         self.input.extend_from_slice(bytes);
         self.received += bytes.len();
         while self.connection.is_handshaking() && self.input.len() >= 5 {
-            let whole = 5 + usize::from(u16::from_be_bytes([self.input[3], self.input[4]]));
-            if self.input.len() < whole {
+            let record_length = 5 + usize::from(u16::from_be_bytes([self.input[3], self.input[4]]));
+            if self.input.len() < record_length {
                 break;
             }
-            let record: Vec<_> = self.input.drain(..whole).collect();
+            let record: Vec<_> = self.input.drain(..record_length).collect();
             let mut rest = &record[..];
             while !rest.is_empty() {
                 self.connection.read_tls(&mut rest).expect("memory");

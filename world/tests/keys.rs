@@ -43,7 +43,7 @@ fn world(tag: &str) -> World {
     let world =
         World::up(&topology, &scene::options(true)).unwrap_or_else(|error| panic!("{error}"));
     world
-        .wait_ready(deadline(scene::SOON))
+        .wait_ready(deadline(scene::STEP_TIMEOUT))
         .unwrap_or_else(|error| panic!("{error}"));
     world
 }

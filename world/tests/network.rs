@@ -136,6 +136,7 @@ fn an_uncaptured_vip_is_refused_at_once_and_never_leaves_the_node() {
 
 /// Writes routes of a node of beta that lead to the addresses of alpha's gateway.
 fn route_to_alpha(world: &World, device: &str) {
+    // Multicast is off on a world's links, so neighbours must be entered.
     for lines in [
         [
             "neigh",

@@ -473,10 +473,10 @@ fn mistakes_are_reported_before_anything_starts() {
             .args(more)
             .output()
             .unwrap();
-        let expected = String::from_utf8_lossy(&out.stderr);
+        let stderr = String::from_utf8_lossy(&out.stderr);
         assert!(
-            out.status.code() == Some(code) && expected.contains(text),
-            "{more:?}: {:?} {expected}",
+            out.status.code() == Some(code) && stderr.contains(text),
+            "{more:?}: {:?} {stderr}",
             out.status
         );
     }

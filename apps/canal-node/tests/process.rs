@@ -84,7 +84,7 @@ struct NodeMachine {
 }
 
 /// Maximum time of a step on a quiet machine.
-const SOON: Duration = Duration::from_secs(20);
+const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum time of one answer on a quiet machine.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
@@ -284,7 +284,7 @@ impl NodeMachine {
             let credential = source.credential(&canal_model::identity::gateway_identity(
                 "alpha.example".parse().unwrap(),
             ));
-            tokio::time::timeout(deadline(SOON), credential.first())
+            tokio::time::timeout(deadline(STEP_TIMEOUT), credential.first())
                 .await
                 .expect("a certificate in time");
             credential
@@ -308,7 +308,11 @@ impl NodeMachine {
         while !holds() {
             let log = || fs::read_to_string(self.dir.path().join("node.log")).unwrap_or_default();
             let waited = start.elapsed();
-            assert!(waited < deadline(SOON), "not in time: {what}\n{}", log());
+            assert!(
+                waited < deadline(STEP_TIMEOUT),
+                "not in time: {what}\n{}",
+                log()
+            );
             std::thread::sleep(Duration::from_millis(2));
         }
         start.elapsed()
@@ -573,7 +577,7 @@ fn policies_apply_to_inbound_plaintext_and_outlive_the_node() {
     while m.get(2, "/healthz/ready").0 != 200 {
         let waited = start.elapsed();
         assert!(
-            !m.plain() && waited < deadline(SOON),
+            !m.plain() && waited < deadline(STEP_TIMEOUT),
             "at no time of the start"
         );
     }

@@ -121,7 +121,7 @@ fn objects_live_from_apply_to_delete() {
     world.check(
         &format!("apply -f {broken}"),
         1,
-        "broken.yaml:16:12: error: HTTPRoute bookinfo/reviews",
+        "broken.yaml:16:12: error[CANAL0408]: HTTPRoute bookinfo/reviews",
     );
     world.check("get httproutes -n bookinfo -o yaml", 0, "weight: 90");
     // The tenant does not exist, and the reason is on stderr.
@@ -221,7 +221,7 @@ fn policies_are_applied_refused_and_explained() {
     world.check(
         &format!("apply -f {bad}"),
         1,
-        "bad.yaml:4:81: error: AuthorizationPolicy bookinfo/readers",
+        "bad.yaml:4:81: error[CANAL0120]: AuthorizationPolicy bookinfo/readers",
     );
     world.check(
         &format!("apply -f {good} --wait 5"),

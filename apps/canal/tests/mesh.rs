@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use canal_timing::deadline;
 
 /// Maximum time of a step on a quiet machine.
-const SOON: Duration = Duration::from_secs(60);
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 const PARTS: [&str; 5] = [
     "canal-controller",
     "canal-node",
@@ -76,7 +76,7 @@ impl Up {
     }
 
     fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
-        let (started, within) = (Instant::now(), deadline(SOON));
+        let (started, within) = (Instant::now(), deadline(STEP_TIMEOUT));
         while !holds() {
             let waited = started.elapsed();
             assert!(waited < within, "{what} did not happen within {within:?}");

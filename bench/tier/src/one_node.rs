@@ -53,6 +53,8 @@ pub(crate) fn run(size: &OneNodeSize, record: &FigureFile) -> anyhow::Result<()>
             for node in topology
                 .tenants
                 .iter_mut()
+                // Only the mesh's nodes have the link to the tier; pods of `plain` reach each other
+                // directly.
                 .filter(|tenant| tenant.name == "mesh")
                 .flat_map(|tenant| &mut tenant.nodes)
             {

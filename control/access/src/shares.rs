@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use canal_catalog::{Catalog, TenantCatalog};
 use canal_controller_metrics::{self as metrics, GaugeValues};
 use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::TenantName;
 use canal_model::principal::Principal;
 use canal_model::program::{Resource, ResourceKind};
@@ -371,6 +372,7 @@ impl TenantAmounts {
         };
         Box::new(Diagnostic {
             severity: Severity::Error,
+            code: Code::ShareExceeded,
             origin: None,
             object: None,
             field: String::new(),

@@ -413,11 +413,12 @@ fn the_items_of_a_list_are_documents() {
     let found: Vec<String> = parsed.diagnostics.iter().map(ToString::to_string).collect();
     assert_eq!(found.len(), 2, "{found:?}");
     assert!(
-        found[0].starts_with("l.yaml:16:7: error: Service default/a: spec.ports[0].speed"),
+        found[0]
+            .starts_with("l.yaml:16:7: error[CANAL0102]: Service default/a: spec.ports[0].speed"),
         "{found:?}"
     );
     assert!(
-        found[1].starts_with("l.yaml:18:3: warning: kind: Deployment"),
+        found[1].starts_with("l.yaml:18:3: warning[CANAL0110]: kind: Deployment"),
         "{found:?}"
     );
     let many = format!(

@@ -151,10 +151,10 @@ pub(crate) async fn run(
     tokio::task::spawn_local(sweep(Rc::downgrade(&worker), thread.index == 0));
     tokio::task::spawn_local(authorize::reauthorize::watch(Rc::downgrade(&worker)));
     let drained = Rc::downgrade(&worker);
-    let set_soft_drain = move |ask| {
+    let set_soft_drain = move |is_draining| {
         drained
             .upgrade()
-            .map(|worker| worker.set_soft_drain(ask))
+            .map(|worker| worker.set_soft_drain(is_draining))
             .is_some()
     };
     tokio::task::spawn_local(soft_drain::run(

@@ -283,13 +283,13 @@ impl RequestState {
                 authorize::AuthorizationStep::Pass => break,
                 authorize::AuthorizationStep::CallAuthorizer(check) => {
                     let protocol = self.record.protocol_text();
-                    let whole = ext_authz::CheckContext {
+                    let context = ext_authz::CheckContext {
                         trial: &state,
                         protocol,
                         body: self.body.as_ref(),
                     };
                     let shown = |authorizer: &Authorizer| {
-                        ext_authz::request(session, to, request, &whole, authorizer)
+                        ext_authz::request(session, to, request, &context, authorizer)
                     };
                     let agreed = Box::pin(ext_authz::check(worker, session, &check, shown)).await?;
                     agreed.apply(request.0, &mut state.changes);
@@ -732,6 +732,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             limits,
             ..
         } = &mut self.state;
+        // The head has ended an HTTP/2 stream, but an HTTP/1.1 head is still in the outbox.
         let sent = matches!(back, UpstreamSide::Http2(_)) && is_complete;
         let (front, head) = self.client.exchange();
         let open =

@@ -176,7 +176,7 @@ fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
 #[derive(Default)]
 struct KeyFolderScan {
     /// Services whose certificate and key both exist.
-    found: HashMap<ServiceKey, KeyPairFingerprint>,
+    key_pairs: HashMap<ServiceKey, KeyPairFingerprint>,
     /// Certificate files whose names are of no service.
     misnamed: Vec<String>,
     /// Number of keys above [`FILES_MAX`].
@@ -218,7 +218,7 @@ fn scan(
             _ => continue,
         };
         if known.contains_key(&service) {
-            scan.found.insert(service, stamps);
+            scan.key_pairs.insert(service, stamps);
         } else if new.len() < FILES_MAX {
             new.push((service, stamps));
         } else {
@@ -226,9 +226,9 @@ fn scan(
         }
     }
     // At most FILES_MAX keys are known, because no scan finds more.
-    let room = FILES_MAX - scan.found.len();
+    let room = FILES_MAX - scan.key_pairs.len();
     scan.over += new.len().saturating_sub(room);
-    scan.found.extend(new.into_iter().take(room));
+    scan.key_pairs.extend(new.into_iter().take(room));
     Ok(scan)
 }
 
@@ -320,7 +320,7 @@ impl TenantKeyFiles {
     /// Brings the keys to what a scan found.
     fn adopt(&self, scan: KeyFolderScan) {
         let KeyFolderScan {
-            found,
+            key_pairs,
             misnamed,
             over,
         } = scan;
@@ -335,13 +335,13 @@ impl TenantKeyFiles {
         }
         self.report_misnamed(misnamed);
         let mut known = self.keys.write().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|name, _| found.contains_key(name));
+        known.retain(|name, _| key_pairs.contains_key(name));
         let now = Instant::now();
         known
             .values_mut()
             .filter_map(|k| k.key.as_mut())
             .for_each(|slot| slot.tidy(now));
-        for (name, stamps) in found {
+        for (name, stamps) in key_pairs {
             if known.get(&name).is_some_and(|k| k.stamps == stamps) {
                 continue;
             }

@@ -412,11 +412,11 @@ async fn half_open_handshakes_of_one_tenant_leave_a_gateway_to_the_others() {
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
     let gateway = fixture.channel(GATEWAY).await;
-    let mut held = Vec::new();
+    let mut calls = Vec::new();
     for _ in 0..4 {
         let mut call = gateway.begin(GATE, HandshakeRole::Client, &[PEER], 0);
         assert!(matches!(call.next().await, ServerReply::Send(_)));
-        held.push(call);
+        calls.push(call);
     }
     // The tenant's share is 13 %, which is 4 of 32, of the gateway's quota.
     assert_eq!(
@@ -444,7 +444,7 @@ async fn half_open_handshakes_of_one_tenant_leave_a_gateway_to_the_others() {
         ),
         (4.0, 4.0, 1.0, 0.0)
     );
-    drop((held, gateway));
+    drop((calls, gateway));
     until("given back", || share("used") == 0.0).await;
     assert_eq!(
         share("refused_total"),
@@ -483,8 +483,8 @@ async fn configured_shares_apply_when_they_arrive() {
         let mut call = gateway.begin(GATE, HandshakeRole::Client, &[PEER], 0);
         (matches!(call.next().await, ServerReply::Send(_)), call)
     };
-    let held = [begun().await, begun().await];
-    assert!(held.iter().all(|(has_begun, _)| *has_begun));
+    let handshakes = [begun().await, begun().await];
+    assert!(handshakes.iter().all(|(has_begun, _)| *has_begun));
     assert_eq!(
         gateway
             .begin(GATE, HandshakeRole::Client, &[PEER], 0)
@@ -529,18 +529,18 @@ async fn channels_have_their_limit() {
             .await
             == ServerReply::End
     };
-    let mut held = Vec::new();
+    let mut channels = Vec::new();
     // The nodes of one tenant have a quarter of the channels.
     for n in 0..3 {
-        held.push(fixture.channel(&NODE.replace("n1", &format!("n{n}"))).await);
-        assert!(held[n].lives().await);
+        channels.push(fixture.channel(&NODE.replace("n1", &format!("n{n}"))).await);
+        assert!(channels[n].lives().await);
     }
     // Nodes of a tenant share its quarter, whatever their names.
     assert!(refused(&NODE.replace("n1", "n7")).await);
     for component in [GATEWAY, BETA_NODE, RSA_NODE] {
         for _ in 0..3 {
-            held.push(fixture.channel(component).await);
-            assert!(held[held.len() - 1].lives().await, "{component}");
+            channels.push(fixture.channel(component).await);
+            assert!(channels[channels.len() - 1].lives().await, "{component}");
         }
     }
     // The four parts above fill the process's limit, so the first channel of gamma is one too
@@ -554,7 +554,7 @@ async fn channels_have_their_limit() {
         fixture.value("canal_key_unauthenticated_connections_total{reason=\"limit\"}"),
         2.0
     );
-    drop(held);
+    drop(channels);
     until("given back", || {
         fixture.value("canal_limit_used{limit=\"key_channels\"}") == 0.0
     })
@@ -565,11 +565,11 @@ async fn channels_have_their_limit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn channels_of_one_requester_are_limited() {
     let fixture = KeyServerFixture::start(ServerSetup::default()).await;
-    let mut held = Vec::new();
+    let mut channels = Vec::new();
     for _ in 0..REQUESTER_CHANNELS_MAX {
         let channel = fixture.channel(NODE).await;
         assert!(channel.lives().await);
-        held.push(channel);
+        channels.push(channel);
     }
     assert_eq!(
         fixture

@@ -183,7 +183,7 @@ async fn entitlements_apply_to_open_channels_too() {
         ServerReply::Signature(_)
     ));
     // Its key is dropped, and a new one is generated when the pod comes back.
-    let held = fixture.value("canal_key_generated_keys");
+    let keys = fixture.value("canal_key_generated_keys");
     let before = fixture.authorities.requested_names.lock().unwrap().len();
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
@@ -192,7 +192,7 @@ async fn entitlements_apply_to_open_channels_too() {
             fixture.value("canal_key_generated_keys"),
             fixture.authorities.requested_names.lock().unwrap().len()
         ),
-        (held + 1.0, before + 1)
+        (keys + 1.0, before + 1)
     );
 }
 
@@ -761,11 +761,11 @@ async fn shares_are_reached_by_one_tenant_alone() {
         fixture.channel(BETA_NODE).await,
         fixture.channel(GATEWAY).await,
     );
-    let mut held = Vec::new();
+    let mut calls = Vec::new();
     for _ in 0..4 {
         let mut call = alpha.begin(WEB, HandshakeRole::Client, &[PEER], 0);
         assert!(matches!(call.next().await, ServerReply::Send(_)));
-        held.push(call);
+        calls.push(call);
     }
     assert_eq!(fixture.value("canal_key_handshakes_in_flight"), 4.0);
     assert_eq!(
@@ -796,7 +796,7 @@ async fn shares_are_reached_by_one_tenant_alone() {
         ServerReply::Send(_)
     ));
     // One abandoned handshake gives its place in the tenant's share to a gateway.
-    alpha.send_request(held[0].id, &KeyRequest::Abandon);
+    alpha.send_request(calls[0].id, &KeyRequest::Abandon);
     assert!(alpha.lives().await);
     assert!(matches!(
         gateway
@@ -807,7 +807,7 @@ async fn shares_are_reached_by_one_tenant_alone() {
     ));
     // The end of a channel releases everything.
     // What remains are the handshakes of beta and of the gateway.
-    drop((held, alpha));
+    drop((calls, alpha));
     until("given back", || {
         fixture.value("canal_key_requests_in_flight") == 2.0
     })

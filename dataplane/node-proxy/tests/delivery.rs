@@ -247,6 +247,7 @@ fn client_of_another_tenant_is_seen_as_the_gateway() {
         connect_and_report(&fixture, V4, &PeerHello::gateway(&fixture), &headers)
             .map(|a| a.ip().to_string())
     };
+    // The gateway's own address, because the client's may also be that of a pod of this tenant.
     assert_eq!(
         of("spiffe://friend.example/ns/web/sa/front"),
         Ok("192.0.2.1".into())

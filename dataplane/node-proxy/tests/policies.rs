@@ -223,6 +223,7 @@ fn tunnels_are_authorized_by_the_verified_peer() {
     ] {
         assert_eq!(connect_with(&fixture, hello, &headers), want, "{case}");
     }
+    // The three cases with 401, and the one with 400.
     fixture.until("denied", || {
         fixture.refused("inbound", "denied") == 3.0
             && fixture.refused("inbound", "bad_source") == 1.0

@@ -599,8 +599,8 @@ fn a_killed_proxy_leaves_its_pods_refused_and_the_next_one_adopts_them() {
     let args = format!("{} {}", pins.display(), cg.dir.display());
     let mut first = CaseProcess::start(&ns, None, "proxy", &[&args]);
     assert_eq!(first.line(), "attached");
-    let mut held = CaseProcess::start(&ns, Some(&cg), "dial", &["10.96.0.1:80", "hold"]);
-    assert!(held.line().starts_with("peer=10.96.0.1:80 "));
+    let mut old_app = CaseProcess::start(&ns, Some(&cg), "dial", &["10.96.0.1:80", "hold"]);
+    assert!(old_app.line().starts_with("peer=10.96.0.1:80 "));
     first.kill();
 
     let mut app = CaseProcess::start(&ns, Some(&cg), "dial", &["10.96.0.2:80"]);
@@ -619,9 +619,9 @@ fn a_killed_proxy_leaves_its_pods_refused_and_the_next_one_adopts_them() {
     let pod = c.attach("a/b/pod.with.dots", &cg.dir).unwrap();
     assert!(pod.is_adopted());
     c.forget_other_versions();
-    held.go_on();
+    old_app.go_on();
     assert_eq!(
-        held.line(),
+        old_app.line(),
         "peer=10.96.0.1:80",
         "the new programs know the old socket"
     );

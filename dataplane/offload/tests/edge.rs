@@ -73,6 +73,7 @@ fn world(settings: &EdgeProgramSettings) -> EdgeProgram {
     }
     // Host 0 is an edge: it belongs to the tier, but is no replica.
     e.hosts().put(&address_be(v4("250.2.0.1")), &0).unwrap();
+    // 0x71 is the VNI of the other tenant, and 12 its service.
     for (vni, service, v4a, v6a) in [
         (TENANT, SERVICE, "10.9.0.1", "fd09::1"),
         (0x71, 12, "10.9.0.1", "fd09::1"),

@@ -116,6 +116,7 @@ fn maps_match_the_desired_state_and_correct_entries_are_not_written() {
             .map(|(n, at, up)| (*n, Replica::new(host(*at), *up)))
             .collect::<HashMap<_, _>>()
     };
+    // A replica's number, the last byte of its address, and whether it is up.
     for (case, wanted, replaced) in [
         (
             "from nothing",

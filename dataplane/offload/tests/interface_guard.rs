@@ -412,6 +412,8 @@ fn solicitation_cases() -> Vec<GuardCase> {
 
 /// Returns advertisements, and other messages of ICMPv6.
 fn advertisement_cases() -> Vec<GuardCase> {
+    // ICMPv6 types: 134 router advertisement, 136 neighbour advertisement, 137 redirect, 143
+    // listener report, 128 echo. The IPv6 header takes bytes 14 to 53 of the frame.
     let mut hidden = discovery(A6, 136, B6, 2, MAC_A);
     // This is the same advertisement behind a destination options header that contains only
     // padding.

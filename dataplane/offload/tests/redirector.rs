@@ -308,6 +308,7 @@ fn segments_go_to_the_head_or_along_the_chain() {
 #[test]
 fn non_tcp_packets_go_to_the_head() {
     let s = scene();
+    // Nothing listens on port 54.
     let shut = udp("10.1.1.2:4711", "240.0.0.1:54", b"q");
     s.keeps(
         "UDP",
@@ -720,6 +721,8 @@ fn every_refusal_has_a_counter() {
     };
     let a = |text: &str| text.parse::<IpAddr>().unwrap();
     let to = |at: &str| from_edge(0, &tcp("10.1.1.2:4711", at, SYN, b""));
+    // The edited bytes: the outer IPv4 header begins at 14 and the VXLAN header at 42; the type of
+    // the inner Ethernet header ends with byte 63.
     for (case, frame, counter) in [
         (
             "an unknown host",

@@ -233,6 +233,8 @@ fn exchange(s: &mut TcpStream) -> String {
 
 #[test]
 fn a_session_begins_at_the_head_and_stays_where_it_began() {
+    // `fill` sets the chain of all buckets, which begins with the head; `steer` selects the replica
+    // to which the edge sends.
     let t = TestTier::new(3, &[1, 2, 3]);
     for to in [V4, V6] {
         t.fill(&[1, 2, 3]);

@@ -303,7 +303,7 @@ fn maps_follow_states_and_outlive_the_process() {
             )
             .unwrap()
         };
-        let held = || {
+        let tables_in_maps = || {
             let mut programs =
                 TierPrograms::attach(&pins.attach(), &pins.orders(), GatewaySockets::default())
                     .unwrap();
@@ -326,13 +326,17 @@ fn maps_follow_states_and_outlive_the_process() {
             3,
         );
         agent.apply(&update, &state);
-        assert_eq!(held(), [7, 8]);
+        assert_eq!(tables_in_maps(), [7, 8]);
         drop(agent);
         let agent = start(&Registry::new());
-        assert_eq!(held(), [7, 8], "a new process adopts them unchanged");
+        assert_eq!(
+            tables_in_maps(),
+            [7, 8],
+            "a new process adopts them unchanged"
+        );
         let (update, state) = update_of(vec![table("alpha/default/db", 8, 2, &[2])], 4);
         agent.apply(&update, &state);
-        assert_eq!(held(), [8], "and removes what has become stale");
+        assert_eq!(tables_in_maps(), [8], "and removes what has become stale");
         let dump = agent.dump();
         assert_eq!(
             (

@@ -111,8 +111,8 @@ impl ConnectionFlood<'_> {
                 continue;
             };
             report.connections_opened += 1;
-            let held = timeout_at(ends, hold(&self.hold, tcp, permit)).await;
-            if let Ok(Err(_)) = held {
+            let ended = timeout_at(ends, hold(&self.hold, tcp, permit)).await;
+            if let Ok(Err(_)) = ended {
                 report.refused += 1;
                 sleep(Duration::from_millis(50)).await;
             }

@@ -311,16 +311,16 @@ fn count_shares(mesh: &Mesh, is_timed: bool) -> (u64, Vec<ReplicaShare>) {
     let asked: u64 = all()
         .map(|name| mesh.counted(name, "canal_gateway_rebalanced_connections_total", &[]))
         .sum();
-    let whole: u64 = counted.values().sum();
+    let total: u64 = counted.values().sum();
     println!(
-        "{whole} requests: {counted:?}; heads {heads:?}; {asked} connections were asked to leave"
+        "{total} requests: {counted:?}; heads {heads:?}; {asked} connections were asked to leave"
     );
     let share = |(name, _): (&str, &str)| ReplicaShare {
         replica: name.to_owned(),
-        of_requests: counted[name] as f64 / whole as f64,
+        of_requests: counted[name] as f64 / total as f64,
         of_heads: heads[name] as f64 / BUCKETS as f64,
     };
-    (whole, MORE.into_iter().map(share).collect())
+    (total, MORE.into_iter().map(share).collect())
 }
 
 /// Runs one client alone until it has reached most of the replicas, or the time for that is over.

@@ -73,7 +73,7 @@ fn a_thousand_changes_lose_no_request() {
     const CHANGED_WITHIN: Duration = Duration::from_secs(12 * SECONDS);
     let wanted = if is_timed() { 1000 } else { 40 };
     let mesh = mesh();
-    apply(mesh, &format!("{HALVES}---\n{}", route(0))).ok();
+    apply(mesh, &format!("{HALVES}---\n{}", route(0))).expect_success();
     mesh.converge(deadline(IN_FORCE_WITHIN));
     let (rate, seconds, timeout) = (
         RATE.to_string(),
@@ -98,7 +98,7 @@ fn a_thousand_changes_lose_no_request() {
     }
     let started = Instant::now();
     let (took, reports) = load_while(mesh, &[(CLIENT, load)], || {
-        (0..wanted).for_each(|n| drop(apply(mesh, &route(n)).ok()));
+        (0..wanted).for_each(|n| drop(apply(mesh, &route(n)).expect_success()));
         started.elapsed()
     });
     let lasted = started.elapsed();
@@ -133,7 +133,7 @@ fn a_thousand_changes_lose_no_request() {
         ("Service", "reviews-b"),
     ] {
         mesh.canal(&["delete", "--tenant", "alpha", kind, name])
-            .ok();
+            .expect_success();
     }
 }
 
@@ -147,7 +147,7 @@ fn a_change_shows_and_a_broken_one_is_refused_whole() {
     );
     let status = || mesh.code(CLIENT, REVIEWS, &[]);
     assert_eq!(status(), 200);
-    apply(mesh, &to_nobody).ok();
+    apply(mesh, &to_nobody).expect_success();
     mesh.converge(deadline(IN_FORCE_WITHIN));
     assert_eq!(
         status(),
@@ -170,7 +170,7 @@ fn a_change_shows_and_a_broken_one_is_refused_whole() {
     );
     assert_eq!(status(), 503, "the refused batch changed nothing");
     mesh.canal(&["delete", "--tenant", "alpha", "HTTPRoute", "reviews"])
-        .ok();
+        .expect_success();
     mesh.converge(deadline(IN_FORCE_WITHIN));
     assert_eq!(status(), 200);
 }

@@ -151,7 +151,7 @@ fn names_are_a_tenants_own() {
         }
     }
     mesh.canal(&["delete", "--tenant", "alpha", "Service", "secret"])
-        .ok();
+        .expect_success();
 }
 
 /// A resolver ends with the name as it was written, after all suffixes of its search list: a typo

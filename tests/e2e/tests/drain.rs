@@ -59,6 +59,7 @@ fn a_drained_replica_ends_with_no_sessions() {
         until(
             deadline(SETTLED_WITHIN),
             &format!("{client} reaches every service"),
+            // Each tenant has four services (`tier.yaml`).
             || (0..4).all(|n| mesh.code(client, &url(n), &[]) == 200),
         );
     }
@@ -98,7 +99,7 @@ fn a_drained_replica_ends_with_no_sessions() {
         // Only new connections can reach a replica whose drain was cancelled, so the load keeps
         // none alive.
         let (took, new_sessions) = load_while(&mesh, &[(PROXYLESS, load(new))], || {
-            mesh.canal(&["gateway", "undrain", &name]).ok();
+            mesh.canal(&["gateway", "undrain", &name]).expect_success();
             until(
                 deadline(SETTLED_WITHIN),
                 &format!("{name} takes sessions again"),
@@ -136,7 +137,7 @@ fn drained_and_back(mesh: &Mesh, name: &str) -> u64 {
         || sessions(mesh) >= SESSIONS_MIN,
     );
     let had = drained(mesh, name);
-    mesh.canal(&["gateway", "undrain", name]).ok();
+    mesh.canal(&["gateway", "undrain", name]).expect_success();
     until(
         deadline(SETTLED_WITHIN),
         &format!("{name} serves again"),
@@ -187,7 +188,7 @@ fn stays_empty(mesh: &Mesh) -> (String, u64) {
 fn drained(mesh: &Mesh, name: &str) -> u64 {
     let had = number(&replica(mesh, name), "sessions");
     mesh.canal(&["gateway", "drain", name, "--timeout", "0"])
-        .ok();
+        .expect_success();
     let none_left = || {
         let now = replica(mesh, name);
         now["state"] == "draining" && number(&now, "heads") == 0 && number(&now, "sessions") == 0
@@ -205,7 +206,7 @@ fn drained(mesh: &Mesh, name: &str) -> u64 {
     let seconds = deadline(SETTLED_WITHIN).as_secs().to_string();
     let output = mesh
         .canal(&["gateway", "drain", name, "--timeout", &seconds])
-        .ok();
+        .expect_success();
     println!(
         "{name} had {had} sessions; the last one had left {:.1} s after the order. {}",
         took.as_secs_f64(),

@@ -161,7 +161,7 @@ fn both_carry(before: [u64; 2]) {
 fn a_dead_edge_loses_no_session_and_delays_under_a_second() {
     let mesh = mesh();
     let before = EDGES.map(carried);
-    let under = loads();
+    let loads_running = loads();
     both_carry(before);
     mesh.world.link_down(EDGES[1]).unwrap();
     let alone = carried(EDGES[0]);
@@ -170,7 +170,7 @@ fn a_dead_edge_loses_no_session_and_delays_under_a_second() {
         "the other edge carries all traffic",
         || carried(EDGES[0]) > alone + 2 * CARRIED_MIN,
     );
-    unharmed("an edge's host dies", under);
+    unharmed("an edge's host dies", loads_running);
     until(
         deadline(SETTLED_WITHIN),
         "az1 is open to all services",
@@ -191,13 +191,13 @@ fn a_dead_edge_loses_no_session_and_delays_under_a_second() {
 fn a_killed_edge_agent_affects_no_traffic() {
     let mesh = mesh();
     let before = EDGES.map(carried);
-    let under = loads();
+    let loads_running = loads();
     both_carry(before);
     mesh.world.kill(EDGES[0], Signal::Kill).unwrap();
     mesh.world
         .wait_host_ready(EDGES[0], deadline(SETTLED_WITHIN))
         .unwrap();
-    unharmed("an edge's agent is killed", under);
+    unharmed("an edge's agent is killed", loads_running);
     mesh.converge(deadline(SETTLED_WITHIN));
 }
 
@@ -218,13 +218,15 @@ fn adding_and_removing_an_edge_breaks_no_session() {
             )
         };
         let line = format!(
+            // 250.1.255.1 is the tunnel end that the edges of AZ 1 share.
             "ip route replace 250.1.255.1/32{}",
             edges.iter().map(hop).collect::<String>()
         );
-        mesh.run(&router, &line.split(' ').collect::<Vec<_>>()).ok();
+        mesh.run(&router, &line.split(' ').collect::<Vec<_>>())
+            .expect_success();
     };
     let before = EDGES.map(carried);
-    let under = loads();
+    let loads_running = loads();
     both_carry(before);
     // Routers leave the edge out before it stops, so that no packet reaches a stopped program.
     route(&EDGES[..1]);
@@ -232,7 +234,7 @@ fn adding_and_removing_an_edge_breaks_no_session() {
     // A stopped agent leaves its program attached, so that packets flow without it; removal is
     // explicit.
     mesh.run(EDGES[1], &["tc", "qdisc", "del", "dev", "eth0", "clsact"])
-        .ok();
+        .expect_success();
     let before = carried(EDGES[0]);
     // Agents read their programs' counters every two seconds.
     until(
@@ -250,7 +252,7 @@ fn adding_and_removing_an_edge_breaks_no_session() {
     until(deadline(SETTLED_WITHIN), "it carries again", || {
         carried(EDGES[1]) > back + CARRIED_MIN
     });
-    unharmed("an edge is removed and added", under);
+    unharmed("an edge is removed and added", loads_running);
     mesh.converge(deadline(SETTLED_WITHIN));
 }
 

@@ -12,7 +12,8 @@ use canal_world::{Signal, Topology};
 use serde_json::json;
 
 const CLIENT: &str = "alpha/default/client-0";
-const SOON: Duration = Duration::from_secs(20);
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// The controller has given up its attempts at a CA that is gone within this time.
 const REFUSED_WITHIN: Duration = Duration::from_secs(40);
 /// Seconds for which certificates are valid in the timing tier, which waits for renewals.
@@ -117,7 +118,7 @@ fn another_process_signs() {
         with_cfssl(topology, dir.path())
     });
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         "the mesh works with certificates of cfssl's",
         || mesh.code(CLIENT, "http://10.101.0.10/headers", &[]) == 200,
     );

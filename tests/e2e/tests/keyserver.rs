@@ -21,7 +21,8 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::Value;
 
-const SOON: Duration = Duration::from_secs(20);
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Simultaneous clients of each tenant.
 const CLIENTS: usize = 3;
 /// Maximum time of a handshake during a fault, shorter than any timeout.
@@ -30,7 +31,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 const NEAR: &str = "ks-2";
 /// Address of both tenants' gateways in az1, whose own key server is the first.
 const GATEWAY: &str = "10.102.2.1:15008";
-const GATEWAYS_OWN: &str = "ks-1";
+const GATEWAYS_KEY_SERVER: &str = "ks-1";
 /// Number of gateways in that AZ.
 const GATEWAYS: usize = 2;
 
@@ -99,13 +100,15 @@ fn mesh() -> &'static Mesh {
         });
         for tenant in ["alpha", "beta"] {
             let client = format!("{tenant}/default/client-0");
-            until(deadline(SOON), "both tenants are served", || {
+            until(deadline(STEP_TIMEOUT), "both tenants are served", || {
                 mesh.code(&client, "http://10.101.0.10/headers", &[]) == 200
             });
             // Nodes need a key of a key server too, which they may get later than gateways.
-            until(deadline(SOON), "and by the nodes themselves", || {
-                handshake(&mesh, tenant).reached()
-            });
+            until(
+                deadline(STEP_TIMEOUT),
+                "and by the nodes themselves",
+                || handshake(&mesh, tenant).reached(),
+            );
         }
         mesh
     })
@@ -226,7 +229,7 @@ fn used(server: &str) -> u64 {
 fn recovered(what: &str, pids: &[Option<u32>]) {
     let before = used(NEAR);
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         &format!("{what}: the near key server is used again"),
         || {
             handshake(mesh(), "alpha");
@@ -252,7 +255,7 @@ fn a_killed_key_server_is_replaced_by_the_other_az_s() {
         world.stop(NEAR).unwrap();
         for tenant in ["alpha", "beta"] {
             until(
-                deadline(SOON),
+                deadline(STEP_TIMEOUT),
                 "the key server of the other AZ serves both tenants",
                 || handshake(mesh(), tenant).reached(),
             );
@@ -267,7 +270,7 @@ fn a_killed_key_server_is_replaced_by_the_other_az_s() {
         used("ks-1") > other,
         "the key server of the other AZ was used and counted"
     );
-    world.wait_host_ready(NEAR, deadline(SOON)).unwrap();
+    world.wait_host_ready(NEAR, deadline(STEP_TIMEOUT)).unwrap();
     recovered("killed", &pids);
 }
 
@@ -340,11 +343,11 @@ fn kill_and_stop(server: &str) {
     mesh().world.stop(server).unwrap();
 }
 
-fn back(server: &str) {
+fn start_and_wait(server: &str) {
     mesh().world.start(server).unwrap();
     mesh()
         .world
-        .wait_host_ready(server, deadline(SOON))
+        .wait_host_ready(server, deadline(STEP_TIMEOUT))
         .unwrap();
 }
 
@@ -366,18 +369,22 @@ fn a_gateway_without_its_key_server_follows_policy() {
             &[&format!("server=\"{server}\""), "what=\"handshake\""],
         )
     };
-    let own = by(GATEWAYS_OWN);
-    until(deadline(SOON), "their own key server is used", || {
-        ["alpha", "beta"]
-            .iter()
-            .all(|tenant| through_gateway(tenant).reached())
-            && by(GATEWAYS_OWN) > own
-    });
+    let own = by(GATEWAYS_KEY_SERVER);
+    until(
+        deadline(STEP_TIMEOUT),
+        "their own key server is used",
+        || {
+            ["alpha", "beta"]
+                .iter()
+                .all(|tenant| through_gateway(tenant).reached())
+                && by(GATEWAYS_KEY_SERVER) > own
+        },
+    );
     let (other, before) = (by("ks-2"), local());
-    kill_and_stop(GATEWAYS_OWN);
+    kill_and_stop(GATEWAYS_KEY_SERVER);
     for tenant in ["alpha", "beta"] {
         until(
-            deadline(SOON),
+            deadline(STEP_TIMEOUT),
             "the key server of the other AZ does it",
             || through_gateway(tenant).reached(),
         );
@@ -386,7 +393,7 @@ fn a_gateway_without_its_key_server_follows_policy() {
     assert!(
         counted(
             "canal_keys_failures_total",
-            &[&format!("server=\"{GATEWAYS_OWN}\"")]
+            &[&format!("server=\"{GATEWAYS_KEY_SERVER}\"")]
         ) > 0,
         "as is why"
     );
@@ -400,7 +407,7 @@ fn a_gateway_without_its_key_server_follows_policy() {
         )
     };
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         "alpha's gateways have keys of their own",
         || through_gateway("alpha").reached(),
     );
@@ -412,22 +419,26 @@ fn a_gateway_without_its_key_server_follows_policy() {
         matches!(answer, TunnelAttempt::Refused(_)),
         "beta's may not: {answer:?}"
     );
-    until(deadline(SOON), "which is counted too, by name", || {
-        refused() > before
-    });
-    [GATEWAYS_OWN, "ks-2"].into_iter().for_each(back);
-    until(deadline(SOON), "beta is back", || {
+    until(
+        deadline(STEP_TIMEOUT),
+        "which is counted too, by name",
+        || refused() > before,
+    );
+    [GATEWAYS_KEY_SERVER, "ks-2"]
+        .into_iter()
+        .for_each(start_and_wait);
+    until(deadline(STEP_TIMEOUT), "beta is back", || {
         through_gateway("beta").reached()
     });
-    let own = by(GATEWAYS_OWN);
-    until(deadline(SOON), "their own is used again", || {
-        through_gateway("alpha").reached() && by(GATEWAYS_OWN) > own
+    let own = by(GATEWAYS_KEY_SERVER);
+    until(deadline(STEP_TIMEOUT), "their own is used again", || {
+        through_gateway("alpha").reached() && by(GATEWAYS_KEY_SERVER) > own
     });
     recovered("all dead, for gateways", &pids);
 }
 
 /// Edits a tenant's key settings, as an operator does.
-fn keys(tenant: &str, from: (&str, &str), to: (&str, &str)) {
+fn change_keys(tenant: &str, from: (&str, &str), to: (&str, &str)) {
     let path = mesh()
         .world
         .dir()
@@ -438,7 +449,7 @@ fn keys(tenant: &str, from: (&str, &str), to: (&str, &str)) {
     let changed = text.replace(from.0, to.0).replace(from.1, to.1);
     assert_ne!(changed, text, "{text}");
     std::fs::write(&path, changed).expect("written");
-    mesh().converge(deadline(SOON));
+    mesh().converge(deadline(STEP_TIMEOUT));
 }
 
 /// Returns the number of operations that key servers did for beta with RSA keys.
@@ -492,7 +503,7 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
     let served = || mesh.code("beta/default/client-0", "http://10.101.0.10/headers", &[]) == 200;
     // Keys move from key servers to hosts, back to key servers, and to the settings before: RSA is
     // required in each place.
-    keys("beta", ("KeyServer", "EcdsaP256"), ("Local", "Rsa2048"));
+    change_keys("beta", ("KeyServer", "EcdsaP256"), ("Local", "Rsa2048"));
     let stored = mesh.world.dir().join("data/beta-n2/certs");
     let rsa = |chain: &str| {
         let der = CertificateDer::from_pem_slice(chain.as_bytes()).expect("a certificate");
@@ -514,20 +525,22 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
             })
             .collect()
     };
-    until(deadline(SOON), "local: the node has RSA keys", || {
-        chains().iter().any(|chain| rsa(chain))
-    });
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
+        "local: the node has RSA keys",
+        || chains().iter().any(|chain| rsa(chain)),
+    );
+    until(
+        deadline(STEP_TIMEOUT),
         "local: the pod of RSA keys answers by the gateway",
         // The gateway, the node and the pod have keys of their own, and all must have changed to
         // RSA.
         || served() && through_gateway("beta").reached() && handshake(mesh, "beta").reached(),
     );
     assert_eq!(by_rsa("handshake_server"), 0, "no key server was used");
-    keys("beta", ("Local", "Rsa2048"), ("KeyServer", "Rsa2048"));
+    change_keys("beta", ("Local", "Rsa2048"), ("KeyServer", "Rsa2048"));
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         "handshakes: both ends and the gateway",
         || {
             let answered =
@@ -546,13 +559,15 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
         "no key stays on the node"
     );
     mesh.apply("beta", TERMINATION);
-    until(deadline(SOON), "signatures: the gateway ends TLS", || {
-        terminated().is_ok()
-    });
+    until(
+        deadline(STEP_TIMEOUT),
+        "signatures: the gateway ends TLS",
+        || terminated().is_ok(),
+    );
     // A gateway that terminates TLS asks only for signatures.
     assert!(by_rsa("sign") > 0);
-    keys("beta", ("KeyServer", "Rsa2048"), ("KeyServer", "EcdsaP256"));
-    until(deadline(SOON), "as before", || {
+    change_keys("beta", ("KeyServer", "Rsa2048"), ("KeyServer", "EcdsaP256"));
+    until(deadline(STEP_TIMEOUT), "as before", || {
         served() && handshake(mesh, "beta").reached()
     });
 }
@@ -564,7 +579,7 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
 fn a_service_s_key_is_one_key_server_s() {
     let mesh = mesh();
     mesh.apply("beta", TERMINATION);
-    until(deadline(SOON), "the gateway ends TLS", || {
+    until(deadline(STEP_TIMEOUT), "the gateway ends TLS", || {
         terminated().is_ok()
     });
     let all_of = |what: &str| {
@@ -573,15 +588,15 @@ fn a_service_s_key_is_one_key_server_s() {
         })
     };
     all_of("both");
-    kill_and_stop(GATEWAYS_OWN);
+    kill_and_stop(GATEWAYS_KEY_SERVER);
     let failed = (0..20).filter(|_| terminated().is_err()).count();
     println!("the gateways' own key server killed: {failed} of 20 handshakes failed");
     assert!(failed <= GATEWAYS, "one of each gateway's: {failed}");
-    back(GATEWAYS_OWN);
+    start_and_wait(GATEWAYS_KEY_SERVER);
     all_of("back");
     mesh.canal(&["delete", "--tenant", "beta", "Termination", "web-open"])
-        .ok();
-    mesh.converge(deadline(SOON));
+        .expect_success();
+    mesh.converge(deadline(STEP_TIMEOUT));
 }
 
 /// Returns a component's certificate, obtained with its own token.
@@ -752,8 +767,8 @@ fn a_stolen_channel_certificate_is_revoked_at_once() {
         "--serial",
         newest["serial"].as_str().expect("a serial"),
     ])
-    .ok();
-    until(deadline(SOON), "the thief is refused", || {
+    .expect_success();
+    until(deadline(STEP_TIMEOUT), "the thief is refused", || {
         matches!(requester(&stolen).ping(), KeyServerReply::Closed(_))
     });
     // The node has another certificate of the same identity; the revocation names one serial.
@@ -773,7 +788,7 @@ fn without_any_key_server_policy_decides() {
     ["ks-1", "ks-2"].into_iter().for_each(kill_and_stop);
     let local = || mesh.counted_at("node", "canal_keys_fallbacks_total", &[]);
     let before = local();
-    until(deadline(SOON), "alpha continues", || {
+    until(deadline(STEP_TIMEOUT), "alpha continues", || {
         handshake(mesh, "alpha").reached()
     });
     assert!(local() > before, "and it is counted");
@@ -789,9 +804,11 @@ fn without_any_key_server_policy_decides() {
             &["reason=\"no_key_server\""],
         )
     };
-    until(deadline(SOON), "which is counted by name", || counted() > 0);
-    ["ks-1", "ks-2"].into_iter().for_each(back);
-    until(deadline(SOON), "beta is back", || {
+    until(deadline(STEP_TIMEOUT), "which is counted by name", || {
+        counted() > 0
+    });
+    ["ks-1", "ks-2"].into_iter().for_each(start_and_wait);
+    until(deadline(STEP_TIMEOUT), "beta is back", || {
         handshake(mesh, "beta").reached()
     });
     recovered("all dead", &pids);

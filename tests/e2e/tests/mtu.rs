@@ -207,7 +207,7 @@ fn icmp_errors_received(mesh: &Mesh) -> [u64; 2] {
                 gateway,
                 &["nstat", "-asz", "IcmpInDestUnreachs", "Icmp6InPktTooBigs"],
             )
-            .ok();
+            .expect_success();
         for (sum, name) in sums
             .iter_mut()
             .zip(["IcmpInDestUnreachs", "Icmp6InPktTooBigs"])
@@ -233,7 +233,7 @@ fn forget_paths(mesh: &Mesh) {
                 "ip -4 route flush cache && ip -6 route flush cache",
             ],
         )
-        .ok();
+        .expect_success();
     }
 }
 
@@ -272,7 +272,7 @@ fn transfers_go_on_when_links_narrow() {
             })
             .sum::<u64>()
     };
-    for (what, hosts, drop_lines) in [
+    for (what, hosts, count_too_big) in [
         (
             "the replicas' links",
             &TIER1[1..],
@@ -282,7 +282,7 @@ fn transfers_go_on_when_links_narrow() {
     ] {
         // A sender that has learned a path's MTU would not meet the narrow link.
         forget_paths(&mesh);
-        let before = drop_lines();
+        let before = count_too_big();
         check(
             &mesh,
             "client-0",
@@ -292,12 +292,12 @@ fn transfers_go_on_when_links_narrow() {
         until(
             deadline(SEEN_WITHIN),
             &format!("{what}: senders learn the MTU"),
-            || drop_lines() > before,
+            || count_too_big() > before,
         );
         set_mtu(&mesh, &TIER1, 1600);
     }
     forget_paths(&mesh);
-    let torn = fragments(&mesh);
+    let fragments_before = fragments(&mesh);
 
     let translated = edge(&mesh, "edge-1", "icmp_translated");
     // 1300 bytes is less than any MTU that senders learned above.
@@ -333,7 +333,7 @@ fn transfers_go_on_when_links_narrow() {
         "no replica heard that what it dialled has become narrow: {before:?}, {after:?}"
     );
     // ICMP must prevent fragments on the changed links; those before are in the baseline.
-    assert_eq!(fragments(&mesh), torn, "{}", drops(&mesh));
+    assert_eq!(fragments(&mesh), fragments_before, "{}", drops(&mesh));
 }
 
 /// AZ 1: an edge that accepts less than its replicas announce, so that senders learn it by ICMP
@@ -402,7 +402,7 @@ fn oversize_datagrams_are_answered_as_the_gateway_address(mesh: &Mesh) {
             // The sender's kernel must accept the error too, and use it for the route.
             let route = || {
                 mesh.run(&pod, &["ip", "route", "get", &address.to_string()])
-                    .ok()
+                    .expect_success()
             };
             until(
                 deadline(SEEN_WITHIN),

@@ -110,7 +110,7 @@ fn http_bodies_arrive_byte_exact() {
             let url = format!("http://{address}");
             for (tenant, output) in in_both(&["sh", "-c", BODIES, &url, protocol]) {
                 assert_eq!(
-                    output.ok().trim(),
+                    output.expect_success().trim(),
                     "all right",
                     "{tenant}: {url}: {protocol}"
                 );
@@ -259,7 +259,7 @@ fn grpc_interop_passes() {
                 if attempt == tries || outputs.iter().all(|(_, output)| output.code == Some(0)) {
                     outputs
                         .into_iter()
-                        .for_each(|(_, output)| drop(output.ok()));
+                        .for_each(|(_, output)| drop(output.expect_success()));
                     break;
                 }
             }
@@ -421,7 +421,9 @@ fn redis_answers() {
                 .into_iter()
                 .chain(argv.iter().copied())
                 .collect();
-            mesh().run(&format!("{tenant}/default/client-0"), &all).ok()
+            mesh()
+                .run(&format!("{tenant}/default/client-0"), &all)
+                .expect_success()
         };
         for tenant in TENANTS {
             assert_eq!(ask(tenant, &["ping"]).trim(), "PONG");
@@ -489,7 +491,7 @@ fn a_service_without_endpoints_is_unavailable() {
             "http://10.101.0.70/",
         ],
     );
-    assert_eq!(output.ok().trim(), "503");
+    assert_eq!(output.expect_success().trim(), "503");
 }
 
 /// Destinations outside the mesh are refused by default, and so is everything of another tenant: it
@@ -550,7 +552,7 @@ fn the_outside_is_refused_and_tenants_meet_only_themselves() {
             "-",
             url,
         ]) {
-            let head = output.ok();
+            let head = output.expect_success();
             assert!(
                 head.contains(&format!("x-served-by: blob-{tenant}")),
                 "{tenant} asked {url}: {head}"

@@ -19,7 +19,8 @@ use serde_json::Value;
 /// A pod on a node that runs no part of the mesh, and another tenant's.
 const BARE: &str = "alpha/default/bare-0";
 const BETA_BARE: &str = "beta/default/bare-0";
-const SOON: Duration = Duration::from_secs(15);
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 const SHOP: &str = "shop.example.com";
 
 /// The CAs of alpha's identities and of its shop's public certificate.
@@ -140,7 +141,7 @@ fn page(pod: &str, service: &str, name: &str, roots: &str, more: &[&str]) -> Val
 #[test]
 fn a_certificate_of_the_mesh_ends_tls_at_the_gateway() {
     let name = "web.default.svc.cluster.local";
-    until(deadline(SOON), "TLS ends at the gateway", || {
+    until(deadline(STEP_TIMEOUT), "TLS ends at the gateway", || {
         page(BARE, "web", name, "alpha.pem", &[])["ok"] == true
     });
     let report = page(BARE, "web", name, "alpha.pem", &["-n", "20"]);
@@ -182,7 +183,7 @@ fn a_certificate_of_the_mesh_ends_tls_at_the_gateway() {
 #[test]
 fn the_tenants_own_key_stays_in_its_key_server_which_may_refuse() {
     let setup = setup();
-    until(deadline(SOON), "the shop is served", || {
+    until(deadline(STEP_TIMEOUT), "the shop is served", || {
         page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true
     });
     // The key is used repeatedly before gateways are searched for it.
@@ -242,7 +243,7 @@ fn the_tenants_own_key_stays_in_its_key_server_which_may_refuse() {
         "without it there is no signature"
     );
     setup.mesh.world.start("alpha-ks").unwrap();
-    until(deadline(SOON), "it is back", || {
+    until(deadline(STEP_TIMEOUT), "it is back", || {
         page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true
     });
 }
@@ -281,7 +282,7 @@ fn clients_may_have_to_prove_themselves() {
             words.as_ref().map_or(&[][..], |words| &words[..]),
         )
     };
-    until(deadline(SOON), "a member is admitted", || {
+    until(deadline(STEP_TIMEOUT), "a member is admitted", || {
         ask(Some(&own))["ok"] == true
     });
     assert_eq!(
@@ -324,7 +325,7 @@ fn a_key_is_of_one_namespace() {
     let before = refused();
     setup().mesh.apply("alpha", OTHER);
     until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         "its key is requested and does not exist",
         || {
             let report = page(BARE, "web-open.other", SHOP, "public.pem", &[]);
@@ -361,7 +362,7 @@ fn no_tenant_borrows_anothers_key_server() {
             "beta speaks with alpha's key: {report}"
         );
     }
-    until(deadline(SOON), "alpha does", || {
+    until(deadline(STEP_TIMEOUT), "alpha does", || {
         page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true
     });
 }
@@ -394,7 +395,7 @@ impl GuardOfInterfaces {
             "link set guard0 mtu 1600 up",
         ] {
             let argv: Vec<&str> = std::iter::once("ip").chain(words.split(' ')).collect();
-            mesh.run(Self::HOST, &argv).ok();
+            mesh.run(Self::HOST, &argv).expect_success();
         }
         // Pins are on a filesystem that disappears with the world.
         let pins = mesh
@@ -453,8 +454,9 @@ impl GuardOfInterfaces {
             running.kill().expect("it runs");
             running.wait().expect("it ends");
         }
-        mesh.run(Self::HOST, &argv).ok();
-        mesh.run(Self::HOST, &["ip", "link", "del", "guard0"]).ok();
+        mesh.run(Self::HOST, &argv).expect_success();
+        mesh.run(Self::HOST, &["ip", "link", "del", "guard0"])
+            .expect_success();
     }
 }
 
@@ -479,7 +481,9 @@ fn container(mesh: &Mesh, pod: &str) -> (String, serde_json::Value) {
         environment.ip4.expect("an address"),
         environment.ip6.expect("an address"),
     );
-    let link = mesh.run(pod, &["ip", "-o", "link", "show", "eth0"]).ok();
+    let link = mesh
+        .run(pod, &["ip", "-o", "link", "show", "eth0"])
+        .expect_success();
     let mac = link
         .split_once("link/ether ")
         .and_then(|(_, mac)| mac.split(' ').next())
@@ -539,7 +543,7 @@ fn send_with_foreign_addresses(mesh: &Mesh, other: &str, frames: u64) {
                 &format!("count={frames}"),
             ],
         )
-        .ok();
+        .expect_success();
     }
 }
 
@@ -553,10 +557,9 @@ fn a_containers_interface_determines_its_address() {
     let other = add_other_container(mesh);
     let ((own, first), (theirs, second)) = (container(mesh, BARE), container(mesh, &other));
     let url = "http://web.default.svc.cluster.local/headers";
-    // Both must work without a guard, or a later refusal could have another cause.
     for pod in [BARE, &other] {
         until(
-            deadline(SOON),
+            deadline(STEP_TIMEOUT),
             &format!("{pod} is served before there is a guard"),
             || mesh.code(pod, url, &[]) == 200,
         );
@@ -567,8 +570,11 @@ fn a_containers_interface_determines_its_address() {
             line.contains("_interfaces{") && line.contains("guarded") && line.ends_with(" 2")
         })
     };
-    until(deadline(SOON), "both interfaces are guarded", guarded);
-    // Frames are counted where they come in, so the label tells which container sent them.
+    until(
+        deadline(STEP_TIMEOUT),
+        "both interfaces are guarded",
+        guarded,
+    );
     let refused = |interface: &str| {
         let labels = [&*format!("interface=\"{interface}\""), "tenant=\"alpha\""];
         mesh.counted(
@@ -579,12 +585,11 @@ fn a_containers_interface_determines_its_address() {
     };
     for pod in [BARE, &other] {
         until(
-            deadline(SOON),
+            deadline(STEP_TIMEOUT),
             &format!("{pod} uses its own address and is served"),
             || mesh.code(pod, url, &[]) == 200,
         );
     }
-    // The load outlasts the attack; its end is ordered below.
     let before = (refused(&own), refused(&theirs));
     let served = mesh.spawn(
         BARE,
@@ -604,7 +609,7 @@ fn a_containers_interface_determines_its_address() {
     );
     send_with_foreign_addresses(mesh, &other, FRAMES);
     let took = until(
-        deadline(SOON),
+        deadline(STEP_TIMEOUT),
         "each frame is counted at its incoming interface",
         // Each family gets `FRAMES` frames.
         || refused(&theirs) - before.1 >= 2 * FRAMES,

@@ -294,7 +294,7 @@ spec:
     });
     mesh()
         .canal(&["delete", "--tenant", "alpha", "service", "later"])
-        .ok();
+        .expect_success();
     until(
         deadline(AT_ONCE),
         "refused as soon as it is removed",

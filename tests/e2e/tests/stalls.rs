@@ -13,7 +13,8 @@ use canal_timing::deadline;
 const CLIENT: &str = "alpha/default/client-0";
 const FAR: &str = "alpha/default/client-far-0";
 const OTHER_TENANT: &str = "beta/default/client-0";
-const SOON: Duration = Duration::from_secs(15);
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 /// Connections that share one HBONE connection.
 const COUNT: &str = "100";
 const PROGRAM: &str = include_str!("../programs/stalls.py");
@@ -133,7 +134,7 @@ fn stall(case: &StallCase) -> Child {
 #[test]
 fn clients_that_do_not_read_block_no_other_client() {
     // Buffered bytes count against the tenant's share, and both proxies have one.
-    let held = || {
+    let charged_bytes = || {
         ["gateway", "node"]
             .map(|kind| {
                 mesh().counted_at(
@@ -155,7 +156,7 @@ fn clients_that_do_not_read_block_no_other_client() {
             .sum::<u64>()
     };
     // The service was applied when the mesh came up; both nodes must have it.
-    until(deadline(SOON), "the new service is known", || {
+    until(deadline(STEP_TIMEOUT), "the new service is known", || {
         [CLIENT, FAR].iter().all(|pod| echoes(pod, "10.101.0.51"))
     });
     assert_others_are_served("at first");
@@ -163,11 +164,11 @@ fn clients_that_do_not_read_block_no_other_client() {
         let mut child = stall(case);
         assert_others_are_served(case.road);
         until(
-            deadline(SOON),
+            deadline(STEP_TIMEOUT),
             "what they hold is charged to their tenant",
             // Both must be above zero: bytes without a stalled stream would be a transfer in
             // progress.
-            || held() > 0 && stalled() > 0,
+            || charged_bytes() > 0 && stalled() > 0,
         );
         // `timeout`, under which every client of a mesh runs, forwards the signal.
         rustix::process::kill_process(
@@ -179,8 +180,8 @@ fn clients_that_do_not_read_block_no_other_client() {
         assert_others_are_served(&format!("{}, closed", case.road));
         // Buffers of a stalled client must be freed when it ends, or they would leak from the
         // share.
-        until(deadline(SOON), "their permits are returned", || {
-            held() == 0 && stalled() == 0
+        until(deadline(STEP_TIMEOUT), "their permits are returned", || {
+            charged_bytes() == 0 && stalled() == 0
         });
     }
 }

@@ -93,7 +93,7 @@ fn throttle(service: Option<&str>, of: &str, rate: u64) -> String {
 fn lift() {
     mesh()
         .canal(&["delete", "--tenant", "beta", "Throttle", "flood"])
-        .ok();
+        .expect_success();
     mesh().converge(deadline(Duration::from_secs(10)));
 }
 
@@ -186,7 +186,7 @@ async fn session(to: SocketAddr) -> (Instant, Option<bool>) {
 
 /// Result of a flood.
 struct FloodResult {
-    let_in: u64,
+    admitted: u64,
     served: u64,
     /// Sessions accepted by user space, without alpha's and the spared service's.
     accepted: u64,
@@ -262,7 +262,7 @@ fn sessions(to: SocketAddr, spared: u64) -> FloodResult {
     let accepted = (sum("canal_gateway_accepted_connections_total", &[]) - before)
         .saturating_sub(alphas + spared);
     FloodResult {
-        let_in: answered.len() as u64,
+        admitted: answered.len() as u64,
         served: answered.iter().filter(|answered| **answered).count() as u64,
         accepted,
         took,
@@ -304,13 +304,13 @@ fn new_sessions_are_cut_to_the_rate_before_a_process_sees_them() {
             // result.
             std::thread::sleep(FULL_AGAIN);
             let FloodResult {
-                let_in,
+                admitted,
                 served,
                 accepted,
                 took,
             } = sessions(to, spared);
             // Each SYN that was not admitted is dropped and counted.
-            lost += SESSIONS - let_in;
+            lost += SESSIONS - admitted;
             // For a limit of the whole tenant, a replica's part is its largest share of any of the
             // tenant's services, which may be another one.
             let most = if scope.is_some() {
@@ -328,7 +328,7 @@ fn new_sessions_are_cut_to_the_rate_before_a_process_sees_them() {
                 "sessions are a flood, {counter}, {}",
                 family(to.ip())
             );
-            assert_eq!(served, let_in, "admitted sessions are served");
+            assert_eq!(served, admitted, "admitted sessions are served");
             // The tokens of the burst and of one second are the least that any machine must let
             // through.
             let least = least(RATE, NEXT_SESSION * SESSIONS as u32).max(2 * RATE);
@@ -397,7 +397,7 @@ fn packets_of_many_flows_get_the_whole_limit() {
             assert!(heads.len() > 1, "one replica divides nothing: {heads:?}");
             // Excess packets are counted as throttled. Admitted ones are counted at the end of
             // their chain, because no process has the port.
-            let kept = || {
+            let count_passed = || {
                 sum(
                     "canal_redirector_packets_total",
                     &["program=\"redirector\"", "what=\"unowned\""],
@@ -405,13 +405,14 @@ fn packets_of_many_flows_get_the_whole_limit() {
             };
             std::thread::sleep(FULL_AGAIN);
             // `refused` and `kept` read counters, so they come before the clock starts.
-            let (before, passed_before, started) = (refused(counter), kept(), Instant::now());
+            let (before, passed_before, started) =
+                (refused(counter), count_passed(), Instant::now());
             let sent = datagrams(BETA, to, 2000);
             let took = started.elapsed();
             until(deadline(SEEN_WITHIN), "all datagrams are counted", || {
-                refused(counter) - before + kept() - passed_before >= sent
+                refused(counter) - before + count_passed() - passed_before >= sent
             });
-            let (lost, passed) = (refused(counter) - before, kept() - passed_before);
+            let (lost, passed) = (refused(counter) - before, count_passed() - passed_before);
             let replicas = heads.len() as u64;
             // For a limit of the whole tenant, a replica's part is its largest share of any of the
             // tenant's services, which may be another one.
@@ -595,13 +596,13 @@ fn a_flood_of_questions_does_not_reach_the_name_service() {
             replicas * most(1, rate, started.elapsed()),
         );
         // The name service's counter has no tenant, so alpha's queries are subtracted.
-        let heard = REPLICAS.iter().map(|replica| asked(replica)).sum::<u64>() - before - alphas;
+        let received = REPLICAS.iter().map(|replica| asked(replica)).sum::<u64>() - before - alphas;
         println!(
-            "{server}: {heard} of {sent} questions reached {replicas} replicas' name service, {most} at most; alpha: {alphas} of 20"
+            "{server}: {received} of {sent} questions reached {replicas} replicas' name service, {most} at most; alpha: {alphas} of 20"
         );
         timed!(sent > 4 * most, "queries are a flood, {}", family(server));
         timed!(
-            (least..=most).contains(&heard),
+            (least..=most).contains(&received),
             "the limit of queries reaches the name service, and no more, {}",
             family(server)
         );

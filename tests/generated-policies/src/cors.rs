@@ -59,6 +59,7 @@ pub(crate) fn of_virtual_service() -> impl Strategy<Value = Option<CorsPolicy>> 
             regex: Some(text),
             ..StringMatch::default()
         }),
+        // Lists are short and often empty, because an absent field and a list decide differently.
     ];
     let lists = (
         vec(origin, 0..3),

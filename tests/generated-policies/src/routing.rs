@@ -439,6 +439,7 @@ fn backend_ref() -> impl Strategy<Value = BackendRef> {
 }
 
 fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServiceSpec)> {
+    // Small numbers make rules of one service meet, and keep a failing case readable.
     let rule = (
         vec(match_request(), 0..3),
         vec(destination(), 0..3),

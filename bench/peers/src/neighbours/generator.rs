@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use canal_bench_peers::answer::whole_answer;
+use canal_bench_peers::answer::read_complete_answer;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rustix::buffer::spare_capacity;
@@ -77,7 +77,7 @@ impl LoadConnection {
             Err(e) => return Err(e.into()),
         }
         let (now, mut taken) = (Instant::now(), 0);
-        while let Some((status, length)) = whole_answer(&self.read[taken..])? {
+        while let Some((status, length)) = read_complete_answer(&self.read[taken..])? {
             taken += length;
             let (sent, counts) = self
                 .sent

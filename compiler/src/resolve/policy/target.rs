@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use canal_attachment::TenantListeners;
 use canal_model::authorization::{PolicyKey, PolicyTarget};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{ObjectName, ServiceKey, TenantName};
 use canal_model::ingress::gateway_service;
 use canal_model::policy::Metadata;
@@ -81,6 +82,7 @@ pub(super) fn targets<T>(
     let refs: Vec<(String, &PolicyTargetRef)> = match (target_ref, target_refs) {
         (Some(_), Some(_)) => {
             reading.breaks(
+                Code::ConflictingFields,
                 "spec.targetRefs",
                 "targetRef is set too",
                 "write targetRefs only",
@@ -90,6 +92,7 @@ pub(super) fn targets<T>(
         (Some(one), None) => vec![("spec.targetRef".to_owned(), one)],
         (None, Some([])) => {
             reading.breaks(
+                Code::MissingField,
                 "spec.targetRefs",
                 "the list is empty",
                 "write a target, or remove the field",
@@ -109,6 +112,7 @@ pub(super) fn targets<T>(
     };
     if selector.is_some() {
         reading.breaks(
+            Code::ConflictingFields,
             "spec.selector",
             "targetRefs are set too",
             "write one of the two",
@@ -121,6 +125,7 @@ pub(super) fn targets<T>(
             refs.len()
         );
         reading.breaks(
+            Code::LimitExceeded,
             "spec.targetRefs",
             problem,
             "split the policy, or use a selector",
@@ -157,7 +162,7 @@ fn named_services<T>(
         let problem =
             format!("the targets are more than {TARGETS_PER_POLICY_MAX} Gateways and Services");
         let fix = "write several policies that name Gateways";
-        reading.breaks("spec.targetRefs", problem, fix);
+        reading.breaks(Code::LimitExceeded, "spec.targetRefs", problem, fix);
         return None;
     }
     Some(found)
@@ -194,7 +199,12 @@ fn services_of<T>(
             if keys.is_empty() {
                 let problem = format!("there is no Gateway of class {} yet", target.name);
                 let fix = "create it, or correct the name";
-                reading.warning(format!("{field}.name"), problem, fix);
+                reading.warning(
+                    Code::UnresolvedTarget,
+                    format!("{field}.name"),
+                    problem,
+                    fix,
+                );
             }
             Some(keys)
         }
@@ -227,7 +237,12 @@ fn service<T>(
             extent(metadata)
         );
         let fix = "name a Service, or a Gateway of Canal's in the same namespace; in place of a waypoint use a selector, or omit both to cover the namespace";
-        reading.breaks(format!("{field}.kind"), problem, fix);
+        reading.breaks(
+            Code::UnsupportedTarget,
+            format!("{field}.kind"),
+            problem,
+            fix,
+        );
         return None;
     }
     if let Some(other) = target
@@ -240,6 +255,7 @@ fn service<T>(
             extent(metadata)
         );
         reading.breaks(
+            Code::OtherNamespace,
             format!("{field}.namespace"),
             problem,
             format!("write the policy in namespace {other}"),
@@ -255,6 +271,7 @@ fn service<T>(
     if !services.contains_key(&key) {
         let problem = format!("there is no Service {}/{} yet", key.namespace, key.name);
         reading.warning(
+            Code::UnresolvedTarget,
             format!("{field}.name"),
             problem,
             "create it, correct the name, or move the policy into its namespace",

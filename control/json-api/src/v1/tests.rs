@@ -24,6 +24,7 @@ fn diagnostic() -> api::Diagnostic {
         field: "spec.rules[0]".into(),
         problem: "no such service".into(),
         fix: "name a Service".into(),
+        code: "CANAL0408".into(),
     }
 }
 

@@ -394,7 +394,7 @@ fn change_first(resources: &mut [Arc<Resource>], change: &dyn Fn(&mut Resource) 
 #[test]
 fn an_update_of_many_services_writes_only_changes() {
     const SERVICES: u32 = 16_000;
-    let room = MapCapacity {
+    let capacity = MapCapacity {
         addresses: 40_000,
         services: 20_000,
         prefixes: 300,
@@ -406,7 +406,7 @@ fn an_update_of_many_services_writes_only_changes() {
         Wide::default(),
         az,
         ip(254),
-        room,
+        capacity,
         EdgeCounters::new(&Registry::new()),
     )
     .unwrap();

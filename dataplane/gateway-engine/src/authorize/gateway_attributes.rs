@@ -124,6 +124,7 @@ impl<'a> GatewayAttributes<'a> {
             (Some(one), ..) => {
                 text(one);
             }
+            // A header that is removed, or that spells such a one otherwise, is not forwarded.
             (None, Attribute::Header(name), _) if !subject.changes.determines(name) => {
                 header(subject.request, name, &mut text)
             }

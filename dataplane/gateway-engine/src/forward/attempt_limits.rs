@@ -81,9 +81,9 @@ impl AttemptLimits {
     }
 
     /// True if a retry is possible, so that the body should be kept.
-    pub(crate) fn wants_body(&self, ask: &RequestInfo) -> bool {
+    pub(crate) fn wants_body(&self, request: &RequestInfo) -> bool {
         // A body that will not fit is not copied in vain.
-        let is_short = match ask.framing {
+        let is_short = match request.framing {
             Framing::Length(length) => length <= RETRY_BODY_BYTES_MAX as u64,
             _ => true,
         };

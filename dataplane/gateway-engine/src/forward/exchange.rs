@@ -174,7 +174,7 @@ impl ReplayedBody {
 /// State of one exchange between a client and an endpoint.
 pub(crate) struct Exchange<'a> {
     worker: &'a Rc<Worker>,
-    ask: &'a RequestInfo,
+    request: &'a RequestInfo,
     record: &'a mut RequestRecord,
     downstream: DownstreamSide<'a>,
     pub(crate) upstream: UpstreamSide,
@@ -220,7 +220,7 @@ impl<'a> Exchange<'a> {
     /// that there is no body to pass on.
     pub(crate) fn new(
         worker: &'a Rc<Worker>,
-        ask: &'a RequestInfo,
+        request: &'a RequestInfo,
         record: &'a mut RequestRecord,
         downstream: DownstreamSide<'a>,
         upstream: UpstreamSide,
@@ -232,7 +232,7 @@ impl<'a> Exchange<'a> {
         // again.
         if let UpstreamSide::Http1(upstream) = &mut upstream
             && upstream.reused
-            && (ask.has_body() || !ask.idempotent)
+            && (request.has_body() || !request.idempotent)
         {
             upstream.wire.io.keep_sent();
         }
@@ -244,12 +244,12 @@ impl<'a> Exchange<'a> {
         };
         let exchange = Self {
             worker,
-            ask,
+            request,
             record,
             downstream,
             upstream,
             request_body,
-            request_reader: BodyReader::new(ask.framing),
+            request_reader: BodyReader::new(request.framing),
             upload_cut: false,
             resent: false,
             status: 0,
@@ -264,7 +264,7 @@ impl<'a> Exchange<'a> {
             progress: None,
             head_wait: worker.clock.now(),
             // A client's content type alone must not disable timeouts.
-            allows_silence: ask.grpc && authorization.protocol() == AppProtocol::Grpc,
+            allows_silence: request.grpc && authorization.protocol() == AppProtocol::Grpc,
             authorization,
             keep_alive: false,
             response_headers: None,
@@ -279,7 +279,7 @@ impl<'a> Exchange<'a> {
     /// Applies the timeouts and retries that the rule asks for. With `keeps_body`, the body is kept
     /// for a retry, as far as the limits permit.
     pub(crate) fn limit_attempts(&mut self, limits: &'a mut AttemptLimits, keeps_body: bool) {
-        if keeps_body && limits.wants_body(self.ask) {
+        if keeps_body && limits.wants_body(self.request) {
             self.request_body.keep_for_replay(RETRY_BODY_BYTES_MAX);
         }
         self.limits = Some(limits);
@@ -499,7 +499,7 @@ impl<'a> Exchange<'a> {
     fn reauthorize_request(&mut self) -> Result<(), AuthorizationInterrupt> {
         let decision = match &self.downstream {
             DownstreamSide::Http1(client) => {
-                http1::reauthorize_request(self.worker, &self.authorization, self.ask, client)
+                http1::reauthorize_request(self.worker, &self.authorization, self.request, client)
             }
             DownstreamSide::Http2(_) => self.authorization.reauthorize_http2(self.worker),
         };
@@ -581,7 +581,7 @@ impl<'a> Exchange<'a> {
         if self.is_upload_over() {
             return Poll::Ready(Ok(()));
         }
-        let framing = self.ask.framing;
+        let framing = self.request.framing;
         let verbatim = matches!(
             (&self.downstream, &self.upstream),
             (DownstreamSide::Http1(_), UpstreamSide::Http1(_))
@@ -777,7 +777,9 @@ impl<'a> Exchange<'a> {
             // A connection on which an upgrade was offered has no close report, so it is not
             // reused.
             UpstreamSide::Http1(upstream)
-                if request_done && upstream.keeps_open && self.ask.kind != RequestKind::Upgrade =>
+                if request_done
+                    && upstream.keeps_open
+                    && self.request.kind != RequestKind::Upgrade =>
             {
                 Some(upstream.wire)
             }

@@ -51,17 +51,17 @@ pub(crate) struct UpgradedConnection {
     pub(crate) head: Option<Box<[u8]>>,
 }
 
-/// Authorizes an open request again. Its head is in `open.kept` if the client's inbox no longer
-/// contains it.
+/// Authorizes an open request again. Its head is in `open.head_copy` if the client's inbox no
+/// longer contains it.
 pub(crate) fn reauthorize_request(
     worker: &Worker,
     open: &OngoingAuthorization<'_>,
-    ask: &RequestInfo,
+    request: &RequestInfo,
     client: &Http1Downstream,
 ) -> Result<(), AuthorizationInterrupt> {
     let head = match open.head_copy {
         Some(head) => head,
-        None if !ask.has_body() => client.wire.inbox.bytes(),
+        None if !request.has_body() => client.wire.inbox.bytes(),
         // The tenant got its first policies while the body was in transit, so the head was not
         // retained.
         None => return open.reauthorize_connection(worker),

@@ -718,10 +718,10 @@ async fn a_slow_client_stops_the_upstream() {
     let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
     let mut client = HttpClient::connect(fixture.web).await;
     client.send(GET).await;
-    let held = settled(&sent).await;
+    let taken = settled(&sent).await;
     assert!(
-        (1..BUFFERED_MAX).contains(&held),
-        "{held} bytes were taken for a client that reads nothing"
+        (1..BUFFERED_MAX).contains(&taken),
+        "{taken} bytes were taken for a client that reads nothing"
     );
 }
 
@@ -745,10 +745,10 @@ async fn a_slow_upstream_stops_the_client() {
             counted.fetch_add(part.len() as u64, Ordering::SeqCst);
         }
     });
-    let held = settled(&sent).await;
+    let taken = settled(&sent).await;
     assert!(
-        (1..BUFFERED_MAX).contains(&held),
-        "{held} bytes were taken for an upstream that reads nothing"
+        (1..BUFFERED_MAX).contains(&taken),
+        "{taken} bytes were taken for an upstream that reads nothing"
     );
 }
 

@@ -641,7 +641,7 @@ const CERTIFICATES_IN_BAD_SHAPE: &[Flight] = &[
     flight(
         "an extension that was not requested",
         |r, s| {
-            let entry = [vec24(&r.alice.chain[0]), extensions(&[(0xfafa, vec![1])])].concat();
+            let entry = [vec24(&r.alice.chain[0]), extensions(&[(GREASE, vec![1])])].concat();
             s.add_handshake_message(&message(CERTIFICATE, &[vec8(&[]), vec24(&entry)].concat()));
         },
         refused(Protocol, DECODE),

@@ -455,7 +455,7 @@ fn sizes() -> Vec<HostileCase> {
         ),
         hello(
             "a duplicate unknown extension",
-            |h| h.with(0xfafa, &[]).with(0xfafa, &[]),
+            |h| h.with(GREASE, &[]).with(GREASE, &[]),
             refused(Protocol, ILLEGAL),
         ),
         hello(
@@ -940,21 +940,21 @@ fn names_and_other_extensions() -> Vec<HostileCase> {
         ),
         hello(
             "raw public keys only",
-            |h| h.with(20, &[1, 2]),
+            |h| h.with(SERVER_CERTIFICATE_TYPE, &[1, 2]),
             refused(Protocol, FAILURE),
         ),
         hello(
             "raw public keys of clients only",
-            |h| h.with(19, &[1, 2]),
+            |h| h.with(CLIENT_CERTIFICATE_TYPE, &[1, 2]),
             refused(Protocol, FAILURE),
         ),
-        hello("parameters of QUIC", |h| h.with(57, &[1, 2, 3]), up()),
-        hello("certificate compression", |h| h.with(27, &[2, 0, 2]), up()),
+        hello("parameters of QUIC", |h| h.with(QUIC, &[1, 2, 3]), up()),
+        hello("compression", |h| h.with(COMPRESSION, &[2, 0, 2]), up()),
         hello(
             "an encrypted hello that cannot be decrypted",
             |h| {
                 h.with(
-                    0xfe0d,
+                    ENCRYPTED_HELLO,
                     &[&[0, 0, 1, 0, 1, 9][..], &vec16(&[8; 32]), &vec16(&[7; 100])].concat(),
                 )
             },
@@ -962,12 +962,12 @@ fn names_and_other_extensions() -> Vec<HostileCase> {
         ),
         hello(
             "a malformed encrypted hello",
-            |h| h.with(0xfe0d, &[0; 120]),
+            |h| h.with(ENCRYPTED_HELLO, &[0; 120]),
             refused(Protocol, DECODE),
         ),
         hello(
             "an extension overruns",
-            |h| h.with(GROUPS + 1, &[200, 0]),
+            |h| h.with(POINT_FORMATS, &[200, 0]),
             refused(Protocol, DECODE),
         ),
     ]

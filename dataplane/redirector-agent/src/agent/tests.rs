@@ -521,6 +521,8 @@ async fn moved_heads_are_reported_to_the_gateway_after_the_map_writes() {
         fixture.agent.dump()["orders"]["number"] == 2
     })
     .await;
+    // Versions 4 to 6 of the table have the replicas in turn as the head: first this one, which has
+    // number 2.
     let other = |up| replica("gw-1", 1, "250.1.0.2", up);
     fixture.apply(
         vec![
@@ -551,6 +553,7 @@ async fn moved_heads_are_reported_to_the_gateway_after_the_map_writes() {
         ],
         13,
     );
+    // One bit for each bucket: all of them move.
     let moved = HeadChange {
         left: u128::MAX,
         returned: 0,

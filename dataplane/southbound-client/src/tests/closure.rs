@@ -311,9 +311,9 @@ async fn resource_that_the_data_plane_cannot_use_closes_its_tenant_alone() {
     );
     let mut stream = controller.stream().await;
     for kind in SEALED {
-        let held = stream.receive().await.unwrap().initial_resource_versions;
-        assert!(!held.contains_key("alpha/shop/deny"), "{kind:?}");
-        assert!(kind != ResourceKind::Authorization || held.contains_key("beta/shop/deny"));
+        let initial = stream.receive().await.unwrap().initial_resource_versions;
+        assert!(!initial.contains_key("alpha/shop/deny"), "{kind:?}");
+        assert!(kind != ResourceKind::Authorization || initial.contains_key("beta/shop/deny"));
     }
     let nack = stream
         .exchange(response(

@@ -110,9 +110,9 @@ async fn a_reconnect_names_known_versions_and_changes_apply_once() {
     fixture.updates();
     let mut controller = controller.restart().await;
     let mut stream = controller.stream().await;
-    let held = stream.receive().await.unwrap().initial_resource_versions;
-    assert_eq!(held.len(), 2);
-    assert_eq!(held["alpha"], "v5");
+    let initial = stream.receive().await.unwrap().initial_resource_versions;
+    assert_eq!(initial.len(), 2);
+    assert_eq!(initial["alpha"], "v5");
     assert_eq!(
         stream.receive().await.unwrap().initial_resource_versions["alpha/shop/a"],
         "v5"

@@ -51,6 +51,7 @@ type ResponseCase = (
 );
 
 fn response_cases() -> Vec<ResponseCase> {
+    // The state before has generation 5.
     let edit = |change: fn(&mut DeltaDiscoveryResponse)| {
         let mut r = response(
             6,
@@ -170,6 +171,7 @@ fn bad_response_is_refused_whole_and_bad_resource_by_name() {
 
 #[test]
 fn good_responses_change_only_the_resources_they_name() {
+    // The number is the generation in which the resource came; the state has generation 5.
     let before = ["alpha/shop/a=v5", "alpha=v5", "beta=v5"];
     assert_eq!(names(&initial_state()), before);
     let cases = [
@@ -284,8 +286,8 @@ proptest! {
                     prop_assert_eq!((state.generation(), names(&state)), before);
                 }
             }
-            let held: Vec<_> = model.iter().map(|(n, v)| format!("{n}={v}")).collect();
-            prop_assert_eq!(names(&state), held);
+            let expected: Vec<_> = model.iter().map(|(n, v)| format!("{n}={v}")).collect();
+            prop_assert_eq!(names(&state), expected);
         }
     }
 }

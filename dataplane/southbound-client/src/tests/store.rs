@@ -25,16 +25,16 @@ fn text(store: u128) -> String {
 
 /// Receives the first requests and returns how many resources they name as present.
 async fn count_initial_resources(stream: &mut FakeStream, kinds: usize) -> usize {
-    let mut held = 0;
+    let mut count = 0;
     for _ in 0..kinds {
-        held += stream
+        count += stream
             .receive()
             .await
             .unwrap()
             .initial_resource_versions
             .len();
     }
-    held
+    count
 }
 
 /// Serves a complete state of the old store: alpha and beta, and alpha's service `a` with ID 1.

@@ -200,6 +200,7 @@ fn objects() -> Vec<Attack> {
         let taken = answer.as_ref().is_ok_and(|answer| answer.accepted);
         AttackOutcome::of(taken, answer.map(|answer| answer.diagnostics))
     };
+    // The control: beta writes an object that selects nothing, which it may.
     let harmless = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: harmless, namespace: default}\n\
                     spec: {selector: {matchLabels: {app: nobody}}, action: DENY, rules: [{}]}\n";
     let own = move |s: &AttackWorld| applied(s, "beta", harmless);

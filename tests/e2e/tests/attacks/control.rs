@@ -581,7 +581,7 @@ fn readable_pages() -> Vec<Attack> {
                     "http://localhost/config_dump",
                 ],
             )
-            .ok();
+            .expect_success();
         AttackOutcome::of(
             output.contains("alpha"),
             output.chars().take(100).collect::<String>(),
@@ -591,7 +591,7 @@ fn readable_pages() -> Vec<Attack> {
         let output = s
             .mesh
             .run(host, &["curl", "-sS", "http://127.0.0.1:15020/metrics"])
-            .ok();
+            .expect_success();
         AttackOutcome::of(
             output.contains("alpha"),
             output

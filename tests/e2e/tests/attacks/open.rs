@@ -136,6 +136,8 @@ fn at_the_replica() -> Vec<Attack> {
         )
     };
     let unknown_source = "what=\"drop_unknown_source\"";
+    // 102 is beta's VNI and 101 alpha's. Replicas accept tunnels from edges and other replicas
+    // only.
     vec![
         at(
             tunnelled(

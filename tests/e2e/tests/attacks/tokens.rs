@@ -22,7 +22,7 @@ fn token(setup: &AttackWorld, query: &str, claims: &str) -> String {
     setup
         .mesh
         .run("issuer", &["curl", "-sS", "-X", "POST", "-d", claims, &url])
-        .ok()
+        .expect_success()
 }
 
 fn with(setup: &AttackWorld, token: &str) -> AttackOutcome {

@@ -185,6 +185,7 @@ fn certificates_of_others() -> Vec<Attack> {
 
 /// Returns tunnels with a certificate of the wrong CA, and without any.
 fn certificates_of_nobody() -> Vec<Attack> {
+    // The last function of each attack is its control: the same tunnel with alpha's certificate.
     vec![
         refused(
             Attack::new(

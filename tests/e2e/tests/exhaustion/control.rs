@@ -34,7 +34,7 @@ fn open_connections(
 }
 
 /// Calls repeatedly from several threads until the time is over, and returns the number of calls.
-fn again(lasts: Duration, threads: usize, call: impl Fn() + Sync) -> u64 {
+fn call_repeatedly(lasts: Duration, threads: usize, call: impl Fn() + Sync) -> u64 {
     let ends = Instant::now() + lasts;
     let caller = || {
         let mut calls = 0;
@@ -59,7 +59,7 @@ fn calls(
     call: impl Fn(&ExhaustionWorld) + Send + Sync + 'static,
 ) -> ExhaustionCase {
     ExhaustionCase::new(name, tries_min, move |setup, lasts| {
-        again(lasts, threads, || call(setup))
+        call_repeatedly(lasts, threads, || call(setup))
     })
 }
 

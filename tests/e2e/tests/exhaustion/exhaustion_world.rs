@@ -107,7 +107,7 @@ impl ExhaustionWorld {
             else {
                 continue;
             };
-            let Some(mib) = host.pulse.pid.and_then(|pid| resident_mib(pid, "VmHWM:")) else {
+            let Some(mib) = host.process.pid.and_then(|pid| resident_mib(pid, "VmHWM:")) else {
                 continue;
             };
             let peak = peaks
@@ -133,7 +133,7 @@ impl ExhaustionWorld {
                 .world
                 .host(name)
                 .ok()
-                .and_then(|host| host.pulse.pid);
+                .and_then(|host| host.process.pid);
             // Writing to a `String` cannot fail.
             let _ = write!(
                 text,

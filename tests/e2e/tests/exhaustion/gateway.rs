@@ -54,6 +54,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
             Hold::Bytes(half_hello())
         }),
         open_connections("a TLS hello byte by byte", MANY / 3, || {
+            // One byte in 300 ms makes a hello of ten bytes last three seconds.
             Hold::Drip(half_hello(), Duration::from_millis(300))
         }),
         open_connections("bytes that are no TLS", MANY / 3, || {

@@ -121,7 +121,7 @@ struct FullLimit {
 
 impl FullLimit {
     /// Returns how many holders were refused or gave way so far.
-    fn given_way(self, mesh: &Mesh) -> u64 {
+    fn refusals(self, mesh: &Mesh) -> u64 {
         let label = format!("limit=\"{}\"", self.name);
         let families = ["canal_share_refused_total", "canal_share_revoked_total"];
         families
@@ -190,12 +190,12 @@ fn ten_tenants_at_a_limit_at_once_leave_some_of_it_to_an_eleventh() {
     let exhaust =
         |host: &str, to: SocketAddr, hold: Hold<'_>, limit: FullLimit, served: &dyn Fn()| {
             // A refusal, or an old connection that gave way, shows that the limit is reached.
-            let before = limit.given_way(&mesh);
+            let before = limit.refusals(&mesh);
             beside(&mesh, host, to, &hold, || {
                 until(
                     deadline(FLOOD_LASTS),
                     &format!("{} is full", limit.name),
-                    || limit.given_way(&mesh) > before,
+                    || limit.refusals(&mesh) > before,
                 );
                 // Several times, because one success could meet a moment with free capacity.
                 (0..5).for_each(|_| served());
@@ -203,7 +203,7 @@ fn ten_tenants_at_a_limit_at_once_leave_some_of_it_to_an_eleventh() {
             println!(
                 "{}: {} gave way or were refused",
                 limit.name,
-                limit.given_way(&mesh) - before
+                limit.refusals(&mesh) - before
             );
         };
     let of_gateway = |name| FullLimit {

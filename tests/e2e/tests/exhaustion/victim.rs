@@ -114,6 +114,7 @@ pub(super) fn assert_served(setup: &ExhaustionWorld, attack: &str) {
         (&20.into(), &0.into()),
         "{attack}: beta's requests: {report}"
     );
+    // Each of these is a handshake, of which an unoptimized build makes few.
     let (credential, web) = (setup.member("beta", "client"), setup.web("beta"));
     for _ in 0..3 {
         let opened = tunnel(

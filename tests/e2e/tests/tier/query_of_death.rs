@@ -140,7 +140,7 @@ pub(super) fn loads_beside<'a>(
             (
                 &s.name,
                 table,
-                patient_load(s.client, s.n, &["-r", "25", "-c", "4"]),
+                start_load(s.client, s.n, &["-r", "25", "-c", "4"]),
             )
         })
         .collect()

@@ -20,7 +20,7 @@ use socket2::{Domain, Socket, Type};
 use crate::lab::LabNetns;
 
 /// Maximum time of an answer of the stack on a quiet machine.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const STACK_TIMEOUT: Duration = Duration::from_secs(5);
 /// More than all histories leave half open: with a full list the kernel would respond with cookies.
 const BACKLOG: i32 = 4096;
 
@@ -175,7 +175,9 @@ impl Host {
             match self.listener.accept() {
                 Ok((socket, from)) => {
                     let from = from.as_socket().unwrap();
-                    socket.set_read_timeout(Some(deadline(PATIENCE))).unwrap();
+                    socket
+                        .set_read_timeout(Some(deadline(STACK_TIMEOUT)))
+                        .unwrap();
                     self.accepted.insert(
                         SocketAddr::new(from.ip().to_canonical(), from.port()),
                         socket,
@@ -183,7 +185,7 @@ impl Host {
                 }
                 Err(e)
                     if e.kind() == ErrorKind::WouldBlock
-                        && asked.elapsed() < deadline(PATIENCE) =>
+                        && asked.elapsed() < deadline(STACK_TIMEOUT) =>
                 {
                     std::thread::sleep(Duration::from_micros(100))
                 }

@@ -61,7 +61,7 @@ impl Exchange<'_> {
     fn admit_interim(&mut self, status: u16, bytes: usize) -> Result<bool, ProxyError> {
         let repeated = self.record.interim.count(bytes, status == 100)?;
         // HTTP/1.0 has no interim responses.
-        Ok(!repeated && self.ask.client_protocol != ClientProtocol::Http10)
+        Ok(!repeated && self.request.client_protocol != ClientProtocol::Http10)
     }
 
     fn poll_http1_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
@@ -73,7 +73,7 @@ impl Exchange<'_> {
                 match upstream.head.parse(
                     upstream.wire.inbox.bytes(),
                     self.worker.h1_limits(),
-                    self.ask.kind,
+                    self.request.kind,
                 ) {
                     Err(refusal) => {
                         return Poll::Ready(Err(ProxyError::UpstreamProtocol(refusal.name())));
@@ -196,7 +196,7 @@ impl Exchange<'_> {
         let framing = view.framing();
         *keeps_open = view.keep_alive() && !*has_stray_body;
         self.upgrade = view.is_tunnel();
-        let to = heads::framing_to_1(framing, self.ask.client_protocol);
+        let to = heads::framing_to_1(framing, self.request.client_protocol);
         let edits = heads::response_edits(self.response_headers);
         match &mut self.downstream {
             DownstreamSide::Http1(client) => {
@@ -212,7 +212,7 @@ impl Exchange<'_> {
                     persistence: if self.upgrade {
                         Default::default()
                     } else {
-                        self.ask.client_protocol.persistence(keep)
+                        self.request.client_protocol.persistence(keep)
                     },
                     upgrade: view.upgrade(),
                     ..ForwardOptions::default()
@@ -248,7 +248,7 @@ impl Exchange<'_> {
     /// Returns whether the client's connection stays open, as far as that is known when the
     /// response begins.
     fn keeps_client(&self) -> bool {
-        self.ask.keep_alive && !self.record.keeps_no_client()
+        self.request.keep_alive && !self.record.keeps_no_client()
     }
 
     fn poll_http2_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
@@ -324,7 +324,7 @@ impl Exchange<'_> {
         }
         // A body that the status or HEAD forbids is dropped, and its stream is reset. An HTTP/1.1
         // client would take it for the next response.
-        let has_no_body = matches!(status, 204 | 304) || self.ask.kind == RequestKind::Head;
+        let has_no_body = matches!(status, 204 | 304) || self.request.kind == RequestKind::Head;
         let ended = body.is_end_stream() || has_no_body;
         if status == 204 {
             parts.headers.remove(CONTENT_LENGTH);
@@ -334,7 +334,7 @@ impl Exchange<'_> {
         self.record.grpc_status = grpc_status;
         match &mut self.downstream {
             DownstreamSide::Http1(client) => {
-                let framing = heads::framing_of_answer(self.ask, &parts, ended);
+                let framing = heads::framing_of_answer(self.request, &parts, ended);
                 // The connection stays open only if the request is complete or its upload continues
                 // after this response.
                 let goes_on = status < 400 && !ended && !self.upload_cut;
@@ -346,7 +346,7 @@ impl Exchange<'_> {
                 let outgoing = ForwardOptions {
                     edits: &edits,
                     framing,
-                    persistence: self.ask.client_protocol.persistence(keep),
+                    persistence: self.request.client_protocol.persistence(keep),
                     ..ForwardOptions::default()
                 };
                 let into = client.wire.outbox.head();
