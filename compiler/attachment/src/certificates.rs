@@ -119,6 +119,7 @@ impl<'a> CertificateIndex<'a> {
         let mut first_fault = None;
         for (at, reference) in references.iter().enumerate() {
             match self.find(kind, namespace, reference, certificates) {
+                // A certificate that is named twice is sent once.
                 Ok(key) if named.contains(&key) => {}
                 Ok(key) => named.push(key),
                 Err(found) => {

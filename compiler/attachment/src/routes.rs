@@ -292,11 +292,13 @@ impl<'a> RouteAttachments<'a> {
         listener: usize,
         placed: &PlacedListener,
     ) -> Result<AddResult, AttachStop> {
+        // Another parent of the route has named the listener already.
         if self.attached.contains(&(&gateway.service, listener)) {
             return Ok(AddResult::Added);
         }
         let own = placed.listener.host.as_ref();
         let hosts: Vec<Option<HostMatch>> = if self.route.hostnames.is_empty() {
+            // A route without hostnames has all hosts of the listener.
             vec![None]
         } else {
             self.charge(self.hosts.len())?;

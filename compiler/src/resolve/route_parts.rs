@@ -140,6 +140,7 @@ pub(super) fn yield_to_grpc(
                 problem,
                 fix,
             );
+            // Ports that no GRPCRoute names stay with this route.
             parents.extend(kept.into_iter().map(|port| {
                 let service = parent.service.clone();
                 let port = Some(port);

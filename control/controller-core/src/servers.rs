@@ -122,6 +122,7 @@ pub(crate) fn spawn(
         (admin, AdminEndpoint::Admin),
         (metrics, AdminEndpoint::Metrics),
     ] {
+        // Both listeners are optional; the Unix socket is always served.
         if let Some(listener) = listener {
             tasks.spawn(admin_server::serve(
                 AdminAcceptor::Tcp(listener),

@@ -243,6 +243,7 @@ mod tests {
         let edges = queries
             .query_edges(&alpha, client, az.clone(), (ServiceId::new(7).unwrap(), 80))
             .unwrap();
+        // Only the edges of the AZ that has the session are queried.
         let sent = queries.of_edges(&az);
         assert_eq!((sent.len(), sent[0].service, sent[0].port), (1, 7, 80));
         assert!(queries.of_edges(&"az2".parse().unwrap()).is_empty());

@@ -148,6 +148,7 @@ impl TableInputs<'_> {
         let service = PlannedService {
             key: demand.key.clone(),
             vni: demand.vni,
+            // Numbers begin at 1, so 0 stands for a service without an address.
             number: number.copied().unwrap_or(0),
             network: self.ingress.networks.get(&id).cloned(),
             placement,

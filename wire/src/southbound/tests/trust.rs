@@ -782,6 +782,7 @@ fn check_broken_terminations(all: &[Resource]) {
 
 /// Checks that broken entitlements are refused.
 fn check_broken_entitlements(all: &[Resource]) {
+    // `trust` returns the entitlement of a node sixth.
     let Resource::Entitlement(entitlement) = &all[5] else {
         unreachable!()
     };
