@@ -13,6 +13,7 @@ pub mod istio;
 pub mod istio_security;
 pub mod kubernetes;
 pub mod listeners;
+pub mod load_balancing;
 mod metadata;
 pub mod secret;
 

@@ -9,5 +9,6 @@ mod generated;
 mod guarded;
 mod ingress;
 mod limits;
+mod load_balancers;
 mod shares;
 mod weights;
