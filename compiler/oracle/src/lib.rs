@@ -10,3 +10,4 @@ pub mod cors;
 pub mod faults;
 pub mod filters;
 pub mod load_balancing;
+pub mod mirrors;

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{ServiceKey, TenantName};
 use canal_model::load_balancing::{
     ConsistentHash, HASH_ENTRIES_PER_SERVICE_MAX, HashCookie, HashKey, HashTableKind,
@@ -115,13 +116,14 @@ impl WrittenSettings<'_> {
 
     fn warn(
         &self,
+        code: Code,
         field: &str,
         problem: impl Into<String>,
         fix: &str,
         report: &mut DiagnosticCollector,
     ) {
         let field = format!("{}{field}", self.field());
-        report.warning(self.policy.rule.document, field, problem, fix);
+        report.warning(code, self.policy.rule.document, field, problem, fix);
     }
 
     /// Returns the load balancer. Settings that Istio refuses are an error, and mean the default.
@@ -140,7 +142,8 @@ impl WrittenSettings<'_> {
                 "",
                 "simple and consistentHash exclude each other",
                 "remove one of them",
-            )),
+            )
+            .with_code(Code::ConflictingFields)),
         };
         resolved.unwrap_or_else(|issue| {
             let field = match issue.field.as_str() {
@@ -148,7 +151,13 @@ impl WrittenSettings<'_> {
                 below => format!("{}.{below}", self.field()),
             };
             let problem = format!("{}; the default is used, LEAST_REQUEST", issue.problem);
-            report.error(self.policy.rule.document, field, problem, issue.fix);
+            report.error(
+                issue.code,
+                self.policy.rule.document,
+                field,
+                problem,
+                issue.fix,
+            );
             LoadBalancer::default()
         })
     }
@@ -164,6 +173,7 @@ impl WrittenSettings<'_> {
             "" | "UNSPECIFIED" | "LEAST_REQUEST" | "LEAST_CONN" => Ok(LoadBalancer::LeastRequest),
             "PASSTHROUGH" => {
                 self.warn(
+                    Code::IgnoredField,
                     ".simple",
                     "going to the address that the client dialled is not supported in this version; LEAST_REQUEST is used",
                     "write another load balancer, or let clients dial the pods",
@@ -216,6 +226,7 @@ impl<'a> ServicePolicies<'a> {
                         spec.host, older.rule.object.metadata.name
                     );
                     report.warning(
+                        Code::ConflictingFields,
                         rule.document,
                         "spec.trafficPolicy",
                         problem,
@@ -272,6 +283,7 @@ impl<'a> ServicePolicies<'a> {
             own.name
         );
         report.warning(
+            Code::ConflictingFields,
             policy.rule.document,
             policy.field(),
             problem,
@@ -299,6 +311,7 @@ impl<'a> ServicePolicies<'a> {
                     None => "the settings name no port".to_owned(),
                 };
                 report.warning(
+                    Code::IneffectiveField,
                     document,
                     field,
                     problem,
@@ -375,6 +388,7 @@ impl ServiceLimits<'_> {
                 "the service has more than {LOAD_BALANCERS_PER_SERVICE_MAX} load balancers, one for each port and subset; the rest have the default, LEAST_REQUEST"
             );
             written.warn(
+                Code::LimitExceeded,
                 "",
                 problem,
                 "write fewer subsets, or split the service",
@@ -400,6 +414,7 @@ impl ServiceLimits<'_> {
                 "the hash tables of the service have more than {HASH_ENTRIES_PER_SERVICE_MAX} entries; the default is used, LEAST_REQUEST"
             );
             written.warn(
+                Code::LimitExceeded,
                 ".consistentHash",
                 problem,
                 "write a smaller ring or table, or hash for fewer ports and subsets",
@@ -409,6 +424,7 @@ impl ServiceLimits<'_> {
         }
         if !self.budget.take_route_table(bytes(hash.table)) {
             written.warn(
+                Code::LimitExceeded,
                 ".consistentHash",
                 "the hash table exceeds the tenant's share routeTableBytes; the default is used, LEAST_REQUEST",
                 "write a smaller ring or table, or ask the provider for a larger share",
@@ -489,7 +505,8 @@ fn hash_table(written: &ConsistentHashLb) -> Result<HashTableKind, FieldIssue> {
                 "consistentHash",
                 "ringHash and maglev exclude each other",
                 "remove one of them",
-            ));
+            )
+            .with_code(Code::ConflictingFields));
         }
         (None, Some(maglev)) => HashTableKind::Maglev {
             size: size(maglev.table_size, MAGLEV_SIZE_DEFAULT),

@@ -20,6 +20,7 @@ mod route_effects;
 mod route_faults;
 mod route_fields;
 mod route_filters;
+mod route_mirrors;
 mod route_parts;
 mod service;
 mod subset;
@@ -138,7 +139,7 @@ pub(crate) fn resolve(
                 input,
                 tenant,
                 &corpus,
-                (&services, &workloads),
+                (&services, &workloads, &ingress),
                 budget,
                 report,
             )
@@ -198,7 +199,7 @@ fn security(
     input: &CompileInput<'_>,
     tenant: &Tenant,
     corpus: &TenantObjects<'_>,
-    (services, workloads): (&BTreeMap<ServiceKey, Service>, &[Workload]),
+    (services, workloads, ingress): (&BTreeMap<ServiceKey, Service>, &[Workload], &Ingress),
     budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
 ) -> Security {
@@ -212,9 +213,13 @@ fn security(
     );
     let authorizers =
         policy::authorizer::resolve(input.tenant, &corpus.external_authorizers, services, report);
+    let targets = policy::PolicyTargets {
+        services,
+        listeners: &ingress.listeners,
+    };
     let known = policy::authorization::PolicyReferences {
         tenant,
-        services,
+        targets,
         authorizers: &authorizers,
     };
     // Policies are checked against the paths that exist, and Terminations change what is observed.
@@ -233,7 +238,7 @@ fn security(
     let authentications = policy::authentication::resolve(
         input.tenant,
         &corpus.request_authentications,
-        services,
+        targets,
         (&mut sets, budget),
         report,
     );

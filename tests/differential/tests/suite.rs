@@ -10,5 +10,6 @@ mod guarded;
 mod ingress;
 mod limits;
 mod load_balancers;
+mod mirrors;
 mod shares;
 mod weights;

@@ -23,6 +23,7 @@ mod interim;
 mod lifecycle;
 mod limits;
 mod load_balancers;
+mod mirrors;
 mod observability;
 mod paths;
 mod policies;
