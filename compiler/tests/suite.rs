@@ -5,6 +5,7 @@ mod budget;
 mod golden;
 mod host_matches;
 mod limits;
+mod load_balancers;
 mod parsed_tenant;
 mod policy_limits;
 mod properties;

@@ -13,6 +13,7 @@ pub mod identity;
 pub mod ids;
 pub mod ingress;
 pub mod limits;
+pub mod load_balancing;
 pub mod plan;
 pub mod policy;
 pub mod principal;

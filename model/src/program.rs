@@ -14,6 +14,7 @@ use crate::ids::{
     AzName, BackendName, Namespace, NodeName, ObjectName, ReplicaName, ReplicaNumber, SecretKey,
     ServiceAccount, ServiceId, ServiceKey, TenantName, TrustDomain, Vni,
 };
+use crate::load_balancing::{LoadBalancer, PortLoadBalancer};
 use crate::request_fraction::RequestFraction;
 use crate::route_attempts::AttemptPolicy;
 use crate::route_cors::CorsPolicy;
@@ -278,6 +279,18 @@ pub struct Service {
     pub ports: Vec<ServicePort>,
     pub upstream_pool: UpstreamPool,
     pub policy_paths: PolicyPaths,
+    /// Load balancers that differ from the default, each port and subset once. There are at most
+    /// [`crate::load_balancing::LOAD_BALANCERS_PER_SERVICE_MAX`] of them.
+    pub load_balancers: Vec<PortLoadBalancer>,
+}
+
+impl Service {
+    /// Returns the load balancer of a port and subset.
+    pub fn load_balancer(&self, port: u16, subset: &Labels) -> LoadBalancer {
+        let mut all = self.load_balancers.iter();
+        let found = all.find(|it| it.port == port && it.subset == *subset);
+        found.map(|it| it.load_balancer.clone()).unwrap_or_default()
+    }
 }
 
 /// The paths that a gateway lets policies compare; it answers 400 to all others, because the

@@ -71,6 +71,7 @@ mod tests {
             ports: vec![],
             upstream_pool: Default::default(),
             policy_paths: Default::default(),
+            load_balancers: Vec::new(),
         };
         let matching = |place: u32| HttpMatch {
             precedence: Precedence {

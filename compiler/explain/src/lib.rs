@@ -30,6 +30,7 @@ use canal_oracle::authorization::{
     decide, hits, is_for, is_for_answers, peer_mode, policy_path,
 };
 
+mod balancing;
 mod policy_trace;
 mod token_facts;
 
@@ -300,7 +301,10 @@ fn decide_route(ir: &Ir, journey: &RequestDescription) -> (String, Vec<BackendTa
 
 /// Explains a request to a tenant's service.
 pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
-    let (route, targets, is_answered) = decide_route(ir, journey);
+    let (mut route, targets, is_answered) = decide_route(ir, journey);
+    if !journey.direct {
+        route += &balancing::text(ir, &targets);
+    }
     let path = path(ir, journey);
     let is_direct = journey.direct || path.as_ref().is_some_and(PortPath::is_direct);
     // Only a path that an earlier target refused has refusals to show.

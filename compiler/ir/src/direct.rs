@@ -198,10 +198,17 @@ impl<'a> TargetPorts<'a> {
             .iter()
             .filter(|t| t.service.as_ref().is_none_or(|of| of == key))
             .map(PortRule::Throttle);
+        let load_balancers = service
+            .service
+            .load_balancers
+            .iter()
+            .filter(|it| it.port == port.port && it.subset.is_empty())
+            .map(PortRule::LoadBalancer);
         for rule in std::iter::once(protocol)
             .chain(routes)
             .chain(terminations)
             .chain(throttles)
+            .chain(load_balancers)
         {
             self.target
                 .refusal(&rule)

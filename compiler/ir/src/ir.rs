@@ -118,6 +118,9 @@ impl fmt::Display for Ir {
         }
         for service in self.services.values() {
             writeln!(f, "\n{}", text::service(&service.service))?;
+            for line in text::load_balancers(&service.service) {
+                writeln!(f, "{line}")?;
+            }
             for port in &service.service.ports {
                 writeln!(f, "  {}", text::port(port))?;
                 let mut end = "the service";

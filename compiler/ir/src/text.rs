@@ -3,9 +3,10 @@
 
 use std::fmt::Display;
 
+use canal_model::load_balancing::{HashKey, HashTableKind, LoadBalancer, PortLoadBalancer};
 use canal_model::program::{
     AppProtocol, Backend, BackendTarget, DirectAudience, DirectEndpoint, GatewayAddress,
-    GatewayReplica, HostMatch, HttpMatch, IngressGateway, ListenerCertificate, Node,
+    GatewayReplica, HostMatch, HttpMatch, IngressGateway, Labels, ListenerCertificate, Node,
     OutboundTrafficPolicy, PathMatch, PolicyPaths, RateLimit, Replica, Resource, RouteAction,
     RouteKey, RouteMirror, RouteObject, RouteRule, Service, ServicePort, Tenant, TextMatch,
     Throttle, TunnelProtocol, UpstreamPool, ValueMatch, Workload,
@@ -28,6 +29,7 @@ pub fn resource(resource: &Resource) -> String {
         Resource::Service(it) => [
             vec![service(it)],
             it.ports.iter().map(|p| format!("  {}", port(p))).collect(),
+            load_balancers(it),
         ]
         .concat()
         .join("\n"),
@@ -227,6 +229,49 @@ pub fn service(service: &Service) -> String {
         service.hostname,
         list(&service.vips)
     )
+}
+
+/// Formats the load balancers of a service, one per line.
+pub fn load_balancers(service: &Service) -> Vec<String> {
+    let line = |it: &PortLoadBalancer| {
+        let subset = subset_suffix(&it.subset);
+        format!(
+            "  balance {}{subset}: {}",
+            it.port,
+            load_balancer(&it.load_balancer)
+        )
+    };
+    service.load_balancers.iter().map(line).collect()
+}
+
+pub fn load_balancer(it: &LoadBalancer) -> String {
+    let hash = match it {
+        LoadBalancer::LeastRequest => return "least request".to_owned(),
+        LoadBalancer::RoundRobin => return "round robin".to_owned(),
+        LoadBalancer::Random => return "random".to_owned(),
+        LoadBalancer::ConsistentHash(hash) => hash,
+    };
+    let key = match &hash.key {
+        HashKey::Header(name) => format!("header {name}"),
+        HashKey::Cookie(cookie) => {
+            let path = if cookie.path.is_empty() {
+                String::new()
+            } else {
+                format!(" path {}", cookie.path)
+            };
+            let ttl = cookie
+                .ttl_seconds
+                .map(|ttl| format!(" generated for {ttl}s"));
+            format!("cookie {}{path}{}", cookie.name, ttl.unwrap_or_default())
+        }
+        HashKey::SourceIp => "source address".to_owned(),
+        HashKey::QueryParameter(name) => format!("query parameter {name}"),
+    };
+    let table = match hash.table {
+        HashTableKind::Ring { size_min } => format!("ring of {size_min}"),
+        HashTableKind::Maglev { size } => format!("maglev of {size}"),
+    };
+    format!("hash of {key}, {table}")
 }
 
 pub fn port(port: &ServicePort) -> String {
@@ -594,6 +639,16 @@ fn path_change(path: Option<&PathRewrite>) -> String {
     }
 }
 
+/// Formats the labels of a subset behind what it is a subset of; empty without labels.
+pub fn subset_suffix(subset: &Labels) -> String {
+    let labels: Vec<String> = subset.iter().map(|(k, v)| format!("{k}={v}")).collect();
+    if labels.is_empty() {
+        String::new()
+    } else {
+        format!(" with {}", labels.join(","))
+    }
+}
+
 fn backend(backend: &Backend) -> String {
     let weight = backend.weight;
     match &backend.target {
@@ -602,12 +657,7 @@ fn backend(backend: &Backend) -> String {
             port,
             subset,
         } => {
-            let labels: Vec<String> = subset.iter().map(|(k, v)| format!("{k}={v}")).collect();
-            let subset = if labels.is_empty() {
-                String::new()
-            } else {
-                format!(" with {}", labels.join(","))
-            };
+            let subset = subset_suffix(subset);
             format!(
                 "{weight} {}/{}:{port}{subset}",
                 service.namespace, service.name

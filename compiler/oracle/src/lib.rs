@@ -9,4 +9,5 @@ pub mod authorization;
 pub mod cors;
 pub mod faults;
 pub mod filters;
+pub mod load_balancing;
 pub mod mirrors;

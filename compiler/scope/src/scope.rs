@@ -191,6 +191,7 @@ mod tests {
                 ports: vec![],
                 upstream_pool: Default::default(),
                 policy_paths: Default::default(),
+                load_balancers: Vec::new(),
             }),
             Resource::Node(Node {
                 tenant: tenant.clone(),

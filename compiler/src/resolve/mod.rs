@@ -9,6 +9,7 @@ mod gateway_replica;
 mod grpc_route;
 mod http_route;
 mod ingress;
+mod load_balancer;
 mod manual_endpoints;
 mod node;
 mod policy;
@@ -112,6 +113,13 @@ pub(crate) fn resolve(
         .is_some_and(|it| !it.gateway_cidrs.is_empty());
     let destinations = (&services, is_on_tier);
     let (mut rules, mut ingress) = routes(input, &corpus, destinations, budget, report);
+    load_balancer::resolve(
+        input.tenant,
+        &corpus.destination_rules,
+        &mut services,
+        budget,
+        report,
+    );
     if budget.is_exceeded() {
         // The remaining stages multiply these lists, and their result is not used.
         (workloads, rules, ingress) = Default::default();

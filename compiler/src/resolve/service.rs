@@ -85,6 +85,7 @@ pub(crate) fn resolve(
                 ports,
                 upstream_pool,
                 policy_paths,
+                load_balancers: Vec::new(),
             },
         );
     }

@@ -131,6 +131,7 @@ fn add_own(
             ports: Vec::new(),
             upstream_pool: UpstreamPool::default(),
             policy_paths: Default::default(),
+            load_balancers: Vec::new(),
         },
     );
 }

@@ -4,8 +4,12 @@
 //! A field in no table is unknown and refused too: ignoring a filter or a condition would allow
 //! traffic that its author wanted to stop.
 
+mod destination_rule;
+
 use canal_model::policy::ObjectKind;
 use canal_yaml::tree::{YamlNode, YamlValue};
+
+use destination_rule::DESTINATION_RULE;
 
 /// Treatment of a field that the object's type does not have.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,6 +45,8 @@ enum Harmless {
     LeftOut,
     /// Left out if the function holds for the value, else refused.
     LeftOutIf(fn(&YamlNode) -> bool),
+    /// Harmless if the function holds for the value, else refused.
+    If(fn(&YamlNode) -> bool),
     /// Harmless if the value is this text, this `true`/`false`, a list of only this text, or empty.
     When(&'static str),
 }
@@ -385,61 +391,6 @@ const VIRTUAL_SERVICE: [KnownField; 16] = [
     ),
 ];
 
-const TRAFFIC_POLICY: &str = "load balancing, connection pools, outlier detection and TLS settings are not supported in this version";
-
-const DESTINATION_RULE: [KnownField; 4] = [
-    left_out_if(
-        "spec.trafficPolicy",
-        is_about_quality,
-        TRAFFIC_POLICY,
-        KEEP_OR_REMOVE,
-    ),
-    left_out_if(
-        "spec.subsets[].trafficPolicy",
-        is_about_quality,
-        TRAFFIC_POLICY,
-        KEEP_OR_REMOVE,
-    ),
-    unless(
-        "spec.exportTo",
-        "*",
-        "a limited audience is not supported in this version",
-        "remove the field",
-    ),
-    never(
-        "spec.workloadSelector",
-        "rules for some clients only are not supported in this version",
-        REMOVE,
-    ),
-];
-
-/// Parts of a traffic policy without which requests still go where they should.
-const QUALITY_FIELDS: [&str; 5] = [
-    "loadBalancer",
-    "connectionPool",
-    "outlierDetection",
-    "retryBudget",
-    "port",
-];
-
-/// Returns true if the traffic policy only says how requests are spread, limited and retried. Its
-/// TLS settings may only say what the mesh does anyway.
-fn is_about_quality(policy: &YamlNode) -> bool {
-    let YamlValue::Map(entries) = &policy.value else {
-        return false;
-    };
-    entries
-        .iter()
-        .all(|(key, value)| match (key.name.as_str(), &value.value) {
-            ("tls", YamlValue::Map(settings)) => {
-                value.field("mode").and_then(YamlNode::text) == Some("ISTIO_MUTUAL")
-                    && settings.len() == 1
-            }
-            ("portLevelSettings", YamlValue::List(ports)) => ports.iter().all(is_about_quality),
-            (name, _) => QUALITY_FIELDS.contains(&name),
-        })
-}
-
 const AUTHORIZATION_POLICY: [KnownField; 1] = [never(
     "spec.selector.matchExpressions",
     "workloads can be selected only by equality of labels",
@@ -527,6 +478,7 @@ pub(crate) fn classify_field(
         ObjectKind::AuthorizationPolicy => &AUTHORIZATION_POLICY,
         ObjectKind::RequestAuthentication => &REQUEST_AUTHENTICATION,
     };
+    let pattern = destination_rule::pattern_in_table(kind, pattern);
     let Some(entry) = entries
         .iter()
         .chain(&METADATA)
@@ -538,6 +490,7 @@ pub(crate) fn classify_field(
         Harmless::When(wanted) if value.is_some_and(|value| has_only_value(value, wanted)) => {
             FieldVerdict::Noise
         }
+        Harmless::If(is_harmless) if value.is_some_and(is_harmless) => FieldVerdict::Noise,
         // An empty list configures nothing, so it cannot be misunderstood.
         Harmless::Never | Harmless::LeftOutIf(_) if value.is_some_and(is_empty_list) => {
             FieldVerdict::Noise
@@ -552,7 +505,7 @@ pub(crate) fn classify_field(
             problem: entry.problem,
             fix: entry.fix,
         },
-        Harmless::When(_) | Harmless::Never => FieldVerdict::Refused {
+        Harmless::When(_) | Harmless::If(_) | Harmless::Never => FieldVerdict::Refused {
             problem: entry.problem,
             fix: entry.fix,
         },
@@ -680,31 +633,6 @@ mod tests {
                 "VirtualService spec.http[].match[].sourceLabels {a: b}",
                 false,
             ),
-            (
-                "DestinationRule spec.trafficPolicy {loadBalancer: {simple: RANDOM}}",
-                true,
-            ),
-            (
-                "DestinationRule spec.trafficPolicy {tls: {mode: ISTIO_MUTUAL}}",
-                true,
-            ),
-            (
-                "DestinationRule spec.trafficPolicy {tls: {mode: SIMPLE}}",
-                false,
-            ),
-            (
-                "DestinationRule spec.trafficPolicy {tls: {mode: ISTIO_MUTUAL, sni: a}}",
-                false,
-            ),
-            (
-                "DestinationRule spec.trafficPolicy {portLevelSettings: [{port: {number: 80}, connectionPool: {}}]}",
-                true,
-            ),
-            (
-                "DestinationRule spec.subsets[].trafficPolicy {portLevelSettings: [{tls: {mode: MUTUAL}}]}",
-                false,
-            ),
-            ("DestinationRule spec.trafficPolicy {tunnel: {}}", false),
             ("Service spec.publishNotReadyAddresses true", true),
         ] {
             let mut parts = line.splitn(3, ' ');

@@ -33,8 +33,8 @@ use super::policies::TenantPolicies;
 use super::routes::CompiledRoutes;
 use super::throttle::RequestThrottle;
 use super::{
-    Endpoint, EndpointSet, EndpointSetId, FilterChain, PortView, ServiceNames, ServiceView,
-    ShardedMap, Snapshot, TenantTls, TenantView, WorkloadLabels, WorkloadView,
+    Endpoint, EndpointSet, EndpointSetId, FilterChain, LoadBalancing, PortView, ServiceNames,
+    ServiceView, ShardedMap, Snapshot, TenantTls, TenantView, WorkloadLabels, WorkloadView,
 };
 
 /// Returns the credential for a tenant's gateway identity whose certificate also has a service's
@@ -313,6 +313,7 @@ impl SnapshotBuilder {
             ports: ports.into_iter().map(port).collect(),
             upstream_pool: Default::default(),
             policy_paths: Default::default(),
+            load_balancers: Vec::new(),
         };
         let state = self.state(&gateway.key);
         // Listeners that did not change are not compiled again.
@@ -532,7 +533,8 @@ impl SnapshotBuilder {
         for key in &touched.members {
             let slots: Vec<_> = self.state(key).slots.clone();
             for (port, subset, slot) in slots {
-                let set = self.make_set(key, port, &subset);
+                let before = self.snapshot.sets.get(slot).cloned();
+                let set = self.make_set(key, port, &subset, before.as_deref());
                 self.snapshot.sets.replace(slot, set);
             }
         }
@@ -645,23 +647,28 @@ impl SnapshotBuilder {
         {
             return *slot;
         }
-        let set = self.make_set(key, port, subset);
+        let set = self.make_set(key, port, subset, None);
         let slot = self.snapshot.sets.push(set);
         self.state(key).slots.push((port, subset.clone(), slot));
         slot
     }
 
-    fn make_set(&mut self, key: &ServiceKey, port: u16, subset: &Labels) -> EndpointSet {
+    /// Makes an endpoint set that takes the place of `before`.
+    fn make_set(
+        &mut self,
+        key: &ServiceKey,
+        port: u16,
+        subset: &Labels,
+        before: Option<&EndpointSet>,
+    ) -> EndpointSet {
         self.last_id += 1;
         let id = self.last_id;
         let state = self.services.entry_ref(key).or_default();
         let service = state.service.as_ref();
-        let hostname = service.map_or_else(
-            || format!("{}.{}.svc.cluster.local", key.name, key.namespace),
-            |s| s.hostname.to_ascii_lowercase(),
-        );
+        let hostname = hostname_of(key, service);
         let pool = service.map(|s| s.upstream_pool).unwrap_or_default();
         let policy_paths = service.map(|s| s.policy_paths).unwrap_or_default();
+        let policy = service.map(|s| s.load_balancer(port, subset));
         let known_port = service.and_then(|s| s.ports.iter().find(|p| p.port == port));
         let policies = self.policies.get(&key.tenant);
         let mut endpoints = Vec::new();
@@ -731,6 +738,7 @@ impl SnapshotBuilder {
                     .iter()
                     .filter_map(|endpoint| endpoint.guard.as_deref()),
             ),
+            load_balancing: LoadBalancing::build(policy.unwrap_or_default(), &endpoints, before),
             endpoints: endpoints.into(),
         }
     }
@@ -802,6 +810,14 @@ impl SnapshotBuilder {
     pub fn route_faults(&self) -> usize {
         self.faults.values().sum()
     }
+}
+
+/// Returns the host name of a service, also of one that is not stored.
+fn hostname_of(key: &ServiceKey, service: Option<&Service>) -> String {
+    service.map_or_else(
+        || format!("{}.{}.svc.cluster.local", key.name, key.namespace),
+        |service| service.hostname.to_ascii_lowercase(),
+    )
 }
 
 #[cfg(test)]

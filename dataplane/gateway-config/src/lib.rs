@@ -11,8 +11,10 @@
 
 mod build;
 mod filter_chain;
+mod hash_table;
 pub mod jwt;
 mod listeners;
+mod load_balancing;
 mod mutations;
 mod policies;
 mod route_answers;
@@ -50,6 +52,8 @@ use hashbrown::HashMap;
 
 pub use build::{ServiceCertificateFn, SnapshotBuilder};
 pub use filter_chain::FilterChain;
+pub use hash_table::hash_of;
+pub use load_balancing::{GeneratedCookie, HashBalancer, LoadBalancing, hash_of_request};
 pub use mutations::{RequestMutations, is_spelling_of};
 pub use policies::{DestinationPolicy, TenantPolicies};
 pub use route_answers::AnsweredRequest;
@@ -295,6 +299,7 @@ pub struct EndpointSet {
     pub exists: bool,
     /// Filters that the endpoints' policies require.
     pub filters: FilterChain,
+    pub load_balancing: LoadBalancing,
     pub endpoints: Box<[Endpoint]>,
 }
 

@@ -4,6 +4,9 @@
 use std::sync::Arc;
 
 use canal_model::ids::{Generation, ServiceId, ServiceKey, Vni};
+use canal_model::load_balancing::{
+    ConsistentHash, HashKey, HashTableKind, LoadBalancer, PortLoadBalancer,
+};
 use canal_model::program::*;
 use canal_router::RoutableRequest;
 
@@ -11,8 +14,33 @@ use crate::{EndpointSet, SnapshotBuilder};
 
 /// Returns a set of `endpoints` endpoints, for tests of the endpoint selection.
 pub fn set_of(endpoints: usize) -> EndpointSet {
+    set_with(endpoints, Vec::new())
+}
+
+/// Returns a set of `endpoints` endpoints whose load balancer hashes the client's address.
+pub fn hashing_set_of(endpoints: usize) -> EndpointSet {
+    let hash = ConsistentHash {
+        key: HashKey::SourceIp,
+        table: HashTableKind::Ring { size_min: 1024 },
+    };
+    let load_balancer = PortLoadBalancer {
+        port: 80,
+        subset: Labels::new(),
+        load_balancer: LoadBalancer::ConsistentHash(Box::new(hash)),
+    };
+    set_with(endpoints, vec![load_balancer])
+}
+
+fn set_with(endpoints: usize, load_balancers: Vec<PortLoadBalancer>) -> EndpointSet {
     let mut builder = SnapshotBuilder::new("gw", None, None);
-    let mut all = vec![service("s", &[80])];
+    let Resource::Service(own) = &*service("s", &[80]) else {
+        unreachable!("it is a service")
+    };
+    let own = Service {
+        load_balancers,
+        ..own.clone()
+    };
+    let mut all = vec![Arc::new(Resource::Service(own))];
     all.extend((0..endpoints).map(|n| workload(&format!("w-{n}"), n as u8, "s")));
     let snapshot = builder.apply(&all, &[], Generation(1));
     let port = snapshot
@@ -33,6 +61,7 @@ pub fn set_of(endpoints: usize) -> EndpointSet {
         policy_paths: set.policy_paths,
         exists: true,
         filters: set.filters,
+        load_balancing: set.load_balancing.clone(),
         endpoints: set.endpoints.clone(),
     }
 }
@@ -113,6 +142,7 @@ pub fn service(name: &str, ports: &[u16]) -> Arc<Resource> {
             .collect(),
         upstream_pool: Default::default(),
         policy_paths: Default::default(),
+        load_balancers: Vec::new(),
     }))
 }
 

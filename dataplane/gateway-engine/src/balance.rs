@@ -1,13 +1,16 @@
 //! Phase *balance*: selects the endpoint of a set that gets the request.
 //!
-//! It takes the less busy of two random endpoints (Mitzenmacher, "The Power of Two Choices").
-//! Recently failed endpoints are skipped, and near ones are preferred if configured. The decision
+//! Without a load balancer of its own, a set has the default: the less busy of two random endpoints
+//! (Mitzenmacher, "The Power of Two Choices"). Recently failed endpoints are skipped. Near ones are
+//! preferred if configured, except by hashes, for which all replicas must agree. The decision
 //! depends only on the arguments, which include the random numbers. Start with [`endpoint`].
 
 use std::net::IpAddr;
 use std::rc::Rc;
 
+use canal_gateway_config::{HashBalancer, LoadBalancing};
 use canal_gateway_http::proxy_error::ProxyError;
+use canal_model::load_balancing::HashKey;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
@@ -16,20 +19,34 @@ use crate::endpoints::{EndpointSetState, SelectedEndpoint};
 /// Positions of the endpoints that a request has already tried.
 pub(crate) type TriedEndpoints = SmallVec<[usize; 3]>;
 
-/// Selects an endpoint for a client with this address; `None` stands for the gateway itself. Counts
-/// the endpoint as busy until the selection is dropped.
+/// Most entries of a hash table that are looked at for one request.
+const HASH_ENTRIES_MAX: usize = 64;
+
+/// Selects an endpoint for a client with this address; `None` stands for the gateway itself. `hash`
+/// returns the hash of the part of the request that a key names. Counts the endpoint as busy until
+/// the selection is dropped.
 pub(crate) fn endpoint(
     view: &Rc<EndpointSetState>,
     tried: &TriedEndpoints,
     client: Option<IpAddr>,
     now: Instant,
     mut random: impl FnMut() -> u64,
+    hash: impl FnOnce(&HashKey) -> Option<u64>,
 ) -> Result<SelectedEndpoint, ProxyError> {
     if !view.set.exists {
         return Err(ProxyError::NoService);
     }
-    decide(view, tried, now, &mut random)
-        .map(|at| SelectedEndpoint::new(view, at, client))
+    let at = match &view.set.load_balancing {
+        LoadBalancing::LeastRequest => decide(view, tried, now, &mut random),
+        LoadBalancing::RoundRobin => in_turn(view, tried, now, &mut random),
+        LoadBalancing::Random => any(view, tried, now, &mut random),
+        LoadBalancing::ConsistentHash(balancer) => {
+            // As in Envoy, a request without a hash goes to a random endpoint.
+            let hash = hash(&balancer.key).unwrap_or_else(random);
+            hashed(view, tried, now, balancer, hash)
+        }
+    };
+    at.map(|at| SelectedEndpoint::new(view, at, client))
         .ok_or(ProxyError::NoEndpoint)
 }
 
@@ -82,6 +99,77 @@ fn among(
         .or_else(|| (0..len).map(&place).filter(usable).min_by_key(busy))
 }
 
+/// The usable endpoint that is next in turn.
+#[inline(never)]
+fn in_turn(
+    view: &EndpointSetState,
+    tried: &TriedEndpoints,
+    now: Instant,
+    random: &mut impl FnMut() -> u64,
+) -> Option<usize> {
+    let all = view.states.len();
+    let is_usable = |at: &usize| !tried.contains(at) && !view.states[*at].is_ejected(now);
+    // Workers that all began at the first endpoint would meet there.
+    let turn = view.turn.get().unwrap_or_else(|| below(random(), all));
+    let turn = if turn < all { turn } else { 0 };
+    let (before, from) = view
+        .near
+        .split_at(view.near.partition_point(|at| (*at as usize) < turn));
+    let mut near = from.iter().chain(before).map(|at| *at as usize);
+    let at = near
+        .find(is_usable)
+        .or_else(|| (turn..all).chain(0..turn).find(is_usable))
+        .or((all > 0).then_some(turn))?;
+    view.turn.set(Some(at + 1));
+    Some(at)
+}
+
+/// A random usable endpoint.
+#[inline(never)]
+fn any(
+    view: &EndpointSetState,
+    tried: &TriedEndpoints,
+    now: Instant,
+    random: &mut impl FnMut() -> u64,
+) -> Option<usize> {
+    let all = view.states.len();
+    let is_usable = |at: &usize| !tried.contains(at) && !view.states[*at].is_ejected(now);
+    let mut select = |len: usize, place: &dyn Fn(usize) -> usize| {
+        if len == 0 {
+            return None;
+        }
+        let at = place(below(random(), len));
+        Some(at).filter(is_usable).or_else(|| {
+            let usable: Vec<usize> = (0..len).map(place).filter(is_usable).collect();
+            usable.get(below(random(), usable.len())).copied()
+        })
+    };
+    select(view.near.len(), &|n| view.near[n] as usize)
+        .or_else(|| select(all, &|n| n))
+        .or_else(|| (all > 0).then(|| below(random(), all)))
+}
+
+/// The first usable endpoint in the table's order for the hash. If none is usable, the first one,
+/// because other replicas select it too.
+#[inline(never)]
+fn hashed(
+    view: &EndpointSetState,
+    tried: &TriedEndpoints,
+    now: Instant,
+    balancer: &HashBalancer,
+    hash: u64,
+) -> Option<usize> {
+    let is_usable = |at: &usize| !tried.contains(at) && !view.states[*at].is_ejected(now);
+    let first = balancer.positions(hash).next()?;
+    let mut found = balancer.positions(hash).take(HASH_ENTRIES_MAX);
+    found.find(is_usable).or_else(|| {
+        // Nearly all endpoints are ejected. Each worker for which the same ones are selects the same.
+        let usable: Vec<usize> = (0..view.states.len()).filter(is_usable).collect();
+        let at = usable.get(below(hash, usable.len())).copied();
+        at.or(Some(first))
+    })
+}
+
 /// Maps a random number to a uniform number below `n`, without division.
 fn below(random: u64, n: usize) -> usize {
     ((u128::from(random) * n as u128) >> 64) as usize
@@ -91,7 +179,8 @@ fn below(random: u64, n: usize) -> usize {
 mod tests {
     use super::*;
     use crate::endpoints::Upstreams;
-    use canal_gateway_config::testing::set_of;
+    use canal_gateway_config::hash_of;
+    use canal_gateway_config::testing::{hashing_set_of, set_of};
     use std::time::Duration;
 
     fn view(endpoints: usize) -> Rc<EndpointSetState> {
@@ -101,8 +190,8 @@ mod tests {
     fn numbers() -> impl FnMut() -> u64 {
         let mut n = 0u64;
         move || {
-            n = n.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            n ^ (n >> 29)
+            n += 1;
+            hash_of(&n.to_le_bytes())
         }
     }
 
@@ -110,13 +199,21 @@ mod tests {
     fn no_endpoint_is_an_error_and_a_single_one_is_always_selected() {
         let now = Instant::now();
         assert_eq!(
-            endpoint(&view(0), &TriedEndpoints::new(), None, now, numbers()).unwrap_err(),
+            endpoint(
+                &view(0),
+                &TriedEndpoints::new(),
+                None,
+                now,
+                numbers(),
+                |_| None
+            )
+            .unwrap_err(),
             ProxyError::NoEndpoint
         );
         let one = view(1);
         one.states[0].failed(now, Duration::from_secs(1));
         assert_eq!(
-            endpoint(&one, &TriedEndpoints::new(), None, now, numbers())
+            endpoint(&one, &TriedEndpoints::new(), None, now, numbers(), |_| None)
                 .unwrap()
                 .at,
             0
@@ -127,7 +224,17 @@ mod tests {
     fn load_spreads_and_stays_even() {
         let (view, now, mut random) = (view(5), Instant::now(), numbers());
         let held: Vec<SelectedEndpoint> = (0..1000)
-            .map(|_| endpoint(&view, &TriedEndpoints::new(), None, now, &mut random).unwrap())
+            .map(|_| {
+                endpoint(
+                    &view,
+                    &TriedEndpoints::new(),
+                    None,
+                    now,
+                    &mut random,
+                    |_| None,
+                )
+                .unwrap()
+            })
             .collect();
         for state in &view.states {
             assert!(
@@ -147,18 +254,26 @@ mod tests {
         let tried: TriedEndpoints = [1].into_iter().collect();
         for _ in 0..100 {
             assert_eq!(
-                endpoint(&view, &tried, None, now, &mut random).unwrap().at,
+                endpoint(&view, &tried, None, now, &mut random, |_| None)
+                    .unwrap()
+                    .at,
                 2
             );
         }
         let all: TriedEndpoints = [1, 2].into_iter().collect();
-        assert!(endpoint(&view, &all, None, now, &mut random).is_ok());
+        assert!(endpoint(&view, &all, None, now, &mut random, |_| None).is_ok());
         let later = now + Duration::from_secs(2);
         assert!((0..100).any(|_| {
-            endpoint(&view, &TriedEndpoints::new(), None, later, &mut random)
-                .unwrap()
-                .at
-                == 0
+            endpoint(
+                &view,
+                &TriedEndpoints::new(),
+                None,
+                later,
+                &mut random,
+                |_| None,
+            )
+            .unwrap()
+            .at == 0
         }));
     }
 
@@ -171,14 +286,22 @@ mod tests {
             states,
             near: vec![1, 2],
             budget: Rc::default(),
+            turn: Default::default(),
         });
         let (now, mut random) = (Instant::now(), numbers());
         for _ in 0..50 {
             assert!(
                 [1, 2].contains(
-                    &endpoint(&view, &TriedEndpoints::new(), None, now, &mut random)
-                        .unwrap()
-                        .at
+                    &endpoint(
+                        &view,
+                        &TriedEndpoints::new(),
+                        None,
+                        now,
+                        &mut random,
+                        |_| None
+                    )
+                    .unwrap()
+                    .at
                 )
             );
         }
@@ -187,11 +310,149 @@ mod tests {
         for _ in 0..50 {
             assert!(
                 [0, 3].contains(
-                    &endpoint(&view, &TriedEndpoints::new(), None, now, &mut random)
-                        .unwrap()
-                        .at
+                    &endpoint(
+                        &view,
+                        &TriedEndpoints::new(),
+                        None,
+                        now,
+                        &mut random,
+                        |_| None
+                    )
+                    .unwrap()
+                    .at
                 )
             );
         }
+    }
+
+    fn view_with(endpoints: usize, load_balancing: LoadBalancing) -> Rc<EndpointSetState> {
+        let mut set = set_of(endpoints);
+        set.load_balancing = load_balancing;
+        Upstreams::default().direct(set, 0)
+    }
+
+    /// Selects endpoints for this number of requests that do not overlap.
+    fn selected(
+        view: &Rc<EndpointSetState>,
+        requests: usize,
+        tried: &TriedEndpoints,
+        now: Instant,
+    ) -> Vec<usize> {
+        let mut random = numbers();
+        (0..requests)
+            .map(|_| {
+                let selected = endpoint(view, tried, None, now, &mut random, |_| None);
+                selected.unwrap().at
+            })
+            .collect()
+    }
+
+    #[test]
+    fn endpoints_in_turn_get_the_same_number_and_skip_those_that_failed() {
+        let (view, now) = (view_with(5, LoadBalancing::RoundRobin), Instant::now());
+        let all = selected(&view, 50, &TriedEndpoints::new(), now);
+        for pair in all.windows(2) {
+            assert_eq!((pair[0] + 1) % 5, pair[1], "{all:?}");
+        }
+        view.states[2].failed(now, Duration::from_secs(1));
+        let without = selected(&view, 40, &TriedEndpoints::new(), now);
+        for at in [0, 1, 3, 4] {
+            assert_eq!(without.iter().filter(|it| **it == at).count(), 10);
+        }
+        let tried: TriedEndpoints = [0, 1, 3].into_iter().collect();
+        assert_eq!(selected(&view, 3, &tried, now), [4, 4, 4]);
+        view.states[4].failed(now, Duration::from_secs(1));
+        let any = selected(&view, 5, &tried, now);
+        assert_eq!(
+            any.len(),
+            5,
+            "all failed or were tried, and one is better than none"
+        );
+    }
+
+    #[test]
+    fn near_endpoints_take_turns_before_others() {
+        let base = view_with(4, LoadBalancing::RoundRobin);
+        let near = |near: Vec<u32>| {
+            Rc::new(EndpointSetState {
+                set: base.set.clone(),
+                states: base.states.clone(),
+                near,
+                budget: Rc::default(),
+                turn: Default::default(),
+            })
+        };
+        let (view, now) = (near(vec![1, 3]), Instant::now());
+        let all = selected(&view, 20, &TriedEndpoints::new(), now);
+        assert_eq!(all.iter().filter(|at| **at == 1).count(), 10);
+        assert_eq!(all.iter().filter(|at| **at == 3).count(), 10);
+        view.states[1].failed(now, Duration::from_secs(1));
+        view.states[3].failed(now, Duration::from_secs(1));
+        let far = selected(&view, 20, &TriedEndpoints::new(), now);
+        assert_eq!(far.iter().filter(|at| **at == 0).count(), 10);
+    }
+
+    #[test]
+    fn random_endpoints_ignore_load_and_skip_those_that_failed() {
+        let (view, now) = (view_with(4, LoadBalancing::Random), Instant::now());
+        view.states[0].in_flight.set(1000);
+        view.states[3].failed(now, Duration::from_secs(1));
+        let all = selected(&view, 3000, &TriedEndpoints::new(), now);
+        for at in [0, 1, 2] {
+            let count = all.iter().filter(|it| **it == at).count();
+            assert!((800..=1200).contains(&count), "{at}: {count}");
+        }
+        view.states[0].in_flight.set(0);
+        let empty = view_with(0, LoadBalancing::Random);
+        let none = endpoint(&empty, &TriedEndpoints::new(), None, now, numbers(), |_| {
+            None
+        });
+        assert_eq!(none.unwrap_err(), ProxyError::NoEndpoint);
+    }
+
+    #[test]
+    fn hashes_keep_their_endpoint_and_move_only_if_it_failed() {
+        let now = Instant::now();
+        let workers = [(); 2].map(|()| hashing(10));
+        let select = |view: &Rc<EndpointSetState>, hash: u64, now| {
+            let tried = TriedEndpoints::new();
+            let selected = endpoint(view, &tried, None, now, numbers(), |_| Some(hash));
+            selected.unwrap().at
+        };
+        let hashes: Vec<u64> = (0..500u64).map(|n| hash_of(&n.to_le_bytes())).collect();
+        let owners = |view, now| hashes.iter().map(|hash| select(view, *hash, now)).collect();
+        let before: Vec<usize> = owners(&workers[0], now);
+        let other: Vec<usize> = owners(&workers[1], now);
+        assert_eq!(before, other, "workers agree");
+        workers[0].states[4].failed(now, Duration::from_secs(1));
+        let during: Vec<usize> = owners(&workers[0], now);
+        for (before, during) in before.iter().zip(&during) {
+            assert!(*during != 4 && (before == during || *before == 4));
+        }
+        let later: Vec<usize> = owners(&workers[0], now + Duration::from_secs(2));
+        assert_eq!(later, before);
+        // If every endpoint failed, each hash stays where other replicas send it.
+        workers[0].states.iter().for_each(|state| {
+            state.failed(now, Duration::from_secs(1));
+        });
+        let all_failed: Vec<usize> = owners(&workers[0], now);
+        assert_eq!(all_failed, before);
+        workers[0].states[7].succeeded();
+        let one_left: Vec<usize> = owners(&workers[0], now);
+        assert!(one_left.iter().all(|at| *at == 7));
+    }
+
+    #[test]
+    fn requests_without_a_hash_go_to_random_endpoints() {
+        let (view, now) = (hashing(4), Instant::now());
+        let all = selected(&view, 2000, &TriedEndpoints::new(), now);
+        for at in 0..4 {
+            assert!(all.iter().filter(|it| **it == at).count() > 200, "{at}");
+        }
+    }
+
+    /// Returns the view of a set of endpoints whose load balancer hashes.
+    fn hashing(endpoints: usize) -> Rc<EndpointSetState> {
+        Upstreams::default().direct(hashing_set_of(endpoints), 0)
     }
 }

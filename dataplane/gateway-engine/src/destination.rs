@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use canal_authorization::PolicyDestination;
 use canal_gateway_config::{
-    DestinationPolicy, Endpoint, EndpointSet, FilterChain, RequestThrottle, ServiceView, Snapshot,
-    TenantView, WorkloadView,
+    DestinationPolicy, Endpoint, EndpointSet, FilterChain, LoadBalancing, RequestThrottle,
+    ServiceView, Snapshot, TenantView, WorkloadView,
 };
 use canal_hbone::ConnectAuthority;
 use canal_model::ids::ServiceKey;
@@ -199,6 +199,7 @@ impl ResolvedDestination {
                 .unwrap_or_default(),
             exists: true,
             filters: FilterChain::of_policies(guard.as_deref()),
+            load_balancing: LoadBalancing::default(),
             endpoints: [Endpoint {
                 id,
                 workload: workload.clone(),

@@ -171,6 +171,9 @@ pub(crate) struct EndpointSetState {
     pub(crate) near: Vec<u32>,
     /// Requests and retries in progress; a changed set keeps those of the set before.
     pub(crate) budget: Rc<RetryBudget>,
+    /// Position of the next endpoint in turn; `None` before the first request, which begins at a
+    /// random one.
+    pub(crate) turn: Cell<Option<usize>>,
 }
 
 /// An endpoint selected for a request, counted as busy until dropped.
@@ -245,14 +248,17 @@ impl Upstreams {
         slot: EndpointSetId,
     ) -> Option<Rc<EndpointSetState>> {
         let set = snapshot.set(slot)?;
-        let mut budget = None;
+        let (mut budget, mut turn) = (None, None);
         if let Some(view) = self.views.borrow().get(&slot) {
             if view.set.id == set.id {
                 return Some(view.clone());
             }
             budget = Some(view.budget.clone());
+            turn = view.turn.get();
         }
-        let view = Rc::new(self.look_up(set, budget.unwrap_or_default()));
+        let view = self.look_up(set, budget.unwrap_or_default());
+        view.turn.set(turn);
+        let view = Rc::new(view);
         self.views.borrow_mut().insert(slot, view.clone());
         Some(view)
     }
@@ -280,6 +286,7 @@ impl Upstreams {
             states,
             near,
             budget,
+            turn: Cell::default(),
         }
     }
 
@@ -302,6 +309,7 @@ impl Upstreams {
             states,
             near: Vec::new(),
             budget: Rc::default(),
+            turn: Cell::default(),
         })
     }
 

@@ -19,7 +19,8 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use canal_gateway_config::{
-    AnsweredRequest, DestinationPolicy, MatchedFilters, RequestMutations, RouteReply, jwt,
+    AnsweredRequest, DestinationPolicy, GeneratedCookie, MatchedFilters, RequestMutations,
+    RouteReply, hash_of_request, jwt,
 };
 use canal_gateway_http::head::{ClientProtocol, FullRequest, RequestInfo, ValidatedHttp2Request};
 use canal_gateway_http::heads;
@@ -28,8 +29,9 @@ use canal_gateway_io::body::Http1Io;
 use canal_h1::RequestKind;
 use canal_hbone::CloseReport;
 use canal_model::authorization::Authorizer;
+use canal_model::load_balancing::HashKey;
 use canal_model::program::{AppProtocol, UpstreamPool};
-use canal_model::route_filters::UrlScheme;
+use canal_model::route_filters::{HeaderModifier, UrlScheme};
 use canal_router::{RoutableRequest, routing_path};
 use h2::client::SendRequest;
 use http::HeaderMap;
@@ -107,6 +109,32 @@ fn decide_mutations<'a, R: FullRequest>(
     changes
         .map(Some)
         .ok_or(ProxyError::UnsafePath("rewritten_dot_segment"))
+}
+
+/// Returns the hash of the part of a request that the key names; `None` if there is none. If the
+/// request lacks a cookie that the gateway generates, the response gets it.
+#[inline(never)]
+fn hash_of<R: RoutableRequest>(
+    key: &HashKey,
+    session: &ClientSession,
+    routed: &RoutedRequest,
+    request: &R,
+    response_headers: &mut Option<Box<HeaderModifier>>,
+) -> Option<u64> {
+    let hash = hash_of_request(key, &session.client_ip, request);
+    let HashKey::Cookie(cookie) = key else {
+        return hash;
+    };
+    hash.or_else(|| {
+        let hostname = routed.resolved.hostname().unwrap_or_default();
+        let connection = format!("{}{hostname}", session.client);
+        let GeneratedCookie { hash, set_cookie } = GeneratedCookie::new(cookie, &connection)?;
+        let of_rule = routed.response_headers(None).cloned();
+        let mut changes = Box::new(of_rule.unwrap_or_default());
+        changes.add.push(("set-cookie".to_owned(), set_cookie));
+        *response_headers = Some(changes);
+        Some(hash)
+    })
 }
 
 /// The client's side of a request, in one HTTP version.
@@ -226,7 +254,10 @@ pub(crate) struct RequestState {
     verification: jwt::VerificationBudget,
     /// Value of `x-forwarded-client-cert`, if that header is configured and the client proved an
     /// identity.
-    client_cert: Option<String>,
+    client_cert: Option<Box<str>>,
+    /// Changes of the response's headers, if the gateway generated a cookie for the load balancer:
+    /// the rule's, and the cookie.
+    response_headers: Option<Box<HeaderModifier>>,
     /// Timeouts and retries that the rule asks for; `None` for nearly all requests.
     limits: Option<Box<AttemptLimits>>,
 }
@@ -247,6 +278,7 @@ impl RequestState {
             body: None,
             verification: jwt::VerificationBudget::default(),
             client_cert: None,
+            response_headers: None,
             limits: None,
         }
     }
@@ -630,7 +662,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         let shows_client =
             worker.shared.config.forwarded.client_cert && session.principal.principal.is_some();
         self.state.client_cert =
-            shows_client.then(|| format!("URI={}", session.principal.spiffe_id()));
+            shows_client.then(|| format!("URI={}", session.principal.spiffe_id()).into());
         self.client.prepare(&mut self.state);
         if routed.filters.limits_attempts() {
             let is_bodyless = self.client.is_complete(&self.state.info);
@@ -668,15 +700,18 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             session,
             info,
             record,
+            response_headers,
             ..
         } = &mut self.state;
         let view = &routed.view;
+        let client = &self.client;
         let mut selected = balance::endpoint(
             view,
             tried,
             Some(session.client.ip()),
             worker.clock.now(),
             || worker.random(),
+            |key| hash_of(key, session, routed, &client.head().0, response_headers),
         )?;
         selected.client = is_single(view.set.pool, info).then(|| session.pool_client());
         record.target = Some((view.clone(), Some(selected.at)));
@@ -742,6 +777,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             info,
             record,
             limits,
+            response_headers,
             ..
         } = &mut self.state;
         // The head has ended an HTTP/2 stream, but an HTTP/1.1 head is still in the outbox.
@@ -750,15 +786,11 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         let open =
             OngoingAuthorization::new(session, &selected, routed.version, head.copy, head.http2);
         let mut exchange = Exchange::new(worker, info, record, front, back, sent, open);
-        exchange.apply_rule(routed.response_headers(), copies);
+        exchange.apply_rule(routed.response_headers(response_headers.as_deref()), copies);
         if let Some(limits) = limits {
             exchange.limit_attempts(limits, !has_begun && !is_complete);
         }
-        if let Some(suspended) = suspended {
-            exchange.resume(suspended);
-        } else if let Some(replayed) = replayed {
-            exchange.replay(replayed);
-        }
+        exchange.continue_from(suspended, replayed);
         let outcome = exchange.run().await;
         match outcome {
             ExchangeOutcome::Failed {

@@ -8,12 +8,13 @@ use std::pin::pin;
 use std::rc::Rc;
 
 use bytes::Bytes;
-use canal_gateway_config::jwt;
+use canal_gateway_config::{hash_of, jwt};
 use canal_gateway_http::proxy_error::{ProxyError, ResponseFlag};
 use canal_gateway_io::buffer::Inbox;
 use canal_gateway_io::io::Io;
 use canal_gateway_limits::tenant_usage::TenantUsage;
 use canal_hbone::IncomingConnect;
+use canal_model::load_balancing::HashKey;
 use canal_net::copy::{self, CopyEnd, CopySide, Meter, Prefixed};
 use canal_wire::hbone::{STATUS_DENIED, STATUS_UNAVAILABLE};
 use http::HeaderMap;
@@ -170,6 +171,8 @@ impl ClientTraffic for RelayedConnection {
             Some(client),
             worker.clock.now(),
             || worker.random(),
+            // Other keys are parts of HTTP requests.
+            |key| (*key == HashKey::SourceIp).then(|| hash_of(self.session.client_ip.as_bytes())),
         )?;
         self.target = Some((routed.view.clone(), Some(selected.at)));
         Ok(selected)

@@ -79,11 +79,14 @@ impl RoutedRequest {
         }
     }
 
-    /// Returns the changes that the rule's filters make of the response's headers, if any.
-    pub(crate) fn response_headers(&self) -> Option<&HeaderModifier> {
-        self.matched
-            .as_deref()
-            .and_then(MatchedFilters::response_headers)
+    /// Returns the changes that are made of the response's headers, if any: those of the request's
+    /// `own`, else those of the rule's filters.
+    pub(crate) fn response_headers<'h>(
+        &'h self,
+        own: Option<&'h HeaderModifier>,
+    ) -> Option<&'h HeaderModifier> {
+        let of_rule = || self.matched.as_deref()?.response_headers();
+        own.or_else(of_rule)
     }
 }
 

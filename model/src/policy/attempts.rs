@@ -71,6 +71,24 @@ impl TryFrom<String> for IstioDuration {
     }
 }
 
+/// A duration in Go's form that may be zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct GoDuration(pub Duration);
+
+impl TryFrom<String> for GoDuration {
+    type Error = IdError;
+
+    fn try_from(text: String) -> Result<Self, IdError> {
+        let nanoseconds = go_duration(&text).ok_or_else(|| IdError::Form {
+            what: "time",
+            value: text.chars().take(40).collect(),
+            form: "0s, 1h, 1m or 1.5s",
+        })?;
+        Ok(Self(Duration::from_nanos(nanoseconds)))
+    }
+}
+
 const NANOSECONDS_PER_MILLISECOND: u64 = 1_000_000;
 
 /// Units of Go's `time.ParseDuration`, with their nanoseconds. A unit precedes its own beginnings.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer};
 use super::attempts::{HttpRetry, IstioDuration};
 use super::cors::CorsPolicy;
 use super::faults::{HttpFaultInjection, Percent};
+use super::load_balancing::TrafficPolicy;
 use super::mirrors::HttpMirrorPolicy;
 use super::{Metadata, gateway_api};
 use crate::program::Labels;
@@ -184,16 +185,21 @@ pub struct DestinationRule {
 
 /// The content of `spec:` in a DestinationRule.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct DestinationRuleSpec {
     pub host: String,
+    #[serde(default)]
+    pub traffic_policy: Option<TrafficPolicy>,
     #[serde(default)]
     pub subsets: Vec<Subset>,
 }
 
 /// A named subset of a service's workloads.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub struct Subset {
     pub name: String,
     pub labels: Labels,
+    /// Settings of the subset; each takes the place of the service's.
+    pub traffic_policy: Option<TrafficPolicy>,
 }

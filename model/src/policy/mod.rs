@@ -14,6 +14,7 @@ pub mod istio;
 pub mod istio_security;
 pub mod kubernetes;
 pub mod listeners;
+pub mod load_balancing;
 mod metadata;
 pub mod mirrors;
 pub mod secret;

@@ -9,6 +9,7 @@ mod generated;
 mod guarded;
 mod ingress;
 mod limits;
+mod load_balancers;
 mod mirrors;
 mod shares;
 mod weights;

@@ -260,9 +260,11 @@ fn destination_rule() -> Object {
     let subset = |version: &str| istio::Subset {
         name: version.to_owned(),
         labels: Labels::from([("version".to_owned(), version.to_owned())]),
+        traffic_policy: None,
     };
     let spec = istio::DestinationRuleSpec {
         host: "web".to_owned(),
+        traffic_policy: None,
         subsets: vec![subset("v1"), subset("v2")],
     };
     Object::DestinationRule(istio::DestinationRule {

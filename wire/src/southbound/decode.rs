@@ -12,8 +12,8 @@ use canal_model::share::{ShareFormatError, Shares};
 use ipnet::IpNet;
 
 use super::{
-    ResourceDecodeError, decode_trust, route_answers, route_attempts, route_cors, route_faults,
-    route_filters, route_mirrors,
+    ResourceDecodeError, decode_trust, load_balancers, route_answers, route_attempts, route_cors,
+    route_faults, route_filters, route_mirrors,
 };
 use crate::program as w;
 
@@ -180,6 +180,7 @@ pub(super) fn service(name: &str, s: w::Service) -> Result<p::Service, ResourceD
     Ok(p::Service {
         upstream_pool,
         policy_paths,
+        load_balancers: load_balancers::decode(&at, &s.load_balancers)?,
         vips: at.addresses("vips", &s.vips)?,
         id: ServiceId::new(s.id).or_else(|e| at.err("id", e))?,
         ports,

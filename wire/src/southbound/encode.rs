@@ -103,6 +103,7 @@ impl From<&p::Service> for w::Service {
                 .collect(),
             upstream_pool: upstream_pool(s.upstream_pool).into(),
             policy_paths: policy_paths(s.policy_paths).into(),
+            load_balancers: s.load_balancers.iter().map(Into::into).collect(),
         }
     }
 }

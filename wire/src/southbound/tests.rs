@@ -249,6 +249,7 @@ fn parents() -> Vec<Resource> {
             }],
             upstream_pool: p::UpstreamPool::PerClient,
             policy_paths: p::PolicyPaths::Legacy,
+            load_balancers: super::load_balancers::samples(),
         }),
         Resource::Ingress(super::ingress::sample()),
         Resource::ListenerCertificate(super::listener_certificate::sample()),

@@ -64,6 +64,7 @@ impl RuleTarget for NodeRuleTarget {
                     .any(|rate| *rate != RateLimit::default());
                 limits.then(|| RefusalReason::Throttle(throttle.service.clone()))
             }
+            PortRule::LoadBalancer(_) => Some(RefusalReason::LoadBalancer),
             PortRule::Authorization(policy) => authorization_refusal(policy),
             PortRule::Authentication(policy) => {
                 Some(RefusalReason::RequestAuthentication(policy.key.clone()))

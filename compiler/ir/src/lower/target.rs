@@ -14,6 +14,7 @@ use std::fmt;
 
 use canal_model::authorization::{Attribute, Authentication, Authorization, PolicyKey};
 use canal_model::ids::ServiceKey;
+use canal_model::load_balancing::PortLoadBalancer;
 use canal_model::program::{AppProtocol, RouteKey, RouteRule, Throttle, Workload};
 use canal_model::trust::Termination;
 
@@ -68,6 +69,8 @@ pub enum PortRule<'a> {
     Termination(&'a Termination),
     /// Sessions, packets or requests are limited.
     Throttle(&'a Throttle),
+    /// Endpoints are selected by this load balancer, which is not the default.
+    LoadBalancer(&'a PortLoadBalancer),
     /// Connections or requests are authorized.
     Authorization(&'a Authorization),
     /// Tokens of requests are verified.
@@ -105,6 +108,8 @@ pub enum RefusalReason {
     Termination,
     /// A Throttle limits the service, or the whole tenant (`None`).
     Throttle(Option<ServiceKey>),
+    /// A DestinationRule sets a load balancer.
+    LoadBalancer,
     /// The node of this workload runs no proxy.
     Proxyless(String),
     /// The policy depends on an attribute that the target does not observe.
@@ -152,6 +157,9 @@ impl fmt::Display for RefusalReason {
                 service.namespace, service.name
             ),
             RefusalReason::Throttle(None) => f.write_str("a Throttle limits the whole tenant"),
+            RefusalReason::LoadBalancer => {
+                f.write_str("a DestinationRule sets a load balancer, which a node does not have")
+            }
             RefusalReason::Proxyless(workload) => write!(f, "the node of {workload} runs no proxy"),
             RefusalReason::Attribute(policy, attribute) => {
                 write!(

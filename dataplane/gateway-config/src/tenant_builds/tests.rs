@@ -28,6 +28,7 @@ fn service(tenant: &str, name: &str) -> Arc<Resource> {
         }],
         upstream_pool: Default::default(),
         policy_paths: Default::default(),
+        load_balancers: Vec::new(),
     }))
 }
 

@@ -175,6 +175,8 @@ fn find(
         None,
         worker.clock.now(),
         || worker.random(),
+        // Hashes keep a client at an endpoint; a check has no client.
+        |_| None,
     )
     .map_err(|_| "authorizer_no_endpoint")?;
     Ok((

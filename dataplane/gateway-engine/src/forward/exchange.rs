@@ -305,8 +305,22 @@ impl<'a> Exchange<'a> {
         self.limits = Some(limits);
     }
 
+    /// Continues from what the attempt before left, if it left anything.
+    #[inline]
+    pub(crate) fn continue_from(
+        &mut self,
+        suspended: Option<Box<SuspendedExchange>>,
+        replayed: Option<Box<ReplayedBody>>,
+    ) {
+        if let Some(suspended) = suspended {
+            self.resume(suspended);
+        } else if let Some(replayed) = replayed {
+            self.replay(replayed);
+        }
+    }
+
     /// Begins the body of a failed attempt again.
-    pub(crate) fn replay(&mut self, body: Box<ReplayedBody>) {
+    fn replay(&mut self, body: Box<ReplayedBody>) {
         let ReplayedBody {
             request_body,
             request_reader,
@@ -495,7 +509,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Goes on with a suspended exchange on this one's connection, on which nothing was sent yet.
-    pub(crate) fn resume(&mut self, suspended: Box<SuspendedExchange>) {
+    fn resume(&mut self, suspended: Box<SuspendedExchange>) {
         let SuspendedExchange {
             sent,
             mut unsent,

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use canal_gateway_config::{SelectedMirror, TenantTls};
+use canal_gateway_config::{SelectedMirror, TenantTls, hash_of_request};
 use canal_gateway_io::body::{BodyCopyError, BodyCopySender, Http1Io};
 use canal_gateway_io::buffer::{Inbox, Outbox};
 use canal_gateway_io::scheduler::Scheduler;
@@ -21,6 +21,7 @@ use canal_h1::{
     BodyReader, CHUNK_END, ChunkStart, Framing, LAST_CHUNK, MessageLimits, RequestKind,
     ResponseHead,
 };
+use canal_model::load_balancing::HashKey;
 use http::{HeaderMap, Request};
 use tokio::sync::oneshot;
 
@@ -116,7 +117,10 @@ impl<D: HttpDownstream> HttpRequest<D> {
         let tls = tenant.and_then(|tenant| tenant.tls.clone());
         let (client, now) = (session.client.ip(), worker.clock.now());
         let random = || worker.random();
-        let selected = balance::endpoint(&view, &TriedEndpoints::new(), Some(client), now, random);
+        let head = || self.client.head().0;
+        let hash = |key: &HashKey| hash_of_request(key, &session.client_ip, &head());
+        let tried = TriedEndpoints::new();
+        let selected = balance::endpoint(&view, &tried, Some(client), now, random, hash);
         let mut selected = selected.map_err(|error| error.name())?;
         let is_own = is_single(view.set.pool, &self.state.info);
         selected.client = is_own.then(|| session.pool_client());

@@ -84,6 +84,7 @@ pub(crate) fn service_with_id(
             .collect(),
         upstream_pool: Default::default(),
         policy_paths: Default::default(),
+        load_balancers: Vec::new(),
     })
 }
 

@@ -22,6 +22,7 @@ mod https_listeners;
 mod interim;
 mod lifecycle;
 mod limits;
+mod load_balancers;
 mod mirrors;
 mod observability;
 mod paths;

@@ -70,6 +70,7 @@ fn state(outside: p::OutboundTrafficPolicy) -> Vec<p::Resource> {
             }],
             upstream_pool: Default::default(),
             policy_paths: Default::default(),
+            load_balancers: Vec::new(),
         })
     };
     let address = |k: &str, az: &str, at: &[&str]| {

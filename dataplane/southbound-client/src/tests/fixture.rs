@@ -50,6 +50,7 @@ pub(super) fn service(name: &str, id: u32) -> Resource {
         ports: Vec::new(),
         upstream_pool: Default::default(),
         policy_paths: Default::default(),
+        load_balancers: Vec::new(),
     })
 }
 

@@ -58,6 +58,7 @@ pub(super) fn resources(name: &str, script: &TenantScript) -> Vec<Resource> {
             ports: vec![],
             upstream_pool: Default::default(),
             policy_paths: Default::default(),
+            load_balancers: Vec::new(),
         })
     }));
     out.extend(script.workloads.iter().map(|(w, (service, node, ready))| {
