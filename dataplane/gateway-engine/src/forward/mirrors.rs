@@ -5,13 +5,15 @@
 //! authorizer or the verification of a token would let the request wait, so such a copy is not
 //! sent. Start with [`HttpRequest::begin_copies`].
 
-use std::future::poll_fn;
-use std::pin::pin;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
 use std::rc::Rc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use canal_gateway_config::{SelectedMirror, TenantTls, hash_of_request};
+use canal_gateway_http::heads;
 use canal_gateway_io::body::{BodyCopyError, BodyCopySender, Http1Io};
 use canal_gateway_io::buffer::{Inbox, Outbox};
 use canal_gateway_io::scheduler::Scheduler;
@@ -22,7 +24,9 @@ use canal_h1::{
     ResponseHead,
 };
 use canal_model::load_balancing::HashKey;
-use http::{HeaderMap, Request};
+use h2::RecvStream;
+use h2::client::ResponseFuture;
+use http::{HeaderMap, Request, Response};
 use tokio::sync::oneshot;
 
 use super::attempt_limits::{COPIES, RETRY_BODY_BYTES_MAX};
@@ -32,6 +36,7 @@ use crate::authorize::{
 };
 use crate::balance::{self, TriedEndpoints};
 use crate::endpoints::{EndpointSetState, SelectedEndpoint};
+use crate::finish::InterimResponses;
 use crate::route::RoutedRequest;
 use crate::upstream::{self, TunnelMetadata};
 use crate::worker::Worker;
@@ -263,19 +268,17 @@ impl RequestCopy {
             CopiedHead::Http2(request) => {
                 let stream = upstream::acquire_stream(worker, selected, metadata).await;
                 let (_permit, mut send) = stream.map_err(|_| "connect_failed")?;
-                let (response, mut stream) = send
+                let (mut response, mut stream) = send
                     .send_request(request, body.is_empty())
                     .map_err(|_| "failed")?;
-                let mut rest = body;
-                while !rest.is_empty() {
-                    stream.reserve_capacity(rest.len());
-                    let capacity = poll_fn(|cx| stream.poll_capacity(cx)).await;
-                    let capacity = capacity.and_then(Result::ok).ok_or("failed")?;
-                    let piece = rest.split_to(capacity.min(rest.len()));
-                    let is_last = rest.is_empty();
-                    stream.send_data(piece, is_last).map_err(|_| "failed")?;
+                // The body is short, so h2 may hold it until the endpoint grants window. The response is
+                // awaited meanwhile, because h2 queues interim responses without a bound.
+                if !body.is_empty() {
+                    stream.send_data(body, true).map_err(|_| "failed")?;
                 }
-                let mut body = response.await.map_err(|_| "failed")?.into_body();
+                let mut interim = InterimResponses::default();
+                let response = poll_fn(|cx| poll_response(cx, &mut response, &mut interim)).await?;
+                let mut body = response.into_body();
                 *is_answered = true;
                 worker.counts.mirrored("sent");
                 while let Some(Ok(data)) = body.data().await {
@@ -286,6 +289,24 @@ impl RequestCopy {
             }
         }
     }
+}
+
+/// Ready with the final response. Interim responses are dropped, within the limits of a request.
+fn poll_response(
+    cx: &mut Context<'_>,
+    response: &mut ResponseFuture,
+    interim: &mut InterimResponses,
+) -> Poll<Result<Response<RecvStream>, &'static str>> {
+    while let Poll::Ready(Some(Ok(head))) = response.poll_informational(cx) {
+        count_interim(interim, heads::byte_len(head.headers()))?;
+    }
+    Pin::new(response).poll(cx).map_err(|_| "failed")
+}
+
+/// Counts an interim response of `bytes`.
+fn count_interim(interim: &mut InterimResponses, bytes: usize) -> Result<(), &'static str> {
+    let counted = interim.count(bytes, false);
+    counted.map(drop).map_err(|_| "interim_responses")
 }
 
 fn write_http1(out: &mut Outbox, head: Vec<u8>, framing: Framing, body: Bytes) {
@@ -305,6 +326,7 @@ fn write_http1(out: &mut Outbox, head: Vec<u8>, framing: Framing, body: Bytes) {
 /// Reads the head of the response, and returns the reader of its body.
 async fn begin_response(wire: &mut Http1Io, kind: RequestKind) -> Result<BodyReader, &'static str> {
     let mut head = ResponseHead::new();
+    let mut interim = InterimResponses::default();
     loop {
         let bytes = wire.inbox.bytes();
         let parsed = head.parse(bytes, &MessageLimits::DEFAULT, kind);
@@ -312,8 +334,9 @@ async fn begin_response(wire: &mut Http1Io, kind: RequestKind) -> Result<BodyRea
             let view = head.view(bytes);
             let reader = (!view.is_interim()).then(|| BodyReader::new(view.framing()));
             wire.inbox.advance(length);
-            if let Some(reader) = reader {
-                return Ok(reader);
+            match reader {
+                Some(reader) => return Ok(reader),
+                None => count_interim(&mut interim, length)?,
             }
         } else if fill(wire).await? == 0 {
             return Err("no_response");

@@ -12,6 +12,7 @@ use canal_model::request_fraction::RequestFraction;
 use canal_model::route_filters::{HeaderModifier, RouteFilters};
 use canal_model::share::{Share, ShareKind};
 use http::Request;
+use tokio::io::AsyncWriteExt;
 
 use crate::client::HttpClient;
 use crate::fixture::{
@@ -311,4 +312,51 @@ async fn a_copy_is_authorized_and_drawn() {
     fixture.until(MIRRORED, &["result=\"sent\""], 2.0).await;
     assert_eq!(mirror.count(), 2);
     assert_eq!(fixture.metric(MIRRORED, &[]), 2.0);
+}
+
+/// Starts a mirror that grants no window for bodies and answers with interim responses forever.
+async fn flooding_mirror(protocol: AppProtocol) -> OriginServer {
+    const HINT: &[u8] = b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n";
+    if protocol == AppProtocol::Http1 {
+        return OriginServer::each(|mut peer| async move {
+            if peer.head().await.is_some() {
+                while peer.stream.write_all(HINT).await.is_ok() {}
+            }
+        })
+        .await;
+    }
+    OriginServer::each(|peer| async move {
+        let mut settings = h2::server::Builder::new();
+        settings.initial_window_size(0);
+        let accepted = settings.handshake::<_, Bytes>(peer.stream).await;
+        let Ok(mut connection) = accepted else { return };
+        while let Some(Ok((_request, mut respond))) = connection.accept().await {
+            tokio::spawn(async move {
+                let hint = || http::Response::builder().status(103).body(()).unwrap();
+                while respond.send_informational(hint()).is_ok() {
+                    tokio::task::yield_now().await;
+                }
+            });
+        }
+    })
+    .await
+}
+
+/// An HTTP/2 mirror without window used to fill the memory with interim responses, because nobody
+/// took them while the body waited.
+#[tokio::test]
+async fn interim_responses_of_mirrors_are_limited() {
+    let origin = OriginServer::echo().await;
+    for protocol in [AppProtocol::Http1, AppProtocol::Http2] {
+        let mirror = flooding_mirror(protocol).await;
+        let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
+        fixture.apply(mirror_service("copy", 7, mirror.address, protocol).into());
+        fixture.apply(vec![mirrored_route(vec![mirror_to("copy", true)])]);
+        for sent in [1.0, 2.0] {
+            assert_eq!(post(&fixture, false, b"hello").await.0, 200);
+            let flooded = ["result=\"interim_responses\""];
+            fixture.until(MIRRORED, &flooded, sent).await;
+        }
+        assert_eq!(fixture.metric(MIRRORED, &[]), 2.0, "{protocol:?}");
+    }
 }
