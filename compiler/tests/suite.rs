@@ -9,5 +9,6 @@ mod load_balancers;
 mod parsed_tenant;
 mod policy_limits;
 mod properties;
+mod regex_limits;
 mod size;
 mod tenants;
