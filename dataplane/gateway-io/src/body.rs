@@ -6,6 +6,7 @@
 //!
 //! Start with [`BodyPump::poll`].
 
+use std::fmt;
 use std::io::ErrorKind;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
@@ -151,7 +152,7 @@ struct ReplayBuffer {
     /// True if the bytes are those of a chunked body.
     is_chunked: bool,
     /// Where copies of the complete body go.
-    copies: Vec<BodyCopySender>,
+    copies: Vec<BodyCopy>,
 }
 
 /// Reason why a body is not copied.
@@ -161,10 +162,28 @@ pub enum BodyCopyError {
     TooLong,
     /// The chunks of the body cannot be read.
     Malformed,
+    /// The limit with this name has no room for the copy.
+    NoRoom(&'static str),
 }
 
 /// Receives a copy of a body once it is complete, as payload without chunks.
 pub type BodyCopySender = oneshot::Sender<Result<Bytes, BodyCopyError>>;
+
+/// Reserves room for the first bytes of a body, or returns the name of the limit without room.
+pub type BodyCopyReserve = Box<dyn FnMut(usize) -> Result<(), &'static str>>;
+
+/// A copy of a body that is made while the body arrives.
+pub struct BodyCopy {
+    pub sender: BodyCopySender,
+    /// Called with the length of the body so far.
+    pub reserve: BodyCopyReserve,
+}
+
+impl fmt::Debug for BodyCopy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BodyCopy").finish_non_exhaustive()
+    }
+}
 
 impl BodyPump {
     /// Starts a body. With `done` there is nothing to move.
@@ -195,11 +214,48 @@ impl BodyPump {
 
     /// Sends copies of the whole body, unless it has more than `bytes_max`. `is_chunked`: the pump
     /// moves chunks as they are. Call it before the first poll.
-    pub fn copy_to(&mut self, copies: Vec<BodyCopySender>, is_chunked: bool, bytes_max: usize) {
+    pub fn copy_to(&mut self, copies: Vec<BodyCopy>, is_chunked: bool, bytes_max: usize) {
         match self.begin_copy(bytes_max) {
             Some(replay) => (replay.copies, replay.is_chunked) = (copies, is_chunked),
             None => refuse_copies(copies),
         }
+        self.reserve_copies();
+    }
+
+    /// Reserves room for the copies of the body so far. A copy without room is not made.
+    fn reserve_copies(&mut self) {
+        let Some(replay) = self.replay.as_mut().filter(|it| !it.copies.is_empty()) else {
+            return;
+        };
+        let (length, copies) = (replay.bytes.len(), std::mem::take(&mut replay.copies));
+        let reserved = copies.into_iter().filter_map(|mut copy| {
+            let Err(limit) = (copy.reserve)(length) else {
+                return Some(copy);
+            };
+            // A copy whose receiver has gone is not sent.
+            let _ = copy.sender.send(Err(BodyCopyError::NoRoom(limit)));
+            None
+        });
+        replay.copies = reserved.collect();
+        self.forget_unused_copy();
+    }
+
+    /// Forgets copies whose receiver has gone.
+    fn forget_gone_copies(&mut self, cx: &mut Context<'_>) {
+        if let Some(replay) = &mut self.replay
+            && !replay.copies.is_empty()
+        {
+            let is_wanted = |copy: &mut BodyCopy| copy.sender.poll_closed(cx).is_pending();
+            replay.copies.retain_mut(is_wanted);
+            self.forget_unused_copy();
+        }
+    }
+
+    /// Drops the copy of the body if nothing needs it any longer.
+    fn forget_unused_copy(&mut self) {
+        let is_unused =
+            |replay: &mut Box<ReplayBuffer>| replay.copies.is_empty() && !replay.is_replayable;
+        drop(self.replay.take_if(is_unused));
     }
 
     /// Returns the copy of the body; `None` if the body is too long already.
@@ -227,15 +283,13 @@ impl BodyPump {
         };
         for copy in replay.copies.drain(..) {
             // A copy whose receiver has gone is not sent.
-            let _ = copy.send(if replay.is_chunked {
+            let _ = copy.sender.send(if replay.is_chunked {
                 payload_of(&replay.bytes).ok_or(BodyCopyError::Malformed)
             } else {
                 Ok(Bytes::copy_from_slice(&replay.bytes))
             });
         }
-        if !replay.is_replayable {
-            self.replay = None;
-        }
+        self.forget_unused_copy();
     }
 
     /// Returns the bytes of the copy; `None` if there is no complete copy of the body so far.
@@ -281,6 +335,7 @@ impl BodyPump {
             self.replay = None;
         } else {
             replay.bytes.extend_from_slice(bytes);
+            self.reserve_copies();
         }
     }
 
@@ -296,6 +351,7 @@ impl BodyPump {
         if self.is_complete {
             return Poll::Ready(Ok(()));
         }
+        self.forget_gone_copies(cx);
         for _ in 0..PIECES_PER_TURN {
             self.waiting_for_source = false;
             if !self.first.is_empty() {
@@ -599,10 +655,10 @@ fn payload_of(chunks: &[u8]) -> Option<Bytes> {
     Some(payload.into())
 }
 
-fn refuse_copies(copies: Vec<BodyCopySender>) {
+fn refuse_copies(copies: Vec<BodyCopy>) {
     for copy in copies {
         // A copy whose receiver has gone is not sent.
-        let _ = copy.send(Err(BodyCopyError::TooLong));
+        let _ = copy.sender.send(Err(BodyCopyError::TooLong));
     }
 }
 

@@ -60,6 +60,56 @@ impl BodyBudget {
             bytes,
         })
     }
+
+    /// Begins to reserve bytes for a copy of a body. `copied` counts those of all copies of the
+    /// tenant, which may have half of `tenant_max`.
+    pub fn begin_copy(
+        self: &Rc<Self>,
+        tenant: u32,
+        tenant_max: u64,
+        copied: &Rc<Cell<u64>>,
+    ) -> CopyPermit {
+        let permit = BodyPermit {
+            of: self.clone(),
+            tenant,
+            tenant_max,
+            bytes: 0,
+        };
+        CopyPermit {
+            permit,
+            copied: copied.clone(),
+        }
+    }
+}
+
+/// Bytes reserved for a copy of a body, released on drop.
+#[derive(Debug)]
+pub struct CopyPermit {
+    permit: BodyPermit,
+    copied: Rc<Cell<u64>>,
+}
+
+impl CopyPermit {
+    /// Extends the reservation to `bytes` if it is smaller.
+    ///
+    /// # Errors
+    /// The name of the limit that has no room.
+    pub fn cover(&mut self, bytes: u64) -> Result<(), &'static str> {
+        let more = bytes.saturating_sub(self.permit.bytes);
+        let copied = self.copied.get() + more;
+        if copied > self.permit.tenant_max / 2 {
+            return Err("tenant_mirrored_body_bytes");
+        }
+        self.permit.cover(bytes).map_err(|error| error.name())?;
+        self.copied.set(copied);
+        Ok(())
+    }
+}
+
+impl Drop for CopyPermit {
+    fn drop(&mut self) {
+        self.copied.set(self.copied.get() - self.permit.bytes);
+    }
 }
 
 /// Bytes reserved in a [`BodyBudget`], released on drop.
@@ -100,6 +150,27 @@ impl Drop for BodyPermit {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn copies_have_half_of_a_tenants_bytes() {
+        let (budget, copied) = (BodyBudget::new(1000), Rc::new(Cell::new(0)));
+        let begin = || budget.begin_copy(1, 100, &copied);
+        let (mut one, mut two) = (begin(), begin());
+        one.cover(30).unwrap();
+        two.cover(20).unwrap();
+        two.cover(10).unwrap();
+        assert_eq!(two.cover(21), Err("tenant_mirrored_body_bytes"));
+        let rest = budget.take(1, 100, 50).unwrap();
+        drop(one);
+        two.cover(50).unwrap();
+        assert_eq!(copied.get(), 50);
+        drop(two);
+        let more = budget.take(1, 100, 50).unwrap();
+        assert_eq!(begin().cover(1), Err("tenant_body_bytes"));
+        drop((rest, more));
+        assert_eq!((copied.get(), budget.used.get()), (0, 0));
+        assert!(budget.tenants.borrow().is_empty());
+    }
 
     #[test]
     fn body_budget_is_shared_and_given_back() {

@@ -39,6 +39,8 @@ pub struct TenantUsage {
     delayed: Rc<Cell<u64>>,
     /// Number of copies of requests in progress.
     mirrored: Rc<Cell<u64>>,
+    /// Bytes that are reserved for the bodies of these copies.
+    pub copied_body_bytes: Rc<Cell<u64>>,
     allowed: OnceCell<Counter>,
     /// Notifies open work that was authorized before the policies changed, so that it is authorized
     /// again.
@@ -70,6 +72,7 @@ impl TenantUsage {
             ext_authz_in_flight: Rc::default(),
             delayed: Rc::default(),
             mirrored: Rc::default(),
+            copied_body_bytes: Rc::default(),
             allowed: OnceCell::new(),
             changed: Rc::default(),
             policy_version: Cell::new(tenant.policy_version),

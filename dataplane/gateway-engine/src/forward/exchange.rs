@@ -18,7 +18,7 @@ use canal_gateway_http::head::RequestInfo;
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_http::retry_policy::AttemptOutcome;
 use canal_gateway_io::body::{
-    BodyCopySender, BodyError, BodyErrorCause, BodyPump, BodySink, BodySource, BodyStall, Http1Io,
+    BodyCopy, BodyError, BodyErrorCause, BodyPump, BodySink, BodySource, BodyStall, Http1Io,
 };
 use canal_gateway_io::buffer::Outbox;
 use canal_gateway_io::clock::{TimeoutKind, Timer};
@@ -281,7 +281,7 @@ impl<'a> Exchange<'a> {
     pub(crate) fn apply_rule(
         &mut self,
         response_headers: Option<&'a HeaderModifier>,
-        copies: Vec<BodyCopySender>,
+        copies: Vec<BodyCopy>,
     ) {
         self.response_headers = response_headers;
         if copies.is_empty() {

@@ -5,6 +5,7 @@
 //! authorizer or the verification of a token would let the request wait, so such a copy is not
 //! sent. Start with [`HttpRequest::begin_copies`].
 
+use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
@@ -14,10 +15,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use canal_gateway_config::{SelectedMirror, TenantTls, hash_of_request};
 use canal_gateway_http::heads;
-use canal_gateway_io::body::{BodyCopyError, BodyCopySender, Http1Io};
+use canal_gateway_io::body::{BodyCopy, BodyCopyError, Http1Io};
 use canal_gateway_io::buffer::{Inbox, Outbox};
 use canal_gateway_io::scheduler::Scheduler;
-use canal_gateway_limits::body_budget::BodyPermit;
+use canal_gateway_limits::body_budget::CopyPermit;
 use canal_gateway_limits::tenant_usage::{RequestPermit, TenantUsage};
 use canal_h1::{
     BodyReader, CHUNK_END, ChunkStart, Framing, LAST_CHUNK, MessageLimits, RequestKind,
@@ -41,7 +42,8 @@ use crate::route::RoutedRequest;
 use crate::upstream::{self, TunnelMetadata};
 use crate::worker::Worker;
 
-/// Longest time of a copy, once its body is complete (Envoy's default of a route).
+/// Longest time until the body of a copy is complete, and longest time of the copy from then on
+/// (Envoy's default of a route).
 const MIRROR_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The head of a copy, in the HTTP version of its endpoint.
@@ -60,7 +62,7 @@ struct RequestCopy {
     framing: Framing,
     kind: RequestKind,
     _permit: RequestPermit,
-    _body_permit: Option<BodyPermit>,
+    _body_permit: Option<Rc<RefCell<CopyPermit>>>,
 }
 
 /// The body of a copy, once the request's has arrived.
@@ -74,7 +76,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
         &mut self,
         routed: &RoutedRequest,
         has_begun: bool,
-    ) -> Vec<BodyCopySender> {
+    ) -> Vec<BodyCopy> {
         if routed.filters.copies_requests() && !has_begun {
             self.begin_mirrors(routed)
         } else {
@@ -82,18 +84,18 @@ impl<D: HttpDownstream> HttpRequest<D> {
         }
     }
 
-    fn begin_mirrors(&mut self, routed: &RoutedRequest) -> Vec<BodyCopySender> {
+    fn begin_mirrors(&mut self, routed: &RoutedRequest) -> Vec<BodyCopy> {
         let Some(matched) = routed.matched.as_deref() else {
             return Vec::new();
         };
-        let mut senders = Vec::new();
+        let mut copies = Vec::new();
         for mirror in matched.take_mirrors() {
             match self.begin_mirror(routed, mirror) {
-                Ok(sender) => senders.extend(sender),
+                Ok(copy) => copies.extend(copy),
                 Err(reason) => self.state.worker.counts.mirrored(reason),
             }
         }
-        senders
+        copies
     }
 
     /// Begins one copy.
@@ -104,7 +106,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
         &mut self,
         routed: &RoutedRequest,
         mirror: SelectedMirror,
-    ) -> Result<Option<BodyCopySender>, &'static str> {
+    ) -> Result<Option<BodyCopy>, &'static str> {
         let (worker, session) = (self.state.worker.clone(), self.state.session.clone());
         let (framing, protocol) = (self.state.info.framing, self.state.info.client_protocol);
         let kind = self.state.info.kind;
@@ -149,23 +151,23 @@ impl<D: HttpDownstream> HttpRequest<D> {
             .client
             .copy_head(&self.state, routed, version, &changes)
             .map_err(|_| "untranslatable_head")?;
-        let (sender, body, body_permit) = if self.client.is_complete(&self.state.info) {
+        let (body_copy, body, body_permit) = if self.client.is_complete(&self.state.info) {
             (None, None, None)
         } else {
-            let bytes = match framing {
-                Framing::Length(bytes) => bytes,
-                _ => RETRY_BODY_BYTES_MAX as u64,
-            };
-            if bytes > RETRY_BODY_BYTES_MAX as u64 {
+            if matches!(framing, Framing::Length(bytes) if bytes > RETRY_BODY_BYTES_MAX as u64) {
                 return Err("mirrored_body_bytes");
             }
-            let tenant_max = account.body_bytes_max();
-            let permit = worker
-                .bodies
-                .take(account.number, tenant_max, bytes * COPIES);
-            let permit = permit.map_err(|error| error.name())?;
             let (sender, body) = oneshot::channel();
-            (Some(sender), Some(body), Some(permit))
+            let permit = worker.bodies.begin_copy(
+                account.number,
+                account.body_bytes_max(),
+                &account.copied_body_bytes,
+            );
+            let permit = Rc::new(RefCell::new(permit));
+            let covered = permit.clone();
+            let reserve = move |bytes| covered.borrow_mut().cover(bytes as u64 * COPIES);
+            let reserve = Box::new(reserve);
+            (Some(BodyCopy { sender, reserve }), Some(body), Some(permit))
         };
         let copy = RequestCopy {
             worker: worker.clone(),
@@ -183,7 +185,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
         tokio::task::spawn_local(Box::pin(async move {
             Scheduler::run_for(queue, pin!(copy.send(body))).await;
         }));
-        Ok(sender)
+        Ok(body_copy)
     }
 
     /// Authorizes a copy at its endpoint, by what is known at once.
@@ -221,9 +223,12 @@ impl RequestCopy {
         let worker = self.worker.clone();
         let body = match body {
             None => Ok(Bytes::new()),
-            Some(body) => match body.await {
-                Ok(Ok(body)) => Ok(body),
-                Ok(Err(BodyCopyError::TooLong)) => Err("mirrored_body_bytes"),
+            // A stream may last for hours, so its bytes are not kept until it ends.
+            Some(body) => match tokio::time::timeout(MIRROR_TIMEOUT, body).await {
+                Err(_) => Err("body_timeout"),
+                Ok(Ok(Ok(body))) => Ok(body),
+                Ok(Ok(Err(BodyCopyError::TooLong))) => Err("mirrored_body_bytes"),
+                Ok(Ok(Err(BodyCopyError::NoRoom(limit)))) => Err(limit),
                 // The request ended before its body did.
                 _ => Err("incomplete"),
             },

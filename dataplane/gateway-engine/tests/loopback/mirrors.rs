@@ -274,8 +274,50 @@ async fn copies_beyond_the_limits_are_counted_and_requests_served() {
     fixture.until(MIRRORED, &long, before + 1.0).await;
     assert_eq!(slow.requests(), 2);
     fixture.apply(vec![tenant_with_share(ShareKind::GatewayBodyBytes, 1000)]);
-    let full = ["result=\"tenant_body_bytes\""];
-    post_until(&fixture, false, b"hello", &full).await;
+    let full = ["result=\"tenant_mirrored_body_bytes\""];
+    post_until(&fixture, false, &[b'x'; 2000], &full).await;
+}
+
+/// Copies used to wait for the end of a stream, and to hold the room of other requests' bodies.
+#[tokio::test]
+async fn copies_of_endless_bodies_give_up_and_hold_only_what_arrived() {
+    const STREAMS: usize = 20;
+    let origin = OriginServer::echo().await;
+    let mirror = Mirror::start(AppProtocol::Http1).await;
+    let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
+    fixture.apply(mirror_service("copy", 7, mirror.origin.address, AppProtocol::Http1).into());
+    // Room for one whole body, and for the first bytes of many.
+    let room = tenant_with_share(ShareKind::GatewayBodyBytes, 512 << 10);
+    fixture.apply(vec![room, mirrored_route(vec![mirror_to("copy", true)])]);
+    let mut clients = Vec::new();
+    for _ in 0..STREAMS {
+        let mut client = HttpClient::connect(fixture.web).await;
+        client
+            .send(b"POST /x HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+            .await;
+        clients.push(client);
+    }
+    until("the endpoint has the streams", || {
+        origin.connections() == STREAMS
+    })
+    .await;
+    assert_eq!(fixture.metric(MIRRORED, &[]), 0.0);
+    assert_eq!(post(&fixture, false, b"whole").await.0, 200);
+    fixture.until(MIRRORED, &["result=\"sent\""], 1.0).await;
+    let late = ["result=\"body_timeout\""];
+    fixture.until(MIRRORED, &late, STREAMS as f64).await;
+    for client in &mut clients {
+        client.send(b"5\r\nhello\r\n0\r\n\r\n").await;
+        assert!(
+            client
+                .answer()
+                .await
+                .unwrap()
+                .text()
+                .ends_with("hellohello")
+        );
+    }
+    assert_eq!(mirror.count(), 1);
 }
 
 /// Posts until the metric counts a request. The workers apply a share some time after its snapshot.
