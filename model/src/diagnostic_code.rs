@@ -241,6 +241,12 @@ diagnostic_codes! {
         fix: "Change the object where it is owned, or send a smaller request.",
         condition: None,
     }
+    124 DeprecatedApi {
+        title: "the apiVersion or kind is deprecated",
+        why: "A later version of the API or of Kubernetes may not serve it any more.",
+        fix: "Write the apiVersion or kind that replaces it.",
+        condition: None,
+    }
     201 MissingTenant {
         title: "the tenant has no valid Tenant object",
         why: "Without it the isolation of the tenant is not certain, so none of its objects is in force.",
@@ -415,6 +421,12 @@ diagnostic_codes! {
         fix: "Correct the labels of the selector or of the pods.",
         condition: None,
     }
+    321 ConflictingTargetPorts {
+        title: "Services declare one port of a pod with different protocols",
+        why: "The gateway speaks the protocol of the Service that a client dials, and the pod may not understand it.",
+        fix: "Declare one protocol in all Services, or use separate ports.",
+        condition: None,
+    }
     401 RouteWithoutParent {
         title: "the route is attached to nothing",
         why: "Without a parent no request is compared with the rules.",
@@ -431,13 +443,13 @@ diagnostic_codes! {
         title: "the route cannot attach to a parent of this kind",
         why: "The route does not apply to any request of this parent.",
         fix: "Name a Gateway, a ListenerSet or a Service.",
-        condition: Some(("Accepted", "InvalidKind")),
+        condition: None,
     }
     404 OtherNamespace {
         title: "the object is in another namespace than what it configures",
         why: "It would apply only to clients of its own namespace, which this version does not support, so it has no effect.",
         fix: "Move the object into the namespace of the Service.",
-        condition: None,
+        condition: Some(("Accepted", "UnsupportedValue")),
     }
     405 ParentPortNotFound {
         title: "the parent has no such port or section",
@@ -719,13 +731,13 @@ diagnostic_codes! {
         title: "the listeners of the route are closed",
         why: "No request arrives at a closed listener.",
         fix: "Correct what is reported of the listener.",
-        condition: None,
+        condition: Some(("Accepted", "Pending")),
     }
     518 HostnameTaken {
         title: "a route of the other kind has the host name",
         why: "HTTPRoutes and GRPCRoutes have no host name of a listener in common; the older route keeps it.",
         fix: "Give the two routes different host names or listeners.",
-        condition: None,
+        condition: Some(("Accepted", "HostnameConflict")),
     }
     601 UnsupportedTarget {
         title: "the policy cannot have a target of this kind",
@@ -797,6 +809,12 @@ diagnostic_codes! {
         title: "the selector of the policy selects no pod",
         why: "The policy protects nothing. A misspelled label leaves the pods that it should protect open.",
         fix: "Correct the labels of the selector or of the pods.",
+        condition: None,
+    }
+    613 ClaimsWithoutAuthentication {
+        title: "the policy reads claims of tokens that nothing verifies",
+        why: "A token that no RequestAuthentication verifies has no claims, so the rule never matches.",
+        fix: "Write a RequestAuthentication for the issuer of the tokens.",
         condition: None,
     }
     701 InvalidFederation {

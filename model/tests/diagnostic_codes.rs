@@ -91,7 +91,7 @@ fn capitalize(text: &str) -> String {
 
 const HEAD: &str = "# Diagnostics
 
-Every diagnostic of Canal has a stable code. `canal apply`, `canal compile` and the controller show it
+Every diagnostic of Canal has a stable code. `canal analyze`, `canal apply` and `canal compile` show it
 as in `routes.yaml:3:7: error[CANAL0408]: ...`; the JSON views have it in the field `code`. A code says
 what the diagnostic is about; its sentence names the object, the field and the value. An error means
 that a part of the object does not work as written and fails closed; a warning means that the object

@@ -4,8 +4,8 @@ use clap::{Parser, Subcommand};
 
 use crate::exit::EXIT_CODES;
 use crate::verbs::{
-    apply, ca, compile, completion, config, delete, demo, diff, explain, gateway, get, logs,
-    metrics, sessions, status, tap, up, world,
+    analyze, apply, ca, compile, completion, config, delete, demo, diff, explain, gateway, get,
+    logs, metrics, sessions, status, tap, up, world,
 };
 
 /// Canal: a sidecar-free, multi-tenant service mesh
@@ -21,6 +21,7 @@ pub(crate) enum Verb {
     Up(up::UpArgs),
     Demo(demo::DemoArgs),
     World(world::WorldArgs),
+    Analyze(analyze::AnalyzeArgs),
     Apply(apply::ApplyArgs),
     Ca(ca::CaArgs),
     Get(get::GetArgs),

@@ -30,7 +30,7 @@ pub(crate) enum ExitStatus {
 pub(crate) const EXIT_CODES: &str = "Exit codes:
   0  done
   1  refused or failed; nothing was changed in part
-  2  the command line is wrong
+  2  the command line is wrong; canal analyze: or a file could not be read
   3  the controller, world or host could not be reached
   4  done in part (data planes lag, hosts did not answer)
   5  the named object does not exist

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod analysis_report;
 mod bundled_topology;
 mod cli;
 mod dataplane;
@@ -61,6 +62,7 @@ async fn run(verb: Verb) -> VerbResult {
         Verb::Up(args) => verbs::up::run(args).await,
         Verb::Demo(args) => verbs::demo::run(args).await,
         Verb::World(args) => verbs::world::run(args).await,
+        Verb::Analyze(args) => verbs::analyze::run(args),
         Verb::Apply(args) => verbs::apply::run(args).await,
         Verb::Ca(args) => verbs::ca::run(args).await,
         Verb::Get(args) => verbs::get::run(args).await,

@@ -1,10 +1,12 @@
 //! One module per verb. A verb gets parsed arguments and prints its own result. Errors are returned
 //! to `main`.
 
+pub(crate) mod analyze;
 pub(crate) mod apply;
 pub(crate) mod ca;
 pub(crate) mod compile;
 pub(crate) mod completion;
+pub(crate) mod conditions;
 pub(crate) mod config;
 pub(crate) mod delete;
 pub(crate) mod demo;

@@ -211,7 +211,7 @@ fn read(dir: &Path) -> VerbResult<(Vec<Arc<Document>>, Vec<Diagnostic>)> {
 }
 
 /// Assigns ids in the order of the services' names. In a controller the store preserves the ids.
-fn ids(
+pub(crate) fn ids(
     tenant: &TenantName,
     documents: &[Arc<Document>],
     next: &mut u32,

@@ -14,6 +14,8 @@ use crate::diagnostics;
 use crate::exit::{ExitStatus, VerbError, VerbResult};
 use crate::output::{self, OutputArgs, TextTable, size, span};
 use crate::running_world::{HostKindFilter, RunningWorld};
+use crate::tenant::TenantArgs;
+use crate::verbs::conditions;
 
 /// Interval between two queries of a waiting verb.
 const POLL: Duration = Duration::from_millis(50);
@@ -22,6 +24,7 @@ const POLL: Duration = Duration::from_millis(50);
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   canal status
+  canal status --conditions --tenant alpha   # Gateways, listeners and routes, as Gateway API defines
   canal status --check              # exit code 4 unless all data planes are connected and up to date
   canal status -o json | jq '.subscribers[] | select(.converged | not)'")]
 pub(crate) struct StatusArgs {
@@ -29,6 +32,11 @@ pub(crate) struct StatusArgs {
     /// its scope
     #[arg(long)]
     check: bool,
+    /// Show the conditions of a tenant's objects of Gateway API instead
+    #[arg(long, conflicts_with = "check")]
+    conditions: bool,
+    #[command(flatten)]
+    tenant: TenantArgs,
     #[command(flatten)]
     mesh: MeshArgs,
     #[command(flatten)]
@@ -37,6 +45,12 @@ pub(crate) struct StatusArgs {
 
 pub(crate) async fn run(args: StatusArgs) -> VerbResult {
     let mut admin = admin::connect(&args.mesh).await?;
+    if args.conditions {
+        let found = conditions::fetch(&mut admin, &args.tenant).await?;
+        return output::print(args.output.format, &conditions::value(&found), || {
+            conditions::lines(&found)
+        });
+    }
     let status = fetch(&mut admin).await?;
     let now_ms = now_ms();
     let servers = key_servers(&args.mesh).await?;

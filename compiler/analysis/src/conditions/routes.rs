@@ -1,0 +1,158 @@
+//! Conditions of HTTPRoutes and GRPCRoutes at each of their parents.
+
+use std::collections::BTreeSet;
+
+use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
+use canal_model::policy::ObjectKey;
+use canal_model::policy::gateway_api::ParentRef;
+
+use super::{ObjectConditions, ObjectDiagnostics, ParentConditions, StatusCondition, is_within};
+
+pub(super) fn of_route(
+    object: ObjectKey,
+    parents: &[ParentRef],
+    rules: usize,
+    found: &ObjectDiagnostics<'_>,
+) -> ObjectConditions {
+    let resolved = resolved(found);
+    let validity = RouteValidity::of(found, rules);
+    let parents = parents.iter().enumerate().filter_map(|(at, parent)| {
+        let field = format!("spec.parentRefs[{at}]");
+        let own: Vec<&Diagnostic> = found
+            .own
+            .iter()
+            .copied()
+            .filter(|it| is_within(&it.field, &field))
+            .collect();
+        // Another controller writes the status at its own Gateways and kinds.
+        let is_foreign = |it: &&Diagnostic| {
+            matches!(it.code, Code::ForeignGatewayClass | Code::UnsupportedParent)
+        };
+        if own.iter().any(is_foreign) {
+            return None;
+        }
+        let accepted = own
+            .iter()
+            .find_map(|it| rejection(it))
+            .unwrap_or_else(|| validity.accepted());
+        let mut conditions = vec![accepted, resolved.clone()];
+        conditions.extend(validity.partially_invalid());
+        Some(ParentConditions {
+            parent: name_of(parent, &object),
+            conditions,
+        })
+    });
+    let parents = parents.collect();
+    ObjectConditions {
+        object,
+        conditions: Vec::new(),
+        listeners: Vec::new(),
+        parents,
+    }
+}
+
+/// Returns the parent as `Gateway shop/edge, section web, port 80`.
+fn name_of(parent: &ParentRef, route: &ObjectKey) -> String {
+    let namespace = parent.namespace.as_ref().unwrap_or(&route.namespace);
+    let mut name = format!("{} {namespace}/{}", parent.kind, parent.name);
+    if let Some(section) = &parent.section_name {
+        name.push_str(&format!(", section {section}"));
+    }
+    if let Some(port) = parent.port {
+        name.push_str(&format!(", port {port}"));
+    }
+    name
+}
+
+/// Returns the condition `Accepted` of a parent at which the route does not apply.
+fn rejection(found: &Diagnostic) -> Option<StatusCondition> {
+    let reason = match found.code.description().condition {
+        Some(("Accepted", reason)) => reason,
+        _ if found.severity == Severity::Error => "UnsupportedValue",
+        _ => return None,
+    };
+    Some(StatusCondition::negative(
+        "Accepted",
+        reason,
+        found.problem.clone(),
+    ))
+}
+
+/// Returns the condition `ResolvedRefs`, which is the same at all parents.
+fn resolved(found: &ObjectDiagnostics<'_>) -> StatusCondition {
+    let mut own = found.own.iter();
+    let unresolved = own.find_map(|it| match it.code.description().condition {
+        Some(("ResolvedRefs", reason)) => Some(StatusCondition::negative(
+            "ResolvedRefs",
+            reason,
+            it.problem.clone(),
+        )),
+        _ => None,
+    });
+    unresolved.unwrap_or_else(|| StatusCondition::positive("ResolvedRefs", "ResolvedRefs"))
+}
+
+/// Which rules of a route are valid.
+struct RouteValidity {
+    /// The first problem that breaks a rule or the whole route.
+    problem: Option<String>,
+    is_any_valid: bool,
+}
+
+impl RouteValidity {
+    fn of(found: &ObjectDiagnostics<'_>, rules: usize) -> Self {
+        let faults = found.document.faults.iter();
+        let faults = faults.map(|fault| (fault.field.as_str(), fault.problem.as_str()));
+        let breaks = |it: &&&Diagnostic| {
+            let condition = it.code.description().condition;
+            let is_limit = matches!(it.code, Code::LimitExceeded | Code::RegexMemoryExceeded);
+            it.severity == Severity::Error
+                && (is_limit || condition.is_some_and(|(kind, _)| kind == "Accepted"))
+        };
+        let reported = found.own.iter().filter(breaks);
+        let reported = reported.map(|it| (it.field.as_str(), it.problem.as_str()));
+        let mut broken = BTreeSet::new();
+        let mut is_whole_broken = false;
+        let mut problem = None;
+        for (field, text) in faults.chain(reported) {
+            if !field.starts_with("spec") || is_within(field, "spec.parentRefs") {
+                continue;
+            }
+            problem.get_or_insert_with(|| format!("{field}: {text}"));
+            match rule_of(field) {
+                Some(rule) => drop(broken.insert(rule)),
+                None => is_whole_broken = true,
+            }
+        }
+        Self {
+            problem,
+            // A route without rules has one that matches everything.
+            is_any_valid: !is_whole_broken && broken.len() < rules.max(1),
+        }
+    }
+
+    fn accepted(&self) -> StatusCondition {
+        match &self.problem {
+            Some(problem) if !self.is_any_valid => {
+                StatusCondition::negative("Accepted", "UnsupportedValue", problem.clone())
+            }
+            _ => StatusCondition::positive("Accepted", "Accepted"),
+        }
+    }
+
+    /// Returns the condition of a route of which some rules are broken and refuse their requests.
+    fn partially_invalid(&self) -> Option<StatusCondition> {
+        let problem = self.problem.as_ref().filter(|_| self.is_any_valid)?;
+        Some(StatusCondition {
+            is_true: true,
+            ..StatusCondition::negative("PartiallyInvalid", "UnsupportedValue", problem.clone())
+        })
+    }
+}
+
+/// Returns the index of the rule that a field is inside.
+fn rule_of(field: &str) -> Option<usize> {
+    let (at, _) = field.strip_prefix("spec.rules[")?.split_once(']')?;
+    at.parse().ok()
+}

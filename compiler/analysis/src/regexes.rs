@@ -1,0 +1,62 @@
+//! Finds regular expressions that take much of the memory which the rules of a Service may use.
+
+use std::sync::Arc;
+
+use canal_ir::ir::Ir;
+use canal_ir::limits::REGEXES_PER_SERVICE_BYTES_MAX;
+use canal_ir::pattern;
+use canal_model::diagnostic_code::DiagnosticCode as Code;
+use canal_model::policy::{Document, ObjectKind};
+use canal_model::program::{HttpMatch, PathMatch, TextMatch};
+
+use crate::AnalysisDiagnostics;
+
+/// An expression is costly if fewer than this number of its size fit on a Service.
+const FITTING_MIN: usize = 64;
+
+pub(crate) fn check(documents: &[Arc<Document>], ir: &Ir, report: &mut AnalysisDiagnostics) {
+    let of_services = ir.services.values().map(|service| &service.routes);
+    let of_gateways = ir.ingress.iter().map(|gateway| &gateway.routes);
+    for table in of_services.chain(of_gateways) {
+        for http in table.rules().iter().flat_map(|rule| &rule.matches) {
+            check_match(documents, http, report);
+        }
+    }
+}
+
+fn check_match(documents: &[Arc<Document>], http: &HttpMatch, report: &mut AnalysisDiagnostics) {
+    let path = match &http.path {
+        PathMatch::Regex(pattern) => Some(pattern),
+        _ => None,
+    };
+    let values = http.headers.iter().chain(&http.query);
+    let of_values = values.filter_map(|condition| match &condition.value {
+        TextMatch::Regex(pattern) => Some(pattern),
+        _ => None,
+    });
+    for expression in path.into_iter().chain(of_values) {
+        let Ok(bytes) = pattern::cost(expression) else {
+            continue;
+        };
+        if bytes <= REGEXES_PER_SERVICE_BYTES_MAX / FITTING_MIN {
+            continue;
+        }
+        let object = &http.precedence.object;
+        let document = documents.iter().find(|document| {
+            let key = document.object.key();
+            *object == format!("{}/{}/{}", key.kind, key.namespace, key.name)
+        });
+        let Some(document) = document else { continue };
+        let list = match document.object.kind() {
+            ObjectKind::VirtualService => "http",
+            _ => "rules",
+        };
+        let short: String = expression.chars().take(80).collect();
+        let problem = format!(
+            "the regular expression {short:?} takes {bytes} of the {REGEXES_PER_SERVICE_BYTES_MAX} bytes that those of a Service may take"
+        );
+        let fix = "match exactly or by a prefix, or write fewer and smaller repetitions";
+        let field = format!("spec.{list}[{}]", http.precedence.indexes[0]);
+        report.warn(Code::CostlyRegex, document, field, problem, fix);
+    }
+}
