@@ -135,15 +135,21 @@ pub(super) fn destinations(written: &VirtualServiceRoute) -> impl Iterator<Item 
     written.mirror.iter().chain(several)
 }
 
-/// Leaves out mirrors in other namespaces if the filters change requests. The policies of a mirror
+/// Leaves out mirrors in other namespaces if the filters of the rule or a backend change requests. The policies of a mirror
 /// authorize the request as the client sent it, so another namespace's route could send it what its
 /// policies deny.
 pub(super) fn guard(
     mirrors: &mut Vec<RouteMirror>,
     filters: Option<&RouteFilters>,
+    action: &RouteAction,
     rule: &mut RuleContext<'_>,
 ) {
-    if !changes_requests(filters) {
+    let of_backends = match action {
+        RouteAction::Split(backends) => backends.as_slice(),
+        RouteAction::Answer(_) | RouteAction::Refuse { .. } => &[],
+    };
+    let mut of_backends = of_backends.iter().map(|backend| backend.filters.as_deref());
+    if !changes_requests(filters) && !of_backends.any(changes_requests) {
         return;
     }
     let own = rule.document.object.key().namespace;

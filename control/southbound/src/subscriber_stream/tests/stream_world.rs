@@ -84,6 +84,7 @@ pub(super) fn resources(name: &str, says: &TenantScript) -> Vec<Resource> {
     out.extend(says.routes.iter().map(|(s, to)| {
         let backend = |b: &String| Backend {
             weight: 1,
+            filters: None,
             target: BackendTarget::Service {
                 service: key(b),
                 port: 80,
