@@ -336,6 +336,8 @@ pub struct IngressGateway {
     pub id: ServiceId,
     /// Listeners of the ports that are served, in the order of their objects.
     pub listeners: Vec<IngressListener>,
+    /// Number of proxies between clients and the Gateway that append to `x-forwarded-for`.
+    pub trusted_proxies: u8,
 }
 
 /// One listener of a Gateway as gateway replicas serve it.

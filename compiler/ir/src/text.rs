@@ -96,6 +96,9 @@ fn address(address: &GatewayAddress) -> String {
 
 fn ingress(gateway: &IngressGateway) -> String {
     let mut text = format!("ingress {} id {}", gateway.key, gateway.id.get());
+    if gateway.trusted_proxies > 0 {
+        text += &format!(" trusted proxies {}", gateway.trusted_proxies);
+    }
     for listener in &gateway.listeners {
         let state = if listener.is_open { "open" } else { "closed" };
         let (name, port, of) = (&listener.name, listener.port, host(listener.host.as_ref()));

@@ -2,6 +2,7 @@
 //! `route[].headers` of VirtualServices. A filter that cannot be honoured refuses the requests of
 //! its backend; those of the others are served.
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::policy::gateway_api::{GrpcRouteFilter, HttpRouteFilter};
 use canal_model::policy::istio::Headers;
 use canal_model::program::Backend;
@@ -28,7 +29,8 @@ pub(super) fn add_http(
                         "a filter of type {} for one backend is not supported in this version",
                         filter.kind
                     );
-                    let issue = FieldIssue::new("type", problem, "write it in the rule's filters");
+                    let issue = FieldIssue::new("type", problem, "write it in the rule's filters")
+                        .with_code(Code::UnsupportedFilter);
                     rule.broken(&field_of(at), issue);
                 }
                 _ => modifiers.push((field_of(at), filter)),
@@ -79,7 +81,8 @@ fn is_mirror(filter: &HttpRouteFilter) -> bool {
 fn warn_of_mirror(field: &str, rule: &mut RuleContext<'_>) {
     let problem = "mirrors of one backend are not supported in this version; requests are served, and not copied";
     let fix = "write the mirror in the rule's filters, or keep it for a version that does it";
-    rule.warning(field, FieldIssue::new("", problem, fix));
+    let issue = FieldIssue::new("", problem, fix).with_code(Code::IgnoredField);
+    rule.warning(field, issue);
 }
 
 /// Adds what `resolve` returns to a backend. If it breaks the rule, only the backend refuses.

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::Namespace;
 use canal_model::policy::ObjectKind;
 use canal_model::policy::gateway_api::{
@@ -64,7 +65,7 @@ fn warn_of_protocol(
     if ports.any(|it| it.port == *port && it.protocol == AppProtocol::Http1) {
         let problem = format!("port {port} is HTTP/1.1, over which there is no gRPC");
         let fix = "set the port's appProtocol to kubernetes.io/h2c or grpc";
-        let issue = FieldIssue::new("port", problem, fix);
+        let issue = FieldIssue::new("port", problem, fix).with_code(Code::BackendProtocolMismatch);
         rule.warning(&format!("backendRefs[{at}]"), issue);
     }
 }
@@ -131,7 +132,7 @@ fn path_match(
         (GrpcNameMatch::Any, GrpcNameMatch::Any) => {
             let problem = "neither a service nor a method is written";
             let fix = "write one of them, or remove the field to match every request";
-            return Err(FieldIssue::new("", problem, fix));
+            return Err(FieldIssue::new("", problem, fix).with_code(Code::MissingField));
         }
         (GrpcNameMatch::Exact(service), GrpcNameMatch::Exact(method)) => {
             return text(&format!("/{service}/{method}")).map(PathMatch::Exact);
@@ -186,6 +187,7 @@ fn expression<'n>(
             // An expression that is valid only in the path, such as `a)|(b`, means something else.
             pattern::cost(&plain).map_err(|problem| {
                 FieldIssue::new(field, problem, "use RE2 syntax; the whole name must match")
+                    .with_code(Code::InvalidRegex)
             })?;
             format!("(?:{plain})").into()
         }

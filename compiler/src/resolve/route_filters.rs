@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::policy::gateway_api::{
     GrpcRouteFilter, HttpHeader, HttpHeaderFilter, HttpPathModifier, HttpRouteFilter,
     HttpRouteMatch, HttpUrlRewriteFilter, PathConditionType,
@@ -64,7 +65,8 @@ pub(super) fn of_filters(
             let problem = format!("the rule has a second filter of type {}", filter.kind);
             rule.broken(
                 field,
-                FieldIssue::new("type", problem, "write all changes in one filter"),
+                FieldIssue::new("type", problem, "write all changes in one filter")
+                    .with_code(Code::UnsupportedFilter),
             );
             continue;
         }
@@ -109,7 +111,11 @@ pub(super) fn of_filters(
             // The source reports the field of these filters too.
             ("ExternalAuth" | "ExtensionRef", ..) => {
                 let problem = format!("filters of type {kind} are not supported in this version");
-                rule.broken(field, FieldIssue::new("type", problem, "remove the filter"));
+                rule.broken(
+                    field,
+                    FieldIssue::new("type", problem, "remove the filter")
+                        .with_code(Code::UnsupportedFilter),
+                );
             }
             _ => {
                 let problem = format!(
@@ -121,7 +127,8 @@ pub(super) fn of_filters(
                         "type",
                         problem,
                         "set the one field of the type, as in type: URLRewrite with urlRewrite",
-                    ),
+                    )
+                    .with_code(Code::UnsupportedFilter),
                 );
             }
         }
@@ -175,7 +182,10 @@ pub(super) fn of_virtual_service(
             if written.matches.iter().any(ignores_case) {
                 let problem = "rewriting a prefix that is matched without case is not supported in this version";
                 let fix = "remove ignoreUriCase, or write the prefixes one by one";
-                rule.broken("rewrite.uri", FieldIssue::new("", problem, fix));
+                rule.broken(
+                    "rewrite.uri",
+                    FieldIssue::new("", problem, fix).with_code(Code::UnsupportedFilter),
+                );
             }
             match sent_path(uri) {
                 Ok(uri) => filters.rewrite.path = Some(PathRewrite::Prefix(uri)),
@@ -255,7 +265,8 @@ pub(super) fn guard(
             "the rule changes requests, so it cannot send them to namespace {}, whose policies authorize them unchanged",
             service.namespace
         );
-        let issue = FieldIssue::new("", problem, "change them in a route of that namespace");
+        let issue = FieldIssue::new("", problem, "change them in a route of that namespace")
+            .with_code(Code::ChangedAcrossNamespaces);
         backend.target = rule.refused_backend("", issue);
         backend.filters = None;
     }
@@ -369,7 +380,7 @@ impl<'r, 'c> HeaderChanges<'r, 'c> {
         let checked = if self.count > HEADER_CHANGES_PER_RULE_MAX {
             let problem =
                 format!("the filter changes more than {HEADER_CHANGES_PER_RULE_MAX} headers");
-            Err(FieldIssue::new("", problem, "change fewer headers"))
+            Err(FieldIssue::new("", problem, "change fewer headers").with_code(Code::LimitExceeded))
         } else {
             header_name(name).and_then(|name| {
                 // Applications that cannot tell `_` from `-` read the one as the other.
@@ -380,7 +391,8 @@ impl<'r, 'c> HeaderChanges<'r, 'c> {
                 {
                     let problem =
                         format!("the gateway sets {name} itself, so a route cannot change it");
-                    Err(FieldIssue::new("", problem, "remove the entry"))
+                    Err(FieldIssue::new("", problem, "remove the entry")
+                        .with_code(Code::ProtectedHeader))
                 } else {
                     Ok(name)
                 }
@@ -397,7 +409,7 @@ impl<'r, 'c> HeaderChanges<'r, 'c> {
                     "",
                     "variables such as %DOWNSTREAM_REMOTE_ADDRESS% are not supported in this version",
                     "write a fixed value without %",
-                ))
+                ).with_code(Code::UnsupportedFilter))
             } else {
                 Ok(value)
             }
@@ -483,7 +495,7 @@ pub(super) fn of_path_modifier(
                     "type",
                     "ReplacePrefixMatch needs a rule with exactly one match, of type PathPrefix",
                     "split the rule, or use ReplaceFullPath",
-                ));
+                ).with_code(Code::UnsupportedFilter));
             }
             // An empty text removes the prefix.
             let absolute = if prefix.starts_with('/') {
@@ -497,7 +509,7 @@ pub(super) fn of_path_modifier(
             "type",
             format!("the type is {kind:?}, and the field of that type is not the one that is set"),
             "write ReplaceFullPath with replaceFullPath, or ReplacePrefixMatch with replacePrefixMatch",
-        )),
+        ).with_code(Code::UnsupportedFilter)),
     }
 }
 
@@ -511,7 +523,8 @@ pub(super) fn sent_path(written: &str) -> Result<String, FieldIssue> {
                 "",
                 "a path has no spaces, and no characters beyond ASCII",
                 "write them as %-escapes, with digits in capitals",
-            ))
+            )
+            .with_code(Code::InvalidPath))
         }
     })
 }
@@ -536,7 +549,8 @@ pub(super) fn rewritten_host(
                     "",
                     format!("{written:?} is not a host name"),
                     "write a name such as reviews.example.com",
-                ),
+                )
+                .with_code(Code::InvalidHostname),
             );
             None
         }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::policy::canal::{
     ExternalAuthorizer, Federation, GatewayReplica, KeyServer, Tenant, Termination, Throttle,
 };
@@ -95,6 +96,7 @@ impl<'a> TenantObjects<'a> {
                 first.origin
             );
             report.error(
+                Code::DuplicateObject,
                 second,
                 "metadata.name",
                 problem,
@@ -112,7 +114,11 @@ impl<'a> TenantObjects<'a> {
                 "the tenant has {} objects, more than {OBJECTS_PER_TENANT_MAX}; the rest is left out",
                 documents.len()
             );
-            report.general(problem, "remove objects or split the tenant");
+            report.general(
+                Code::LimitExceeded,
+                problem,
+                "remove objects or split the tenant",
+            );
             documents.truncate(OBJECTS_PER_TENANT_MAX);
         }
         let mut corpus = TenantObjects::default();
@@ -142,6 +148,8 @@ impl<'a> TenantObjects<'a> {
             Object::Endpoints(object) => self.endpoints.push(Sourced { document, object }),
             // Nothing refers to these by more than their names, which need no object.
             Object::ServiceAccount(_) => {}
+            // No object refers to a ConfigMap yet.
+            Object::ConfigMap(_) => {}
             Object::HttpRoute(object) => self.http_routes.push(Sourced { document, object }),
             Object::GrpcRoute(object) => self.grpc_routes.push(Sourced { document, object }),
             Object::UdpRoute(object) => self.udp_routes.push(Sourced { document, object }),
@@ -196,6 +204,6 @@ fn rank(kind: ObjectKind) -> u8 {
         ObjectKind::DestinationRule | ObjectKind::ReferenceGrant | ObjectKind::Secret => 3,
         ObjectKind::Service | ObjectKind::EndpointSlice | ObjectKind::Endpoints => 4,
         ObjectKind::Pod => 5,
-        ObjectKind::ServiceAccount => 6,
+        ObjectKind::ServiceAccount | ObjectKind::ConfigMap => 6,
     }
 }

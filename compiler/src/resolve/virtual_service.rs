@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ServiceKey};
 use canal_model::policy::istio::{
     Destination, HttpMatchRequest, StringMatch, VirtualService, VirtualServiceRoute,
@@ -56,6 +57,7 @@ pub(crate) fn resolve(
                     key.namespace, key.name
                 );
                 report.error(
+                    Code::RouteConflict,
                     virtual_service.document,
                     field,
                     problem,
@@ -67,6 +69,7 @@ pub(crate) fn resolve(
                     key.namespace, key.name
                 );
                 report.error(
+                    Code::RouteConflict,
                     virtual_service.document,
                     field,
                     problem,
@@ -102,6 +105,7 @@ fn is_for_mesh(sourced: &Sourced<'_, VirtualService>, report: &mut DiagnosticCol
         let problem =
             format!("gateway {other:?} is not supported in this version; `mesh` is the only one");
         report.error(
+            Code::UnsupportedGateway,
             sourced.document,
             format!("spec.gateways[{at}]"),
             problem,
@@ -123,6 +127,7 @@ fn services(
     );
     if hosts.is_empty() && sourced.fault("spec.hosts").is_none() {
         report.error(
+            Code::MissingField,
             sourced.document,
             "spec.hosts",
             "the object names no host",
@@ -134,7 +139,7 @@ fn services(
             "the object has {} hosts, more than {HOSTS_PER_ROUTE_MAX}; the rest is left out",
             hosts.len()
         );
-        report.error(sourced.document, "spec.hosts", problem, "split the object");
+        report.refuse_excess(sourced.document, "spec.hosts", problem, "split the object");
     }
     let mut found: Vec<(String, ServiceKey)> = Vec::new();
     for (at, host) in hosts.iter().take(HOSTS_PER_ROUTE_MAX).enumerate() {
@@ -143,7 +148,7 @@ fn services(
             names::service(to.tenant, own, host).filter(|key| to.services.contains_key(key))
         else {
             let problem = format!("{host:?} is not a service of this tenant");
-            report.error(
+            report.error(Code::UnresolvedHost,
                 sourced.document,
                 field,
                 problem,
@@ -156,6 +161,7 @@ fn services(
                 "a route for clients of only one namespace (here {own}) is not supported in this version"
             );
             report.error(
+                Code::OtherNamespace,
                 sourced.document,
                 field,
                 problem,
@@ -225,7 +231,7 @@ fn attach(
             spec.http.len()
         );
         broken.get_or_insert_with(|| problem.clone());
-        report.error(sourced.document, "spec.http", problem, "use fewer rules");
+        report.refuse_excess(sourced.document, "spec.http", problem, "use fewer rules");
     }
     let ports: Vec<u16> = service.ports.iter().map(|port| port.port).collect();
     let mut regexes = RegexBudget {
@@ -391,7 +397,10 @@ fn groups(
             "the rule has {} matches, more than {MATCHES_PER_RULE_MAX}",
             conditions.len()
         );
-        rule.broken("match", FieldIssue::new("", problem, "split the rule"));
+        rule.broken(
+            "match",
+            FieldIssue::new("", problem, "split the rule").with_code(Code::LimitExceeded),
+        );
         // The broken rule refuses every request, whatever its matches were.
         conditions = &implied;
     }
@@ -403,7 +412,8 @@ fn groups(
                 "the match holds at gateways only, which are not supported in this version";
             rule.warning(
                 &field,
-                FieldIssue::new("gateways", problem, "write mesh too, or remove the match"),
+                FieldIssue::new("gateways", problem, "write mesh too, or remove the match")
+                    .with_code(Code::MatchNeverApplies),
             );
             continue;
         }
@@ -415,7 +425,8 @@ fn groups(
             );
             rule.warning(
                 &field,
-                FieldIssue::new("port", problem, "correct the port or remove the match"),
+                FieldIssue::new("port", problem, "correct the port or remove the match")
+                    .with_code(Code::MatchNeverApplies),
             );
             continue;
         }
@@ -448,12 +459,14 @@ fn authority(
                 problem,
                 "write a host name; ports are matched by port",
             )
+            .with_code(Code::InvalidHostname)
         }),
         _ => Err(FieldIssue::new(
             "",
             "hosts are compared as a whole in this version",
             "write authority.exact",
-        )),
+        )
+        .with_code(Code::UnsupportedField)),
     };
     match host {
         Ok(host @ HostMatch::Exact(_)) => vec![host],
@@ -465,7 +478,8 @@ fn authority(
                     "exact",
                     "a wildcard is not an exact host",
                     "write the whole name",
-                ),
+                )
+                .with_code(Code::UnsupportedField),
             );
             Vec::new()
         }
@@ -508,7 +522,8 @@ fn http_match(
                     "",
                     "methods are compared as a whole in this version",
                     "write method.exact, as in exact: GET",
-                );
+                )
+                .with_code(Code::UnsupportedField);
                 rule.broken(&format!("{field}.method"), issue);
                 None
             }

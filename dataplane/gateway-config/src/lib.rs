@@ -232,6 +232,8 @@ pub struct ServiceView {
     pub guard: Option<Arc<DestinationPolicy>>,
     /// Throttle of the service's requests, wherever they are routed.
     pub throttle: Option<Arc<RequestThrottle>>,
+    /// Number of proxies before the Gateway for which the service stands; 0 for other services.
+    pub trusted_proxies: u8,
 }
 
 impl ServiceView {

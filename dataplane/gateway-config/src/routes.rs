@@ -492,6 +492,7 @@ mod tests {
         );
         let routes =
             ServiceRoutes::resolve(Arc::new(compiled), FilterChain::default(), &mut NoTargets);
+        // The rule is of port 80, but the fault concerns the whole service.
         let RouteOutcome::Refuse { status, .. } = routes.decide(81, &REQUEST, 0).0 else {
             panic!("not refused")
         };

@@ -161,7 +161,7 @@ pub(crate) trait HttpDownstream {
     fn begin_body(&mut self, session: &ClientSession, keeps_head: bool);
 
     /// Ready if the client has left while nothing is sent to it.
-    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()>;
+    fn poll_client_gone(&mut self, cx: &mut Context<'_>) -> Poll<()>;
 
     /// Returns the client's side for an exchange, and the head for a later reauthorization.
     fn exchange(&mut self) -> (DownstreamSide<'_>, OpenHead<'_>);
@@ -294,13 +294,13 @@ impl RequestState {
                 authorize::AuthorizationStep::Pass => break,
                 authorize::AuthorizationStep::CallAuthorizer(check) => {
                     let protocol = self.record.protocol_text();
-                    let whole = ext_authz::CheckContext {
+                    let context = ext_authz::CheckContext {
                         trial: &state,
                         protocol,
                         body: self.body.as_ref(),
                     };
                     let shown = |authorizer: &Authorizer| {
-                        ext_authz::request(session, to, request, &whole, authorizer)
+                        ext_authz::request(session, to, request, &context, authorizer)
                     };
                     let agreed = Box::pin(ext_authz::check(worker, session, &check, shown)).await?;
                     agreed.apply(request.0, &mut state.changes);
@@ -463,9 +463,13 @@ impl<D: HttpDownstream> HttpRequest<D> {
         begun
     }
 
-    /// Called before the body is passed on. With `has_begun`, an earlier attempt has passed on a
-    /// part of it.
-    fn begin_body(&mut self, has_begun: bool) {
+    /// Called before the body, if there is one, is passed on. With `has_begun`, an earlier attempt has
+    /// passed on a part of it.
+    #[inline]
+    fn begin_body(&mut self, is_complete: bool, has_begun: bool) {
+        if is_complete {
+            return;
+        }
         // Only a retry that the rule asks for may need the beginning again, for the authorizers of
         // another endpoint.
         let shown = self.state.body.take();
@@ -733,9 +737,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         };
         let (suspended, replayed) = (self.suspended.take(), self.replayed.take());
         let copies = self.begin_copies(routed, has_begun);
-        if !is_complete {
-            self.begin_body(has_begun);
-        }
+        self.begin_body(is_complete, has_begun);
         let RequestState {
             worker,
             session,
@@ -744,6 +746,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             limits,
             ..
         } = &mut self.state;
+        // The head has ended an HTTP/2 stream, but an HTTP/1.1 head is still in the outbox.
         let sent = matches!(back, UpstreamSide::Http2(_)) && is_complete;
         let (front, head) = self.client.exchange();
         let open =
@@ -820,7 +823,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         };
         let client = &mut self.client;
         limits
-            .back_off(worker, is_sent, |cx| client.poll_gone(cx))
+            .back_off(worker, is_sent, |cx| client.poll_client_gone(cx))
             .await
     }
 

@@ -412,7 +412,7 @@ mod tests {
             accounts.update(&snapshot, &limits, |_| {});
             snapshot
         };
-        let held = || {
+        let accounts_and_caches = || {
             (
                 accounts.all.borrow().iter().flatten().count(),
                 tokens.tenants(),
@@ -428,7 +428,7 @@ mod tests {
         forget(&there);
         drop(account);
         forget(&next(&mut builder, false, 2));
-        assert_eq!(held(), (1, 1), "a request is in flight");
+        assert_eq!(accounts_and_caches(), (1, 1), "a request is in flight");
         let back = next(&mut builder, true, 3);
         assert_eq!(
             accounts
@@ -441,10 +441,10 @@ mod tests {
         forget(&back);
         let gone = next(&mut builder, false, 4);
         forget(&gone);
-        assert_eq!(held(), (1, 1));
+        assert_eq!(accounts_and_caches(), (1, 1));
         drop(request);
         forget(&gone);
-        assert_eq!(held(), (0, 0));
+        assert_eq!(accounts_and_caches(), (0, 0));
         assert!(!accounts.has_gone.get());
         // The tenant is back with the same number and new usage.
         let again = next(&mut builder, true, 5);
@@ -456,7 +456,11 @@ mod tests {
             0
         );
         forget(&again);
-        assert_eq!(held(), (1, 0), "and existing connections stay");
+        assert_eq!(
+            accounts_and_caches(),
+            (1, 0),
+            "and existing connections stay"
+        );
     }
 
     #[test]
@@ -499,13 +503,13 @@ mod tests {
             let mut used = 0;
             let counts: Vec<u64> = (0..10)
                 .map(|_| {
-                    let held = (0..max)
-                        .take_while(|held| {
-                            decide_request(*held, tenant_max, used + held, max).is_ok()
+                    let admitted = (0..max)
+                        .take_while(|admitted| {
+                            decide_request(*admitted, tenant_max, used + admitted, max).is_ok()
                         })
                         .count() as u64;
-                    used += held;
-                    held
+                    used += admitted;
+                    admitted
                 })
                 .collect();
             assert!(

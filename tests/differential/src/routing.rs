@@ -102,11 +102,14 @@ impl RoutingComparison {
                 return differs("the gateway", &verdict);
             }
             tally.backend_filters += usize::from(backend.filters.is_some());
+            // A comparison of filters counts only where filters changed something.
             tally.filtered += usize::from(wanted.is_some_and(|wanted| {
                 (wanted.host, wanted.target) != (request.host.clone(), request.target.clone())
                     || wanted.headers.len() != request.headers.len()
             }));
         }
+        // HTTP/1.1 has its own parser before the router; some requests cannot be written in it
+        // (`None`).
         let over_http1 = self.gateway.decide_http1(request);
         if let Some(verdict) = &over_http1
             && *verdict != expected
@@ -116,6 +119,7 @@ impl RoutingComparison {
                 &format!("{} ({verdict:?})", format_verdict(verdict)),
             );
         }
+        // A node only needs to know whether the service exists: the gateway routes its requests.
         let is_service = expected != RoutingVerdict::NoService;
         if self
             .nodes

@@ -122,6 +122,7 @@ pub(crate) fn of_grpc_route(
 pub(crate) fn of_http_route(
     backend_ref: impl Strategy<Value = BackendRef>,
 ) -> impl Strategy<Value = Vec<HttpRouteFilter>> {
+    // A wildcard is not a host that a request can be rewritten to.
     let rewrite = (option::of(words(&HOSTS[..3])), option::of(path_modifier()));
     let filters = (
         option::weighted(0.2, header_filter()),

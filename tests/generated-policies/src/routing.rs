@@ -439,6 +439,7 @@ fn backend_ref() -> impl Strategy<Value = BackendRef> + Clone {
 }
 
 fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServiceSpec)> {
+    // Small numbers make rules of one service meet, and keep a failing case readable.
     let rule = (
         vec(match_request(), 0..3),
         vec(destination(), 0..3),
@@ -455,7 +456,8 @@ fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServic
         |(matches, mut route, (headers, mut rewrite), answer, attempts)| {
             let ((timeout, retries), mut fault, cors_policy, mirrors) = attempts;
             let (redirect, direct_response) = answer;
-            // A rule with an answer can have no route; those with two are seen refused.
+            // A rule with its own answer must not have a route. One with two destinations keeps
+            // them, because it must be refused.
             if redirect.is_some() || direct_response.is_some() {
                 rewrite = None;
                 fault = None;
@@ -485,6 +487,7 @@ fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServic
         gateways: Vec::new(),
         http,
     });
+    // Creation times repeat and may be missing, because the older object wins and ties exist.
     (option::of(0..3u64), spec)
 }
 

@@ -94,6 +94,7 @@ fn routes() -> Vec<Resource> {
     });
     let attempted: Vec<_> = attempted.map(Resource::Route).collect();
     let faults = super::route_faults::samples().into_iter();
+    // A sample with a delay has filters too, since both change the same rule.
     let faulted = faults.map(|faults| p::RouteRule {
         faults: Some(Box::new(faults)),
         filters: faults
@@ -243,6 +244,7 @@ fn parents() -> Vec<Resource> {
             hostname: "reviews.b.svc.cluster.local".into(),
             vips: vec!["10.96.0.1".parse().unwrap()],
             ports: vec![p::ServicePort {
+                // Ports and ids differ from each other, so that swapped fields are noticed.
                 port: 9080,
                 name: "http".into(),
                 protocol: p::AppProtocol::Http1,
@@ -292,6 +294,7 @@ fn parents() -> Vec<Resource> {
 
 fn tier_samples() -> Vec<Resource> {
     let az = || "az1".parse().unwrap();
+    // A burst that differs from the rate, so that swapped fields are noticed.
     let number = |n| canal_model::ids::ReplicaNumber::new(n).unwrap();
     let rate = |per_second| p::RateLimit {
         per_second,
@@ -351,6 +354,7 @@ fn tier_samples() -> Vec<Resource> {
             az: az(),
             vni: Vni::new(101).unwrap(),
             version: 9,
+            // Chains of every length from none to eight.
             chains: (0..p::BUCKETS)
                 .map(|b| (1..=b as u32 % 9).map(number).collect())
                 .collect(),
@@ -428,6 +432,7 @@ fn broken_resources() -> Vec<BrokenCase> {
     vec![
         (
             "too many UDP ports",
+            // One port more than the 64 of the limit.
             workload((1..=65).collect()),
             "has 65 ports, more than 64",
         ),
@@ -491,6 +496,7 @@ fn broken_resources() -> Vec<BrokenCase> {
             "200 is not an error",
         ),
         (
+            // Bytes that are no protobuf message.
             "garbage",
             (ResourceKind::Service, "a/b/c".into(), vec![0xff; 9]),
             "not a Service message",
@@ -548,6 +554,7 @@ fn a_snapshot_is_used_whole_or_not_at_all() {
             .zip(all.iter().zip(&versions))
             .all(|(e, (r, v))| e.resource == *r && e.version == *v)
     );
+    // A data plane that knows only Tenant skips the other kinds.
     assert_eq!(
         state_file::decode(&bytes, &[ResourceKind::Tenant])
             .unwrap()
@@ -555,6 +562,7 @@ fn a_snapshot_is_used_whole_or_not_at_all() {
             .len(),
         1
     );
+    // The header, the body and the digest at the end.
     for at in [0, bytes.len() / 2, bytes.len() - 1] {
         let mut torn = bytes.clone();
         torn[at] ^= 1;

@@ -608,6 +608,7 @@ fn gateway(hosts: &[(&str, bool)]) -> Arc<Resource> {
         }],
     };
     Arc::new(Resource::Ingress(IngressGateway {
+        trusted_proxies: 0,
         key: key("web.gateway"),
         id: ServiceId::new(40).unwrap(),
         listeners: hosts.iter().map(listener).collect(),
@@ -636,6 +637,7 @@ fn a_gateway_is_a_service_with_listeners_until_it_is_removed() {
         hosts.map(|host| routed(&snapshot, host)),
         [true, false, false]
     );
+    // The ID of the resource that `gateway` returns.
     let id = ServiceId::new(40).unwrap();
     assert!(snapshot.service_inside(id).is_some());
     let named = snapshot.tenant("t").unwrap();

@@ -52,17 +52,17 @@ pub(crate) struct UpgradedConnection {
     pub(crate) head: Option<Box<[u8]>>,
 }
 
-/// Authorizes an open request again. Its head is in `open.kept` if the client's inbox no longer
-/// contains it.
+/// Authorizes an open request again. Its head is in `open.head_copy` if the client's inbox no
+/// longer contains it.
 pub(crate) fn reauthorize_request(
     worker: &Worker,
     open: &OngoingAuthorization<'_>,
-    ask: &RequestInfo,
+    request: &RequestInfo,
     client: &Http1Downstream,
 ) -> Result<(), AuthorizationInterrupt> {
     let head = match open.head_copy {
         Some(head) => head,
-        None if !ask.has_body() => client.wire.inbox.bytes(),
+        None if !request.has_body() => client.wire.inbox.bytes(),
         // The tenant got its first policies while the body was in transit, so the head was not
         // retained.
         None => return open.reauthorize_connection(worker),
@@ -79,7 +79,7 @@ pub(crate) fn reauthorize_request(
 
 /// Ready if the client has left while it waits for the response. With `reads`, a close is found by
 /// reading; nothing else reads the connection then.
-pub(crate) fn poll_gone(
+pub(crate) fn poll_client_gone(
     client: &mut Http1Downstream,
     cx: &mut Context<'_>,
     reads: bool,
@@ -315,8 +315,8 @@ impl HttpDownstream for Http1Client<'_> {
         inbox.advance(self.len);
     }
 
-    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        poll_gone(self.connection, cx, true)
+    fn poll_client_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        poll_client_gone(self.connection, cx, true)
     }
 
     fn exchange(&mut self) -> (DownstreamSide<'_>, OpenHead<'_>) {

@@ -188,7 +188,7 @@ impl HttpDownstream for Http2Client {
 
     fn begin_body(&mut self, _session: &ClientSession, _keeps_head: bool) {}
 
-    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_client_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.stream.respond.poll_reset(cx).map(drop)
     }
 

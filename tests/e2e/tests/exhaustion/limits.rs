@@ -111,6 +111,7 @@ fn patterns(count: usize) -> String {
 
 /// Limits of gateways.
 fn gateway_cases() -> Vec<LimitCase> {
+    // Each flood exceeds the share of alpha in `SHARES`.
     vec![
         LimitCase {
             name: "a gateway's connections without an identity",
@@ -141,6 +142,7 @@ fn gateway_cases() -> Vec<LimitCase> {
         LimitCase {
             name: "a gateway's requests",
             share: Some(ShareKind::GatewayRequests),
+            // A body that does not end keeps its request in flight.
             attack: unfinished_requests,
             refusals: |mesh| {
                 mesh.counted_at(
