@@ -214,7 +214,10 @@ fn action_bytes(action: &RouteAction) -> u64 {
             };
             backends
                 .iter()
-                .map(|backend| BACKEND_BYTES + target(&backend.target))
+                .map(|backend| {
+                    let filters = backend.filters.as_deref().map_or(0, filter_bytes);
+                    BACKEND_BYTES + target(&backend.target) + filters
+                })
                 .sum()
         }
     }

@@ -310,11 +310,22 @@ fn answer(ir: &Ir, question: &str) -> String {
         headers: parse_headers(headers),
     };
     let mut text = verdict_text(ir, decide(ir, &request));
-    let has_filters = deciding_rule(ir, &request).is_some_and(|rule| rule.filters.is_some());
-    if let Some(sent) = forwarded(ir, &request).filter(|_| has_filters) {
-        write!(text, "\n    forwarded: {} {}", sent.host, sent.target).unwrap();
-        for (name, value) in &sent.headers {
-            write!(text, " {name}:{value}").unwrap();
+    // Backends without filters of their own get the same request.
+    let rule = deciding_rule(ir, &request);
+    let has_filters = rule.is_some_and(|rule| rule.filters.is_some());
+    let backends = rule.map_or(&[][..], |rule| match &rule.action {
+        RouteAction::Split(backends) => backends,
+        RouteAction::Answer(_) | RouteAction::Refuse { .. } => &[],
+    });
+    for (at, backend) in backends.iter().enumerate() {
+        let is_first = has_filters && at == 0;
+        if let Some(sent) = forwarded(ir, &request, at)
+            && (is_first || backend.filters.is_some())
+        {
+            write!(text, "\n    forwarded: {} {}", sent.host, sent.target).unwrap();
+            for (name, value) in &sent.headers {
+                write!(text, " {name}:{value}").unwrap();
+            }
         }
     }
     format!("{question}\n  => {text}\n")

@@ -550,3 +550,26 @@ fn targets_have_unique_names() {
         ]
     );
 }
+
+#[test]
+fn mirrors_of_a_rule() {
+    let yaml = |count: usize| {
+        let mirrors = "{type: RequestMirror, requestMirror: {backendRef: {name: web, port: 80}}}, "
+            .repeat(count);
+        format!(
+            "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: copied}}\nspec:\n  \
+             parentRefs: [{{group: \"\", kind: Service, name: web}}]\n  \
+             rules: [{{filters: [{mirrors}], backendRefs: [{{name: web, port: 80}}]}}]\n"
+        )
+    };
+    assert_eq!(output(&yaml(MIRRORS_PER_RULE_MAX)).diagnostics, []);
+    let beyond = output(&yaml(MIRRORS_PER_RULE_MAX + 1));
+    let problems: Vec<_> = beyond.diagnostics.iter().map(|d| &d.problem).collect();
+    assert_eq!(problems, ["the rule has more than 8 mirrors"]);
+    let mirrors = beyond.resources.iter().map(|resource| match resource {
+        Resource::Route(rule) => rule.mirrors.len(),
+        _ => 0,
+    });
+    let served = mirrors.sum::<usize>();
+    assert_eq!(served, MIRRORS_PER_RULE_MAX, "requests are served");
+}

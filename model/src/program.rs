@@ -672,6 +672,9 @@ pub struct Backend {
     /// Relative weight, 0 to 1,000,000.
     pub weight: u32,
     pub target: BackendTarget,
+    /// Changes of the requests to this backend, after those of the rule; `None` for nearly all. The
+    /// path stays.
+    pub filters: Option<Box<RouteFilters>>,
 }
 
 /// The destination of the requests that a weighted split assigns to a backend.

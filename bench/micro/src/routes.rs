@@ -153,6 +153,7 @@ impl RuleSet {
             mirrors: Vec::new(),
             action: RouteAction::Split(vec![Backend {
                 weight: 1,
+                filters: None,
                 target: BackendTarget::Service {
                     service: id("tenant/bookinfo/reviews"),
                     port: 9080,

@@ -123,13 +123,35 @@ pub fn deciding_rule<'a>(ir: &'a Ir, request: &OracleRequest) -> Option<&'a Rout
     find(ir, request).ok().map(|(rule, _)| rule)
 }
 
-/// Returns the request that the endpoint receives; `None` if no rule sends it to one.
-pub fn forwarded(ir: &Ir, request: &OracleRequest) -> Option<ForwardedRequest> {
+/// Returns the request that an endpoint of the backend with this index receives; `None` if no rule
+/// sends it to such a backend.
+pub fn forwarded(ir: &Ir, request: &OracleRequest, backend: usize) -> Option<ForwardedRequest> {
     let (rule, http) = find(ir, request).ok()?;
-    let RouteAction::Split(_) = rule.action else {
+    let RouteAction::Split(backends) = &rule.action else {
         return None;
     };
-    filters::forwarded(rule.filters.as_deref(), &http.path, sent(request))
+    let of_backend = backends.get(backend)?.filters.as_deref();
+    let filters = [rule.filters.as_deref(), of_backend];
+    filters::forwarded(filters, &http.path, sent(request))
+}
+
+/// Returns the headers that the client receives of those that an endpoint of the backend with this
+/// index sends, without a cross-origin policy; `None` if no rule sends the request to it.
+pub fn returned(
+    ir: &Ir,
+    request: &OracleRequest,
+    backend: usize,
+    sent: &[(String, String)],
+) -> Option<Vec<(String, String)>> {
+    let (rule, _) = find(ir, request).ok()?;
+    let RouteAction::Split(backends) = &rule.action else {
+        return None;
+    };
+    let of_backend = backends.get(backend)?.filters.as_deref();
+    Some(filters::returned(
+        [rule.filters.as_deref(), of_backend],
+        sent,
+    ))
 }
 
 /// Returns what the cross-origin policy of the deciding rule does with a request; `None` without a

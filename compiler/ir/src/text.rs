@@ -17,7 +17,9 @@ use canal_model::route_attempts::{
 };
 use canal_model::route_cors::{CorsDialect, CorsList, CorsPolicy, OriginHost, OriginMatch};
 use canal_model::route_faults::{AbortStatus, FaultPolicy};
-use canal_model::route_filters::{HeaderModifier, PathRewrite, RedirectPort, RouteAnswer};
+use canal_model::route_filters::{
+    HeaderModifier, PathRewrite, RedirectPort, RouteAnswer, RouteFilters,
+};
 
 use crate::text_security;
 
@@ -428,16 +430,17 @@ fn condition(what: &str, condition: &ValueMatch) -> String {
 
 /// Formats all that a rule does with its requests beside its action, with a comma before each.
 pub fn effects(rule: &RouteRule) -> String {
-    filters(rule)
+    filters(rule.filters.as_deref())
         + &attempts(rule.attempts.as_deref())
         + &faults(rule.faults.as_deref())
         + &cors(rule.cors.as_deref())
         + &mirrors(&rule.mirrors)
 }
 
-/// Formats the filters of a rule, with a comma before each; returns an empty text for none.
-fn filters(rule: &RouteRule) -> String {
-    let Some(filters) = &rule.filters else {
+/// Formats the filters of a rule or backend, with a comma before each; returns an empty text for
+/// none.
+fn filters(filters: Option<&RouteFilters>) -> String {
+    let Some(filters) = filters else {
         return String::new();
     };
     let mut text = header_changes("request", &filters.request_headers);
@@ -575,6 +578,7 @@ pub fn mirrors(mirrors: &[RouteMirror]) -> String {
         let to = backend(&Backend {
             weight: 1,
             target: mirror.target.clone(),
+            filters: None,
         });
         let to = to.strip_prefix("1 ").unwrap_or(&to);
         format!(", {} copied to {to}{of}", percent(mirror.fraction))
@@ -658,8 +662,13 @@ fn backend(backend: &Backend) -> String {
             subset,
         } => {
             let subset = subset_suffix(subset);
+            let changes = filters(backend.filters.as_deref());
+            let changes = match changes.strip_prefix(", ") {
+                Some(changes) => format!(" ({changes})"),
+                None => String::new(),
+            };
             format!(
-                "{weight} {}/{}:{port}{subset}",
+                "{weight} {}/{}:{port}{subset}{changes}",
                 service.namespace, service.name
             )
         }

@@ -2,6 +2,7 @@
 //! simple, and shares no code with data planes.
 //!
 //! The rules, which every faster implementation must follow:
+//! - The filters of the rule come first, then those of the backend, which see what the rule's left.
 //! - Headers are removed first, then set, then added. A header that is set or removed is removed in
 //!   every spelling with `_` for `-` too.
 //! - A path is rewritten in the form that routes compare
@@ -28,9 +29,21 @@ pub struct ForwardedRequest {
     pub headers: Vec<(String, String)>,
 }
 
-/// Returns the request that the endpoint receives after a match on `matched`; `None` if the
-/// rewritten path has a dot segment, so that the gateway answers 400.
+/// Returns the request that the endpoint receives after a match on `matched`, with the filters of
+/// the rule and then of the backend; `None` if the rewritten path has a dot segment, so that the
+/// gateway answers 400.
 pub fn forwarded(
+    filters: [Option<&RouteFilters>; 2],
+    matched: &PathMatch,
+    sent: ForwardedRequest,
+) -> Option<ForwardedRequest> {
+    let [of_rule, of_backend] = filters;
+    let changed = changed(of_rule, matched, sent)?;
+    self::changed(of_backend, matched, changed)
+}
+
+/// Returns the request after one set of filters.
+fn changed(
     filters: Option<&RouteFilters>,
     matched: &PathMatch,
     sent: ForwardedRequest,
@@ -72,6 +85,29 @@ pub fn forwarded(
         target,
         headers,
     })
+}
+
+/// Returns the response headers that the client receives, of those that the endpoint sends: changed
+/// by the filters of the rule and then of the backend, and sorted by name. A response's header is
+/// removed or set in its own spelling only.
+pub fn returned(
+    filters: [Option<&RouteFilters>; 2],
+    sent: &[(String, String)],
+) -> Vec<(String, String)> {
+    let mut headers: Vec<_> = sent
+        .iter()
+        .map(|(name, value)| (name.to_ascii_lowercase(), value.clone()))
+        .collect();
+    for filters in filters.into_iter().flatten() {
+        let changes = &filters.response_headers;
+        let set = changes.set.iter().map(|(name, _)| name);
+        for name in changes.remove.iter().chain(set) {
+            headers.retain(|(sent, _)| sent != name);
+        }
+        headers.extend(changes.set.iter().chain(&changes.add).cloned());
+    }
+    headers.sort_by(|a, b| a.0.cmp(&b.0));
+    headers
 }
 
 /// Returns whether the path of a target has a dot segment, also with a path parameter.

@@ -11,6 +11,7 @@ use canal_model::policy::gateway_api::{
 };
 use canal_model::program::{AppProtocol, Backend, BackendTarget, HttpMatch, PathMatch};
 
+use super::backend_filters;
 use super::destination::DestinationIndex;
 use super::http_route::{ResolvedRule, backends, header_conditions, matches};
 use super::route_effects::RouteEffects;
@@ -35,9 +36,11 @@ pub(super) fn resolve_rule(
     let matches = matches(&written.matches, rule, &|at, condition, rule| {
         http_match([place, at], condition, rule)
     });
-    let backends = backends(kind, namespace, &written.backend_refs, to, rule);
-    for (at, backend) in backends.iter().enumerate() {
+    let mut backends = backends(kind, namespace, &written.backend_refs, to, rule);
+    for (at, (backend, written)) in backends.iter_mut().zip(&written.backend_refs).enumerate() {
         warn_of_protocol(at, backend, to, rule);
+        let field = format!("backendRefs[{at}]");
+        backend_filters::add_grpc(backend, &written.filters, &field, rule);
     }
     let action = rule.action("backendRefs", backends);
     ResolvedRule {

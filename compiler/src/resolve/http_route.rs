@@ -9,7 +9,7 @@ use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ServiceKey};
 use canal_model::policy::gateway_api::{
     BackendRef, GrpcRule, HttpRouteMatch, HttpRule, ParentRef, PathCondition, PathConditionType,
-    ValueCondition, ValueConditionType,
+    RouteBackendRef, ValueCondition, ValueConditionType,
 };
 use canal_model::policy::{Document, ObjectKind};
 use canal_model::program::{
@@ -18,9 +18,7 @@ use canal_model::program::{
 };
 
 use super::destination::DestinationIndex;
-use super::grpc_route;
 use super::ingress::Ingress;
-use super::route_answers;
 use super::route_effects::RouteEffects;
 use super::route_fields::{
     FieldIssue, GatewayRegexBudget, RegexBudget, RuleContext, STATUS_BROKEN, STATUS_BROKEN_GRPC,
@@ -28,6 +26,7 @@ use super::route_fields::{
 };
 use super::route_parts::{RouteParts, RuleList, yield_to_grpc};
 use super::tenant_objects::Sourced;
+use super::{backend_filters, grpc_route, route_answers};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
     HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX,
@@ -465,7 +464,11 @@ fn http_rule(
         http_match([place, at], condition, rule)
     });
     let answer = route_answers::of_http_route(written, rule);
-    let backends = backends(kind, namespace, &written.backend_refs, to, rule);
+    let mut backends = backends(kind, namespace, &written.backend_refs, to, rule);
+    for (at, (backend, written)) in backends.iter_mut().zip(&written.backend_refs).enumerate() {
+        let field = format!("backendRefs[{at}]");
+        backend_filters::add_http(backend, &written.filters, &field, rule);
+    }
     let action = match answer {
         Some(answer) => rule.answer(answer),
         None => rule.action("backendRefs", backends),
@@ -508,11 +511,11 @@ pub(super) fn matches<M: Default>(
         .collect()
 }
 
-/// Resolves the backends of a rule of a route of `kind` in `namespace`.
-pub(super) fn backends(
+/// Resolves the backends of a rule of a route of `kind` in `namespace`, without their filters.
+pub(super) fn backends<F>(
     kind: ObjectKind,
     namespace: &Namespace,
-    written: &[BackendRef],
+    written: &[RouteBackendRef<F>],
     to: &DestinationIndex<'_>,
     rule: &mut RuleContext<'_>,
 ) -> Vec<Backend> {
@@ -521,7 +524,7 @@ pub(super) fn backends(
         backends.push(rule.backend(
             &format!("backendRefs[{at}]"),
             backend.weight,
-            to.of_backend_ref(kind, namespace, backend),
+            to.of_backend_ref(kind, namespace, &backend.reference()),
         ));
     }
     backends

@@ -3,6 +3,7 @@
 //! `build` makes the IR. Start at [`resolve`].
 
 mod addresses;
+mod backend_filters;
 mod destination;
 mod direct;
 mod gateway_replica;

@@ -76,8 +76,9 @@ impl RouteEffects {
     /// be had with the other effects.
     pub(super) fn guard(&mut self, action: RouteAction, rule: &mut RuleContext<'_>) -> RouteAction {
         let filters = self.filters.as_deref();
-        route_mirrors::guard(&mut self.mirrors, filters, rule);
-        route_filters::guard(filters, action, rule)
+        let action = route_filters::guard(filters, action, rule);
+        route_mirrors::guard(&mut self.mirrors, filters, &action, rule);
+        action
     }
 
     /// Sets the effects of a rule, as far as its action has them.

@@ -257,7 +257,11 @@ impl RuleContext<'_> {
     ) -> Backend {
         let target = target.unwrap_or_else(|complaint| self.refused_backend(field, complaint));
         if weight <= WEIGHT_MAX {
-            return Backend { weight, target };
+            return Backend {
+                weight,
+                target,
+                filters: None,
+            };
         }
         let complaint = FieldIssue::new(
             "weight",
@@ -268,6 +272,18 @@ impl RuleContext<'_> {
         Backend {
             weight: WEIGHT_MAX,
             target: self.refused_backend(field, complaint),
+            filters: None,
+        }
+    }
+
+    /// Makes a backend refuse its requests, unless it does already.
+    pub(crate) fn refuse_backend(&self, backend: &mut Backend, reason: String) {
+        backend.filters = None;
+        if let BackendTarget::Service { .. } = backend.target {
+            backend.target = BackendTarget::Refuse {
+                status: self.refusal_status,
+                reason,
+            };
         }
     }
 

@@ -10,7 +10,7 @@ use canal_model::policy::gateway_api::{
     HttpRouteMatch, HttpUrlRewriteFilter, PathConditionType,
 };
 use canal_model::policy::istio::{
-    HeaderOperations, HttpMatchRequest, HttpRewrite, VirtualServiceRoute,
+    HeaderOperations, Headers, HttpMatchRequest, HttpRewrite, VirtualServiceRoute,
 };
 use canal_model::program::{BackendTarget, RouteAction};
 use canal_model::route_filters::{
@@ -44,15 +44,27 @@ pub(super) fn of_http_route(
     matches: &[HttpRouteMatch],
     rule: &mut RuleContext<'_>,
 ) -> Option<Box<RouteFilters>> {
+    let filters = written.iter().enumerate();
+    let filters: Vec<_> = filters
+        .map(|(at, filter)| (format!("filters[{at}]"), filter))
+        .collect();
+    of_filters(&filters, matches, rule)
+}
+
+/// Resolves filters, each with its field. `None` if they change nothing.
+pub(super) fn of_filters(
+    written: &[(String, &HttpRouteFilter)],
+    matches: &[HttpRouteMatch],
+    rule: &mut RuleContext<'_>,
+) -> Option<Box<RouteFilters>> {
     let mut filters = RouteFilters::default();
     let mut seen = BTreeSet::new();
-    for (at, filter) in written.iter().enumerate() {
-        let field = format!("filters[{at}]");
+    for (field, filter) in written {
         // Gateway API: a rule has several mirrors, and one filter of each other type.
         if filter.kind != "RequestMirror" && !seen.insert(filter.kind.as_str()) {
             let problem = format!("the rule has a second filter of type {}", filter.kind);
             rule.broken(
-                &field,
+                field,
                 FieldIssue::new("type", problem, "write all changes in one filter")
                     .with_code(Code::UnsupportedFilter),
             );
@@ -100,7 +112,7 @@ pub(super) fn of_http_route(
             ("ExternalAuth" | "ExtensionRef", ..) => {
                 let problem = format!("filters of type {kind} are not supported in this version");
                 rule.broken(
-                    &field,
+                    field,
                     FieldIssue::new("type", problem, "remove the filter")
                         .with_code(Code::UnsupportedFilter),
                 );
@@ -110,7 +122,7 @@ pub(super) fn of_http_route(
                     "the type is {kind:?}, and the field that the type names is not the one that is set"
                 );
                 rule.broken(
-                    &field,
+                    field,
                     FieldIssue::new(
                         "type",
                         problem,
@@ -129,23 +141,25 @@ pub(super) fn of_grpc_route(
     written: &[GrpcRouteFilter],
     rule: &mut RuleContext<'_>,
 ) -> Option<Box<RouteFilters>> {
-    let filters = written.iter().map(|filter| {
-        let GrpcRouteFilter {
-            kind,
-            request_header_modifier,
-            response_header_modifier,
-            request_mirror,
-        } = filter;
-        HttpRouteFilter {
-            kind: kind.clone(),
-            request_header_modifier: request_header_modifier.clone(),
-            response_header_modifier: response_header_modifier.clone(),
-            request_mirror: request_mirror.clone(),
-            ..HttpRouteFilter::default()
-        }
-    });
-    let filters: Vec<HttpRouteFilter> = filters.collect();
+    let filters: Vec<_> = written.iter().map(as_http_filter).collect();
     of_http_route(&filters, &[], rule)
+}
+
+/// Returns the filter of an HTTPRoute that a GRPCRoute's filter is.
+pub(super) fn as_http_filter(written: &GrpcRouteFilter) -> HttpRouteFilter {
+    let GrpcRouteFilter {
+        kind,
+        request_header_modifier,
+        response_header_modifier,
+        request_mirror,
+    } = written;
+    HttpRouteFilter {
+        kind: kind.clone(),
+        request_header_modifier: request_header_modifier.clone(),
+        response_header_modifier: response_header_modifier.clone(),
+        request_mirror: request_mirror.clone(),
+        ..HttpRouteFilter::default()
+    }
 }
 
 /// Resolves `headers` and `rewrite` of a VirtualService's rule. `None` if they change nothing.
@@ -155,16 +169,7 @@ pub(super) fn of_virtual_service(
 ) -> Option<Box<RouteFilters>> {
     let mut filters = RouteFilters::default();
     if let Some(headers) = &written.headers {
-        let field = "headers.request";
-        let (request, host) = split_host(&headers.request);
-        filters.request_headers = of_operations(&request, ModifiedMessage::Request, field, rule);
-        filters.rewrite.host = host.and_then(|host| rewritten_host(&host, field, rule));
-        filters.response_headers = of_operations(
-            &headers.response,
-            ModifiedMessage::Response,
-            "headers.response",
-            rule,
-        );
+        add_headers(&mut filters, headers, "headers", rule);
     }
     if let Some(HttpRewrite { uri, authority }) = &written.rewrite {
         if let Some(authority) = authority {
@@ -191,6 +196,26 @@ pub(super) fn of_virtual_service(
     boxed(filters)
 }
 
+/// Resolves `headers` at `field` of a VirtualService's rule or destination.
+pub(super) fn add_headers(
+    filters: &mut RouteFilters,
+    written: &Headers,
+    field: &str,
+    rule: &mut RuleContext<'_>,
+) {
+    let of_request = format!("{field}.request");
+    let (request, host) = split_host(&written.request);
+    filters.request_headers = of_operations(&request, ModifiedMessage::Request, &of_request, rule);
+    filters.rewrite.host = host.and_then(|host| rewritten_host(&host, &of_request, rule));
+    let of_response = format!("{field}.response");
+    filters.response_headers = of_operations(
+        &written.response,
+        ModifiedMessage::Response,
+        &of_response,
+        rule,
+    );
+}
+
 /// Returns the filters of a rule with this action. A rule that refuses its requests changes nothing
 /// in them, and an answer of the gateway has only response headers.
 pub(super) fn of_action(
@@ -208,7 +233,8 @@ pub(super) fn of_action(
     }
 }
 
-/// Refuses the requests for backends in other namespaces if the filters change requests. The
+/// Drops the hosts of backends where the rule rewrites the host, as Istio does. Refuses the requests
+/// for backends in other namespaces if the filters change requests. The
 /// policies of a backend authorize the request as the client sent it, so another namespace's route
 /// could send the backend what its policies deny.
 pub(super) fn guard(
@@ -221,7 +247,14 @@ pub(super) fn guard(
         return action;
     };
     let own = rule.document.object.key().namespace;
-    for backend in backends.iter_mut().filter(|_| changes_requests) {
+    let sets_host = filters.is_some_and(|filters| filters.rewrite.host.is_some());
+    for backend in &mut backends {
+        if let Some(of_backend) = backend.filters.as_mut().filter(|_| sets_host) {
+            of_backend.rewrite.host = None;
+        }
+        if !changes_requests && !self::changes_requests(backend.filters.as_deref()) {
+            continue;
+        }
         let BackendTarget::Service { service, .. } = &backend.target else {
             continue;
         };
@@ -235,6 +268,12 @@ pub(super) fn guard(
         let issue = FieldIssue::new("", problem, "change them in a route of that namespace")
             .with_code(Code::ChangedAcrossNamespaces);
         backend.target = rule.refused_backend("", issue);
+        backend.filters = None;
+    }
+    for backend in &mut backends {
+        let is_served = matches!(backend.target, BackendTarget::Service { .. });
+        let filters = backend.filters.take();
+        backend.filters = filters.filter(|filters| is_served && !filters.is_empty());
     }
     RouteAction::Split(backends)
 }

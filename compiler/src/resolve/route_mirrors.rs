@@ -2,6 +2,7 @@
 //! and `mirrors` of VirtualServices. They are about quality of service: a mirror that cannot be had
 //! is reported, and requests are served without it.
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::policy::gateway_api::{BackendRef, GrpcRule, HttpRule};
 use canal_model::policy::istio::{Destination, VirtualServiceRoute};
 use canal_model::policy::mirrors::HttpRequestMirrorFilter;
@@ -135,15 +136,21 @@ pub(super) fn destinations(written: &VirtualServiceRoute) -> impl Iterator<Item 
     written.mirror.iter().chain(several)
 }
 
-/// Leaves out mirrors in other namespaces if the filters change requests. The policies of a mirror
+/// Leaves out mirrors in other namespaces if the filters of the rule or a backend change requests. The policies of a mirror
 /// authorize the request as the client sent it, so another namespace's route could send it what its
 /// policies deny.
 pub(super) fn guard(
     mirrors: &mut Vec<RouteMirror>,
     filters: Option<&RouteFilters>,
+    action: &RouteAction,
     rule: &mut RuleContext<'_>,
 ) {
-    if !changes_requests(filters) {
+    let of_backends = match action {
+        RouteAction::Split(backends) => backends.as_slice(),
+        RouteAction::Answer(_) | RouteAction::Refuse { .. } => &[],
+    };
+    let mut of_backends = of_backends.iter().map(|backend| backend.filters.as_deref());
+    if !changes_requests(filters) && !of_backends.any(changes_requests) {
         return;
     }
     let own = rule.document.object.key().namespace;
@@ -156,7 +163,8 @@ pub(super) fn guard(
                 "the rule changes requests, so it cannot copy them to namespace {}, whose policies authorize them unchanged; requests are served, and not copied there",
                 service.namespace
             );
-            let issue = FieldIssue::new("", problem, "mirror to a Service of this namespace");
+            let issue = FieldIssue::new("", problem, "mirror to a Service of this namespace")
+                .with_code(Code::ChangedAcrossNamespaces);
             rule.warning("", issue);
         }
         service.namespace == own
@@ -187,7 +195,8 @@ fn add(
     };
     if mirrors.len() == MIRRORS_PER_RULE_MAX {
         let problem = format!("the rule has more than {MIRRORS_PER_RULE_MAX} mirrors");
-        let issue = FieldIssue::new("", problem, "use fewer; this one gets no request");
+        let issue = FieldIssue::new("", problem, "use fewer; this one gets no request")
+            .with_code(Code::LimitExceeded);
         rule.warning(field, issue);
     } else if fraction != RequestFraction::NONE {
         mirrors.push(RouteMirror {

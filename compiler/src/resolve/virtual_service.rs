@@ -19,7 +19,7 @@ use super::route_fields::{
     FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN, conditions, header_name, path, text,
 };
 use super::tenant_objects::Sourced;
-use super::{route_answers, route_mirrors};
+use super::{backend_filters, route_answers, route_mirrors};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
     HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX,
@@ -362,7 +362,10 @@ fn action(
             &share.destination,
             dialled,
         );
-        backends.push(rule.backend(&format!("route[{at}]"), weight, target));
+        let field = format!("route[{at}]");
+        let mut backend = rule.backend(&field, weight, target);
+        backend_filters::add_headers(&mut backend, share.headers.as_ref(), &field, rule);
+        backends.push(backend);
     }
     rule.action("route", backends)
 }

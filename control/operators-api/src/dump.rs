@@ -304,7 +304,13 @@ fn backend(b: &Backend) -> Value {
             port,
             subset,
         } => {
-            json!({ "weight": b.weight, "service": service.to_string(), "port": port, "subset": subset })
+            json!({
+                "weight": b.weight,
+                "service": service.to_string(),
+                "port": port,
+                "subset": subset,
+                "filters": b.filters.as_deref().map(filters),
+            })
         }
         BackendTarget::Refuse { status, reason } => {
             json!({ "weight": b.weight, "refuse": status, "reason": reason })

@@ -254,22 +254,27 @@ const TLS_OPTIONS: &str = "Canal has no TLS options of its own";
 const CLIENT_CERTIFICATES: &str = "client certificates are not supported in this version";
 const LISTENER_FILTERS: &str = "filters of listeners are not supported in this version";
 
-const HTTP_ROUTE: [KnownField; 5] = [
+const HTTP_ROUTE: [KnownField; 6] = [
     USE_DEFAULT_GATEWAYS,
     never(
         "spec.rules[].filters[].externalAuth",
         "external authorization by a route is not supported in this version",
         "use an AuthorizationPolicy with action CUSTOM",
     ),
+    never(
+        "spec.rules[].backendRefs[].filters[].externalAuth",
+        "external authorization by a route is not supported in this version",
+        "use an AuthorizationPolicy with action CUSTOM",
+    ),
     EXTENSION_REF,
-    BACKEND_FILTERS,
+    BACKEND_EXTENSION_REF,
     SESSION_PERSISTENCE,
 ];
 
 const GRPC_ROUTE: [KnownField; 4] = [
     USE_DEFAULT_GATEWAYS,
     EXTENSION_REF,
-    BACKEND_FILTERS,
+    BACKEND_EXTENSION_REF,
     SESSION_PERSISTENCE,
 ];
 
@@ -279,11 +284,10 @@ const EXTENSION_REF: KnownField = never(
     "remove the filter",
 );
 
-const BACKEND_FILTERS: KnownField = left_out_if(
-    "spec.rules[].backendRefs[].filters",
-    are_only_mirrors,
-    "filters of one backend are not supported in this version",
-    REMOVE,
+const BACKEND_EXTENSION_REF: KnownField = never(
+    "spec.rules[].backendRefs[].filters[].extensionRef",
+    "filters of other implementations are not supported in this version",
+    "remove the filter",
 );
 
 const SESSION_PERSISTENCE: KnownField = left_out(
@@ -292,22 +296,7 @@ const SESSION_PERSISTENCE: KnownField = left_out(
     KEEP_OR_REMOVE,
 );
 
-/// Returns true for a map that has no other fields than these.
-fn has_only_fields(node: &YamlNode, known: &[&str]) -> bool {
-    matches!(&node.value, YamlValue::Map(entries)
-        if entries.iter().all(|(key, _)| known.contains(&key.name.as_str())))
-}
-
-/// Returns true if all filters are mirrors: without them, the request is served as it is.
-fn are_only_mirrors(filters: &YamlNode) -> bool {
-    let is_mirror = |filter: &YamlNode| {
-        filter.field("type").and_then(YamlNode::text) == Some("RequestMirror")
-            && has_only_fields(filter, &["type", "requestMirror"])
-    };
-    matches!(&filters.value, YamlValue::List(items) if items.iter().all(is_mirror))
-}
-
-const VIRTUAL_SERVICE: [KnownField; 16] = [
+const VIRTUAL_SERVICE: [KnownField; 15] = [
     never(
         "spec.http[].rewrite.uriRegexRewrite",
         "rewriting a path by a regular expression is not supported in this version",
@@ -348,11 +337,6 @@ const VIRTUAL_SERVICE: [KnownField; 16] = [
         "spec.http[].fault.abort.http2Error",
         "resets of HTTP/2 streams are not supported, as in Istio",
         "write httpStatus or grpcStatus",
-    ),
-    never(
-        "spec.http[].route[].headers",
-        "header changes are not supported in this version",
-        REMOVE,
     ),
     never(
         "spec.http[].match[].scheme",
@@ -551,24 +535,6 @@ mod tests {
             ),
             (ObjectKind::VirtualService, "spec.exportTo", "['*']", true),
             (ObjectKind::VirtualService, "spec.exportTo", "['.']", false),
-            (
-                ObjectKind::HttpRoute,
-                "spec.rules[].backendRefs[].filters",
-                "[]",
-                true,
-            ),
-            (
-                ObjectKind::HttpRoute,
-                "spec.rules[].backendRefs[].filters",
-                "[{type: RequestMirror}]",
-                false,
-            ),
-            (
-                ObjectKind::HttpRoute,
-                "spec.rules[].backendRefs[].filters",
-                "{}",
-                false,
-            ),
             (ObjectKind::HttpRoute, "metadata.uid", "x", true),
             (ObjectKind::HttpRoute, "spec.rules", "x", false),
             (ObjectKind::Pod, "spec.containers[].image", "x", true),
@@ -602,19 +568,7 @@ mod tests {
         for (line, is_left_out) in [
             ("HTTPRoute spec.rules[].sessionPersistence {}", true),
             (
-                "HTTPRoute spec.rules[].backendRefs[].filters [{type: RequestMirror}, {type: CORS}]",
-                false,
-            ),
-            (
-                "HTTPRoute spec.rules[].backendRefs[].filters [{type: RequestMirror}]",
-                true,
-            ),
-            (
-                "HTTPRoute spec.rules[].backendRefs[].filters {type: RequestMirror}",
-                false,
-            ),
-            (
-                "HTTPRoute spec.rules[].backendRefs[].filters [{type: CORS}]",
+                "HTTPRoute spec.rules[].backendRefs[].filters[].externalAuth {}",
                 false,
             ),
             (
@@ -623,10 +577,6 @@ mod tests {
             ),
             (
                 "VirtualService spec.http[].fault.abort.http2Error CANCEL",
-                false,
-            ),
-            (
-                "HTTPRoute spec.rules[].backendRefs[].filters [{type: RequestMirror, requestRedirect: {}}]",
                 false,
             ),
             (
@@ -659,13 +609,8 @@ mod tests {
             ("spec.rules[].sessionPersistence", "{}", true),
             ("spec.rules[].filters[].extensionRef", "{}", false),
             (
-                "spec.rules[].backendRefs[].filters",
-                "[{type: RequestMirror}]",
-                true,
-            ),
-            (
-                "spec.rules[].backendRefs[].filters",
-                "[{type: ExtensionRef}]",
+                "spec.rules[].backendRefs[].filters[].extensionRef",
+                "{}",
                 false,
             ),
             ("spec.useDefaultGateways", "All", false),

@@ -6,7 +6,7 @@
 //! with [`FilterChain`].
 
 use canal_model::ids::ServiceKey;
-use canal_model::program::RouteRule;
+use canal_model::program::{Backend, RouteRule};
 
 use super::DestinationPolicy;
 
@@ -60,18 +60,23 @@ impl FilterChain {
         }
     }
 
-    /// Returns the filters of a rule for requests to one of its backends. `dialled` are the filters
+    /// Returns the filters of a rule for requests to one of its backends, which is `service`. `dialled` are the filters
     /// that the policies of the rule's service require. They apply in addition to those of the
     /// backend's endpoints if the backend is another service.
-    pub(crate) fn of_rule(rule: &RouteRule, backend: &ServiceKey, dialled: Self) -> Self {
-        let of_policies = if *backend == rule.parent {
+    pub(crate) fn of_rule(
+        rule: &RouteRule,
+        backend: &Backend,
+        service: &ServiceKey,
+        dialled: Self,
+    ) -> Self {
+        let of_policies = if *service == rule.parent {
             // The policies of the service's endpoints include those of the service.
             Self::default()
         } else {
             dialled
         };
         let mut chain = of_policies;
-        if rule.filters.is_some() {
+        if rule.filters.is_some() || backend.filters.is_some() {
             chain = chain.with(Self::CHANGE_HEADS);
         }
         if rule.attempts.is_some() {

@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod backend_filters;
 mod build;
 mod filter_chain;
 mod hash_table;

@@ -21,6 +21,8 @@ use crate::route_reply::RouteReply;
 pub struct MatchedFilters {
     rule: Arc<RouteRule>,
     match_index: usize,
+    /// Filters of the rule and then of the backend; `None` if the backend has none of its own.
+    of_backend: Option<Arc<RouteFilters>>,
     /// Outcome of the rule's cross-origin policy for the request.
     cors: Option<CorsOutcome>,
     /// Mirrors that get a copy of the request, until the copies begin.
@@ -33,9 +35,18 @@ impl MatchedFilters {
         Self {
             rule: rule.clone(),
             match_index,
+            of_backend: None,
             cors: None,
             mirrors: RefCell::default(),
         }
+    }
+
+    /// Sets the filters of the rule and then of the backend, which
+    /// [`of_backend`](crate::backend_filters::of_backend) joins.
+    #[must_use]
+    pub fn with_backend(mut self, filters: Option<Arc<RouteFilters>>) -> Self {
+        self.of_backend = filters;
+        self
     }
 
     /// Decides what the rule's cross-origin policy does with the request. `patterns` are its regular
@@ -83,7 +94,8 @@ impl MatchedFilters {
     }
 
     fn filters(&self) -> Option<&RouteFilters> {
-        self.rule.filters.as_deref()
+        let of_rule = self.rule.filters.as_deref();
+        self.of_backend.as_deref().or(of_rule)
     }
 
     /// Returns the mutations of the request: those of its authorization, then those of the filters.

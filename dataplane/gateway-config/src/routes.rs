@@ -19,6 +19,7 @@ use canal_router::{
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use super::backend_filters::{self, BackendFilters};
 use super::listeners::ListenerIndex;
 use super::route_mirrors::{self, SelectedMirror};
 use super::{EndpointSetId, FilterChain, MatchedFilters, route_cors};
@@ -177,6 +178,8 @@ pub struct ServiceRoutes {
     compiled: Arc<CompiledRoutes>,
     /// Targets of each rule of each router, in the order of both.
     targets: Box<[Box<[RuleTargets]>]>,
+    /// Filters of the requests to each backend, of each rule whose backends have any.
+    backend_filters: HashMap<RouteKey, BackendFilters>,
     /// Endpoint sets of the mirrors of each rule that has any.
     mirrors: HashMap<RouteKey, Box<[Option<EndpointSetId>]>>,
     /// Filters that the service's own policies require; those of the rules were resolved from them.
@@ -208,6 +211,8 @@ type RuleTargets = SmallVec<[Option<RouteTarget>; 2]>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouteTarget {
     pub slot: EndpointSetId,
+    /// Position of the backend in its rule.
+    pub(crate) backend: u16,
     /// Filters of the rule for requests to this backend. The endpoint set has those of its
     /// endpoints' policies.
     pub filters: FilterChain,
@@ -251,7 +256,7 @@ impl ServiceRoutes {
                 RouteAction::Split(backends) => backends.as_slice(),
                 RouteAction::Answer(_) | RouteAction::Refuse { .. } => &[],
             };
-            let backends = backends.iter().map(|b| match &b.target {
+            let backends = backends.iter().enumerate().map(|(at, b)| match &b.target {
                 // A backend of another tenant gets no ID, so requests that select it are refused.
                 BackendTarget::Service {
                     service,
@@ -259,7 +264,9 @@ impl ServiceRoutes {
                     subset,
                 } if service.tenant == compiled.service.tenant => Some(RouteTarget {
                     slot: targets.slot(service, *port, subset),
-                    filters: FilterChain::of_rule(rule, service, dialled),
+                    // The compiler permits far fewer backends.
+                    backend: u16::try_from(at).unwrap_or(u16::MAX),
+                    filters: FilterChain::of_rule(rule, b, service, dialled),
                 }),
                 _ => None,
             });
@@ -272,6 +279,12 @@ impl ServiceRoutes {
         ports.sort_unstable();
         ports.dedup();
         let rules = compiled.rules.iter();
+        let filtered = rules.filter_map(|rule| {
+            let filters = backend_filters::resolve(rule)?;
+            Some((rule.key.clone(), filters))
+        });
+        let backend_filters = filtered.collect();
+        let rules = compiled.rules.iter();
         let mirrored = rules.filter(|rule| !rule.mirrors.is_empty());
         let mirrors = mirrored
             .map(|rule| (rule.key.clone(), resolve_mirrors(rule, targets)))
@@ -279,6 +292,7 @@ impl ServiceRoutes {
         Self {
             compiled,
             targets: resolved,
+            backend_filters,
             mirrors,
             dialled,
             any_port,
@@ -373,15 +387,22 @@ impl ServiceRoutes {
     }
 
     /// Returns what a rule does with a request beside its action, for a target whose chain reads the
-    /// rule. `random` draws the copies.
+    /// rule; without a target, the gateway answers. `random` draws the copies.
     pub fn filters<R: RoutableRequest>(
         &self,
         matched: MatchedRule<'_>,
+        target: Option<RouteTarget>,
         request: &R,
         random: impl FnMut() -> u64,
     ) -> Box<MatchedFilters> {
         let MatchedRule { rule, match_index } = matched;
         let mut filters = MatchedFilters::new(rule, match_index);
+        if let Some(target) = target
+            && let Some(of_rule) = self.backend_filters.get(&rule.key)
+        {
+            let of_backend = of_rule.get(usize::from(target.backend));
+            filters = filters.with_backend(of_backend.cloned().flatten());
+        }
         if rule.cors.is_some() {
             let patterns = self.compiled.origins.get(&rule.key);
             filters = filters.with_cors(patterns, request);

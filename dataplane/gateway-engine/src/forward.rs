@@ -495,9 +495,13 @@ impl<D: HttpDownstream> HttpRequest<D> {
         begun
     }
 
-    /// Called before the body is passed on. With `has_begun`, an earlier attempt has passed on a
-    /// part of it.
-    fn begin_body(&mut self, has_begun: bool) {
+    /// Called before the body, if there is one, is passed on. With `has_begun`, an earlier attempt has
+    /// passed on a part of it.
+    #[inline]
+    fn begin_body(&mut self, is_complete: bool, has_begun: bool) {
+        if is_complete {
+            return;
+        }
         // Only a retry that the rule asks for may need the beginning again, for the authorizers of
         // another endpoint.
         let shown = self.state.body.take();
@@ -768,9 +772,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         };
         let (suspended, replayed) = (self.suspended.take(), self.replayed.take());
         let copies = self.begin_copies(routed, has_begun);
-        if !is_complete {
-            self.begin_body(has_begun);
-        }
+        self.begin_body(is_complete, has_begun);
         let RequestState {
             worker,
             session,

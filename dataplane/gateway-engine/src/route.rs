@@ -258,13 +258,15 @@ fn decide<R: RoutableRequest>(
                 RouteOutcome::Target(target) => {
                     // Most rules have no filters; their requests need no counted reference.
                     if target.filters.reads_rule() {
-                        matched =
-                            rule.map(|rule| routes.filters(rule, request, || worker.random()));
+                        matched = rule.map(|rule| {
+                            routes.filters(rule, Some(target), request, || worker.random())
+                        });
                     }
                     (target.slot, target.filters)
                 }
                 RouteOutcome::Answer => {
-                    matched = rule.map(|rule| routes.filters(rule, request, || worker.random()));
+                    matched =
+                        rule.map(|rule| routes.filters(rule, None, request, || worker.random()));
                     (port.slot, FilterChain::of_answer())
                 }
                 RouteOutcome::Refuse { status, reason } => {

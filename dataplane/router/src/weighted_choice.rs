@@ -54,6 +54,7 @@ mod tests {
             .iter()
             .map(|&weight| Backend {
                 weight,
+                filters: None,
                 target: BackendTarget::Service {
                     service: "t/ns/svc".parse().expect("valid"),
                     port: 80,
@@ -99,6 +100,7 @@ mod tests {
         }
         let broken = [Backend {
             weight: 1,
+            filters: None,
             target: BackendTarget::Refuse {
                 status: 503,
                 reason: "gone".into(),

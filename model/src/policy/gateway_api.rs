@@ -67,7 +67,7 @@ pub struct HttpRule {
     /// Alternative matches; an empty list matches everything.
     pub matches: Vec<HttpRouteMatch>,
     pub filters: Vec<HttpRouteFilter>,
-    pub backend_refs: Vec<BackendRef>,
+    pub backend_refs: Vec<RouteBackendRef<HttpRouteFilter>>,
     pub timeouts: Option<HttpRouteTimeouts>,
     pub retry: Option<HttpRouteRetry>,
 }
@@ -240,7 +240,7 @@ pub struct GrpcRule {
     /// Alternative matches; an empty list matches every gRPC request.
     pub matches: Vec<GrpcRouteMatch>,
     pub filters: Vec<GrpcRouteFilter>,
-    pub backend_refs: Vec<BackendRef>,
+    pub backend_refs: Vec<RouteBackendRef<GrpcRouteFilter>>,
 }
 
 /// A set of conditions on a gRPC request that must all hold.
@@ -272,6 +272,62 @@ pub struct GrpcRouteFilter {
     pub request_header_modifier: Option<HttpHeaderFilter>,
     pub response_header_modifier: Option<HttpHeaderFilter>,
     pub request_mirror: Option<HttpRequestMirrorFilter>,
+}
+
+/// One backend of a rule of an HTTPRoute or GRPCRoute: the fields of [`BackendRef`], and changes of
+/// the requests that it gets.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(bound(deserialize = "F: Deserialize<'de>"))]
+pub struct RouteBackendRef<F> {
+    #[serde(default)]
+    pub group: String,
+    #[serde(default = "service_kind")]
+    pub kind: String,
+    pub name: ObjectName,
+    #[serde(default)]
+    pub namespace: Option<Namespace>,
+    #[serde(default)]
+    pub port: Option<NonZeroU16>,
+    #[serde(default = "one", deserialize_with = "weight")]
+    pub weight: u32,
+    #[serde(default = "Vec::new")]
+    pub filters: Vec<F>,
+}
+
+impl<F> RouteBackendRef<F> {
+    /// Returns the backend without its filters.
+    pub fn reference(&self) -> BackendRef {
+        BackendRef {
+            group: self.group.clone(),
+            kind: self.kind.clone(),
+            name: self.name.clone(),
+            namespace: self.namespace.clone(),
+            port: self.port,
+            weight: self.weight,
+        }
+    }
+}
+
+impl<F> From<BackendRef> for RouteBackendRef<F> {
+    fn from(backend: BackendRef) -> Self {
+        let BackendRef {
+            group,
+            kind,
+            name,
+            namespace,
+            port,
+            weight,
+        } = backend;
+        Self {
+            group,
+            kind,
+            name,
+            namespace,
+            port,
+            weight,
+            filters: Vec::new(),
+        }
+    }
 }
 
 /// One backend and its weight.

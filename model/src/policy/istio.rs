@@ -154,6 +154,9 @@ pub struct HttpRouteDestination {
     /// others.
     #[serde(default, deserialize_with = "weight")]
     pub weight: Option<u32>,
+    /// Changes of the requests to this destination, and of their responses.
+    #[serde(default)]
+    pub headers: Option<Headers>,
 }
 
 fn weight<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use canal_attachment::CONTROLLER_NAME;
 use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
-use canal_model::policy::gateway_api::{BackendRef, ParentRef};
+use canal_model::policy::gateway_api::{BackendRef, ParentRef, RouteBackendRef};
 use canal_model::policy::{Document, Object, ObjectKind};
 
 /// File name of the documents that this module makes.
@@ -97,12 +97,14 @@ impl Surroundings {
             Object::HttpRoute(route) => {
                 self.add_parents(found, namespace, &route.spec.parent_refs);
                 let backends = route.spec.rules.iter().flat_map(|rule| &rule.backend_refs);
-                backends.for_each(|backend| self.add_backend(found, namespace, backend));
+                let backends = backends.map(RouteBackendRef::reference);
+                backends.for_each(|backend| self.add_backend(found, namespace, &backend));
             }
             Object::GrpcRoute(route) => {
                 self.add_parents(found, namespace, &route.spec.parent_refs);
                 let backends = route.spec.rules.iter().flat_map(|rule| &rule.backend_refs);
-                backends.for_each(|backend| self.add_backend(found, namespace, backend));
+                let backends = backends.map(RouteBackendRef::reference);
+                backends.for_each(|backend| self.add_backend(found, namespace, &backend));
             }
             Object::UdpRoute(route) => {
                 let backends = route.spec.rules.iter().flat_map(|rule| &rule.backend_refs);

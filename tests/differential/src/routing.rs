@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_compiler::ir::Ir;
-use canal_compiler::oracle::{OracleRequest, RoutingVerdict, decide, forwarded};
+use canal_compiler::oracle::{OracleRequest, RoutingVerdict, decide, forwarded, returned};
 use canal_compiler::{CompileInput, build_ir, lower};
 use canal_model::ids::{AzName, ReplicaName};
 use canal_model::program::RouteKey;
@@ -28,8 +28,10 @@ pub struct RoutingTally {
     pub http1: usize,
     /// Number of the oracle's verdicts by kind.
     pub verdicts: BTreeMap<&'static str, usize>,
-    /// Number of requests that filters changed.
+    /// Number of requests to a backend that filters changed.
     pub filtered: usize,
+    /// Number of requests to a backend with filters of its own.
+    pub backend_filters: usize,
 }
 
 impl RoutingComparison {
@@ -77,19 +79,35 @@ impl RoutingComparison {
                 &format!("{} ({verdict:?})", format_verdict(&verdict)),
             );
         }
-        let (forwarded, wanted) = (
-            self.gateway.forwarded(request),
-            forwarded(&self.ir, request),
-        );
-        if forwarded != wanted {
-            let verdict = format!("forwards {forwarded:?}, not {wanted:?}");
-            return differs("the gateway", &verdict);
+        let backends = match &expected {
+            RoutingVerdict::Split { backends, .. } => backends.as_slice(),
+            _ => &[],
+        };
+        for (at, backend) in backends.iter().enumerate() {
+            let (actual, wanted) = (
+                self.gateway.forwarded(request, at),
+                forwarded(&self.ir, request, at),
+            );
+            if actual != wanted {
+                let verdict = format!("forwards {actual:?} to backend {at}, not {wanted:?}");
+                return differs("the gateway", &verdict);
+            }
+            // The request's headers are as good as any for a response.
+            let (actual, wanted_headers) = (
+                self.gateway.returned(request, at),
+                returned(&self.ir, request, at, &request.headers),
+            );
+            if actual != wanted_headers {
+                let verdict = format!("returns {actual:?} of backend {at}, not {wanted_headers:?}");
+                return differs("the gateway", &verdict);
+            }
+            tally.backend_filters += usize::from(backend.filters.is_some());
+            // A comparison of filters counts only where filters changed something.
+            tally.filtered += usize::from(wanted.is_some_and(|wanted| {
+                (wanted.host, wanted.target) != (request.host.clone(), request.target.clone())
+                    || wanted.headers.len() != request.headers.len()
+            }));
         }
-        // A comparison of filters counts only where filters changed something.
-        tally.filtered += usize::from(wanted.is_some_and(|wanted| {
-            (wanted.host, wanted.target) != (request.host.clone(), request.target.clone())
-                || wanted.headers.len() != request.headers.len()
-        }));
         // HTTP/1.1 has its own parser before the router; some requests cannot be written in it
         // (`None`).
         let over_http1 = self.gateway.decide_http1(request);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use canal_compiler::oracle::{self, RoutingVerdict};
-use canal_gateway_config::{AnsweredRequest, MatchedFilters};
+use canal_gateway_config::{AnsweredRequest, MatchedFilters, backend_filters, edit_response};
 use canal_h1::{MessageLimits as HeadLimits, RequestHead, RequestView, split_authority};
 use canal_model::ids::ServiceKey;
 use canal_model::program::{AppProtocol, Resource, RouteRule, Service};
@@ -97,32 +97,46 @@ impl GatewayTarget {
         Some(self.verdict(request, &Read(head.view(&bytes))))
     }
 
-    /// Returns the request that the endpoint receives; `None` if no rule sends it to one.
-    pub fn forwarded(&self, request: &oracle::OracleRequest) -> Option<ForwardedRequest> {
+    /// Returns the filters of a request to the backend with this index; `None` if no rule sends it to
+    /// one.
+    fn filters(&self, request: &oracle::OracleRequest, backend: usize) -> Option<MatchedFilters> {
         let parts = RequestParts::of(request);
         let found = self.find(request, &parts).ok()?;
         let RouteDecision::Split(_) = found.action() else {
             return None;
         };
+        let of_backend = backend_filters::of_backend(found.rule(), backend).map(Arc::new);
+        Some(MatchedFilters::new(found.rule(), found.match_index).with_backend(of_backend))
+    }
+
+    /// Returns the headers of a response that the client receives from the backend with this index,
+    /// which has those of the request.
+    pub fn returned(
+        &self,
+        request: &oracle::OracleRequest,
+        backend: usize,
+    ) -> Option<Vec<(String, String)>> {
+        let filters = self.filters(request, backend)?;
+        let mut headers = header_map(request);
+        edit_response(filters.response_headers(), &mut headers);
+        Some(header_list(&headers))
+    }
+
+    /// Returns the request that an endpoint of the backend with this index receives; `None` if no
+    /// rule sends it to one.
+    pub fn forwarded(
+        &self,
+        request: &oracle::OracleRequest,
+        backend: usize,
+    ) -> Option<ForwardedRequest> {
+        let parts = RequestParts::of(request);
+        let filters = self.filters(request, backend)?;
         let normal = routing_path(parts.path());
         let path = normal.map_or_else(|| String::from_utf8_lossy(parts.path()), Into::into);
-        let changes = MatchedFilters::new(found.rule(), found.match_index).request(None, &path)?;
-        let mut headers = HeaderMap::new();
-        for (name, value) in &request.headers {
-            headers.append(
-                HeaderName::from_bytes(name.as_bytes()).expect("a name"),
-                HeaderValue::from_str(value).expect("a value"),
-            );
-        }
+        let changes = filters.request(None, &path)?;
+        let mut headers = header_map(request);
         changes.apply(&mut headers);
-        let mut headers: Vec<_> = headers
-            .iter()
-            .map(|(name, value)| {
-                let value = String::from_utf8_lossy(value.as_bytes());
-                (name.as_str().to_owned(), value.into_owned())
-            })
-            .collect();
-        headers.sort_by(|a, b| a.0.cmp(&b.0));
+        let headers = header_list(&headers);
         let target = changes.target(parts.path(), parts.query());
         Some(ForwardedRequest {
             host: changes.host.unwrap_or_else(|| request.host.clone()),
@@ -204,6 +218,30 @@ impl GatewayTarget {
             },
         }
     }
+}
+
+fn header_map(request: &oracle::OracleRequest) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for (name, value) in &request.headers {
+        headers.append(
+            HeaderName::from_bytes(name.as_bytes()).expect("a name"),
+            HeaderValue::from_str(value).expect("a value"),
+        );
+    }
+    headers
+}
+
+/// Returns headers sorted by name.
+fn header_list(headers: &HeaderMap) -> Vec<(String, String)> {
+    let mut headers: Vec<_> = headers
+        .iter()
+        .map(|(name, value)| {
+            let value = String::from_utf8_lossy(value.as_bytes());
+            (name.as_str().to_owned(), value.into_owned())
+        })
+        .collect();
+    headers.sort_by(|a, b| a.0.cmp(&b.0));
+    headers
 }
 
 /// Returns the answer that the gateway makes; `None` means 400.

@@ -84,6 +84,7 @@ fn generated_tenants_mean_the_same_everywhere() {
     if count >= TENANTS {
         assert!(tally.comparisons >= COMPARISONS_LEAST, "{tally:?}");
         assert!(tally.filtered * 100 > tally.comparisons, "{tally:?}");
+        assert!(tally.backend_filters * 200 > tally.comparisons, "{tally:?}");
         let all: usize = tally.verdicts.values().sum();
         assert!(
             tally.verdicts.len() == 6 && tally.verdicts.values().all(|count| count * 50 > all),

@@ -170,6 +170,7 @@ fn split(weights: &[u32]) -> Vec<Backend> {
         .enumerate()
         .map(|(at, &weight)| Backend {
             weight,
+            filters: None,
             target: target(at),
         })
         .collect()

@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 
 use canal_model::policy::gateway_api::{
     BackendRef, GrpcRouteFilter, HttpHeader, HttpHeaderFilter, HttpPathModifier,
-    HttpRequestRedirectFilter, HttpRouteFilter, HttpUrlRewriteFilter,
+    HttpRequestRedirectFilter, HttpRouteFilter, HttpUrlRewriteFilter, RouteBackendRef,
 };
 use canal_model::policy::istio::{
     HeaderOperations, Headers, HttpBody, HttpDirectResponse, HttpRedirect, HttpRewrite,
@@ -18,6 +18,75 @@ use crate::{cors, mirrors};
 
 /// Names of changed headers: those of requests, and one in another spelling.
 const CHANGED: [&str; 4] = ["x-a", "X-B", "x-c", "x_a"];
+
+/// Adds filters to some backends of HTTPRoutes.
+pub(crate) fn of_http_backend(
+    backend_ref: impl Strategy<Value = BackendRef>,
+) -> impl Strategy<Value = RouteBackendRef<HttpRouteFilter>> {
+    (backend_ref, modifiers(), option::weighted(0.02, redirect())).prop_map(
+        |(backend, [request, response], redirect)| {
+            let mut backend = RouteBackendRef::from(backend);
+            let request = request.map(|headers| HttpRouteFilter {
+                kind: "RequestHeaderModifier".to_owned(),
+                request_header_modifier: Some(headers),
+                ..HttpRouteFilter::default()
+            });
+            let response = response.map(|headers| HttpRouteFilter {
+                kind: "ResponseHeaderModifier".to_owned(),
+                response_header_modifier: Some(headers),
+                ..HttpRouteFilter::default()
+            });
+            // Such a backend is refused.
+            let redirect = redirect.map(|redirect| HttpRouteFilter {
+                kind: "RequestRedirect".to_owned(),
+                request_redirect: Some(redirect),
+                ..HttpRouteFilter::default()
+            });
+            let filters = [request, response, redirect];
+            backend.filters = filters.into_iter().flatten().collect();
+            backend
+        },
+    )
+}
+
+/// Adds filters to some backends of GRPCRoutes.
+pub(crate) fn of_grpc_backend(
+    backend_ref: impl Strategy<Value = BackendRef>,
+) -> impl Strategy<Value = RouteBackendRef<GrpcRouteFilter>> {
+    (backend_ref, modifiers()).prop_map(|(backend, [request, response])| {
+        let mut backend = RouteBackendRef::from(backend);
+        let request = request.map(|headers| GrpcRouteFilter {
+            kind: "RequestHeaderModifier".to_owned(),
+            request_header_modifier: Some(headers),
+            ..GrpcRouteFilter::default()
+        });
+        let response = response.map(|headers| GrpcRouteFilter {
+            kind: "ResponseHeaderModifier".to_owned(),
+            response_header_modifier: Some(headers),
+            ..GrpcRouteFilter::default()
+        });
+        backend.filters = [request, response].into_iter().flatten().collect();
+        backend
+    })
+}
+
+/// Generates the changes of a backend's requests and responses; most have none.
+fn modifiers() -> impl Strategy<Value = [Option<HttpHeaderFilter>; 2]> {
+    let one = || option::weighted(0.15, header_filter());
+    (one(), one()).prop_map(|(request, response)| [request, response])
+}
+
+/// Generates the header changes of a VirtualService's destination; most have none.
+pub(crate) fn of_destination() -> impl Strategy<Value = Option<Headers>> + Clone {
+    let host = option::weighted(0.2, words(&HOSTS[..3]));
+    let headers = (operations(), operations(), host).prop_map(|(mut request, response, host)| {
+        request
+            .set
+            .extend(host.map(|host| ("Host".to_owned(), host)));
+        Headers { request, response }
+    });
+    option::weighted(0.15, headers)
+}
 
 /// `backend_ref` are the backends of mirrors.
 pub(crate) fn of_grpc_route(
@@ -212,7 +281,7 @@ pub(crate) fn of_virtual_service() -> impl Strategy<Value = (Option<Headers>, Op
     )
 }
 
-fn operations() -> impl Strategy<Value = HeaderOperations> {
+fn operations() -> impl Strategy<Value = HeaderOperations> + Clone {
     let headers = || btree_map(words(&CHANGED), words(&VALUES), 0..2);
     (headers(), headers(), vec(words(&NAMES), 0..2))
         .prop_map(|(set, add, remove)| HeaderOperations { set, add, remove })

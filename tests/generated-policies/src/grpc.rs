@@ -25,7 +25,7 @@ pub(crate) fn route(
     let rule = (
         vec(route_match(header), 0..3),
         filters::of_grpc_route(backend_ref.clone()),
-        vec(backend_ref, 0..3),
+        vec(filters::of_grpc_backend(backend_ref), 0..3),
     );
     let rule = rule.prop_map(|(matches, filters, backend_refs)| GrpcRule {
         name: None,

@@ -299,7 +299,7 @@ fn http_route() -> impl Strategy<Value = (Option<u64>, gateway_api::HttpRouteSpe
     let rule = (
         vec(route_match(), 0..3),
         filters::of_http_route(backend_ref()),
-        vec(backend_ref(), 0..3),
+        vec(filters::of_http_backend(backend_ref()), 0..3),
         attempts::of_http_route(),
     );
     let rule = rule.prop_map(|(matches, filters, mut backend_refs, (timeouts, retry))| {
@@ -556,14 +556,16 @@ fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
 fn destination() -> impl Strategy<Value = HttpRouteDestination> + Clone {
     let subset = option::weighted(0.3, select(&["v1", "v2", "v3"][..]).prop_map(str::to_owned));
     let port = option::of(some_port().prop_map(|number| PortSelector { number }));
-    (some_service(), subset, port, option::of(0..4u32)).prop_map(
-        |(service, subset, port, weight)| HttpRouteDestination {
+    let headers = filters::of_destination();
+    (some_service(), subset, port, option::of(0..4u32), headers).prop_map(
+        |(service, subset, port, weight, headers)| HttpRouteDestination {
             destination: Destination {
                 host: service.to_owned(),
                 subset,
                 port,
             },
             weight,
+            headers,
         },
     )
 }

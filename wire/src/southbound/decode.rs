@@ -364,12 +364,18 @@ pub(super) fn backend(
             format!("{} is above {WEIGHT_MAX}", b.weight),
         );
     }
+    let mut filters = None;
     let target = match at.need("backends.target", b.target)? {
-        Target::Service(t) => p::BackendTarget::Service {
-            service: at.key("backends.service", t.service)?,
-            port: at.port("backends.port", t.port)?,
-            subset: t.subset,
-        },
+        Target::Service(target) => service_target(at, target)?,
+        Target::FilteredService(target) => {
+            let received = at.need("backends.filters", target.filters)?;
+            let decoded = route_filters::decode(at, received)?;
+            if decoded.rewrite.path.is_some() {
+                return at.err("backends.filters", "have a path");
+            }
+            filters = Some(Box::new(decoded));
+            service_target(at, at.need("backends.service", target.service)?)?
+        }
         Target::Refuse(r) => p::BackendTarget::Refuse {
             status: at.status("backends.refuse.status", r.status)?,
             reason: r.reason,
@@ -378,6 +384,18 @@ pub(super) fn backend(
     Ok(p::Backend {
         weight: b.weight,
         target,
+        filters,
+    })
+}
+
+fn service_target(
+    at: &DecodeContext<'_>,
+    target: w::ServiceTarget,
+) -> Result<p::BackendTarget, ResourceDecodeError> {
+    Ok(p::BackendTarget::Service {
+        service: at.key("backends.service", target.service)?,
+        port: at.port("backends.port", target.port)?,
+        subset: target.subset,
     })
 }
 

@@ -223,11 +223,20 @@ pub(super) fn backend(b: &p::Backend) -> w::Backend {
             service,
             port,
             subset,
-        } => Target::Service(w::ServiceTarget {
-            service: key(service),
-            port: (*port).into(),
-            subset: labels(subset),
-        }),
+        } => {
+            let service = w::ServiceTarget {
+                service: key(service),
+                port: (*port).into(),
+                subset: labels(subset),
+            };
+            match &b.filters {
+                None => Target::Service(service),
+                Some(filters) => Target::FilteredService(w::FilteredTarget {
+                    service: Some(service),
+                    filters: Some(w::RouteFilters::from(&**filters)),
+                }),
+            }
+        }
         p::BackendTarget::Refuse { status, reason } => Target::Refuse(refuse(*status, reason)),
     };
     w::Backend {

@@ -17,6 +17,7 @@ impl From<&RouteMirror> for w::RouteMirror {
         let target = encode::backend(&canal_model::program::Backend {
             weight: 1,
             target: target.clone(),
+            filters: None,
         });
         Self {
             target: Some(target),

@@ -49,6 +49,7 @@ fn routes() -> Vec<Resource> {
     let split = p::RouteAction::Split(vec![
         p::Backend {
             weight: 90,
+            filters: Some(Box::new(super::route_filters::sample_of_backend())),
             target: p::BackendTarget::Service {
                 service: key("alpha/b/reviews"),
                 port: 9080,
@@ -57,6 +58,7 @@ fn routes() -> Vec<Resource> {
         },
         p::Backend {
             weight: 10,
+            filters: None,
             target: p::BackendTarget::Refuse {
                 status: 500,
                 reason: "no such service".into(),

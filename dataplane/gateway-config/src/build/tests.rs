@@ -141,6 +141,7 @@ fn rule(name: &str, of: &str, to: &str, subset: &str) -> Arc<Resource> {
         mirrors: Vec::new(),
         action: RouteAction::Split(vec![Backend {
             weight: 1,
+            filters: None,
             target: BackendTarget::Service {
                 service: key(to),
                 port: 80,

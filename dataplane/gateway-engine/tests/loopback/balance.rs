@@ -387,6 +387,7 @@ async fn nothing_of_one_tenant_leads_to_another() {
     // A backend, a parent and an endpoint each name the other tenant's service.
     let foreign = Backend {
         weight: 1,
+        filters: None,
         target: BackendTarget::Service {
             service: key("beta", "web"),
             port: 80,

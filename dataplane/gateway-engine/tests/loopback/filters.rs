@@ -132,6 +132,79 @@ async fn filters_change_requests_and_responses_in_every_pairing_of_versions() {
     }
 }
 
+/// Starts a gateway whose rule has filters, and two backends of the same service: the first has
+/// filters of its own.
+fn fixture_with_backend_filters(protocol: AppProtocol, origin: &OriginServer) -> GatewayFixture {
+    let fixture = fixture(protocol, origin);
+    let mut own = to("web", &[], 1);
+    own.filters = Some(Box::new(RouteFilters {
+        request_headers: HeaderModifier {
+            set: vec![pair("x-env", "backend")],
+            add: vec![pair("x-list", "last"), pair("x-internal", "new")],
+            remove: vec![],
+        },
+        response_headers: HeaderModifier {
+            set: vec![pair("x-served", "by-backend")],
+            ..HeaderModifier::default()
+        },
+        ..RouteFilters::default()
+    }));
+    let split = RouteAction::Split(vec![own, to("web", &[], 1)]);
+    let mut filtered = route("web", "filtered", 0, prefix("/old/"), split);
+    if let Resource::Route(rule) = &mut filtered {
+        rule.filters = Some(Box::new(filters()));
+    }
+    fixture.apply(vec![filtered]);
+    fixture
+}
+
+async fn check_backend(origin: &OriginServer, protocol: AppProtocol, over_http2: bool) {
+    let case = format!("{protocol:?}, client with HTTP/2: {over_http2}");
+    let fixture = fixture_with_backend_filters(protocol, origin);
+    let mut counts = [0, 0];
+    while counts.contains(&0) {
+        let (head, body) = exchange(&fixture, over_http2, "/old/x").await;
+        let is_own = body.contains("x-env: backend");
+        counts[usize::from(is_own)] += 1;
+        let common = [
+            "/new/x",
+            "other.example:8080",
+            "x-list: own",
+            "x-list: added",
+        ];
+        let (there, gone, served) = if is_own {
+            (
+                ["x-list: last", "x-internal: new"],
+                "x-env: canary",
+                "x-served: by-backend",
+            )
+        } else {
+            (
+                ["x-env: canary", "x-list: added"],
+                "x-internal",
+                "x-served: by-canal",
+            )
+        };
+        for there in common.into_iter().chain(there) {
+            assert!(body.contains(there), "{case}: no {there:?} in {body}");
+        }
+        for gone in [gone, "x-env: prod", "x_env", "x-internal: 1"] {
+            assert!(!body.contains(gone), "{case}: {gone:?} in {body}");
+        }
+        assert!(head.contains(served), "{case}: no {served:?} in {head}");
+        assert_eq!(head.matches("x-served").count(), 1, "{case}: {head}");
+    }
+}
+
+#[tokio::test]
+async fn filters_of_a_backend_follow_those_of_the_rule() {
+    let (one, two) = (origin_1().await, http2::origin(http2::echo).await);
+    for over_http2 in [false, true] {
+        check_backend(&one, AppProtocol::Http1, over_http2).await;
+        check_backend(&two, AppProtocol::Http2, over_http2).await;
+    }
+}
+
 #[tokio::test]
 async fn a_rewritten_path_is_one_in_normal_form() {
     let origin = origin_1().await;

@@ -169,6 +169,7 @@ pub(crate) fn to(service: &str, subset: &[(&str, &str)], weight: u32) -> Backend
         .collect::<BTreeMap<_, _>>();
     Backend {
         weight,
+        filters: None,
         target: BackendTarget::Service {
             service: key(TENANT, service),
             port: 80,

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use canal_model::authorization::{Attribute, AuthorizationAction};
 use canal_model::program::{AppProtocol, Resource, RouteAction, RouteMirror};
 use canal_model::request_fraction::RequestFraction;
+use canal_model::route_attempts::{AttemptPolicy, RouteTimeouts};
 use canal_model::route_filters::{HeaderModifier, RouteFilters};
 use canal_model::share::{Share, ShareKind};
 use http::Request;
@@ -21,7 +22,8 @@ use crate::fixture::{
 };
 use crate::http2;
 use crate::origin::OriginServer;
-use crate::policies::{clause, policy, rule};
+use crate::policies::{clause, policy as authorization, rule};
+use crate::retries::{every_second, every_second_http2, policy};
 
 const MIRRORED: &str = "canal_gateway_mirrored_requests_total";
 
@@ -103,15 +105,21 @@ fn mirror_service(
 }
 
 fn mirrored_route(mirrors: Vec<RouteMirror>) -> Resource {
-    let split = RouteAction::Split(vec![to("web", &[], 1)]);
+    let header = |name: &str| HeaderModifier {
+        set: vec![(name.to_owned(), "1".to_owned())],
+        ..HeaderModifier::default()
+    };
+    let mut backend = to("web", &[], 1);
+    backend.filters = Some(Box::new(RouteFilters {
+        request_headers: header("x-of-backend"),
+        ..RouteFilters::default()
+    }));
+    let split = RouteAction::Split(vec![backend]);
     let mut rule = route("web", "all", 0, prefix("/"), split);
     if let Resource::Route(rule) = &mut rule {
         rule.mirrors = mirrors;
         rule.filters = Some(Box::new(RouteFilters {
-            request_headers: HeaderModifier {
-                set: vec![("x-of-rule".to_owned(), "1".to_owned())],
-                ..HeaderModifier::default()
-            },
+            request_headers: header("x-of-rule"),
             ..RouteFilters::default()
         }));
     }
@@ -175,10 +183,9 @@ async fn check(origin: &OriginServer, protocol: AppProtocol, mirror: &Mirror, ov
     let mut hosts = Vec::new();
     for (head, copied) in &mirror.received.lock().unwrap()[before..] {
         assert!(*copied == body, "{case}: {} bytes", copied.len());
-        assert!(
-            head.contains("x-of-rule: 1\r\n") && head.contains("/x?q"),
-            "{case}: {head}"
-        );
+        for there in ["x-of-rule: 1\r\n", "x-of-backend: 1\r\n", "/x?q"] {
+            assert!(head.contains(there), "{case}: no {there:?} in {head}");
+        }
         hosts.push(head.contains("web-shadow"));
     }
     hosts.sort_unstable();
@@ -235,6 +242,38 @@ async fn a_dead_or_slow_mirror_has_no_effect_on_requests() {
     fixture.until(MIRRORED, &missing, 50.0).await;
     until("the slow mirror is asked", || slow.requests() == 50).await;
     assert_eq!(fixture.metric(MIRRORED, &["result=\"sent\""]), 0.0);
+}
+
+#[tokio::test]
+async fn a_request_that_is_sent_again_is_copied_once() {
+    let mirror = Mirror::start(AppProtocol::Http1).await;
+    let (one, two) = (every_second().await, every_second_http2().await);
+    for (origin, protocol) in [(&one, AppProtocol::Http1), (&two, AppProtocol::Http2)] {
+        let fixture = GatewayFixture::new(speaking(protocol), &[origin.address]);
+        fixture.apply(mirror_service("copy", 7, mirror.origin.address, AppProtocol::Http1).into());
+        let mut rule = mirrored_route(vec![mirror_to("copy", true)]);
+        if let Resource::Route(rule) = &mut rule {
+            rule.attempts = Some(Box::new(AttemptPolicy {
+                timeouts: RouteTimeouts::default(),
+                retries: Some(policy(1, &[], &[503])),
+            }));
+        }
+        fixture.apply(vec![rule]);
+        for over_http2 in [false, true] {
+            let before = mirror.count();
+            let (status, text) = post(&fixture, over_http2, b"hello").await;
+            assert_eq!((status, text.as_str()), (200, "hello"), "{protocol:?}");
+            until("the copy arrives", || mirror.count() > before).await;
+            let received = mirror.received.lock().unwrap();
+            assert_eq!(received[before..].len(), 1);
+            assert_eq!(received[before].1, b"hello");
+        }
+        let retries = ["reason=\"retriable_response\""];
+        let retried = fixture.metric("canal_gateway_retries_total", &retries);
+        assert_eq!(retried, 2.0, "{protocol:?}");
+        fixture.until(MIRRORED, &["result=\"sent\""], 2.0).await;
+        assert_eq!(fixture.metric(MIRRORED, &[]), 2.0, "one copy of each");
+    }
 }
 
 fn tenant_with_share(kind: ShareKind, share: u64) -> Resource {
@@ -341,7 +380,7 @@ async fn a_copy_is_authorized_and_drawn() {
     fixture.apply(mirror_service("copy", 7, mirror.origin.address, AppProtocol::Http1).into());
     fixture.apply(vec![mirrored_route(vec![mirror_to("copy", true)])]);
     let denied = vec![rule(vec![clause(Attribute::Path, &["/no"])])];
-    fixture.apply(vec![policy("no", AuthorizationAction::Deny, denied)]);
+    fixture.apply(vec![authorization("no", AuthorizationAction::Deny, denied)]);
     assert_eq!(HttpClient::get(fixture.web, "/no").await.status, 403);
     assert_eq!(HttpClient::get(fixture.web, "/yes").await.status, 200);
     until("one copy arrives", || mirror.count() == 1).await;

@@ -20,7 +20,7 @@ use crate::http2;
 use crate::origin::{OriginServer, pattern};
 use crate::timeouts::{fixture, speaking};
 
-fn policy(max: u32, on: &[RetryCondition], statuses: &[u16]) -> RetryPolicy {
+pub(crate) fn policy(max: u32, on: &[RetryCondition], statuses: &[u16]) -> RetryPolicy {
     RetryPolicy {
         max,
         on: on.iter().copied().collect(),
@@ -44,7 +44,7 @@ fn refused(fixture: &GatewayFixture, reason: &str) -> f64 {
 }
 
 /// An HTTP/1.1 endpoint that answers each odd request with 503, and echoes the body of each even one.
-async fn every_second() -> OriginServer {
+pub(crate) async fn every_second() -> OriginServer {
     let count = Arc::new(AtomicUsize::new(0));
     OriginServer::each(move |mut peer| {
         let count = count.clone();
@@ -64,7 +64,7 @@ async fn every_second() -> OriginServer {
 }
 
 /// The same over HTTP/2. The echo has the trailers of the request.
-async fn every_second_http2() -> OriginServer {
+pub(crate) async fn every_second_http2() -> OriginServer {
     let count = Arc::new(AtomicUsize::new(0));
     http2::origin(move |request: Request<h2::RecvStream>, mut respond| {
         let count = count.clone();

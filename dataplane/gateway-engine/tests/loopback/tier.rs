@@ -333,6 +333,7 @@ fn gateway() -> Vec<Resource> {
     };
     let backend = Backend {
         weight: 1,
+        filters: None,
         target: BackendTarget::Service {
             service: key(TENANT, "web"),
             port: 80,

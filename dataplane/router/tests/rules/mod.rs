@@ -65,6 +65,7 @@ pub(crate) fn rule(name: &str, hosts: Vec<HostMatch>, matches: Vec<HttpMatch>) -
         mirrors: Vec::new(),
         action: RouteAction::Split(vec![Backend {
             weight: 1,
+            filters: None,
             target: BackendTarget::Service {
                 service: id("t/ns/svc"),
                 port: 80,

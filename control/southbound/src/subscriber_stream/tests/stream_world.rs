@@ -85,6 +85,7 @@ pub(super) fn resources(name: &str, script: &TenantScript) -> Vec<Resource> {
     out.extend(script.routes.iter().map(|(s, to)| {
         let backend = |b: &String| Backend {
             weight: 1,
+            filters: None,
             target: BackendTarget::Service {
                 service: key(b),
                 port: 80,
