@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use canal_model::policy::canal::{
     ExternalAuthorizer, Federation, GatewayReplica, KeyServer, Tenant, Termination, Throttle,
 };
+use canal_model::policy::config_map::ConfigMap;
 use canal_model::policy::endpoints::{EndpointSlice, Endpoints};
 use canal_model::policy::gateway_api::{GrpcRoute, HttpRoute, ReferenceGrant, UdpRoute};
 use canal_model::policy::istio::{DestinationRule, VirtualService};
@@ -53,6 +54,7 @@ pub(crate) struct TenantObjects<'a> {
     pub(crate) listener_sets: Vec<Sourced<'a, ListenerSet>>,
     pub(crate) namespaces: Vec<Sourced<'a, NamespaceObject>>,
     pub(crate) secrets: Vec<Sourced<'a, Secret>>,
+    pub(crate) config_maps: Vec<Sourced<'a, ConfigMap>>,
     pub(crate) nodes: Vec<Sourced<'a, Node>>,
     pub(crate) services: Vec<Sourced<'a, Service>>,
     pub(crate) endpoint_slices: Vec<Sourced<'a, EndpointSlice>>,
@@ -133,6 +135,7 @@ impl<'a> TenantObjects<'a> {
             Object::ListenerSet(object) => self.listener_sets.push(Sourced { document, object }),
             Object::Namespace(object) => self.namespaces.push(Sourced { document, object }),
             Object::Secret(object) => self.secrets.push(Sourced { document, object }),
+            Object::ConfigMap(object) => self.config_maps.push(Sourced { document, object }),
             Object::Node(object) => self.nodes.push(Sourced { document, object }),
             Object::Service(object) => self.services.push(Sourced { document, object }),
             Object::Pod(object) => self.pods.push(Sourced { document, object }),
@@ -192,8 +195,9 @@ fn rank(kind: ObjectKind) -> u8 {
         ObjectKind::GatewayClass | ObjectKind::Gateway | ObjectKind::ListenerSet => 2,
         // A listener may exclude namespaces by their labels.
         ObjectKind::Namespace => 2,
-        // A listener without its certificate is closed.
-        ObjectKind::DestinationRule | ObjectKind::ReferenceGrant | ObjectKind::Secret => 3,
+        // A listener without its certificates is closed.
+        ObjectKind::DestinationRule | ObjectKind::ReferenceGrant => 3,
+        ObjectKind::Secret | ObjectKind::ConfigMap => 3,
         ObjectKind::Service | ObjectKind::EndpointSlice | ObjectKind::Endpoints => 4,
         ObjectKind::Pod => 5,
         ObjectKind::ServiceAccount => 6,

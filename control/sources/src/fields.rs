@@ -145,8 +145,8 @@ const ACCOUNT_NOISE: [&str; 4] = [
     "automountServiceAccountToken",
 ];
 
-/// Fields of Secrets that only an API server reads.
-const SECRET_NOISE: [&str; 1] = ["immutable"];
+/// Fields of Secrets and ConfigMaps that only an API server or a pod reads.
+const ENTRIES_NOISE: [&str; 2] = ["immutable", "binaryData"];
 
 const SERVICE_NOISE: [&str; 10] = [
     "spec.ipFamilies",
@@ -506,12 +506,14 @@ pub(crate) fn classify_field(
         ObjectKind::Namespace | ObjectKind::ServiceAccount if ACCOUNT_NOISE.contains(&pattern) => {
             return FieldVerdict::Noise;
         }
-        ObjectKind::Secret if SECRET_NOISE.contains(&pattern) => return FieldVerdict::Noise,
+        ObjectKind::Secret | ObjectKind::ConfigMap if ENTRIES_NOISE.contains(&pattern) => {
+            return FieldVerdict::Noise;
+        }
         ObjectKind::EndpointSlice
         | ObjectKind::Endpoints
         | ObjectKind::Namespace
-        | ObjectKind::Secret
         | ObjectKind::ServiceAccount => &[],
+        ObjectKind::Secret | ObjectKind::ConfigMap => &[],
         ObjectKind::GatewayClass | ObjectKind::Gateway if GATEWAY_NOISE.contains(&pattern) => {
             return FieldVerdict::Noise;
         }
@@ -770,7 +772,8 @@ mod tests {
                 "EndpointSlice",
                 Err(UnknownKindAction::OtherVersion(ObjectKind::EndpointSlice)),
             ),
-            ("v1", "ConfigMap", Err(UnknownKindAction::Skipped)),
+            ("v1", "ConfigMap", Ok(ObjectKind::ConfigMap)),
+            ("v1", "PersistentVolume", Err(UnknownKindAction::Skipped)),
             (
                 "networking.k8s.io/v1",
                 "NetworkPolicy",

@@ -19,7 +19,7 @@ use crate::limits::{DOCUMENTS_PER_FILE_MAX, FILE_BYTES_MAX, FINDINGS_PER_DOCUMEN
 use crate::list::item_text;
 use crate::locate::{file_location, position_in};
 use crate::renamed::{RenamedField, renamed_fields, renamed_kind, with_new_kind};
-use crate::secret::remove_unread_entries;
+use crate::secret::{remove_unread_entries, remove_unread_texts};
 use crate::split::{DocumentText, split};
 
 /// The objects and diagnostics of one file.
@@ -261,7 +261,12 @@ impl DocumentReader<'_> {
         };
         let kind = self.kind(&root)?;
         let mut text = text;
-        if kind == ObjectKind::Secret && remove_unread_entries(&mut root) {
+        let is_reduced = match kind {
+            ObjectKind::Secret => remove_unread_entries(&mut root),
+            ObjectKind::ConfigMap => remove_unread_texts(&mut root),
+            _ => false,
+        };
+        if is_reduced {
             text = Cow::Owned(item_text(&root));
         }
         let object = self.object(kind, &root)?;
@@ -345,6 +350,9 @@ impl DocumentReader<'_> {
             ObjectKind::Secret => self
                 .typed(kind, root, Empty::Absent)
                 .map(|secret| Object::Secret(canal_certificate::read(secret))),
+            ObjectKind::ConfigMap => self
+                .typed(kind, root, Empty::Absent)
+                .map(|map| Object::ConfigMap(canal_certificate::read_config_map(map))),
             ObjectKind::HttpRoute => self
                 .typed(kind, root, Empty::Refused)
                 .map(Object::HttpRoute),

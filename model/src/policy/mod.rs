@@ -5,6 +5,7 @@
 
 pub mod attempts;
 pub mod canal;
+pub mod config_map;
 pub mod cors;
 pub mod endpoints;
 pub mod faults;
@@ -35,6 +36,7 @@ pub enum Object {
     Namespace(kubernetes::NamespaceObject),
     ServiceAccount(kubernetes::ServiceAccountObject),
     Secret(secret::Secret),
+    ConfigMap(config_map::ConfigMap),
     HttpRoute(gateway_api::HttpRoute),
     GrpcRoute(gateway_api::GrpcRoute),
     UdpRoute(gateway_api::UdpRoute),
@@ -66,6 +68,7 @@ pub enum ObjectKind {
     Namespace,
     ServiceAccount,
     Secret,
+    ConfigMap,
     Service,
     EndpointSlice,
     Endpoints,
@@ -91,13 +94,14 @@ pub enum ObjectKind {
 
 impl ObjectKind {
     /// All kinds of objects, in the order of listings.
-    pub const ALL: [ObjectKind; 27] = [
+    pub const ALL: [ObjectKind; 28] = [
         ObjectKind::Tenant,
         ObjectKind::GatewayReplica,
         ObjectKind::Node,
         ObjectKind::Namespace,
         ObjectKind::ServiceAccount,
         ObjectKind::Secret,
+        ObjectKind::ConfigMap,
         ObjectKind::Service,
         ObjectKind::EndpointSlice,
         ObjectKind::Endpoints,
@@ -130,6 +134,7 @@ impl ObjectKind {
             ObjectKind::Namespace => "Namespace",
             ObjectKind::ServiceAccount => "ServiceAccount",
             ObjectKind::Secret => "Secret",
+            ObjectKind::ConfigMap => "ConfigMap",
             ObjectKind::Service => "Service",
             ObjectKind::EndpointSlice => "EndpointSlice",
             ObjectKind::Endpoints => "Endpoints",
@@ -171,7 +176,7 @@ impl ObjectKind {
             }
             ObjectKind::Service | ObjectKind::Pod | ObjectKind::Node => &["v1"],
             ObjectKind::Endpoints | ObjectKind::Namespace => &["v1"],
-            ObjectKind::ServiceAccount | ObjectKind::Secret => &["v1"],
+            ObjectKind::ServiceAccount | ObjectKind::Secret | ObjectKind::ConfigMap => &["v1"],
             ObjectKind::EndpointSlice => &["discovery.k8s.io/v1"],
             ObjectKind::GatewayClass | ObjectKind::Gateway | ObjectKind::HttpRoute => &[
                 "gateway.networking.k8s.io/v1",
@@ -216,6 +221,7 @@ impl ObjectKind {
             "namespace" | "namespaces" | "ns" => ObjectKind::Namespace,
             "serviceaccount" | "serviceaccounts" | "sa" => ObjectKind::ServiceAccount,
             "secret" | "secrets" => ObjectKind::Secret,
+            "configmap" | "configmaps" | "cm" => ObjectKind::ConfigMap,
             "service" | "services" | "svc" => ObjectKind::Service,
             "endpointslice" | "endpointslices" => ObjectKind::EndpointSlice,
             "endpoints" | "ep" => ObjectKind::Endpoints,
@@ -297,6 +303,7 @@ impl Object {
             Object::Namespace(_) => ObjectKind::Namespace,
             Object::ServiceAccount(_) => ObjectKind::ServiceAccount,
             Object::Secret(_) => ObjectKind::Secret,
+            Object::ConfigMap(_) => ObjectKind::ConfigMap,
             Object::HttpRoute(_) => ObjectKind::HttpRoute,
             Object::GrpcRoute(_) => ObjectKind::GrpcRoute,
             Object::UdpRoute(_) => ObjectKind::UdpRoute,
@@ -330,6 +337,7 @@ impl Object {
             Object::Namespace(o) => &o.metadata,
             Object::ServiceAccount(o) => &o.metadata,
             Object::Secret(o) => &o.metadata,
+            Object::ConfigMap(o) => &o.metadata,
             Object::HttpRoute(o) => &o.metadata,
             Object::GrpcRoute(o) => &o.metadata,
             Object::UdpRoute(o) => &o.metadata,
