@@ -95,6 +95,7 @@ fn ingress(
             service: gateway.service.clone(),
             addresses: gateway.addresses.clone(),
             certificates: gateway.certificates.clone(),
+            client_validations: gateway.client_validations(),
             id: ingress.ids.get(&gateway.service).copied(),
         }
     });

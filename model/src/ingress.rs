@@ -106,8 +106,11 @@ pub enum ListenerFaultReason {
     InvalidRouteKinds,
     /// No reference of the listener leads to a usable certificate.
     InvalidCertificateRef,
-    /// A Secret of another namespace, which no ReferenceGrant allows.
+    /// A Secret or a ConfigMap of another namespace, which no ReferenceGrant allows.
     RefNotPermitted,
+    /// No reference leads to usable certificates of authorities, by which clients are validated.
+    InvalidCaCertificateRef,
+    InvalidCaCertificateKind,
 }
 
 impl ListenerFaultReason {
@@ -123,6 +126,8 @@ impl ListenerFaultReason {
             Self::InvalidRouteKinds => "InvalidRouteKinds",
             Self::InvalidCertificateRef => "InvalidCertificateRef",
             Self::RefNotPermitted => "RefNotPermitted",
+            Self::InvalidCaCertificateRef => "InvalidCACertificateRef",
+            Self::InvalidCaCertificateKind => "InvalidCACertificateKind",
         }
     }
 }

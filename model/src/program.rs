@@ -9,6 +9,7 @@ use ipnet::IpNet;
 
 use crate::authorization::{Authentication, Authorization, Authorizer, PeerAuthentication};
 use crate::certificate::ServingCertificate;
+use crate::client_validation::ClientValidation;
 use crate::identity::SYSTEM_NAMESPACE;
 use crate::ids::{
     AzName, BackendName, Namespace, NodeName, ObjectName, ReplicaName, ReplicaNumber, SecretKey,
@@ -335,6 +336,8 @@ pub struct IngressGateway {
     pub id: ServiceId,
     /// Listeners of the ports that are served, in the order of their objects.
     pub listeners: Vec<IngressListener>,
+    /// Validation of clients' certificates. A port for HTTPS in none of them asks for none.
+    pub client_validations: Vec<ClientValidation>,
 }
 
 /// One listener of a Gateway as gateway replicas serve it.

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use canal_model::client_validation::ClientValidation;
 use canal_model::diagnostic::Diagnostic;
 use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
 use canal_model::ingress::{
@@ -12,16 +13,20 @@ use canal_model::ingress::{
     gateway_service,
 };
 use canal_model::limits::LISTENERS_PER_GATEWAY_MAX;
+use canal_model::policy::config_map::ConfigMap;
 use canal_model::policy::gateway_api::ReferenceGrant;
 use canal_model::policy::kubernetes::NamespaceObject;
 use canal_model::policy::listeners::{
     AllowedRoutes, Gateway, GatewayClass, GatewayListener, ListenerSet,
 };
 use canal_model::policy::secret::Secret;
+use canal_model::policy::trust_bundle::ClusterTrustBundle;
 use canal_model::policy::{ObjectKind, RejectedField};
 
 use crate::allowed::{AllowedNamespaces, NamespaceLabels};
 use crate::certificates::CertificateIndex;
+use crate::faults::{fault, fault_of, is_within};
+use crate::frontend_validation::{AuthorityIndex, FrontendValidation, GATEWAY_TLS, PortValidation};
 use crate::kinds::{KindHosts, ROUTE_KINDS};
 use crate::{DocumentReport, GROUP, Written, hostname, shorten};
 
@@ -34,10 +39,6 @@ pub const LISTENERS_PER_TENANT_MAX: usize = 4096;
 /// Maximum number of comparisons of routes with listeners that one tenant may cost: one for each
 /// listener of a parent, each part of a selector of namespaces, and each host.
 pub const COMPARISONS_PER_TENANT_MAX: usize = 16_000_000;
-/// Maximum length of the description of a fault, in characters: each listener that it closes has
-/// it in its diagnostics.
-const FAULT_CHARACTERS_MAX: usize = 400;
-
 /// Port at which gateway replicas take HBONE, on every address.
 const HBONE_PORT: u16 = 15008;
 
@@ -52,6 +53,8 @@ pub struct ListenerObjects<'a> {
     pub listener_sets: Vec<Written<'a, ListenerSet>>,
     pub namespaces: Vec<Written<'a, NamespaceObject>>,
     pub secrets: Vec<Written<'a, Secret>>,
+    pub config_maps: Vec<Written<'a, ConfigMap>>,
+    pub trust_bundles: Vec<Written<'a, ClusterTrustBundle>>,
     pub grants: Vec<Written<'a, ReferenceGrant>>,
     /// Whether the tenant has GRPCRoutes: only then can HTTPRoutes be in conflict with another kind.
     pub has_grpc_routes: bool,
@@ -96,6 +99,8 @@ pub struct GatewayListeners {
     pub listeners: Vec<PlacedListener>,
     /// The certificates that open listeners name.
     pub certificates: GatewayCertificates,
+    /// How listeners for HTTPS validate clients, those of ListenerSets included.
+    pub(crate) validation: Arc<FrontendValidation>,
     /// The reason why all listeners are closed, those of ListenerSets included, if they are.
     pub(crate) closed: Option<Arc<ListenerFault>>,
     /// Namespaces of the ListenerSets that may add listeners.
@@ -117,6 +122,16 @@ pub struct PlacedListener {
     pub(crate) route_kinds: Vec<ObjectKind>,
     /// Whether its hostname is broken, so that nothing is known to be the same.
     pub(crate) is_host_broken: bool,
+}
+
+impl GatewayListeners {
+    /// Returns the validations of clients at the ports with open listeners for HTTPS.
+    pub fn client_validations(&self) -> Vec<ClientValidation> {
+        let listeners = self.listeners.iter().map(|placed| &placed.listener);
+        let open =
+            listeners.filter(|it| it.closed.is_none() && it.protocol == ListenerProtocol::Https);
+        self.validation.of_ports(open.map(|it| it.port))
+    }
 }
 
 impl TenantListeners {
@@ -153,6 +168,11 @@ pub fn resolve(
     let mut left = TenantQuota {
         listeners: LISTENERS_PER_TENANT_MAX,
         certificates: CertificateIndex::new(&objects.secrets, &objects.grants),
+        authorities: AuthorityIndex::new(
+            &objects.config_maps,
+            &objects.trust_bundles,
+            &objects.grants,
+        ),
     };
     for gateway in &objects.gateways {
         let mut report = DocumentReport {
@@ -182,6 +202,7 @@ struct TenantQuota<'a> {
     /// Number of further listeners.
     listeners: usize,
     certificates: CertificateIndex<'a>,
+    authorities: AuthorityIndex<'a>,
 }
 
 /// What a tenant's GatewayClasses mean: for each class of Canal's, the reason why its Gateways are
@@ -229,21 +250,6 @@ fn accepted_classes(
 
 fn no_parameters(kind: &str) -> String {
     format!("Canal has no parameters of kind {:?}", shorten(kind))
-}
-
-fn fault(reason: ListenerFaultReason, problem: impl Into<String>) -> Arc<ListenerFault> {
-    let mut problem: String = problem.into();
-    if let Some((end, _)) = problem.char_indices().nth(FAULT_CHARACTERS_MAX) {
-        problem.truncate(end);
-    }
-    Arc::new(ListenerFault { reason, problem })
-}
-
-fn fault_of(rejected: &RejectedField) -> Arc<ListenerFault> {
-    fault(
-        ListenerFaultReason::Invalid,
-        format!("{}: {}", shorten(&rejected.field), rejected.problem),
-    )
 }
 
 /// Returns the listeners of a Gateway; `None` if it is not Canal's.
@@ -295,8 +301,10 @@ fn accept(
         let fix = "write at least one listener";
         report.warning("spec.listeners", "the Gateway has no listener", fix);
     }
+    let validation = Arc::new(left.authorities.resolve(gateway, report));
     let source = ListenerSource {
         kind: "Gateway",
+        validation: &validation,
         namespace: &metadata.namespace,
         listener_set: None,
         faults: &gateway.document.faults,
@@ -324,6 +332,7 @@ fn accept(
         addresses,
         listeners,
         certificates,
+        validation: validation.clone(),
         closed: object_fault,
         allowed_sets,
     })
@@ -376,15 +385,9 @@ fn fault_of_whole(faults: &[RejectedField]) -> Option<&RejectedField> {
             .is_some_and(|(_, field)| !["name", "port", "protocol"].contains(&field));
         (fault.field.is_empty() || fault.field.starts_with("spec"))
             && !is_within(&fault.field, ALLOWED_SETS)
+            && !is_within(&fault.field, GATEWAY_TLS)
             && !is_own
     })
-}
-
-/// Returns whether a field is `outer` or inside it.
-fn is_within(field: &str, outer: &str) -> bool {
-    field
-        .strip_prefix(outer)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
 /// Returns the position of the listener that a field is inside, and the name of the listener's
@@ -403,6 +406,8 @@ fn listener_field(field: &str) -> Option<(usize, &str)> {
 struct ListenerSource<'a> {
     /// Kind of the object.
     kind: &'static str,
+    /// That of the Gateway.
+    validation: &'a FrontendValidation,
     namespace: &'a Namespace,
     listener_set: Option<&'a ObjectName>,
     faults: &'a [RejectedField],
@@ -455,6 +460,10 @@ impl ListenerSource<'_> {
             if placed.listener.protocol == ListenerProtocol::Https
                 && placed.listener.closed.is_none()
             {
+                if let PortValidation::Closed(fault) = self.validation.at(placed.listener.port) {
+                    placed.listener.closed = Some(fault.clone());
+                    continue;
+                }
                 let referrer = (self.kind, self.namespace);
                 let tls = written[at].tls.as_ref();
                 let field = format!("spec.listeners[{at}].tls");
@@ -656,6 +665,7 @@ fn add_set(
     let object_fault = gateway.closed.clone().or_else(of_set);
     let source = ListenerSource {
         kind: "ListenerSet",
+        validation: &gateway.validation.clone(),
         namespace: &metadata.namespace,
         listener_set: Some(&metadata.name),
         faults: &set.document.faults,

@@ -74,7 +74,8 @@ fn what_is_wrong_with_a_gateway_closes_all_its_listeners() {
             "infrastructure: {parametersRef: {group: g, kind: K, name: n}}",
             Some("InvalidParameters"),
         ),
-        ("tls: {frontend: {}}", Some("Invalid")),
+        // Only listeners for HTTPS have TLS.
+        ("tls: {frontend: {}}", None),
         ("colour: red", Some("Invalid")),
         ("allowedListeners: {colour: red}", None),
     ] {

@@ -10,6 +10,7 @@ use canal_model::certificate::CaCertificates;
 use canal_model::limits::{CLIENT_CA_BYTES_MAX, CLIENT_CA_CERTIFICATES_MAX};
 use canal_model::policy::config_map::{CA_CERTIFICATE, ConfigMap};
 use canal_model::policy::secret::SecretProblem;
+use canal_model::policy::trust_bundle::ClusterTrustBundle;
 use rustls::RootCertStore;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
@@ -26,6 +27,13 @@ pub fn read_config_map(mut map: ConfigMap) -> ConfigMap {
     map.ca = entry.map(|pem| parse_authorities(pem, CA_CERTIFICATE).map(Arc::new));
     map.data.clear();
     map
+}
+
+/// Reads the certificates of a ClusterTrustBundle. Returns it without the text.
+pub fn read_trust_bundle(mut bundle: ClusterTrustBundle) -> ClusterTrustBundle {
+    let text = std::mem::take(&mut bundle.spec.trust_bundle);
+    bundle.ca = Some(parse_authorities(&text, "spec.trustBundle").map(Arc::new));
+    bundle
 }
 
 /// Parses certificates of authorities in PEM. The result contains no other text and no certificate

@@ -11,7 +11,7 @@ mod authorities;
 
 use std::sync::Arc;
 
-pub use authorities::{parse_authorities, read_config_map};
+pub use authorities::{parse_authorities, read_config_map, read_trust_bundle};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use canal_model::certificate::{PrivateKeyPem, ServingCertificate};

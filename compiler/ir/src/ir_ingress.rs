@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
+use canal_model::client_validation::ClientValidation;
 use canal_model::ids::{SecretKey, ServiceId, ServiceKey};
 use canal_model::ingress::{GatewayCertificates, Listener, ListenerProtocol};
 use canal_model::program::{
@@ -27,6 +28,8 @@ pub struct GatewayIr {
     pub listeners: Vec<ListenerIr>,
     /// The certificates that open listeners for HTTPS name.
     pub certificates: GatewayCertificates,
+    /// How ports for HTTPS validate clients' certificates.
+    pub client_validations: Vec<ClientValidation>,
     /// Rules of all routes that are on a listener, in match order. Each applies on the virtual hosts
     /// that name its route.
     pub routes: RouteTable,
@@ -107,6 +110,7 @@ impl GatewayIr {
             key: self.service,
             id,
             listeners,
+            client_validations: self.client_validations,
         };
         Some((gateway, certificates, self.routes))
     }
@@ -130,6 +134,9 @@ impl fmt::Display for GatewayIr {
             some => some.join(" "),
         };
         writeln!(f, "ingress {} at {addresses}", self.service)?;
+        for validation in &self.client_validations {
+            writeln!(f, "  {}", text::client_validation(validation))?;
+        }
         for ListenerIr {
             listener,
             virtual_hosts,

@@ -7,6 +7,9 @@
 //! - A TLS handshake belongs to one listener: the one with the most specific host that matches the
 //!   client's server name. Without a server name, only a listener for any host matches. The
 //!   handshake fails if there is none, or if it is closed.
+//! - A port with a validation of clients asks for certificates. In the mode `AllowValidOnly` the
+//!   handshake fails without one that its authorities issued for clients. The interpreter is not told
+//!   of certificates: it answers for a client that the port accepts.
 //! - A request on a connection with TLS that belongs to another listener than the connection gets
 //!   421.
 //! - A request belongs to one listener of the port that it arrived at: the one with the most

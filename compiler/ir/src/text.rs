@@ -3,6 +3,7 @@
 
 use std::fmt::Display;
 
+use canal_model::client_validation::ClientValidation;
 use canal_model::program::{
     AppProtocol, Backend, BackendTarget, DirectAudience, DirectEndpoint, GatewayAddress,
     GatewayReplica, HostMatch, HttpMatch, IngressGateway, ListenerCertificate, Node,
@@ -92,8 +93,22 @@ fn address(address: &GatewayAddress) -> String {
     )
 }
 
+/// The text names no certificate: its digest would change with each test.
+pub(crate) fn client_validation(validation: &ClientValidation) -> String {
+    let ports: Vec<String> = validation.ports.iter().map(ToString::to_string).collect();
+    format!(
+        "validation {} of clients at {} by {} authorities",
+        validation.mode.as_str(),
+        list(&ports),
+        validation.authorities.count
+    )
+}
+
 fn ingress(gateway: &IngressGateway) -> String {
     let mut text = format!("ingress {} id {}", gateway.key, gateway.id.get());
+    for validation in &gateway.client_validations {
+        text += &format!("\n  {}", client_validation(validation));
+    }
     for listener in &gateway.listeners {
         let state = if listener.is_open { "open" } else { "closed" };
         let (name, port, of) = (&listener.name, listener.port, host(listener.host.as_ref()));

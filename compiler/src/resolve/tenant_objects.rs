@@ -15,6 +15,7 @@ use canal_model::policy::istio_security::{
 use canal_model::policy::kubernetes::{NamespaceObject, Node, Pod, Service};
 use canal_model::policy::listeners::{Gateway, GatewayClass, ListenerSet};
 use canal_model::policy::secret::Secret;
+use canal_model::policy::trust_bundle::ClusterTrustBundle;
 use canal_model::policy::{Document, Object, ObjectKey, ObjectKind};
 
 use crate::CompileInput;
@@ -55,6 +56,7 @@ pub(crate) struct TenantObjects<'a> {
     pub(crate) namespaces: Vec<Sourced<'a, NamespaceObject>>,
     pub(crate) secrets: Vec<Sourced<'a, Secret>>,
     pub(crate) config_maps: Vec<Sourced<'a, ConfigMap>>,
+    pub(crate) trust_bundles: Vec<Sourced<'a, ClusterTrustBundle>>,
     pub(crate) nodes: Vec<Sourced<'a, Node>>,
     pub(crate) services: Vec<Sourced<'a, Service>>,
     pub(crate) endpoint_slices: Vec<Sourced<'a, EndpointSlice>>,
@@ -136,6 +138,9 @@ impl<'a> TenantObjects<'a> {
             Object::Namespace(object) => self.namespaces.push(Sourced { document, object }),
             Object::Secret(object) => self.secrets.push(Sourced { document, object }),
             Object::ConfigMap(object) => self.config_maps.push(Sourced { document, object }),
+            Object::ClusterTrustBundle(object) => {
+                self.trust_bundles.push(Sourced { document, object })
+            }
             Object::Node(object) => self.nodes.push(Sourced { document, object }),
             Object::Service(object) => self.services.push(Sourced { document, object }),
             Object::Pod(object) => self.pods.push(Sourced { document, object }),
@@ -197,7 +202,7 @@ fn rank(kind: ObjectKind) -> u8 {
         ObjectKind::Namespace => 2,
         // A listener without its certificates is closed.
         ObjectKind::DestinationRule | ObjectKind::ReferenceGrant => 3,
-        ObjectKind::Secret | ObjectKind::ConfigMap => 3,
+        ObjectKind::Secret | ObjectKind::ConfigMap | ObjectKind::ClusterTrustBundle => 3,
         ObjectKind::Service | ObjectKind::EndpointSlice | ObjectKind::Endpoints => 4,
         ObjectKind::Pod => 5,
         ObjectKind::ServiceAccount => 6,

@@ -162,6 +162,7 @@ fn metadata_mut(object: &mut Object) -> &mut Metadata {
         Object::ServiceAccount(o) => &mut o.metadata,
         Object::Secret(o) => &mut o.metadata,
         Object::ConfigMap(o) => &mut o.metadata,
+        Object::ClusterTrustBundle(o) => &mut o.metadata,
         Object::HttpRoute(o) => &mut o.metadata,
         Object::GrpcRoute(o) => &mut o.metadata,
         Object::UdpRoute(o) => &mut o.metadata,

@@ -210,10 +210,10 @@ const GATEWAY_NOISE: [&str; 3] = [
 ];
 
 const GATEWAY: [KnownField; 6] = [
-    never(
-        "spec.tls",
-        "client certificates and TLS to backends are not supported in this version",
-        REMOVE,
+    left_out(
+        "spec.tls.backend",
+        "the Gateway has no client certificate: it reaches backends by the mesh's own TLS",
+        KEEP_OR_REMOVE,
     ),
     unless(
         "spec.defaultScope",
@@ -230,7 +230,7 @@ const GATEWAY: [KnownField; 6] = [
     never(
         "spec.listeners[].tls.frontendValidation",
         CLIENT_CERTIFICATES,
-        REMOVE,
+        USE_FRONTEND,
     ),
     never("spec.listeners[].filters", LISTENER_FILTERS, REMOVE),
 ];
@@ -240,13 +240,15 @@ const LISTENER_SET: [KnownField; 3] = [
     never(
         "spec.listeners[].tls.frontendValidation",
         CLIENT_CERTIFICATES,
-        REMOVE,
+        USE_FRONTEND,
     ),
     never("spec.listeners[].filters", LISTENER_FILTERS, REMOVE),
 ];
 
 const TLS_OPTIONS: &str = "Canal has no TLS options of its own";
-const CLIENT_CERTIFICATES: &str = "client certificates are not supported in this version";
+const CLIENT_CERTIFICATES: &str =
+    "Gateway API has the validation of clients at the Gateway since v1.4";
+const USE_FRONTEND: &str = "write it as spec.tls.frontend of the Gateway";
 const LISTENER_FILTERS: &str = "filters of listeners are not supported in this version";
 
 const HTTP_ROUTE: [KnownField; 6] = [
@@ -513,7 +515,7 @@ pub(crate) fn classify_field(
         | ObjectKind::Endpoints
         | ObjectKind::Namespace
         | ObjectKind::ServiceAccount => &[],
-        ObjectKind::Secret | ObjectKind::ConfigMap => &[],
+        ObjectKind::Secret | ObjectKind::ConfigMap | ObjectKind::ClusterTrustBundle => &[],
         ObjectKind::GatewayClass | ObjectKind::Gateway if GATEWAY_NOISE.contains(&pattern) => {
             return FieldVerdict::Noise;
         }

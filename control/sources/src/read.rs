@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use canal_certificate::read_trust_bundle;
 use canal_model::diagnostic::{Diagnostic, Severity, SourceLocation};
 use canal_model::ids::{Namespace, ObjectName};
 use canal_model::policy::{Document, Object, ObjectKey, ObjectKind, RejectedField};
@@ -353,6 +354,9 @@ impl DocumentReader<'_> {
             ObjectKind::ConfigMap => self
                 .typed(kind, root, Empty::Absent)
                 .map(|map| Object::ConfigMap(canal_certificate::read_config_map(map))),
+            ObjectKind::ClusterTrustBundle => self
+                .typed(kind, root, Empty::Refused)
+                .map(|bundle| Object::ClusterTrustBundle(read_trust_bundle(bundle))),
             ObjectKind::HttpRoute => self
                 .typed(kind, root, Empty::Refused)
                 .map(Object::HttpRoute),

@@ -235,6 +235,7 @@ async fn establish_plaintext(
         tls,
         server_name,
         peer,
+        certificate,
     } = entered;
     let (peer, trust_watch) = peer.unzip();
     // A listener for both families reports IPv4 clients as mapped IPv6 addresses.
@@ -245,7 +246,10 @@ async fn establish_plaintext(
             address: client,
             secured: false,
             tls,
-            principal: ClientPrincipal::default().named(server_name),
+            principal: ClientPrincipal {
+                certificate: certificate.map(|it| it.forwarded),
+                ..ClientPrincipal::default().named(server_name)
+            },
         },
         // The verifier has compared trust domains; its result is checked again here.
         Some(peer) if !is_trusted_peer(tenant, peer) => {

@@ -214,7 +214,7 @@ pub(crate) struct RequestState {
     body: Option<BufferedBody>,
     verification: jwt::VerificationBudget,
     /// Value of `x-forwarded-client-cert`, if that header is configured and the client proved an
-    /// identity.
+    /// identity or has a valid certificate of a listener.
     client_cert: Option<String>,
     /// Timeouts and retries that the rule asks for; `None` for nearly all requests.
     limits: Option<Box<AttemptLimits>>,
@@ -616,10 +616,9 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             ..
         } = &mut self.state;
         let routed = route::request(worker, session, &self.client.head().0, record)?;
-        let shows_client =
-            worker.shared.config.forwarded.client_cert && session.principal.principal.is_some();
-        self.state.client_cert =
-            shows_client.then(|| format!("URI={}", session.principal.spiffe_id()));
+        if worker.shared.config.forwarded.client_cert {
+            self.state.client_cert = session.principal.forwarded_certificate();
+        }
         self.client.prepare(&mut self.state);
         if routed.filters.limits_attempts() {
             let is_bodyless = self.client.is_complete(&self.state.info);

@@ -10,6 +10,7 @@ pub mod certs;
 mod handshake;
 mod identity_factory;
 mod listener_certificates;
+mod listener_clients;
 mod terminate;
 
 pub use bundles::apply_bundles;
@@ -18,6 +19,7 @@ pub use handshake::{
 };
 pub use identity_factory::ClientIdentityFactory;
 pub use listener_certificates::{CertificateSelector, ListenerKeyPair};
+pub use listener_clients::{ClientCertificate, ListenerClient, ListenerClientVerifier};
 pub use terminate::{
     ListenerChoice, TerminatedConnection, TerminationConfig as TerminationTerms, Terminator,
     accept_by_server_name,

@@ -9,6 +9,7 @@ pub mod config_map;
 pub mod cors;
 pub mod endpoints;
 pub mod faults;
+pub mod frontend_tls;
 pub mod gateway_api;
 pub mod istio;
 pub mod istio_security;
@@ -16,6 +17,7 @@ pub mod kubernetes;
 pub mod listeners;
 mod metadata;
 pub mod secret;
+pub mod trust_bundle;
 
 use std::fmt;
 use std::str::FromStr;
@@ -37,6 +39,7 @@ pub enum Object {
     ServiceAccount(kubernetes::ServiceAccountObject),
     Secret(secret::Secret),
     ConfigMap(config_map::ConfigMap),
+    ClusterTrustBundle(trust_bundle::ClusterTrustBundle),
     HttpRoute(gateway_api::HttpRoute),
     GrpcRoute(gateway_api::GrpcRoute),
     UdpRoute(gateway_api::UdpRoute),
@@ -69,6 +72,7 @@ pub enum ObjectKind {
     ServiceAccount,
     Secret,
     ConfigMap,
+    ClusterTrustBundle,
     Service,
     EndpointSlice,
     Endpoints,
@@ -94,7 +98,7 @@ pub enum ObjectKind {
 
 impl ObjectKind {
     /// All kinds of objects, in the order of listings.
-    pub const ALL: [ObjectKind; 28] = [
+    pub const ALL: [ObjectKind; 29] = [
         ObjectKind::Tenant,
         ObjectKind::GatewayReplica,
         ObjectKind::Node,
@@ -102,6 +106,7 @@ impl ObjectKind {
         ObjectKind::ServiceAccount,
         ObjectKind::Secret,
         ObjectKind::ConfigMap,
+        ObjectKind::ClusterTrustBundle,
         ObjectKind::Service,
         ObjectKind::EndpointSlice,
         ObjectKind::Endpoints,
@@ -135,6 +140,7 @@ impl ObjectKind {
             ObjectKind::ServiceAccount => "ServiceAccount",
             ObjectKind::Secret => "Secret",
             ObjectKind::ConfigMap => "ConfigMap",
+            ObjectKind::ClusterTrustBundle => "ClusterTrustBundle",
             ObjectKind::Service => "Service",
             ObjectKind::EndpointSlice => "EndpointSlice",
             ObjectKind::Endpoints => "Endpoints",
@@ -177,6 +183,10 @@ impl ObjectKind {
             ObjectKind::Service | ObjectKind::Pod | ObjectKind::Node => &["v1"],
             ObjectKind::Endpoints | ObjectKind::Namespace => &["v1"],
             ObjectKind::ServiceAccount | ObjectKind::Secret | ObjectKind::ConfigMap => &["v1"],
+            ObjectKind::ClusterTrustBundle => &[
+                "certificates.k8s.io/v1beta1",
+                "certificates.k8s.io/v1alpha1",
+            ],
             ObjectKind::EndpointSlice => &["discovery.k8s.io/v1"],
             ObjectKind::GatewayClass | ObjectKind::Gateway | ObjectKind::HttpRoute => &[
                 "gateway.networking.k8s.io/v1",
@@ -222,6 +232,7 @@ impl ObjectKind {
             "serviceaccount" | "serviceaccounts" | "sa" => ObjectKind::ServiceAccount,
             "secret" | "secrets" => ObjectKind::Secret,
             "configmap" | "configmaps" | "cm" => ObjectKind::ConfigMap,
+            "clustertrustbundle" | "clustertrustbundles" => ObjectKind::ClusterTrustBundle,
             "service" | "services" | "svc" => ObjectKind::Service,
             "endpointslice" | "endpointslices" => ObjectKind::EndpointSlice,
             "endpoints" | "ep" => ObjectKind::Endpoints,
@@ -304,6 +315,7 @@ impl Object {
             Object::ServiceAccount(_) => ObjectKind::ServiceAccount,
             Object::Secret(_) => ObjectKind::Secret,
             Object::ConfigMap(_) => ObjectKind::ConfigMap,
+            Object::ClusterTrustBundle(_) => ObjectKind::ClusterTrustBundle,
             Object::HttpRoute(_) => ObjectKind::HttpRoute,
             Object::GrpcRoute(_) => ObjectKind::GrpcRoute,
             Object::UdpRoute(_) => ObjectKind::UdpRoute,
@@ -338,6 +350,7 @@ impl Object {
             Object::ServiceAccount(o) => &o.metadata,
             Object::Secret(o) => &o.metadata,
             Object::ConfigMap(o) => &o.metadata,
+            Object::ClusterTrustBundle(o) => &o.metadata,
             Object::HttpRoute(o) => &o.metadata,
             Object::GrpcRoute(o) => &o.metadata,
             Object::UdpRoute(o) => &o.metadata,

@@ -1,11 +1,17 @@
 //! Converts Gateways for clients outside the mesh between `canal_model::program` and their wire
 //! form, with validation.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use canal_model::certificate::CaCertificates;
+use canal_model::client_validation::{ClientValidation, ClientValidationMode};
 use canal_model::ids::{SecretKey, ServiceId};
 use canal_model::ingress::is_gateway_service;
-use canal_model::limits::{CERTIFICATES_PER_LISTENER_MAX, LISTENERS_PER_GATEWAY_MAX};
+use canal_model::limits::{
+    CERTIFICATES_PER_LISTENER_MAX, CLIENT_CA_BYTES_MAX, CLIENT_CA_CERTIFICATES_MAX,
+    LISTENERS_PER_GATEWAY_MAX,
+};
 use canal_model::program::{IngressGateway, IngressListener, RouteObject, VirtualHost};
 
 use super::ResourceDecodeError;
@@ -15,21 +21,59 @@ use crate::program as w;
 
 impl From<&IngressGateway> for w::IngressGateway {
     fn from(gateway: &IngressGateway) -> Self {
+        let validated = ports_of(&gateway.client_validations);
         let listener = |it: &IngressListener| w::IngressListener {
             name: it.name.clone(),
             port: it.port.into(),
             host: it.host.as_ref().map(encode::host),
             open: it.is_open,
             virtual_hosts: it.virtual_hosts.iter().map(virtual_host).collect(),
-            tls: it.certificates.as_ref().map(|secrets| w::ListenerTls {
-                certificates: secrets.iter().map(secret_ref).collect(),
-            }),
+            tls: it
+                .certificates
+                .as_ref()
+                .map(|secrets| tls(secrets, validated.contains(&it.port))),
         };
         Self {
             key: encode::key(&gateway.key),
             id: gateway.id.get(),
             listeners: gateway.listeners.iter().map(listener).collect(),
+            client_validations: gateway.client_validations.iter().map(validation).collect(),
         }
+    }
+}
+
+fn ports_of(validations: &[ClientValidation]) -> BTreeSet<u16> {
+    validations
+        .iter()
+        .flat_map(|it| &it.ports)
+        .copied()
+        .collect()
+}
+
+fn tls(secrets: &[SecretKey], is_validating: bool) -> w::ListenerTls {
+    let certificates = secrets.iter().map(secret_ref).collect();
+    let (certificates, validating_certificates) = if is_validating {
+        (Vec::new(), certificates)
+    } else {
+        (certificates, Vec::new())
+    };
+    w::ListenerTls {
+        certificates,
+        validating_certificates,
+    }
+}
+
+fn validation(it: &ClientValidation) -> w::ClientValidation {
+    let mode = match it.mode {
+        ClientValidationMode::AllowValidOnly => w::ClientValidationMode::AllowValidOnly,
+        ClientValidationMode::AllowInsecureFallback => {
+            w::ClientValidationMode::AllowInsecureFallback
+        }
+    };
+    w::ClientValidation {
+        ports: it.ports.iter().map(|port| u32::from(*port)).collect(),
+        mode: mode.into(),
+        authorities: it.authorities.pem.clone(),
     }
 }
 
@@ -81,6 +125,8 @@ pub(super) fn decode(
             );
         }
     }
+    let client_validations = decode_validations(&at, gateway.client_validations)?;
+    let validated = ports_of(&client_validations);
     let listeners = gateway.listeners.into_iter().map(|it| {
         let virtual_hosts = it.virtual_hosts.into_iter();
         Ok(IngressListener {
@@ -88,7 +134,14 @@ pub(super) fn decode(
             port: at.port("listeners.port", it.port)?,
             host: it.host.map(|host| decode::host(&at, host)).transpose()?,
             is_open: it.open,
-            certificates: it.tls.map(|tls| secrets(&at, &tls)).transpose()?,
+            certificates: it
+                .tls
+                .map(|tls| {
+                    let is_validating =
+                        u16::try_from(it.port).is_ok_and(|p| validated.contains(&p));
+                    secrets(&at, &tls, is_validating)
+                })
+                .transpose()?,
             virtual_hosts: virtual_hosts
                 .map(|host| decode_host(&at, host))
                 .collect::<Result<_, _>>()?,
@@ -97,17 +150,73 @@ pub(super) fn decode(
     Ok(IngressGateway {
         id: ServiceId::new(gateway.id).or_else(|e| at.err("id", e))?,
         listeners: listeners.collect::<Result<_, ResourceDecodeError>>()?,
+        client_validations,
         key,
     })
+}
+
+fn decode_validations(
+    at: &DecodeContext<'_>,
+    written: Vec<w::ClientValidation>,
+) -> Result<Vec<ClientValidation>, ResourceDecodeError> {
+    let mut taken: BTreeSet<u16> = BTreeSet::new();
+    let mut validations = Vec::new();
+    for it in written {
+        let mode = match w::ClientValidationMode::try_from(it.mode) {
+            Ok(w::ClientValidationMode::AllowValidOnly) => ClientValidationMode::AllowValidOnly,
+            Ok(w::ClientValidationMode::AllowInsecureFallback) => {
+                ClientValidationMode::AllowInsecureFallback
+            }
+            Err(_) => return at.err("client_validations.mode", format!("{} is unknown", it.mode)),
+        };
+        let mut ports = BTreeSet::new();
+        for port in it.ports {
+            let port = at.port("client_validations.ports", port)?;
+            // Of two validations, a gateway would take either.
+            if !taken.insert(port) {
+                return at.err("client_validations.ports", format!("has {port} twice"));
+            }
+            ports.insert(port);
+        }
+        let field = "client_validations.authorities";
+        at.at_most(field, it.authorities.len(), CLIENT_CA_BYTES_MAX)?;
+        let count = it
+            .authorities
+            .matches("-----BEGIN CERTIFICATE-----")
+            .count();
+        at.at_most(field, count, CLIENT_CA_CERTIFICATES_MAX)?;
+        if count == 0 {
+            return at.err(field, "contains no certificate in PEM");
+        }
+        validations.push(ClientValidation {
+            ports,
+            mode,
+            authorities: Arc::new(CaCertificates {
+                pem: it.authorities,
+                count,
+            }),
+        });
+    }
+    Ok(validations)
 }
 
 fn secrets(
     at: &DecodeContext<'_>,
     tls: &w::ListenerTls,
+    is_validating: bool,
 ) -> Result<Vec<SecretKey>, ResourceDecodeError> {
-    let (field, count) = ("listeners.tls.certificates", tls.certificates.len());
-    at.at_most(field, count, CERTIFICATES_PER_LISTENER_MAX)?;
-    let secrets = tls.certificates.iter();
+    let (own, other) = if is_validating {
+        (&tls.validating_certificates, &tls.certificates)
+    } else {
+        (&tls.certificates, &tls.validating_certificates)
+    };
+    let field = "listeners.tls.certificates";
+    // The two sides disagree about what validates clients.
+    if !other.is_empty() {
+        return at.err(field, "do not agree with client_validations");
+    }
+    at.at_most(field, own.len(), CERTIFICATES_PER_LISTENER_MAX)?;
+    let secrets = own.iter();
     secrets
         .map(|secret| decode_secret(at, field, secret))
         .collect()
@@ -183,7 +292,20 @@ pub(super) fn sample() -> IngressGateway {
                 certificates: Some(vec![("infra".parse().unwrap(), "cert".parse().unwrap())]),
                 ..listener("https", None, Vec::new())
             },
+            IngressListener {
+                port: 8443,
+                certificates: Some(vec![("infra".parse().unwrap(), "cert".parse().unwrap())]),
+                ..listener("mutual", None, Vec::new())
+            },
         ],
+        client_validations: vec![ClientValidation {
+            ports: [8443, 9443].into(),
+            mode: ClientValidationMode::AllowInsecureFallback,
+            authorities: Arc::new(CaCertificates {
+                pem: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_owned(),
+                count: 1,
+            }),
+        }],
     }
 }
 
@@ -229,6 +351,38 @@ mod tests {
             tls.certificates = vec![tls.certificates[0].clone(); CERTIFICATES_PER_LISTENER_MAX + 1];
         });
         assert!(certificates.contains("tls.certificates"), "{certificates}");
+        for (change, expected) in [
+            (
+                (&|it: &mut w::IngressGateway| it.client_validations[0].mode = 7)
+                    as &dyn Fn(&mut w::IngressGateway),
+                "client_validations.mode",
+            ),
+            (
+                &|it| it.client_validations[0].ports.push(8443),
+                "has 8443 twice",
+            ),
+            (
+                &|it| it.client_validations[0].authorities.clear(),
+                "no certificate in PEM",
+            ),
+            (
+                &|it| {
+                    let pem = it.client_validations[0].authorities.clone();
+                    it.client_validations[0].authorities =
+                        pem.repeat(CLIENT_CA_CERTIFICATES_MAX + 1);
+                },
+                "client_validations.authorities",
+            ),
+            // Without its validation, or with one that was not meant for it, a listener is refused.
+            (&|it| it.client_validations.clear(), "do not agree"),
+            (
+                &|it| it.client_validations[0].ports.push(443),
+                "do not agree",
+            ),
+        ] {
+            let text = refused(change);
+            assert!(text.contains(expected), "{text}");
+        }
         let port = refused(&|it| it.listeners[0].port = 0);
         assert!(port.contains("listeners.port"), "{port}");
         let host = refused(&|it| {

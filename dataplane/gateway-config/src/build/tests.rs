@@ -608,6 +608,7 @@ fn gateway(hosts: &[(&str, bool)]) -> Arc<Resource> {
     Arc::new(Resource::Ingress(IngressGateway {
         key: key("web.gateway"),
         id: ServiceId::new(40).unwrap(),
+        client_validations: Vec::new(),
         listeners: hosts.iter().map(listener).collect(),
     }))
 }

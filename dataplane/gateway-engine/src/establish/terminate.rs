@@ -11,10 +11,10 @@ use std::time::Duration;
 use canal_gateway_config::{ListenerTermination, PortTermination, TerminationView};
 use canal_gateway_io::clock::TimeoutKind;
 use canal_gateway_io::io::{Io, TlsIo};
-use canal_identity::accept_by_server_name;
+use canal_identity::{ClientCertificate, ListenerClient, accept_by_server_name};
 use canal_model::identity::VerifiedPeer;
 use canal_model::program::AppProtocol;
-use canal_tls::PeerTrustWatch;
+use canal_tls::{PeerTrustWatch, TlsError};
 use tokio::net::TcpStream;
 
 use crate::permit::ConnectionPermit;
@@ -30,6 +30,8 @@ pub(super) struct ClientTransport {
     pub(super) tls: bool,
     pub(super) server_name: Option<String>,
     pub(super) peer: Option<(VerifiedPeer, PeerTrustWatch)>,
+    /// The valid certificate of a client that a listener validated.
+    pub(super) certificate: Option<ClientCertificate>,
 }
 
 impl ClientTransport {
@@ -39,6 +41,7 @@ impl ClientTransport {
             tls: false,
             server_name: None,
             peer: None,
+            certificate: None,
         }
     }
 }
@@ -124,16 +127,38 @@ async fn terminate_listener_tls(
     );
     let terminated = handshake.run(accepting).await?.map_err(|e| {
         tracing::debug!(error = %e, "gateway: a TLS handshake with a client of a listener failed, the connection is closed");
-        super::tls_reason(&e)
+        listener_tls_reason(&e)
     })?;
     drop(handshake);
     permit.end_handshake(false);
+    let certificate = match terminated.listener_client {
+        Some(ListenerClient::Valid(certificate)) => Some(certificate),
+        Some(ListenerClient::Unvalidated(why)) => {
+            tracing::debug!(
+                reason = why.name(),
+                "gateway: a client of a listener has no valid certificate and is accepted (AllowInsecureFallback)"
+            );
+            worker.counts.insecure_clients.inc();
+            None
+        }
+        None => None,
+    };
     Ok(ClientTransport {
         io: Io::Tls(Box::new(TlsIo::new(terminated.stream))),
         tls: true,
         server_name: terminated.server_name,
         peer: None,
+        certificate,
     })
+}
+
+/// Returns the reason why a handshake with a client of a listener failed.
+fn listener_tls_reason(error: &TlsError) -> &'static str {
+    if error.is_of_peer_certificate() {
+        "client_certificate"
+    } else {
+        super::tls_reason(error)
+    }
 }
 
 /// Accepts a client's connection to a service, with TLS or in plaintext.
@@ -185,6 +210,7 @@ async fn terminate_tls(
         tls: true,
         server_name: terminated.server_name,
         peer: terminated.peer,
+        certificate: None,
     })
 }
 

@@ -329,6 +329,7 @@ fn gateway() -> Vec<Resource> {
         Resource::Ingress(IngressGateway {
             key: key(TENANT, "public.gateway"),
             id: ServiceId::new(GATEWAY).unwrap(),
+            client_validations: Vec::new(),
             listeners: vec![
                 listener("open", ".example.com", true),
                 listener("closed", ".closed.example.com", false),
