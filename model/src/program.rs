@@ -354,8 +354,19 @@ pub struct IngressListener {
     /// Secrets with the certificates of a port for HTTPS; `None` on a port for HTTP. The listeners
     /// of a port are all of one protocol.
     pub certificates: Option<Vec<SecretKey>>,
+    /// The protocol of connections that are relayed without being read; `None` on a port for HTTP or
+    /// HTTPS.
+    pub relay: Option<RelayProtocol>,
     /// Hosts of the listener's routes as these name them, the most specific first.
     pub virtual_hosts: Vec<VirtualHost>,
+}
+
+/// Protocols of listeners whose connections are relayed without being read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RelayProtocol {
+    /// TLS: the server name of the ClientHello selects the listener and its routes.
+    TlsPassthrough,
+    Tcp,
 }
 
 /// A certificate of a Gateway's listeners with its key. Only replicas that serve the Gateway

@@ -27,7 +27,7 @@ use crate::allowed::{AllowedNamespaces, NamespaceLabels};
 use crate::certificates::CertificateIndex;
 use crate::faults::{fault, fault_of, is_within};
 use crate::frontend_validation::{AuthorityIndex, FrontendValidation, GATEWAY_TLS, PortValidation};
-use crate::kinds::{KindHosts, ROUTE_KINDS};
+use crate::kinds::{KindHosts, route_kinds};
 use crate::{DocumentReport, GROUP, Written, hostname, shorten};
 
 /// Value of `controllerName` in the GatewayClasses that are Canal's.
@@ -502,7 +502,7 @@ fn read_listener(
     match written.hostname.as_deref().filter(|name| !name.is_empty()) {
         None => {}
         // Gateway API ignores the field for protocols without host names.
-        Some(_) if matches!(protocol, ListenerProtocol::Other(_)) => {}
+        Some(_) if matches!(protocol, ListenerProtocol::Tcp | ListenerProtocol::Other(_)) => {}
         Some(name) => match hostname::parse(name) {
             Ok(parsed) => host = Some(parsed),
             Err(problem) => {
@@ -518,8 +518,9 @@ fn read_listener(
         report.error(format!("{field}.port"), problem.clone(), "use another port");
         closed.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
     }
+    let kinds = route_kinds(&protocol);
     let (allowed, route_kinds) =
-        allowed_routes(&written.allowed_routes, &field, &mut closed, report);
+        allowed_routes(&written.allowed_routes, kinds, &field, &mut closed, report);
     let name = match source.listener_set {
         Some(set) => format!("{}/{set}/{}", source.namespace, written.name),
         None => written.name.to_string(),
@@ -555,7 +556,9 @@ fn protocol(
     let (protocol, problem) = match written.protocol.as_str() {
         "HTTP" => (ListenerProtocol::Http, None),
         "HTTPS" => (ListenerProtocol::Https, None),
-        "TLS" | "TCP" | "UDP" => {
+        "TCP" => (ListenerProtocol::Tcp, None),
+        "TLS" => (ListenerProtocol::Tls, None),
+        "UDP" => {
             let problem = format!("{short} listeners are not served in this version");
             (ListenerProtocol::Other(short), Some(problem))
         }
@@ -565,14 +568,27 @@ fn protocol(
         }
     };
     if let Some(problem) = problem {
-        let fix = "use protocol: HTTP or HTTPS, or remove the listener";
+        let fix = "use protocol: HTTP, HTTPS, TLS or TCP, or remove the listener";
         report.error(format!("{field}.protocol"), problem.clone(), fix);
         closed.get_or_insert(fault(ListenerFaultReason::UnsupportedProtocol, problem));
     }
-    if protocol == ListenerProtocol::Http && written.tls.is_some() {
-        let problem = "a listener of protocol HTTP has no TLS";
-        let fix = "use protocol: HTTPS, or remove tls";
-        report.error(format!("{field}.tls"), problem, fix);
+    let mode = written.tls.as_ref().and_then(|tls| tls.mode.as_deref());
+    if protocol == ListenerProtocol::Tls && mode != Some("Passthrough") {
+        let problem = match mode {
+            None | Some("Terminate") => {
+                "TLS is not terminated for TLSRoutes in this version".to_owned()
+            }
+            Some(other) => format!("mode {:?} is not one of TLS listeners", shorten(other)),
+        };
+        let fix = "write mode: Passthrough, or use protocol: HTTPS";
+        report.error(format!("{field}.tls.mode"), problem.clone(), fix);
+        closed.get_or_insert(fault(ListenerFaultReason::UnsupportedValue, problem));
+    }
+    let has_no_tls = matches!(protocol, ListenerProtocol::Http | ListenerProtocol::Tcp);
+    if has_no_tls && written.tls.is_some() {
+        let problem = format!("a listener of protocol {protocol} has no TLS");
+        let fix = "use protocol: HTTPS or TLS, or remove tls";
+        report.error(format!("{field}.tls"), problem.clone(), fix);
         closed.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
     }
     protocol
@@ -581,6 +597,7 @@ fn protocol(
 /// Reads the routes that a listener allows: their namespaces and kinds.
 fn allowed_routes(
     written: &AllowedRoutes,
+    of_protocol: &[ObjectKind],
     field: &str,
     closed: &mut Option<Arc<ListenerFault>>,
     report: &mut DocumentReport<'_>,
@@ -595,10 +612,10 @@ fn allowed_routes(
         });
     let mut kinds = Vec::new();
     if written.kinds.is_empty() {
-        kinds.extend(ROUTE_KINDS);
+        kinds.extend(of_protocol);
     }
     for (at, kind) in written.kinds.iter().enumerate() {
-        let mut known = ROUTE_KINDS.into_iter();
+        let mut known = of_protocol.iter().copied();
         let known = known.find(|known| kind.group == GROUP && kind.kind == known.as_str());
         if let Some(known) = known {
             kinds.push(known);
@@ -606,8 +623,9 @@ fn allowed_routes(
         }
         let short = shorten(&kind.kind);
         let problem = format!("routes of kind {short:?} cannot attach to the listener");
-        let fix = "write HTTPRoute or GRPCRoute, or remove the kind";
-        report.error(format!("{field}.allowedRoutes.kinds[{at}]"), problem, fix);
+        let known: Vec<&str> = of_protocol.iter().map(|kind| kind.as_str()).collect();
+        let fix = format!("write {}, or remove the kind", known.join(" or "));
+        report.error(format!("{field}.allowedRoutes.kinds[{at}]"), problem, &fix);
     }
     if kinds.is_empty() {
         let problem = "the listener allows no kind of route that Canal can attach to it";

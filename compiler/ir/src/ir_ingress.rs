@@ -10,7 +10,8 @@ use canal_model::client_validation::ClientValidation;
 use canal_model::ids::{SecretKey, ServiceId, ServiceKey};
 use canal_model::ingress::{GatewayCertificates, Listener, ListenerProtocol};
 use canal_model::program::{
-    HttpMatch, IngressGateway, IngressListener, ListenerCertificate, RouteRule, VirtualHost,
+    HttpMatch, IngressGateway, IngressListener, ListenerCertificate, RelayProtocol, RouteRule,
+    VirtualHost,
 };
 use canal_model::route_table::RouteTable;
 
@@ -48,12 +49,7 @@ impl GatewayIr {
     /// have one in common, or that of a closed one if none is open. Listeners of another protocol
     /// are closed.
     pub fn ports(&self) -> BTreeMap<u16, ListenerProtocol> {
-        let is_served = |it: &&Listener| {
-            matches!(
-                it.protocol,
-                ListenerProtocol::Http | ListenerProtocol::Https
-            )
-        };
+        let is_served = |it: &&Listener| !matches!(it.protocol, ListenerProtocol::Other(_));
         let served = || {
             self.listeners
                 .iter()
@@ -87,6 +83,11 @@ impl GatewayIr {
                 port: it.listener.port,
                 host: it.listener.host,
                 certificates: (*protocol == ListenerProtocol::Https).then_some(certificates),
+                relay: match protocol {
+                    ListenerProtocol::Tls => Some(RelayProtocol::TlsPassthrough),
+                    ListenerProtocol::Tcp => Some(RelayProtocol::Tcp),
+                    _ => None,
+                },
                 virtual_hosts: it.virtual_hosts,
             })
         });
@@ -158,7 +159,11 @@ impl fmt::Display for GatewayIr {
                     writeln!(f, "      {number} {}", text::match_of_rule(rule, http))?;
                 }
             }
-            writeln!(f, "    else => 404")?;
+            let otherwise = match listener.protocol {
+                ListenerProtocol::Tls | ListenerProtocol::Tcp => "reset",
+                _ => "404",
+            };
+            writeln!(f, "    else => {otherwise}")?;
         }
         Ok(())
     }

@@ -2,8 +2,11 @@
 //! clients outside the mesh. It knows no target; [`crate::oracle`] defines what a match means.
 //!
 //! The rules, which every faster implementation must follow:
-//! - A port is for HTTP or for HTTPS, as its open listeners are; if none is open, as the first one
-//!   for either is. A port for HTTPS resets a connection without TLS.
+//! - A port is of one protocol, that of its open listeners; if none is open, that of the first one
+//!   whose protocol is served. A port for HTTPS resets a connection without TLS.
+//! - A port for TLS or TCP reads no requests: it relays connections. On one for TLS the server name of
+//!   the ClientHello selects the listener and the routes, as the host of a request does; the port for
+//!   TCP has one listener. The interpreter answers for requests only.
 //! - A TLS handshake belongs to one listener: the one with the most specific host that matches the
 //!   client's server name. Without a server name, only a listener for any host matches. The
 //!   handshake fails if there is none, or if it is closed.
@@ -124,7 +127,7 @@ pub fn decide(
     }
 }
 
-/// Returns what a port is for: HTTP or HTTPS.
+/// Returns the protocol of a port.
 fn protocol_of(gateway: &GatewayIr, port: u16) -> Option<&ListenerProtocol> {
     let listeners = gateway.listeners.iter().map(|it| &it.listener);
     let served = listeners.filter(|it| {

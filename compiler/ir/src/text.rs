@@ -7,9 +7,9 @@ use canal_model::client_validation::ClientValidation;
 use canal_model::program::{
     AppProtocol, Backend, BackendTarget, DirectAudience, DirectEndpoint, GatewayAddress,
     GatewayReplica, HostMatch, HttpMatch, IngressGateway, ListenerCertificate, Node,
-    OutboundTrafficPolicy, PathMatch, PolicyPaths, RateLimit, Replica, Resource, RouteAction,
-    RouteKey, RouteObject, RouteRule, Service, ServicePort, Tenant, TextMatch, Throttle,
-    TunnelProtocol, UpstreamPool, ValueMatch, Workload,
+    OutboundTrafficPolicy, PathMatch, PolicyPaths, RateLimit, RelayProtocol, Replica, Resource,
+    RouteAction, RouteKey, RouteObject, RouteRule, Service, ServicePort, Tenant, TextMatch,
+    Throttle, TunnelProtocol, UpstreamPool, ValueMatch, Workload,
 };
 use canal_model::request_fraction::RequestFraction;
 use canal_model::route_attempts::{
@@ -112,7 +112,12 @@ fn ingress(gateway: &IngressGateway) -> String {
     for listener in &gateway.listeners {
         let state = if listener.is_open { "open" } else { "closed" };
         let (name, port, of) = (&listener.name, listener.port, host(listener.host.as_ref()));
-        let protocol = listener.certificates.as_ref().map_or("", |_| " https");
+        let protocol = match (listener.relay, &listener.certificates) {
+            (Some(RelayProtocol::TlsPassthrough), _) => " tls passthrough",
+            (Some(RelayProtocol::Tcp), _) => " tcp",
+            (None, Some(_)) => " https",
+            (None, None) => "",
+        };
         text += &format!("\n  listener {name} {port}{protocol} for {of} {state}");
         for (namespace, secret) in listener.certificates.iter().flatten() {
             text += &format!("\n    certificate {namespace}/{secret}");

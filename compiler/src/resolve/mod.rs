@@ -12,6 +12,7 @@ mod ingress;
 mod manual_endpoints;
 mod node;
 mod policy;
+mod relay_route;
 mod route_answers;
 mod route_attempts;
 mod route_cors;

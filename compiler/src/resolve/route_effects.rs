@@ -21,6 +21,16 @@ pub(super) struct RouteEffects {
 }
 
 impl RouteEffects {
+    /// Returns the effects of a rule about connections: it has none.
+    pub(super) fn of_connections() -> Self {
+        Self {
+            filters: None,
+            attempts: None,
+            faults: None,
+            cors: None,
+        }
+    }
+
     pub(super) fn of_http_route(written: &HttpRule, rule: &mut RuleContext<'_>) -> Self {
         Self {
             filters: route_filters::of_http_route(&written.filters, &written.matches, rule),

@@ -7,7 +7,9 @@ use canal_model::policy::canal::{
 };
 use canal_model::policy::config_map::ConfigMap;
 use canal_model::policy::endpoints::{EndpointSlice, Endpoints};
-use canal_model::policy::gateway_api::{GrpcRoute, HttpRoute, ReferenceGrant, UdpRoute};
+use canal_model::policy::gateway_api::{
+    GrpcRoute, HttpRoute, ReferenceGrant, TcpRoute, TlsRoute, UdpRoute,
+};
 use canal_model::policy::istio::{DestinationRule, VirtualService};
 use canal_model::policy::istio_security::{
     AuthorizationPolicy, PeerAuthentication, RequestAuthentication,
@@ -65,6 +67,8 @@ pub(crate) struct TenantObjects<'a> {
     pub(crate) http_routes: Vec<Sourced<'a, HttpRoute>>,
     pub(crate) grpc_routes: Vec<Sourced<'a, GrpcRoute>>,
     pub(crate) udp_routes: Vec<Sourced<'a, UdpRoute>>,
+    pub(crate) tls_routes: Vec<Sourced<'a, TlsRoute>>,
+    pub(crate) tcp_routes: Vec<Sourced<'a, TcpRoute>>,
     pub(crate) grants: Vec<Sourced<'a, ReferenceGrant>>,
     pub(crate) virtual_services: Vec<Sourced<'a, VirtualService>>,
     pub(crate) destination_rules: Vec<Sourced<'a, DestinationRule>>,
@@ -153,6 +157,8 @@ impl<'a> TenantObjects<'a> {
             Object::HttpRoute(object) => self.http_routes.push(Sourced { document, object }),
             Object::GrpcRoute(object) => self.grpc_routes.push(Sourced { document, object }),
             Object::UdpRoute(object) => self.udp_routes.push(Sourced { document, object }),
+            Object::TlsRoute(object) => self.tls_routes.push(Sourced { document, object }),
+            Object::TcpRoute(object) => self.tcp_routes.push(Sourced { document, object }),
             Object::ReferenceGrant(object) => self.grants.push(Sourced { document, object }),
             Object::VirtualService(object) => {
                 self.virtual_services.push(Sourced { document, object })
@@ -195,6 +201,8 @@ fn rank(kind: ObjectKind) -> u8 {
         ObjectKind::HttpRoute
         | ObjectKind::GrpcRoute
         | ObjectKind::UdpRoute
+        | ObjectKind::TlsRoute
+        | ObjectKind::TcpRoute
         | ObjectKind::VirtualService
         | ObjectKind::Throttle => 2,
         ObjectKind::GatewayClass | ObjectKind::Gateway | ObjectKind::ListenerSet => 2,

@@ -166,6 +166,8 @@ fn metadata_mut(object: &mut Object) -> &mut Metadata {
         Object::HttpRoute(o) => &mut o.metadata,
         Object::GrpcRoute(o) => &mut o.metadata,
         Object::UdpRoute(o) => &mut o.metadata,
+        Object::TlsRoute(o) => &mut o.metadata,
+        Object::TcpRoute(o) => &mut o.metadata,
         Object::ReferenceGrant(o) => &mut o.metadata,
         Object::VirtualService(o) => &mut o.metadata,
         Object::DestinationRule(o) => &mut o.metadata,

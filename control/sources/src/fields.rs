@@ -191,9 +191,14 @@ const SERVICE: [KnownField; 5] = [
     ),
 ];
 
-const UDP_ROUTE: [KnownField; 2] = [
+/// Fields of routes that say nothing of requests: UDPRoutes, TLSRoutes and TCPRoutes.
+const RELAY_ROUTE: [KnownField; 2] = [
     USE_DEFAULT_GATEWAYS,
-    never("spec.rules[].filters", "a UDPRoute has no filters", REMOVE),
+    never(
+        "spec.rules[].filters",
+        "a route of this kind has no filters",
+        REMOVE,
+    ),
 ];
 
 const USE_DEFAULT_GATEWAYS: KnownField = never(
@@ -523,7 +528,7 @@ pub(crate) fn classify_field(
         ObjectKind::ListenerSet => &LISTENER_SET,
         ObjectKind::HttpRoute => &HTTP_ROUTE,
         ObjectKind::GrpcRoute => &GRPC_ROUTE,
-        ObjectKind::UdpRoute => &UDP_ROUTE,
+        ObjectKind::UdpRoute | ObjectKind::TlsRoute | ObjectKind::TcpRoute => &RELAY_ROUTE,
         ObjectKind::VirtualService => &VIRTUAL_SERVICE,
         ObjectKind::DestinationRule => &DESTINATION_RULE,
         ObjectKind::Pod

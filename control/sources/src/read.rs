@@ -364,6 +364,8 @@ impl DocumentReader<'_> {
                 .typed(kind, root, Empty::Refused)
                 .map(Object::GrpcRoute),
             ObjectKind::UdpRoute => self.typed(kind, root, Empty::Refused).map(Object::UdpRoute),
+            ObjectKind::TlsRoute => self.typed(kind, root, Empty::Refused).map(Object::TlsRoute),
+            ObjectKind::TcpRoute => self.typed(kind, root, Empty::Refused).map(Object::TcpRoute),
             ObjectKind::ReferenceGrant => self
                 .typed(kind, root, Empty::Refused)
                 .map(Object::ReferenceGrant),

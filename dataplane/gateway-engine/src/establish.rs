@@ -4,6 +4,7 @@
 //! not parse requests: `decode` does. Start with [`hbone`] for the mesh, [`plain`] and
 //! [`accept_tier_plaintext`] for plaintext.
 
+mod passthrough;
 mod sniff;
 mod terminate;
 
@@ -236,6 +237,7 @@ async fn establish_plaintext(
         server_name,
         peer,
         certificate,
+        inbox,
     } = entered;
     let (peer, trust_watch) = peer.unzip();
     // A listener for both families reports IPv4 clients as mapped IPv6 addresses.
@@ -277,7 +279,7 @@ async fn establish_plaintext(
         caller,
         SessionAdmission::Accepted(permit.clone()),
     ));
-    let served = serve_plain(worker, &session, io);
+    let served = serve_plain(worker, &session, io, inbox);
     // A client whose certificate loses trust while the connection is open is disconnected.
     match trust_watch {
         None => served.await,
@@ -291,11 +293,17 @@ async fn establish_plaintext(
     }
 }
 
-async fn serve_plain(worker: &Rc<Worker>, session: &Rc<ClientSession>, io: Io) {
+/// Serves a connection, of which `inbox` has what was already read.
+async fn serve_plain(
+    worker: &Rc<Worker>,
+    session: &Rc<ClientSession>,
+    io: Io,
+    inbox: Option<Inbox>,
+) {
     let protocol = session
         .resolve(worker)
         .map_or(AppProtocol::Http1, |(_, resolved)| resolved.protocol());
-    let inbox = Inbox::new(&worker.blocks);
+    let inbox = inbox.unwrap_or_else(|| Inbox::new(&worker.blocks));
     match protocol {
         AppProtocol::Tcp => Box::pin(relay::tcp(worker, session, io, inbox)).await,
         protocol => sniff::serve_sniffed(worker, session, io, inbox, protocol).await,

@@ -7,6 +7,7 @@
 
 mod bundles;
 pub mod certs;
+mod client_hello;
 mod handshake;
 mod identity_factory;
 mod listener_certificates;
@@ -14,6 +15,7 @@ mod listener_clients;
 mod terminate;
 
 pub use bundles::apply_bundles;
+pub use client_hello::{ClientHelloReader, ClientHelloState};
 pub use handshake::{
     ClientIdentity, CredentialId, PinnedIdentity, REMOTE_PROOF_LIFE, ServerIdentity,
 };

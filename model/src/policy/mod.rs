@@ -43,6 +43,8 @@ pub enum Object {
     HttpRoute(gateway_api::HttpRoute),
     GrpcRoute(gateway_api::GrpcRoute),
     UdpRoute(gateway_api::UdpRoute),
+    TlsRoute(gateway_api::TlsRoute),
+    TcpRoute(gateway_api::TcpRoute),
     ReferenceGrant(gateway_api::ReferenceGrant),
     VirtualService(istio::VirtualService),
     DestinationRule(istio::DestinationRule),
@@ -83,6 +85,8 @@ pub enum ObjectKind {
     HttpRoute,
     GrpcRoute,
     UdpRoute,
+    TlsRoute,
+    TcpRoute,
     ReferenceGrant,
     VirtualService,
     DestinationRule,
@@ -98,7 +102,7 @@ pub enum ObjectKind {
 
 impl ObjectKind {
     /// All kinds of objects, in the order of listings.
-    pub const ALL: [ObjectKind; 29] = [
+    pub const ALL: [ObjectKind; 31] = [
         ObjectKind::Tenant,
         ObjectKind::GatewayReplica,
         ObjectKind::Node,
@@ -117,6 +121,8 @@ impl ObjectKind {
         ObjectKind::HttpRoute,
         ObjectKind::GrpcRoute,
         ObjectKind::UdpRoute,
+        ObjectKind::TlsRoute,
+        ObjectKind::TcpRoute,
         ObjectKind::ReferenceGrant,
         ObjectKind::VirtualService,
         ObjectKind::DestinationRule,
@@ -151,6 +157,8 @@ impl ObjectKind {
             ObjectKind::HttpRoute => "HTTPRoute",
             ObjectKind::GrpcRoute => "GRPCRoute",
             ObjectKind::UdpRoute => "UDPRoute",
+            ObjectKind::TlsRoute => "TLSRoute",
+            ObjectKind::TcpRoute => "TCPRoute",
             ObjectKind::ReferenceGrant => "ReferenceGrant",
             ObjectKind::VirtualService => "VirtualService",
             ObjectKind::DestinationRule => "DestinationRule",
@@ -199,6 +207,15 @@ impl ObjectKind {
             ],
             ObjectKind::ListenerSet => &["gateway.networking.k8s.io/v1"],
             ObjectKind::UdpRoute => &["gateway.networking.k8s.io/v1alpha2"],
+            ObjectKind::TlsRoute => &[
+                "gateway.networking.k8s.io/v1",
+                "gateway.networking.k8s.io/v1alpha3",
+                "gateway.networking.k8s.io/v1alpha2",
+            ],
+            ObjectKind::TcpRoute => &[
+                "gateway.networking.k8s.io/v1",
+                "gateway.networking.k8s.io/v1alpha2",
+            ],
             ObjectKind::ReferenceGrant => &[
                 "gateway.networking.k8s.io/v1",
                 "gateway.networking.k8s.io/v1beta1",
@@ -243,6 +260,8 @@ impl ObjectKind {
             "httproute" | "httproutes" => ObjectKind::HttpRoute,
             "grpcroute" | "grpcroutes" => ObjectKind::GrpcRoute,
             "udproute" | "udproutes" => ObjectKind::UdpRoute,
+            "tlsroute" | "tlsroutes" => ObjectKind::TlsRoute,
+            "tcproute" | "tcproutes" => ObjectKind::TcpRoute,
             "referencegrant" | "referencegrants" | "refgrant" => ObjectKind::ReferenceGrant,
             "virtualservice" | "virtualservices" | "vs" => ObjectKind::VirtualService,
             "destinationrule" | "destinationrules" | "dr" => ObjectKind::DestinationRule,
@@ -319,6 +338,8 @@ impl Object {
             Object::HttpRoute(_) => ObjectKind::HttpRoute,
             Object::GrpcRoute(_) => ObjectKind::GrpcRoute,
             Object::UdpRoute(_) => ObjectKind::UdpRoute,
+            Object::TlsRoute(_) => ObjectKind::TlsRoute,
+            Object::TcpRoute(_) => ObjectKind::TcpRoute,
             Object::ReferenceGrant(_) => ObjectKind::ReferenceGrant,
             Object::VirtualService(_) => ObjectKind::VirtualService,
             Object::DestinationRule(_) => ObjectKind::DestinationRule,
@@ -354,6 +375,8 @@ impl Object {
             Object::HttpRoute(o) => &o.metadata,
             Object::GrpcRoute(o) => &o.metadata,
             Object::UdpRoute(o) => &o.metadata,
+            Object::TlsRoute(o) => &o.metadata,
+            Object::TcpRoute(o) => &o.metadata,
             Object::ReferenceGrant(o) => &o.metadata,
             Object::VirtualService(o) => &o.metadata,
             Object::DestinationRule(o) => &o.metadata,

@@ -12,7 +12,9 @@ use canal_model::limits::{
     CERTIFICATES_PER_LISTENER_MAX, CLIENT_CA_BYTES_MAX, CLIENT_CA_CERTIFICATES_MAX,
     LISTENERS_PER_GATEWAY_MAX,
 };
-use canal_model::program::{IngressGateway, IngressListener, RouteObject, VirtualHost};
+use canal_model::program::{
+    IngressGateway, IngressListener, RelayProtocol, RouteObject, VirtualHost,
+};
 
 use super::ResourceDecodeError;
 use super::decode::{self, DecodeContext};
@@ -28,17 +30,39 @@ impl From<&IngressGateway> for w::IngressGateway {
             host: it.host.as_ref().map(encode::host),
             open: it.is_open,
             virtual_hosts: it.virtual_hosts.iter().map(virtual_host).collect(),
+            relay: it.relay.map(|relay| encode_relay(relay).into()),
             tls: it
                 .certificates
                 .as_ref()
                 .map(|secrets| tls(secrets, validated.contains(&it.port))),
         };
+        let of_kind = |is_relaying: bool| {
+            let listeners = gateway.listeners.iter();
+            let of_kind = listeners.filter(|it| it.relay.is_some() == is_relaying);
+            of_kind.map(listener).collect()
+        };
         Self {
             key: encode::key(&gateway.key),
             id: gateway.id.get(),
-            listeners: gateway.listeners.iter().map(listener).collect(),
+            listeners: of_kind(false),
+            relaying_listeners: of_kind(true),
             client_validations: gateway.client_validations.iter().map(validation).collect(),
         }
+    }
+}
+
+fn encode_relay(relay: RelayProtocol) -> w::RelayProtocol {
+    match relay {
+        RelayProtocol::TlsPassthrough => w::RelayProtocol::TlsPassthrough,
+        RelayProtocol::Tcp => w::RelayProtocol::Tcp,
+    }
+}
+
+fn decode_relay(at: &DecodeContext<'_>, relay: i32) -> Result<RelayProtocol, ResourceDecodeError> {
+    match w::RelayProtocol::try_from(relay) {
+        Ok(w::RelayProtocol::TlsPassthrough) => Ok(RelayProtocol::TlsPassthrough),
+        Ok(w::RelayProtocol::Tcp) => Ok(RelayProtocol::Tcp),
+        Err(_) => at.err("listeners.relay", format!("{relay} is unknown")),
     }
 }
 
@@ -102,7 +126,17 @@ pub(super) fn decode(
     gateway: w::IngressGateway,
 ) -> Result<IngressGateway, ResourceDecodeError> {
     let at = DecodeContext(name);
-    let count = gateway.listeners.len();
+    let relaying = gateway.relaying_listeners;
+    if gateway.listeners.iter().any(|it| it.relay.is_some())
+        || relaying
+            .iter()
+            .any(|it| it.relay.is_none() || it.tls.is_some())
+    {
+        return at.err("listeners.relay", "is on a listener of another kind");
+    }
+    let mut listeners = gateway.listeners;
+    listeners.extend(relaying);
+    let count = listeners.len();
     if count > LISTENERS_PER_GATEWAY_MAX {
         return at.err(
             "listeners",
@@ -114,26 +148,30 @@ pub(super) fn decode(
     if !is_gateway_service(&key) {
         return at.err("key", format!("{key} does not stand for a Gateway"));
     }
-    let mut tls_ports: BTreeMap<u32, bool> = BTreeMap::new();
-    for listener in &gateway.listeners {
-        let is_tls = listener.tls.is_some();
+    let mut ports: BTreeMap<u32, (bool, Option<i32>)> = BTreeMap::new();
+    for listener in &listeners {
+        let kind = (listener.tls.is_some(), listener.relay);
         // Plaintext on a port for HTTPS would bypass the handshake.
-        if *tls_ports.entry(listener.port).or_insert(is_tls) != is_tls {
+        if *ports.entry(listener.port).or_insert(kind) != kind {
             return at.err(
                 "listeners.tls",
-                format!("port {} has listeners with and without it", listener.port),
+                format!(
+                    "port {} has listeners with and without it, or some that relay",
+                    listener.port
+                ),
             );
         }
     }
     let client_validations = decode_validations(&at, gateway.client_validations)?;
     let validated = ports_of(&client_validations);
-    let listeners = gateway.listeners.into_iter().map(|it| {
+    let listeners = listeners.into_iter().map(|it| {
         let virtual_hosts = it.virtual_hosts.into_iter();
         Ok(IngressListener {
             name: it.name,
             port: at.port("listeners.port", it.port)?,
             host: it.host.map(|host| decode::host(&at, host)).transpose()?,
             is_open: it.open,
+            relay: it.relay.map(|relay| decode_relay(&at, relay)).transpose()?,
             certificates: it
                 .tls
                 .map(|tls| {
@@ -270,6 +308,7 @@ pub(super) fn sample() -> IngressGateway {
         host,
         is_open: name != "closed",
         certificates: None,
+        relay: None,
         virtual_hosts,
     };
     let any = VirtualHost {
@@ -296,6 +335,16 @@ pub(super) fn sample() -> IngressGateway {
                 port: 8443,
                 certificates: Some(vec![("infra".parse().unwrap(), "cert".parse().unwrap())]),
                 ..listener("mutual", None, Vec::new())
+            },
+            IngressListener {
+                port: 6443,
+                relay: Some(RelayProtocol::TlsPassthrough),
+                ..listener("tls", None, Vec::new())
+            },
+            IngressListener {
+                port: 5432,
+                relay: Some(RelayProtocol::Tcp),
+                ..listener("tcp", None, Vec::new())
             },
         ],
         client_validations: vec![ClientValidation {
@@ -352,6 +401,20 @@ mod tests {
         });
         assert!(certificates.contains("tls.certificates"), "{certificates}");
         for (change, expected) in [
+            (
+                (&|it: &mut w::IngressGateway| it.relaying_listeners[0].relay = Some(7))
+                    as &dyn Fn(&mut w::IngressGateway),
+                "7 is unknown",
+            ),
+            (
+                &|it| it.relaying_listeners[0].relay = None,
+                "of another kind",
+            ),
+            (&|it| it.listeners[0].relay = Some(0), "of another kind"),
+            (
+                &|it| it.relaying_listeners[0].port = 5432,
+                "some that relay",
+            ),
             (
                 (&|it: &mut w::IngressGateway| it.client_validations[0].mode = 7)
                     as &dyn Fn(&mut w::IngressGateway),

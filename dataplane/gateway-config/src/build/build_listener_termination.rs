@@ -13,7 +13,9 @@ use canal_identity::{
 use canal_model::certificate::ServingCertificate;
 use canal_model::client_validation::ClientValidation;
 use canal_model::ids::{SecretKey, ServiceKey, TenantName};
-use canal_model::program::{IngressListener, ListenerCertificate, ResourceKind, ServicePort};
+use canal_model::program::{
+    IngressListener, ListenerCertificate, RelayProtocol, ResourceKind, ServicePort,
+};
 use canal_model::trust::ClientCertificates;
 use canal_router::HostTable;
 
@@ -115,6 +117,12 @@ impl SnapshotBuilder {
         let listeners = gateway.listeners.iter();
         let of_port = listeners.filter(|it| it.port == port.port);
         // The listeners of a port are all of one protocol.
+        if of_port
+            .clone()
+            .any(|it| it.relay == Some(RelayProtocol::TlsPassthrough))
+        {
+            return Some(Arc::new(PortTermination::Passthrough));
+        }
         if of_port.clone().all(|it| it.certificates.is_none()) {
             return None;
         }

@@ -594,6 +594,7 @@ fn gateway(hosts: &[(&str, bool)]) -> Arc<Resource> {
         port: 80,
         host: Some(HostMatch::Exact((*host).to_owned())),
         is_open: *is_open,
+        relay: None,
         certificates: None,
         virtual_hosts: vec![VirtualHost {
             host: None,

@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use canal_gateway_config::{ListenerTermination, PortTermination, TerminationView};
+use canal_gateway_io::buffer::Inbox;
 use canal_gateway_io::clock::TimeoutKind;
 use canal_gateway_io::io::{Io, TlsIo};
 use canal_identity::{ClientCertificate, ListenerClient, accept_by_server_name};
@@ -17,6 +18,7 @@ use canal_model::program::AppProtocol;
 use canal_tls::{PeerTrustWatch, TlsError};
 use tokio::net::TcpStream;
 
+use super::passthrough;
 use crate::permit::ConnectionPermit;
 use crate::worker::Worker;
 
@@ -32,6 +34,8 @@ pub(super) struct ClientTransport {
     pub(super) peer: Option<(VerifiedPeer, PeerTrustWatch)>,
     /// The valid certificate of a client that a listener validated.
     pub(super) certificate: Option<ClientCertificate>,
+    /// Bytes that were read and belong to the connection.
+    pub(super) inbox: Option<Inbox>,
 }
 
 impl ClientTransport {
@@ -42,6 +46,7 @@ impl ClientTransport {
             server_name: None,
             peer: None,
             certificate: None,
+            inbox: None,
         }
     }
 }
@@ -98,7 +103,26 @@ pub(super) async fn terminate(
         PortTermination::Gateway(listeners) => {
             terminate_listener_tls(worker, stream, listeners, permit).await
         }
+        PortTermination::Passthrough => {
+            if let Some(why) = refuse_without_tls(worker, &stream).await {
+                return Err(why);
+            }
+            passthrough::read_server_name(worker, stream, permit).await
+        }
     }
+}
+
+/// Returns why a connection to a port for TLS is refused, if its first byte is not one of TLS. Such a
+/// connection is reset.
+async fn refuse_without_tls(worker: &Worker, stream: &TcpStream) -> Option<&'static str> {
+    let why = match listen(worker, stream, worker.shared.config.times.head).await {
+        FirstByte::Tls => return None,
+        FirstByte::Gone => "gone",
+        FirstByte::Plain => "plaintext_refused",
+        FirstByte::Silent => "tls_timeout",
+    };
+    canal_net::sys::reset_on_close(stream);
+    Some(why)
 }
 
 /// Accepts a connection to a Gateway's port for HTTPS: the server name selects the listener.
@@ -108,14 +132,7 @@ async fn terminate_listener_tls(
     listeners: &ListenerTermination,
     permit: &ConnectionPermit,
 ) -> Result<ClientTransport, &'static str> {
-    let refusal = match listen(worker, &stream, worker.shared.config.times.head).await {
-        FirstByte::Tls => None,
-        FirstByte::Gone => Some("gone"),
-        FirstByte::Plain => Some("plaintext_refused"),
-        FirstByte::Silent => Some("tls_timeout"),
-    };
-    if let Some(why) = refusal {
-        canal_net::sys::reset_on_close(&stream);
+    if let Some(why) = refuse_without_tls(worker, &stream).await {
         return Err(why);
     }
     let handshake = permit.begin_handshake()?;
@@ -149,6 +166,7 @@ async fn terminate_listener_tls(
         server_name: terminated.server_name,
         peer: None,
         certificate,
+        inbox: None,
     })
 }
 
@@ -211,6 +229,7 @@ async fn terminate_tls(
         server_name: terminated.server_name,
         peer: terminated.peer,
         certificate: None,
+        inbox: None,
     })
 }
 

@@ -74,6 +74,7 @@ fn gateway(listeners: &[(&str, Option<HostMatch>, Option<&str>)]) -> Vec<Resourc
             port: PORT,
             host: host.clone(),
             is_open: certificate.is_some(),
+            relay: None,
             certificates: Some(certificate.iter().map(|name| secret(name)).collect()),
             virtual_hosts: vec![VirtualHost {
                 host: None,

@@ -25,6 +25,7 @@ mod limits;
 mod observability;
 mod paths;
 mod policies;
+mod relay_listeners;
 mod retries;
 mod shares;
 mod smuggling;

@@ -305,6 +305,7 @@ fn gateway() -> Vec<Resource> {
         port: 80,
         host: Some(HostMatch::Suffix(host.to_owned())),
         is_open,
+        relay: None,
         certificates: None,
         virtual_hosts: vec![VirtualHost {
             host: Some(HostMatch::Exact("shop.example.com".to_owned())),
