@@ -8,6 +8,7 @@ pub mod authorization;
 pub mod certificate;
 pub mod client_validation;
 pub mod diagnostic;
+pub mod diagnostic_code;
 pub mod fleet;
 pub mod identity;
 pub mod ids;

@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use canal_model::certificate::CaCertificates;
 use canal_model::client_validation::{ClientValidation, ClientValidationMode};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName};
 use canal_model::ingress::{ListenerFault, ListenerFaultReason};
 use canal_model::limits::{CLIENT_CA_BYTES_MAX, CLIENT_CA_CERTIFICATES_MAX};
-use canal_model::policy::config_map::{CA_CERTIFICATE, ConfigMap};
+use canal_model::policy::config_map::{CA_BUNDLE, ConfigMap};
 use canal_model::policy::frontend_tls::{
     CaCertificateReference, FrontendTlsConfig, FrontendTlsValidation,
 };
@@ -213,7 +214,8 @@ impl<'a> AuthorityIndex<'a> {
                 if mode == ClientValidationMode::AllowInsecureFallback {
                     let problem = "clients without a valid certificate are served (InsecureFrontendValidationMode)";
                     let fix = "write AllowValidOnly once all clients have certificates";
-                    report.warning(format!("{field}.mode"), problem, fix);
+                    let field = format!("{field}.mode");
+                    report.warning(Code::InsecureClientValidation, field, problem, fix);
                 }
                 PortValidation::Authorities(mode, Arc::new(authorities))
             }
@@ -241,7 +243,10 @@ impl<'a> AuthorityIndex<'a> {
             )
         };
         let fix = "keep the certificates of the authorities that issue to clients";
-        Err(refusal(problem, fix))
+        Err(ReferenceProblem {
+            code: Code::LimitExceeded,
+            ..refusal(problem, fix)
+        })
     }
 
     /// Returns the authorities that a reference names.
@@ -260,6 +265,7 @@ impl<'a> AuthorityIndex<'a> {
                 if namespace != own && !is_granted(self.grants, ("Gateway", own), "ConfigMap", to) {
                     return Err(ReferenceProblem {
                         is_pending: true,
+                        code: Code::CertificateNotPermitted,
                         reason: ListenerFaultReason::RefNotPermitted,
                         problem: format!("no ReferenceGrant lets Gateways in {own} use {text}"),
                         fix: format!(
@@ -299,7 +305,7 @@ impl<'a> AuthorityIndex<'a> {
                 )
             }),
             Some(None) => Err(refusal(
-                format!("{text} has no entry {CA_CERTIFICATE}"),
+                format!("{text} has no entry {CA_BUNDLE}"),
                 "write the authorities' certificates in that entry, as PEM",
             )),
             Some(Some(Err(SecretProblem { problem, fix }))) => {
@@ -313,6 +319,7 @@ impl<'a> AuthorityIndex<'a> {
 fn refusal(problem: String, fix: &str) -> ReferenceProblem {
     ReferenceProblem {
         is_pending: false,
+        code: Code::InvalidCaCertificate,
         reason: ListenerFaultReason::InvalidCaCertificateRef,
         problem,
         fix: fix.to_owned(),
@@ -326,6 +333,6 @@ fn close(
     fix: &str,
     report: &mut DocumentReport<'_>,
 ) -> PortValidation {
-    report.error(field, problem.clone(), fix);
+    report.error(Code::InvalidListener, field, problem.clone(), fix);
     PortValidation::Closed(fault(ListenerFaultReason::Invalid, problem))
 }

@@ -17,6 +17,7 @@ mod listeners;
 mod routes;
 
 use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::diagnostic_code::DiagnosticCode;
 use canal_model::policy::Document;
 
 use certificates::ReferenceProblem;
@@ -65,28 +66,47 @@ struct DocumentReport<'a> {
 
 impl DocumentReport<'_> {
     /// Reports that a part of the object does not work as written.
-    fn error(&mut self, field: impl Into<String>, problem: impl Into<String>, fix: &str) {
-        self.add(Severity::Error, field.into(), problem.into(), fix);
+    fn error(
+        &mut self,
+        code: DiagnosticCode,
+        field: impl Into<String>,
+        problem: impl Into<String>,
+        fix: &str,
+    ) {
+        self.add((Severity::Error, code), field.into(), problem.into(), fix);
     }
 
     /// Reports what Gateway API wants an implementation to say of an object that is as it should
     /// be: it takes no other object down.
-    fn warning(&mut self, field: impl Into<String>, problem: impl Into<String>, fix: &str) {
-        self.add(Severity::Warning, field.into(), problem.into(), fix);
+    fn warning(
+        &mut self,
+        code: DiagnosticCode,
+        field: impl Into<String>,
+        problem: impl Into<String>,
+        fix: &str,
+    ) {
+        self.add((Severity::Warning, code), field.into(), problem.into(), fix);
     }
 
     /// Reports a reference that leads to nothing usable. What is only missing may come later.
     fn reference(&mut self, field: String, found: &ReferenceProblem) {
         if found.is_pending {
-            self.warning(field, found.problem.clone(), &found.fix);
+            self.warning(found.code, field, found.problem.clone(), &found.fix);
         } else {
-            self.error(field, found.problem.clone(), &found.fix);
+            self.error(found.code, field, found.problem.clone(), &found.fix);
         }
     }
 
-    fn add(&mut self, severity: Severity, field: String, problem: String, fix: &str) {
+    fn add(
+        &mut self,
+        (severity, code): (Severity, DiagnosticCode),
+        field: String,
+        problem: String,
+        fix: &str,
+    ) {
         (self.sink)(Diagnostic {
             severity,
+            code,
             origin: Some(self.document.origin.clone()),
             object: Some(self.document.object.key()),
             field,

@@ -52,6 +52,7 @@ fn a_listener_that_is_wrong_closes_itself_only() {
             None,
         ),
     ] {
+        // The second listener shows that the fault of the first closes only that one.
         let other = "{name: other, port: 8080, protocol: HTTP}";
         let text = gateway(
             "web",
@@ -93,6 +94,8 @@ fn what_is_wrong_with_a_gateway_closes_all_its_listeners() {
         // Only listeners for HTTPS have TLS.
         ("tls: {frontend: {}}", None),
         ("colour: red", Some("Invalid")),
+        // A faulty `allowedListeners` admits no ListenerSets and concerns no listener of the
+        // Gateway.
         ("allowedListeners: {colour: red}", None),
     ] {
         let documents = read(&gateway("web", &format!("{field}, {listener}")), true);
@@ -190,6 +193,7 @@ fn listener_sets_add_listeners_where_the_gateway_allows_them() {
             "two",
             "infra",
             "{name: b, port: 80, protocol: HTTP}, {name: c, port: 82, protocol: HTTP}",
+            // `b` has the port and the hostname of the Gateway's own listener.
         ),
     ]
     .concat();

@@ -8,7 +8,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use canal_model::certificate::CaCertificates;
 use canal_model::limits::{CLIENT_CA_BYTES_MAX, CLIENT_CA_CERTIFICATES_MAX};
-use canal_model::policy::config_map::{CA_CERTIFICATE, ConfigMap};
+use canal_model::policy::config_map::{CA_BUNDLE, ConfigMap};
 use canal_model::policy::secret::SecretProblem;
 use canal_model::policy::trust_bundle::ClusterTrustBundle;
 use rustls::RootCertStore;
@@ -20,12 +20,10 @@ use crate::problem;
 /// Number of characters of base64 in a line of PEM (RFC 7468 §2).
 const PEM_LINE_CHARACTERS: usize = 64;
 
-/// Reads the certificates of authorities of a ConfigMap, if it has the entry for them. Returns the
-/// ConfigMap without its entries.
+/// Reads the certificates of authorities of a ConfigMap, if it has the entry for them.
 pub fn read_config_map(mut map: ConfigMap) -> ConfigMap {
-    let entry = map.data.get(CA_CERTIFICATE);
-    map.ca = entry.map(|pem| parse_authorities(pem, CA_CERTIFICATE).map(Arc::new));
-    map.data.clear();
+    let entry = map.data.get(CA_BUNDLE);
+    map.ca = entry.map(|pem| parse_authorities(pem, CA_BUNDLE).map(Arc::new));
     map
 }
 

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use canal_attachment::{
     Attachment, ListenerObjects, RouteParents, TenantListeners, Written, is_listener_parent,
 };
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{ServiceId, ServiceKey};
 use canal_model::ingress::gateway_service;
 use canal_model::program::RouteObject;
@@ -69,6 +70,7 @@ pub(crate) fn resolve(
         let key = gateway_service(input.tenant, &metadata.namespace, &metadata.name);
         if !is_on_tier {
             report.error(
+                Code::NotOnCloudTier,
                 gateway.document,
                 "spec",
                 "the tenant is not on the cloud tier, so its Gateways have no address",
@@ -80,6 +82,7 @@ pub(crate) fn resolve(
             ids.insert(key, id);
         } else {
             report.error(
+                Code::ServiceIdsExhausted,
                 gateway.document,
                 "",
                 "all 16,777,215 service IDs are taken, so the Gateway has none",

@@ -20,6 +20,7 @@ mod route_effects;
 mod route_faults;
 mod route_fields;
 mod route_filters;
+mod route_mirrors;
 mod route_parts;
 mod service;
 mod subset;
@@ -131,7 +132,7 @@ pub(crate) fn resolve(
                 input,
                 tenant,
                 &corpus,
-                (&services, &workloads),
+                (&services, &workloads, &ingress),
                 budget,
                 report,
             )
@@ -191,7 +192,7 @@ fn security(
     input: &CompileInput<'_>,
     tenant: &Tenant,
     corpus: &TenantObjects<'_>,
-    (services, workloads): (&BTreeMap<ServiceKey, Service>, &[Workload]),
+    (services, workloads, ingress): (&BTreeMap<ServiceKey, Service>, &[Workload], &Ingress),
     budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
 ) -> Security {
@@ -205,9 +206,13 @@ fn security(
     );
     let authorizers =
         policy::authorizer::resolve(input.tenant, &corpus.external_authorizers, services, report);
+    let targets = policy::PolicyTargets {
+        services,
+        listeners: &ingress.listeners,
+    };
     let known = policy::authorization::PolicyReferences {
         tenant,
-        services,
+        targets,
         authorizers: &authorizers,
     };
     // Policies are checked against the paths that exist, and Terminations change what is observed.
@@ -226,7 +231,7 @@ fn security(
     let authentications = policy::authentication::resolve(
         input.tenant,
         &corpus.request_authentications,
-        services,
+        targets,
         (&mut sets, budget),
         report,
     );

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::policy::canal::{
     ExternalAuthorizer, Federation, GatewayReplica, KeyServer, Tenant, Termination, Throttle,
 };
@@ -103,6 +104,7 @@ impl<'a> TenantObjects<'a> {
                 first.origin
             );
             report.error(
+                Code::DuplicateObject,
                 second,
                 "metadata.name",
                 problem,
@@ -120,7 +122,11 @@ impl<'a> TenantObjects<'a> {
                 "the tenant has {} objects, more than {OBJECTS_PER_TENANT_MAX}; the rest is left out",
                 documents.len()
             );
-            report.general(problem, "remove objects or split the tenant");
+            report.general(
+                Code::LimitExceeded,
+                problem,
+                "remove objects or split the tenant",
+            );
             documents.truncate(OBJECTS_PER_TENANT_MAX);
         }
         let mut corpus = TenantObjects::default();

@@ -3,9 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use canal_model::ids::ServiceKey;
+use canal_model::diagnostic_code::DiagnosticCode as Code;
+use canal_model::ids::{Namespace, ServiceKey};
 use canal_model::policy::istio::{
-    HttpMatchRequest, StringMatch, VirtualService, VirtualServiceRoute,
+    Destination, HttpMatchRequest, StringMatch, VirtualService, VirtualServiceRoute,
 };
 use canal_model::program::{
     Backend, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule, Service, TextMatch,
@@ -13,12 +14,12 @@ use canal_model::program::{
 use canal_model::route_filters::RouteAnswer;
 
 use super::destination::DestinationIndex;
-use super::route_answers;
 use super::route_effects::RouteEffects;
 use super::route_fields::{
     FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN, conditions, header_name, path, text,
 };
 use super::tenant_objects::Sourced;
+use super::{route_answers, route_mirrors};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
     HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX,
@@ -56,6 +57,7 @@ pub(crate) fn resolve(
                     key.namespace, key.name
                 );
                 report.error(
+                    Code::RouteConflict,
                     virtual_service.document,
                     field,
                     problem,
@@ -67,6 +69,7 @@ pub(crate) fn resolve(
                     key.namespace, key.name
                 );
                 report.error(
+                    Code::RouteConflict,
                     virtual_service.document,
                     field,
                     problem,
@@ -102,6 +105,7 @@ fn is_for_mesh(sourced: &Sourced<'_, VirtualService>, report: &mut DiagnosticCol
         let problem =
             format!("gateway {other:?} is not supported in this version; `mesh` is the only one");
         report.error(
+            Code::UnsupportedGateway,
             sourced.document,
             format!("spec.gateways[{at}]"),
             problem,
@@ -123,6 +127,7 @@ fn services(
     );
     if hosts.is_empty() && sourced.fault("spec.hosts").is_none() {
         report.error(
+            Code::MissingField,
             sourced.document,
             "spec.hosts",
             "the object names no host",
@@ -134,7 +139,7 @@ fn services(
             "the object has {} hosts, more than {HOSTS_PER_ROUTE_MAX}; the rest is left out",
             hosts.len()
         );
-        report.error(sourced.document, "spec.hosts", problem, "split the object");
+        report.refuse_excess(sourced.document, "spec.hosts", problem, "split the object");
     }
     let mut found: Vec<(String, ServiceKey)> = Vec::new();
     for (at, host) in hosts.iter().take(HOSTS_PER_ROUTE_MAX).enumerate() {
@@ -143,7 +148,7 @@ fn services(
             names::service(to.tenant, own, host).filter(|key| to.services.contains_key(key))
         else {
             let problem = format!("{host:?} is not a service of this tenant");
-            report.error(
+            report.error(Code::UnresolvedHost,
                 sourced.document,
                 field,
                 problem,
@@ -156,6 +161,7 @@ fn services(
                 "a route for clients of only one namespace (here {own}) is not supported in this version"
             );
             report.error(
+                Code::OtherNamespace,
                 sourced.document,
                 field,
                 problem,
@@ -225,7 +231,7 @@ fn attach(
             spec.http.len()
         );
         broken.get_or_insert_with(|| problem.clone());
-        report.error(sourced.document, "spec.http", problem, "use fewer rules");
+        report.refuse_excess(sourced.document, "spec.http", problem, "use fewer rules");
     }
     let ports: Vec<u16> = service.ports.iter().map(|port| port.port).collect();
     let mut regexes = RegexBudget {
@@ -256,20 +262,20 @@ fn attach(
             refusal_status: STATUS_BROKEN,
             regexes: &mut regexes,
         };
-        let effects = RouteEffects::of_virtual_service(rule, &mut reading);
+        let mut effects = RouteEffects::of_virtual_service(rule, &mut reading);
         let answer = route_answers::of_virtual_service(rule, &mut reading);
         let groups = groups(at, rule, service, &mut reading);
-        // A destination without a port may need one rule for each port of the service, because its
-        // port is the dialled one.
         let namespace = &sourced.object.metadata.namespace;
-        let mut routes = rule.route.iter();
-        let fans_out = routes.any(|r| to.follows_dialled_port(namespace, &r.destination));
+        let fans_out = fans_out(namespace, rule, to);
         for (number, (group, matches)) in groups.iter().enumerate() {
             let part = part_of(number, groups.len());
             for port in rule_ports(group.port, fans_out, &ports) {
                 // A rule for all ports has no destination that follows the dialled port.
                 let dialled = port.or(ports.first().copied()).unwrap_or_default();
                 let action = action(sourced, (rule, &answer), dialled, to, &mut reading);
+                let resolve = |mirror: &Destination| to.of_destination(namespace, mirror, dialled);
+                let mirrors = route_mirrors::of_virtual_service(rule, &resolve, &mut reading);
+                effects.set_mirrors(mirrors);
                 let action = effects.guard(action, &mut reading);
                 let suffix = port.map(|port| format!(":{port}")).unwrap_or_default();
                 let rule = format!("{}{suffix}.{at}{part}", service.key.name);
@@ -284,6 +290,7 @@ fn attach(
                     attempts: None,
                     faults: None,
                     cors: None,
+                    mirrors: Vec::new(),
                 };
                 effects.apply(&mut rule);
                 if !add(rule) {
@@ -293,6 +300,18 @@ fn attach(
         }
     }
     true
+}
+
+/// Returns whether each port needs a rule of its own: a destination or mirror without a port has the
+/// dialled one.
+fn fans_out(
+    namespace: &Namespace,
+    written: &VirtualServiceRoute,
+    to: &DestinationIndex<'_>,
+) -> bool {
+    let routes = written.route.iter().map(|route| &route.destination);
+    let mut destinations = routes.chain(route_mirrors::destinations(written));
+    destinations.any(|destination| to.follows_dialled_port(namespace, destination))
 }
 
 /// Returns the end of the names of a rule's parts, if it has several.
@@ -375,7 +394,10 @@ fn groups(
             "the rule has {} matches, more than {MATCHES_PER_RULE_MAX}",
             conditions.len()
         );
-        rule.broken("match", FieldIssue::new("", problem, "split the rule"));
+        rule.broken(
+            "match",
+            FieldIssue::new("", problem, "split the rule").with_code(Code::LimitExceeded),
+        );
         // The broken rule refuses every request, whatever its matches were.
         conditions = &implied;
     }
@@ -387,7 +409,8 @@ fn groups(
                 "the match holds at gateways only, which are not supported in this version";
             rule.warning(
                 &field,
-                FieldIssue::new("gateways", problem, "write mesh too, or remove the match"),
+                FieldIssue::new("gateways", problem, "write mesh too, or remove the match")
+                    .with_code(Code::MatchNeverApplies),
             );
             continue;
         }
@@ -399,7 +422,8 @@ fn groups(
             );
             rule.warning(
                 &field,
-                FieldIssue::new("port", problem, "correct the port or remove the match"),
+                FieldIssue::new("port", problem, "correct the port or remove the match")
+                    .with_code(Code::MatchNeverApplies),
             );
             continue;
         }
@@ -432,12 +456,14 @@ fn authority(
                 problem,
                 "write a host name; ports are matched by port",
             )
+            .with_code(Code::InvalidHostname)
         }),
         _ => Err(FieldIssue::new(
             "",
             "hosts are compared as a whole in this version",
             "write authority.exact",
-        )),
+        )
+        .with_code(Code::UnsupportedField)),
     };
     match host {
         Ok(host @ HostMatch::Exact(_)) => vec![host],
@@ -449,7 +475,8 @@ fn authority(
                     "exact",
                     "a wildcard is not an exact host",
                     "write the whole name",
-                ),
+                )
+                .with_code(Code::UnsupportedField),
             );
             Vec::new()
         }
@@ -492,7 +519,8 @@ fn http_match(
                     "",
                     "methods are compared as a whole in this version",
                     "write method.exact, as in exact: GET",
-                );
+                )
+                .with_code(Code::UnsupportedField);
                 rule.broken(&format!("{field}.method"), issue);
                 None
             }

@@ -7,8 +7,6 @@
 use canal_model::policy::ObjectKind;
 use canal_yaml::tree::{YamlNode, YamlValue};
 
-use crate::renamed::renamed_kind;
-
 /// Treatment of a field that the object's type does not have.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FieldVerdict {
@@ -96,8 +94,6 @@ const fn left_out_if(
 const REMOVE: &str = "remove the field";
 /// Fix for a field about quality of service, without which requests are served.
 const KEEP_OR_REMOVE: &str = "keep it for a version that does it, or remove it";
-const MIRROR: &str =
-    "mirrors are not supported in this version; requests are served, and not copied";
 
 /// `metadata` fields that the API server manages itself.
 const METADATA_NOISE: [&str; 8] = [
@@ -145,8 +141,11 @@ const ACCOUNT_NOISE: [&str; 4] = [
     "automountServiceAccountToken",
 ];
 
-/// Fields of Secrets and ConfigMaps that only an API server or a pod reads.
-const ENTRIES_NOISE: [&str; 2] = ["immutable", "binaryData"];
+/// Fields of Secrets that only an API server reads.
+const SECRET_NOISE: [&str; 1] = ["immutable"];
+
+/// Fields of ConfigMaps that only an API server and the kubelet read.
+const CONFIG_MAP_NOISE: [&str; 2] = ["immutable", "binaryData"];
 
 const SERVICE_NOISE: [&str; 10] = [
     "spec.ipFamilies",
@@ -256,13 +255,8 @@ const CLIENT_CERTIFICATES: &str =
 const USE_FRONTEND: &str = "write it as spec.tls.frontend of the Gateway";
 const LISTENER_FILTERS: &str = "filters of listeners are not supported in this version";
 
-const HTTP_ROUTE: [KnownField; 6] = [
+const HTTP_ROUTE: [KnownField; 5] = [
     USE_DEFAULT_GATEWAYS,
-    left_out(
-        "spec.rules[].filters[].requestMirror",
-        MIRROR,
-        KEEP_OR_REMOVE,
-    ),
     never(
         "spec.rules[].filters[].externalAuth",
         "external authorization by a route is not supported in this version",
@@ -273,13 +267,8 @@ const HTTP_ROUTE: [KnownField; 6] = [
     SESSION_PERSISTENCE,
 ];
 
-const GRPC_ROUTE: [KnownField; 5] = [
+const GRPC_ROUTE: [KnownField; 4] = [
     USE_DEFAULT_GATEWAYS,
-    left_out(
-        "spec.rules[].filters[].requestMirror",
-        MIRROR,
-        KEEP_OR_REMOVE,
-    ),
     EXTENSION_REF,
     BACKEND_FILTERS,
     SESSION_PERSISTENCE,
@@ -319,7 +308,7 @@ fn are_only_mirrors(filters: &YamlNode) -> bool {
     matches!(&filters.value, YamlValue::List(items) if items.iter().all(is_mirror))
 }
 
-const VIRTUAL_SERVICE: [KnownField; 21] = [
+const VIRTUAL_SERVICE: [KnownField; 16] = [
     never(
         "spec.http[].rewrite.uriRegexRewrite",
         "rewriting a path by a regular expression is not supported in this version",
@@ -361,11 +350,6 @@ const VIRTUAL_SERVICE: [KnownField; 21] = [
         "resets of HTTP/2 streams are not supported, as in Istio",
         "write httpStatus or grpcStatus",
     ),
-    left_out("spec.http[].mirror", MIRROR, KEEP_OR_REMOVE),
-    left_out("spec.http[].mirrors", MIRROR, KEEP_OR_REMOVE),
-    left_out("spec.http[].mirrorPercent", MIRROR, KEEP_OR_REMOVE),
-    left_out("spec.http[].mirrorPercentage", MIRROR, KEEP_OR_REMOVE),
-    left_out("spec.http[].mirror_percent", MIRROR, KEEP_OR_REMOVE),
     never(
         "spec.http[].route[].headers",
         "header changes are not supported in this version",
@@ -487,6 +471,19 @@ const REQUEST_AUTHENTICATION: [KnownField; 3] = [
     ),
 ];
 
+/// Returns the fields of a kind that have no meaning for the mesh.
+fn noise_of(kind: ObjectKind) -> &'static [&'static str] {
+    match kind {
+        ObjectKind::Service => &SERVICE_NOISE,
+        ObjectKind::EndpointSlice | ObjectKind::Endpoints => &ENDPOINT_NOISE,
+        ObjectKind::Namespace | ObjectKind::ServiceAccount => &ACCOUNT_NOISE,
+        ObjectKind::Secret => &SECRET_NOISE,
+        ObjectKind::ConfigMap => &CONFIG_MAP_NOISE,
+        ObjectKind::GatewayClass | ObjectKind::Gateway => &GATEWAY_NOISE,
+        _ => &[],
+    }
+}
+
 /// Decides how to treat the field of `kind` at `pattern` (a path without indexes) that contains
 /// `value`.
 pub(crate) fn classify_field(
@@ -494,7 +491,10 @@ pub(crate) fn classify_field(
     pattern: &str,
     value: Option<&YamlNode>,
 ) -> FieldVerdict {
-    if matches!(pattern, "apiVersion" | "kind" | "status") || METADATA_NOISE.contains(&pattern) {
+    if matches!(pattern, "apiVersion" | "kind" | "status")
+        || METADATA_NOISE.contains(&pattern)
+        || noise_of(kind).contains(&pattern)
+    {
         return FieldVerdict::Noise;
     }
     let entries: &[KnownField] = match kind {
@@ -505,25 +505,7 @@ pub(crate) fn classify_field(
         {
             return FieldVerdict::Noise;
         }
-        ObjectKind::Service if SERVICE_NOISE.contains(&pattern) => return FieldVerdict::Noise,
         ObjectKind::Service => &SERVICE,
-        ObjectKind::EndpointSlice | ObjectKind::Endpoints if ENDPOINT_NOISE.contains(&pattern) => {
-            return FieldVerdict::Noise;
-        }
-        ObjectKind::Namespace | ObjectKind::ServiceAccount if ACCOUNT_NOISE.contains(&pattern) => {
-            return FieldVerdict::Noise;
-        }
-        ObjectKind::Secret | ObjectKind::ConfigMap if ENTRIES_NOISE.contains(&pattern) => {
-            return FieldVerdict::Noise;
-        }
-        ObjectKind::EndpointSlice
-        | ObjectKind::Endpoints
-        | ObjectKind::Namespace
-        | ObjectKind::ServiceAccount => &[],
-        ObjectKind::Secret | ObjectKind::ConfigMap | ObjectKind::ClusterTrustBundle => &[],
-        ObjectKind::GatewayClass | ObjectKind::Gateway if GATEWAY_NOISE.contains(&pattern) => {
-            return FieldVerdict::Noise;
-        }
         ObjectKind::Gateway => &GATEWAY,
         ObjectKind::ListenerSet => &LISTENER_SET,
         ObjectKind::HttpRoute => &HTTP_ROUTE,
@@ -533,6 +515,13 @@ pub(crate) fn classify_field(
         ObjectKind::DestinationRule => &DESTINATION_RULE,
         ObjectKind::Pod
         | ObjectKind::Node
+        | ObjectKind::EndpointSlice
+        | ObjectKind::Endpoints
+        | ObjectKind::Namespace
+        | ObjectKind::Secret
+        | ObjectKind::ConfigMap
+        | ObjectKind::ClusterTrustBundle
+        | ObjectKind::ServiceAccount
         | ObjectKind::ReferenceGrant
         | ObjectKind::Tenant
         | ObjectKind::GatewayReplica
@@ -595,203 +584,10 @@ fn has_only_value(node: &YamlNode, wanted: &str) -> bool {
     }
 }
 
-/// Treatment of a whole document whose kind Canal does not read.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum UnknownKindAction {
-    /// Canal reads the kind, but not in this `apiVersion`.
-    OtherVersion(ObjectKind),
-    /// An object that only concerns Kubernetes itself.
-    Skipped,
-    /// A kind that Canal never reads, because it belongs to another implementation.
-    Foreign(&'static ForeignKind),
-    /// A policy kind, which must not be ignored.
-    Refused,
-}
-
-/// A kind that only another implementation can read, and how to say the same to Canal.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct ForeignKind {
-    group: &'static str,
-    kind: &'static str,
-    pub(crate) problem: &'static str,
-    pub(crate) fix: &'static str,
-}
-
-const FOREIGN_KINDS: [ForeignKind; 4] = [
-    ForeignKind {
-        group: "networking.istio.io",
-        kind: "EnvoyFilter",
-        problem: "EnvoyFilter changes Envoy's configuration, and Canal runs no Envoy; the object has no effect",
-        fix: "write what it does as a VirtualService or HTTPRoute (routing), Throttle (rate limits), AuthorizationPolicy with action CUSTOM and ExternalAuthorizer (ext_authz), or RequestAuthentication (JWT)",
-    },
-    ForeignKind {
-        group: "extensions.istio.io",
-        kind: "WasmPlugin",
-        problem: "WasmPlugin loads code into Envoy, and Canal runs no Envoy; the object has no effect",
-        fix: "let an ExternalAuthorizer decide about requests, with an AuthorizationPolicy of action CUSTOM, or write RequestAuthentication for JWT",
-    },
-    ForeignKind {
-        group: "networking.k8s.io",
-        kind: "Ingress",
-        problem: "Ingress is for ingress controllers, and Canal reads Gateway API; the object has no effect",
-        fix: "write its hosts, paths and backends as an HTTPRoute, as `ingress2gateway print` does",
-    },
-    ForeignKind {
-        group: "networking.k8s.io",
-        kind: "IngressClass",
-        problem: "IngressClass is for ingress controllers, and Canal reads Gateway API; the object has no effect",
-        fix: "remove it",
-    },
-];
-
-/// API groups whose objects do not affect traffic.
-const IGNORED_API_GROUPS: [&str; 20] = [
-    "",
-    "apps",
-    "batch",
-    "autoscaling",
-    "policy",
-    "rbac.authorization.k8s.io",
-    "storage.k8s.io",
-    "scheduling.k8s.io",
-    "coordination.k8s.io",
-    "apiextensions.k8s.io",
-    "discovery.k8s.io",
-    "admissionregistration.k8s.io",
-    "apiregistration.k8s.io",
-    "node.k8s.io",
-    "events.k8s.io",
-    "certificates.k8s.io",
-    "snapshot.storage.k8s.io",
-    "monitoring.coreos.com",
-    "cert-manager.io",
-    "argoproj.io",
-];
-
-/// Returns the kind of a document, or the treatment of a document of an unknown kind.
-pub(crate) fn kind_of(api_version: &str, kind: &str) -> Result<ObjectKind, UnknownKindAction> {
-    if let Some(renamed) = renamed_kind(api_version, kind) {
-        return Ok(renamed.kind);
-    }
-    let group = api_version.split_once('/').map_or("", |(group, _)| group);
-    let known = ObjectKind::ALL
-        .into_iter()
-        .find(|k| k.as_str() == kind && group_of(*k) == group);
-    match known {
-        Some(known) if known.api_versions().contains(&api_version) => Ok(known),
-        Some(known) => Err(UnknownKindAction::OtherVersion(known)),
-        None => Err(unknown_kind(group, kind)),
-    }
-}
-
-fn unknown_kind(group: &str, kind: &str) -> UnknownKindAction {
-    let foreign = FOREIGN_KINDS
-        .iter()
-        .find(|foreign| foreign.group == group && foreign.kind == kind);
-    match foreign {
-        Some(foreign) => UnknownKindAction::Foreign(foreign),
-        None if IGNORED_API_GROUPS.contains(&group) => UnknownKindAction::Skipped,
-        None => UnknownKindAction::Refused,
-    }
-}
-
-fn group_of(kind: ObjectKind) -> &'static str {
-    kind.api_versions()
-        .first()
-        .and_then(|version| version.split_once('/'))
-        .map_or("", |(group, _)| group)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn kinds_are_distinguished_by_group() {
-        for (api_version, kind, expected) in [
-            ("v1", "Pod", Ok(ObjectKind::Pod)),
-            ("v1", "Node", Ok(ObjectKind::Node)),
-            ("canal.mesh/v1", "Throttle", Ok(ObjectKind::Throttle)),
-            ("canal.mesh/v1", "Gateway", Ok(ObjectKind::GatewayReplica)),
-            (
-                "gateway.networking.k8s.io/v1",
-                "Gateway",
-                Ok(ObjectKind::Gateway),
-            ),
-            (
-                "networking.istio.io/v1",
-                "Gateway",
-                Err(UnknownKindAction::Refused),
-            ),
-            (
-                "gateway.networking.k8s.io/v1beta1",
-                "HTTPRoute",
-                Ok(ObjectKind::HttpRoute),
-            ),
-            (
-                "gateway.networking.k8s.io/v1alpha2",
-                "HTTPRoute",
-                Err(UnknownKindAction::OtherVersion(ObjectKind::HttpRoute)),
-            ),
-            (
-                "gateway.networking.k8s.io/v1alpha2",
-                "UDPRoute",
-                Ok(ObjectKind::UdpRoute),
-            ),
-            (
-                "gateway.networking.k8s.io/v1",
-                "UDPRoute",
-                Err(UnknownKindAction::OtherVersion(ObjectKind::UdpRoute)),
-            ),
-            (
-                "networking.istio.io/v1alpha3",
-                "VirtualService",
-                Ok(ObjectKind::VirtualService),
-            ),
-            (
-                "security.istio.io/v1",
-                "AuthorizationPolicy",
-                Ok(ObjectKind::AuthorizationPolicy),
-            ),
-            (
-                "security.istio.io/v1beta1",
-                "PeerAuthentication",
-                Ok(ObjectKind::PeerAuthentication),
-            ),
-            (
-                "security.istio.io/v1alpha1",
-                "RequestAuthentication",
-                Err(UnknownKindAction::OtherVersion(
-                    ObjectKind::RequestAuthentication,
-                )),
-            ),
-            (
-                "security.istio.io/v1",
-                "MeshPolicy",
-                Err(UnknownKindAction::Refused),
-            ),
-            ("canal.mesh/v1", "KeyServer", Ok(ObjectKind::KeyServer)),
-            ("apps/v1", "Deployment", Err(UnknownKindAction::Skipped)),
-            ("v1", "ServiceAccount", Ok(ObjectKind::ServiceAccount)),
-            ("v1", "Endpoints", Ok(ObjectKind::Endpoints)),
-            (
-                "discovery.k8s.io/v1beta1",
-                "EndpointSlice",
-                Err(UnknownKindAction::OtherVersion(ObjectKind::EndpointSlice)),
-            ),
-            ("v1", "ConfigMap", Ok(ObjectKind::ConfigMap)),
-            ("v1", "PersistentVolume", Err(UnknownKindAction::Skipped)),
-            (
-                "networking.k8s.io/v1",
-                "NetworkPolicy",
-                Err(UnknownKindAction::Refused),
-            ),
-            ("v1", "HTTPRoute", Err(UnknownKindAction::Skipped)),
-            ("example.com/v1", "Thing", Err(UnknownKindAction::Refused)),
-        ] {
-            assert_eq!(kind_of(api_version, kind), expected, "{api_version} {kind}");
-        }
-    }
+    use crate::kinds::{UnknownKindAction, kind_of};
 
     #[test]
     fn harmless_values_of_refused_fields_are_tolerated() {
@@ -860,7 +656,6 @@ mod tests {
     fn fields_about_quality_are_left_out_and_fields_that_restrict_are_refused() {
         for (line, is_left_out) in [
             ("HTTPRoute spec.rules[].sessionPersistence {}", true),
-            ("HTTPRoute spec.rules[].filters[].requestMirror {}", true),
             (
                 "HTTPRoute spec.rules[].backendRefs[].filters [{type: RequestMirror}, {type: CORS}]",
                 false,
@@ -877,7 +672,6 @@ mod tests {
                 "HTTPRoute spec.rules[].backendRefs[].filters [{type: CORS}]",
                 false,
             ),
-            ("VirtualService spec.http[].mirror {host: a}", true),
             (
                 "VirtualService spec.http[].fault.delay.exponentialDelay 1s",
                 true,
@@ -943,7 +737,6 @@ mod tests {
         }
         for (pattern, yaml, is_left_out) in [
             ("spec.rules[].sessionPersistence", "{}", true),
-            ("spec.rules[].filters[].requestMirror", "{}", true),
             ("spec.rules[].filters[].extensionRef", "{}", false),
             (
                 "spec.rules[].backendRefs[].filters",
@@ -967,34 +760,5 @@ mod tests {
                 "{pattern}"
             );
         }
-    }
-
-    #[test]
-    fn kinds_of_other_implementations_are_refused_with_what_says_the_same() {
-        for (api_version, kind, named) in [
-            (
-                "networking.istio.io/v1alpha3",
-                "EnvoyFilter",
-                "ExternalAuthorizer",
-            ),
-            (
-                "extensions.istio.io/v1alpha1",
-                "WasmPlugin",
-                "ExternalAuthorizer",
-            ),
-            ("networking.k8s.io/v1", "Ingress", "HTTPRoute"),
-        ] {
-            let Err(UnknownKindAction::Foreign(foreign)) = kind_of(api_version, kind) else {
-                panic!("{kind} is not foreign");
-            };
-            assert!(foreign.problem.starts_with(kind), "{}", foreign.problem);
-            assert!(foreign.fix.contains(named), "{}", foreign.fix);
-        }
-        for kind in ["ServiceMonitor", "PodMonitor"] {
-            let action = kind_of("monitoring.coreos.com/v1", kind);
-            assert_eq!(action, Err(UnknownKindAction::Skipped));
-        }
-        let policy = kind_of("networking.k8s.io/v1", "NetworkPolicy");
-        assert_eq!(policy, Err(UnknownKindAction::Refused));
     }
 }

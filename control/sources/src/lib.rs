@@ -9,14 +9,15 @@
 
 mod annotations;
 mod directory;
+mod entries;
 mod fields;
 mod file;
+mod kinds;
 pub mod limits;
 mod list;
 mod locate;
 mod read;
 mod renamed;
-mod secret;
 mod split;
 mod watch;
 

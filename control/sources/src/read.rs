@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use canal_certificate::read_trust_bundle;
 use canal_model::diagnostic::{Diagnostic, Severity, SourceLocation};
+use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName};
+use canal_model::policy::config_map::CA_BUNDLE;
 use canal_model::policy::{Document, Object, ObjectKey, ObjectKind, RejectedField};
 use canal_yaml::decode::{DecodeResult, Empty, UnknownField, decode};
 use canal_yaml::path::pattern;
@@ -15,12 +17,15 @@ use canal_yaml::tree::{self, YamlNode, YamlValue};
 use serde::Deserialize;
 
 use crate::annotations::without_unread;
-use crate::fields::{FieldVerdict, UnknownKindAction, classify_field, kind_of};
-use crate::limits::{DOCUMENTS_PER_FILE_MAX, FILE_BYTES_MAX, FINDINGS_PER_DOCUMENT_MAX};
+use crate::entries;
+use crate::fields::{FieldVerdict, classify_field};
+use crate::kinds::{UnknownKindAction, kind_of};
+use crate::limits::{
+    CA_BUNDLE_BYTES_MAX, DOCUMENTS_PER_FILE_MAX, FILE_BYTES_MAX, FINDINGS_PER_DOCUMENT_MAX,
+};
 use crate::list::item_text;
 use crate::locate::{file_location, position_in};
 use crate::renamed::{RenamedField, renamed_fields, renamed_kind, with_new_kind};
-use crate::secret::{remove_unread_entries, remove_unread_texts};
 use crate::split::{DocumentText, split};
 
 /// The objects and diagnostics of one file.
@@ -70,6 +75,7 @@ pub fn parse(file: &str, text: &str) -> ParsedFile {
             text.len()
         );
         parsed.diagnostics.push(error(
+            Code::LimitExceeded,
             start,
             None,
             "",
@@ -85,6 +91,7 @@ pub fn parse(file: &str, text: &str) -> ParsedFile {
             chunks.len()
         );
         parsed.diagnostics.push(error(
+            Code::LimitExceeded,
             start,
             None,
             "",
@@ -127,6 +134,7 @@ impl ParsedFile {
             if !is_new {
                 let problem = "the file has this object twice; the first one is used".to_owned();
                 diagnostics.push(error(
+                    Code::DuplicateObject,
                     document.origin.clone(),
                     Some(key),
                     "metadata.name",
@@ -140,6 +148,7 @@ impl ParsedFile {
 }
 
 fn error(
+    code: Code,
     origin: SourceLocation,
     object: Option<ObjectKey>,
     field: &str,
@@ -148,6 +157,7 @@ fn error(
 ) -> Diagnostic {
     Diagnostic {
         severity: Severity::Error,
+        code,
         origin: Some(origin),
         object,
         field: field.to_owned(),
@@ -176,6 +186,7 @@ impl DocumentReader<'_> {
                 let origin = file_location(&self.origin, syntax.spot);
                 let problem = format!("this is not YAML: {}", syntax.problem);
                 self.diagnostics.push(error(
+                    Code::InvalidYaml,
                     origin,
                     None,
                     "",
@@ -196,6 +207,7 @@ impl DocumentReader<'_> {
         // A list that is read as empty would remove what the file said before.
         let Some(YamlValue::List(items)) = list.field("items").map(|items| &items.value) else {
             self.diagnostics.push(error(
+                Code::InvalidDocument,
                 self.origin.clone(),
                 None,
                 "items",
@@ -210,6 +222,7 @@ impl DocumentReader<'_> {
                 items.len()
             );
             self.diagnostics.push(error(
+                Code::LimitExceeded,
                 self.origin.clone(),
                 None,
                 "items",
@@ -240,7 +253,14 @@ impl DocumentReader<'_> {
             _ => {
                 let (origin, problem) = (reading.origin.clone(), "this cannot stand in a list");
                 let fix = "write it as a document of its own, parted by ---";
-                found.push(error(origin, None, "", problem.to_owned(), fix));
+                found.push(error(
+                    Code::InvalidDocument,
+                    origin,
+                    None,
+                    "",
+                    problem.to_owned(),
+                    fix,
+                ));
                 None
             }
         };
@@ -262,12 +282,7 @@ impl DocumentReader<'_> {
         };
         let kind = self.kind(&root)?;
         let mut text = text;
-        let is_reduced = match kind {
-            ObjectKind::Secret => remove_unread_entries(&mut root),
-            ObjectKind::ConfigMap => remove_unread_texts(&mut root),
-            _ => false,
-        };
-        if is_reduced {
+        if self.remove_entries(kind, &mut root) {
             text = Cow::Owned(item_text(&root));
         }
         let object = self.object(kind, &root)?;
@@ -281,12 +296,39 @@ impl DocumentReader<'_> {
         })
     }
 
+    /// Removes the entries that are not kept of a Secret or a ConfigMap. Returns whether it removed
+    /// any.
+    fn remove_entries(&mut self, kind: ObjectKind, root: &mut YamlNode) -> bool {
+        match kind {
+            ObjectKind::Secret => entries::remove_from_secret(root),
+            ObjectKind::ConfigMap => {
+                let removed = entries::remove_from_config_map(root);
+                if let Some(bytes) = removed.bundle_bytes {
+                    let problem = format!(
+                        "{CA_BUNDLE} has {bytes} bytes, more than {CA_BUNDLE_BYTES_MAX}; it is not kept"
+                    );
+                    let fix = "leave out certificates that nobody needs";
+                    let origin = self.origin.clone();
+                    let key = self.key.clone();
+                    let diagnostic = error(Code::LimitExceeded, origin, key, "data", problem, fix);
+                    self.diagnostics.push(Diagnostic {
+                        severity: Severity::Warning,
+                        ..diagnostic
+                    });
+                }
+                removed.is_changed
+            }
+            _ => false,
+        }
+    }
+
     /// Returns the document's kind, or adds a diagnostic that says why it has none.
     fn kind(&mut self, root: &YamlNode) -> Option<ObjectKind> {
         let origin = file_location(&self.origin, root.spot);
         if !matches!(root.value, YamlValue::Map(_)) {
             let problem = "this is not an object".to_owned();
             self.diagnostics.push(error(
+                Code::InvalidDocument,
                 origin,
                 None,
                 "",
@@ -307,6 +349,7 @@ impl DocumentReader<'_> {
                 "kind"
             };
             self.diagnostics.push(error(
+                Code::MissingField,
                 origin,
                 None,
                 field,
@@ -423,6 +466,7 @@ impl DocumentReader<'_> {
         for broken in decoded.broken {
             let origin = file_location(&self.origin, broken.spot);
             found.push(error(
+                Code::InvalidValue,
                 origin,
                 self.key.clone(),
                 &broken.path,
@@ -436,12 +480,15 @@ impl DocumentReader<'_> {
         }
         found.extend(renamed_fields(kind).filter_map(|renamed| self.renamed(renamed, root)));
         found.sort_by(|a, b| a.origin.cmp(&b.origin));
+        // `decode` bounds the invalid values, which may reach the limit. Only unknown fields are
+        // unbounded, so they may be as many again before the list is cut.
         if found.len() > 2 * FINDINGS_PER_DOCUMENT_MAX {
             found.truncate(FINDINGS_PER_DOCUMENT_MAX);
             // The faults below copy this error; the field `spec` makes it apply to the whole
             // object.
             let problem = format!("the document has more than {FINDINGS_PER_DOCUMENT_MAX} errors");
             found.push(error(
+                Code::LimitExceeded,
                 self.origin.clone(),
                 self.key.clone(),
                 "spec",
@@ -470,7 +517,14 @@ impl DocumentReader<'_> {
         let origin = file_location(&self.origin, spot);
         Diagnostic {
             severity: Severity::Warning,
-            ..error(origin, self.key.clone(), "kind", problem, &fix)
+            ..error(
+                Code::RenamedKind,
+                origin,
+                self.key.clone(),
+                "kind",
+                problem,
+                &fix,
+            )
         }
     }
 
@@ -487,6 +541,7 @@ impl DocumentReader<'_> {
         );
         let fix = format!("write {}", renamed.new_name);
         let diagnostic = error(
+            Code::RenamedField,
             file_location(&self.origin, key.spot),
             self.key.clone(),
             &renamed.path.join("."),
@@ -511,6 +566,7 @@ impl DocumentReader<'_> {
             // The object works without the field, so the diagnostic must not refuse the object.
             FieldVerdict::LeftOut { problem, fix } => {
                 let diagnostic = error(
+                    Code::IgnoredField,
                     origin,
                     self.key.clone(),
                     &unknown.path,
@@ -523,6 +579,7 @@ impl DocumentReader<'_> {
                 })
             }
             FieldVerdict::Refused { problem, fix } => Some(error(
+                Code::UnsupportedField,
                 origin,
                 self.key.clone(),
                 &unknown.path,
@@ -535,6 +592,7 @@ impl DocumentReader<'_> {
                     unknown.known_fields.join(", ")
                 );
                 Some(error(
+                    Code::UnknownField,
                     origin,
                     self.key.clone(),
                     &unknown.path,
@@ -573,9 +631,10 @@ fn strange(
     kind: &str,
     origin: SourceLocation,
 ) -> Diagnostic {
-    let (severity, field, problem, fix) = match unknown {
+    let (severity, code, field, problem, fix) = match unknown {
         UnknownKindAction::OtherVersion(known) => (
             Severity::Error,
+            Code::UnsupportedVersion,
             "apiVersion",
             format!("{kind} is not supported in {api_version:?}"),
             format!("write apiVersion: {}", known.api_versions().join(" or ")),
@@ -583,18 +642,21 @@ fn strange(
         // Charts hold many such objects, and none of them changes the mesh.
         UnknownKindAction::Skipped => (
             Severity::Warning,
+            Code::SkippedKind,
             "kind",
             format!("{kind} ({api_version}) does not concern the mesh and is skipped"),
             "leave it to Kubernetes".to_owned(),
         ),
         UnknownKindAction::Foreign(foreign) => (
             Severity::Error,
+            Code::ForeignKind,
             "kind",
             foreign.problem.to_owned(),
             foreign.fix.to_owned(),
         ),
         UnknownKindAction::Refused => (
             Severity::Error,
+            Code::UnsupportedKind,
             "kind",
             format!("{kind} ({api_version}) is not supported in this version"),
             format!(
@@ -605,6 +667,7 @@ fn strange(
     };
     Diagnostic {
         severity,
+        code,
         origin: Some(origin),
         object: None,
         field: field.to_owned(),

@@ -1,5 +1,5 @@
-//! ConfigMap (`v1`), as far as Canal reads it: certificates of authorities. The reader turns the
-//! text into a [`CaCertificates`], and keeps nothing else of it.
+//! ConfigMap (`v1`), as far as Canal reads it: bundles of CA certificates to which other objects
+//! refer. One that nothing refers to has no effect.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,19 +10,18 @@ use super::Metadata;
 use super::secret::SecretProblem;
 use crate::certificate::CaCertificates;
 
-/// Entry with the certificates of authorities in PEM.
-pub const CA_CERTIFICATE: &str = "ca.crt";
+/// Entry with CA certificates in PEM. Canal reads no other one.
+pub const CA_BUNDLE: &str = "ca.crt";
 
 /// An object of kind ConfigMap (`v1`).
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct ConfigMap {
     pub metadata: Metadata,
-    /// Entries as text. They are empty once the certificates have been read.
+    /// At most the entry [`CA_BUNDLE`].
     #[serde(default)]
     pub data: BTreeMap<String, String>,
-    /// The certificates in the entry [`CA_CERTIFICATE`], or what is wrong with them; `None` without
-    /// such an entry.
+    /// The certificates in that entry, or why clients cannot be validated with them; `None` without
+    /// the entry.
     #[serde(skip)]
     pub ca: Option<Result<Arc<CaCertificates>, SecretProblem>>,
 }

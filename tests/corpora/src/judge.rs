@@ -154,6 +154,7 @@ pub(crate) fn judge_file(
         .collect();
     let mut diagnostics = parsed.diagnostics;
     diagnostics.extend(compiled(surroundings, parsed.documents));
+    // A document ends where the next one begins, and diagnostics give line numbers.
     let ends = chunks.iter().skip(1).map(|(line, _)| *line);
     let ends: Vec<usize> = ends.chain([usize::MAX]).collect();
     let judge = |((line, text), end): (&(usize, &str), usize)| {
@@ -162,11 +163,14 @@ pub(crate) fn judge_file(
             .iter()
             .filter(|diagnostic| line_in(diagnostic, path).is_some_and(|at| lines.contains(&at)))
             .collect();
+        // A document with neither a diagnostic nor an object was skipped silently, which is a
+        // problem too.
         let problem = match worst(&own) {
             Some(diagnostic) => Some((diagnostic.field.clone(), diagnostic.problem.clone())),
             None if origins.iter().any(|at| lines.contains(at)) => None,
             None => Some((String::new(), "Canal makes no object of it".to_owned())),
         };
+        // Istio and Gateway API demand a status for such an object, so it counts as loaded.
         let has_status = problem.is_none()
             && own
                 .iter()
@@ -312,6 +316,44 @@ mod tests {
             reason.as_deref(),
             Some("spec.http[].delegate: delegation is not supported in this version")
         );
+    }
+
+    #[test]
+    fn a_document_with_a_status_that_its_api_demands_is_loaded() {
+        let group = "apiVersion: gateway.networking.k8s.io/v1";
+        let gateway = "{gatewayClassName: canal, listeners: [{name: l, port: 80, protocol: HTTP, hostname: a.example.com}, \
+                       {name: m, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: malformed}]}}]}";
+        let route = |name: &str, rest: &str| {
+            format!(
+                "---\n{group}\nkind: HTTPRoute\nmetadata: {{name: {name}}}\n\
+                 spec: {{{rest}, rules: [{{backendRefs: [{{name: s, port: 80}}]}}]}}\n"
+            )
+        };
+        let text = [
+            format!("{group}\nkind: Gateway\nmetadata: {{name: g}}\nspec: {gateway}\n"),
+            route("a", "parentRefs: [{name: g, sectionName: x}]"),
+            route("b", "parentRefs: [{name: g, port: 81}]"),
+            route("c", "parentRefs: [{name: g, sectionName: l}], hostnames: [b.example.com]"),
+            route("d, namespace: other", "parentRefs: [{name: g, namespace: default}]"),
+            format!(
+                "---\n{group}\nkind: ListenerSet\nmetadata: {{name: e}}\n\
+                 spec: {{parentRef: {{name: g}}, listeners: [{{name: n, port: 82, protocol: HTTP}}]}}\n"
+            ),
+            "---\napiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: f}\n\
+             spec: {hosts: [www.example.com], http: [{route: [{destination: {host: s}}]}]}\n"
+                .to_owned(),
+            "---\napiVersion: v1\nkind: Secret\nmetadata: {name: malformed}\n\
+             type: kubernetes.io/tls\ndata: {tls.crt: SGVsbG8=, tls.key: SGVsbG8=}\n"
+                .to_owned(),
+        ]
+        .concat();
+        let documents = judge_file(&Surroundings::new([]), "a.yaml", &text);
+        assert_eq!(documents.len(), 8);
+        for document in &documents {
+            assert!(document.is_loaded(), "{document}");
+            let is_secret = document.kind.kind == "Secret";
+            assert_eq!(document.has_status, !is_secret, "{document}");
+        }
     }
 
     #[test]

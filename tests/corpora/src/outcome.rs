@@ -5,7 +5,7 @@ use canal_model::diagnostic::Diagnostic;
 
 /// Problems that the API of the document demands an implementation to report, and the place that
 /// says so; the document counts as loaded. Every other diagnostic counts against its document.
-const DEMANDED: [(&str, &str); 17] = [
+const DEMANDED: [(&str, &str); 21] = [
     (
         "there is no Gateway ",
         "ParentReference.name: a route without its parent waits for it, without a condition",
@@ -43,16 +43,32 @@ const DEMANDED: [(&str, &str); 17] = [
         "ReferenceGrant: ResolvedRefs RefNotPermitted",
     ),
     (
-        "no ReferenceGrant lets ",
-        "ListenerConditionReason RefNotPermitted: ResolvedRefs",
+        "has no listener named ",
+        "RouteConditionReason NoMatchingParent: Accepted",
     ),
     (
-        "there is no Secret ",
-        "ListenerConditionReason InvalidCertificateRef: ResolvedRefs",
+        "has no listener with port ",
+        "RouteConditionReason NoMatchingParent: Accepted",
     ),
     (
-        "a certificate cannot be a ",
-        "ListenerConditionReason InvalidCertificateRef: ResolvedRefs",
+        " has a hostname in common with the route",
+        "RouteConditionReason NoMatchingListenerHostname: Accepted",
+    ),
+    (
+        " allows HTTPRoutes of namespace ",
+        "RouteConditionReason NotAllowedByListeners: Accepted",
+    ),
+    (
+        " allows GRPCRoutes of namespace ",
+        "RouteConditionReason NotAllowedByListeners: Accepted",
+    ),
+    (
+        " takes no ListenerSets of ",
+        "ListenerSetConditionReason NotAllowed: Accepted",
+    ),
+    (
+        " is not a service of this tenant",
+        "VirtualService.hosts, Destination.host: a route of a host without a service is kept; 503",
     ),
     (
         "the route is attached to nothing",
@@ -66,6 +82,12 @@ const DEMANDED: [(&str, &str); 17] = [
     ("only the first condition counts", "HTTPRouteMatch.headers"),
     ("has no subset ", "VirtualService Destination.subset: 503"),
 ];
+
+/// Fields about which the API demands a condition, whatever is wrong with them.
+const DEMANDED_FIELDS: [(&str, &str); 1] = [(
+    "spec.listeners[].tls.certificateRefs[]",
+    "ListenerConditionReason InvalidCertificateRef, RefNotPermitted: ResolvedRefs",
+)];
 
 /// Hints about a document that does what it says.
 const HINTS: [&str; 9] = [
@@ -95,7 +117,10 @@ pub(crate) enum Meaning {
 /// Returns the meaning of a diagnostic.
 pub(crate) fn meaning_of(diagnostic: &Diagnostic) -> Meaning {
     let problem = diagnostic.problem.as_str();
-    if DEMANDED.iter().any(|(text, _)| problem.contains(text)) {
+    let field = canal_yaml::path::pattern(&diagnostic.field);
+    if DEMANDED_FIELDS.iter().any(|(known, _)| *known == field)
+        || DEMANDED.iter().any(|(text, _)| problem.contains(text))
+    {
         Meaning::Demanded
     } else if HINTS.iter().any(|text| problem.contains(text)) {
         Meaning::Hint

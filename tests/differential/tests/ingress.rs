@@ -92,6 +92,7 @@ fn objects(draw: &mut Draw, certificate: &str) -> String {
         + certificate
         + "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: public, namespace: shop}\n\
            spec:\n  gatewayClassName: canal\n  listeners:\n";
+    // Gateways of one to five listeners on two ports and seven hosts conflict now and then.
     let listeners = 1 + draw.below(5);
     for n in 0..listeners {
         let port = draw.of(&PORTS[..2]);
@@ -101,6 +102,7 @@ fn objects(draw: &mut Draw, certificate: &str) -> String {
         };
         // Some listeners are closed: of another protocol, without a certificate, or by a conflict.
         let protocol = match (port, draw.below(4)) {
+            // Most listeners on 443 use HTTPS, and few on 80, because mixed protocols conflict.
             (80, 0) | (443, 1..) => "HTTPS",
             _ => "HTTP",
         };
@@ -126,6 +128,7 @@ fn objects(draw: &mut Draw, certificate: &str) -> String {
         // A route of each kind may have the same name.
         let name = counts[usize::from(is_grpc)];
         counts[usize::from(is_grpc)] += 1;
+        // Creation times repeat, so that both the older route and, at a tie, the name decide.
         let created = format!("2026-01-0{}T00:00:00Z", 1 + draw.below(3));
         text += &format!(
             "---\napiVersion: gateway.networking.k8s.io/v1\nkind: {kind}\n\
@@ -260,6 +263,7 @@ fn keyring() -> ClientIdentityFactory {
 fn listeners_route_as_the_oracle_says() {
     let (mut compared, mut routed, mut by_grpc, mut secured) = (0, 0, 0, 0);
     let (certificate, keyring) = (certificate(), keyring());
+    // Each tenant is drawn from its number, so that a failure names the seed that repeats it.
     for seed in 0..TENANTS {
         let text = objects(&mut Draw(seed), &certificate);
         let policy = Policy::of(&[("tenant.yaml".to_owned(), text.clone())]);
@@ -274,6 +278,7 @@ fn listeners_route_as_the_oracle_says() {
         let names = NAMES.map(ArrivalTransport::Tls);
         for port in PORTS {
             for transport in [ArrivalTransport::Plaintext].into_iter().chain(names) {
+                // A port of one protocol must refuse the other, so each request is sent by both.
                 for host in ASKED {
                     for (method, path) in REQUESTS {
                         let request = OracleRequest {
@@ -302,6 +307,7 @@ fn listeners_route_as_the_oracle_says() {
             }
         }
     }
+    // Without these shares most requests would end before routing, and equality would prove little.
     assert!(
         compared > 20_000 && routed * 40 > compared && secured * 10 > compared && by_grpc > 100,
         "{routed}, {by_grpc} by GRPCRoutes, and {secured} of {compared}"

@@ -10,7 +10,8 @@ use canal_timing::deadline;
 use serde_json::Value;
 
 const CLIENT: &str = "clients/default/client-0";
-const SOON: Duration = Duration::from_secs(15);
+/// Maximum time of a step on a quiet machine: a change is in force, or a process serves.
+const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 /// The address that alpha requests, and the lowest of the pool, which beta gets.
 const ALPHA: &str = "198.19.0.40";
 const BETA: &str = "198.19.0.33";
@@ -55,9 +56,11 @@ fn clients_outside_the_tenants_reach_services_at_gateways() {
     );
     mesh.apply("beta", &gateway(""));
     for address in [ALPHA, BETA] {
-        until(deadline(SOON), &format!("{address} answers"), || {
-            code(&mesh, address, "shop.example.com") == 200
-        });
+        until(
+            deadline(STEP_TIMEOUT),
+            &format!("{address} answers"),
+            || code(&mesh, address, "shop.example.com") == 200,
+        );
     }
     // The address alone decides the tenant, and the host decides the routes.
     for (address, tenant) in [(ALPHA, "alpha"), (BETA, "beta")] {
@@ -69,7 +72,8 @@ fn clients_outside_the_tenants_reach_services_at_gateways() {
         assert!(headers.contains(&forwarded), "{received}");
         assert_eq!(code(&mesh, address, "unknown.example.com"), 404);
     }
-    // A free address of the pool, a port without a listener, and HBONE's.
+    // Nothing listens at an address that no Gateway has, nor at a Gateway's port without a
+    // listener. Port 15008 is HBONE's, which only members of the mesh may reach.
     assert_eq!(code(&mesh, "198.19.0.35", "shop.example.com"), 0);
     for port in [81, 15008] {
         assert_eq!(
@@ -83,10 +87,13 @@ fn clients_outside_the_tenants_reach_services_at_gateways() {
     mesh.canal(&[
         "delete", "--tenant", "beta", "Gateway", "public", "-n", "default",
     ])
-    .ok();
-    until(deadline(SOON), "beta's address is free again", || {
-        code(&mesh, BETA, "shop.example.com") == 0
-    });
+    .expect_success();
+    // A deleted Gateway's address must not serve on, and must not take alpha's with it.
+    until(
+        deadline(STEP_TIMEOUT),
+        "beta's address is free again",
+        || code(&mesh, BETA, "shop.example.com") == 0,
+    );
     assert_eq!(code(&mesh, ALPHA, "shop.example.com"), 200);
 }
 
@@ -143,7 +150,7 @@ fn a_gateway_serves_https(mesh: &Mesh) {
     let wild = authority.issue(&Leaf::named("*.example.com"));
     let secrets = secret("shop", &shop) + &secret("wild", &wild);
     mesh.apply("alpha", &(secrets + &secure_gateway()));
-    until(deadline(SOON), "the Gateway serves HTTPS", || {
+    until(deadline(STEP_TIMEOUT), "the Gateway serves HTTPS", || {
         https_code(mesh, &roots, "shop.example.com", &[]) == 200
     });
     assert_eq!(https_code(mesh, &roots, "a.example.com", &[]), 200);
@@ -160,14 +167,16 @@ fn a_gateway_serves_https(mesh: &Mesh) {
         ("missing.example.com", "no_certificate"),
     ] {
         assert_eq!(https_code(mesh, &roots, host, &[]), 0, "{host}");
-        until(deadline(SOON), reason, || refused(reason) > 0);
+        until(deadline(STEP_TIMEOUT), reason, || refused(reason) > 0);
     }
     // The host of the other listener, on a connection for this one.
+    // Host `other.test` is not served on this connection, yet no other listener claims it.
     let host = ["-H", "host: a.example.com"];
     assert_eq!(https_code(mesh, &roots, "shop.example.com", &host), 421);
     let host = ["-H", "host: other.test"];
     assert_eq!(https_code(mesh, &roots, "shop.example.com", &host), 404);
     a_redirect_leads_to_https(mesh, &roots);
+    // Operators read Secrets back; the key must not be in any output.
     let shown = mesh.canal(&[
         "get", "--tenant", "alpha", "Secret", "shop", "-n", "default", "-o", "yaml",
     ]);
@@ -182,7 +191,7 @@ fn a_gateway_serves_https(mesh: &Mesh) {
     mesh.canal(&[
         "delete", "--tenant", "alpha", "Gateway", "secure", "-n", "default",
     ])
-    .ok();
+    .expect_success();
 }
 
 /// A client follows the redirect of port 80 to port 443, by HTTP/2 there.
@@ -201,7 +210,9 @@ fn a_redirect_leads_to_https(mesh: &Mesh, roots: &str) {
     ];
     let format = "\n{\"code\":%{http_code},\"version\":\"%{http_version}\",\"redirects\":%{num_redirects},\"url\":\"%{url_effective}\"}";
     let url = ["-w", format, "http://shop.example.com/headers"];
-    let answered = mesh.run(CLIENT, &[&argv[..], &url].concat()).ok();
+    let answered = mesh
+        .run(CLIENT, &[&argv[..], &url].concat())
+        .expect_success();
     let (body, report) = answered
         .rsplit_once('\n')
         .expect("a report behind the body");
@@ -236,10 +247,13 @@ fn a_changed_certificate_fails_no_request(mesh: &Mesh, roots: &str, authority: &
             roots,
         ];
         let url = ["--resolve", &resolve, "https://shop.example.com/headers"];
-        mesh.run(CLIENT, &[&argv[..], &url].concat()).ok()
+        mesh.run(CLIENT, &[&argv[..], &url].concat())
+            .expect_success()
     };
     let before = serial();
     let ((), reports) = load_while(mesh, &clients, || {
+        // Two changes, so that the second replaces a certificate that was itself loaded at run
+        // time.
         for number in [2, 3] {
             let renewed = authority.issue(&Leaf {
                 serial: number,
@@ -249,9 +263,11 @@ fn a_changed_certificate_fails_no_request(mesh: &Mesh, roots: &str, authority: &
             mesh.apply("alpha", &secret("shop", &renewed));
             // Each handshake of a replica that has the new certificate presents it.
             until(
-                deadline(SOON),
+                deadline(STEP_TIMEOUT),
                 "new handshakes present the new certificate",
                 || {
+                    // One handshake shows one replica; ten in a row make it likely that all have
+                    // the certificate.
                     (0..10).all(|_| {
                         let shown = serial();
                         shown != last && shown != before
@@ -328,7 +344,7 @@ fn each_replica_serves_alone(mesh: &Mesh) {
             .unwrap_or_else(|e| panic!("{replica}: {e}"));
         for address in [ALPHA, BETA] {
             until(
-                deadline(SOON),
+                deadline(STEP_TIMEOUT),
                 &format!("{address} without {replica}"),
                 || (0..20).all(|_| code(mesh, address, "shop.example.com") == 200),
             );
@@ -337,13 +353,15 @@ fn each_replica_serves_alone(mesh: &Mesh) {
             .start(replica)
             .unwrap_or_else(|e| panic!("{replica}: {e}"));
         mesh.world
-            .wait_ready(deadline(SOON))
+            .wait_ready(deadline(STEP_TIMEOUT))
             .unwrap_or_else(|e| panic!("{replica}: {e}"));
         let count =
             |mesh: &Mesh| mesh.counted(replica, "istio_requests_total", &["response_code=\"200\""]);
-        until(deadline(SOON), &format!("{replica} serves again"), || {
-            code(mesh, ALPHA, "shop.example.com") == 200 && count(mesh) > 0
-        });
+        until(
+            deadline(STEP_TIMEOUT),
+            &format!("{replica} serves again"),
+            || code(mesh, ALPHA, "shop.example.com") == 200 && count(mesh) > 0,
+        );
     }
 }
 
@@ -352,7 +370,7 @@ fn a_gateway_without_an_address_disturbs_no_other(mesh: &Mesh) {
     let second = gateway(&format!("addresses: [{{value: {ALPHA}}}], ")).replace("public", "second");
     mesh.apply("beta", &second.replace("name: shop", "name: second"));
     let service = ["gateway", "status", "beta/default/second.gateway"];
-    until(deadline(SOON), "the reason is shown", || {
+    until(deadline(STEP_TIMEOUT), "the reason is shown", || {
         let shown = mesh.canal(&service).stdout;
         shown.contains("no gateway address in az1: another Gateway has the address")
     });

@@ -116,6 +116,7 @@ impl RelayFixture {
                     listener("tcp", TCP_PORT, None, "api"),
                 ],
                 client_validations: Vec::new(),
+                trusted_proxies: 0,
             }),
             route(GATEWAY, "web", 0, prefix("/"), split("web")),
             route(GATEWAY, "api", 0, prefix("/"), split("api")),
