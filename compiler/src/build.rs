@@ -97,6 +97,7 @@ fn ingress(
             addresses: gateway.addresses.clone(),
             trusted_proxies: gateway.trusted_proxies,
             certificates: gateway.certificates.clone(),
+            client_validations: gateway.client_validations(),
             id: ingress.ids.get(&gateway.service).copied(),
         }
     });

@@ -3,7 +3,7 @@
 //! Start at [`ResourceBudget`].
 
 use canal_model::authorization::{AttributeMatch, Authentication, Authorization};
-use canal_model::certificate::ServingCertificate;
+use canal_model::certificate::{CaCertificates, ServingCertificate};
 use canal_model::program::{EndpointPort, HostMatch, RouteRule, Workload};
 
 use crate::route_weight::RouteWeights;
@@ -135,6 +135,11 @@ impl ResourceBudget {
     /// Counts a certificate of a Gateway's listeners. Returns false if compiling must stop.
     pub(crate) fn add_certificate(&mut self, certificate: &ServingCertificate) -> bool {
         self.add_resource(certificate.bytes())
+    }
+
+    /// Counts certificates of authorities, which are a part of a Gateway's resource.
+    pub(crate) fn add_authorities(&mut self, authorities: &CaCertificates) {
+        self.used.bytes += authorities.pem.len() as u64;
     }
 
     /// Returns the bytes that further resources may take.

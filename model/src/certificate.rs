@@ -42,3 +42,12 @@ impl fmt::Debug for PrivateKeyPem {
         f.write_str("PrivateKeyPem(hidden)")
     }
 }
+
+/// Certificates of authorities, with which certificates of clients are verified. There is at least
+/// one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CaCertificates {
+    /// The certificates in PEM, and nothing else.
+    pub pem: String,
+    pub count: usize,
+}

@@ -739,6 +739,18 @@ diagnostic_codes! {
         fix: "Give the two routes different host names or listeners.",
         condition: Some(("Accepted", "HostnameConflict")),
     }
+    519 InvalidCaCertificate {
+        title: "a reference of a Gateway leads to no certificates of authorities",
+        why: "Clients of these authorities are refused. If no reference is usable, the listeners of the port are closed.",
+        fix: "Write the authorities' certificates as PEM in the entry ca.crt of a ConfigMap.",
+        condition: Some(("ResolvedRefs", "InvalidCACertificateRef")),
+    }
+    520 InsecureClientValidation {
+        title: "a Gateway serves clients without a valid certificate",
+        why: "The mode AllowInsecureFallback leaves it to applications to refuse such clients.",
+        fix: "Write AllowValidOnly once all clients have certificates.",
+        condition: Some(("InsecureFrontendValidationMode", "ConfigurationChanged")),
+    }
     601 UnsupportedTarget {
         title: "the policy cannot have a target of this kind",
         why: "It is not certain what the policy protects, so it applies to the widest target and denies, or has no effect if it restricts nothing.",

@@ -68,6 +68,9 @@ pub type GatewayCertificates = BTreeMap<SecretKey, Arc<ServingCertificate>>;
 pub enum ListenerProtocol {
     Http,
     Https,
+    /// TLS that is passed through: the server name selects the routes.
+    Tls,
+    Tcp,
     /// Any other protocol, as written.
     Other(String),
 }
@@ -77,6 +80,8 @@ impl fmt::Display for ListenerProtocol {
         f.write_str(match self {
             ListenerProtocol::Http => "HTTP",
             ListenerProtocol::Https => "HTTPS",
+            ListenerProtocol::Tls => "TLS",
+            ListenerProtocol::Tcp => "TCP",
             ListenerProtocol::Other(protocol) => protocol,
         })
     }
@@ -99,6 +104,8 @@ pub enum ListenerFaultReason {
     InvalidParameters,
     UnsupportedAddress,
     UnsupportedProtocol,
+    /// A field has a value that Canal does not support.
+    UnsupportedValue,
     /// Another listener of the port has another protocol.
     ProtocolConflict,
     /// Another listener of the port has the same host.
@@ -106,8 +113,11 @@ pub enum ListenerFaultReason {
     InvalidRouteKinds,
     /// No reference of the listener leads to a usable certificate.
     InvalidCertificateRef,
-    /// A Secret of another namespace, which no ReferenceGrant allows.
+    /// A Secret or a ConfigMap of another namespace, which no ReferenceGrant allows.
     RefNotPermitted,
+    /// No reference leads to usable certificates of authorities, by which clients are validated.
+    InvalidCaCertificateRef,
+    InvalidCaCertificateKind,
 }
 
 impl ListenerFaultReason {
@@ -118,11 +128,14 @@ impl ListenerFaultReason {
             Self::InvalidParameters => "InvalidParameters",
             Self::UnsupportedAddress => "UnsupportedAddress",
             Self::UnsupportedProtocol => "UnsupportedProtocol",
+            Self::UnsupportedValue => "UnsupportedValue",
             Self::ProtocolConflict => "ProtocolConflict",
             Self::HostnameConflict => "HostnameConflict",
             Self::InvalidRouteKinds => "InvalidRouteKinds",
             Self::InvalidCertificateRef => "InvalidCertificateRef",
             Self::RefNotPermitted => "RefNotPermitted",
+            Self::InvalidCaCertificateRef => "InvalidCACertificateRef",
+            Self::InvalidCaCertificateKind => "InvalidCACertificateKind",
         }
     }
 }

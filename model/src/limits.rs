@@ -34,5 +34,10 @@ pub const CERTIFICATES_PER_LISTENER_MAX: usize = 64;
 pub const SERVING_CHAIN_CERTIFICATES_MAX: usize = 10;
 /// Maximum length of a listener's certificate chain and key together, in bytes of PEM.
 pub const SERVING_CERTIFICATE_BYTES_MAX: usize = 64 << 10;
+/// Maximum number of certificates of authorities with which one validation of clients is done. Each
+/// handshake names all of them to the client.
+pub const CLIENT_CA_CERTIFICATES_MAX: usize = 64;
+/// Maximum length of those certificates together, in bytes of PEM.
+pub const CLIENT_CA_BYTES_MAX: usize = 128 << 10;
 /// Maximum number of host names of a listener's certificate.
 pub const SERVING_NAMES_MAX: usize = 256;

@@ -9,6 +9,7 @@ use ipnet::IpNet;
 
 use crate::authorization::{Authentication, Authorization, Authorizer, PeerAuthentication};
 use crate::certificate::ServingCertificate;
+use crate::client_validation::ClientValidation;
 use crate::identity::SYSTEM_NAMESPACE;
 use crate::ids::{
     AzName, BackendName, Namespace, NodeName, ObjectName, ReplicaName, ReplicaNumber, SecretKey,
@@ -349,6 +350,8 @@ pub struct IngressGateway {
     pub id: ServiceId,
     /// Listeners of the ports that are served, in the order of their objects.
     pub listeners: Vec<IngressListener>,
+    /// Validation of clients' certificates. A port for HTTPS in none of them asks for none.
+    pub client_validations: Vec<ClientValidation>,
     /// Number of proxies between clients and the Gateway that append to `x-forwarded-for`.
     pub trusted_proxies: u8,
 }
@@ -367,8 +370,19 @@ pub struct IngressListener {
     /// Secrets with the certificates of a port for HTTPS; `None` on a port for HTTP. The listeners
     /// of a port are all of one protocol.
     pub certificates: Option<Vec<SecretKey>>,
+    /// The protocol of connections that are relayed without being read; `None` on a port for HTTP or
+    /// HTTPS.
+    pub relay: Option<RelayProtocol>,
     /// Hosts of the listener's routes as these name them, the most specific first.
     pub virtual_hosts: Vec<VirtualHost>,
+}
+
+/// Protocols of listeners whose connections are relayed without being read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RelayProtocol {
+    /// TLS: the server name of the ClientHello selects the listener and its routes.
+    TlsPassthrough,
+    Tcp,
 }
 
 /// A certificate of a Gateway's listeners with its key. Only replicas that serve the Gateway

@@ -22,14 +22,14 @@ pub const CERTIFICATE_BYTES_PER_TENANT_MAX: usize = 8 << 20;
 type CertificateFault = (ListenerFaultReason, String);
 
 /// A problem with one reference, and its fix.
-struct ReferenceProblem {
+pub(crate) struct ReferenceProblem {
     /// Whether only another object is missing, which may come later: cert-manager writes Secrets for
     /// Gateways that exist.
-    is_pending: bool,
-    code: Code,
-    reason: ListenerFaultReason,
-    problem: String,
-    fix: String,
+    pub(crate) is_pending: bool,
+    pub(crate) code: Code,
+    pub(crate) reason: ListenerFaultReason,
+    pub(crate) problem: String,
+    pub(crate) fix: String,
 }
 
 /// The Secrets of a tenant, and how many further certificates its listeners may have.
@@ -123,12 +123,7 @@ impl<'a> CertificateIndex<'a> {
                 Ok(key) if named.contains(&key) => {}
                 Ok(key) => named.push(key),
                 Err(found) => {
-                    let field = format!("{refs}[{at}]");
-                    if found.is_pending {
-                        report.warning(found.code, field, found.problem.clone(), &found.fix);
-                    } else {
-                        report.error(found.code, field, found.problem.clone(), &found.fix);
-                    }
+                    report.reference(format!("{refs}[{at}]"), &found);
                     first_fault.get_or_insert((found.reason, found.problem));
                 }
             }
@@ -174,7 +169,7 @@ impl<'a> CertificateIndex<'a> {
         let namespace = reference.namespace.as_ref().unwrap_or(own);
         let name = &reference.name;
         // Whether the Secret exists is not to be learned without a grant.
-        if namespace != own && !self.is_granted(kind, own, namespace, name) {
+        if namespace != own && !is_granted(self.grants, (kind, own), "Secret", (namespace, name)) {
             let problem =
                 format!("no ReferenceGrant lets {kind}s in {own} use Secret {namespace}/{name}");
             let fix = format!(
@@ -222,25 +217,30 @@ impl<'a> CertificateIndex<'a> {
         certificates.insert(key.clone(), certificate.clone());
         Ok(key)
     }
+}
 
-    /// Returns whether listeners of objects of `kind` in namespace `from` may use the Secret.
-    fn is_granted(&self, kind: &str, from: &Namespace, to: &Namespace, name: &ObjectName) -> bool {
-        self.grants.iter().any(|grant| {
-            let (document, spec) = (grant.document, &grant.object.spec);
-            let is_whole = document
-                .faults
-                .iter()
-                .all(|fault| !fault.field.starts_with("spec"));
-            let may_refer = spec
-                .from
-                .iter()
-                .any(|it| it.group == GROUP && it.kind == kind && it.namespace == *from);
-            let may_be_used = spec.to.iter().any(|it| {
-                it.group.is_empty()
-                    && it.kind == "Secret"
-                    && it.name.as_ref().is_none_or(|granted| granted == name)
-            });
-            grant.object.metadata.namespace == *to && is_whole && may_refer && may_be_used
-        })
-    }
+/// Returns whether objects of a kind in namespace `from` may use an object of the core group.
+pub(crate) fn is_granted(
+    grants: &[Written<'_, ReferenceGrant>],
+    (kind, from): (&str, &Namespace),
+    to_kind: &str,
+    (to, name): (&Namespace, &ObjectName),
+) -> bool {
+    grants.iter().any(|grant| {
+        let (document, spec) = (grant.document, &grant.object.spec);
+        let is_whole = document
+            .faults
+            .iter()
+            .all(|fault| !fault.field.starts_with("spec"));
+        let may_refer = spec
+            .from
+            .iter()
+            .any(|it| it.group == GROUP && it.kind == kind && it.namespace == *from);
+        let may_be_used = spec.to.iter().any(|it| {
+            it.group.is_empty()
+                && it.kind == to_kind
+                && it.name.as_ref().is_none_or(|granted| granted == name)
+        });
+        grant.object.metadata.namespace == *to && is_whole && may_refer && may_be_used
+    })
 }

@@ -5,11 +5,27 @@
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
+use canal_model::ingress::ListenerProtocol;
 use canal_model::policy::ObjectKind;
 use canal_model::program::HostMatch;
 
-/// Kinds of routes that Canal can attach to a listener.
-pub(crate) const ROUTE_KINDS: [ObjectKind; 2] = [ObjectKind::HttpRoute, ObjectKind::GrpcRoute];
+/// Returns the kinds of routes that Canal can attach to a listener of a protocol.
+pub(crate) fn route_kinds(protocol: &ListenerProtocol) -> &'static [ObjectKind] {
+    match protocol {
+        ListenerProtocol::Http | ListenerProtocol::Https => {
+            &[ObjectKind::HttpRoute, ObjectKind::GrpcRoute]
+        }
+        ListenerProtocol::Tls => &[ObjectKind::TlsRoute],
+        ListenerProtocol::Tcp => &[ObjectKind::TcpRoute],
+        // The listener is closed. What its routes may be is not known.
+        ListenerProtocol::Other(_) => &[
+            ObjectKind::HttpRoute,
+            ObjectKind::GrpcRoute,
+            ObjectKind::TlsRoute,
+            ObjectKind::TcpRoute,
+        ],
+    }
+}
 
 /// The hosts of the routes on one listener, by their kind.
 #[derive(Debug, Default)]

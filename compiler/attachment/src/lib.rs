@@ -9,6 +9,8 @@
 
 mod allowed;
 mod certificates;
+mod faults;
+mod frontend_validation;
 pub mod hostname;
 mod kinds;
 mod listeners;
@@ -18,9 +20,12 @@ use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::diagnostic_code::DiagnosticCode;
 use canal_model::policy::Document;
 
+use certificates::ReferenceProblem;
+
 pub use allowed::SELECTOR_PARTS_MAX;
 pub use canal_model::limits::{CERTIFICATES_PER_LISTENER_MAX, LISTENERS_PER_GATEWAY_MAX};
 pub use certificates::{CERTIFICATE_BYTES_PER_TENANT_MAX, CERTIFICATES_PER_TENANT_MAX};
+pub use frontend_validation::CLIENT_CA_BYTES_PER_TENANT_MAX;
 pub use listeners::{
     COMPARISONS_PER_TENANT_MAX, CONTROLLER_NAME, DEFAULT_CLASS, GatewayListeners,
     LISTENERS_PER_TENANT_MAX, ListenerObjects, PlacedListener, TenantListeners, resolve,
@@ -81,6 +86,15 @@ impl DocumentReport<'_> {
         fix: &str,
     ) {
         self.add((Severity::Warning, code), field.into(), problem.into(), fix);
+    }
+
+    /// Reports a reference that leads to nothing usable. What is only missing may come later.
+    fn reference(&mut self, field: String, found: &ReferenceProblem) {
+        if found.is_pending {
+            self.warning(found.code, field, found.problem.clone(), &found.fix);
+        } else {
+            self.error(found.code, field, found.problem.clone(), &found.fix);
+        }
     }
 
     fn add(

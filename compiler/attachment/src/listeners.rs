@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use canal_model::client_validation::ClientValidation;
 use canal_model::diagnostic::Diagnostic;
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
@@ -13,17 +14,21 @@ use canal_model::ingress::{
     gateway_service,
 };
 use canal_model::limits::{LISTENERS_PER_GATEWAY_MAX, TRUSTED_PROXIES_MAX};
+use canal_model::policy::config_map::ConfigMap;
 use canal_model::policy::gateway_api::ReferenceGrant;
 use canal_model::policy::kubernetes::NamespaceObject;
 use canal_model::policy::listeners::{
     AllowedRoutes, Gateway, GatewayClass, GatewayListener, ListenerSet, TRUSTED_PROXIES_ANNOTATION,
 };
 use canal_model::policy::secret::Secret;
+use canal_model::policy::trust_bundle::ClusterTrustBundle;
 use canal_model::policy::{Metadata, ObjectKind, RejectedField};
 
 use crate::allowed::{AllowedNamespaces, NamespaceLabels};
 use crate::certificates::CertificateIndex;
-use crate::kinds::{KindHosts, ROUTE_KINDS};
+use crate::faults::{fault, fault_of, is_within};
+use crate::frontend_validation::{AuthorityIndex, FrontendValidation, GATEWAY_TLS, PortValidation};
+use crate::kinds::{KindHosts, route_kinds};
 use crate::{DocumentReport, GROUP, Written, hostname, shorten};
 
 /// Value of `controllerName` in the GatewayClasses that are Canal's.
@@ -35,10 +40,6 @@ pub const LISTENERS_PER_TENANT_MAX: usize = 4096;
 /// Maximum number of comparisons of routes with listeners that one tenant may cost: one for each
 /// listener of a parent, each part of a selector of namespaces, and each host.
 pub const COMPARISONS_PER_TENANT_MAX: usize = 16_000_000;
-/// Maximum length of the description of a fault, in characters: each listener that it closes has
-/// it in its diagnostics.
-const FAULT_CHARACTERS_MAX: usize = 400;
-
 /// Port at which gateway replicas take HBONE, on every address.
 const HBONE_PORT: u16 = 15008;
 
@@ -53,6 +54,8 @@ pub struct ListenerObjects<'a> {
     pub listener_sets: Vec<Written<'a, ListenerSet>>,
     pub namespaces: Vec<Written<'a, NamespaceObject>>,
     pub secrets: Vec<Written<'a, Secret>>,
+    pub config_maps: Vec<Written<'a, ConfigMap>>,
+    pub trust_bundles: Vec<Written<'a, ClusterTrustBundle>>,
     pub grants: Vec<Written<'a, ReferenceGrant>>,
     /// Whether the tenant has GRPCRoutes: only then can HTTPRoutes be in conflict with another kind.
     pub has_grpc_routes: bool,
@@ -104,6 +107,8 @@ pub struct GatewayListeners {
     pub listeners: Vec<PlacedListener>,
     /// The certificates that open listeners name.
     pub certificates: GatewayCertificates,
+    /// How listeners for HTTPS validate clients, those of ListenerSets included.
+    pub(crate) validation: Arc<FrontendValidation>,
     /// The reason why all listeners are closed, those of ListenerSets included, if they are.
     pub(crate) closed: Option<Arc<ListenerFault>>,
     /// Namespaces of the ListenerSets that may add listeners.
@@ -125,6 +130,16 @@ pub struct PlacedListener {
     pub(crate) route_kinds: Vec<ObjectKind>,
     /// Whether its hostname is broken, so that nothing is known to be the same.
     pub(crate) is_host_broken: bool,
+}
+
+impl GatewayListeners {
+    /// Returns the validations of clients at the ports with open listeners for HTTPS.
+    pub fn client_validations(&self) -> Vec<ClientValidation> {
+        let listeners = self.listeners.iter().map(|placed| &placed.listener);
+        let open =
+            listeners.filter(|it| it.closed.is_none() && it.protocol == ListenerProtocol::Https);
+        self.validation.of_ports(open.map(|it| it.port))
+    }
 }
 
 impl TenantListeners {
@@ -167,6 +182,11 @@ pub fn resolve(
     let mut left = TenantQuota {
         listeners: LISTENERS_PER_TENANT_MAX,
         certificates: CertificateIndex::new(&objects.secrets, &objects.grants),
+        authorities: AuthorityIndex::new(
+            &objects.config_maps,
+            &objects.trust_bundles,
+            &objects.grants,
+        ),
     };
     for gateway in &objects.gateways {
         let mut report = DocumentReport {
@@ -196,6 +216,7 @@ struct TenantQuota<'a> {
     /// Number of further listeners.
     listeners: usize,
     certificates: CertificateIndex<'a>,
+    authorities: AuthorityIndex<'a>,
 }
 
 /// What a tenant's GatewayClasses mean: for each class of Canal's, the reason why its Gateways are
@@ -259,21 +280,6 @@ fn accepted_classes(
 
 fn no_parameters(kind: &str) -> String {
     format!("Canal has no parameters of kind {:?}", shorten(kind))
-}
-
-fn fault(reason: ListenerFaultReason, problem: impl Into<String>) -> Arc<ListenerFault> {
-    let mut problem: String = problem.into();
-    if let Some((end, _)) = problem.char_indices().nth(FAULT_CHARACTERS_MAX) {
-        problem.truncate(end);
-    }
-    Arc::new(ListenerFault { reason, problem })
-}
-
-fn fault_of(rejected: &RejectedField) -> Arc<ListenerFault> {
-    fault(
-        ListenerFaultReason::Invalid,
-        format!("{}: {}", shorten(&rejected.field), rejected.problem),
-    )
 }
 
 /// Returns the fault of the class of a Gateway, if it has one; `None` if the class is not Canal's, so
@@ -374,8 +380,10 @@ fn accept(
             fix,
         );
     }
+    let validation = Arc::new(left.authorities.resolve(gateway, report));
     let source = ListenerSource {
         kind: "Gateway",
+        validation: &validation,
         namespace: &metadata.namespace,
         listener_set: None,
         faults: &gateway.document.faults,
@@ -410,6 +418,7 @@ fn accept(
         addresses,
         listeners,
         certificates,
+        validation: validation.clone(),
         closed: object_fault,
         allowed_sets,
     })
@@ -467,15 +476,9 @@ fn fault_of_whole(faults: &[RejectedField]) -> Option<&RejectedField> {
             .is_some_and(|(_, field)| !["name", "port", "protocol"].contains(&field));
         (fault.field.is_empty() || fault.field.starts_with("spec"))
             && !is_within(&fault.field, ALLOWED_SETS)
+            && !is_within(&fault.field, GATEWAY_TLS)
             && !is_own
     })
-}
-
-/// Returns whether a field is `outer` or inside it.
-fn is_within(field: &str, outer: &str) -> bool {
-    field
-        .strip_prefix(outer)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
 /// Returns the position of the listener that a field is inside, and the name of the listener's
@@ -494,6 +497,8 @@ fn listener_field(field: &str) -> Option<(usize, &str)> {
 struct ListenerSource<'a> {
     /// Kind of the object.
     kind: &'static str,
+    /// That of the Gateway.
+    validation: &'a FrontendValidation,
     namespace: &'a Namespace,
     listener_set: Option<&'a ObjectName>,
     faults: &'a [RejectedField],
@@ -551,6 +556,10 @@ impl ListenerSource<'_> {
             if placed.listener.protocol == ListenerProtocol::Https
                 && placed.listener.closed.is_none()
             {
+                if let PortValidation::Closed(fault) = self.validation.at(placed.listener.port) {
+                    placed.listener.closed = Some(fault.clone());
+                    continue;
+                }
                 let referrer = (self.kind, self.namespace);
                 let tls = written[at].tls.as_ref();
                 let field = format!("spec.listeners[{at}].tls");
@@ -589,7 +598,7 @@ fn read_listener(
     match written.hostname.as_deref().filter(|name| !name.is_empty()) {
         None => {}
         // Gateway API ignores the field for protocols without host names.
-        Some(_) if matches!(protocol, ListenerProtocol::Other(_)) => {}
+        Some(_) if matches!(protocol, ListenerProtocol::Tcp | ListenerProtocol::Other(_)) => {}
         Some(name) => match hostname::parse(name) {
             Ok(parsed) => host = Some(parsed),
             Err(problem) => {
@@ -615,8 +624,9 @@ fn read_listener(
         );
         closed.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
     }
+    let kinds = route_kinds(&protocol);
     let (allowed, route_kinds) =
-        allowed_routes(&written.allowed_routes, &field, &mut closed, report);
+        allowed_routes(&written.allowed_routes, kinds, &field, &mut closed, report);
     let name = match source.listener_set {
         Some(set) => format!("{}/{set}/{}", source.namespace, written.name),
         None => written.name.to_string(),
@@ -652,7 +662,9 @@ fn protocol(
     let (protocol, problem) = match written.protocol.as_str() {
         "HTTP" => (ListenerProtocol::Http, None),
         "HTTPS" => (ListenerProtocol::Https, None),
-        "TLS" | "TCP" | "UDP" => {
+        "TCP" => (ListenerProtocol::Tcp, None),
+        "TLS" => (ListenerProtocol::Tls, None),
+        "UDP" => {
             let problem = format!("{short} listeners are not served in this version");
             (ListenerProtocol::Other(short), Some(problem))
         }
@@ -662,7 +674,7 @@ fn protocol(
         }
     };
     if let Some(problem) = problem {
-        let fix = "use protocol: HTTP or HTTPS, or remove the listener";
+        let fix = "use protocol: HTTP, HTTPS, TLS or TCP, or remove the listener";
         report.error(
             Code::UnsupportedProtocol,
             format!("{field}.protocol"),
@@ -671,10 +683,25 @@ fn protocol(
         );
         closed.get_or_insert(fault(ListenerFaultReason::UnsupportedProtocol, problem));
     }
-    if protocol == ListenerProtocol::Http && written.tls.is_some() {
-        let problem = "a listener of protocol HTTP has no TLS";
-        let fix = "use protocol: HTTPS, or remove tls";
-        report.error(Code::InvalidListener, format!("{field}.tls"), problem, fix);
+    let mode = written.tls.as_ref().and_then(|tls| tls.mode.as_deref());
+    if protocol == ListenerProtocol::Tls && mode != Some("Passthrough") {
+        let problem = match mode {
+            None | Some("Terminate") => {
+                "TLS is not terminated for TLSRoutes in this version".to_owned()
+            }
+            Some(other) => format!("mode {:?} is not one of TLS listeners", shorten(other)),
+        };
+        let fix = "write mode: Passthrough, or use protocol: HTTPS";
+        let field = format!("{field}.tls.mode");
+        report.error(Code::UnsupportedProtocol, field, problem.clone(), fix);
+        closed.get_or_insert(fault(ListenerFaultReason::UnsupportedValue, problem));
+    }
+    let has_no_tls = matches!(protocol, ListenerProtocol::Http | ListenerProtocol::Tcp);
+    if has_no_tls && written.tls.is_some() {
+        let problem = format!("a listener of protocol {protocol} has no TLS");
+        let fix = "use protocol: HTTPS or TLS, or remove tls";
+        let field = format!("{field}.tls");
+        report.error(Code::InvalidListener, field, problem.clone(), fix);
         closed.get_or_insert(fault(ListenerFaultReason::Invalid, problem));
     }
     protocol
@@ -683,6 +710,7 @@ fn protocol(
 /// Reads the routes that a listener allows: their namespaces and kinds.
 fn allowed_routes(
     written: &AllowedRoutes,
+    of_protocol: &[ObjectKind],
     field: &str,
     closed: &mut Option<Arc<ListenerFault>>,
     report: &mut DocumentReport<'_>,
@@ -697,10 +725,10 @@ fn allowed_routes(
         });
     let mut kinds = Vec::new();
     if written.kinds.is_empty() {
-        kinds.extend(ROUTE_KINDS);
+        kinds.extend(of_protocol);
     }
     for (at, kind) in written.kinds.iter().enumerate() {
-        let mut known = ROUTE_KINDS.into_iter();
+        let mut known = of_protocol.iter().copied();
         let known = known.find(|known| kind.group == GROUP && kind.kind == known.as_str());
         if let Some(known) = known {
             kinds.push(known);
@@ -708,12 +736,13 @@ fn allowed_routes(
         }
         let short = shorten(&kind.kind);
         let problem = format!("routes of kind {short:?} cannot attach to the listener");
-        let fix = "write HTTPRoute or GRPCRoute, or remove the kind";
+        let known: Vec<&str> = of_protocol.iter().map(|kind| kind.as_str()).collect();
+        let fix = format!("write {}, or remove the kind", known.join(" or "));
         report.error(
             Code::UnsupportedRouteKind,
             format!("{field}.allowedRoutes.kinds[{at}]"),
             problem,
-            fix,
+            &fix,
         );
     }
     if kinds.is_empty() {
@@ -778,6 +807,7 @@ fn add_set(
     let object_fault = gateway.closed.clone().or_else(of_set);
     let source = ListenerSource {
         kind: "ListenerSet",
+        validation: &gateway.validation.clone(),
         namespace: &metadata.namespace,
         listener_set: Some(&metadata.name),
         faults: &set.document.faults,

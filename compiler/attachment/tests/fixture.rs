@@ -27,6 +27,10 @@ pub(crate) fn resolved(documents: &[Document]) -> (TenantListeners, Vec<Diagnost
             Object::ListenerSet(object) => objects.listener_sets.push(Written { document, object }),
             Object::Namespace(object) => objects.namespaces.push(Written { document, object }),
             Object::Secret(object) => objects.secrets.push(Written { document, object }),
+            Object::ConfigMap(object) => objects.config_maps.push(Written { document, object }),
+            Object::ClusterTrustBundle(object) => {
+                objects.trust_bundles.push(Written { document, object })
+            }
             Object::ReferenceGrant(object) => objects.grants.push(Written { document, object }),
             _ => {}
         }

@@ -15,11 +15,27 @@ fn a_listener_that_is_wrong_closes_itself_only() {
         ),
         ("port: 80, protocol: HTTP, tls: {}", Some("Invalid")),
         ("port: 443, protocol: HTTPS", Some("InvalidCertificateRef")),
-        ("port: 443, protocol: TLS", Some("UnsupportedProtocol")),
+        ("port: 443, protocol: TLS, tls: {mode: Passthrough}", None),
+        ("port: 443, protocol: TLS", Some("UnsupportedValue")),
         (
-            "port: 80, protocol: TCP, hostname: '*'",
-            Some("UnsupportedProtocol"),
+            "port: 443, protocol: TLS, tls: {mode: Terminate, certificateRefs: [{name: a}]}",
+            Some("UnsupportedValue"),
         ),
+        (
+            "port: 443, protocol: TLS, tls: {mode: Passthrough}, allowedRoutes: {kinds: [{kind: HTTPRoute}]}",
+            Some("InvalidRouteKinds"),
+        ),
+        // A TCP listener has no hosts, so that the field means nothing.
+        ("port: 80, protocol: TCP, hostname: '*'", None),
+        (
+            "port: 80, protocol: TCP, tls: {mode: Passthrough}",
+            Some("Invalid"),
+        ),
+        (
+            "port: 80, protocol: TCP, allowedRoutes: {kinds: [{kind: TCPRoute}]}",
+            None,
+        ),
+        ("port: 80, protocol: UDP", Some("UnsupportedProtocol")),
         ("port: 80, protocol: http", Some("UnsupportedProtocol")),
         ("port: 80, protocol: HTTP, colour: red", Some("Invalid")),
         ("port: 80, protocol: HTTP, 'a].b': red", Some("Invalid")),
@@ -75,7 +91,8 @@ fn what_is_wrong_with_a_gateway_closes_all_its_listeners() {
             "infrastructure: {parametersRef: {group: g, kind: K, name: n}}",
             Some("InvalidParameters"),
         ),
-        ("tls: {frontend: {}}", Some("Invalid")),
+        // Only listeners for HTTPS have TLS.
+        ("tls: {frontend: {}}", None),
         ("colour: red", Some("Invalid")),
         // A faulty `allowedListeners` admits no ListenerSets and concerns no listener of the
         // Gateway.

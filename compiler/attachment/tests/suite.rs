@@ -3,5 +3,6 @@
 
 mod certificates;
 mod fixture;
+mod frontend_validation;
 mod listeners;
 mod routes;

@@ -1,13 +1,17 @@
 //! Reads the certificate and the key of a Secret (`kubernetes.io/tls`), and checks that listeners
-//! can serve TLS with them. Pure: it reads no clock, so an expired certificate is accepted; clients
+//! can serve TLS with them. Reads the certificates of authorities of a ConfigMap, and checks that
+//! certificates of clients can be verified with them. Pure: it reads no clock, so an expired certificate is accepted; clients
 //! refuse it. It neither shows nor quotes a key.
 //!
-//! Start at [`read`].
+//! Start at [`read`] and [`parse_authorities`].
 
 #![forbid(unsafe_code)]
 
+mod authorities;
+
 use std::sync::Arc;
 
+pub use authorities::{parse_authorities, read_config_map, read_trust_bundle};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use canal_model::certificate::{PrivateKeyPem, ServingCertificate};

@@ -6,10 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
+use canal_model::client_validation::ClientValidation;
 use canal_model::ids::{SecretKey, ServiceId, ServiceKey};
 use canal_model::ingress::{GatewayCertificates, Listener, ListenerProtocol};
 use canal_model::program::{
-    HttpMatch, IngressGateway, IngressListener, ListenerCertificate, RouteRule, VirtualHost,
+    HttpMatch, IngressGateway, IngressListener, ListenerCertificate, RelayProtocol, RouteRule,
+    VirtualHost,
 };
 use canal_model::route_table::RouteTable;
 
@@ -29,6 +31,8 @@ pub struct GatewayIr {
     pub listeners: Vec<ListenerIr>,
     /// The certificates that open listeners for HTTPS name.
     pub certificates: GatewayCertificates,
+    /// How ports for HTTPS validate clients' certificates.
+    pub client_validations: Vec<ClientValidation>,
     /// Rules of all routes that are on a listener, in match order. Each applies on the virtual hosts
     /// that name its route.
     pub routes: RouteTable,
@@ -47,12 +51,7 @@ impl GatewayIr {
     /// have one in common, or that of a closed one if none is open. Listeners of another protocol
     /// are closed.
     pub fn ports(&self) -> BTreeMap<u16, ListenerProtocol> {
-        let is_served = |it: &&Listener| {
-            matches!(
-                it.protocol,
-                ListenerProtocol::Http | ListenerProtocol::Https
-            )
-        };
+        let is_served = |it: &&Listener| !matches!(it.protocol, ListenerProtocol::Other(_));
         let served = || {
             self.listeners
                 .iter()
@@ -86,6 +85,11 @@ impl GatewayIr {
                 port: it.listener.port,
                 host: it.listener.host,
                 certificates: (*protocol == ListenerProtocol::Https).then_some(certificates),
+                relay: match protocol {
+                    ListenerProtocol::Tls => Some(RelayProtocol::TlsPassthrough),
+                    ListenerProtocol::Tcp => Some(RelayProtocol::Tcp),
+                    _ => None,
+                },
                 virtual_hosts: it.virtual_hosts,
             })
         });
@@ -109,6 +113,7 @@ impl GatewayIr {
             key: self.service,
             id,
             listeners,
+            client_validations: self.client_validations,
             trusted_proxies: self.trusted_proxies,
         };
         Some((gateway, certificates, self.routes))
@@ -137,6 +142,9 @@ impl fmt::Display for GatewayIr {
             0 => writeln!(f)?,
             proxies => writeln!(f, " trusted proxies {proxies}")?,
         }
+        for validation in &self.client_validations {
+            writeln!(f, "  {}", text::client_validation(validation))?;
+        }
         for ListenerIr {
             listener,
             virtual_hosts,
@@ -158,7 +166,11 @@ impl fmt::Display for GatewayIr {
                     writeln!(f, "      {number} {}", text::match_of_rule(rule, http))?;
                 }
             }
-            writeln!(f, "    else => 404")?;
+            let otherwise = match listener.protocol {
+                ListenerProtocol::Tls | ListenerProtocol::Tcp => "reset",
+                _ => "404",
+            };
+            writeln!(f, "    else => {otherwise}")?;
         }
         Ok(())
     }

@@ -2,11 +2,17 @@
 //! clients outside the mesh. It knows no target; [`crate::oracle`] defines what a match means.
 //!
 //! The rules, which every faster implementation must follow:
-//! - A port is for HTTP or for HTTPS, as its open listeners are; if none is open, as the first one
-//!   for either is. A port for HTTPS resets a connection without TLS.
+//! - A port is of one protocol, that of its open listeners; if none is open, that of the first one
+//!   whose protocol is served. A port for HTTPS resets a connection without TLS.
+//! - A port for TLS or TCP reads no requests: it relays connections. On one for TLS the server name of
+//!   the ClientHello selects the listener and the routes, as the host of a request does; the port for
+//!   TCP has one listener. The interpreter answers for requests only.
 //! - A TLS handshake belongs to one listener: the one with the most specific host that matches the
 //!   client's server name. Without a server name, only a listener for any host matches. The
 //!   handshake fails if there is none, or if it is closed.
+//! - A port with a validation of clients asks for certificates. In the mode `AllowValidOnly` the
+//!   handshake fails without one that its authorities issued for clients. The interpreter is not told
+//!   of certificates: it answers for a client that the port accepts.
 //! - A request on a connection with TLS that belongs to another listener than the connection gets
 //!   421.
 //! - A request belongs to one listener of the port that it arrived at: the one with the most
@@ -121,7 +127,7 @@ pub fn decide(
     }
 }
 
-/// Returns what a port is for: HTTP or HTTPS.
+/// Returns the protocol of a port.
 fn protocol_of(gateway: &GatewayIr, port: u16) -> Option<&ListenerProtocol> {
     let listeners = gateway.listeners.iter().map(|it| &it.listener);
     let served = listeners.filter(|it| {

@@ -3,13 +3,14 @@
 
 use std::fmt::Display;
 
+use canal_model::client_validation::ClientValidation;
 use canal_model::load_balancing::{HashKey, HashTableKind, LoadBalancer, PortLoadBalancer};
 use canal_model::program::{
     AppProtocol, Backend, BackendTarget, DirectAudience, DirectEndpoint, GatewayAddress,
     GatewayReplica, HostMatch, HttpMatch, IngressGateway, Labels, ListenerCertificate, Node,
-    OutboundTrafficPolicy, PathMatch, PolicyPaths, RateLimit, Replica, Resource, RouteAction,
-    RouteKey, RouteMirror, RouteObject, RouteRule, Service, ServicePort, Tenant, TextMatch,
-    Throttle, TunnelProtocol, UpstreamPool, ValueMatch, Workload,
+    OutboundTrafficPolicy, PathMatch, PolicyPaths, RateLimit, RelayProtocol, Replica, Resource,
+    RouteAction, RouteKey, RouteMirror, RouteObject, RouteRule, Service, ServicePort, Tenant,
+    TextMatch, Throttle, TunnelProtocol, UpstreamPool, ValueMatch, Workload,
 };
 use canal_model::request_fraction::RequestFraction;
 use canal_model::route_attempts::{
@@ -96,15 +97,34 @@ fn address(address: &GatewayAddress) -> String {
     )
 }
 
+/// The text names no certificate: its digest would change with each test.
+pub(crate) fn client_validation(validation: &ClientValidation) -> String {
+    let ports: Vec<String> = validation.ports.iter().map(ToString::to_string).collect();
+    format!(
+        "validation {} of clients at {} by {} authorities",
+        validation.mode.as_str(),
+        list(&ports),
+        validation.authorities.count
+    )
+}
+
 fn ingress(gateway: &IngressGateway) -> String {
     let mut text = format!("ingress {} id {}", gateway.key, gateway.id.get());
     if gateway.trusted_proxies > 0 {
         text += &format!(" trusted proxies {}", gateway.trusted_proxies);
     }
+    for validation in &gateway.client_validations {
+        text += &format!("\n  {}", client_validation(validation));
+    }
     for listener in &gateway.listeners {
         let state = if listener.is_open { "open" } else { "closed" };
         let (name, port, of) = (&listener.name, listener.port, host(listener.host.as_ref()));
-        let protocol = listener.certificates.as_ref().map_or("", |_| " https");
+        let protocol = match (listener.relay, &listener.certificates) {
+            (Some(RelayProtocol::TlsPassthrough), _) => " tls passthrough",
+            (Some(RelayProtocol::Tcp), _) => " tcp",
+            (None, Some(_)) => " https",
+            (None, None) => "",
+        };
         text += &format!("\n  listener {name} {port}{protocol} for {of} {state}");
         for (namespace, secret) in listener.certificates.iter().flatten() {
             text += &format!("\n    certificate {namespace}/{secret}");

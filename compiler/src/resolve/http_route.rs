@@ -9,7 +9,7 @@ use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ServiceKey};
 use canal_model::policy::gateway_api::{
     BackendRef, GrpcRule, HttpRouteMatch, HttpRule, ParentRef, PathCondition, PathConditionType,
-    RouteBackendRef, ValueCondition, ValueConditionType,
+    RelayRule, RouteBackendRef, ValueCondition, ValueConditionType,
 };
 use canal_model::policy::{Document, ObjectKind};
 use canal_model::program::{
@@ -19,6 +19,7 @@ use canal_model::program::{
 
 use super::destination::DestinationIndex;
 use super::ingress::Ingress;
+use super::relay_route;
 use super::route_effects::RouteEffects;
 use super::route_fields::{
     FieldIssue, GatewayRegexBudget, RegexBudget, RuleContext, STATUS_BROKEN, STATUS_BROKEN_GRPC,
@@ -176,6 +177,17 @@ fn parents(
         .enumerate()
         .filter(|(_, parent)| !is_listener_parent(parent));
     for (at, parent_ref) in of_services {
+        if route.object.rules.is_of_connections() {
+            let kind = route.object.rules.kind();
+            report.error(
+                Code::UnsupportedParent,
+                route.document,
+                format!("spec.parentRefs[{at}]"),
+                format!("{kind}s attach to listeners of Gateways only in this version"),
+                "name a Gateway, or use the Service without a route",
+            );
+            continue;
+        }
         match parent(route, parent_ref, to) {
             Ok((parent, opaque)) => {
                 if let Some(port) = opaque {
@@ -445,6 +457,12 @@ fn resolve_rule(
             let implied = GrpcRule::default();
             let written = rules.get(at).unwrap_or(&implied);
             grpc_route::resolve_rule(namespace, at, written, to, rule)
+        }
+        RuleList::Tls(rules) | RuleList::Tcp(rules) => {
+            let implied = RelayRule::default();
+            let written = rules.get(at).unwrap_or(&implied);
+            let kind = route.object.rules.kind();
+            relay_route::resolve_rule(kind, namespace, at, written, to, rule)
         }
     }
 }

@@ -47,6 +47,8 @@ pub(crate) fn resolve(
         listener_sets: written(&corpus.listener_sets),
         namespaces: written(&corpus.namespaces),
         secrets: written(&corpus.secrets),
+        config_maps: written(&corpus.config_maps),
+        trust_bundles: written(&corpus.trust_bundles),
         grants: written(&corpus.grants),
         has_grpc_routes: !corpus.grpc_routes.is_empty(),
     };
@@ -54,6 +56,9 @@ pub(crate) fn resolve(
     let certificates = listeners.gateways().flat_map(|it| it.certificates.values());
     for certificate in certificates {
         budget.add_certificate(certificate);
+    }
+    for validation in listeners.gateways().flat_map(|it| it.client_validations()) {
+        budget.add_authorities(&validation.authorities);
     }
     let own = corpus.gateways.iter().filter(|gateway| {
         let metadata = &gateway.object.metadata;

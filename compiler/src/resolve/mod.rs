@@ -14,6 +14,7 @@ mod load_balancer;
 mod manual_endpoints;
 mod node;
 mod policy;
+mod relay_route;
 mod route_answers;
 mod route_attempts;
 mod route_cors;

@@ -22,6 +22,17 @@ pub(super) struct RouteEffects {
 }
 
 impl RouteEffects {
+    /// Returns the effects of a rule about connections: it has none.
+    pub(super) fn of_connections() -> Self {
+        Self {
+            filters: None,
+            attempts: None,
+            faults: None,
+            cors: None,
+            mirrors: Vec::new(),
+        }
+    }
+
     /// `resolve` finds the Service of a mirror.
     pub(super) fn of_http_route(
         written: &HttpRule,

@@ -1,11 +1,11 @@
-//! The parts that HTTPRoutes and GRPCRoutes have in common, and which of the two kinds routes a port
+//! The parts that the kinds of routes have in common, and which of the two kinds routes a port
 //! of a Service that both name. It does not resolve the rules: see `http_route` and `grpc_route`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::ServiceKey;
-use canal_model::policy::gateway_api::{GrpcRule, HttpRule, ParentRef};
+use canal_model::policy::gateway_api::{GrpcRule, HttpRule, ParentRef, RelayRule};
 use canal_model::policy::{Document, Metadata, ObjectKind};
 
 use super::destination::DestinationIndex;
@@ -14,7 +14,7 @@ use super::tenant_objects::{Sourced, TenantObjects};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::precedence::route_seniority;
 
-/// The parts of an HTTPRoute or a GRPCRoute.
+/// The parts of a route.
 pub(super) struct RouteParts<'a> {
     pub(super) metadata: &'a Metadata,
     pub(super) parent_refs: &'a [ParentRef],
@@ -27,6 +27,8 @@ pub(super) struct RouteParts<'a> {
 pub(super) enum RuleList<'a> {
     Http(&'a [HttpRule]),
     Grpc(&'a [GrpcRule]),
+    Tls(&'a [RelayRule]),
+    Tcp(&'a [RelayRule]),
 }
 
 impl RuleList<'_> {
@@ -34,13 +36,21 @@ impl RuleList<'_> {
         match self {
             Self::Http(_) => ObjectKind::HttpRoute,
             Self::Grpc(_) => ObjectKind::GrpcRoute,
+            Self::Tls(_) => ObjectKind::TlsRoute,
+            Self::Tcp(_) => ObjectKind::TcpRoute,
         }
+    }
+
+    /// Returns whether the route is about connections and not about requests.
+    pub(super) fn is_of_connections(self) -> bool {
+        matches!(self, Self::Tls(_) | Self::Tcp(_))
     }
 
     pub(super) fn len(self) -> usize {
         match self {
             Self::Http(rules) => rules.len(),
             Self::Grpc(rules) => rules.len(),
+            Self::Tls(rules) | Self::Tcp(rules) => rules.len(),
         }
     }
 }
@@ -49,7 +59,7 @@ impl RuleList<'_> {
 pub(super) struct TenantRoutes<'a>(Vec<(&'a Document, RouteParts<'a>)>);
 
 impl<'a> TenantRoutes<'a> {
-    /// Collects the routes of both kinds, the oldest first: if two of them are in conflict on a
+    /// Collects the routes of all kinds, the oldest first: if two of them are in conflict on a
     /// listener, that one keeps its hosts.
     pub(super) fn collect(corpus: &TenantObjects<'a>) -> Self {
         let http = corpus.http_routes.iter().map(|route| {
@@ -70,7 +80,25 @@ impl<'a> TenantRoutes<'a> {
             };
             (route.document, parts)
         });
-        let mut routes: Vec<_> = http.chain(grpc).collect();
+        let tls = corpus.tls_routes.iter().map(|route| {
+            let parts = RouteParts {
+                metadata: &route.object.metadata,
+                parent_refs: &route.object.spec.parent_refs,
+                hostnames: &route.object.spec.hostnames,
+                rules: RuleList::Tls(&route.object.spec.rules),
+            };
+            (route.document, parts)
+        });
+        let tcp = corpus.tcp_routes.iter().map(|route| {
+            let parts = RouteParts {
+                metadata: &route.object.metadata,
+                parent_refs: &route.object.spec.parent_refs,
+                hostnames: &[],
+                rules: RuleList::Tcp(&route.object.spec.rules),
+            };
+            (route.document, parts)
+        });
+        let mut routes: Vec<_> = http.chain(grpc).chain(tls).chain(tcp).collect();
         // Routes of one kind are in order already.
         if !corpus.grpc_routes.is_empty() {
             routes.sort_by_cached_key(|(document, _)| route_seniority(document));

@@ -6,8 +6,11 @@ use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::policy::canal::{
     ExternalAuthorizer, Federation, GatewayReplica, KeyServer, Tenant, Termination, Throttle,
 };
+use canal_model::policy::config_map::ConfigMap;
 use canal_model::policy::endpoints::{EndpointSlice, Endpoints};
-use canal_model::policy::gateway_api::{GrpcRoute, HttpRoute, ReferenceGrant, UdpRoute};
+use canal_model::policy::gateway_api::{
+    GrpcRoute, HttpRoute, ReferenceGrant, TcpRoute, TlsRoute, UdpRoute,
+};
 use canal_model::policy::istio::{DestinationRule, VirtualService};
 use canal_model::policy::istio_security::{
     AuthorizationPolicy, PeerAuthentication, RequestAuthentication,
@@ -15,6 +18,7 @@ use canal_model::policy::istio_security::{
 use canal_model::policy::kubernetes::{NamespaceObject, Node, Pod, Service};
 use canal_model::policy::listeners::{Gateway, GatewayClass, ListenerSet};
 use canal_model::policy::secret::Secret;
+use canal_model::policy::trust_bundle::ClusterTrustBundle;
 use canal_model::policy::{Document, Object, ObjectKey, ObjectKind};
 
 use crate::CompileInput;
@@ -54,6 +58,8 @@ pub(crate) struct TenantObjects<'a> {
     pub(crate) listener_sets: Vec<Sourced<'a, ListenerSet>>,
     pub(crate) namespaces: Vec<Sourced<'a, NamespaceObject>>,
     pub(crate) secrets: Vec<Sourced<'a, Secret>>,
+    pub(crate) config_maps: Vec<Sourced<'a, ConfigMap>>,
+    pub(crate) trust_bundles: Vec<Sourced<'a, ClusterTrustBundle>>,
     pub(crate) nodes: Vec<Sourced<'a, Node>>,
     pub(crate) services: Vec<Sourced<'a, Service>>,
     pub(crate) endpoint_slices: Vec<Sourced<'a, EndpointSlice>>,
@@ -62,6 +68,8 @@ pub(crate) struct TenantObjects<'a> {
     pub(crate) http_routes: Vec<Sourced<'a, HttpRoute>>,
     pub(crate) grpc_routes: Vec<Sourced<'a, GrpcRoute>>,
     pub(crate) udp_routes: Vec<Sourced<'a, UdpRoute>>,
+    pub(crate) tls_routes: Vec<Sourced<'a, TlsRoute>>,
+    pub(crate) tcp_routes: Vec<Sourced<'a, TcpRoute>>,
     pub(crate) grants: Vec<Sourced<'a, ReferenceGrant>>,
     pub(crate) virtual_services: Vec<Sourced<'a, VirtualService>>,
     pub(crate) destination_rules: Vec<Sourced<'a, DestinationRule>>,
@@ -139,6 +147,10 @@ impl<'a> TenantObjects<'a> {
             Object::ListenerSet(object) => self.listener_sets.push(Sourced { document, object }),
             Object::Namespace(object) => self.namespaces.push(Sourced { document, object }),
             Object::Secret(object) => self.secrets.push(Sourced { document, object }),
+            Object::ConfigMap(object) => self.config_maps.push(Sourced { document, object }),
+            Object::ClusterTrustBundle(object) => {
+                self.trust_bundles.push(Sourced { document, object })
+            }
             Object::Node(object) => self.nodes.push(Sourced { document, object }),
             Object::Service(object) => self.services.push(Sourced { document, object }),
             Object::Pod(object) => self.pods.push(Sourced { document, object }),
@@ -148,11 +160,11 @@ impl<'a> TenantObjects<'a> {
             Object::Endpoints(object) => self.endpoints.push(Sourced { document, object }),
             // Nothing refers to these by more than their names, which need no object.
             Object::ServiceAccount(_) => {}
-            // No object refers to a ConfigMap yet.
-            Object::ConfigMap(_) => {}
             Object::HttpRoute(object) => self.http_routes.push(Sourced { document, object }),
             Object::GrpcRoute(object) => self.grpc_routes.push(Sourced { document, object }),
             Object::UdpRoute(object) => self.udp_routes.push(Sourced { document, object }),
+            Object::TlsRoute(object) => self.tls_routes.push(Sourced { document, object }),
+            Object::TcpRoute(object) => self.tcp_routes.push(Sourced { document, object }),
             Object::ReferenceGrant(object) => self.grants.push(Sourced { document, object }),
             Object::VirtualService(object) => {
                 self.virtual_services.push(Sourced { document, object })
@@ -195,15 +207,18 @@ fn rank(kind: ObjectKind) -> u8 {
         ObjectKind::HttpRoute
         | ObjectKind::GrpcRoute
         | ObjectKind::UdpRoute
+        | ObjectKind::TlsRoute
+        | ObjectKind::TcpRoute
         | ObjectKind::VirtualService
         | ObjectKind::Throttle => 2,
         ObjectKind::GatewayClass | ObjectKind::Gateway | ObjectKind::ListenerSet => 2,
         // A listener may exclude namespaces by their labels.
         ObjectKind::Namespace => 2,
-        // A listener without its certificate is closed.
-        ObjectKind::DestinationRule | ObjectKind::ReferenceGrant | ObjectKind::Secret => 3,
+        // A listener without its certificates is closed.
+        ObjectKind::DestinationRule | ObjectKind::ReferenceGrant => 3,
+        ObjectKind::Secret | ObjectKind::ConfigMap | ObjectKind::ClusterTrustBundle => 3,
         ObjectKind::Service | ObjectKind::EndpointSlice | ObjectKind::Endpoints => 4,
         ObjectKind::Pod => 5,
-        ObjectKind::ServiceAccount | ObjectKind::ConfigMap => 6,
+        ObjectKind::ServiceAccount => 6,
     }
 }

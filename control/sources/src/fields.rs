@@ -196,9 +196,14 @@ const SERVICE: [KnownField; 5] = [
     ),
 ];
 
-const UDP_ROUTE: [KnownField; 2] = [
+/// Fields of routes that say nothing of requests: UDPRoutes, TLSRoutes and TCPRoutes.
+const RELAY_ROUTE: [KnownField; 2] = [
     USE_DEFAULT_GATEWAYS,
-    never("spec.rules[].filters", "a UDPRoute has no filters", REMOVE),
+    never(
+        "spec.rules[].filters",
+        "a route of this kind has no filters",
+        REMOVE,
+    ),
 ];
 
 const USE_DEFAULT_GATEWAYS: KnownField = never(
@@ -215,10 +220,10 @@ const GATEWAY_NOISE: [&str; 3] = [
 ];
 
 const GATEWAY: [KnownField; 6] = [
-    never(
-        "spec.tls",
-        "client certificates and TLS to backends are not supported in this version",
-        REMOVE,
+    left_out(
+        "spec.tls.backend",
+        "the Gateway has no client certificate: it reaches backends by the mesh's own TLS",
+        KEEP_OR_REMOVE,
     ),
     unless(
         "spec.defaultScope",
@@ -235,7 +240,7 @@ const GATEWAY: [KnownField; 6] = [
     never(
         "spec.listeners[].tls.frontendValidation",
         CLIENT_CERTIFICATES,
-        REMOVE,
+        USE_FRONTEND,
     ),
     never("spec.listeners[].filters", LISTENER_FILTERS, REMOVE),
 ];
@@ -245,13 +250,15 @@ const LISTENER_SET: [KnownField; 3] = [
     never(
         "spec.listeners[].tls.frontendValidation",
         CLIENT_CERTIFICATES,
-        REMOVE,
+        USE_FRONTEND,
     ),
     never("spec.listeners[].filters", LISTENER_FILTERS, REMOVE),
 ];
 
 const TLS_OPTIONS: &str = "Canal has no TLS options of its own";
-const CLIENT_CERTIFICATES: &str = "client certificates are not supported in this version";
+const CLIENT_CERTIFICATES: &str =
+    "Gateway API has the validation of clients at the Gateway since v1.4";
+const USE_FRONTEND: &str = "write it as spec.tls.frontend of the Gateway";
 const LISTENER_FILTERS: &str = "filters of listeners are not supported in this version";
 
 const HTTP_ROUTE: [KnownField; 6] = [
@@ -438,7 +445,7 @@ pub(crate) fn classify_field(
         ObjectKind::ListenerSet => &LISTENER_SET,
         ObjectKind::HttpRoute => &HTTP_ROUTE,
         ObjectKind::GrpcRoute => &GRPC_ROUTE,
-        ObjectKind::UdpRoute => &UDP_ROUTE,
+        ObjectKind::UdpRoute | ObjectKind::TlsRoute | ObjectKind::TcpRoute => &RELAY_ROUTE,
         ObjectKind::VirtualService => &VIRTUAL_SERVICE,
         ObjectKind::DestinationRule => &DESTINATION_RULE,
         ObjectKind::Pod
@@ -448,6 +455,7 @@ pub(crate) fn classify_field(
         | ObjectKind::Namespace
         | ObjectKind::Secret
         | ObjectKind::ConfigMap
+        | ObjectKind::ClusterTrustBundle
         | ObjectKind::ServiceAccount
         | ObjectKind::ReferenceGrant
         | ObjectKind::Tenant

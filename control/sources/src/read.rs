@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use canal_certificate::read_trust_bundle;
 use canal_model::diagnostic::{Diagnostic, Severity, SourceLocation};
 use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::{Namespace, ObjectName};
@@ -393,7 +394,12 @@ impl DocumentReader<'_> {
             ObjectKind::Secret => self
                 .typed(kind, root, Empty::Absent)
                 .map(|secret| Object::Secret(canal_certificate::read(secret))),
-            ObjectKind::ConfigMap => self.typed(kind, root, Empty::Absent).map(Object::ConfigMap),
+            ObjectKind::ConfigMap => self
+                .typed(kind, root, Empty::Absent)
+                .map(|map| Object::ConfigMap(canal_certificate::read_config_map(map))),
+            ObjectKind::ClusterTrustBundle => self
+                .typed(kind, root, Empty::Refused)
+                .map(|bundle| Object::ClusterTrustBundle(read_trust_bundle(bundle))),
             ObjectKind::HttpRoute => self
                 .typed(kind, root, Empty::Refused)
                 .map(Object::HttpRoute),
@@ -401,6 +407,8 @@ impl DocumentReader<'_> {
                 .typed(kind, root, Empty::Refused)
                 .map(Object::GrpcRoute),
             ObjectKind::UdpRoute => self.typed(kind, root, Empty::Refused).map(Object::UdpRoute),
+            ObjectKind::TlsRoute => self.typed(kind, root, Empty::Refused).map(Object::TlsRoute),
+            ObjectKind::TcpRoute => self.typed(kind, root, Empty::Refused).map(Object::TcpRoute),
             ObjectKind::ReferenceGrant => self
                 .typed(kind, root, Empty::Refused)
                 .map(Object::ReferenceGrant),

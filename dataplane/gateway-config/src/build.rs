@@ -19,8 +19,8 @@ use canal_model::authorization::PolicyTarget;
 use canal_model::identity::{Identity, gateway_identity};
 use canal_model::ids::{Generation, ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni};
 use canal_model::program::{
-    AppProtocol, GatewayAddress, GatewayReplica, IngressGateway, Labels, Resource, ResourceKind,
-    RouteRule, Service, ServicePort, Tenant, Throttle, Workload,
+    AppProtocol, GatewayAddress, GatewayReplica, IngressGateway, Labels, RelayProtocol, Resource,
+    ResourceKind, RouteRule, Service, ServicePort, Tenant, Throttle, Workload,
 };
 use canal_model::trust::{KeyAlgorithm, KeyServer, Termination};
 use canal_tls::Credential;
@@ -298,11 +298,17 @@ impl SnapshotBuilder {
 
     /// A Gateway is served as a service without endpoints of its own.
     fn upsert_gateway(&mut self, gateway: &IngressGateway) {
-        let ports: BTreeSet<u16> = gateway.listeners.iter().map(|it| it.port).collect();
-        let port = |port| ServicePort {
+        let protocol = |relay: Option<RelayProtocol>| match relay {
+            Some(_) => AppProtocol::Tcp,
+            None => AppProtocol::Http1,
+        };
+        let listeners = gateway.listeners.iter();
+        let ports: BTreeMap<u16, AppProtocol> =
+            listeners.map(|it| (it.port, protocol(it.relay))).collect();
+        let port = |(port, protocol)| ServicePort {
             port,
             name: String::new(),
-            protocol: AppProtocol::Http1,
+            protocol,
         };
         let (namespace, name) = (&gateway.key.namespace, &gateway.key.name);
         let service = Service {

@@ -14,6 +14,9 @@ pub enum PortTermination {
     Service(TerminationView),
     /// The port of a Gateway that is for HTTPS: plaintext is refused.
     Gateway(ListenerTermination),
+    /// The port of a Gateway that passes TLS through: the server name of the ClientHello is read, and
+    /// nothing is terminated. Plaintext is refused.
+    Passthrough,
 }
 
 /// The listeners of a Gateway's port for HTTPS, by the server names that clients send.

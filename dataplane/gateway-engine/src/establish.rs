@@ -4,6 +4,7 @@
 //! not parse requests: `decode` does. Start with [`hbone`] for the mesh, [`plain`] and
 //! [`accept_tier_plaintext`] for plaintext.
 
+mod passthrough;
 mod sniff;
 mod terminate;
 
@@ -235,6 +236,8 @@ async fn establish_plaintext(
         tls,
         server_name,
         peer,
+        certificate,
+        inbox,
     } = entered;
     let (peer, trust_watch) = peer.unzip();
     // A listener for both families reports IPv4 clients as mapped IPv6 addresses.
@@ -245,7 +248,10 @@ async fn establish_plaintext(
             address: client,
             secured: false,
             tls,
-            principal: ClientPrincipal::default().named(server_name),
+            principal: ClientPrincipal {
+                certificate: certificate.map(|it| it.forwarded),
+                ..ClientPrincipal::default().named(server_name)
+            },
         },
         // The verifier has compared trust domains; its result is checked again here.
         Some(peer) if !is_trusted_peer(tenant, peer) => {
@@ -273,7 +279,7 @@ async fn establish_plaintext(
         caller,
         SessionAdmission::Accepted(permit.clone()),
     ));
-    let served = serve_plain(worker, &session, io);
+    let served = serve_plain(worker, &session, io, inbox);
     // A client whose certificate loses trust while the connection is open is disconnected.
     match trust_watch {
         None => served.await,
@@ -287,11 +293,17 @@ async fn establish_plaintext(
     }
 }
 
-async fn serve_plain(worker: &Rc<Worker>, session: &Rc<ClientSession>, io: Io) {
+/// Serves a connection, of which `inbox` has what was already read.
+async fn serve_plain(
+    worker: &Rc<Worker>,
+    session: &Rc<ClientSession>,
+    io: Io,
+    inbox: Option<Inbox>,
+) {
     let protocol = session
         .resolve(worker)
         .map_or(AppProtocol::Http1, |(_, resolved)| resolved.protocol());
-    let inbox = Inbox::new(&worker.blocks);
+    let inbox = inbox.unwrap_or_else(|| Inbox::new(&worker.blocks));
     match protocol {
         AppProtocol::Tcp => Box::pin(relay::tcp(worker, session, io, inbox)).await,
         protocol => sniff::serve_sniffed(worker, session, io, inbox, protocol).await,

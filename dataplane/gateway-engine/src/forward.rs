@@ -253,7 +253,7 @@ pub(crate) struct RequestState {
     body: Option<BufferedBody>,
     verification: jwt::VerificationBudget,
     /// Value of `x-forwarded-client-cert`, if that header is configured and the client proved an
-    /// identity.
+    /// identity or has a valid certificate of a listener.
     client_cert: Option<Box<str>>,
     /// Changes of the response's headers, if the gateway generated a cookie for the load balancer:
     /// the rule's, and the cookie.
@@ -663,10 +663,9 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             ..
         } = &mut self.state;
         let routed = route::request(worker, session, &self.client.head().0, record)?;
-        let shows_client =
-            worker.shared.config.forwarded.client_cert && session.principal.principal.is_some();
-        self.state.client_cert =
-            shows_client.then(|| format!("URI={}", session.principal.spiffe_id()).into());
+        if worker.shared.config.forwarded.client_cert {
+            self.state.client_cert = session.principal.forwarded_certificate().map(Into::into);
+        }
         self.client.prepare(&mut self.state);
         if routed.filters.limits_attempts() {
             let is_bodyless = self.client.is_complete(&self.state.info);

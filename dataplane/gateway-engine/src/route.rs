@@ -11,6 +11,7 @@ use canal_gateway_config::{
 };
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_limits::tenant_usage::RequestPermit;
+use canal_model::ingress::is_gateway_service;
 use canal_model::program::TunnelProtocol;
 use canal_model::route_filters::HeaderModifier;
 use canal_router::{RoutableRequest, routing_path};
@@ -135,7 +136,8 @@ pub(crate) fn request<R: RoutableRequest>(
     }
 }
 
-/// Admits bytes that are not requests; their target is the destination's own endpoint set.
+/// Admits bytes that are not requests. Their target is the destination's own endpoint set, or what
+/// the routes of a Gateway's listener select.
 ///
 /// # Errors
 /// A limit is reached, or the service does not exist. The target is included for metrics.
@@ -149,7 +151,17 @@ pub(crate) fn connection(
         .ok_or((ProxyError::NoService, None))?;
     let admission =
         admit(worker, session, &resolved).map_err(|fault| (fault, Some((view.clone(), None))))?;
-    let placed = (view, FilterChain::default(), None);
+    let placed = match &*resolved {
+        // A Gateway has no endpoints of its own.
+        ResolvedDestination::Service { service, .. } if is_gateway_service(&service.names.key) => {
+            let name = session.principal.server_name.as_deref();
+            let connection = OpaqueConnection(name.unwrap_or_default());
+            let (routed, _, _) = decide(worker, &snapshot, &resolved, &connection, None)
+                .map_err(|fault| (fault, Some((view, None))))?;
+            (routed, FilterChain::default(), None)
+        }
+        _ => (view, FilterChain::default(), None),
+    };
     Ok(RoutedRequest::new(
         session, &snapshot, placed, resolved, admission,
     ))
@@ -196,6 +208,26 @@ fn is_misdirected<R: RoutableRequest>(
     );
     let routes = service.routes.as_ref();
     routes.is_some_and(|routes| routes.is_misdirected(port, name, request.host()))
+}
+
+/// A connection whose bytes are relayed, as a rule sees it: it has the server name of a client whose
+/// TLS is passed through, and nothing else.
+struct OpaqueConnection<'a>(&'a str);
+
+impl RoutableRequest for OpaqueConnection<'_> {
+    fn host(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+    fn method(&self) -> &[u8] {
+        b""
+    }
+    fn path(&self) -> &[u8] {
+        b"/"
+    }
+    fn query(&self) -> Option<&[u8]> {
+        None
+    }
+    fn header(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
 }
 
 /// A request with another path.

@@ -269,6 +269,9 @@ pub(crate) struct ClientPrincipal {
     pub(crate) foreign: bool,
     /// Server name of TLS that terminated at the gateway.
     pub(crate) server_name: Option<String>,
+    /// The certificate that a listener validated, as `x-forwarded-client-cert` describes it. It
+    /// proves no identity.
+    pub(crate) certificate: Option<String>,
 }
 
 impl ClientPrincipal {
@@ -281,6 +284,7 @@ impl ClientPrincipal {
             account: format!("{}/{}", identity.namespace, identity.service_account),
             foreign: own != Some(&identity.trust_domain),
             server_name: None,
+            certificate: None,
         }
     }
 
@@ -289,6 +293,14 @@ impl ClientPrincipal {
         self.principal
             .as_ref()
             .map_or_else(String::new, |principal| format!("spiffe://{principal}"))
+    }
+
+    /// Returns the value of `x-forwarded-client-cert`; `None` if the client proved nothing.
+    pub(crate) fn forwarded_certificate(&self) -> Option<String> {
+        match &self.principal {
+            Some(_) => Some(format!("URI={}", self.spiffe_id())),
+            None => self.certificate.clone(),
+        }
     }
 
     /// True if the tenant still federates with the client's trust domain.

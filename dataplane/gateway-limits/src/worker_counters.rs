@@ -30,6 +30,7 @@ pub struct WorkerCounters {
     pub connections: Gauge,
     pub accepted: Counter,
     pub false_sources: Counter,
+    pub insecure_clients: Counter,
     pub connects_ok: Counter,
     pub connects_failed: Counter,
     pub reused: Counter,
@@ -105,6 +106,26 @@ fn fault_delays(registry: &Registry) -> CounterFamily {
         "Delays of requests that rules inject as faults, and those left out because too many requests wait.",
         &["result"],
     ))
+}
+
+/// Returns the counter of tunnels that name a false source.
+fn false_sources(registry: &Registry, shard: &MetricsShard) -> Counter {
+    let family = registry.counters(MetricFamily::new(
+        "canal_gateway_false_sources_total",
+        "Tunnels whose client named a source address that is not its own.",
+        &[],
+    ));
+    shard.counter(&family, &[])
+}
+
+/// Returns the counter of clients that a listener accepted without a valid certificate.
+fn insecure_clients(registry: &Registry, shard: &MetricsShard) -> Counter {
+    let family = registry.counters(MetricFamily::new(
+        "canal_gateway_insecure_clients_total",
+        "Clients without a valid certificate that a listener accepted (AllowInsecureFallback).",
+        &[],
+    ));
+    shard.counter(&family, &[])
 }
 
 /// Returns the metric family of copies of requests, by result.
@@ -190,10 +211,8 @@ impl WorkerCounters {
             ),
             cpu: cpu_seconds(registry),
             connections: connections(registry, shard),
-            false_sources: plain(
-                "canal_gateway_false_sources_total",
-                "Tunnels whose client named a source address that is not its own.",
-            ),
+            false_sources: false_sources(registry, shard),
+            insecure_clients: insecure_clients(registry, shard),
             accepted: plain(
                 "canal_gateway_accepted_connections_total",
                 "Connections accepted, tunnels included.",

@@ -7,17 +7,21 @@
 
 mod bundles;
 pub mod certs;
+mod client_hello;
 mod handshake;
 mod identity_factory;
 mod listener_certificates;
+mod listener_clients;
 mod terminate;
 
 pub use bundles::apply_bundles;
+pub use client_hello::{ClientHelloReader, ClientHelloState};
 pub use handshake::{
     ClientIdentity, CredentialId, PinnedIdentity, REMOTE_PROOF_LIFE, ServerIdentity,
 };
 pub use identity_factory::ClientIdentityFactory;
 pub use listener_certificates::{CertificateSelector, ListenerKeyPair};
+pub use listener_clients::{ClientCertificate, ListenerClient, ListenerClientVerifier};
 pub use terminate::{
     ListenerChoice, TerminatedConnection, TerminationConfig as TerminationTerms, Terminator,
     accept_by_server_name,

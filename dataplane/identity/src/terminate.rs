@@ -23,6 +23,7 @@ use tokio_rustls::{LazyConfigAcceptor, StartHandshake};
 
 use crate::handshake::{in_time, usable};
 use crate::listener_certificates::CertificateSelector;
+use crate::listener_clients::{ListenerClient, ListenerClientVerifier};
 
 /// Connections that a terminator accepts.
 #[derive(Debug, Clone)]
@@ -51,8 +52,12 @@ pub struct Terminator {
 enum TerminationKey {
     Local(Credential),
     Remote(RemoteKey),
-    /// Certificates of a listener, which never change: new ones make a new terminator.
-    Listener(Arc<CertificateSelector>),
+    /// Certificates of a listener and the verifier of its clients, which never change: new ones make
+    /// a new terminator.
+    Listener(
+        Arc<CertificateSelector>,
+        Option<Arc<ListenerClientVerifier>>,
+    ),
 }
 
 #[derive(Debug)]
@@ -75,6 +80,8 @@ pub struct TerminatedConnection<IO> {
     /// Verified client, if it presented a certificate, and the watch of its trust while the
     /// connection is open.
     pub peer: Option<(VerifiedPeer, PeerTrustWatch)>,
+    /// The client of a listener that validates clients.
+    pub listener_client: Option<ListenerClient>,
     /// Server name (SNI) in lower case.
     pub server_name: Option<String>,
     /// Application protocol (ALPN) that was negotiated.
@@ -103,15 +110,17 @@ impl Terminator {
         }
     }
 
-    /// Creates a terminator with the certificates of a listener.
+    /// Creates a terminator with the certificates of a listener, and with the verifier of its
+    /// clients if it validates them.
     pub fn with_certificates(
         terms: TerminationConfig,
         certificates: CertificateSelector,
+        clients: Option<Arc<ListenerClientVerifier>>,
         trust: TrustView,
     ) -> Self {
         Self {
             terms,
-            key: TerminationKey::Listener(Arc::new(certificates)),
+            key: TerminationKey::Listener(Arc::new(certificates), clients),
             trust,
             cached: ArcSwapOption::empty(),
         }
@@ -164,7 +173,7 @@ impl Terminator {
             TerminationKey::Local(credential) => {
                 start.into_stream(self.local_config(credential)?).await?
             }
-            TerminationKey::Listener(selector) => {
+            TerminationKey::Listener(selector, _) => {
                 start.into_stream(self.listener(selector)?).await?
             }
             TerminationKey::Remote(signed) => {
@@ -173,7 +182,11 @@ impl Terminator {
             }
         };
         let session = stream.get_ref().1;
-        let peer = match session.peer_certificates() {
+        let chain = session.peer_certificates();
+        let listener_client = self.listener_clients().map(|clients| clients.client(chain));
+        let peer = match chain {
+            // A client of a listener has no identity of the mesh, whatever its certificate names.
+            _ if matches!(self.key, TerminationKey::Listener(..)) => None,
             // Where a certificate is required, the handshake has failed without one.
             None => None,
             chain => {
@@ -191,6 +204,7 @@ impl Terminator {
         Ok(TerminatedConnection {
             stream,
             peer,
+            listener_client,
             server_name,
             alpn,
         })
@@ -216,11 +230,20 @@ impl Terminator {
         Ok(config)
     }
 
+    /// Returns the verifier of a listener's clients, if it validates them.
+    fn listener_clients(&self) -> Option<&Arc<ListenerClientVerifier>> {
+        match &self.key {
+            TerminationKey::Listener(_, clients) => clients.as_ref(),
+            TerminationKey::Local(_) | TerminationKey::Remote(_) => None,
+        }
+    }
+
     fn listener(&self, selector: &Arc<CertificateSelector>) -> Result<Arc<ServerConfig>, TlsError> {
         if let Some(made) = &*self.cached.load() {
             return Ok(made.config.clone());
         }
-        let tickets = self.terms.clients == ClientCertificates::None;
+        // A resumed session would not validate the client again.
+        let tickets = self.listener_clients().is_none();
         let config = Arc::new(self.config(selector.clone(), tickets)?);
         self.cached.store(Some(Arc::new(CachedServerConfig {
             of: CachedKeyId::Listener,
@@ -251,7 +274,7 @@ impl Terminator {
         let trust = self.trust.clone();
         match &self.key {
             TerminationKey::Local(credential) => Ok(usable(credential)?.verifier(domain, trust)),
-            TerminationKey::Remote(_) | TerminationKey::Listener(_) => {
+            TerminationKey::Remote(_) | TerminationKey::Listener(..) => {
                 let unusable = |why: String| TlsError::Protocol(rustls::Error::General(why));
                 PeerVerifier::new(domain, &[], trust).map_err(unusable)
             }
@@ -280,10 +303,15 @@ impl Terminator {
             self.peer_verifier()
                 .map(|verifier| Arc::new(ClientVerifier::new(verifier).required(required)))
         };
-        let mut config = match self.terms.clients {
-            ClientCertificates::None => builder.with_no_client_auth(),
-            ClientCertificates::Optional => builder.with_client_cert_verifier(verifier(false)?),
-            ClientCertificates::Required => builder.with_client_cert_verifier(verifier(true)?),
+        let mut config = match (self.listener_clients(), self.terms.clients) {
+            (Some(clients), _) => builder.with_client_cert_verifier(clients.clone()),
+            (None, ClientCertificates::None) => builder.with_no_client_auth(),
+            (None, ClientCertificates::Optional) => {
+                builder.with_client_cert_verifier(verifier(false)?)
+            }
+            (None, ClientCertificates::Required) => {
+                builder.with_client_cert_verifier(verifier(true)?)
+            }
         }
         .with_cert_resolver(key);
         config.alpn_protocols = self.terms.alpn.clone();

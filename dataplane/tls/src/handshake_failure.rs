@@ -9,6 +9,7 @@ use canal_model::identity::Identity;
 use canal_model::ids::TrustDomain;
 use canal_wire::keyrpc;
 use rustls::{CertificateError, Error, OtherError, PeerIncompatible};
+use rustls_pki_types::CertificateDer;
 
 use super::{CHAIN_BYTES_MAX, CHAIN_CERTIFICATES_MAX};
 
@@ -211,6 +212,15 @@ impl TlsError {
         }
     }
 
+    /// Returns whether the peer presented no certificate, or one that is not accepted.
+    pub fn is_of_peer_certificate(&self) -> bool {
+        matches!(
+            self,
+            TlsError::Peer(_)
+                | TlsError::Protocol(Error::NoCertificatesPresented | Error::InvalidCertificate(_))
+        )
+    }
+
     /// Returns the name of the failure as a label value.
     pub fn reason(&self) -> &'static str {
         self.refusal().name()
@@ -329,6 +339,24 @@ impl PeerIdentityError {
             PeerIdentityError::RevocationList(_) => HandshakeFailure::BadRevocationList,
             PeerIdentityError::Chain(_) => HandshakeFailure::BadChain,
         }
+    }
+
+    /// Checks the limits of a chain, before anything of it is parsed.
+    ///
+    /// # Errors
+    /// The chain has more than [`CHAIN_CERTIFICATES_MAX`] certificates or [`CHAIN_BYTES_MAX`] bytes.
+    pub fn check_size(
+        leaf: &CertificateDer<'_>,
+        above: &[CertificateDer<'_>],
+    ) -> Result<(), Error> {
+        let size = leaf.len() + above.iter().map(|c| c.len()).sum::<usize>();
+        if above.len() >= CHAIN_CERTIFICATES_MAX {
+            return Err(Self::ChainTooLong(above.len() + 1).error());
+        }
+        if size > CHAIN_BYTES_MAX {
+            return Err(Self::ChainTooLarge(size).error());
+        }
+        Ok(())
     }
 
     pub(super) fn error(self) -> Error {

@@ -47,7 +47,7 @@ pub use trust::{
     UnusableBundle,
 };
 pub use verified_chain::{PeerLeaf, PeerRole};
-pub use verify::{ClientVerifier, PeerVerifier, ServerVerifier};
+pub use verify::{ClientVerifier, PeerVerifier, ServerVerifier, subject_of};
 
 /// Timeout of a TLS handshake.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -24,9 +24,9 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::chain_cache::ChainKey;
 use super::handshake_failure::PeerIdentityError;
+use super::provider;
 use super::trust::{PeerTrustWatch, TrustAnchors, TrustView};
 use super::verified_chain::{PeerLeaf, PeerRole, VerifiedChain};
-use super::{CHAIN_BYTES_MAX, CHAIN_CERTIFICATES_MAX, provider};
 
 /// Peers that a handshake accepts.
 #[derive(Debug, Clone)]
@@ -64,6 +64,12 @@ pub(super) fn uris_and_end(der: &CertificateDer<'_>) -> Result<(Vec<String>, Sys
             SystemTime::UNIX_EPOCH + Duration::from_secs(f.life.1),
         )
     })
+}
+
+/// Returns the subject of a certificate as text; `None` if it cannot be read.
+pub fn subject_of(der: &CertificateDer<'_>) -> Option<String> {
+    let (_, certificate) = X509Certificate::from_der(der).ok()?;
+    Some(certificate.subject().to_string())
 }
 
 struct ChainFacts {
@@ -201,14 +207,8 @@ impl PeerVerifier {
         above: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<(Identity, Arc<PeerLeaf>), Error> {
-        let size = leaf.len() + above.iter().map(|c| c.len()).sum::<usize>();
-        // Both limits come before any parsing, because the peer is not known yet.
-        if above.len() >= CHAIN_CERTIFICATES_MAX {
-            return Err(PeerIdentityError::ChainTooLong(above.len() + 1).error());
-        }
-        if size > CHAIN_BYTES_MAX {
-            return Err(PeerIdentityError::ChainTooLarge(size).error());
-        }
+        // The limits come before any parsing, because the peer is not known yet.
+        PeerIdentityError::check_size(leaf, above)?;
         // webpki parses first, because it also checks the signatures.
         let parsed = EndEntityCert::try_from(leaf).map_err(of_webpki)?;
         let facts = facts(leaf)?;

@@ -2,10 +2,13 @@
 //! refer. One that nothing refers to has no effect.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::Deserialize;
 
 use super::Metadata;
+use super::secret::SecretProblem;
+use crate::certificate::CaCertificates;
 
 /// Entry with CA certificates in PEM. Canal reads no other one.
 pub const CA_BUNDLE: &str = "ca.crt";
@@ -17,4 +20,8 @@ pub struct ConfigMap {
     /// At most the entry [`CA_BUNDLE`].
     #[serde(default)]
     pub data: BTreeMap<String, String>,
+    /// The certificates in that entry, or why clients cannot be validated with them; `None` without
+    /// the entry.
+    #[serde(skip)]
+    pub ca: Option<Result<Arc<CaCertificates>, SecretProblem>>,
 }

@@ -405,6 +405,48 @@ pub struct UdpRule {
     pub backend_refs: Vec<BackendRef>,
 }
 
+/// An object of kind TLSRoute (`gateway.networking.k8s.io/v1`).
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct TlsRoute {
+    pub metadata: Metadata,
+    #[serde(default)]
+    pub spec: TlsRouteSpec,
+}
+
+/// The content of `spec:` in a TLSRoute.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TlsRouteSpec {
+    pub parent_refs: Vec<ParentRef>,
+    /// Server names of clients; an empty list means any.
+    pub hostnames: Vec<String>,
+    pub rules: Vec<RelayRule>,
+}
+
+/// An object of kind TCPRoute (`gateway.networking.k8s.io/v1`).
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct TcpRoute {
+    pub metadata: Metadata,
+    #[serde(default)]
+    pub spec: TcpRouteSpec,
+}
+
+/// The content of `spec:` in a TCPRoute.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TcpRouteSpec {
+    pub parent_refs: Vec<ParentRef>,
+    pub rules: Vec<RelayRule>,
+}
+
+/// A rule about connections that are relayed as they are: all go to the backends.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RelayRule {
+    pub name: Option<String>,
+    pub backend_refs: Vec<BackendRef>,
+}
+
 /// `gateway.networking.k8s.io/v1 ReferenceGrant`: objects of `from` may refer to objects of `to` in
 /// the grant's namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]

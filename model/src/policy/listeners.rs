@@ -7,6 +7,7 @@ use std::num::NonZeroU16;
 use serde::Deserialize;
 
 use super::Metadata;
+use super::frontend_tls::GatewayTls;
 use crate::ids::{Namespace, ObjectName};
 use crate::program::Labels;
 
@@ -61,6 +62,9 @@ pub struct GatewaySpec {
     pub infrastructure: GatewayInfrastructure,
     #[serde(default)]
     pub allowed_listeners: AllowedListeners,
+    /// TLS of the listeners of the Gateway and of its ListenerSets.
+    #[serde(default)]
+    pub tls: GatewayTls,
 }
 
 /// An address that a Gateway requests.

@@ -9,6 +9,7 @@ pub mod config_map;
 pub mod cors;
 pub mod endpoints;
 pub mod faults;
+pub mod frontend_tls;
 pub mod gateway_api;
 pub mod istio;
 pub mod istio_security;
@@ -18,6 +19,7 @@ pub mod load_balancing;
 mod metadata;
 pub mod mirrors;
 pub mod secret;
+pub mod trust_bundle;
 
 use std::fmt;
 use std::str::FromStr;
@@ -39,9 +41,12 @@ pub enum Object {
     ServiceAccount(kubernetes::ServiceAccountObject),
     Secret(secret::Secret),
     ConfigMap(config_map::ConfigMap),
+    ClusterTrustBundle(trust_bundle::ClusterTrustBundle),
     HttpRoute(gateway_api::HttpRoute),
     GrpcRoute(gateway_api::GrpcRoute),
     UdpRoute(gateway_api::UdpRoute),
+    TlsRoute(gateway_api::TlsRoute),
+    TcpRoute(gateway_api::TcpRoute),
     ReferenceGrant(gateway_api::ReferenceGrant),
     VirtualService(istio::VirtualService),
     DestinationRule(istio::DestinationRule),
@@ -71,6 +76,7 @@ pub enum ObjectKind {
     ServiceAccount,
     Secret,
     ConfigMap,
+    ClusterTrustBundle,
     Service,
     EndpointSlice,
     Endpoints,
@@ -81,6 +87,8 @@ pub enum ObjectKind {
     HttpRoute,
     GrpcRoute,
     UdpRoute,
+    TlsRoute,
+    TcpRoute,
     ReferenceGrant,
     VirtualService,
     DestinationRule,
@@ -96,7 +104,7 @@ pub enum ObjectKind {
 
 impl ObjectKind {
     /// All kinds of objects, in the order of listings.
-    pub const ALL: [ObjectKind; 28] = [
+    pub const ALL: [ObjectKind; 31] = [
         ObjectKind::Tenant,
         ObjectKind::GatewayReplica,
         ObjectKind::Node,
@@ -104,6 +112,7 @@ impl ObjectKind {
         ObjectKind::ServiceAccount,
         ObjectKind::Secret,
         ObjectKind::ConfigMap,
+        ObjectKind::ClusterTrustBundle,
         ObjectKind::Service,
         ObjectKind::EndpointSlice,
         ObjectKind::Endpoints,
@@ -114,6 +123,8 @@ impl ObjectKind {
         ObjectKind::HttpRoute,
         ObjectKind::GrpcRoute,
         ObjectKind::UdpRoute,
+        ObjectKind::TlsRoute,
+        ObjectKind::TcpRoute,
         ObjectKind::ReferenceGrant,
         ObjectKind::VirtualService,
         ObjectKind::DestinationRule,
@@ -137,6 +148,7 @@ impl ObjectKind {
             ObjectKind::ServiceAccount => "ServiceAccount",
             ObjectKind::Secret => "Secret",
             ObjectKind::ConfigMap => "ConfigMap",
+            ObjectKind::ClusterTrustBundle => "ClusterTrustBundle",
             ObjectKind::Service => "Service",
             ObjectKind::EndpointSlice => "EndpointSlice",
             ObjectKind::Endpoints => "Endpoints",
@@ -147,6 +159,8 @@ impl ObjectKind {
             ObjectKind::HttpRoute => "HTTPRoute",
             ObjectKind::GrpcRoute => "GRPCRoute",
             ObjectKind::UdpRoute => "UDPRoute",
+            ObjectKind::TlsRoute => "TLSRoute",
+            ObjectKind::TcpRoute => "TCPRoute",
             ObjectKind::ReferenceGrant => "ReferenceGrant",
             ObjectKind::VirtualService => "VirtualService",
             ObjectKind::DestinationRule => "DestinationRule",
@@ -179,6 +193,10 @@ impl ObjectKind {
             ObjectKind::Service | ObjectKind::Pod | ObjectKind::Node => &["v1"],
             ObjectKind::Endpoints | ObjectKind::Namespace => &["v1"],
             ObjectKind::ServiceAccount | ObjectKind::Secret | ObjectKind::ConfigMap => &["v1"],
+            ObjectKind::ClusterTrustBundle => &[
+                "certificates.k8s.io/v1beta1",
+                "certificates.k8s.io/v1alpha1",
+            ],
             ObjectKind::EndpointSlice => &["discovery.k8s.io/v1"],
             ObjectKind::GatewayClass | ObjectKind::Gateway | ObjectKind::HttpRoute => &[
                 "gateway.networking.k8s.io/v1",
@@ -191,6 +209,15 @@ impl ObjectKind {
             ],
             ObjectKind::ListenerSet => &["gateway.networking.k8s.io/v1"],
             ObjectKind::UdpRoute => &["gateway.networking.k8s.io/v1alpha2"],
+            ObjectKind::TlsRoute => &[
+                "gateway.networking.k8s.io/v1",
+                "gateway.networking.k8s.io/v1alpha3",
+                "gateway.networking.k8s.io/v1alpha2",
+            ],
+            ObjectKind::TcpRoute => &[
+                "gateway.networking.k8s.io/v1",
+                "gateway.networking.k8s.io/v1alpha2",
+            ],
             ObjectKind::ReferenceGrant => &[
                 "gateway.networking.k8s.io/v1",
                 "gateway.networking.k8s.io/v1beta1",
@@ -224,6 +251,7 @@ impl ObjectKind {
             "serviceaccount" | "serviceaccounts" | "sa" => ObjectKind::ServiceAccount,
             "secret" | "secrets" => ObjectKind::Secret,
             "configmap" | "configmaps" | "cm" => ObjectKind::ConfigMap,
+            "clustertrustbundle" | "clustertrustbundles" => ObjectKind::ClusterTrustBundle,
             "service" | "services" | "svc" => ObjectKind::Service,
             "endpointslice" | "endpointslices" => ObjectKind::EndpointSlice,
             "endpoints" | "ep" => ObjectKind::Endpoints,
@@ -234,6 +262,8 @@ impl ObjectKind {
             "httproute" | "httproutes" => ObjectKind::HttpRoute,
             "grpcroute" | "grpcroutes" => ObjectKind::GrpcRoute,
             "udproute" | "udproutes" => ObjectKind::UdpRoute,
+            "tlsroute" | "tlsroutes" => ObjectKind::TlsRoute,
+            "tcproute" | "tcproutes" => ObjectKind::TcpRoute,
             "referencegrant" | "referencegrants" | "refgrant" => ObjectKind::ReferenceGrant,
             "virtualservice" | "virtualservices" | "vs" => ObjectKind::VirtualService,
             "destinationrule" | "destinationrules" | "dr" => ObjectKind::DestinationRule,
@@ -306,9 +336,12 @@ impl Object {
             Object::ServiceAccount(_) => ObjectKind::ServiceAccount,
             Object::Secret(_) => ObjectKind::Secret,
             Object::ConfigMap(_) => ObjectKind::ConfigMap,
+            Object::ClusterTrustBundle(_) => ObjectKind::ClusterTrustBundle,
             Object::HttpRoute(_) => ObjectKind::HttpRoute,
             Object::GrpcRoute(_) => ObjectKind::GrpcRoute,
             Object::UdpRoute(_) => ObjectKind::UdpRoute,
+            Object::TlsRoute(_) => ObjectKind::TlsRoute,
+            Object::TcpRoute(_) => ObjectKind::TcpRoute,
             Object::ReferenceGrant(_) => ObjectKind::ReferenceGrant,
             Object::VirtualService(_) => ObjectKind::VirtualService,
             Object::DestinationRule(_) => ObjectKind::DestinationRule,
@@ -340,9 +373,12 @@ impl Object {
             Object::ServiceAccount(o) => &o.metadata,
             Object::Secret(o) => &o.metadata,
             Object::ConfigMap(o) => &o.metadata,
+            Object::ClusterTrustBundle(o) => &o.metadata,
             Object::HttpRoute(o) => &o.metadata,
             Object::GrpcRoute(o) => &o.metadata,
             Object::UdpRoute(o) => &o.metadata,
+            Object::TlsRoute(o) => &o.metadata,
+            Object::TcpRoute(o) => &o.metadata,
             Object::ReferenceGrant(o) => &o.metadata,
             Object::VirtualService(o) => &o.metadata,
             Object::DestinationRule(o) => &o.metadata,

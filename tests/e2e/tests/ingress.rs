@@ -1,6 +1,7 @@
 //! Clients outside the tenants reach services through Gateways: each at an address of its own on
 //! the clients' network, over whichever replica is up.
 
+use std::path::Path;
 use std::time::Duration;
 
 use canal_e2e::credential::{Leaf, PemCredential, TestAuthority};
@@ -186,6 +187,7 @@ fn a_gateway_serves_https(mesh: &Mesh) {
         shown.stdout
     );
     a_changed_certificate_fails_no_request(mesh, &roots, &authority);
+    a_listener_validates_clients(mesh, &roots, dir.path());
     mesh.canal(&[
         "delete", "--tenant", "alpha", "Gateway", "secure", "-n", "default",
     ])
@@ -278,6 +280,60 @@ fn a_changed_certificate_fails_no_request(mesh: &Mesh, roots: &str, authority: &
         assert!(report.sum("requests") > 0);
         report.assert_none_lost("requests during changes of a certificate");
     }
+}
+
+/// Returns a ConfigMap with an authority of clients, and alpha's Gateway for HTTPS that validates
+/// clients with it.
+fn validating_gateway(authority: &TestAuthority) -> String {
+    let pem = authority.pem();
+    let pem = pem.trim_end().replace('\n', "\n    ");
+    let validation = "tls: {frontend: {default: {validation: {caCertificateRefs: [{group: '', kind: ConfigMap, name: clients}]}}}}";
+    let gateway = secure_gateway().replacen(
+        "gatewayClassName: canal,",
+        &format!("gatewayClassName: canal, {validation},"),
+        1,
+    );
+    format!(
+        "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: clients, namespace: default}}\ndata:\n  ca.crt: |\n    {pem}\n{gateway}"
+    )
+}
+
+/// Only clients with a certificate of the authority that the Gateway names reach alpha; a change of
+/// the authority holds for new connections.
+fn a_listener_validates_clients(mesh: &Mesh, roots: &str, dir: &Path) {
+    let (own, other) = (TestAuthority::root("own"), TestAuthority::root("other"));
+    let client = |name: &str, authority: &TestAuthority| {
+        let issued = authority.issue(&Leaf::named("client"));
+        let [chain, key] = ["crt", "key"].map(|end| dir.join(format!("{name}.{end}")));
+        std::fs::write(&chain, issued.chain).expect("a file in a temporary directory");
+        std::fs::write(&key, issued.key).expect("a file in a temporary directory");
+        [chain, key].map(|path| path.display().to_string())
+    };
+    let (of_own, of_other) = (client("own", &own), client("other", &other));
+    let code = |[chain, key]: &[String; 2]| {
+        let more = ["--cert", chain, "--key", key];
+        https_code(mesh, roots, "shop.example.com", &more)
+    };
+    for (authority, accepted, refused) in [(&own, &of_own, &of_other), (&other, &of_other, &of_own)]
+    {
+        mesh.apply("alpha", &validating_gateway(authority));
+        // Both replicas have the change once several connections in a row show it.
+        until(
+            deadline(SOON),
+            "the authority's clients alone are served",
+            || {
+                (0..10).all(|_| {
+                    code(accepted) == 200
+                        && code(refused) == 0
+                        && https_code(mesh, roots, "shop.example.com", &[]) == 0
+                })
+            },
+        );
+    }
+    let label = "reason=\"client_certificate\"";
+    let counter = "canal_gateway_refused_connections_total";
+    assert!(mesh.counted_at("gateway", counter, &[label]) > 0);
+    mesh.apply("alpha", &secure_gateway());
 }
 
 /// Kills one replica after the other; the other one serves both Gateways meanwhile.

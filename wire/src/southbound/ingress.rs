@@ -1,14 +1,20 @@
 //! Converts Gateways for clients outside the mesh between `canal_model::program` and their wire
 //! form, with validation.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use canal_model::certificate::CaCertificates;
+use canal_model::client_validation::{ClientValidation, ClientValidationMode};
 use canal_model::ids::{SecretKey, ServiceId};
 use canal_model::ingress::is_gateway_service;
 use canal_model::limits::{
-    CERTIFICATES_PER_LISTENER_MAX, LISTENERS_PER_GATEWAY_MAX, TRUSTED_PROXIES_MAX,
+    CERTIFICATES_PER_LISTENER_MAX, CLIENT_CA_BYTES_MAX, CLIENT_CA_CERTIFICATES_MAX,
+    LISTENERS_PER_GATEWAY_MAX, TRUSTED_PROXIES_MAX,
 };
-use canal_model::program::{IngressGateway, IngressListener, RouteObject, VirtualHost};
+use canal_model::program::{
+    IngressGateway, IngressListener, RelayProtocol, RouteObject, VirtualHost,
+};
 
 use super::ResourceDecodeError;
 use super::decode::{self, DecodeContext};
@@ -17,22 +23,82 @@ use crate::program as w;
 
 impl From<&IngressGateway> for w::IngressGateway {
     fn from(gateway: &IngressGateway) -> Self {
+        let validated = ports_of(&gateway.client_validations);
         let listener = |it: &IngressListener| w::IngressListener {
             name: it.name.clone(),
             port: it.port.into(),
             host: it.host.as_ref().map(encode::host),
             open: it.is_open,
             virtual_hosts: it.virtual_hosts.iter().map(virtual_host).collect(),
-            tls: it.certificates.as_ref().map(|secrets| w::ListenerTls {
-                certificates: secrets.iter().map(secret_ref).collect(),
-            }),
+            relay: it.relay.map(|relay| encode_relay(relay).into()),
+            tls: it
+                .certificates
+                .as_ref()
+                .map(|secrets| tls(secrets, validated.contains(&it.port))),
+        };
+        let of_kind = |is_relaying: bool| {
+            let listeners = gateway.listeners.iter();
+            let of_kind = listeners.filter(|it| it.relay.is_some() == is_relaying);
+            of_kind.map(listener).collect()
         };
         Self {
             key: encode::key(&gateway.key),
             id: gateway.id.get(),
-            listeners: gateway.listeners.iter().map(listener).collect(),
+            listeners: of_kind(false),
+            relaying_listeners: of_kind(true),
+            client_validations: gateway.client_validations.iter().map(validation).collect(),
             trusted_proxies: gateway.trusted_proxies.into(),
         }
+    }
+}
+
+fn encode_relay(relay: RelayProtocol) -> w::RelayProtocol {
+    match relay {
+        RelayProtocol::TlsPassthrough => w::RelayProtocol::TlsPassthrough,
+        RelayProtocol::Tcp => w::RelayProtocol::Tcp,
+    }
+}
+
+fn decode_relay(at: &DecodeContext<'_>, relay: i32) -> Result<RelayProtocol, ResourceDecodeError> {
+    match w::RelayProtocol::try_from(relay) {
+        Ok(w::RelayProtocol::TlsPassthrough) => Ok(RelayProtocol::TlsPassthrough),
+        Ok(w::RelayProtocol::Tcp) => Ok(RelayProtocol::Tcp),
+        Err(_) => at.err("listeners.relay", format!("{relay} is unknown")),
+    }
+}
+
+fn ports_of(validations: &[ClientValidation]) -> BTreeSet<u16> {
+    validations
+        .iter()
+        .flat_map(|it| &it.ports)
+        .copied()
+        .collect()
+}
+
+fn tls(secrets: &[SecretKey], is_validating: bool) -> w::ListenerTls {
+    let certificates = secrets.iter().map(secret_ref).collect();
+    let (certificates, validating_certificates) = if is_validating {
+        (Vec::new(), certificates)
+    } else {
+        (certificates, Vec::new())
+    };
+    w::ListenerTls {
+        certificates,
+        validating_certificates,
+    }
+}
+
+fn validation(it: &ClientValidation) -> w::ClientValidation {
+    let mode = match it.mode {
+        ClientValidationMode::AllowValidOnly => w::ClientValidationMode::AllowValidOnly,
+        ClientValidationMode::AllowInsecureFallback => {
+            w::ClientValidationMode::AllowInsecureFallback
+        }
+    };
+    w::ClientValidation {
+        ports: it.ports.iter().map(|port| u32::from(*port)).collect(),
+        mode: mode.into(),
+        authorities: it.authorities.pem.clone(),
     }
 }
 
@@ -61,7 +127,17 @@ pub(super) fn decode(
     gateway: w::IngressGateway,
 ) -> Result<IngressGateway, ResourceDecodeError> {
     let at = DecodeContext(name);
-    let count = gateway.listeners.len();
+    let relaying = gateway.relaying_listeners;
+    if gateway.listeners.iter().any(|it| it.relay.is_some())
+        || relaying
+            .iter()
+            .any(|it| it.relay.is_none() || it.tls.is_some())
+    {
+        return at.err("listeners.relay", "is on a listener of another kind");
+    }
+    let mut listeners = gateway.listeners;
+    listeners.extend(relaying);
+    let count = listeners.len();
     if count > LISTENERS_PER_GATEWAY_MAX {
         return at.err(
             "listeners",
@@ -73,25 +149,38 @@ pub(super) fn decode(
     if !is_gateway_service(&key) {
         return at.err("key", format!("{key} does not stand for a Gateway"));
     }
-    let mut tls_ports: BTreeMap<u32, bool> = BTreeMap::new();
-    for listener in &gateway.listeners {
-        let is_tls = listener.tls.is_some();
+    let mut ports: BTreeMap<u32, (bool, Option<i32>)> = BTreeMap::new();
+    for listener in &listeners {
+        let kind = (listener.tls.is_some(), listener.relay);
         // Plaintext on a port for HTTPS would bypass the handshake.
-        if *tls_ports.entry(listener.port).or_insert(is_tls) != is_tls {
+        if *ports.entry(listener.port).or_insert(kind) != kind {
             return at.err(
                 "listeners.tls",
-                format!("port {} has listeners with and without it", listener.port),
+                format!(
+                    "port {} has listeners with and without it, or some that relay",
+                    listener.port
+                ),
             );
         }
     }
-    let listeners = gateway.listeners.into_iter().map(|it| {
+    let client_validations = decode_validations(&at, gateway.client_validations)?;
+    let validated = ports_of(&client_validations);
+    let listeners = listeners.into_iter().map(|it| {
         let virtual_hosts = it.virtual_hosts.into_iter();
         Ok(IngressListener {
             name: it.name,
             port: at.port("listeners.port", it.port)?,
             host: it.host.map(|host| decode::host(&at, host)).transpose()?,
             is_open: it.open,
-            certificates: it.tls.map(|tls| secrets(&at, &tls)).transpose()?,
+            relay: it.relay.map(|relay| decode_relay(&at, relay)).transpose()?,
+            certificates: it
+                .tls
+                .map(|tls| {
+                    let is_validating =
+                        u16::try_from(it.port).is_ok_and(|p| validated.contains(&p));
+                    secrets(&at, &tls, is_validating)
+                })
+                .transpose()?,
             virtual_hosts: virtual_hosts
                 .map(|host| decode_host(&at, host))
                 .collect::<Result<_, _>>()?,
@@ -108,17 +197,73 @@ pub(super) fn decode(
         trusted_proxies,
         id: ServiceId::new(gateway.id).or_else(|e| at.err("id", e))?,
         listeners: listeners.collect::<Result<_, ResourceDecodeError>>()?,
+        client_validations,
         key,
     })
+}
+
+fn decode_validations(
+    at: &DecodeContext<'_>,
+    written: Vec<w::ClientValidation>,
+) -> Result<Vec<ClientValidation>, ResourceDecodeError> {
+    let mut taken: BTreeSet<u16> = BTreeSet::new();
+    let mut validations = Vec::new();
+    for it in written {
+        let mode = match w::ClientValidationMode::try_from(it.mode) {
+            Ok(w::ClientValidationMode::AllowValidOnly) => ClientValidationMode::AllowValidOnly,
+            Ok(w::ClientValidationMode::AllowInsecureFallback) => {
+                ClientValidationMode::AllowInsecureFallback
+            }
+            Err(_) => return at.err("client_validations.mode", format!("{} is unknown", it.mode)),
+        };
+        let mut ports = BTreeSet::new();
+        for port in it.ports {
+            let port = at.port("client_validations.ports", port)?;
+            // Of two validations, a gateway would take either.
+            if !taken.insert(port) {
+                return at.err("client_validations.ports", format!("has {port} twice"));
+            }
+            ports.insert(port);
+        }
+        let field = "client_validations.authorities";
+        at.at_most(field, it.authorities.len(), CLIENT_CA_BYTES_MAX)?;
+        let count = it
+            .authorities
+            .matches("-----BEGIN CERTIFICATE-----")
+            .count();
+        at.at_most(field, count, CLIENT_CA_CERTIFICATES_MAX)?;
+        if count == 0 {
+            return at.err(field, "contains no certificate in PEM");
+        }
+        validations.push(ClientValidation {
+            ports,
+            mode,
+            authorities: Arc::new(CaCertificates {
+                pem: it.authorities,
+                count,
+            }),
+        });
+    }
+    Ok(validations)
 }
 
 fn secrets(
     at: &DecodeContext<'_>,
     tls: &w::ListenerTls,
+    is_validating: bool,
 ) -> Result<Vec<SecretKey>, ResourceDecodeError> {
-    let (field, count) = ("listeners.tls.certificates", tls.certificates.len());
-    at.at_most(field, count, CERTIFICATES_PER_LISTENER_MAX)?;
-    let secrets = tls.certificates.iter();
+    let (own, other) = if is_validating {
+        (&tls.validating_certificates, &tls.certificates)
+    } else {
+        (&tls.certificates, &tls.validating_certificates)
+    };
+    let field = "listeners.tls.certificates";
+    // The two sides disagree about what validates clients.
+    if !other.is_empty() {
+        return at.err(field, "do not agree with client_validations");
+    }
+    at.at_most(field, own.len(), CERTIFICATES_PER_LISTENER_MAX)?;
+    let secrets = own.iter();
     secrets
         .map(|secret| decode_secret(at, field, secret))
         .collect()
@@ -172,6 +317,7 @@ pub(super) fn sample() -> IngressGateway {
         host,
         is_open: name != "closed",
         certificates: None,
+        relay: None,
         virtual_hosts,
     };
     let any = VirtualHost {
@@ -195,7 +341,30 @@ pub(super) fn sample() -> IngressGateway {
                 certificates: Some(vec![("infra".parse().unwrap(), "cert".parse().unwrap())]),
                 ..listener("https", None, Vec::new())
             },
+            IngressListener {
+                port: 8443,
+                certificates: Some(vec![("infra".parse().unwrap(), "cert".parse().unwrap())]),
+                ..listener("mutual", None, Vec::new())
+            },
+            IngressListener {
+                port: 6443,
+                relay: Some(RelayProtocol::TlsPassthrough),
+                ..listener("tls", None, Vec::new())
+            },
+            IngressListener {
+                port: 5432,
+                relay: Some(RelayProtocol::Tcp),
+                ..listener("tcp", None, Vec::new())
+            },
         ],
+        client_validations: vec![ClientValidation {
+            ports: [8443, 9443].into(),
+            mode: ClientValidationMode::AllowInsecureFallback,
+            authorities: Arc::new(CaCertificates {
+                pem: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_owned(),
+                count: 1,
+            }),
+        }],
     }
 }
 
@@ -241,6 +410,52 @@ mod tests {
             tls.certificates = vec![tls.certificates[0].clone(); CERTIFICATES_PER_LISTENER_MAX + 1];
         });
         assert!(certificates.contains("tls.certificates"), "{certificates}");
+        for (change, expected) in [
+            (
+                (&|it: &mut w::IngressGateway| it.relaying_listeners[0].relay = Some(7))
+                    as &dyn Fn(&mut w::IngressGateway),
+                "7 is unknown",
+            ),
+            (
+                &|it| it.relaying_listeners[0].relay = None,
+                "of another kind",
+            ),
+            (&|it| it.listeners[0].relay = Some(0), "of another kind"),
+            (
+                &|it| it.relaying_listeners[0].port = 5432,
+                "some that relay",
+            ),
+            (
+                (&|it: &mut w::IngressGateway| it.client_validations[0].mode = 7)
+                    as &dyn Fn(&mut w::IngressGateway),
+                "client_validations.mode",
+            ),
+            (
+                &|it| it.client_validations[0].ports.push(8443),
+                "has 8443 twice",
+            ),
+            (
+                &|it| it.client_validations[0].authorities.clear(),
+                "no certificate in PEM",
+            ),
+            (
+                &|it| {
+                    let pem = it.client_validations[0].authorities.clone();
+                    it.client_validations[0].authorities =
+                        pem.repeat(CLIENT_CA_CERTIFICATES_MAX + 1);
+                },
+                "client_validations.authorities",
+            ),
+            // Without its validation, or with one that was not meant for it, a listener is refused.
+            (&|it| it.client_validations.clear(), "do not agree"),
+            (
+                &|it| it.client_validations[0].ports.push(443),
+                "do not agree",
+            ),
+        ] {
+            let text = refused(change);
+            assert!(text.contains(expected), "{text}");
+        }
         let port = refused(&|it| it.listeners[0].port = 0);
         assert!(port.contains("listeners.port"), "{port}");
         let host = refused(&|it| {

@@ -7,10 +7,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use canal_identity::{CertificateSelector, ListenerKeyPair, TerminationTerms, Terminator};
+use canal_identity::{
+    CertificateSelector, ListenerClientVerifier, ListenerKeyPair, TerminationTerms, Terminator,
+};
 use canal_model::certificate::ServingCertificate;
+use canal_model::client_validation::ClientValidation;
 use canal_model::ids::{SecretKey, ServiceKey, TenantName};
-use canal_model::program::{IngressListener, ListenerCertificate, ResourceKind, ServicePort};
+use canal_model::program::{
+    IngressListener, ListenerCertificate, RelayProtocol, ResourceKind, ServicePort,
+};
 use canal_model::trust::ClientCertificates;
 use canal_router::HostTable;
 
@@ -35,9 +40,10 @@ struct NamedKeyPair {
     pair: Option<Arc<ListenerKeyPair>>,
 }
 
-/// TLS of a listener, with the certificates from which it was built.
+/// TLS of a listener, with the certificates and the validation of clients from which it was built.
 struct BuiltListener {
     pairs: Vec<Arc<ListenerKeyPair>>,
+    validation: Option<ClientValidation>,
     terminator: Arc<Terminator>,
 }
 
@@ -111,12 +117,22 @@ impl SnapshotBuilder {
         let listeners = gateway.listeners.iter();
         let of_port = listeners.filter(|it| it.port == port.port);
         // The listeners of a port are all of one protocol.
+        if of_port
+            .clone()
+            .any(|it| it.relay == Some(RelayProtocol::TlsPassthrough))
+        {
+            return Some(Arc::new(PortTermination::Passthrough));
+        }
         if of_port.clone().all(|it| it.certificates.is_none()) {
             return None;
         }
         let mut hosts = HostTable::new();
         for listener in in_order_of_precedence(of_port) {
-            let terminator = self.listener_terminator(key, listener);
+            let validations = &gateway.client_validations;
+            let validation = validations
+                .iter()
+                .find(|it| it.ports.contains(&listener.port));
+            let terminator = self.listener_terminator(key, listener, validation);
             hosts.insert(&host_text(listener.host.as_ref()), terminator);
         }
         let trust = self.keyring.as_ref()?.trust().view(&key.tenant);
@@ -137,12 +153,13 @@ impl SnapshotBuilder {
         built.retain(|(of, name), _| of != key || is_listed(name));
     }
 
-    /// Returns the TLS of a listener; `None` if it is closed, or if none of its certificates has
-    /// arrived.
+    /// Returns the TLS of a listener; `None` if it is closed, if none of its certificates has
+    /// arrived, or if its clients cannot be validated.
     fn listener_terminator(
         &mut self,
         key: &ServiceKey,
         listener: &IngressListener,
+        validation: Option<&ClientValidation>,
     ) -> Option<Arc<Terminator>> {
         let named = listener.certificates.iter().flatten();
         let of_gateway = named.filter_map(|secret| self.listener_certificates.pair(key, secret));
@@ -154,12 +171,21 @@ impl SnapshotBuilder {
             return None;
         }
         let is_same = |old: &&BuiltListener| {
-            old.pairs.len() == pairs.len()
+            old.validation.as_ref() == validation
+                && old.pairs.len() == pairs.len()
                 && old.pairs.iter().zip(&pairs).all(|(a, b)| Arc::ptr_eq(a, b))
         };
         if let Some(same) = built.get(&at).filter(is_same) {
             return Some(same.terminator.clone());
         }
+        let clients = match validation.map(ListenerClientVerifier::new).transpose() {
+            Ok(clients) => clients.map(Arc::new),
+            Err(error) => {
+                tracing::error!(gateway = %key, listener = %listener.name, %error, "gateway: the clients of a listener cannot be validated, it refuses all of them");
+                built.remove(&at);
+                return None;
+            }
+        };
         let terms = TerminationTerms {
             tenant: key.tenant.clone(),
             trust_domain: self.tenants.get(&key.tenant)?.trust_domain.clone()?,
@@ -169,9 +195,15 @@ impl SnapshotBuilder {
         };
         let trust = self.keyring.as_ref()?.trust().view(&key.tenant);
         let certificates = CertificateSelector::new(pairs.clone());
-        let terminator = Arc::new(Terminator::with_certificates(terms, certificates, trust));
+        let terminator = Arc::new(Terminator::with_certificates(
+            terms,
+            certificates,
+            clients,
+            trust,
+        ));
         let listener = BuiltListener {
             pairs,
+            validation: validation.cloned(),
             terminator: terminator.clone(),
         };
         built.insert(at, listener);

@@ -596,6 +596,7 @@ fn gateway(hosts: &[(&str, bool)]) -> Arc<Resource> {
         port: 80,
         host: Some(HostMatch::Exact((*host).to_owned())),
         is_open: *is_open,
+        relay: None,
         certificates: None,
         virtual_hosts: vec![VirtualHost {
             host: None,
@@ -611,6 +612,7 @@ fn gateway(hosts: &[(&str, bool)]) -> Arc<Resource> {
         trusted_proxies: 0,
         key: key("web.gateway"),
         id: ServiceId::new(40).unwrap(),
+        client_validations: Vec::new(),
         listeners: hosts.iter().map(listener).collect(),
     }))
 }

@@ -9,14 +9,16 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use canal_gateway_config::{ListenerTermination, PortTermination, TerminationView};
+use canal_gateway_io::buffer::Inbox;
 use canal_gateway_io::clock::TimeoutKind;
 use canal_gateway_io::io::{Io, TlsIo};
-use canal_identity::accept_by_server_name;
+use canal_identity::{ClientCertificate, ListenerClient, accept_by_server_name};
 use canal_model::identity::VerifiedPeer;
 use canal_model::program::AppProtocol;
-use canal_tls::PeerTrustWatch;
+use canal_tls::{PeerTrustWatch, TlsError};
 use tokio::net::TcpStream;
 
+use super::passthrough;
 use crate::permit::ConnectionPermit;
 use crate::worker::Worker;
 
@@ -30,6 +32,10 @@ pub(super) struct ClientTransport {
     pub(super) tls: bool,
     pub(super) server_name: Option<String>,
     pub(super) peer: Option<(VerifiedPeer, PeerTrustWatch)>,
+    /// The valid certificate of a client that a listener validated.
+    pub(super) certificate: Option<ClientCertificate>,
+    /// Bytes that were read and belong to the connection.
+    pub(super) inbox: Option<Inbox>,
 }
 
 impl ClientTransport {
@@ -39,6 +45,8 @@ impl ClientTransport {
             tls: false,
             server_name: None,
             peer: None,
+            certificate: None,
+            inbox: None,
         }
     }
 }
@@ -95,7 +103,26 @@ pub(super) async fn terminate(
         PortTermination::Gateway(listeners) => {
             terminate_listener_tls(worker, stream, listeners, permit).await
         }
+        PortTermination::Passthrough => {
+            if let Some(why) = refuse_without_tls(worker, &stream).await {
+                return Err(why);
+            }
+            passthrough::read_server_name(worker, stream, permit).await
+        }
     }
+}
+
+/// Returns why a connection to a port for TLS is refused, if its first byte is not one of TLS. Such a
+/// connection is reset.
+async fn refuse_without_tls(worker: &Worker, stream: &TcpStream) -> Option<&'static str> {
+    let why = match listen(worker, stream, worker.shared.config.times.head).await {
+        FirstByte::Tls => return None,
+        FirstByte::Gone => "gone",
+        FirstByte::Plain => "plaintext_refused",
+        FirstByte::Silent => "tls_timeout",
+    };
+    canal_net::sys::reset_on_close(stream);
+    Some(why)
 }
 
 /// Accepts a connection to a Gateway's port for HTTPS: the server name selects the listener.
@@ -105,14 +132,7 @@ async fn terminate_listener_tls(
     listeners: &ListenerTermination,
     permit: &ConnectionPermit,
 ) -> Result<ClientTransport, &'static str> {
-    let refusal = match listen(worker, &stream, worker.shared.config.times.head).await {
-        FirstByte::Tls => None,
-        FirstByte::Gone => Some("gone"),
-        FirstByte::Plain => Some("plaintext_refused"),
-        FirstByte::Silent => Some("tls_timeout"),
-    };
-    if let Some(why) = refusal {
-        canal_net::sys::reset_on_close(&stream);
+    if let Some(why) = refuse_without_tls(worker, &stream).await {
         return Err(why);
     }
     let handshake = permit.begin_handshake()?;
@@ -124,16 +144,39 @@ async fn terminate_listener_tls(
     );
     let terminated = handshake.run(accepting).await?.map_err(|e| {
         tracing::debug!(error = %e, "gateway: a TLS handshake with a client of a listener failed, the connection is closed");
-        super::tls_reason(&e)
+        listener_tls_reason(&e)
     })?;
     drop(handshake);
     permit.end_handshake(false);
+    let certificate = match terminated.listener_client {
+        Some(ListenerClient::Valid(certificate)) => Some(certificate),
+        Some(ListenerClient::Unvalidated(why)) => {
+            tracing::debug!(
+                reason = why.name(),
+                "gateway: a client of a listener has no valid certificate and is accepted (AllowInsecureFallback)"
+            );
+            worker.counts.insecure_clients.inc();
+            None
+        }
+        None => None,
+    };
     Ok(ClientTransport {
         io: Io::Tls(Box::new(TlsIo::new(terminated.stream))),
         tls: true,
         server_name: terminated.server_name,
         peer: None,
+        certificate,
+        inbox: None,
     })
+}
+
+/// Returns the reason why a handshake with a client of a listener failed.
+fn listener_tls_reason(error: &TlsError) -> &'static str {
+    if error.is_of_peer_certificate() {
+        "client_certificate"
+    } else {
+        super::tls_reason(error)
+    }
 }
 
 /// Accepts a client's connection to a service, with TLS or in plaintext.
@@ -185,6 +228,8 @@ async fn terminate_tls(
         tls: true,
         server_name: terminated.server_name,
         peer: terminated.peer,
+        certificate: None,
+        inbox: None,
     })
 }
 

@@ -5,23 +5,25 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use canal_gateway_engine::{GatewayLimits, PlainListener};
+use canal_gateway_engine::{ForwardedHeaders, GatewayLimits, PlainListener};
 use canal_identity::ClientIdentityFactory;
-use canal_model::certificate::{PrivateKeyPem, ServingCertificate};
+use canal_model::certificate::{CaCertificates, PrivateKeyPem, ServingCertificate};
+use canal_model::client_validation::{ClientValidation, ClientValidationMode};
 use canal_model::ids::{SecretKey, ServiceId};
 use canal_model::program::*;
 use canal_runtime::metrics::Registry;
 use canal_testing::TestCa;
 use canal_tls::TrustStore;
-use rcgen::{CertificateParams, KeyPair};
-use rustls::pki_types::CertificateDer;
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, SanType};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::client::HttpClient;
+use crate::client::{ClientResponse, HttpClient};
 use crate::fixture::{
     EngineSetup, GatewayFixture, LOCALHOST, TENANT, key, prefix, route, to, until,
 };
@@ -72,6 +74,7 @@ fn gateway(listeners: &[(&str, Option<HostMatch>, Option<&str>)]) -> Vec<Resourc
             port: PORT,
             host: host.clone(),
             is_open: certificate.is_some(),
+            relay: None,
             certificates: Some(certificate.iter().map(|name| secret(name)).collect()),
             virtual_hosts: vec![VirtualHost {
                 host: None,
@@ -89,6 +92,7 @@ fn gateway(listeners: &[(&str, Option<HostMatch>, Option<&str>)]) -> Vec<Resourc
             trusted_proxies: 0,
             key: key(TENANT, GATEWAY),
             id: ServiceId::new(40).unwrap(),
+            client_validations: Vec::new(),
             listeners: listeners.iter().map(listener).collect(),
         }),
         route(GATEWAY, "shop", 0, prefix("/"), split),
@@ -111,10 +115,25 @@ struct HttpsFixture {
 
 impl HttpsFixture {
     fn new(origin: &OriginServer) -> Self {
-        Self::with_limits(origin, GatewayLimits::default())
+        Self::with_setup(origin, EngineSetup::default())
     }
 
     fn with_limits(origin: &OriginServer, limits: GatewayLimits) -> Self {
+        let setup = EngineSetup::default();
+        Self::with_setup(origin, EngineSetup { limits, ..setup })
+    }
+
+    /// Starts an engine that names clients in `x-forwarded-client-cert`.
+    fn with_client_cert(origin: &OriginServer) -> Self {
+        let forwarded = ForwardedHeaders {
+            client_cert: true,
+            keeps_proto: false,
+        };
+        let setup = EngineSetup::default();
+        Self::with_setup(origin, EngineSetup { forwarded, ..setup })
+    }
+
+    fn with_setup(origin: &OriginServer, setup: EngineSetup) -> Self {
         let ca = TestCa::new("alpha");
         let trust = TrustStore::new(&Registry::new());
         let keyring = ClientIdentityFactory::of(Arc::new(move |id| ca.credential(id)), None, trust);
@@ -126,8 +145,7 @@ impl HttpsFixture {
         let setup = EngineSetup {
             keyring: Some(keyring),
             plain: vec![public],
-            limits,
-            ..EngineSetup::default()
+            ..setup
         };
         let fixture = GatewayFixture::new(setup, &[origin.address]);
         let address = fixture.engine.plain_addresses()[1];
@@ -141,6 +159,22 @@ impl HttpsFixture {
         alpn: &[&str],
     ) -> std::io::Result<TlsStream<TcpStream>> {
         connect_to(self.address, trusted, name, alpn).await
+    }
+
+    /// Returns the answer to a request of a client, which presents its certificate if it has one.
+    async fn answer_to(
+        &self,
+        trusted: &OwnCertificate,
+        client: Option<&ClientCredential>,
+        request: &str,
+    ) -> Option<ClientResponse> {
+        let stream = connect_as(self.address, &[trusted], client, "www.example.com", &[]).await;
+        let mut client = HttpClient {
+            stream: stream.ok()?,
+            buffer: Vec::new(),
+        };
+        client.send(request.as_bytes()).await;
+        client.answer().await
     }
 
     /// Returns the status of a request with this host, on a connection with this server name.
@@ -162,6 +196,16 @@ async fn connect_to(
     name: &'static str,
     alpn: &[&str],
 ) -> std::io::Result<TlsStream<TcpStream>> {
+    connect_as(address, trusted, None, name, alpn).await
+}
+
+async fn connect_as(
+    address: SocketAddr,
+    trusted: &[&OwnCertificate],
+    client: Option<&ClientCredential>,
+    name: &'static str,
+    alpn: &[&str],
+) -> std::io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
     for certificate in trusted {
         roots.add(certificate.der.clone()).unwrap();
@@ -169,7 +213,15 @@ async fn connect_to(
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(provider);
     let builder = builder.with_safe_default_protocol_versions().unwrap();
-    let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+    let builder = builder.with_root_certificates(roots);
+    let mut config = match client {
+        None => builder.with_no_client_auth(),
+        Some(client) => {
+            let key = PrivateKeyDer::from_pem_slice(client.key.as_bytes()).unwrap();
+            let chain = vec![client.certificate.clone()];
+            builder.with_client_auth_cert(chain, key).unwrap()
+        }
+    };
     config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
     // A client without a name sends none.
     config.enable_sni = !name.is_empty();
@@ -379,4 +431,131 @@ async fn handshakes_of_a_listener_count_on_its_tenant() {
         "a client that completes its handshake is served"
     );
     drop(silent);
+}
+
+/// An authority of the listener's clients.
+struct ClientAuthority {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+/// A certificate of a client with its key.
+struct ClientCredential {
+    certificate: CertificateDer<'static>,
+    key: String,
+}
+
+impl ClientAuthority {
+    fn new(name: &str) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let pem = params.self_signed(&key).unwrap().pem();
+        let issuer = Issuer::new(params, key);
+        Self { pem, issuer }
+    }
+
+    /// Issues a certificate that also has a SPIFFE ID of the tenant.
+    fn issue(&self, name: &str) -> ClientCredential {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        let id = "spiffe://alpha.example/ns/default/sa/client";
+        params.subject_alt_names = vec![SanType::URI(id.try_into().unwrap())];
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        ClientCredential {
+            certificate: certificate.der().clone(),
+            key: key.serialize_pem(),
+        }
+    }
+}
+
+/// Returns the Gateway of one listener that validates clients.
+fn validating_gateway(mode: ClientValidationMode, authority: &ClientAuthority) -> Vec<Resource> {
+    let mut all = gateway(&[("www", exact("www.example.com"), Some("www"))]);
+    for resource in &mut all {
+        if let Resource::Ingress(gateway) = resource {
+            gateway.client_validations = vec![ClientValidation {
+                ports: [PORT].into(),
+                mode,
+                authorities: Arc::new(CaCertificates {
+                    pem: authority.pem.clone(),
+                    count: 1,
+                }),
+            }];
+        }
+    }
+    all
+}
+
+const REQUEST: &str = "GET /x HTTP/1.1\r\nHost: www.example.com\r\nX-Forwarded-Client-Cert: URI=spiffe://alpha.example/ns/default/sa/admin\r\n\r\n";
+
+#[tokio::test]
+async fn a_listener_that_validates_clients_serves_only_those_of_its_authorities() {
+    let https = HttpsFixture::with_client_cert(&OriginServer::echo().await);
+    let www = OwnCertificate::new("www", "www.example.com");
+    let (own, other) = (ClientAuthority::new("own"), ClientAuthority::new("other"));
+    let mut all = validating_gateway(ClientValidationMode::AllowValidOnly, &own);
+    all.push(www.resource.clone());
+    https.fixture.apply(all);
+    let valid = own.issue("shop");
+    let answer = https.answer_to(&www, Some(&valid), REQUEST).await.unwrap();
+    assert_eq!(answer.status, 200);
+    // Its certificate proves no identity, whatever it names, and a header of its own is not sent on.
+    let text = answer.text();
+    assert!(text.contains("x-forwarded-client-cert: Hash="), "{text}");
+    assert!(
+        text.contains(";Subject=\"") && text.contains("CN=shop\"\r\n"),
+        "{text}"
+    );
+    assert!(!text.contains("spiffe"), "{text}");
+    let foreign = other.issue("shop");
+    let labels = ["reason=\"client_certificate\""];
+    for (number, client) in [(1.0, None), (2.0, Some(&foreign))] {
+        assert!(https.answer_to(&www, client, REQUEST).await.is_none());
+        https.fixture.until(REFUSED, &labels, number).await;
+    }
+    // The authority changes while a connection is open: it goes on, and new ones need the new one.
+    let trusted = [&www];
+    let stream = connect_as(
+        https.address,
+        &trusted,
+        Some(&valid),
+        "www.example.com",
+        &[],
+    );
+    let mut kept = HttpClient {
+        stream: stream.await.unwrap(),
+        buffer: Vec::new(),
+    };
+    https.fixture.apply(validating_gateway(
+        ClientValidationMode::AllowValidOnly,
+        &other,
+    ));
+    assert!(https.answer_to(&www, Some(&valid), REQUEST).await.is_none());
+    let answer = https.answer_to(&www, Some(&foreign), REQUEST).await;
+    assert_eq!(answer.unwrap().status, 200);
+    kept.send(REQUEST.as_bytes()).await;
+    assert_eq!(kept.answer().await.unwrap().status, 200);
+}
+
+#[tokio::test]
+async fn the_insecure_fallback_serves_and_counts_clients_without_a_valid_certificate() {
+    let https = HttpsFixture::with_client_cert(&OriginServer::echo().await);
+    let www = OwnCertificate::new("www", "www.example.com");
+    let (own, other) = (ClientAuthority::new("own"), ClientAuthority::new("other"));
+    let mut all = validating_gateway(ClientValidationMode::AllowInsecureFallback, &own);
+    all.push(www.resource.clone());
+    https.fixture.apply(all);
+    let (valid, foreign) = (own.issue("shop"), other.issue("shop"));
+    let counted = "canal_gateway_insecure_clients_total";
+    for (client, count) in [(Some(&valid), 0.0), (None, 1.0), (Some(&foreign), 2.0)] {
+        let answer = https.answer_to(&www, client, REQUEST).await.unwrap();
+        assert_eq!(answer.status, 200);
+        let text = answer.text();
+        assert!(!text.contains("spiffe"), "{text}");
+        assert_eq!(text.contains("client-cert: Hash="), count == 0.0, "{text}");
+        https.fixture.until(counted, &[], count).await;
+    }
 }

@@ -320,6 +320,7 @@ fn gateway() -> Vec<Resource> {
         port: 80,
         host: Some(HostMatch::Suffix(host.to_owned())),
         is_open,
+        relay: None,
         certificates: None,
         virtual_hosts: vec![VirtualHost {
             host: Some(HostMatch::Exact("shop.example.com".to_owned())),
@@ -346,6 +347,7 @@ fn gateway() -> Vec<Resource> {
             trusted_proxies: 0,
             key: key(TENANT, "public.gateway"),
             id: ServiceId::new(GATEWAY).unwrap(),
+            client_validations: Vec::new(),
             listeners: vec![
                 listener("open", ".example.com", true),
                 listener("closed", ".closed.example.com", false),
