@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use canal_model::diagnostic_code::DiagnosticCode as Code;
-use canal_model::policy::gateway_api::{BackendRef, ParentRef};
+use canal_model::ids::Namespace;
+use canal_model::policy::gateway_api::ParentRef;
 use canal_model::policy::istio_security::{AuthorizationPolicy, ROOT_NAMESPACES};
 use canal_model::policy::{Document, Object, ObjectKind};
 
@@ -62,27 +63,30 @@ fn is_cluster_scoped(kind: ObjectKind) -> bool {
 fn references(object: &Object) -> Vec<(String, &str)> {
     match object {
         Object::HttpRoute(route) => {
-            let rules = route
-                .spec
-                .rules
-                .iter()
-                .map(|rule| rule.backend_refs.as_slice());
+            let rules = route.spec.rules.iter().map(|rule| {
+                rule.backend_refs
+                    .iter()
+                    .map(|it| it.namespace.as_ref())
+                    .collect()
+            });
             of_route(&route.spec.parent_refs, rules)
         }
         Object::GrpcRoute(route) => {
-            let rules = route
-                .spec
-                .rules
-                .iter()
-                .map(|rule| rule.backend_refs.as_slice());
+            let rules = route.spec.rules.iter().map(|rule| {
+                rule.backend_refs
+                    .iter()
+                    .map(|it| it.namespace.as_ref())
+                    .collect()
+            });
             of_route(&route.spec.parent_refs, rules)
         }
         Object::UdpRoute(route) => {
-            let rules = route
-                .spec
-                .rules
-                .iter()
-                .map(|rule| rule.backend_refs.as_slice());
+            let rules = route.spec.rules.iter().map(|rule| {
+                rule.backend_refs
+                    .iter()
+                    .map(|it| it.namespace.as_ref())
+                    .collect()
+            });
             of_route(&route.spec.parent_refs, rules)
         }
         Object::ReferenceGrant(grant) => {
@@ -102,7 +106,7 @@ fn references(object: &Object) -> Vec<(String, &str)> {
 
 fn of_route<'a>(
     parents: &'a [ParentRef],
-    rules: impl Iterator<Item = &'a [BackendRef]>,
+    rules: impl Iterator<Item = Vec<Option<&'a Namespace>>>,
 ) -> Vec<(String, &'a str)> {
     let parents = parents.iter().enumerate().filter_map(|(at, parent)| {
         let namespace = parent.namespace.as_ref()?;
@@ -113,9 +117,9 @@ fn of_route<'a>(
     });
     let mut found: Vec<(String, &str)> = parents.collect();
     for (rule, backends) in rules.enumerate() {
-        found.extend(backends.iter().enumerate().filter_map(|(at, backend)| {
+        found.extend(backends.iter().enumerate().filter_map(|(at, namespace)| {
             let field = format!("spec.rules[{rule}].backendRefs[{at}].namespace");
-            Some((field, backend.namespace.as_ref()?.as_str()))
+            Some((field, (*namespace)?.as_str()))
         }));
     }
     found

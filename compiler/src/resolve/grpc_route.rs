@@ -7,7 +7,8 @@ use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::Namespace;
 use canal_model::policy::ObjectKind;
 use canal_model::policy::gateway_api::{
-    BackendRef, GrpcMethodMatch, GrpcRouteMatch, GrpcRule, Method, ValueConditionType,
+    BackendRef, GrpcMethodMatch, GrpcRouteMatch, GrpcRule, Method, RouteBackendRef,
+    ValueConditionType,
 };
 use canal_model::program::{AppProtocol, Backend, BackendTarget, HttpMatch, PathMatch};
 
@@ -36,7 +37,8 @@ pub(super) fn resolve_rule(
     let matches = matches(&written.matches, rule, &|at, condition, rule| {
         http_match([place, at], condition, rule)
     });
-    let mut backends = backends(kind, namespace, &written.backend_refs, to, rule);
+    let references = written.backend_refs.iter().map(RouteBackendRef::reference);
+    let mut backends = backends(kind, namespace, references, to, rule);
     for (at, (backend, written)) in backends.iter_mut().zip(&written.backend_refs).enumerate() {
         warn_of_protocol(at, backend, to, rule);
         let field = format!("backendRefs[{at}]");

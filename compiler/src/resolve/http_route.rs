@@ -482,7 +482,8 @@ fn http_rule(
         http_match([place, at], condition, rule)
     });
     let answer = route_answers::of_http_route(written, rule);
-    let mut backends = backends(kind, namespace, &written.backend_refs, to, rule);
+    let references = written.backend_refs.iter().map(RouteBackendRef::reference);
+    let mut backends = backends(kind, namespace, references, to, rule);
     for (at, (backend, written)) in backends.iter_mut().zip(&written.backend_refs).enumerate() {
         let field = format!("backendRefs[{at}]");
         backend_filters::add_http(backend, &written.filters, &field, rule);
@@ -530,22 +531,21 @@ pub(super) fn matches<M: Default>(
 }
 
 /// Resolves the backends of a rule of a route of `kind` in `namespace`, without their filters.
-pub(super) fn backends<F>(
+pub(super) fn backends(
     kind: ObjectKind,
     namespace: &Namespace,
-    written: &[RouteBackendRef<F>],
+    written: impl Iterator<Item = BackendRef>,
     to: &DestinationIndex<'_>,
     rule: &mut RuleContext<'_>,
 ) -> Vec<Backend> {
-    let mut backends = Vec::with_capacity(written.len());
-    for (at, backend) in written.iter().enumerate() {
-        backends.push(rule.backend(
+    let backends = written.enumerate().map(|(at, backend)| {
+        rule.backend(
             &format!("backendRefs[{at}]"),
             backend.weight,
-            to.of_backend_ref(kind, namespace, &backend.reference()),
-        ));
-    }
-    backends
+            to.of_backend_ref(kind, namespace, &backend),
+        )
+    });
+    backends.collect()
 }
 
 /// Resolves the conditions of a match on headers.

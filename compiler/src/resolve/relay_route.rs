@@ -35,7 +35,13 @@ pub(super) fn resolve_rule(
         headers: Vec::new(),
         query: Vec::new(),
     };
-    let backends = backends(kind, namespace, &written.backend_refs, to, rule);
+    let backends = backends(
+        kind,
+        namespace,
+        written.backend_refs.iter().cloned(),
+        to,
+        rule,
+    );
     ResolvedRule {
         matches: vec![everything],
         action: rule.action("backendRefs", backends),

@@ -319,7 +319,7 @@ fn a_listener_validates_clients(mesh: &Mesh, roots: &str, dir: &Path) {
         mesh.apply("alpha", &validating_gateway(authority));
         // Both replicas have the change once several connections in a row show it.
         until(
-            deadline(SOON),
+            deadline(STEP_TIMEOUT),
             "the authority's clients alone are served",
             || {
                 (0..10).all(|_| {
