@@ -95,6 +95,7 @@ fn ingress(
             routes: RouteTable::new(rules.remove(&gateway.service).unwrap_or_default()),
             service: gateway.service.clone(),
             addresses: gateway.addresses.clone(),
+            trusted_proxies: gateway.trusted_proxies,
             certificates: gateway.certificates.clone(),
             id: ingress.ids.get(&gateway.service).copied(),
         }

@@ -357,11 +357,14 @@ fn verdict_text(ir: &Ir, verdict: RoutingVerdict) -> String {
             attempts,
             faults,
             cors,
+            mirrors,
         } => {
             let attempts = text::attempts(attempts.as_deref());
             let faults = text::faults(faults.as_deref());
             let cors = text::cors(cors.as_deref());
-            let mut shares = format!("{} {}{attempts}{faults}{cors}", rule.kind, rule.rule);
+            let mirrors = text::mirrors(&mirrors);
+            let effects = [attempts, faults, cors, mirrors].concat();
+            let mut shares = format!("{} {}{effects}", rule.kind, rule.rule);
             for backend in &backends {
                 let able: Vec<String> = endpoints(ir, &backend.target)
                     .iter()

@@ -425,6 +425,23 @@ fn headers_that_a_filter_changes() {
 }
 
 #[test]
+fn mirrors_of_a_rule() {
+    let yaml = |count: usize| {
+        let mirrors = "{type: RequestMirror, requestMirror: {backendRef: {name: web, port: 80}}}, "
+            .repeat(count);
+        route(&format!(
+            "  rules: [{{filters: [{mirrors}], backendRefs: [{{name: web, port: 80}}]}}]"
+        ))
+    };
+    assert_eq!(output(&yaml(MIRRORS_PER_RULE_MAX)).diagnostics, []);
+    let beyond = output(&yaml(MIRRORS_PER_RULE_MAX + 1));
+    let problems: Vec<_> = beyond.diagnostics.iter().map(|d| &d.problem).collect();
+    assert_eq!(problems, ["the rule has more than 8 mirrors"]);
+    let mirrors: usize = routes(&beyond).iter().map(|rule| rule.mirrors.len()).sum();
+    assert_eq!(MIRRORS_PER_RULE_MAX, mirrors, "requests are served");
+}
+
+#[test]
 fn the_body_of_a_direct_response() {
     check(
         DIRECT_RESPONSE_BODY_BYTES_MAX,

@@ -80,6 +80,7 @@ fn decide_by_resources(resources: &[Resource], sent: &OracleRequest) -> RoutingV
             attempts: winner.attempts.clone(),
             faults: winner.faults.clone(),
             cors: winner.cors.clone(),
+            mirrors: winner.mirrors.clone(),
         },
         RouteAction::Answer(answer) => RoutingVerdict::Answer {
             rule,

@@ -103,6 +103,7 @@ mod tests {
             attempts: None,
             faults: None,
             cors: None,
+            mirrors: Vec::new(),
             action: RouteAction::Split(vec![]),
         };
         // 64 services take longer to compile than the updates below need.

@@ -150,6 +150,7 @@ impl RuleSet {
             attempts: None,
             faults: None,
             cors: None,
+            mirrors: Vec::new(),
             action: RouteAction::Split(vec![Backend {
                 weight: 1,
                 target: BackendTarget::Service {

@@ -12,14 +12,14 @@ use canal_model::ingress::{
     GatewayCertificates, Listener, ListenerFault, ListenerFaultReason, ListenerProtocol,
     gateway_service,
 };
-use canal_model::limits::LISTENERS_PER_GATEWAY_MAX;
+use canal_model::limits::{LISTENERS_PER_GATEWAY_MAX, TRUSTED_PROXIES_MAX};
 use canal_model::policy::gateway_api::ReferenceGrant;
 use canal_model::policy::kubernetes::NamespaceObject;
 use canal_model::policy::listeners::{
-    AllowedRoutes, Gateway, GatewayClass, GatewayListener, ListenerSet,
+    AllowedRoutes, Gateway, GatewayClass, GatewayListener, ListenerSet, TRUSTED_PROXIES_ANNOTATION,
 };
 use canal_model::policy::secret::Secret;
-use canal_model::policy::{ObjectKind, RejectedField};
+use canal_model::policy::{Metadata, ObjectKind, RejectedField};
 
 use crate::allowed::{AllowedNamespaces, NamespaceLabels};
 use crate::certificates::CertificateIndex;
@@ -97,6 +97,8 @@ pub struct GatewayListeners {
     /// The addresses that the Gateway requests; if there are none, it gets one. Nothing has checked
     /// yet that the tier has them to give: whoever assigns addresses must refuse any other.
     pub addresses: Vec<IpAddr>,
+    /// Number of proxies between clients and the Gateway that append to `x-forwarded-for`.
+    pub trusted_proxies: u8,
     /// The Gateway's own listeners, then those of its ListenerSets; at most
     /// [`LISTENERS_PER_GATEWAY_MAX`].
     pub listeners: Vec<PlacedListener>,
@@ -300,6 +302,29 @@ fn class_fault(
     }
 }
 
+/// Returns the number of proxies before a Gateway. An annotation that cannot be read means none, so
+/// that no client chooses the address that policies see.
+fn trusted_proxies(metadata: &Metadata, report: &mut DocumentReport<'_>) -> u8 {
+    let Some(written) = metadata.annotations.get(TRUSTED_PROXIES_ANNOTATION) else {
+        return 0;
+    };
+    let number = written.parse().ok();
+    number
+        .filter(|number| *number <= TRUSTED_PROXIES_MAX)
+        .unwrap_or_else(|| {
+            report.error(
+                Code::InvalidAnnotation,
+                format!("metadata.annotations[{TRUSTED_PROXIES_ANNOTATION:?}]"),
+                format!(
+                    "{:?} is no number of proxies, so none is trusted",
+                    shorten(written)
+                ),
+                &format!("write a number from \"0\" to \"{TRUSTED_PROXIES_MAX}\""),
+            );
+            0
+        })
+}
+
 /// Returns the listeners of a Gateway; `None` if it is not Canal's.
 fn accept(
     tenant: &TenantName,
@@ -377,6 +402,7 @@ fn accept(
         }
     };
     Some(GatewayListeners {
+        trusted_proxies: trusted_proxies(metadata, report),
         service,
         class: class.clone(),
         addresses,

@@ -7,7 +7,7 @@ use canal_model::diagnostic_code::DiagnosticCode as Code;
 use canal_model::ids::Namespace;
 use canal_model::policy::ObjectKind;
 use canal_model::policy::gateway_api::{
-    GrpcMethodMatch, GrpcRouteMatch, GrpcRule, Method, ValueConditionType,
+    BackendRef, GrpcMethodMatch, GrpcRouteMatch, GrpcRule, Method, ValueConditionType,
 };
 use canal_model::program::{AppProtocol, Backend, BackendTarget, HttpMatch, PathMatch};
 
@@ -29,11 +29,12 @@ pub(super) fn resolve_rule(
     to: &DestinationIndex<'_>,
     rule: &mut RuleContext<'_>,
 ) -> ResolvedRule {
-    let effects = RouteEffects::of_grpc_route(written, rule);
+    let kind = ObjectKind::GrpcRoute;
+    let resolve = |backend: &BackendRef| to.of_backend_ref(kind, namespace, backend);
+    let mut effects = RouteEffects::of_grpc_route(written, &resolve, rule);
     let matches = matches(&written.matches, rule, &|at, condition, rule| {
         http_match([place, at], condition, rule)
     });
-    let kind = ObjectKind::GrpcRoute;
     let backends = backends(kind, namespace, &written.backend_refs, to, rule);
     for (at, backend) in backends.iter().enumerate() {
         warn_of_protocol(at, backend, to, rule);

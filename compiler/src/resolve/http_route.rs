@@ -355,6 +355,7 @@ fn attach(
                 attempts: None,
                 faults: None,
                 cors: None,
+                mirrors: Vec::new(),
             };
             effects.apply(&mut rule);
             let is_within = add(rule);
@@ -457,18 +458,14 @@ fn http_rule(
     to: &DestinationIndex<'_>,
     rule: &mut RuleContext<'_>,
 ) -> ResolvedRule {
-    let effects = RouteEffects::of_http_route(written, rule);
+    let kind = ObjectKind::HttpRoute;
+    let resolve = |backend: &BackendRef| to.of_backend_ref(kind, namespace, backend);
+    let mut effects = RouteEffects::of_http_route(written, &resolve, rule);
     let matches = matches(&written.matches, rule, &|at, condition, rule| {
         http_match([place, at], condition, rule)
     });
     let answer = route_answers::of_http_route(written, rule);
-    let backends = backends(
-        ObjectKind::HttpRoute,
-        namespace,
-        &written.backend_refs,
-        to,
-        rule,
-    );
+    let backends = backends(kind, namespace, &written.backend_refs, to, rule);
     let action = match answer {
         Some(answer) => rule.answer(answer),
         None => rule.action("backendRefs", backends),

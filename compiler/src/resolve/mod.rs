@@ -19,6 +19,7 @@ mod route_effects;
 mod route_faults;
 mod route_fields;
 mod route_filters;
+mod route_mirrors;
 mod route_parts;
 mod service;
 mod subset;

@@ -65,6 +65,7 @@ pub(super) fn of_http_route(
             url_rewrite,
             request_redirect,
             cors,
+            request_mirror,
         } = filter;
         match (
             kind.as_str(),
@@ -73,27 +74,28 @@ pub(super) fn of_http_route(
             url_rewrite,
             request_redirect,
             cors,
+            request_mirror,
         ) {
-            ("RequestHeaderModifier", Some(headers), None, None, None, None) => {
+            ("RequestHeaderModifier", Some(headers), None, None, None, None, None) => {
                 let field = format!("{field}.requestHeaderModifier");
                 filters.request_headers =
                     of_header_filter(headers, ModifiedMessage::Request, &field, rule);
             }
-            ("ResponseHeaderModifier", None, Some(headers), None, None, None) => {
+            ("ResponseHeaderModifier", None, Some(headers), None, None, None, None) => {
                 let field = format!("{field}.responseHeaderModifier");
                 filters.response_headers =
                     of_header_filter(headers, ModifiedMessage::Response, &field, rule);
             }
-            ("URLRewrite", None, None, Some(rewrite), None, None) => {
+            ("URLRewrite", None, None, Some(rewrite), None, None, None) => {
                 let field = format!("{field}.urlRewrite");
                 filters.rewrite = of_url_rewrite(rewrite, matches, &field, rule);
             }
-            // The source warns that no copy is sent; the request itself is served.
-            ("RequestMirror", None, None, None, None, None) => {}
+            // A copy of the request; `route_mirrors` resolves it.
+            ("RequestMirror", None, None, None, None, None, Some(_)) => {}
             // An answer of the gateway; `route_answers` resolves it.
-            ("RequestRedirect", None, None, None, Some(_), None) => {}
+            ("RequestRedirect", None, None, None, Some(_), None, None) => {}
             // The answer to preflights; `route_cors` resolves it.
-            ("CORS", None, None, None, None, Some(_)) => {}
+            ("CORS", None, None, None, None, Some(_), None) => {}
             // The source reports the field of these filters too.
             ("ExternalAuth" | "ExtensionRef", ..) => {
                 let problem = format!("filters of type {kind} are not supported in this version");
@@ -132,11 +134,13 @@ pub(super) fn of_grpc_route(
             kind,
             request_header_modifier,
             response_header_modifier,
+            request_mirror,
         } = filter;
         HttpRouteFilter {
             kind: kind.clone(),
             request_header_modifier: request_header_modifier.clone(),
             response_header_modifier: response_header_modifier.clone(),
+            request_mirror: request_mirror.clone(),
             ..HttpRouteFilter::default()
         }
     });
@@ -212,9 +216,7 @@ pub(super) fn guard(
     action: RouteAction,
     rule: &mut RuleContext<'_>,
 ) -> RouteAction {
-    let changes_requests = filters.is_some_and(|filters| {
-        !filters.request_headers.is_empty() || filters.rewrite != UrlRewrite::default()
-    });
+    let changes_requests = changes_requests(filters);
     let RouteAction::Split(mut backends) = action else {
         return action;
     };
@@ -235,6 +237,13 @@ pub(super) fn guard(
         backend.target = rule.refused_backend("", issue);
     }
     RouteAction::Split(backends)
+}
+
+/// Returns whether the filters change requests.
+pub(super) fn changes_requests(filters: Option<&RouteFilters>) -> bool {
+    filters.is_some_and(|filters| {
+        !filters.request_headers.is_empty() || filters.rewrite != UrlRewrite::default()
+    })
 }
 
 fn boxed(filters: RouteFilters) -> Option<Box<RouteFilters>> {

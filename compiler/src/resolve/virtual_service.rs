@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::diagnostic_code::DiagnosticCode as Code;
-use canal_model::ids::ServiceKey;
+use canal_model::ids::{Namespace, ServiceKey};
 use canal_model::policy::istio::{
-    HttpMatchRequest, StringMatch, VirtualService, VirtualServiceRoute,
+    Destination, HttpMatchRequest, StringMatch, VirtualService, VirtualServiceRoute,
 };
 use canal_model::program::{
     Backend, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule, Service, TextMatch,
@@ -14,12 +14,12 @@ use canal_model::program::{
 use canal_model::route_filters::RouteAnswer;
 
 use super::destination::DestinationIndex;
-use super::route_answers;
 use super::route_effects::RouteEffects;
 use super::route_fields::{
     FieldIssue, RegexBudget, RuleContext, STATUS_BROKEN, conditions, header_name, path, text,
 };
 use super::tenant_objects::Sourced;
+use super::{route_answers, route_mirrors};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{
     HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX,
@@ -262,20 +262,20 @@ fn attach(
             refusal_status: STATUS_BROKEN,
             regexes: &mut regexes,
         };
-        let effects = RouteEffects::of_virtual_service(rule, &mut reading);
+        let mut effects = RouteEffects::of_virtual_service(rule, &mut reading);
         let answer = route_answers::of_virtual_service(rule, &mut reading);
         let groups = groups(at, rule, service, &mut reading);
-        // A destination without a port may need one rule for each port of the service, because its
-        // port is the dialled one.
         let namespace = &sourced.object.metadata.namespace;
-        let mut routes = rule.route.iter();
-        let fans_out = routes.any(|r| to.follows_dialled_port(namespace, &r.destination));
+        let fans_out = fans_out(namespace, rule, to);
         for (number, (group, matches)) in groups.iter().enumerate() {
             let part = part_of(number, groups.len());
             for port in rule_ports(group.port, fans_out, &ports) {
                 // A rule for all ports has no destination that follows the dialled port.
                 let dialled = port.or(ports.first().copied()).unwrap_or_default();
                 let action = action(sourced, (rule, &answer), dialled, to, &mut reading);
+                let resolve = |mirror: &Destination| to.of_destination(namespace, mirror, dialled);
+                let mirrors = route_mirrors::of_virtual_service(rule, &resolve, &mut reading);
+                effects.set_mirrors(mirrors);
                 let action = effects.guard(action, &mut reading);
                 let suffix = port.map(|port| format!(":{port}")).unwrap_or_default();
                 let rule = format!("{}{suffix}.{at}{part}", service.key.name);
@@ -290,6 +290,7 @@ fn attach(
                     attempts: None,
                     faults: None,
                     cors: None,
+                    mirrors: Vec::new(),
                 };
                 effects.apply(&mut rule);
                 if !add(rule) {
@@ -299,6 +300,18 @@ fn attach(
         }
     }
     true
+}
+
+/// Returns whether each port needs a rule of its own: a destination or mirror without a port has the
+/// dialled one.
+fn fans_out(
+    namespace: &Namespace,
+    written: &VirtualServiceRoute,
+    to: &DestinationIndex<'_>,
+) -> bool {
+    let routes = written.route.iter().map(|route| &route.destination);
+    let mut destinations = routes.chain(route_mirrors::destinations(written));
+    destinations.any(|destination| to.follows_dialled_port(namespace, destination))
 }
 
 /// Returns the end of the names of a rule's parts, if it has several.

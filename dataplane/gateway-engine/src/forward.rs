@@ -10,6 +10,7 @@ mod exchange;
 mod faults;
 pub(crate) mod http1;
 pub(crate) mod http2;
+mod mirrors;
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -141,6 +142,16 @@ pub(crate) trait HttpDownstream {
         upstream: UpstreamTransport,
         changes: Option<&RequestMutations>,
     ) -> Result<UpstreamSide, ProxyError>;
+
+    /// Writes the head of a copy of the request, in the HTTP version of its endpoint. Called while no
+    /// body has been read.
+    fn copy_head(
+        &mut self,
+        state: &RequestState,
+        routed: &RoutedRequest,
+        version: ClientProtocol,
+        changes: &RequestMutations,
+    ) -> Result<mirrors::CopiedHead, ProxyError>;
 
     /// True if the client sends no body, or an empty one.
     fn is_complete(&self, info: &RequestInfo) -> bool;
@@ -721,6 +732,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             }
         };
         let (suspended, replayed) = (self.suspended.take(), self.replayed.take());
+        let copies = self.begin_copies(routed, has_begun);
         if !is_complete {
             self.begin_body(has_begun);
         }
@@ -738,7 +750,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         let open =
             OngoingAuthorization::new(session, &selected, routed.version, head.copy, head.http2);
         let mut exchange = Exchange::new(worker, info, record, front, back, sent, open);
-        exchange.response_headers = routed.response_headers();
+        exchange.apply_rule(routed.response_headers(), copies);
         if let Some(limits) = limits {
             exchange.limit_attempts(limits, !has_begun && !is_complete);
         }

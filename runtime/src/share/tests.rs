@@ -454,6 +454,7 @@ fn use_of(kind: ShareKind) -> PermitUse {
         // the planner's addresses, and `canal_model::share::decide_omitted`.
         ShareKind::GatewayRequests
         | ShareKind::GatewayDelayedRequests
+        | ShareKind::GatewayMirroredRequests
         | ShareKind::GatewayBodyBytes
         | ShareKind::GatewayCpu
         | ShareKind::AccessLogBytes
@@ -501,7 +502,7 @@ fn no_kind_lacks_a_case() {
         .iter()
         .filter(|kind| use_of(**kind) == PermitUse::Elsewhere)
         .count();
-    assert_eq!(elsewhere, 7);
+    assert_eq!(elsewhere, 8);
     for kind in ShareKind::ALL.iter().copied() {
         let applies =
             [true, false].map(|is_revocable| threshold::decide_applies(kind, is_revocable));

@@ -82,6 +82,7 @@ fn routes() -> Vec<Resource> {
         attempts: None,
         faults: None,
         cors: None,
+        mirrors: Vec::new(),
         action,
     };
     let attempts = super::route_attempts::samples().into_iter();
@@ -113,7 +114,7 @@ fn routes() -> Vec<Resource> {
     let answers = super::route_answers::samples().into_iter();
     let answered = answers.map(|answer| rule(p::RouteAction::Answer(Box::new(answer))));
     let mut all = vec![
-        Resource::Route(rule(split)),
+        Resource::Route(rule(split.clone())),
         Resource::Route(rule(p::RouteAction::Refuse {
             status: 500,
             reason: "broken".into(),
@@ -124,6 +125,10 @@ fn routes() -> Vec<Resource> {
     all.extend(attempted);
     all.extend(faulted);
     all.extend(shared);
+    all.push(Resource::Route(p::RouteRule {
+        mirrors: super::route_mirrors::samples(),
+        ..rule(split)
+    }));
     all
 }
 

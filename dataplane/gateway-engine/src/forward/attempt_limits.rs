@@ -34,7 +34,7 @@ use crate::worker::Worker;
 /// sent again once they have passed.
 pub(crate) const RETRY_BODY_BYTES_MAX: usize = 64 << 10;
 /// Copies of each kept byte: the kept one, and the one that a retry sends.
-const COPIES: u64 = 2;
+pub(crate) const COPIES: u64 = 2;
 
 /// Timeouts and retries of one request.
 pub(crate) struct AttemptLimits {

@@ -18,7 +18,7 @@ use canal_gateway_http::head::RequestInfo;
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_http::retry_policy::AttemptOutcome;
 use canal_gateway_io::body::{
-    BodyError, BodyErrorCause, BodyPump, BodySink, BodySource, BodyStall, Http1Io,
+    BodyCopySender, BodyError, BodyErrorCause, BodyPump, BodySink, BodySource, BodyStall, Http1Io,
 };
 use canal_gateway_io::buffer::Outbox;
 use canal_gateway_io::clock::{TimeoutKind, Timer};
@@ -206,7 +206,7 @@ pub(crate) struct Exchange<'a> {
     /// True if the response announced to an HTTP/1.1 client that its connection stays open.
     pub(crate) keep_alive: bool,
     /// Changes that the rule's filters make of the response's head.
-    pub(crate) response_headers: Option<&'a HeaderModifier>,
+    response_headers: Option<&'a HeaderModifier>,
     /// Timeouts and retries that the rule asks for.
     limits: Option<&'a mut AttemptLimits>,
 }
@@ -274,6 +274,26 @@ impl<'a> Exchange<'a> {
             .timer()
             .watch(Some(exchange.authorization.tenant()));
         exchange
+    }
+
+    /// Applies what the rule asks for to the response's headers, and copies the body for mirrors.
+    /// Bodies that are kept for retries are kept by [`Exchange::limit_attempts`], which follows.
+    pub(crate) fn apply_rule(
+        &mut self,
+        response_headers: Option<&'a HeaderModifier>,
+        copies: Vec<BodyCopySender>,
+    ) {
+        self.response_headers = response_headers;
+        if copies.is_empty() {
+            return;
+        }
+        let is_verbatim = matches!(
+            (&self.downstream, &self.upstream),
+            (DownstreamSide::Http1(_), UpstreamSide::Http1(_))
+        );
+        let is_chunked = is_verbatim && self.request.framing == Framing::Chunked;
+        self.request_body
+            .copy_to(copies, is_chunked, RETRY_BODY_BYTES_MAX);
     }
 
     /// Applies the timeouts and retries that the rule asks for. With `keeps_body`, the body is kept

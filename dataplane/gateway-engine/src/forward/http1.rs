@@ -7,13 +7,14 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use canal_gateway_config::RequestMutations;
-use canal_gateway_http::head::{Http1RoutingView, RequestInfo};
+use canal_gateway_http::head::{ClientProtocol, Http1RoutingView, RequestInfo};
 use canal_gateway_http::heads::{self, Additions};
 use canal_gateway_http::proxy_error::ProxyError;
 use canal_gateway_io::buffer::BLOCK;
 use canal_h1::{RequestHead, RequestKind};
 
 use super::exchange::{DownstreamSide, UpstreamSide, http2_fault};
+use super::mirrors::CopiedHead;
 use super::{
     ExchangeEnd, HttpDownstream, HttpRequest, OpenHead, RequestState, UpgradedUpstream,
     UpstreamTransport, own_proto,
@@ -274,6 +275,32 @@ impl HttpDownstream for Http1Client<'_> {
                 Ok(UpstreamSide::http2(place, response, stream))
             }
         }
+    }
+
+    fn copy_head(
+        &mut self,
+        state: &RequestState,
+        routed: &RoutedRequest,
+        version: ClientProtocol,
+        changes: &RequestMutations,
+    ) -> Result<CopiedHead, ProxyError> {
+        let Http1Downstream {
+            wire, head, out, ..
+        } = &mut *self.connection;
+        let buf = self.head_copy.as_deref().unwrap_or(wire.inbox.bytes());
+        let view = head.view(buf);
+        let hostname = routed.resolved.hostname().unwrap_or_default();
+        let add = Additions {
+            changes: Some(changes),
+            ..state.additions(self.request_id, hostname)
+        };
+        if version == ClientProtocol::Http2 {
+            return heads::request_1_to_2(&view, &add).map(CopiedHead::Http2);
+        }
+        let mut copied = Vec::new();
+        heads::request_1_to_1(out, buf, &view, &add, &mut copied)
+            .map_err(ProxyError::BadRequest)?;
+        Ok(CopiedHead::Http1(copied))
     }
 
     fn is_complete(&self, info: &RequestInfo) -> bool {

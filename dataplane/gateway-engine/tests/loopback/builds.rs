@@ -62,6 +62,7 @@ fn large(of: &str) -> Vec<Resource> {
             attempts: None,
             faults: None,
             cors: None,
+            mirrors: Vec::new(),
             action: RouteAction::Refuse {
                 status: CHANGED,
                 reason: "changed".into(),

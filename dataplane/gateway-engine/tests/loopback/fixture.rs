@@ -139,6 +139,7 @@ pub(crate) fn route(
         attempts: None,
         faults: None,
         cors: None,
+        mirrors: Vec::new(),
         action,
     })
 }

@@ -86,6 +86,7 @@ fn gateway(listeners: &[(&str, Option<HostMatch>, Option<&str>)]) -> Vec<Resourc
     let split = RouteAction::Split(vec![to("web", &[], 1)]);
     vec![
         Resource::Ingress(IngressGateway {
+            trusted_proxies: 0,
             key: key(TENANT, GATEWAY),
             id: ServiceId::new(40).unwrap(),
             listeners: listeners.iter().map(listener).collect(),

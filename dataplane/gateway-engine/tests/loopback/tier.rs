@@ -14,7 +14,9 @@ use canal_hbone::{
     TunnelTarget, serve,
 };
 use canal_identity::{ClientIdentity, ClientIdentityFactory, ServerIdentity};
-use canal_model::authorization::{Attribute, AuthorizationAction, PolicyTarget};
+use canal_model::authorization::{
+    Attribute, AttributeMatch, AuthorizationAction, Clause, PolicyTarget,
+};
 use canal_model::ids::ServiceId;
 use canal_model::program::*;
 use canal_net::copy::{Meter, both};
@@ -286,6 +288,11 @@ async fn plain(to: SocketAddr) -> std::io::Result<String> {
 
 /// Sends a GET for a host, and returns the whole answer.
 async fn plain_answer(to: SocketAddr, host: &str) -> std::io::Result<String> {
+    answer_with_headers(to, host, "").await
+}
+
+/// `headers` are whole lines.
+async fn answer_with_headers(to: SocketAddr, host: &str, headers: &str) -> std::io::Result<String> {
     let options = ConnectOptions {
         bind: Some(SocketAddr::new(CLIENT.into(), 0)),
         ..ConnectOptions::default()
@@ -299,7 +306,7 @@ async fn plain_answer(to: SocketAddr, host: &str) -> std::io::Result<String> {
         .await
         .map_err(|e| std::io::Error::other(e.to_string()))?;
     // A reset is reported only once, by the write if it came before the write.
-    let head = format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    let head = format!("GET / HTTP/1.1\r\nHost: {host}\r\n{headers}Connection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).await?;
     let mut text = Vec::new();
     stream.read_to_end(&mut text).await?;
@@ -335,6 +342,7 @@ fn gateway() -> Vec<Resource> {
     let to_web = RouteAction::Split(vec![backend]);
     vec![
         Resource::Ingress(IngressGateway {
+            trusted_proxies: 0,
             key: key(TENANT, "public.gateway"),
             id: ServiceId::new(GATEWAY).unwrap(),
             listeners: vec![
@@ -466,6 +474,54 @@ fn policies_that_select_a_gateway_or_its_namespace_apply_at_it() {
             fixture.apply(vec![of_gateway]);
             let answer = plain_answer(to, "shop.example.com").await.unwrap();
             assert!(answer.starts_with(want), "{name}: {answer}");
+        }
+    });
+}
+
+#[test]
+fn remote_addresses_are_those_before_trusted_proxies() {
+    let net = TierNetns::new();
+    net.run(|| async {
+        let at = SocketAddr::new(POD.parse().unwrap(), 8080);
+        let _origins = origins(&net, at).await;
+        let replica = ReplicaFixture::new(TunnelProtocol::None, at);
+        let to = service_address(GATEWAY, 80);
+        let offices = Clause {
+            attribute: Attribute::RemoteAddress,
+            any: vec![AttributeMatch::Network("203.0.113.0/24".parse().unwrap())],
+            none: vec![],
+        };
+        let mut allows = policy(
+            "offices",
+            AuthorizationAction::Allow,
+            vec![rule(vec![offices])],
+        );
+        if let Resource::Authorization(policy) = &mut allows {
+            policy.target = PolicyTarget::Service(key(TENANT, "public.gateway"));
+        }
+        let office = "X-Forwarded-For: 203.0.113.9\r\n";
+        // The client claims to be in the office, and its proxy appends its true address.
+        let forged = "X-Forwarded-For: 203.0.113.9, 198.51.100.4\r\n";
+        for (proxies, headers, want) in [
+            (0, office, "HTTP/1.1 403 "),
+            (1, office, "HTTP/1.1 200 "),
+            (1, forged, "HTTP/1.1 403 "),
+            (1, "X-Forwarded-For: nobody\r\n", "HTTP/1.1 403 "),
+            (1, "", "HTTP/1.1 403 "),
+            (2, forged, "HTTP/1.1 200 "),
+            (2, office, "HTTP/1.1 403 "),
+        ] {
+            let mut resources = gateway();
+            for resource in &mut resources {
+                if let Resource::Ingress(gateway) = resource {
+                    gateway.trusted_proxies = proxies;
+                }
+            }
+            resources.push(allows.clone());
+            replica.fixture.apply(resources);
+            let answer = answer_with_headers(to, "shop.example.com", headers).await;
+            let answer = answer.unwrap();
+            assert!(answer.starts_with(want), "{proxies} {headers}: {answer}");
         }
     });
 }

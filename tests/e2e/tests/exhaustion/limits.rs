@@ -274,11 +274,15 @@ fn each_full_limit_refuses_its_holder_and_no_other() {
 
 /// Shares that another test fills, because that needs more than a few hundred connections or
 /// objects, and the file of that test.
-const FILLED_ELSEWHERE: [(ShareKind, &str); 17] = [
+const FILLED_ELSEWHERE: [(ShareKind, &str); 18] = [
     (ShareKind::GatewayBufferBytes, "dataplane/hbone/src/flow.rs"),
     (
         ShareKind::GatewayDelayedRequests,
         "dataplane/gateway-engine/tests/loopback/faults.rs",
+    ),
+    (
+        ShareKind::GatewayMirroredRequests,
+        "dataplane/gateway-engine/tests/loopback/mirrors.rs",
     ),
     (
         ShareKind::GatewayBodyBytes,

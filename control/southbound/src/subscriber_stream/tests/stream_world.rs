@@ -118,6 +118,7 @@ pub(super) fn resources(name: &str, script: &TenantScript) -> Vec<Resource> {
             attempts: None,
             faults: None,
             cors: None,
+            mirrors: Vec::new(),
             action: RouteAction::Split(to.iter().map(backend).collect()),
         })
     }));
