@@ -145,6 +145,63 @@ fn compile_reports_a_policy_that_cannot_be_enforced() {
     }
 }
 
+#[test]
+fn analyze_shows_codes_and_tells_errors_from_warnings() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str, spec: &str| {
+        let text = format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: web}}\nspec: {{clusterIP: 10.2.0.1, selector: {{app: web}}, ports: [{spec}]}}\n"
+        );
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let good = file("good.yaml", "{name: http, port: 80}");
+    let warned = file("warned.yaml", "{name: web, port: 80}");
+    let broken = file("broken.yaml", "{name: http, port: 80, speed: 1}");
+    for (words, code, wanted) in [
+        (
+            format!("analyze {good} --strict"),
+            0,
+            "0 errors, 0 warnings in 1 object",
+        ),
+        (
+            format!("analyze {warned}"),
+            0,
+            "warned.yaml:4:59: warning[CANAL0308]: ",
+        ),
+        (format!("analyze {warned} --strict"), 1, "\n  why: "),
+        (
+            format!("analyze {broken}"),
+            1,
+            "error[CANAL0102]: Service default/web: spec.ports[0].speed",
+        ),
+        (
+            format!("analyze {broken} -o json"),
+            1,
+            "\"code\": \"CANAL0102\"",
+        ),
+        (
+            format!("analyze {broken} -o sarif"),
+            1,
+            "\"ruleId\": \"CANAL0102\"",
+        ),
+        (format!("analyze {broken}.missing"), 2, ""),
+        (
+            "analyze --explain CANAL0102".to_owned(),
+            0,
+            "CANAL0102 UnknownField: ",
+        ),
+        ("analyze --explain CANAL9999".to_owned(), 2, ""),
+        ("analyze".to_owned(), 2, ""),
+    ] {
+        let output = canal(&words);
+        let shown = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(code), "{words}: {shown}");
+        assert!(shown.contains(wanted), "{words}: {shown}");
+    }
+}
+
 /// Checks that without root a world that is up appears neither as a leftover nor as absent, because
 /// its lock is not readable.
 fn others_are_told_to_be_root(world: &str) {

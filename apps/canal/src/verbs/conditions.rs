@@ -126,10 +126,6 @@ mod tests {
         let text = lines(&found).join("\n");
         assert!(text.contains("parent Gateway shop/edge:"), "{text}");
         assert!(text.contains("Accepted=False (NoMatchingParent"), "{text}");
-        assert!(
-            text.contains("ResolvedRefs=False (BackendNotFound"),
-            "{text}"
-        );
         let conditions = &value(&found)[0]["parents"][0]["conditions"];
         assert_eq!(conditions[0]["reason"], "NoMatchingParent");
     }
