@@ -68,28 +68,33 @@ struct RequestCopy {
 type CopiedBody = oneshot::Receiver<Result<Bytes, BodyCopyError>>;
 
 impl<D: HttpDownstream> HttpRequest<D> {
-    /// Begins the copies that were drawn for the request, in its first attempt. Returns where the
-    /// body's copies go.
+    /// Begins the copies that were drawn for the request, in its first attempt. `authorization` is
+    /// that of the attempt. Returns where the body's copies go.
     #[inline]
     pub(super) fn begin_copies(
         &mut self,
         routed: &RoutedRequest,
+        authorization: Option<&AuthorizationState>,
         has_begun: bool,
     ) -> Vec<BodyCopy> {
         if routed.filters.copies_requests() && !has_begun {
-            self.begin_mirrors(routed)
+            self.begin_mirrors(routed, authorization)
         } else {
             Vec::new()
         }
     }
 
-    fn begin_mirrors(&mut self, routed: &RoutedRequest) -> Vec<BodyCopy> {
+    fn begin_mirrors(
+        &mut self,
+        routed: &RoutedRequest,
+        authorization: Option<&AuthorizationState>,
+    ) -> Vec<BodyCopy> {
         let Some(matched) = routed.matched.as_deref() else {
             return Vec::new();
         };
         let mut copies = Vec::new();
         for mirror in matched.take_mirrors() {
-            match self.begin_mirror(routed, mirror) {
+            match self.begin_mirror(routed, authorization, mirror) {
                 Ok(copy) => copies.extend(copy),
                 Err(reason) => self.state.worker.counts.mirrored(reason),
             }
@@ -104,6 +109,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
     fn begin_mirror(
         &mut self,
         routed: &RoutedRequest,
+        authorization: Option<&AuthorizationState>,
         mirror: SelectedMirror,
     ) -> Result<Option<BodyCopy>, &'static str> {
         let (worker, session) = (self.state.worker.clone(), self.state.session.clone());
@@ -132,7 +138,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
         } else {
             HeaderMap::new()
         };
-        let authorization = self.authorize_copy(routed, &selected)?;
+        let authorization = self.authorize_copy(routed, authorization, &selected)?;
         let changes = decide_mutations(Some(&authorization), routed, || self.client.head().0);
         let mut changes = changes
             .map_err(|_| "unsafe_path")?
@@ -184,20 +190,27 @@ impl<D: HttpDownstream> HttpRequest<D> {
         Ok(body_copy)
     }
 
-    /// Authorizes a copy at its endpoint, by what is known at once.
+    /// Authorizes a copy at its endpoint, by what is known at once. `authorization` is that of the
+    /// request: what its endpoint does not get, the mirror does not get either.
     fn authorize_copy(
         &self,
         routed: &RoutedRequest,
+        authorization: Option<&AuthorizationState>,
         selected: &SelectedEndpoint,
     ) -> Result<AuthorizationState, &'static str> {
         let (worker, session) = (&self.state.worker, &self.state.session);
-        let mut state = AuthorizationState::default();
+        let mut state = AuthorizationState {
+            changes: authorization.map_or_else(Default::default, |own| own.changes.clone()),
+            ..AuthorizationState::default()
+        };
         let policies = DestinationPolicies::of(selected, &routed.resolved);
         if policies.is_empty() && !session.principal.foreign {
             return Ok(state);
         }
         let (head, authority) = self.client.head();
         let paths = selected.view.set.policy_paths;
+        // The mirror's policies may read another normal form of the path.
+        let path = state.changes.path.take();
         state
             .prepare(worker, &session.account, (&policies, paths), &head)
             .map_err(|interrupt| match interrupt {
@@ -206,7 +219,10 @@ impl<D: HttpDownstream> HttpRequest<D> {
             })?;
         let to = Some(selected.address);
         match state.decide(worker, session, &policies, to, (&head, authority), None) {
-            Ok(AuthorizationStep::Pass) => Ok(state),
+            Ok(AuthorizationStep::Pass) => {
+                state.changes.path = state.changes.path.or(path);
+                Ok(state)
+            }
             Ok(AuthorizationStep::CallAuthorizer(_)) => Err("authorizer"),
             Err(_) => Err("denied"),
         }

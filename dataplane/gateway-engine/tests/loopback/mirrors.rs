@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use canal_model::authorization::{Attribute, AuthorizationAction};
+use canal_model::authorization::{
+    Attribute, Authentication, AuthorizationAction, JwtRule, PolicyTarget,
+};
 use canal_model::program::{AppProtocol, Resource, RouteAction, RouteMirror};
 use canal_model::request_fraction::RequestFraction;
 use canal_model::route_filters::{HeaderModifier, RouteFilters};
@@ -21,7 +23,8 @@ use crate::fixture::{
 };
 use crate::http2;
 use crate::origin::OriginServer;
-use crate::policies::{clause, policy, rule};
+use crate::policies::{clause, named, policy, rule};
+use crate::tokens::TokenSigner;
 
 const MIRRORED: &str = "canal_gateway_mirrored_requests_total";
 
@@ -400,5 +403,55 @@ async fn interim_responses_of_mirrors_are_limited() {
             fixture.until(MIRRORED, &flooded, sent).await;
         }
         assert_eq!(fixture.metric(MIRRORED, &[]), 2.0, "{protocol:?}");
+    }
+}
+
+/// Copies used to have the token and the forged headers that the endpoint does not get.
+#[tokio::test]
+async fn mirrors_get_no_header_that_the_policies_of_the_endpoint_remove() {
+    let origin = OriginServer::echo().await;
+    let signer = TokenSigner::new();
+    for protocol in [AppProtocol::Http1, AppProtocol::Http2] {
+        let mirror = Mirror::start(protocol).await;
+        let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
+        fixture.apply(mirror_service("copy", 7, mirror.origin.address, protocol).into());
+        let jwt = JwtRule {
+            issuer: "iss".into(),
+            audiences: vec![],
+            keys: Some(serde_json::json!({"keys": [signer.jwk()]}).to_string()),
+            headers: vec![],
+            parameters: vec![],
+            cookies: vec![],
+            forward: false,
+            payload_header: None,
+            claim_headers: vec![
+                ("x-subject".to_owned(), vec!["sub".to_owned()]),
+                ("x-group".to_owned(), vec!["group".to_owned()]),
+            ],
+        };
+        fixture.apply(vec![
+            mirrored_route(vec![mirror_to("copy", true)]),
+            Resource::Authentication(Authentication {
+                key: named("jwt"),
+                target: PolicyTarget::Workloads {
+                    namespace: Some("default".parse().unwrap()),
+                    labels: [("app".to_owned(), "web".to_owned())].into(),
+                },
+                rules: vec![jwt],
+                broken: None,
+            }),
+        ]);
+        let token = signer.token(7);
+        let request = format!(
+            "GET / HTTP/1.1\r\nHost: web\r\nAuthorization: Bearer {token}\r\nX-Group: forged\r\n\r\n"
+        );
+        let seen = HttpClient::once(fixture.web, &request).await.text();
+        until("a copy arrives", || mirror.count() == 1).await;
+        let copied = mirror.received.lock().unwrap()[0].0.clone();
+        for head in [seen.to_ascii_lowercase(), copied] {
+            assert!(head.contains("x-subject: 7"), "{protocol:?}: {head}");
+            assert!(!head.contains("bearer"), "{protocol:?}: {head}");
+            assert!(!head.contains("forged"), "{protocol:?}: {head}");
+        }
     }
 }
