@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use canal_gateway_config::{SelectedMirror, TenantTls};
+use canal_gateway_config::{EndpointSetId, SelectedMirror, TenantTls};
 use canal_gateway_http::heads;
 use canal_gateway_io::body::{BodyCopy, BodyCopyError, Http1Io};
 use canal_gateway_io::buffer::{Inbox, Outbox};
@@ -35,6 +35,7 @@ use crate::authorize::{
     AuthorizationInterrupt, AuthorizationState, AuthorizationStep, DestinationPolicies,
 };
 use crate::balance::{self, TriedEndpoints};
+use crate::destination::ResolvedDestination;
 use crate::endpoints::{EndpointSetState, SelectedEndpoint};
 use crate::finish::InterimResponses;
 use crate::route::RoutedRequest;
@@ -54,6 +55,10 @@ pub(crate) enum CopiedHead {
 /// A copy of a request on its way to an endpoint.
 struct RequestCopy {
     worker: Rc<Worker>,
+    account: Rc<TenantUsage>,
+    target: EndpointSetId,
+    /// Version of the tenant's policies that authorized the copy.
+    policy_version: u64,
     selected: SelectedEndpoint,
     tls: Option<TenantTls>,
     tunnel_headers: HeaderMap,
@@ -120,12 +125,14 @@ impl<D: HttpDownstream> HttpRequest<D> {
         }
         let account = &session.account;
         let permit = worker.limits.mirror(account)?;
-        let snapshot = worker.snapshot();
+        // Policies may have changed since the routing.
+        let (snapshot, resolved) = session.resolve(&worker).map_err(|_| "no_service")?;
         let view = worker.upstreams.view(&snapshot, mirror.target);
         // Routes were resolved inside the tenant. The check is repeated here, as for requests.
         let view = view.filter(|view| is_of_tenant(view, account));
         let view = view.ok_or("no_service")?;
         let tenant = snapshot.tenant(session.account.tenant.as_str());
+        let policy_version = tenant.map_or(0, |tenant| tenant.policy_version);
         let tls = tenant.and_then(|tenant| tenant.tls.clone());
         let (client, now) = (session.client.ip(), worker.clock.now());
         let random = || worker.random();
@@ -138,7 +145,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
         } else {
             HeaderMap::new()
         };
-        let authorization = self.authorize_copy(routed, authorization, &selected)?;
+        let authorization = self.authorize_copy(&resolved, authorization, &selected)?;
         let changes = decide_mutations(Some(&authorization), routed, || self.client.head().0);
         let mut changes = changes
             .map_err(|_| "unsafe_path")?
@@ -173,6 +180,9 @@ impl<D: HttpDownstream> HttpRequest<D> {
         };
         let copy = RequestCopy {
             worker: worker.clone(),
+            account: account.clone(),
+            target: mirror.target,
+            policy_version,
             selected,
             tls,
             tunnel_headers,
@@ -194,7 +204,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
     /// request: what its endpoint does not get, the mirror does not get either.
     fn authorize_copy(
         &self,
-        routed: &RoutedRequest,
+        resolved: &ResolvedDestination,
         authorization: Option<&AuthorizationState>,
         selected: &SelectedEndpoint,
     ) -> Result<AuthorizationState, &'static str> {
@@ -203,7 +213,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
             changes: authorization.map_or_else(Default::default, |own| own.changes.clone()),
             ..AuthorizationState::default()
         };
-        let policies = DestinationPolicies::of(selected, &routed.resolved);
+        let policies = DestinationPolicies::of(selected, resolved);
         if policies.is_empty() && !session.principal.foreign {
             return Ok(state);
         }
@@ -249,6 +259,10 @@ impl RequestCopy {
             Ok(body) => body,
             Err(reason) => return worker.counts.mirrored(reason),
         };
+        // The body may have taken seconds.
+        if !self.is_current() {
+            return worker.counts.mirrored("outdated");
+        }
         let mut is_answered = false;
         let exchange = self.exchange(body, &mut is_answered);
         let ended = tokio::time::timeout(MIRROR_TIMEOUT, exchange).await;
@@ -261,6 +275,23 @@ impl RequestCopy {
             };
             worker.counts.mirrored(reason);
         }
+    }
+
+    /// True if the policies that authorized the copy still apply and its service still has the
+    /// endpoint.
+    fn is_current(&self) -> bool {
+        let snapshot = self.worker.snapshot();
+        let tenant = snapshot.tenant(self.account.tenant.as_str());
+        let is_permitted = tenant
+            .is_some_and(|tenant| tenant.policy_version == self.policy_version && !tenant.closed);
+        let view = self.worker.upstreams.view(&snapshot, self.target);
+        let view = view.filter(|view| is_permitted && is_of_tenant(view, &self.account));
+        let own = self.selected.endpoint();
+        let own = (own.id, own.guard.as_ref().map(|guard| guard.id));
+        view.is_some_and(|view| {
+            let mut endpoints = view.set.endpoints.iter();
+            endpoints.any(|it| (it.id, it.guard.as_ref().map(|guard| guard.id)) == own)
+        })
     }
 
     async fn exchange(self, body: Bytes, is_answered: &mut bool) -> Result<(), &'static str> {

@@ -2,6 +2,7 @@
 //! mirror that is dead, slow or closed by policies, and what is not copied is counted by its reason.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -454,4 +455,55 @@ async fn mirrors_get_no_header_that_the_policies_of_the_endpoint_remove() {
             assert!(!head.contains("forged"), "{protocol:?}: {head}");
         }
     }
+}
+
+/// Copies used to be sent to the endpoint, and by the policies, of the request's beginning.
+#[tokio::test]
+async fn copies_are_dropped_if_policies_or_endpoints_changed_before_the_body_ended() {
+    let arrived = Arc::new(AtomicUsize::new(0));
+    let seen = arrived.clone();
+    let origin = OriginServer::each(move |mut peer| {
+        let seen = seen.clone();
+        async move {
+            while peer.head().await.is_some() {
+                for line in 0..6 {
+                    peer.line().await;
+                    seen.fetch_add(usize::from(line == 0), SeqCst);
+                }
+                peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                    .await;
+            }
+        }
+    })
+    .await;
+    let mirror = Mirror::start(AppProtocol::Http1).await;
+    let other = Mirror::start(AppProtocol::Http1).await;
+    let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
+    let serve = |mirror: &Mirror| {
+        fixture.apply(mirror_service("copy", 7, mirror.origin.address, mirror.protocol).into());
+    };
+    serve(&mirror);
+    fixture.apply(vec![mirrored_route(vec![mirror_to("copy", true)])]);
+    let mut client = HttpClient::connect(fixture.web).await;
+    let mut change: Vec<Box<dyn Fn()>> = vec![Box::new(|| ()), Box::new(|| serve(&other))];
+    change.push(Box::new(|| {
+        let denied = vec![rule(vec![clause(Attribute::Path, &["/no"])])];
+        fixture.apply(vec![policy("no", AuthorizationAction::Deny, denied)]);
+    }));
+    for (n, change) in change.iter().enumerate() {
+        client
+            .send(b"POST /x HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+            .await;
+        until("the body begins", || arrived.load(SeqCst) == n + 1).await;
+        change();
+        client.send(b"5\r\nhello\r\n0\r\n\r\n").await;
+        assert_eq!(client.answer().await.unwrap().status, 200);
+        until("the copy ends", || {
+            fixture.metric(MIRRORED, &[]) == (n + 1) as f64
+        })
+        .await;
+    }
+    assert_eq!(fixture.metric(MIRRORED, &["result=\"sent\""]), 1.0);
+    assert_eq!(fixture.metric(MIRRORED, &["result=\"outdated\""]), 2.0);
+    assert_eq!((mirror.count(), other.count()), (1, 0));
 }
