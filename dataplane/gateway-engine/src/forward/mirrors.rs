@@ -211,6 +211,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
         let (worker, session) = (&self.state.worker, &self.state.session);
         let mut state = AuthorizationState {
             changes: authorization.map_or_else(Default::default, |own| own.changes.clone()),
+            is_of_copy: true,
             ..AuthorizationState::default()
         };
         let policies = DestinationPolicies::of(selected, resolved);

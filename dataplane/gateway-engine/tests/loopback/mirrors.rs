@@ -358,6 +358,9 @@ async fn a_copy_is_authorized_and_drawn() {
     fixture.until(MIRRORED, &["result=\"sent\""], 2.0).await;
     assert_eq!(mirror.count(), 2);
     assert_eq!(fixture.metric(MIRRORED, &[]), 2.0);
+    let allowed = ["action=\"allow\""];
+    let allowed = fixture.metric("canal_authorization_total", &allowed);
+    assert_eq!(allowed, 2.0, "copies are not counted as requests");
 }
 
 /// Starts a mirror that grants no window for bodies and answers with interim responses forever.
