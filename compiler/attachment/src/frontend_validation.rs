@@ -136,16 +136,17 @@ impl<'a> AuthorityIndex<'a> {
         for (at, written) in frontend.per_port.iter().enumerate() {
             let field = format!("spec.tls.frontend.perPort[{at}]");
             let port = written.port.get();
-            let problem = if ports.contains_key(&port) {
-                format!("port {port} has its TLS settings twice")
+            let is_repeated = ports.contains_key(&port);
+            let of_port = if is_repeated {
+                let problem = format!("port {port} has its TLS settings twice");
+                close(&field, problem, "write each port once", report)
             } else if at >= PORTS_MAX {
-                format!("more than {PORTS_MAX} ports have TLS settings of their own")
+                let problem = format!("more than {PORTS_MAX} ports have TLS settings of their own");
+                close(&field, problem, "write each port once", report)
             } else {
-                let of_port = self.of_config(own, &written.tls, &format!("{field}.tls"), report);
-                ports.insert(port, of_port);
-                continue;
+                self.of_config(own, &written.tls, &format!("{field}.tls"), report)
             };
-            ports.insert(port, close(&field, problem, "write each port once", report));
+            ports.insert(port, of_port);
         }
         FrontendValidation { default, ports }
     }
@@ -196,7 +197,7 @@ impl<'a> AuthorityIndex<'a> {
         let mut first_fault = None;
         for (at, reference) in references.iter().enumerate() {
             let found = self.find(own, reference).and_then(|found| {
-                self.add(&mut authorities, found).map(|()| {
+                self.add(&authorities, found).map(|()| {
                     authorities.pem += &found.pem;
                     authorities.count += found.count;
                 })

@@ -298,7 +298,7 @@ impl TenantFileSet {
             && state.stamp == stamp
             && !visit.is_in(&visit.hints.touched, name)
             // The other files may have become smaller since the file did not fit beside them.
-            && !state.unfit_bytes.is_some_and(|bytes| others + bytes <= TENANT_BYTES_MAX)
+            && state.unfit_bytes.is_none_or(|bytes| others + bytes > TENANT_BYTES_MAX)
         {
             return;
         }

@@ -144,6 +144,9 @@ pub(crate) struct AuthorizationState {
     pub(crate) changes: RequestMutations,
     pub(crate) token: Option<Arc<Token>>,
     pub(crate) consent: ExtAuthzGrant,
+    /// True for a copy of a request. Its decisions and tokens are not counted: the counters are
+    /// about requests.
+    pub(crate) is_of_copy: bool,
 }
 
 /// Reason why authorization stopped before a decision.
@@ -174,6 +177,14 @@ pub(crate) async fn verify(
             .counts
             .verified(if signed { "signed" } else { "not_signed" });
     }
+}
+
+/// Where a decision is recorded.
+enum DecisionRecord<'a> {
+    /// The decision is recorded nowhere.
+    None,
+    /// It is counted, and written to the request's record if there is one.
+    Counted(Option<&'a mut AuthzRecord>),
 }
 
 /// Result of one evaluation of the policies.
@@ -211,12 +222,14 @@ impl AuthorizationState {
                         return Err(AuthorizationInterrupt::Verify(todo));
                     }
                     Err(jwt::TokenCheckError::Bad(bad)) => {
-                        worker.counts.token(bad.name());
+                        if !self.is_of_copy {
+                            worker.counts.token(bad.name());
+                        }
                         return Err(ProxyError::Unauthenticated(bad).into());
                     }
                 };
             if token.is_some() {
-                valid += 1;
+                valid += usize::from(!self.is_of_copy);
                 self.token = token;
             }
         }
@@ -248,7 +261,11 @@ impl AuthorizationState {
             guards,
             &GatewayAttributes::request(session, to, &subject).behind(guards.trusted_proxies),
             &self.consent,
-            record,
+            if self.is_of_copy {
+                DecisionRecord::None
+            } else {
+                DecisionRecord::Counted(record)
+            },
         )
     }
 
@@ -289,7 +306,7 @@ fn decide(
     guards: &DestinationPolicies<'_>,
     known: &GatewayAttributes<'_>,
     consent: &ExtAuthzGrant,
-    mut record: Option<&mut AuthzRecord>,
+    mut record: DecisionRecord<'_>,
 ) -> Result<AuthorizationStep, ProxyError> {
     // A federated client needs a policy that allows it, so without policies it is denied.
     if guards.is_empty() && session.principal.foreign {
@@ -309,7 +326,10 @@ fn decide(
         let known = known.foreign(n == 0 && session.principal.foreign);
         // Shadow matches are recorded on the first evaluation only, not again after each ext_authz
         // grant.
-        if guard.policies.observes() && matches!(consent, ExtAuthzGrant::None) {
+        if guard.policies.observes()
+            && matches!(consent, ExtAuthzGrant::None)
+            && let DecisionRecord::Counted(record) = &mut record
+        {
             observe(
                 worker,
                 session,
@@ -338,9 +358,10 @@ fn decide(
             verdict => return Err(denied(worker, session, &verdict, record)),
         }
     }
-    session
-        .account
-        .allowed(|| worker.counts.allowed(&session.account.tenant));
+    if let DecisionRecord::Counted(_) = record {
+        let account = &session.account;
+        account.allowed(|| worker.counts.allowed(&account.tenant));
+    }
     Ok(AuthorizationStep::Pass)
 }
 
@@ -377,14 +398,16 @@ fn denied(
     worker: &Worker,
     session: &ClientSession,
     verdict: &AuthorizationDecision<'_>,
-    record: Option<&mut AuthzRecord>,
+    record: DecisionRecord<'_>,
 ) -> ProxyError {
     let denial = PolicyDenial::of(verdict);
-    worker
-        .counts
-        .authorized(&session.account.tenant, denial.action(), &denial.policy);
-    if let Some(record) = record {
-        record.policy.clone_from(&denial.policy);
+    if let DecisionRecord::Counted(record) = record {
+        worker
+            .counts
+            .authorized(&session.account.tenant, denial.action(), &denial.policy);
+        if let Some(record) = record {
+            record.policy.clone_from(&denial.policy);
+        }
     }
     ProxyError::Denied(Box::new(denial))
 }
@@ -407,7 +430,7 @@ pub(crate) fn connection(
         guards,
         &GatewayAttributes::connection(session, to).behind(guards.trusted_proxies),
         consent,
-        record,
+        DecisionRecord::Counted(record),
     )
 }
 

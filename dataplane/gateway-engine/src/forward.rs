@@ -748,14 +748,10 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         attempt: Attempt<'_>,
     ) -> Result<ExchangeEnd, FailedAttempt> {
         let is_complete = self.client.is_complete(&self.state.info);
+        let to = &selected;
         let begun = match self.state.limits.take() {
-            None => {
-                self.begin_attempt::<false>(routed, &selected, attempt)
-                    .await
-            }
-            Some(limits) => {
-                Box::pin(self.begin_limited_attempt(limits, routed, &selected, attempt)).await
-            }
+            None => self.begin_attempt::<false>(routed, to, attempt).await,
+            Some(limits) => Box::pin(self.begin_limited_attempt(limits, routed, to, attempt)).await,
         };
         let has_begun = self.suspended.is_some() || self.replayed.is_some();
         let back = match begun {
@@ -770,7 +766,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             }
         };
         let (suspended, replayed) = (self.suspended.take(), self.replayed.take());
-        let copies = self.begin_copies(routed, has_begun);
+        let copies = self.begin_copies(routed, attempt.authorization, has_begun);
         self.begin_body(is_complete, has_begun);
         let RequestState {
             worker,

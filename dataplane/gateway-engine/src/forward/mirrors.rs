@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use canal_gateway_config::{SelectedMirror, TenantTls, hash_of_request};
+use canal_gateway_config::{EndpointSetId, SelectedMirror, TenantTls, hash_of_request};
 use canal_gateway_http::heads;
 use canal_gateway_io::body::{BodyCopy, BodyCopyError, Http1Io};
 use canal_gateway_io::buffer::{Inbox, Outbox};
@@ -36,6 +36,7 @@ use crate::authorize::{
     AuthorizationInterrupt, AuthorizationState, AuthorizationStep, DestinationPolicies,
 };
 use crate::balance::{self, TriedEndpoints};
+use crate::destination::ResolvedDestination;
 use crate::endpoints::{EndpointSetState, SelectedEndpoint};
 use crate::finish::InterimResponses;
 use crate::route::RoutedRequest;
@@ -55,6 +56,10 @@ pub(crate) enum CopiedHead {
 /// A copy of a request on its way to an endpoint.
 struct RequestCopy {
     worker: Rc<Worker>,
+    account: Rc<TenantUsage>,
+    target: EndpointSetId,
+    /// Version of the tenant's policies that authorized the copy.
+    policy_version: u64,
     selected: SelectedEndpoint,
     tls: Option<TenantTls>,
     tunnel_headers: HeaderMap,
@@ -69,28 +74,33 @@ struct RequestCopy {
 type CopiedBody = oneshot::Receiver<Result<Bytes, BodyCopyError>>;
 
 impl<D: HttpDownstream> HttpRequest<D> {
-    /// Begins the copies that were drawn for the request, in its first attempt. Returns where the
-    /// body's copies go.
+    /// Begins the copies that were drawn for the request, in its first attempt. `authorization` is
+    /// that of the attempt. Returns where the body's copies go.
     #[inline]
     pub(super) fn begin_copies(
         &mut self,
         routed: &RoutedRequest,
+        authorization: Option<&AuthorizationState>,
         has_begun: bool,
     ) -> Vec<BodyCopy> {
         if routed.filters.copies_requests() && !has_begun {
-            self.begin_mirrors(routed)
+            self.begin_mirrors(routed, authorization)
         } else {
             Vec::new()
         }
     }
 
-    fn begin_mirrors(&mut self, routed: &RoutedRequest) -> Vec<BodyCopy> {
+    fn begin_mirrors(
+        &mut self,
+        routed: &RoutedRequest,
+        authorization: Option<&AuthorizationState>,
+    ) -> Vec<BodyCopy> {
         let Some(matched) = routed.matched.as_deref() else {
             return Vec::new();
         };
         let mut copies = Vec::new();
         for mirror in matched.take_mirrors() {
-            match self.begin_mirror(routed, mirror) {
+            match self.begin_mirror(routed, authorization, mirror) {
                 Ok(copy) => copies.extend(copy),
                 Err(reason) => self.state.worker.counts.mirrored(reason),
             }
@@ -105,6 +115,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
     fn begin_mirror(
         &mut self,
         routed: &RoutedRequest,
+        authorization: Option<&AuthorizationState>,
         mirror: SelectedMirror,
     ) -> Result<Option<BodyCopy>, &'static str> {
         let (worker, session) = (self.state.worker.clone(), self.state.session.clone());
@@ -115,12 +126,14 @@ impl<D: HttpDownstream> HttpRequest<D> {
         }
         let account = &session.account;
         let permit = worker.limits.mirror(account)?;
-        let snapshot = worker.snapshot();
+        // Policies may have changed since the routing.
+        let (snapshot, resolved) = session.resolve(&worker).map_err(|_| "no_service")?;
         let view = worker.upstreams.view(&snapshot, mirror.target);
         // Routes were resolved inside the tenant. The check is repeated here, as for requests.
         let view = view.filter(|view| is_of_tenant(view, account));
         let view = view.ok_or("no_service")?;
         let tenant = snapshot.tenant(session.account.tenant.as_str());
+        let policy_version = tenant.map_or(0, |tenant| tenant.policy_version);
         let tls = tenant.and_then(|tenant| tenant.tls.clone());
         let (client, now) = (session.client.ip(), worker.clock.now());
         let random = || worker.random();
@@ -136,7 +149,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
         } else {
             HeaderMap::new()
         };
-        let authorization = self.authorize_copy(routed, &selected)?;
+        let authorization = self.authorize_copy(&resolved, authorization, &selected)?;
         let changes = decide_mutations(Some(&authorization), routed, || self.client.head().0);
         let mut changes = changes
             .map_err(|_| "unsafe_path")?
@@ -171,6 +184,9 @@ impl<D: HttpDownstream> HttpRequest<D> {
         };
         let copy = RequestCopy {
             worker: worker.clone(),
+            account: account.clone(),
+            target: mirror.target,
+            policy_version,
             selected,
             tls,
             tunnel_headers,
@@ -188,20 +204,28 @@ impl<D: HttpDownstream> HttpRequest<D> {
         Ok(body_copy)
     }
 
-    /// Authorizes a copy at its endpoint, by what is known at once.
+    /// Authorizes a copy at its endpoint, by what is known at once. `authorization` is that of the
+    /// request: what its endpoint does not get, the mirror does not get either.
     fn authorize_copy(
         &self,
-        routed: &RoutedRequest,
+        resolved: &ResolvedDestination,
+        authorization: Option<&AuthorizationState>,
         selected: &SelectedEndpoint,
     ) -> Result<AuthorizationState, &'static str> {
         let (worker, session) = (&self.state.worker, &self.state.session);
-        let mut state = AuthorizationState::default();
-        let policies = DestinationPolicies::of(selected, &routed.resolved);
+        let mut state = AuthorizationState {
+            changes: authorization.map_or_else(Default::default, |own| own.changes.clone()),
+            is_of_copy: true,
+            ..AuthorizationState::default()
+        };
+        let policies = DestinationPolicies::of(selected, resolved);
         if policies.is_empty() && !session.principal.foreign {
             return Ok(state);
         }
         let (head, authority) = self.client.head();
         let paths = selected.view.set.policy_paths;
+        // The mirror's policies may read another normal form of the path.
+        let path = state.changes.path.take();
         state
             .prepare(worker, &session.account, (&policies, paths), &head)
             .map_err(|interrupt| match interrupt {
@@ -210,7 +234,10 @@ impl<D: HttpDownstream> HttpRequest<D> {
             })?;
         let to = Some(selected.address);
         match state.decide(worker, session, &policies, to, (&head, authority), None) {
-            Ok(AuthorizationStep::Pass) => Ok(state),
+            Ok(AuthorizationStep::Pass) => {
+                state.changes.path = state.changes.path.or(path);
+                Ok(state)
+            }
             Ok(AuthorizationStep::CallAuthorizer(_)) => Err("authorizer"),
             Err(_) => Err("denied"),
         }
@@ -237,6 +264,10 @@ impl RequestCopy {
             Ok(body) => body,
             Err(reason) => return worker.counts.mirrored(reason),
         };
+        // The body may have taken seconds.
+        if !self.is_current() {
+            return worker.counts.mirrored("outdated");
+        }
         let mut is_answered = false;
         let exchange = self.exchange(body, &mut is_answered);
         let ended = tokio::time::timeout(MIRROR_TIMEOUT, exchange).await;
@@ -249,6 +280,23 @@ impl RequestCopy {
             };
             worker.counts.mirrored(reason);
         }
+    }
+
+    /// True if the policies that authorized the copy still apply and its service still has the
+    /// endpoint.
+    fn is_current(&self) -> bool {
+        let snapshot = self.worker.snapshot();
+        let tenant = snapshot.tenant(self.account.tenant.as_str());
+        let is_permitted = tenant
+            .is_some_and(|tenant| tenant.policy_version == self.policy_version && !tenant.closed);
+        let view = self.worker.upstreams.view(&snapshot, self.target);
+        let view = view.filter(|view| is_permitted && is_of_tenant(view, &self.account));
+        let own = self.selected.endpoint();
+        let own = (own.id, own.guard.as_ref().map(|guard| guard.id));
+        view.is_some_and(|view| {
+            let mut endpoints = view.set.endpoints.iter();
+            endpoints.any(|it| (it.id, it.guard.as_ref().map(|guard| guard.id)) == own)
+        })
     }
 
     async fn exchange(self, body: Bytes, is_answered: &mut bool) -> Result<(), &'static str> {

@@ -2,11 +2,14 @@
 //! mirror that is dead, slow or closed by policies, and what is not copied is counted by its reason.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use canal_model::authorization::{Attribute, AuthorizationAction};
+use canal_model::authorization::{
+    Attribute, Authentication, AuthorizationAction, JwtRule, PolicyTarget,
+};
 use canal_model::program::{AppProtocol, Resource, RouteAction, RouteMirror};
 use canal_model::request_fraction::RequestFraction;
 use canal_model::route_attempts::{AttemptPolicy, RouteTimeouts};
@@ -22,8 +25,9 @@ use crate::fixture::{
 };
 use crate::http2;
 use crate::origin::OriginServer;
-use crate::policies::{clause, policy as authorization, rule};
+use crate::policies::{clause, named, policy as authorization, rule};
 use crate::retries::{every_second, every_second_http2, policy};
+use crate::tokens::TokenSigner;
 
 const MIRRORED: &str = "canal_gateway_mirrored_requests_total";
 
@@ -393,6 +397,9 @@ async fn a_copy_is_authorized_and_drawn() {
     fixture.until(MIRRORED, &["result=\"sent\""], 2.0).await;
     assert_eq!(mirror.count(), 2);
     assert_eq!(fixture.metric(MIRRORED, &[]), 2.0);
+    let allowed = ["action=\"allow\""];
+    let allowed = fixture.metric("canal_authorization_total", &allowed);
+    assert_eq!(allowed, 2.0, "copies are not counted as requests");
 }
 
 /// Starts a mirror that grants no window for bodies and answers with interim responses forever.
@@ -440,4 +447,105 @@ async fn interim_responses_of_mirrors_are_limited() {
         }
         assert_eq!(fixture.metric(MIRRORED, &[]), 2.0, "{protocol:?}");
     }
+}
+
+/// Copies used to have the token and the forged headers that the endpoint does not get.
+#[tokio::test]
+async fn mirrors_get_no_header_that_the_policies_of_the_endpoint_remove() {
+    let origin = OriginServer::echo().await;
+    let signer = TokenSigner::new();
+    for protocol in [AppProtocol::Http1, AppProtocol::Http2] {
+        let mirror = Mirror::start(protocol).await;
+        let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
+        fixture.apply(mirror_service("copy", 7, mirror.origin.address, protocol).into());
+        let jwt = JwtRule {
+            issuer: "iss".into(),
+            audiences: vec![],
+            keys: Some(serde_json::json!({"keys": [signer.jwk()]}).to_string()),
+            headers: vec![],
+            parameters: vec![],
+            cookies: vec![],
+            forward: false,
+            payload_header: None,
+            claim_headers: vec![
+                ("x-subject".to_owned(), vec!["sub".to_owned()]),
+                ("x-group".to_owned(), vec!["group".to_owned()]),
+            ],
+        };
+        fixture.apply(vec![
+            mirrored_route(vec![mirror_to("copy", true)]),
+            Resource::Authentication(Authentication {
+                key: named("jwt"),
+                target: PolicyTarget::Workloads {
+                    namespace: Some("default".parse().unwrap()),
+                    labels: [("app".to_owned(), "web".to_owned())].into(),
+                },
+                rules: vec![jwt],
+                broken: None,
+            }),
+        ]);
+        let token = signer.token(7);
+        let request = format!(
+            "GET / HTTP/1.1\r\nHost: web\r\nAuthorization: Bearer {token}\r\nX-Group: forged\r\n\r\n"
+        );
+        let seen = HttpClient::once(fixture.web, &request).await.text();
+        until("a copy arrives", || mirror.count() == 1).await;
+        let copied = mirror.received.lock().unwrap()[0].0.clone();
+        for head in [seen.to_ascii_lowercase(), copied] {
+            assert!(head.contains("x-subject: 7"), "{protocol:?}: {head}");
+            assert!(!head.contains("bearer"), "{protocol:?}: {head}");
+            assert!(!head.contains("forged"), "{protocol:?}: {head}");
+        }
+    }
+}
+
+/// Copies used to be sent to the endpoint, and by the policies, of the request's beginning.
+#[tokio::test]
+async fn copies_are_dropped_if_policies_or_endpoints_changed_before_the_body_ended() {
+    let arrived = Arc::new(AtomicUsize::new(0));
+    let seen = arrived.clone();
+    let origin = OriginServer::each(move |mut peer| {
+        let seen = seen.clone();
+        async move {
+            while peer.head().await.is_some() {
+                for line in 0..6 {
+                    peer.line().await;
+                    seen.fetch_add(usize::from(line == 0), SeqCst);
+                }
+                peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                    .await;
+            }
+        }
+    })
+    .await;
+    let mirror = Mirror::start(AppProtocol::Http1).await;
+    let other = Mirror::start(AppProtocol::Http1).await;
+    let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
+    let serve = |mirror: &Mirror| {
+        fixture.apply(mirror_service("copy", 7, mirror.origin.address, mirror.protocol).into());
+    };
+    serve(&mirror);
+    fixture.apply(vec![mirrored_route(vec![mirror_to("copy", true)])]);
+    let mut client = HttpClient::connect(fixture.web).await;
+    let mut change: Vec<Box<dyn Fn()>> = vec![Box::new(|| ()), Box::new(|| serve(&other))];
+    change.push(Box::new(|| {
+        let denied = vec![rule(vec![clause(Attribute::Path, &["/no"])])];
+        fixture.apply(vec![authorization("no", AuthorizationAction::Deny, denied)]);
+    }));
+    for (n, change) in change.iter().enumerate() {
+        client
+            .send(b"POST /x HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+            .await;
+        until("the body begins", || arrived.load(SeqCst) == n + 1).await;
+        change();
+        client.send(b"5\r\nhello\r\n0\r\n\r\n").await;
+        assert_eq!(client.answer().await.unwrap().status, 200);
+        until("the copy ends", || {
+            fixture.metric(MIRRORED, &[]) == (n + 1) as f64
+        })
+        .await;
+    }
+    assert_eq!(fixture.metric(MIRRORED, &["result=\"sent\""]), 1.0);
+    assert_eq!(fixture.metric(MIRRORED, &["result=\"outdated\""]), 2.0);
+    assert_eq!((mirror.count(), other.count()), (1, 0));
 }

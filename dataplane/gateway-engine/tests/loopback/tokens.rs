@@ -22,19 +22,19 @@ fn b64(bytes: impl AsRef<[u8]>) -> String {
 }
 
 /// Signs tokens with a key whose ID is `k`.
-struct TokenSigner(EcdsaKeyPair);
+pub(crate) struct TokenSigner(EcdsaKeyPair);
 
 impl TokenSigner {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap())
     }
 
-    fn jwk(&self) -> serde_json::Value {
+    pub(crate) fn jwk(&self) -> serde_json::Value {
         let public = self.0.public_key().as_ref();
         serde_json::json!({"kty": "EC", "crv": "P-256", "kid": "k", "x": b64(&public[1..33]), "y": b64(&public[33..])})
     }
 
-    fn token(&self, subject: usize) -> String {
+    pub(crate) fn token(&self, subject: usize) -> String {
         let claims = serde_json::json!({"iss": "iss", "sub": subject.to_string()});
         let message = format!(
             "{}.{}",
