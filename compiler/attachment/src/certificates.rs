@@ -21,13 +21,13 @@ pub const CERTIFICATE_BYTES_PER_TENANT_MAX: usize = 8 << 20;
 type CertificateFault = (ListenerFaultReason, String);
 
 /// A problem with one reference, and its fix.
-struct ReferenceProblem {
+pub(crate) struct ReferenceProblem {
     /// Whether only another object is missing, which may come later: cert-manager writes Secrets for
     /// Gateways that exist.
-    is_pending: bool,
-    reason: ListenerFaultReason,
-    problem: String,
-    fix: String,
+    pub(crate) is_pending: bool,
+    pub(crate) reason: ListenerFaultReason,
+    pub(crate) problem: String,
+    pub(crate) fix: String,
 }
 
 /// The Secrets of a tenant, and how many further certificates its listeners may have.
@@ -119,7 +119,7 @@ impl<'a> CertificateIndex<'a> {
     }
 
     /// Returns the Secret that a reference names, whose certificate is then one of the Gateway's.
-    fn find(
+    pub(crate) fn find(
         &mut self,
         kind: &str,
         own: &Namespace,

@@ -13,6 +13,7 @@ use canal_model::ingress::{
 };
 use canal_model::limits::LISTENERS_PER_GATEWAY_MAX;
 use canal_model::policy::gateway_api::ReferenceGrant;
+use canal_model::policy::istio_gateway::IstioGateway;
 use canal_model::policy::kubernetes::NamespaceObject;
 use canal_model::policy::listeners::{
     AllowedRoutes, Gateway, GatewayClass, GatewayListener, ListenerSet,
@@ -39,7 +40,7 @@ pub const COMPARISONS_PER_TENANT_MAX: usize = 16_000_000;
 const FAULT_CHARACTERS_MAX: usize = 400;
 
 /// Port at which gateway replicas take HBONE, on every address.
-const HBONE_PORT: u16 = 15008;
+pub(crate) const HBONE_PORT: u16 = 15008;
 
 /// Field of a Gateway that says which ListenerSets may add listeners. If it is broken, none may.
 const ALLOWED_SETS: &str = "spec.allowedListeners";
@@ -53,6 +54,7 @@ pub struct ListenerObjects<'a> {
     pub namespaces: Vec<Written<'a, NamespaceObject>>,
     pub secrets: Vec<Written<'a, Secret>>,
     pub grants: Vec<Written<'a, ReferenceGrant>>,
+    pub istio_gateways: Vec<Written<'a, IstioGateway>>,
     /// Whether the tenant has GRPCRoutes: only then can HTTPRoutes be in conflict with another kind.
     pub has_grpc_routes: bool,
 }
@@ -62,6 +64,8 @@ pub struct ListenerObjects<'a> {
 pub struct TenantListeners {
     /// Gateways by namespace and name; `None` for one of another controller.
     pub(crate) gateways: BTreeMap<(Namespace, ObjectName), Option<GatewayListeners>>,
+    /// Gateways of Istio; `None` for one that selects another ingress than Canal's.
+    pub(crate) istio_gateways: BTreeMap<(Namespace, ObjectName), Option<GatewayListeners>>,
     /// ListenerSets by namespace and name, each with its Gateway. A set that adds nothing has none.
     pub(crate) listener_sets: BTreeMap<(Namespace, ObjectName), Option<(Namespace, ObjectName)>>,
     pub(crate) namespaces: NamespaceLabels,
@@ -75,6 +79,7 @@ impl Default for TenantListeners {
     fn default() -> Self {
         Self {
             gateways: BTreeMap::new(),
+            istio_gateways: BTreeMap::new(),
             listener_sets: BTreeMap::new(),
             namespaces: NamespaceLabels::default(),
             comparisons_left: COMPARISONS_PER_TENANT_MAX,
@@ -106,8 +111,8 @@ pub struct GatewayListeners {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlacedListener {
     pub listener: Listener,
-    /// Name in its own object.
-    pub(crate) section: ObjectName,
+    /// Name in its own object; `None` for a listener of a Gateway of Istio.
+    pub(crate) section: Option<ObjectName>,
     /// The ListenerSet that it comes from; `None` for a Gateway's own.
     pub(crate) listener_set: Option<(Namespace, ObjectName)>,
     /// Namespace of the object that it is written in.
@@ -117,6 +122,8 @@ pub struct PlacedListener {
     pub(crate) route_kinds: Vec<ObjectKind>,
     /// Whether its hostname is broken, so that nothing is known to be the same.
     pub(crate) is_host_broken: bool,
+    /// Whether all its requests are sent to HTTPS, and no route is on it.
+    pub redirects_to_https: bool,
 }
 
 impl TenantListeners {
@@ -132,18 +139,27 @@ impl TenantListeners {
         matches!(self.listener_sets.get(&key), Some(Some(_)))
     }
 
-    /// Iterates over the Gateways that are Canal's, by namespace and name.
+    /// Returns a Gateway of Istio, if it is for Canal's ingress.
+    pub fn of_istio(&self, namespace: &Namespace, name: &ObjectName) -> Option<&GatewayListeners> {
+        let key = (namespace.clone(), name.clone());
+        self.istio_gateways.get(&key)?.as_ref()
+    }
+
+    /// Iterates over the Gateways that are Canal's: those of Gateway API by namespace and name, then
+    /// those of Istio.
     pub fn gateways(&self) -> impl Iterator<Item = &GatewayListeners> {
-        self.gateways.values().flatten()
+        let of_istio = self.istio_gateways.values();
+        self.gateways.values().chain(of_istio).flatten()
     }
 }
 
-/// Resolves the listeners of a tenant, and reports what is wrong with the objects.
-pub fn resolve(
+/// Resolves the listeners of a tenant's objects of Gateway API, and reports what is wrong with them.
+/// Also returns what further listeners of the tenant may take.
+pub(crate) fn resolve<'a>(
     tenant: &TenantName,
-    objects: &ListenerObjects<'_>,
+    objects: &'a ListenerObjects<'a>,
     sink: &mut dyn FnMut(Diagnostic),
-) -> TenantListeners {
+) -> (TenantListeners, TenantQuota<'a>) {
     let mut resolved = TenantListeners {
         namespaces: NamespaceLabels::new(&objects.namespaces),
         kind_hosts: objects.has_grpc_routes.then(BTreeMap::new),
@@ -174,14 +190,14 @@ pub fn resolve(
         let gateway = add_set(&mut resolved, set, &mut left, &mut report);
         resolved.listener_sets.insert(key, gateway);
     }
-    resolved
+    (resolved, left)
 }
 
 /// What further listeners of a tenant may take.
-struct TenantQuota<'a> {
-    /// Number of further listeners.
-    listeners: usize,
-    certificates: CertificateIndex<'a>,
+pub(crate) struct TenantQuota<'a> {
+    /// Listeners that the tenant may still have.
+    pub(crate) listeners: usize,
+    pub(crate) certificates: CertificateIndex<'a>,
 }
 
 /// What a tenant's GatewayClasses mean: for each class of Canal's, the reason why its Gateways are
@@ -231,7 +247,7 @@ fn no_parameters(kind: &str) -> String {
     format!("Canal has no parameters of kind {:?}", shorten(kind))
 }
 
-fn fault(reason: ListenerFaultReason, problem: impl Into<String>) -> Arc<ListenerFault> {
+pub(crate) fn fault(reason: ListenerFaultReason, problem: impl Into<String>) -> Arc<ListenerFault> {
     let mut problem: String = problem.into();
     if let Some((end, _)) = problem.char_indices().nth(FAULT_CHARACTERS_MAX) {
         problem.truncate(end);
@@ -239,7 +255,7 @@ fn fault(reason: ListenerFaultReason, problem: impl Into<String>) -> Arc<Listene
     Arc::new(ListenerFault { reason, problem })
 }
 
-fn fault_of(rejected: &RejectedField) -> Arc<ListenerFault> {
+pub(crate) fn fault_of(rejected: &RejectedField) -> Arc<ListenerFault> {
     fault(
         ListenerFaultReason::Invalid,
         format!("{}: {}", shorten(&rejected.field), rejected.problem),
@@ -524,7 +540,7 @@ fn read_listener(
             certificates: Vec::new(),
             closed,
         },
-        section: written.name.clone(),
+        section: Some(written.name.clone()),
         listener_set: source
             .listener_set
             .map(|set| (source.namespace.clone(), set.clone())),
@@ -532,6 +548,7 @@ fn read_listener(
         allowed,
         route_kinds,
         is_host_broken,
+        redirects_to_https: false,
     }
 }
 

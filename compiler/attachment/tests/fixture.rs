@@ -27,6 +27,9 @@ pub(crate) fn resolved(documents: &[Document]) -> (TenantListeners, Vec<Diagnost
             Object::ListenerSet(object) => objects.listener_sets.push(Written { document, object }),
             Object::Namespace(object) => objects.namespaces.push(Written { document, object }),
             Object::Secret(object) => objects.secrets.push(Written { document, object }),
+            Object::IstioGateway(object) => {
+                objects.istio_gateways.push(Written { document, object })
+            }
             Object::ReferenceGrant(object) => objects.grants.push(Written { document, object }),
             _ => {}
         }

@@ -5,3 +5,4 @@ mod certificates;
 mod fixture;
 mod listeners;
 mod routes;
+mod servers;

@@ -3,6 +3,7 @@
 //! `build` makes the IR. Start at [`resolve`].
 
 mod addresses;
+mod delegate;
 mod destination;
 mod direct;
 mod gateway_replica;
@@ -20,6 +21,7 @@ mod route_faults;
 mod route_fields;
 mod route_filters;
 mod route_parts;
+mod route_point;
 mod service;
 mod subset;
 mod tenant;
@@ -175,9 +177,11 @@ fn routes(
         budget,
         report,
     );
+    rules.extend(ingress.add_redirects(corpus, budget));
     rules.extend(virtual_service::resolve(
         &corpus.virtual_services,
         &destinations,
+        &mut ingress,
         &taken,
         budget,
         report,

@@ -8,6 +8,7 @@ use canal_model::policy::canal::{
 use canal_model::policy::endpoints::{EndpointSlice, Endpoints};
 use canal_model::policy::gateway_api::{GrpcRoute, HttpRoute, ReferenceGrant, UdpRoute};
 use canal_model::policy::istio::{DestinationRule, VirtualService};
+use canal_model::policy::istio_gateway::IstioGateway;
 use canal_model::policy::istio_security::{
     AuthorizationPolicy, PeerAuthentication, RequestAuthentication,
 };
@@ -62,6 +63,7 @@ pub(crate) struct TenantObjects<'a> {
     pub(crate) grpc_routes: Vec<Sourced<'a, GrpcRoute>>,
     pub(crate) udp_routes: Vec<Sourced<'a, UdpRoute>>,
     pub(crate) grants: Vec<Sourced<'a, ReferenceGrant>>,
+    pub(crate) istio_gateways: Vec<Sourced<'a, IstioGateway>>,
     pub(crate) virtual_services: Vec<Sourced<'a, VirtualService>>,
     pub(crate) destination_rules: Vec<Sourced<'a, DestinationRule>>,
     pub(crate) throttles: Vec<Sourced<'a, Throttle>>,
@@ -148,6 +150,7 @@ impl<'a> TenantObjects<'a> {
             Object::GrpcRoute(object) => self.grpc_routes.push(Sourced { document, object }),
             Object::UdpRoute(object) => self.udp_routes.push(Sourced { document, object }),
             Object::ReferenceGrant(object) => self.grants.push(Sourced { document, object }),
+            Object::IstioGateway(object) => self.istio_gateways.push(Sourced { document, object }),
             Object::VirtualService(object) => {
                 self.virtual_services.push(Sourced { document, object })
             }
@@ -192,6 +195,7 @@ fn rank(kind: ObjectKind) -> u8 {
         | ObjectKind::VirtualService
         | ObjectKind::Throttle => 2,
         ObjectKind::GatewayClass | ObjectKind::Gateway | ObjectKind::ListenerSet => 2,
+        ObjectKind::IstioGateway => 2,
         // A listener may exclude namespaces by their labels.
         ObjectKind::Namespace => 2,
         // A listener without its certificate is closed.

@@ -166,6 +166,7 @@ fn metadata_mut(object: &mut Object) -> &mut Metadata {
         Object::GrpcRoute(o) => &mut o.metadata,
         Object::UdpRoute(o) => &mut o.metadata,
         Object::ReferenceGrant(o) => &mut o.metadata,
+        Object::IstioGateway(o) => &mut o.metadata,
         Object::VirtualService(o) => &mut o.metadata,
         Object::DestinationRule(o) => &mut o.metadata,
         Object::Tenant(o) => &mut o.metadata,

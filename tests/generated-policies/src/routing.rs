@@ -474,6 +474,7 @@ fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServic
                 retries,
                 fault,
                 cors_policy,
+                delegate: None,
             }
         },
     );
@@ -481,6 +482,7 @@ fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServic
     let spec = (hosts, vec(rule, 0..4)).prop_map(|(hosts, http)| istio::VirtualServiceSpec {
         hosts,
         gateways: Vec::new(),
+        export_to: Vec::new(),
         http,
     });
     (option::of(0..3u64), spec)
